@@ -1,0 +1,235 @@
+"""A training run as web and worker speak of it: what to do, what happened, how it ended.
+
+WARNING: runs in flight hold these structs. Changes are additive only: a new field has a default, a field never
+changes meaning, a tag is never reused.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from apps.contracts.failures import FailureCode
+
+
+class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """A frozen, keyword-only wire type; unknown fields are ignored on decode, so that old and new code can talk."""
+
+
+class Method(StrEnum):
+    LORA = "lora"
+    QLORA = "qlora"
+
+
+class Phase(StrEnum):
+    """What the worker is busy with, for people to read; nothing is decided by it."""
+
+    DOWNLOADING = "downloading"
+    LOADING = "loading"
+    TRAINING = "training"
+    EVALUATING = "evaluating"
+    UPLOADING = "uploading"
+
+
+class Hyperparameters(Struct):
+    """The recipe, with the names of the ecosystem. `batch_size` is rows per optimizer step;
+    one micro-step holds `batch_size / gradient_accumulation_steps` rows."""
+
+    method: Method = Method.LORA
+    epochs: int = 3
+    learning_rate: float = 2e-4
+    batch_size: int = 16
+    gradient_accumulation_steps: int = 1
+    gradient_checkpointing: bool = False
+    warmup_ratio: float = 0.03
+    lr_scheduler: str = "cosine"
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    max_length: int = 4096
+    packing: bool = False
+    seed: int = 42
+    lora_rank: int = 16
+    lora_alpha: int = 32
+    lora_dropout: float = 0.05
+    target_modules: tuple[str, ...] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+    quantization: str | None = None  # "nf4" for QLoRA
+
+
+class SignedFile(Struct):
+    """One object a worker may read until the URL expires. `sha256` is lower-case hex of the content."""
+
+    name: str
+    url: str
+    sha256: str
+    bytes: int
+
+
+class ManifestFile(Struct):
+    name: str
+    sha256: str
+    bytes: int
+
+
+class Manifest(Struct):
+    """The files of a checkpoint or an adapter; written last, so that an object with a manifest is whole."""
+
+    kind: str  # "checkpoint" | "adapter"
+    run_id: str
+    attempt: int
+    step: int
+    files: tuple[ManifestFile, ...]
+    metadata: dict[str, str] = {}
+
+
+class BaseModelRef(Struct):
+    """Where the worker finds the base model: a local path, or a hub repository at one commit."""
+
+    id: str
+    name: str
+    path: str | None = None
+    repo: str | None = None
+    revision: str | None = None
+    files_sha256: dict[str, str] = {}
+    chat_template: str = ""
+    chat_template_sha256: str = ""
+    hub_token: str | None = None
+
+
+class DatasetRef(Struct):
+    id: str
+    sha256: str
+    bytes: int
+    rows: int
+    url: str
+
+
+class CheckpointRef(Struct):
+    """A verified checkpoint to resume from."""
+
+    id: str
+    step: int
+    manifest_sha256: str
+    files: tuple[SignedFile, ...]
+
+
+class RunSpec(Struct):
+    """A frozen snapshot of everything one attempt needs: the same spec gives the same adapter."""
+
+    run_id: str
+    job_id: str
+    organization_id: str
+    attempt: int
+    base_model: BaseModelRef
+    training: DatasetRef
+    hyperparameters: Hyperparameters
+    validation: DatasetRef | None = None
+    resume_from: CheckpointRef | None = None
+    checkpoint_interval_seconds: int = 300
+    estimated_peak_bytes: int | None = None
+    code_version: str = ""
+
+
+# --- events -----------------------------------------------------------------------------------------------------
+
+
+class Event(Struct, tag_field="type"):
+    """Something the worker saw. `sequence` counts up from 1 within an attempt; a repeated one is ignored."""
+
+    sequence: int
+
+
+class PhaseChanged(Event, tag="phase_changed"):
+    phase: Phase
+
+
+class TrainingStarted(Event, tag="training_started"):
+    """The model is loaded and the first batch is ready: billing starts here."""
+
+    total_steps: int
+    start_step: int
+    rows: int
+    trained_tokens_per_epoch: int
+
+
+class StepCompleted(Event, tag="step_completed"):
+    """Progress, at most a few a second. Tokens are cumulative over the job; seconds over this attempt."""
+
+    step: int
+    total_steps: int
+    epoch: float
+    train_loss: float
+    learning_rate: float
+    grad_norm: float | None
+    trained_tokens: int
+    tokens_per_second: float
+    training_seconds: float
+    train_mean_token_accuracy: float | None = None
+
+
+class EvaluationCompleted(Event, tag="evaluation_completed"):
+    step: int
+    valid_loss: float
+    valid_mean_token_accuracy: float | None = None
+
+
+class CheckpointSaved(Event, tag="checkpoint_saved"):
+    """Every file and the manifest are in the object store under `upload_id`."""
+
+    step: int
+    upload_id: str
+    manifest_sha256: str
+    bytes: int
+    trained_tokens: int
+    training_seconds: float
+    train_loss: float | None = None
+
+
+class LogLine(Event, tag="log_line"):
+    level: str  # "info" | "warn" | "error"
+    message: str
+
+
+RunEvent = PhaseChanged | TrainingStarted | StepCompleted | EvaluationCompleted | CheckpointSaved | LogLine
+
+
+# --- outcomes ---------------------------------------------------------------------------------------------------
+
+
+class Outcome(Struct, tag_field="type"):
+    """How the attempt ended. `training_seconds` runs from TrainingStarted to the last training step, by the
+    worker's monotonic clock, and counts only time whose steps are durable (checkpointed, or in the adapter)."""
+
+    training_seconds: float = 0.0
+    trained_tokens: int = 0
+    peak_memory_bytes: int | None = None
+
+
+class Succeeded(Outcome, tag="succeeded"):
+    upload_id: str
+    manifest_sha256: str
+    step: int
+    train_loss: float | None = None
+    valid_loss: float | None = None
+
+
+class Failed(Outcome, tag="failed"):
+    code: FailureCode
+    message: str  # one line for the customer, no paths and no host names
+    log_tail: str = ""
+
+
+class Stopped(Outcome, tag="stopped"):
+    """The attempt obeyed a request (cancel, drain) and kept what it could."""
+
+    reason: str  # "cancelled" | "paused" | "preempted"
+    step: int = 0
+
+
+RunOutcome = Succeeded | Failed | Stopped

@@ -1,0 +1,52 @@
+"""What should be loaded on a replica, and what is: the only words between control plane and serving agent."""
+
+from enum import StrEnum
+
+from apps.contracts.runs import SignedFile, Struct
+
+LORA_NAME_PATTERN = r"^a-[0-9a-z]{26}$"
+
+
+class LoadState(StrEnum):
+    LOADING = "loading"
+    LOADED = "loaded"
+    REJECTED = "rejected"  # the adapter is bad: never retried on this replica
+    FAILED = "failed"  # the replica could not: tried again
+
+
+class DesiredAdapter(Struct):
+    """One adapter version to have loaded. `lora_name` is immutable: other weights have another name."""
+
+    lora_name: str
+    version_id: str
+    manifest_sha256: str
+    rank: int
+    files: tuple[SignedFile, ...]
+
+
+class DesiredState(Struct):
+    """Everything the replica should hold now. `generation` grows with every change; an older one is ignored."""
+
+    replica_id: str
+    base_lora_served_name: str  # the engine's own name of the base model, `b-<id>`
+    base_model_sha256: str
+    generation: int
+    adapters: tuple[DesiredAdapter, ...]
+
+
+class ObservedAdapter(Struct):
+    lora_name: str
+    state: LoadState
+    reason: str = ""
+
+
+class ObservedState(Struct):
+    """What the engine says it holds. `engine_generation` changes with each engine start."""
+
+    replica_id: str
+    generation: int
+    engine_generation: str
+    is_ready: bool
+    adapters: tuple[ObservedAdapter, ...]
+    nan_requests_total: int = 0
+    reason: str = ""

@@ -1,0 +1,112 @@
+"""Requests and answers of /internal/v1, the only door between workers and the control plane.
+
+A worker credential (`Authorization: Bearer annw_…`) opens `claim`, `probes` and `replicas`; a lease token opens
+everything under its lease, and nothing else. A stale lease gets 409 `stale_lease`: the worker must stop at once.
+"""
+
+from apps.contracts.runs import Manifest, RunEvent, RunOutcome, RunSpec, Struct
+
+API_VERSION = 1
+
+
+class GpuInfo(Struct):
+    key: str  # catalog key of the GPU type, or "cpu"
+    name: str
+    memory_bytes: int
+    driver: str = ""
+
+
+class EnrollRequest(Struct):
+    """Redeem a one-time token. `kind` is "trainer" or "replica"."""
+
+    token: str
+    kind: str
+    hostname: str
+    gpus: tuple[GpuInfo, ...] = ()
+    software: dict[str, str] = {}
+
+
+class EnrollResponse(Struct):
+    worker_id: str
+    credential: str  # shown once
+    pool: str
+    replica_id: str | None = None
+    replica_token: str | None = None  # what the gateway presents to this replica's proxy
+    base_model: dict[str, str] | None = None  # replica: id, name, path|repo, revision, served_name
+
+
+class ClaimRequest(Struct):
+    api_version: int = API_VERSION
+    base_models: tuple[str, ...] | None = None  # ids installed here; None = will download
+
+
+class ClaimResponse(Struct):
+    spec: RunSpec
+    lease_id: str
+    lease_token: str
+    lease_seconds: int
+    heartbeat_seconds: int
+    self_fence_seconds: int
+
+
+class HeartbeatRequest(Struct):
+    step: int = 0
+    phase: str = ""
+    training_seconds: float = 0.0
+    gpu_utilization: float | None = None
+    memory_bytes: int | None = None
+
+
+class HeartbeatResponse(Struct):
+    lease_seconds: int
+    is_cancel_requested: bool = False
+    is_pause_requested: bool = False
+
+
+class EventsRequest(Struct):
+    events: tuple[RunEvent, ...]
+
+
+class EventsResponse(Struct):
+    accepted: int
+    last_sequence: int
+
+
+class UploadRequest(Struct):
+    """Ask for places to put the files of a manifest. The same manifest asked again gets the same upload."""
+
+    manifest: Manifest
+    manifest_sha256: str
+
+
+class UploadResponse(Struct):
+    upload_id: str
+    files: dict[str, str]  # file name -> signed PUT URL; the manifest itself under "manifest.json", put last
+
+
+class FinishRequest(Struct):
+    outcome: RunOutcome
+
+
+class FinishResponse(Struct):
+    run_status: str
+    job_status: str
+
+
+class ProbeReport(Struct):
+    """One short measured training loop on this worker: the row every time estimate of its pool starts from."""
+
+    base_model_id: str
+    method: str
+    gpu_key: str
+    micro_batch_size: int
+    sequence_length: int
+    lora_rank: int
+    threads: int
+    tokens_per_second: float
+    tokens_per_second_low: float
+    tokens_per_second_high: float
+    seconds_per_micro_step: float
+    peak_memory_bytes: int
+    startup_seconds: float
+    software: dict[str, str] = {}
