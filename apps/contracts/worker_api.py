@@ -9,14 +9,14 @@ from apps.contracts.runs import Manifest, RunEvent, RunOutcome, RunSpec, Struct
 API_VERSION = 1
 
 
-class GpuInfo(Struct):
+class GpuInfo(Struct, kw_only=True):
     key: str  # catalog key of the GPU type, or "cpu"
     name: str
     memory_bytes: int
     driver: str = ""
 
 
-class EnrollRequest(Struct):
+class EnrollRequest(Struct, kw_only=True):
     """Redeem a one-time token. `kind` is "trainer" or "replica"."""
 
     token: str
@@ -26,7 +26,7 @@ class EnrollRequest(Struct):
     software: dict[str, str] = {}
 
 
-class EnrollResponse(Struct):
+class EnrollResponse(Struct, kw_only=True):
     worker_id: str
     credential: str  # shown once
     pool: str
@@ -35,12 +35,12 @@ class EnrollResponse(Struct):
     base_model: dict[str, str] | None = None  # replica: id, name, path|repo, revision, served_name
 
 
-class ClaimRequest(Struct):
+class ClaimRequest(Struct, kw_only=True):
     api_version: int = API_VERSION
     base_models: tuple[str, ...] | None = None  # ids installed here; None = will download
 
 
-class ClaimResponse(Struct):
+class ClaimResponse(Struct, kw_only=True):
     spec: RunSpec
     lease_id: str
     lease_token: str
@@ -49,7 +49,7 @@ class ClaimResponse(Struct):
     self_fence_seconds: int
 
 
-class HeartbeatRequest(Struct):
+class HeartbeatRequest(Struct, kw_only=True):
     step: int = 0
     phase: str = ""
     training_seconds: float = 0.0
@@ -57,43 +57,43 @@ class HeartbeatRequest(Struct):
     memory_bytes: int | None = None
 
 
-class HeartbeatResponse(Struct):
+class HeartbeatResponse(Struct, kw_only=True):
     lease_seconds: int
     is_cancel_requested: bool = False
     is_pause_requested: bool = False
 
 
-class EventsRequest(Struct):
+class EventsRequest(Struct, kw_only=True):
     events: tuple[RunEvent, ...]
 
 
-class EventsResponse(Struct):
+class EventsResponse(Struct, kw_only=True):
     accepted: int
     last_sequence: int
 
 
-class UploadRequest(Struct):
+class UploadRequest(Struct, kw_only=True):
     """Ask for places to put the files of a manifest. The same manifest asked again gets the same upload."""
 
     manifest: Manifest
     manifest_sha256: str
 
 
-class UploadResponse(Struct):
+class UploadResponse(Struct, kw_only=True):
     upload_id: str
     files: dict[str, str]  # file name -> signed PUT URL; the manifest itself under "manifest.json", put last
 
 
-class FinishRequest(Struct):
+class FinishRequest(Struct, kw_only=True):
     outcome: RunOutcome
 
 
-class FinishResponse(Struct):
+class FinishResponse(Struct, kw_only=True):
     run_status: str
     job_status: str
 
 
-class ProbeReport(Struct):
+class ProbeReport(Struct, kw_only=True):
     """One short measured training loop on this worker: the row every time estimate of its pool starts from."""
 
     base_model_id: str
