@@ -1,0 +1,81 @@
+-- The database roles of Anneal and the database they share. Idempotent; PostgreSQL 16 or newer.
+--
+--   psql "$ADMIN_URL" -X -v ON_ERROR_STOP=1 -v owner_password=… -v app_password=… -v sys_password=… \
+--        -v internal_password=… -v gateway_password=… [-v database=anneal] -f deploy/postgres/roles.sql
+--
+-- Run it as a superuser, or as the administrator of a managed server (CREATEROLE + CREATEDB).
+-- A password left out stays as it is: the embedded server authenticates by its private socket directory.
+--
+--   anneal_owner     migrations only: owns the database; CREATEDB so that tests can make theirs
+--   anneal_app       web: sees one organization at a time under forced row-level security
+--   anneal_sys       Celery, management commands, staff pages: reaches all tenants by an explicit policy per table
+--   anneal_internal  the worker API
+--   anneal_gateway   the inference gateway
+--
+-- Tables, grants on them and policies belong to anneal_owner and come with the migrations.
+
+\set QUIET on
+\if :{?database}
+\else
+  \set database anneal
+\endif
+
+SELECT current_setting('server_version_num')::int < 160000 AS too_old \gset
+\if :too_old
+  DO $$ BEGIN RAISE EXCEPTION 'Anneal needs PostgreSQL 16 or newer: GRANT … WITH INHERIT FALSE, SET TRUE'; END $$;
+\endif
+
+-- SQL has no CREATE ROLE IF NOT EXISTS. The attributes are spelled out so that a changed default cannot widen them.
+SELECT format('CREATE ROLE %I LOGIN NOSUPERUSER NOBYPASSRLS NOCREATEROLE NOREPLICATION %s', name, extra)
+  FROM (VALUES ('anneal_owner', 'CREATEDB'), ('anneal_app', 'NOCREATEDB'), ('anneal_sys', 'NOCREATEDB'),
+               ('anneal_internal', 'NOCREATEDB'), ('anneal_gateway', 'NOCREATEDB')) AS wanted (name, extra)
+ WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted.name)
+\gexec
+
+\if :{?owner_password}
+  ALTER ROLE anneal_owner PASSWORD :'owner_password';
+\endif
+\if :{?app_password}
+  ALTER ROLE anneal_app PASSWORD :'app_password';
+\endif
+\if :{?sys_password}
+  ALTER ROLE anneal_sys PASSWORD :'sys_password';
+\endif
+\if :{?internal_password}
+  ALTER ROLE anneal_internal PASSWORD :'internal_password';
+\endif
+\if :{?gateway_password}
+  ALTER ROLE anneal_gateway PASSWORD :'gateway_password';
+\endif
+
+-- Roles that existed before this file may carry more than they should; under either attribute row-level security is off.
+DO $$
+DECLARE
+  excess text;
+BEGIN
+  SELECT string_agg(rolname, ', ') INTO excess FROM pg_roles
+   WHERE rolname IN ('anneal_owner', 'anneal_app', 'anneal_sys', 'anneal_internal', 'anneal_gateway')
+     AND (rolsuper OR rolbypassrls OR rolcreaterole OR rolreplication);
+  IF excess IS NOT NULL THEN
+    RAISE EXCEPTION 'these roles must not be SUPERUSER, BYPASSRLS, CREATEROLE or REPLICATION: %', excess;
+  END IF;
+END $$;
+
+-- Staff pages widen themselves by SET LOCAL ROLE inside one transaction; nothing is inherited silently.
+GRANT anneal_sys TO anneal_app WITH INHERIT FALSE, SET TRUE;
+
+-- A managed administrator is no superuser and may hand a database only to a role it could become.
+SELECT format('GRANT anneal_owner TO %I WITH INHERIT TRUE, SET TRUE', current_user)
+ WHERE NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
+\gexec
+SELECT format('CREATE DATABASE %I OWNER anneal_owner ENCODING ''UTF8'' TEMPLATE template0', :'database')
+ WHERE NOT EXISTS (SELECT FROM pg_database WHERE datname = :'database')
+\gexec
+
+SELECT format('REVOKE ALL ON DATABASE %I FROM PUBLIC', :'database') \gexec
+SELECT format('GRANT CONNECT ON DATABASE %I TO anneal_app, anneal_sys, anneal_internal, anneal_gateway', :'database') \gexec
+
+\connect :database
+-- Schema public belongs to the owner of the database since PostgreSQL 15; nobody else creates anything in it.
+REVOKE ALL ON SCHEMA public FROM PUBLIC;
+GRANT USAGE ON SCHEMA public TO anneal_app, anneal_sys, anneal_internal, anneal_gateway;
