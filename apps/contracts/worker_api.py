@@ -4,7 +4,7 @@ A worker credential (`Authorization: Bearer annw_…`) opens `claim`, `probes` a
 everything under its lease, and nothing else. A stale lease gets 409 `stale_lease`: the worker must stop at once.
 """
 
-from apps.contracts.runs import Manifest, RunEvent, RunOutcome, RunSpec, Struct
+from apps.contracts.runs import BaseModelRef, Manifest, RunEvent, RunOutcome, RunSpec, Struct
 
 API_VERSION = 1
 
@@ -110,3 +110,19 @@ class ProbeReport(Struct, kw_only=True):
     peak_memory_bytes: int
     startup_seconds: float
     software: dict[str, str] = {}
+
+
+class ProbeRequest(Struct, kw_only=True):
+    """A measurement the control plane has no row for in the asking worker's pool."""
+
+    base_model: BaseModelRef
+    method: str
+    micro_batch_size: int
+    sequence_length: int
+    lora_rank: int = 16
+
+
+class MissingProbes(Struct, kw_only=True):
+    """Answer of GET /internal/v1/probes/missing (worker credential)."""
+
+    probes: tuple[ProbeRequest, ...] = ()

@@ -1,0 +1,237 @@
+"""The worker's only way to the control plane: typed calls of /internal/v1 with back-off where a repeat is harmless.
+
+Every route answers a repeated request the same way (claims by lease, events by sequence, uploads by manifest hash,
+finish by lease), so a call is repeated after a connection error, a 429 or a 5xx.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import msgspec
+
+from apps.contracts.runs import RunEvent, RunOutcome
+from apps.contracts.serving import DesiredState, ObservedState
+from apps.contracts.worker_api import (
+    ClaimRequest,
+    ClaimResponse,
+    EnrollRequest,
+    EnrollResponse,
+    EventsRequest,
+    EventsResponse,
+    FinishRequest,
+    FinishResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    MissingProbes,
+    ProbeReport,
+    UploadRequest,
+    UploadResponse,
+)
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+PREFIX = "/internal/v1"
+
+
+class ApiError(Exception):
+    """The control plane refused; `code` is its stable word."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(f"{status} {code}: {message}")
+        self.status = status
+        self.code = code
+
+
+class StaleLease(ApiError):
+    """The lease is someone else's or gone: stop the child at once and forget the run."""
+
+
+class Unauthorized(ApiError):
+    """The credential or lease token is not accepted."""
+
+
+class Unavailable(Exception):
+    """No usable answer within the allowed time: connection errors or 5xx throughout."""
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """What opens `/leases/{id}/…` for one attempt."""
+
+    id: str
+    token: str
+
+    @classmethod
+    def of(cls, claim: ClaimResponse) -> "Lease":
+        return cls(id=claim.lease_id, token=claim.lease_token)
+
+
+class ApiClient:
+    """One control plane, one credential. Safe to share between threads."""
+
+    def __init__(
+        self,
+        internal_url: str,
+        *,
+        credential: str = "",
+        timeout_seconds: float = 10.0,
+        sleep: Callable[[float], None] = time.sleep,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        base_url, uds = _split_url(internal_url)
+        self._credential = credential
+        self._sleep = sleep
+        self._http = httpx.Client(
+            base_url=base_url,
+            timeout=httpx.Timeout(timeout_seconds, connect=min(5.0, timeout_seconds)),
+            transport=transport or httpx.HTTPTransport(uds=uds, retries=0),
+            headers={"Accept": "application/json", "User-Agent": "anneal-worker/1"},
+            trust_env=False,
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    # --- worker credential ---------------------------------------------------------------------------------------
+
+    def enroll(self, request: EnrollRequest) -> EnrollResponse:
+        """Redeem a one-time token; not repeated after an answer was lost, because a token works once."""
+        return self._call("POST", "/enroll", request, EnrollResponse, token="", patience_seconds=0)
+
+    def claim(self, request: ClaimRequest) -> ClaimResponse | None:
+        """Return the next run of this worker's pool with its lease, or None when nothing waits."""
+        return self._optional("POST", "/claim", request, ClaimResponse, patience_seconds=20)
+
+    def list_missing_probes(self) -> MissingProbes:
+        """Return the measurements the control plane has no row for in this worker's pool."""
+        return self._call("GET", "/probes/missing", None, MissingProbes, patience_seconds=20)
+
+    def report_probe(self, report: ProbeReport) -> None:
+        self._send("POST", "/probes", report, token=self._credential, patience_seconds=60)
+
+    def get_desired_state(self, replica_id: str, *, known_generation: int | None = None) -> DesiredState | None:
+        """Return what the replica should hold, or None when nothing changed since `known_generation`."""
+        query = "" if known_generation is None else f"?known_generation={known_generation}"
+        return self._optional("GET", f"/replicas/{replica_id}/desired{query}", None, DesiredState, patience_seconds=0)
+
+    def report_observed_state(self, state: ObservedState) -> None:
+        self._send("POST", f"/replicas/{state.replica_id}/observed", state, token=self._credential, patience_seconds=0)
+
+    # --- lease token ---------------------------------------------------------------------------------------------
+
+    def heartbeat(self, lease: Lease, request: HeartbeatRequest) -> HeartbeatResponse:
+        """Prolong the lease. Tried once: the caller beats again soon, and counts what was accepted."""
+        path = f"/leases/{lease.id}/heartbeat"
+        return self._call("POST", path, request, HeartbeatResponse, token=lease.token, patience_seconds=0)
+
+    def report_events(self, lease: Lease, events: tuple[RunEvent, ...], *, patience_seconds: float) -> EventsResponse:
+        path = f"/leases/{lease.id}/events"
+        body = EventsRequest(events=events)
+        return self._call("POST", path, body, EventsResponse, token=lease.token, patience_seconds=patience_seconds)
+
+    def create_upload(self, lease: Lease, request: UploadRequest, *, patience_seconds: float = 60) -> UploadResponse:
+        path = f"/leases/{lease.id}/uploads"
+        return self._call("POST", path, request, UploadResponse, token=lease.token, patience_seconds=patience_seconds)
+
+    def finish(self, lease: Lease, outcome: RunOutcome, *, patience_seconds: float = 120) -> FinishResponse:
+        path = f"/leases/{lease.id}/finish"
+        body = FinishRequest(outcome=outcome)
+        return self._call("POST", path, body, FinishResponse, token=lease.token, patience_seconds=patience_seconds)
+
+    # --- transport -----------------------------------------------------------------------------------------------
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: msgspec.Struct | None,
+        answer: type[Answer],
+        *,
+        patience_seconds: float,
+        token: str | None = None,
+    ) -> Answer:
+        bearer = self._credential if token is None else token
+        response = self._send(method, path, body, token=bearer, patience_seconds=patience_seconds)
+        return _decode(response, answer)
+
+    def _optional(
+        self, method: str, path: str, body: msgspec.Struct | None, answer: type[Answer], *, patience_seconds: float
+    ) -> Answer | None:
+        response = self._send(method, path, body, token=self._credential, patience_seconds=patience_seconds)
+        return None if response.status_code in (204, 304) else _decode(response, answer)
+
+    def _send(
+        self, method: str, path: str, body: msgspec.Struct | None, *, token: str, patience_seconds: float
+    ) -> httpx.Response:
+        deadline = time.monotonic() + patience_seconds
+        delay = 0.2
+        while True:
+            try:
+                response = self._send_once(method, path, body, token)
+            except (httpx.TransportError, _ServerTrouble) as trouble:
+                if time.monotonic() + delay > deadline:
+                    raise Unavailable(f"{method} {PREFIX}{path.split('?')[0]}: {trouble!r}") from trouble
+            else:
+                return response
+            self._sleep(delay * random.uniform(0.7, 1.3))  # noqa: S311 (jitter, not a secret)
+            delay = min(delay * 2, 5.0)
+
+    def _send_once(self, method: str, path: str, body: msgspec.Struct | None, token: str) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        content = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            content = msgspec.json.encode(body)
+        response = self._http.request(method, PREFIX + path, content=content, headers=headers)
+        if response.status_code >= 500 or response.status_code == 429:
+            raise _ServerTrouble(f"HTTP {response.status_code}")
+        if response.is_error:
+            raise _refusal(response)
+        return response
+
+
+class _ServerTrouble(Exception):
+    """The control plane answered that it cannot now."""
+
+
+class _ErrorBody(msgspec.Struct):
+    code: str | None = None
+    message: str = ""
+
+
+class _ErrorEnvelope(msgspec.Struct):
+    error: _ErrorBody
+
+
+def load_credential(path: Path) -> EnrollResponse:
+    """Read what enrolment stored; raises FileNotFoundError before enrolment."""
+    return msgspec.json.decode(path.read_bytes(), type=EnrollResponse)
+
+
+def _split_url(internal_url: str) -> tuple[str, str | None]:
+    if internal_url.startswith("unix:"):
+        return "http://internal", "/" + internal_url.removeprefix("unix:").lstrip("/")
+    return internal_url.rstrip("/"), None
+
+
+def _decode(response: httpx.Response, answer: type[Answer]) -> Answer:
+    try:
+        return msgspec.json.decode(response.content, type=answer)
+    except msgspec.DecodeError as error:
+        raise ApiError(response.status_code, "unreadable_answer", str(error)) from error
+
+
+def _refusal(response: httpx.Response) -> ApiError:
+    try:
+        body = msgspec.json.decode(response.content, type=_ErrorEnvelope).error
+    except msgspec.DecodeError:
+        body = _ErrorBody(message=response.text[:200])
+    code = body.code or f"http_{response.status_code}"
+    if response.status_code == 409 and code in ("stale_lease", "http_409"):
+        return StaleLease(409, code, body.message)
+    if response.status_code in (401, 403):
+        return Unauthorized(response.status_code, code, body.message)
+    return ApiError(response.status_code, code, body.message)
