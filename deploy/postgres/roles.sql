@@ -63,6 +63,8 @@ END $$;
 
 -- Staff pages widen themselves by SET LOCAL ROLE inside one transaction; nothing is inherited silently.
 GRANT anneal_sys TO anneal_app WITH INHERIT FALSE, SET TRUE;
+-- The owner may act as each of them, so that tests and data repairs can run under the policies they check.
+GRANT anneal_app, anneal_sys, anneal_internal, anneal_gateway TO anneal_owner WITH INHERIT FALSE, SET TRUE;
 
 -- A managed administrator is no superuser and may hand a database only to a role it could become.
 SELECT format('GRANT anneal_owner TO %I WITH INHERIT TRUE, SET TRUE', current_user)

@@ -1,0 +1,150 @@
+"""People, the organizations they belong to, and the keys their programs use."""
+
+import datetime
+
+from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models.functions import Lower, Now
+
+from apps.accounts.roles import ROLE_CHOICES
+from apps.core.ids import IdField
+from apps.core.policies import OWN_ORGANIZATION
+from apps.core.tenancy import OrganizationModel, OrganizationQuerySet
+
+_OWN_USER = "user_id = nullif(current_setting('anneal.user', true), '')"
+
+
+class UserManager(BaseUserManager["User"]):
+    def create_user(self, email: str, password: str | None = None, **fields: object) -> "User":
+        """Create a person. The e-mail address is the login and is kept in lower case."""
+        user = self.model(email=email.strip().lower(), **fields)
+        user.set_password(password)
+        user.save(using=self._db)
+        return user
+
+
+class User(AbstractBaseUser):
+    """A person; what they may do depends on their membership in each organization."""
+
+    id = IdField(prefix="user")
+    email = models.EmailField(unique=True)
+    name = models.CharField(max_length=120, blank=True)
+    is_active = models.BooleanField(default=True)
+    is_operator = models.BooleanField(default=False, help_text="May open the operator console of this installation.")
+    created_at = models.DateTimeField(db_default=Now())
+
+    objects = UserManager()
+
+    USERNAME_FIELD = "email"
+    EMAIL_FIELD = "email"
+    REQUIRED_FIELDS: list[str] = []
+
+    tenancy_reason = "a person may belong to several organizations; memberships say which"
+    app_access = "write"
+
+    class Meta:
+        constraints = [models.UniqueConstraint(Lower("email"), name="user_email_case_insensitive")]
+
+    def __str__(self) -> str:
+        return self.name or self.email
+
+
+class Organization(models.Model):
+    """The tenant: owns every dataset, job, adapter, key and cent."""
+
+    id = IdField(prefix="org")
+    name = models.CharField(max_length=80)
+    slug = models.SlugField(max_length=40, unique=True, help_text="Part of the names of its fine-tuned models.")
+    created_at = models.DateTimeField(db_default=Now())
+    suspended_at = models.DateTimeField(null=True)
+
+    tenancy_reason = "the tenant itself"
+    tenant_condition = (
+        "id = nullif(current_setting('anneal.organization', true), '') OR id IN (SELECT organization_id FROM "
+        f"accounts_membership WHERE {_OWN_USER})"
+    )
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Membership(OrganizationModel):
+    id = IdField(prefix="mem")
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="memberships")
+    role = models.CharField(max_length=16, choices=ROLE_CHOICES)
+    created_at = models.DateTimeField(db_default=Now())
+
+    tenant_condition = f"{OWN_ORGANIZATION} OR {_OWN_USER}"
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["organization", "user"], name="membership_once")]
+
+
+class Invitation(OrganizationModel):
+    """A mailed link that makes its reader a member. Only the hash of its token is kept."""
+
+    id = IdField(prefix="inv")
+    email = models.EmailField()
+    role = models.CharField(max_length=16, choices=ROLE_CHOICES)
+    token_sha256 = models.CharField(max_length=64, unique=True)
+    invited_by = models.ForeignKey(User, on_delete=models.PROTECT, related_name="+")
+    created_at = models.DateTimeField(db_default=Now())
+    expires_at = models.DateTimeField()
+    accepted_at = models.DateTimeField(null=True)
+    accepted_by = models.ForeignKey(User, on_delete=models.PROTECT, null=True, related_name="+")
+    revoked_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                "organization",
+                Lower("email"),
+                name="invitation_open_once",
+                condition=models.Q(accepted_at=None, revoked_at=None),
+            ),
+            models.CheckConstraint(
+                name="invitation_accepted_pair",
+                condition=models.Q(accepted_at=None, accepted_by=None)
+                | models.Q(accepted_at__isnull=False, accepted_by__isnull=False),
+            ),
+        ]
+
+
+class KeyKind(models.TextChoices):
+    SECRET = "secret", "API key"
+    MEMBER = "member", "short-lived token of a member's browser"
+
+
+class ApiKeyQuerySet(OrganizationQuerySet):
+    def usable(self, *, now: datetime.datetime) -> "ApiKeyQuerySet":
+        alive = models.Q(expires_at=None) | models.Q(expires_at__gt=now)
+        return self.filter(alive, revoked_at=None, organization__suspended_at=None)
+
+
+class ApiKey(OrganizationModel):
+    """A bearer key for programs. The key is shown once; only its HMAC is kept."""
+
+    id = IdField(prefix="key")
+    kind = models.CharField(max_length=8, choices=KeyKind, default=KeyKind.SECRET)
+    name = models.CharField(max_length=80)
+    prefix = models.CharField(max_length=20, help_text="First characters, to recognise the key by.")
+    hmac = models.CharField(max_length=64, unique=True)
+    scopes = ArrayField(models.CharField(max_length=32))
+    created_by = models.ForeignKey(User, on_delete=models.PROTECT, related_name="+")
+    created_at = models.DateTimeField(db_default=Now())
+    expires_at = models.DateTimeField(null=True)
+    last_used_at = models.DateTimeField(null=True)
+    revoked_at = models.DateTimeField(null=True)
+    revoked_by = models.ForeignKey(User, on_delete=models.PROTECT, null=True, related_name="+")
+
+    objects = ApiKeyQuerySet.as_manager()
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                name="api_key_revoked_pair",
+                condition=models.Q(revoked_at=None, revoked_by=None)
+                | models.Q(revoked_at__isnull=False, revoked_by__isnull=False),
+            )
+        ]

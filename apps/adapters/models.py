@@ -1,0 +1,44 @@
+"""Trained adapters and their versions."""
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models.functions import Now
+
+from apps.core.ids import IdField
+from apps.core.tenancy import OrganizationModel
+
+
+class Adapter(OrganizationModel):
+    """A named line of adapter versions over one base model."""
+
+    id = IdField(prefix="adp")
+    name = models.CharField(max_length=120)
+    base_model = models.ForeignKey("catalog.BaseModel", on_delete=models.PROTECT, related_name="+")
+    created_at = models.DateTimeField(db_default=Now())
+    deleted_at = models.DateTimeField(null=True)
+
+
+class AdapterVersion(OrganizationModel):
+    """One set of weights, hashed and immutable. Its public name is never used again, deleted or not."""
+
+    id = IdField(prefix="adpv")
+    adapter = models.ForeignKey(Adapter, on_delete=models.PROTECT, related_name="versions")
+    number = models.PositiveIntegerField()
+    model_name = models.CharField(max_length=200, unique=True, help_text="ft:<base>:<organization>:<suffix>:<id>")
+    lora_name = models.CharField(max_length=28, unique=True, help_text="The engine's name: a-<ulid>.")
+    source = models.CharField(max_length=64, help_text="The run that made it.")
+    object_prefix = models.CharField(max_length=300)
+    manifest = models.JSONField()
+    manifest_sha256 = models.CharField(max_length=64)
+    bytes = models.BigIntegerField()
+    rank = models.PositiveSmallIntegerField()
+    target_modules = ArrayField(models.CharField(max_length=40))
+    method = models.CharField(max_length=16)
+    chat_template_sha256 = models.CharField(max_length=64)
+    metrics = models.JSONField(default=dict)
+    created_at = models.DateTimeField(db_default=Now())
+    deleted_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["adapter", "number"], name="adapter_version_once")]
+        indexes = [models.Index("organization", "-created_at", "-id", name="adapter_version_newest")]

@@ -1,0 +1,14 @@
+"""The web process: dashboard and public API, with inference passed through to the gateway."""
+
+import os
+
+from django.core.asgi import get_asgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "apps.config.settings.dev")  # noqa: TID251 - Django's own entry point
+django_application = get_asgi_application()
+
+from apps.config.startup import guard_roles  # noqa: E402 - needs the app registry
+from apps.web.front_door import FrontDoor  # noqa: E402
+
+guard_roles()
+application = FrontDoor(django_application)

@@ -1,0 +1,70 @@
+"""The only reader of the process environment: one frozen Env, loud about what is missing or malformed."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class MissingVariable(Exception):
+    """A variable without which the process must not start; the message says how to set it."""
+
+
+@dataclass(frozen=True)
+class Env:
+    """Where this process finds its services. See the configuration table in README.md."""
+
+    home: Path
+    debug: bool
+    secret_key: str
+    key_pepper: str
+    signing_key: str
+    database_url: str
+    redis_url: str
+    broker_url: str
+    public_url: str
+    internal_url: str
+    gateway_url: str
+    object_store: str
+    email_url: str
+    from_email: str
+    base_model_roots: tuple[Path, ...]
+    allowed_hosts: tuple[str, ...]
+
+
+@cache
+def read_env() -> Env:
+    """Return the environment of this process. Raises MissingVariable."""
+    return _parse(os.environ)
+
+
+def _parse(environ: Mapping[str, str]) -> Env:
+    home = Path(environ.get("ANNEAL_HOME", ROOT / ".anneal"))
+    public_url = environ.get("ANNEAL_PUBLIC_URL", "http://127.0.0.1:8000")
+    return Env(
+        home=home,
+        debug=environ.get("ANNEAL_DEBUG", "") == "1",
+        secret_key=_required(environ, "ANNEAL_SECRET_KEY"),
+        key_pepper=_required(environ, "ANNEAL_KEY_PEPPER"),
+        signing_key=_required(environ, "ANNEAL_SIGNING_KEY"),
+        database_url=_required(environ, "DATABASE_URL"),
+        redis_url=_required(environ, "REDIS_URL"),
+        broker_url=environ.get("CELERY_BROKER_URL") or _required(environ, "REDIS_URL"),
+        public_url=public_url.rstrip("/"),
+        internal_url=environ.get("ANNEAL_INTERNAL_URL", "http://127.0.0.1:8001").rstrip("/"),
+        gateway_url=environ.get("ANNEAL_GATEWAY_URL", f"unix://{home}/run/gateway.sock"),
+        object_store=environ.get("ANNEAL_OBJECT_STORE", f"file://{home}/objects"),
+        email_url=environ.get("ANNEAL_EMAIL_URL", "console://"),
+        from_email=environ.get("ANNEAL_FROM_EMAIL", "Anneal <anneal@localhost>"),
+        base_model_roots=tuple(Path(part) for part in environ.get("ANNEAL_BASE_MODEL_ROOTS", "").split(":") if part),
+        allowed_hosts=tuple(h for h in environ.get("ANNEAL_ALLOWED_HOSTS", "").split(",") if h),
+    )
+
+
+def _required(environ: Mapping[str, str], name: str) -> str:
+    if value := environ.get(name):
+        return value
+    raise MissingVariable(f"{name} is not set: `make dev` sets everything; elsewhere see the configuration table in README.md")

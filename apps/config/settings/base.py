@@ -1,0 +1,277 @@
+"""Settings of every process; dev, test, prod and internal change only what differs."""
+
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from django.urls import reverse_lazy
+
+from apps.config.env import ROOT, read_env
+
+ENV = read_env()
+
+DEBUG = ENV.debug
+SECRET_KEY = ENV.secret_key
+KEY_PEPPER = ENV.key_pepper
+SIGNING_KEY = ENV.signing_key
+HOME = ENV.home
+PUBLIC_URL = ENV.public_url
+INTERNAL_URL = ENV.internal_url
+GATEWAY_URL = ENV.gateway_url
+OBJECT_STORE = ENV.object_store
+REDIS_URL = ENV.redis_url
+BROKER_URL = ENV.broker_url
+BASE_MODEL_ROOTS = ENV.base_model_roots
+
+ALLOWED_HOSTS = [urlsplit(PUBLIC_URL).hostname, "localhost", "127.0.0.1", *ENV.allowed_hosts]
+CSRF_TRUSTED_ORIGINS = [PUBLIC_URL]
+
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.humanize",
+    "whitenoise.runserver_nostatic",
+    "django.contrib.staticfiles",
+    "django_htmx",
+    "django_cotton.apps.SimpleAppConfig",
+    "template_partials.apps.SimpleAppConfig",
+    "csp",
+    "pgtrigger",
+    "django_linear_migrations",
+    "rest_framework",
+    "drf_spectacular",
+    "allauth",
+    "allauth.account",
+    "apps.accounts",
+    "apps.catalog",
+    "apps.billing",
+    "apps.datasets",
+    "apps.adapters",
+    "apps.finetuning",
+    "apps.serving",
+    "apps.web",
+    "apps.api",
+    "apps.worker_api",
+    "apps.staff",
+    "apps.core",  # last: its post_migrate writes the policies of every table above
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "apps.core.http.RequestIdMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "csp.middleware.CSPMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
+    "allauth.account.middleware.AccountMiddleware",
+]
+
+ROOT_URLCONF = "apps.config.urls"
+ASGI_APPLICATION = "apps.config.asgi.application"
+APPEND_SLASH = False  # a redirect would lose the body of a client's POST
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [ROOT / "templates"],
+        "OPTIONS": {
+            # Cotton and partials both want to wrap the loaders; this order is the one in which both work.
+            "loaders": [
+                (
+                    "template_partials.loader.Loader",
+                    [
+                        (
+                            "django.template.loaders.cached.Loader",
+                            [
+                                "django_cotton.cotton_loader.Loader",
+                                "django.template.loaders.filesystem.Loader",
+                                "django.template.loaders.app_directories.Loader",
+                            ],
+                        )
+                    ],
+                )
+            ],
+            "builtins": [
+                "django_cotton.templatetags.cotton",
+                "template_partials.templatetags.partials",
+                "apps.core.templatetags.ui",
+            ],
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+                "apps.web.shell.context",
+            ],
+        },
+    }
+]
+
+
+def _database(url: str) -> dict[str, object]:
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query))
+    host = query.pop("host", None) or (unquote(parts.hostname) if parts.hostname else "")
+    port = query.pop("port", None) or parts.port or ""
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": parts.path.lstrip("/"),
+        "USER": unquote(parts.username or ""),
+        "PASSWORD": unquote(parts.password or ""),
+        "HOST": host,
+        "PORT": str(port),
+        "CONN_MAX_AGE": 0,
+        "OPTIONS": {**query, "pool": {"min_size": 1, "max_size": 12, "timeout": 10}},
+    }
+
+
+DATABASES = {"default": _database(ENV.database_url)}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+# What each narrower role may do, by app label or model; anneal_app and anneal_sys follow from the models.
+ROLE_GRANTS: dict[str, dict[str, str]] = {
+    "anneal_internal": {
+        "finetuning": "write",
+        "serving": "write",
+        "adapters": "write",
+        "billing": "write",
+        "core": "write",
+        "datasets": "read",
+        "catalog": "read",
+        "accounts.organization": "read",
+    },
+    "anneal_gateway": {
+        "accounts.apikey": "write",
+        "accounts.organization": "read",
+        "accounts.membership": "read",
+        "adapters": "read",
+        "serving": "read",
+        "catalog": "read",
+        "billing": "write",
+        "core.outboxmessage": "add",
+        "finetuning.quota": "read",
+    },
+}
+# Global tables of other packages that the web role must write.
+APP_ROLE_GRANTS = {
+    "sessions.session": "write",
+    "account.emailaddress": "write",
+    "account.emailconfirmation": "write",
+}
+
+AUTH_USER_MODEL = "accounts.User"
+AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 10}},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+ACCOUNT_USER_MODEL_USERNAME_FIELD = None
+ACCOUNT_LOGIN_METHODS = {"email"}
+ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*"]
+ACCOUNT_EMAIL_VERIFICATION = "optional"
+ACCOUNT_ADAPTER = "apps.accounts.allauth_adapter.AccountAdapter"
+ACCOUNT_FORMS = {"signup": "apps.accounts.forms.SignUpForm"}
+ACCOUNT_SESSION_REMEMBER = True
+ACCOUNT_LOGOUT_ON_GET = False
+ACCOUNT_PREVENT_ENUMERATION = True
+LOGIN_URL = reverse_lazy("account_login")
+LOGIN_REDIRECT_URL = reverse_lazy("web:overview")
+ACCOUNT_LOGOUT_REDIRECT_URL = reverse_lazy("account_login")
+
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = "Lax"
+SESSION_COOKIE_AGE = 7 * 24 * 3600
+CSRF_COOKIE_SAMESITE = "Lax"
+X_FRAME_OPTIONS = "DENY"
+SECURE_CONTENT_TYPE_NOSNIFF = True
+SECURE_REFERRER_POLICY = "same-origin"
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": ["'none'"],
+        "script-src": ["'self'"],
+        "style-src": ["'self'"],
+        "img-src": ["'self'", "data:"],
+        "font-src": ["'self'"],
+        "connect-src": ["'self'"],
+        "manifest-src": ["'self'"],
+        "form-action": ["'self'"],
+        "frame-ancestors": ["'none'"],
+        "base-uri": ["'none'"],
+    }
+}
+
+STATIC_URL = "/static/"
+STATIC_ROOT = HOME / "static"
+STATICFILES_DIRS = [ROOT / "static"]
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.InMemoryStorage"},  # uploads go through core.object_store
+    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},
+}
+FILE_UPLOAD_HANDLERS = ["django.core.files.uploadhandler.TemporaryFileUploadHandler"]
+DATA_UPLOAD_MAX_MEMORY_SIZE = 2 * 1024 * 1024
+
+LANGUAGE_CODE = "en"
+TIME_ZONE = "UTC"
+USE_TZ = True
+USE_I18N = False
+
+_email = urlsplit(ENV.email_url)
+DEFAULT_FROM_EMAIL = ENV.from_email
+EMAIL_TIMEOUT = 15
+if _email.scheme == "console":
+    EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
+else:
+    EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+    EMAIL_HOST, EMAIL_PORT = _email.hostname or "localhost", _email.port or 25
+    EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = unquote(_email.username or ""), unquote(_email.password or "")
+    EMAIL_USE_TLS = _email.scheme == "smtp+tls"
+    EMAIL_USE_SSL = _email.scheme == "smtps"
+
+CACHES = {
+    "default": {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "LOCATION": REDIS_URL,
+        "KEY_PREFIX": "anneal:cache",
+    }
+}
+
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": ["apps.api.authentication.ApiKeyAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["apps.api.permissions.HasScope"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": ["apps.api.parsers.EmptyTolerantJSONParser"],
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "EXCEPTION_HANDLER": "apps.api.errors.exception_handler",
+    "UNAUTHENTICATED_USER": None,
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Anneal API",
+    "VERSION": "1",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SERVE_AUTHENTICATION": [],
+    "SERVE_PERMISSIONS": [],
+}
+
+# Outbox topic -> function(key, payload); each is idempotent.
+OUTBOX_WAKE = "apps.config.celery.wake_outbox"
+OUTBOX_HANDLERS = {
+    "mail": "apps.accounts.mail.send",
+    "dataset.validate": "apps.datasets.tasks.request_validation",
+    "train.wake": "apps.finetuning.tasks.ring_doorbell",
+    "live.job": "apps.finetuning.tasks.publish_job",
+    "objects.delete": "apps.core.tasks.delete_objects",
+}
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["stderr"], "level": "INFO"},
+    "loggers": {"django.request": {"level": "ERROR"}, "httpx": {"level": "WARNING"}},
+}

@@ -1,0 +1,10 @@
+"""The worker API: a private listener, a narrower database role, no sessions and no templates."""
+
+from apps.config.settings.base import *  # noqa: F403
+
+ROOT_URLCONF = "apps.config.urls_internal"
+ALLOWED_HOSTS = ["*"]  # a private listener; workers reach it under whatever name the network gives it
+MIDDLEWARE = [
+    "apps.core.http.RequestIdMiddleware",
+    "django.middleware.common.CommonMiddleware",
+]

@@ -1,0 +1,11 @@
+"""Unit, API and browser tests: real PostgreSQL and Redis, cheap password hashing, mail in memory."""
+
+from apps.config.settings.base import *  # noqa: F403
+from apps.config.settings.base import DATABASES, STORAGES
+
+DATABASES["default"]["OPTIONS"].pop("pool", None)
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
+STORAGES = STORAGES | {"staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"}}
+ACCOUNT_RATE_LIMITS = False
+CELERY_TASK_ALWAYS_EAGER = False

@@ -1,0 +1,8 @@
+"""URLs of the private listener."""
+
+from django.urls import include, path
+
+urlpatterns = [
+    path("internal/v1/", include("apps.worker_api.urls")),
+    path("objects/", include("apps.core.urls")),
+]

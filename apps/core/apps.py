@@ -1,0 +1,14 @@
+from django.apps import AppConfig
+from django.db.models.signals import post_migrate
+
+from apps.core.policies import write_policies
+
+
+class CoreConfig(AppConfig):
+    name = "apps.core"
+    label = "core"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Write row-level security and grants when every table exists; `core` is listed last in INSTALLED_APPS."""
+        post_migrate.connect(write_policies, sender=self, dispatch_uid="anneal.write_policies")

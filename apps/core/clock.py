@@ -1,0 +1,12 @@
+"""The one clock: the database's, so that no worker's skew decides a lease, a price or an expiry."""
+
+import datetime
+
+from django.db import connection
+
+
+def db_now() -> datetime.datetime:
+    """Return `clock_timestamp()`: the wall time now, not the start of the transaction."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT clock_timestamp()")
+        return cursor.fetchone()[0]

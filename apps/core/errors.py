@@ -1,0 +1,84 @@
+"""Anticipated failures: each has a stable code, a sentence for the customer, the field at fault and the fix.
+
+The public API renders one as an OpenAI-shaped error, a form as a field error, htmx as a 422 with the form again.
+"""
+
+from enum import IntEnum
+from typing import Any, ClassVar
+
+
+class Status(IntEnum):
+    INVALID = 400
+    UNAUTHENTICATED = 401
+    FORBIDDEN = 403
+    NOT_FOUND = 404
+    STALE_LEASE = 409  # OpenAI clients retry 409: workers only, never on the public API
+    TOO_LARGE = 413
+    UNPROCESSABLE = 422
+    TOO_MANY = 429
+    UNAVAILABLE = 503
+
+
+class DomainError(Exception):
+    """Base of every failure we foresee; subclasses live in the module that raises them."""
+
+    code: ClassVar[str] = "invalid_request"
+    status: ClassVar[Status] = Status.INVALID
+    type: ClassVar[str] = "invalid_request_error"
+    is_retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, param: str | None = None, **data: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.data = data
+
+    def as_openai(self) -> dict[str, dict[str, Any]]:
+        """Return the body of OpenAI's error object, with our extra data beside its four members."""
+        body = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": body | self.data}
+
+
+class NotFound(DomainError):
+    """Unknown, or another tenant's: the two are never told apart."""
+
+    code = "not_found"
+    status = Status.NOT_FOUND
+
+
+class PermissionDenied(DomainError):
+    code = "insufficient_permissions"
+    status = Status.FORBIDDEN
+    type = "permission_error"
+
+
+class InvalidValue(DomainError):
+    code = "invalid_value"
+
+
+class InvalidState(DomainError):
+    """The object is in a state that does not allow this; permanent, so 400 and not 409."""
+
+    code = "invalid_state"
+
+
+class QuotaExceeded(DomainError):
+    """A limit of the organization; waiting does not help, so clients must not retry."""
+
+    code = "insufficient_quota"
+    status = Status.TOO_MANY
+    type = "insufficient_quota"
+
+
+class RateLimited(DomainError):
+    code = "rate_limit_exceeded"
+    status = Status.TOO_MANY
+    type = "rate_limit_error"
+    is_retryable = True
+
+
+class Unavailable(DomainError):
+    code = "service_unavailable"
+    status = Status.UNAVAILABLE
+    type = "server_error"
+    is_retryable = True

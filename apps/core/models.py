@@ -1,0 +1,48 @@
+"""Tables every feature writes to and none owns: the audit log and the outbox."""
+
+import pgtrigger
+from django.db import models
+from django.db.models.functions import Now
+
+from apps.core.policies import OWN_ORGANIZATION
+
+
+class AuditEntry(models.Model):
+    """One thing somebody did. Append-only; `organization` is null for operator actions on the platform itself."""
+
+    id = models.BigAutoField(primary_key=True)
+    organization = models.ForeignKey("accounts.Organization", on_delete=models.PROTECT, null=True, related_name="+")
+    actor = models.CharField(max_length=64)
+    action = models.CharField(max_length=64)
+    target = models.CharField(max_length=128)
+    details = models.JSONField(default=dict)
+    created_at = models.DateTimeField(db_default=Now())
+
+    is_append_only = True
+    tenant_condition = OWN_ORGANIZATION
+
+    class Meta:
+        indexes = [models.Index("organization", "-id", name="audit_by_organization")]
+        triggers = [pgtrigger.Protect(name="append_only", operation=pgtrigger.Update | pgtrigger.Delete)]
+
+
+class OutboxMessage(models.Model):
+    """One effect to carry out after commit."""
+
+    id = models.BigAutoField(primary_key=True)
+    topic = models.CharField(max_length=64)
+    key = models.CharField(max_length=200, unique=True)
+    payload = models.JSONField(default=dict)
+    attempts = models.PositiveSmallIntegerField(default=0)
+    next_attempt_at = models.DateTimeField(db_default=Now())
+    sent_at = models.DateTimeField(null=True)
+    last_error = models.CharField(max_length=500, blank=True)
+    created_at = models.DateTimeField(db_default=Now())
+
+    tenancy_reason = "delivered by the system for all tenants; the app role may only add"
+    app_access = "add"
+
+    class Meta:
+        indexes = [
+            models.Index("next_attempt_at", name="outbox_due", condition=models.Q(sent_at=None)),
+        ]

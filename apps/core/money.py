@@ -1,0 +1,28 @@
+"""Money is integer nano-USD (1e-9 USD): exact for a single token's price, 9.2e9 USD in a bigint."""
+
+from decimal import Decimal
+
+NANO_PER_USD = 1_000_000_000
+NANO_PER_CENT = 10_000_000
+
+
+def rated(*, quantity: int, price_nano: int, per: int) -> int:
+    """Return the price of `quantity` units at `price_nano` per `per` units, rounded half up to the nano.
+
+    Call it on cumulative quantities and post the difference: then rounding never adds up.
+    """
+    if quantity < 0 or price_nano < 0 or per <= 0:
+        raise ValueError("quantity and price must not be negative, per must be positive")
+    return (2 * quantity * price_nano + per) // (2 * per)
+
+
+def usd_to_nano(usd: Decimal) -> int:
+    """Return the exact nano amount. Raises ValueError when the amount has more than nine decimals."""
+    nano = usd * NANO_PER_USD
+    if nano != nano.to_integral_value():
+        raise ValueError("an amount has at most nine decimals")
+    return int(nano)
+
+
+def nano_to_usd(nano: int) -> Decimal:
+    return Decimal(nano) / NANO_PER_USD

@@ -1,0 +1,77 @@
+"""Row-level security and grants of every table, written after each migration from what the models say of themselves.
+
+A model says: `tenant_condition` (SQL; without it the table has no tenant and needs a `tenancy_reason`),
+`is_append_only`, and `app_access` ("none", "add", "read", "write") where the web role may do less or more than usual.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.apps import apps as django_apps
+from django.conf import settings
+from django.db import connection, models, transaction
+
+APP_ROLE = "anneal_app"
+SYSTEM_ROLE = "anneal_sys"
+OWNER_ROLE = "anneal_owner"
+ROLES = (APP_ROLE, SYSTEM_ROLE, "anneal_internal", "anneal_gateway")
+OWN_ORGANIZATION = "organization_id = nullif(current_setting('anneal.organization', true), '')"
+
+
+class UnsafeDatabaseRole(Exception):
+    """The process is connected under a role for which row-level security is off."""
+
+
+def refuse_unsafe_role() -> None:
+    """Raise UnsafeDatabaseRole when row-level security would not hold for this connection."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT rolname FROM pg_roles WHERE rolname = session_user AND (rolsuper OR rolbypassrls)")
+        row = cursor.fetchone()
+    if row:
+        raise UnsafeDatabaseRole(f"role {row[0]!r} ignores row-level security: use anneal_app (deploy/postgres/roles.sql)")
+
+
+def write_policies(**_: Any) -> None:
+    """Enable and force row-level security and write grants on every table. Idempotent; runs after each migrate."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(f"GRANT USAGE ON SCHEMA public TO {', '.join(ROLES)}")
+        for model in django_apps.get_models():
+            if model._meta.managed and not model._meta.proxy:
+                for statement in _statements(model):
+                    cursor.execute(statement)
+        cursor.execute(f"GRANT SELECT ON django_migrations TO {', '.join(ROLES)}")
+
+
+def _statements(model: type[models.Model]) -> Iterator[str]:
+    table = connection.ops.quote_name(model._meta.db_table)
+    yield f"REVOKE ALL ON {table} FROM {', '.join(ROLES)}"
+    for role in ROLES:
+        if privileges := _privileges(role, model):
+            yield f"GRANT {privileges} ON {table} TO {role}"
+    condition = visibility(model)
+    yield f"ALTER TABLE {table} {'ENABLE' if condition else 'DISABLE'} ROW LEVEL SECURITY"
+    yield f"ALTER TABLE {table} {'FORCE' if condition else 'NO FORCE'} ROW LEVEL SECURITY"
+    yield f"DROP POLICY IF EXISTS tenant ON {table}"
+    yield f"DROP POLICY IF EXISTS everything ON {table}"
+    if condition:
+        yield f"CREATE POLICY tenant ON {table} TO {APP_ROLE} USING ({condition}) WITH CHECK ({condition})"
+        others = ", ".join([OWNER_ROLE, *(role for role in ROLES if role != APP_ROLE)])
+        yield f"CREATE POLICY everything ON {table} TO {others} USING (true) WITH CHECK (true)"
+
+
+def visibility(model: type[models.Model]) -> str | None:
+    """Return the SQL condition under which `anneal_app` sees a row; None for tables without a tenant."""
+    return getattr(model, "tenant_condition", None)
+
+
+def _privileges(role: str, model: type[models.Model]) -> str:
+    writes = "SELECT, INSERT" if getattr(model, "is_append_only", False) else "SELECT, INSERT, UPDATE, DELETE"
+    label, app = model._meta.label_lower, model._meta.app_label
+    if role == SYSTEM_ROLE:
+        return writes
+    if role == APP_ROLE:
+        access = getattr(model, "app_access", "write" if visibility(model) else settings.APP_ROLE_GRANTS.get(label, "read"))
+    else:
+        grants = settings.ROLE_GRANTS[role]
+        access = grants.get(label, grants.get(app, "none"))
+    return {"none": "", "add": "INSERT", "read": "SELECT", "write": writes}[access]

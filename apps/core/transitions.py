@@ -1,0 +1,74 @@
+"""Moves between states: one table of legal moves feeds a guarded UPDATE, a database trigger and the drawn diagram.
+
+`advance` is the only way a status changes. Two callers who both see the old state cannot both win: the UPDATE names
+the states it may leave, and exactly one row must change.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pgtrigger
+from django.db import models
+
+Transitions = Mapping[str, frozenset[str]]  # state -> states it may move to
+
+
+class IllegalTransition(Exception):
+    """The row was not in a state from which the move is legal, or a guard did not hold. Nothing was changed."""
+
+
+def sources_of(transitions: Transitions, target: str) -> list[str]:
+    """Return the states that may move to `target`. Raises ValueError when none may."""
+    sources = sorted(state for state, targets in transitions.items() if target in targets)
+    if not sources:
+        raise ValueError(f"no state may move to {target!r}")
+    return sources
+
+
+def terminal_states(transitions: Transitions) -> frozenset[str]:
+    reachable = frozenset(transitions) | frozenset().union(*transitions.values())
+    return frozenset(state for state in reachable if not transitions.get(state))
+
+
+def advance(
+    row: models.Model,
+    *,
+    to: str,
+    transitions: Transitions,
+    guard: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> None:
+    """Move `row` to state `to` and set `changes` with it, or raise IllegalTransition and change nothing.
+
+    `guard` holds further conditions of the UPDATE (a fencing token, say). `row` is refreshed in place on success.
+    """
+    if not try_advance(row, to=to, transitions=transitions, guard=guard, **changes):
+        raise IllegalTransition(f"{type(row).__name__} {row.pk} may not move to {to!r} from where it is")
+
+
+def try_advance(
+    row: models.Model,
+    *,
+    to: str,
+    transitions: Transitions,
+    guard: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> bool:
+    """Do as `advance`, but return whether the move was made: for callers to whom losing the race is normal."""
+    manager = type(row)._base_manager
+    condition = {"pk": row.pk, "status__in": sources_of(transitions, to)} | dict(guard or {})
+    changed = manager.filter(**condition).update(status=to, **changes)
+    if changed:
+        row.refresh_from_db()
+    return bool(changed)
+
+
+def status_trigger(name: str, transitions: Transitions) -> pgtrigger.FSM:
+    """Return the trigger that refuses any other move, whoever tries it."""
+    moves = [(source, target) for source, targets in transitions.items() for target in sorted(targets)]
+    return pgtrigger.FSM(name=name, field="status", transitions=sorted(moves))
+
+
+def choices_of(transitions: Transitions) -> list[tuple[str, str]]:
+    states = sorted(frozenset(transitions) | frozenset().union(*transitions.values()))
+    return [(state, state.replace("_", " ")) for state in states]

@@ -1,0 +1,85 @@
+"""Uploaded training data: immutable files identified by their content."""
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from apps.core.ids import IdField
+from apps.core.tenancy import OrganizationModel
+from apps.core.transitions import Transitions, choices_of, status_trigger
+
+VERSION_TRANSITIONS: Transitions = {
+    "uploaded": frozenset({"validating", "deleted"}),
+    "validating": frozenset({"ready", "invalid", "uploaded"}),
+    "ready": frozenset({"deleted"}),
+    "invalid": frozenset({"deleted"}),
+    "deleted": frozenset(),
+}
+
+
+class Dataset(OrganizationModel):
+    """A name under which versions of the same data are kept."""
+
+    id = IdField(prefix="ds")
+    name = models.CharField(max_length=120)
+    created_by = models.CharField(max_length=64)
+    created_at = models.DateTimeField(db_default=Now())
+    deleted_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint("organization", "name", condition=Q(deleted_at=None), name="dataset_name_once")
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class DatasetVersion(OrganizationModel):
+    """One uploaded file; it never changes once ready. Its id is the OpenAI file id."""
+
+    id = IdField(prefix="file", separator="-")
+    dataset = models.ForeignKey(Dataset, on_delete=models.PROTECT, related_name="versions")
+    number = models.PositiveIntegerField()
+    status = models.CharField(max_length=16, choices=choices_of(VERSION_TRANSITIONS), default="uploaded")
+    purpose = models.CharField(max_length=24, default="fine-tune")
+    filename = models.CharField(max_length=255)
+    object_key = models.CharField(max_length=300)
+    bytes = models.BigIntegerField()
+    sha256 = models.CharField(max_length=64)
+    rows = models.BigIntegerField(null=True)
+    error_count = models.BigIntegerField(default=0)
+    errors = models.JSONField(default=list, help_text="First errors: line, code, message, param, fix.")
+    created_by = models.CharField(max_length=64)
+    created_at = models.DateTimeField(db_default=Now())
+    expires_at = models.DateTimeField(null=True)
+    validated_at = models.DateTimeField(null=True)
+    deleted_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["dataset", "number"], name="dataset_version_once"),
+            models.CheckConstraint(condition=Q(bytes__gte=0, error_count__gte=0), name="dataset_version_sizes"),
+        ]
+        indexes = [models.Index("organization", "-created_at", "-id", name="dataset_version_newest")]
+        triggers = [status_trigger("dataset_version_status", VERSION_TRANSITIONS)]
+
+
+class TokenCount(OrganizationModel):
+    """Tokens of a version under one base model's tokenizer and chat template, counted once and kept."""
+
+    version = models.ForeignKey(DatasetVersion, on_delete=models.CASCADE, related_name="token_counts")
+    base_model = models.ForeignKey("catalog.BaseModel", on_delete=models.PROTECT, related_name="+")
+    chat_template_sha256 = models.CharField(max_length=64)
+    tokens = models.BigIntegerField()
+    trained_tokens = models.BigIntegerField()
+    longest_row_tokens = models.PositiveIntegerField()
+    histogram = models.JSONField(help_text="Ascending [upper bound in tokens, rows] pairs.")
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["version", "base_model", "chat_template_sha256"], name="token_count_once"
+            )
+        ]

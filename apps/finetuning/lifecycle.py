@@ -1,0 +1,36 @@
+"""The legal moves of jobs and runs, and the phases people see."""
+
+from apps.core.transitions import Transitions, terminal_states
+
+JOB_TRANSITIONS: Transitions = {
+    "validating_files": frozenset({"queued", "failed", "cancelled"}),
+    "queued": frozenset({"running", "failed", "cancelled"}),
+    "running": frozenset({"queued", "pausing", "succeeded", "failed", "cancelled"}),
+    "pausing": frozenset({"paused", "running", "succeeded", "failed", "cancelled"}),
+    "paused": frozenset({"queued", "failed", "cancelled"}),
+    "succeeded": frozenset(),
+    "failed": frozenset(),
+    "cancelled": frozenset(),
+}
+JOB_TERMINAL = terminal_states(JOB_TRANSITIONS)
+
+RUN_TRANSITIONS: Transitions = {
+    "queued": frozenset({"leased", "cancelled"}),
+    "leased": frozenset({"running", "failed", "cancelled", "paused", "lost"}),
+    "running": frozenset({"succeeded", "failed", "cancelled", "paused", "lost"}),
+    "succeeded": frozenset(),
+    "failed": frozenset(),
+    "cancelled": frozenset(),
+    "paused": frozenset(),
+    "lost": frozenset(),
+}
+RUN_TERMINAL = terminal_states(RUN_TRANSITIONS)
+RUN_HOLDING_LEASE = ("leased", "running")
+RUN_ACTIVE = ("queued", "leased", "running")
+
+LEASE_SECONDS = 60
+HEARTBEAT_SECONDS = 10
+SELF_FENCE_SECONDS = 45
+REAPER_SECONDS = 15
+MAX_LOST_ATTEMPTS = 20
+MAX_ATTEMPTS_WITHOUT_PROGRESS = 3

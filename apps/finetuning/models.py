@@ -1,0 +1,295 @@
+"""Jobs customers ask for, the attempts that carry them out, and the machines that do the work."""
+
+import pgtrigger
+from django.db import models
+from django.db.models import F, Q
+from django.db.models.functions import Now
+
+from apps.core.ids import IdField
+from apps.core.tenancy import OrganizationModel
+from apps.core.transitions import choices_of, status_trigger
+from apps.finetuning.lifecycle import (
+    JOB_TERMINAL,
+    JOB_TRANSITIONS,
+    RUN_ACTIVE,
+    RUN_HOLDING_LEASE,
+    RUN_TERMINAL,
+    RUN_TRANSITIONS,
+)
+
+
+def _paired(name: str, *fields: str) -> models.CheckConstraint:
+    nothing = Q(**{field: None for field in fields})
+    everything = Q(**{f"{field}__isnull": False for field in fields})
+    return models.CheckConstraint(name=name, condition=nothing | everything)
+
+
+class GpuPool(models.Model):
+    """Workers of one GPU type in one region, with one queue and one price."""
+
+    id = IdField(prefix="pool")
+    name = models.SlugField(max_length=40, unique=True, help_text="Names the queue train.<name> and the price.")
+    gpu_type = models.ForeignKey("catalog.GpuType", on_delete=models.PROTECT, related_name="+")
+    region = models.CharField(max_length=40, default="local")
+    memory_bytes = models.BigIntegerField(help_text="Usable by one job; a CPU pool has what the operator grants it.")
+    is_open = models.BooleanField(default=True, help_text="Accepts new jobs.")
+    created_at = models.DateTimeField(db_default=Now())
+
+    tenancy_reason = "pools are shared by all tenants"
+    app_access = "read"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class WorkerToken(models.Model):
+    """A one-time token that admits a worker to a pool (or a replica to a base model)."""
+
+    id = IdField(prefix="wtok")
+    pool = models.ForeignKey(GpuPool, on_delete=models.CASCADE, related_name="+")
+    kind = models.CharField(max_length=8, choices=[("trainer", "trainer"), ("replica", "replica")])
+    base_model = models.ForeignKey("catalog.BaseModel", on_delete=models.PROTECT, null=True, related_name="+")
+    token_sha256 = models.CharField(max_length=64, unique=True)
+    created_by = models.CharField(max_length=64)
+    created_at = models.DateTimeField(db_default=Now())
+    expires_at = models.DateTimeField()
+    used_at = models.DateTimeField(null=True)
+
+    tenancy_reason = "workers are shared by all tenants"
+    app_access = "none"
+
+
+class Worker(models.Model):
+    """A machine that trains (or serves). Cordoned: takes no new work. Drained: gives up what it has."""
+
+    id = IdField(prefix="worker")
+    pool = models.ForeignKey(GpuPool, on_delete=models.PROTECT, related_name="workers")
+    kind = models.CharField(max_length=8, default="trainer")
+    hostname = models.CharField(max_length=120)
+    credential_sha256 = models.CharField(max_length=64, unique=True)
+    gpus = models.JSONField(default=list)
+    software = models.JSONField(default=dict)
+    created_at = models.DateTimeField(db_default=Now())
+    last_seen_at = models.DateTimeField(null=True)
+    cordoned_at = models.DateTimeField(null=True)
+    drain_requested_at = models.DateTimeField(null=True)
+    revoked_at = models.DateTimeField(null=True)
+
+    tenancy_reason = "workers are shared by all tenants"
+    app_access = "read"
+
+
+class ThroughputProbe(models.Model):
+    """One short measured training loop on a pool's worker: where every estimate of time begins."""
+
+    id = IdField(prefix="probe")
+    pool = models.ForeignKey(GpuPool, on_delete=models.CASCADE, related_name="probes")
+    worker = models.ForeignKey(Worker, on_delete=models.SET_NULL, null=True, related_name="+")
+    base_model = models.ForeignKey("catalog.BaseModel", on_delete=models.PROTECT, related_name="+")
+    method = models.CharField(max_length=16)
+    report = models.JSONField(help_text="apps.contracts.worker_api.ProbeReport")
+    measured_at = models.DateTimeField(db_default=Now())
+
+    tenancy_reason = "measurements of shared machines"
+    app_access = "read"
+
+    class Meta:
+        indexes = [models.Index("pool", "base_model", "method", "-measured_at", name="probe_newest")]
+
+
+class Quota(OrganizationModel):
+    """Limits of one organization; null means no limit."""
+
+    id = IdField(prefix="quota")
+    concurrent_gpus = models.PositiveIntegerField(null=True, default=2)
+    queued_jobs = models.PositiveIntegerField(null=True, default=20)
+    gpu_seconds_per_month = models.PositiveBigIntegerField(null=True, default=360_000)
+    storage_bytes = models.PositiveBigIntegerField(null=True, default=20_000_000_000)
+    requests_per_minute = models.PositiveIntegerField(null=True, default=6_000)
+    weight = models.PositiveIntegerField(default=1, help_text="Share of a busy pool, relative to others.")
+    updated_by = models.CharField(max_length=64)
+    updated_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["organization"], name="quota_once")]
+
+
+class FineTuningJob(OrganizationModel):
+    """What a customer asked for, and what became of it."""
+
+    id = IdField(prefix="ftjob", separator="-")
+    status = models.CharField(max_length=16, choices=choices_of(JOB_TRANSITIONS), default="validating_files")
+    base_model = models.ForeignKey("catalog.BaseModel", on_delete=models.PROTECT, related_name="+")
+    training_file = models.ForeignKey("datasets.DatasetVersion", on_delete=models.PROTECT, related_name="jobs")
+    validation_file = models.ForeignKey(
+        "datasets.DatasetVersion", on_delete=models.PROTECT, null=True, related_name="validating_jobs"
+    )
+    pool = models.ForeignKey(GpuPool, on_delete=models.PROTECT, related_name="jobs")
+    suffix = models.CharField(max_length=64, blank=True)
+    method = models.CharField(max_length=16)
+    hyperparameters = models.JSONField(help_text="apps.contracts.runs.Hyperparameters, every field resolved")
+    requested = models.JSONField(default=dict, help_text="The request as sent, for the API to echo.")
+    metadata = models.JSONField(default=dict)
+    seed = models.BigIntegerField()
+    estimate = models.JSONField(help_text="apps.estimates.quote.Estimate at the moment of launch")
+    price_rule = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, related_name="+")
+    spend_cap_nano = models.BigIntegerField()
+    hold_id = models.CharField(max_length=40, blank=True)
+    created_by = models.CharField(max_length=64)
+    created_at = models.DateTimeField(db_default=Now())
+    queued_at = models.DateTimeField(null=True)
+    started_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+    cancel_requested_at = models.DateTimeField(null=True)
+    cancel_requested_by = models.CharField(max_length=64, null=True)
+    pause_requested_at = models.DateTimeField(null=True)
+    pause_requested_by = models.CharField(max_length=64, null=True)
+    waiting_reason = models.CharField(max_length=300, blank=True, help_text="Why a queued job is held back, if it is.")
+    last_event_sequence = models.BigIntegerField(default=0)
+    step = models.PositiveIntegerField(default=0)
+    total_steps = models.PositiveIntegerField(null=True)
+    trained_tokens = models.BigIntegerField(default=0)
+    billed_gpu_ms = models.BigIntegerField(default=0)
+    cost_nano = models.BigIntegerField(default=0)
+    error_code = models.CharField(max_length=48, blank=True)
+    error_message = models.CharField(max_length=500, blank=True)
+    error_param = models.CharField(max_length=64, blank=True)
+    adapter_version = models.ForeignKey("adapters.AdapterVersion", on_delete=models.PROTECT, null=True, related_name="+")
+    idempotency_key = models.CharField(max_length=200, null=True)
+
+    class Meta:
+        constraints = [
+            _paired("job_cancel_pair", "cancel_requested_at", "cancel_requested_by"),
+            _paired("job_pause_pair", "pause_requested_at", "pause_requested_by"),
+            models.CheckConstraint(
+                name="job_finished_iff_terminal",
+                condition=Q(status__in=sorted(JOB_TERMINAL), finished_at__isnull=False)
+                | (~Q(status__in=sorted(JOB_TERMINAL)) & Q(finished_at=None)),
+            ),
+            models.CheckConstraint(name="job_cost_within_cap", condition=Q(cost_nano__lte=F("spend_cap_nano"))),
+            models.UniqueConstraint(
+                fields=["organization", "idempotency_key"],
+                name="job_idempotent",
+                condition=Q(idempotency_key__isnull=False),
+            ),
+        ]
+        indexes = [
+            models.Index("organization", "-created_at", "-id", name="job_newest"),
+            models.Index("pool", "status", name="job_pool_status"),
+        ]
+        triggers = [status_trigger("job_status", JOB_TRANSITIONS)]
+
+
+class Run(OrganizationModel):
+    """One attempt at a job. While leased, `attempt` is the fencing token every worker write must carry."""
+
+    id = IdField(prefix="run")
+    job = models.ForeignKey(FineTuningJob, on_delete=models.CASCADE, related_name="runs")
+    attempt = models.PositiveIntegerField()
+    status = models.CharField(max_length=16, choices=choices_of(RUN_TRANSITIONS), default="queued")
+    pool = models.ForeignKey(GpuPool, on_delete=models.PROTECT, related_name="runs")
+    phase = models.CharField(max_length=16, blank=True)
+    lease_id = models.CharField(max_length=40, null=True, unique=True)
+    lease_token_sha256 = models.CharField(max_length=64, null=True)
+    lease_expires_at = models.DateTimeField(null=True)
+    heartbeat_at = models.DateTimeField(null=True)
+    worker = models.ForeignKey(Worker, on_delete=models.PROTECT, null=True, related_name="runs")
+    resume_from = models.ForeignKey("Checkpoint", on_delete=models.SET_NULL, null=True, related_name="+")
+    last_sequence = models.BigIntegerField(default=0, help_text="Highest worker event sequence taken in.")
+    training_started_at = models.DateTimeField(null=True)
+    durable_step = models.PositiveIntegerField(default=0)
+    billed_gpu_ms = models.BigIntegerField(default=0, help_text="Time whose steps are durable.")
+    peak_memory_bytes = models.BigIntegerField(null=True)
+    failure_code = models.CharField(max_length=48, blank=True)
+    failure_message = models.CharField(max_length=500, blank=True)
+    log_tail = models.TextField(blank=True)
+    created_at = models.DateTimeField(db_default=Now())
+    leased_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["job", "attempt"], name="run_attempt_once"),
+            models.UniqueConstraint(fields=["job"], condition=Q(status__in=RUN_ACTIVE), name="run_one_active"),
+            models.CheckConstraint(
+                name="run_lease_iff_held",
+                condition=Q(
+                    status__in=RUN_HOLDING_LEASE,
+                    lease_id__isnull=False,
+                    lease_token_sha256__isnull=False,
+                    lease_expires_at__isnull=False,
+                    heartbeat_at__isnull=False,
+                    worker__isnull=False,
+                )
+                | (~Q(status__in=RUN_HOLDING_LEASE) & Q(lease_id=None, lease_token_sha256=None, lease_expires_at=None)),
+            ),
+            models.CheckConstraint(
+                name="run_finished_iff_terminal",
+                condition=Q(status__in=sorted(RUN_TERMINAL), finished_at__isnull=False)
+                | (~Q(status__in=sorted(RUN_TERMINAL)) & Q(finished_at=None)),
+            ),
+        ]
+        indexes = [models.Index("pool", "created_at", condition=Q(status="queued"), name="run_queue")]
+        triggers = [status_trigger("run_status", RUN_TRANSITIONS)]
+
+
+class JobEvent(OrganizationModel):
+    """One thing that happened to a job, in order; its sequence is the cursor of the API and of live streams."""
+
+    job = models.ForeignKey(FineTuningJob, on_delete=models.CASCADE, related_name="events")
+    sequence = models.BigIntegerField()
+    level = models.CharField(max_length=8, default="info")
+    type = models.CharField(max_length=16, default="message", help_text="message | metrics | state")
+    message = models.CharField(max_length=1000)
+    data = models.JSONField(default=dict)
+    created_at = models.DateTimeField(db_default=Now())
+
+    is_append_only = True
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["job", "sequence"], name="job_event_once")]
+        triggers = [pgtrigger.Protect(name="job_event_append_only", operation=pgtrigger.Update)]
+
+
+class Upload(OrganizationModel):
+    """Places given to a run for the files of one manifest. The same manifest gets the same upload."""
+
+    id = IdField(prefix="up")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="uploads")
+    kind = models.CharField(max_length=12)
+    manifest = models.JSONField()
+    manifest_sha256 = models.CharField(max_length=64)
+    object_prefix = models.CharField(max_length=300)
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["run", "manifest_sha256"], name="upload_once")]
+
+
+class Checkpoint(OrganizationModel):
+    """A whole, hashed state to resume from; quarantined when its bytes stop matching."""
+
+    id = IdField(prefix="ftckpt")
+    job = models.ForeignKey(FineTuningJob, on_delete=models.CASCADE, related_name="checkpoints")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="checkpoints")
+    upload = models.ForeignKey(Upload, on_delete=models.PROTECT, related_name="+")
+    step = models.PositiveIntegerField()
+    metrics = models.JSONField(default=dict)
+    bytes = models.BigIntegerField()
+    created_at = models.DateTimeField(db_default=Now())
+    quarantined_at = models.DateTimeField(null=True)
+    deleted_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["run", "step"], name="checkpoint_once")]
+
+
+class CalibrationPoint(OrganizationModel):
+    """What a finished run took beside what was estimated."""
+
+    run = models.OneToOneField(Run, on_delete=models.CASCADE, related_name="calibration")
+    estimated_seconds = models.FloatField(null=True)
+    actual_seconds = models.FloatField()
+    estimated_peak_bytes = models.BigIntegerField(null=True)
+    actual_peak_bytes = models.BigIntegerField(null=True)
+    created_at = models.DateTimeField(db_default=Now())

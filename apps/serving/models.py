@@ -1,0 +1,57 @@
+"""Which adapters should answer, on which replicas, and what the replicas say they hold."""
+
+from django.db import models
+from django.db.models.functions import Now
+
+from apps.core.ids import IdField
+from apps.core.tenancy import OrganizationModel
+
+
+class Replica(models.Model):
+    """One engine and the agent beside it, serving one base model."""
+
+    id = IdField(prefix="rep")
+    base_model = models.ForeignKey("catalog.BaseModel", on_delete=models.PROTECT, related_name="replicas")
+    worker = models.OneToOneField("finetuning.Worker", on_delete=models.PROTECT, related_name="replica", null=True)
+    url = models.CharField(max_length=300, blank=True, help_text="Where its proxy listens: unix:///… or http(s)://…")
+    token_sealed = models.BinaryField(help_text="What the gateway presents to the proxy, encrypted.")
+    capacity = models.PositiveIntegerField(default=64, help_text="Adapters registered at once.")
+    max_rank = models.PositiveIntegerField(default=64)
+    generation = models.BigIntegerField(default=0, help_text="Grows with each change of the desired set.")
+    engine_generation = models.CharField(max_length=64, blank=True)
+    is_ready = models.BooleanField(default=False)
+    reason = models.CharField(max_length=300, blank=True)
+    observed_at = models.DateTimeField(null=True)
+    created_at = models.DateTimeField(db_default=Now())
+
+    tenancy_reason = "replicas are shared by all tenants"
+    app_access = "read"
+
+
+class Deployment(OrganizationModel):
+    """The wish that an adapter version answers requests."""
+
+    id = IdField(prefix="dep")
+    adapter_version = models.ForeignKey("adapters.AdapterVersion", on_delete=models.PROTECT, related_name="deployments")
+    created_at = models.DateTimeField(db_default=Now())
+    removed_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["adapter_version"], condition=models.Q(removed_at=None), name="deployment_once"
+            )
+        ]
+
+
+class LoadedAdapter(OrganizationModel):
+    """What a replica said about one adapter version."""
+
+    replica = models.ForeignKey(Replica, on_delete=models.CASCADE, related_name="loaded")
+    adapter_version = models.ForeignKey("adapters.AdapterVersion", on_delete=models.CASCADE, related_name="loaded")
+    state = models.CharField(max_length=12)
+    reason = models.CharField(max_length=300, blank=True)
+    observed_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["replica", "adapter_version"], name="loaded_once")]
