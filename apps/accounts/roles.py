@@ -51,8 +51,17 @@ ROLES: dict[str, type[Role]] = {role.name: role for role in (Viewer, Member, Adm
 ROLE_CHOICES = [(name, name) for name in ROLES]
 
 # API keys carry scopes, each a permission; a key never holds more than its maker's role at the time of use.
-SCOPES = tuple(permission.value for permission in (Permission.VIEW, Permission.DATASET_WRITE, Permission.JOB_WRITE,
-               Permission.ADAPTER_WRITE, Permission.ADAPTER_DELETE, Permission.INFERENCE))
+SCOPES = tuple(
+    permission.value
+    for permission in (
+        Permission.VIEW,
+        Permission.DATASET_WRITE,
+        Permission.JOB_WRITE,
+        Permission.ADAPTER_WRITE,
+        Permission.ADAPTER_DELETE,
+        Permission.INFERENCE,
+    )
+)
 
 
 def has_permission(role: str, permission: Permission) -> bool:

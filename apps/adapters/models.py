@@ -41,4 +41,4 @@ class AdapterVersion(OrganizationModel):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["adapter", "number"], name="adapter_version_once")]
-        indexes = [models.Index("organization", "-created_at", "-id", name="adapter_version_newest")]
+        indexes = [models.Index(fields=["organization", "-created_at", "-id"], name="adapter_version_newest")]

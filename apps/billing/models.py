@@ -61,10 +61,8 @@ class LedgerTransaction(models.Model):
     tenant_condition = OWN_ORGANIZATION
 
     class Meta:
-        indexes = [models.Index("organization", "-created_at", "-id", name="txn_newest")]
-        triggers = [
-            pgtrigger.Protect(name="txn_append_only", operation=pgtrigger.Update | pgtrigger.Delete | pgtrigger.Truncate)
-        ]
+        indexes = [models.Index(fields=["organization", "-created_at", "-id"], name="txn_newest")]
+        triggers = [pgtrigger.Protect(name="txn_append_only", operation=pgtrigger.Update | pgtrigger.Delete)]
 
 
 class LedgerEntry(models.Model):
@@ -82,11 +80,7 @@ class LedgerEntry(models.Model):
 
     class Meta:
         constraints = [models.CheckConstraint(condition=~Q(amount_nano=0), name="entry_not_zero")]
-        triggers = [
-            pgtrigger.Protect(
-                name="entry_append_only", operation=pgtrigger.Update | pgtrigger.Delete | pgtrigger.Truncate
-            )
-        ]
+        triggers = [pgtrigger.Protect(name="entry_append_only", operation=pgtrigger.Update | pgtrigger.Delete)]
 
 
 class Hold(OrganizationModel):
@@ -134,7 +128,7 @@ class UsageEvent(OrganizationModel):
     is_append_only = True
 
     class Meta:
-        indexes = [models.Index("organization", "-occurred_at", name="usage_newest")]
+        indexes = [models.Index(fields=["organization", "-occurred_at"], name="usage_newest")]
         triggers = [pgtrigger.Protect(name="usage_append_only", operation=pgtrigger.Update | pgtrigger.Delete)]
 
 
@@ -150,8 +144,6 @@ class UsageSeries(OrganizationModel):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(
-                fields=["organization", "price_rule", "subject", "day"], name="usage_series_once"
-            ),
+            models.UniqueConstraint(fields=["organization", "price_rule", "subject", "day"], name="usage_series_once"),
             models.CheckConstraint(condition=Q(quantity__gte=0, posted_nano__gte=0), name="usage_series_positive"),
         ]

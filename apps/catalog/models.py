@@ -26,9 +26,13 @@ class BaseModel(models.Model):
     chat_template = models.TextField(blank=True)
     chat_template_sha256 = models.CharField(max_length=64, blank=True)
     tokenizer_key = models.CharField(max_length=200, blank=True, help_text="Object key of tokenizer.json.")
-    special_tokens = models.JSONField(default=dict, help_text="bos_token, eos_token, pad_token as the template sees them.")
+    special_tokens = models.JSONField(
+        default=dict, help_text="bos_token, eos_token, pad_token as the template sees them."
+    )
     files_sha256 = models.JSONField(default=dict)
-    default_recipe = models.JSONField(default=dict, help_text="Hyperparameters that suit this model when none are given.")
+    default_recipe = models.JSONField(
+        default=dict, help_text="Hyperparameters that suit this model when none are given."
+    )
     source_url = models.URLField(max_length=400, blank=True)
     is_installed = models.BooleanField(default=False, help_text="Weights, tokenizer and template are at hand.")
     added_by = models.CharField(max_length=64, default="system")
@@ -67,7 +71,9 @@ class PriceRule(models.Model):
     """What one SKU costs from one moment to the next. Never edited: a new price closes the old rule."""
 
     id = IdField(prefix="price")
-    sku = models.CharField(max_length=120, help_text="training:<pool>, inference:input:<model>, inference:output:<model>")
+    sku = models.CharField(
+        max_length=120, help_text="training:<pool>, inference:input:<model>, inference:output:<model>"
+    )
     unit = models.CharField(max_length=16, choices=[("gpu_ms", "GPU milliseconds"), ("tokens", "tokens")])
     price_nano = models.BigIntegerField()
     per = models.BigIntegerField(help_text="Units that price buys, e.g. 3600000 GPU milliseconds.")

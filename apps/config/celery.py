@@ -25,7 +25,9 @@ app.config_from_object(
         "timezone": "UTC",
     }
 )
-app.autodiscover_tasks(["apps.core", "apps.accounts", "apps.billing", "apps.datasets", "apps.finetuning", "apps.serving"])
+app.autodiscover_tasks(
+    ["apps.core", "apps.accounts", "apps.billing", "apps.datasets", "apps.finetuning", "apps.serving"]
+)
 
 
 def wake_outbox() -> None:

@@ -67,4 +67,6 @@ def _parse(environ: Mapping[str, str]) -> Env:
 def _required(environ: Mapping[str, str], name: str) -> str:
     if value := environ.get(name):
         return value
-    raise MissingVariable(f"{name} is not set: `make dev` sets everything; elsewhere see the configuration table in README.md")
+    raise MissingVariable(
+        f"{name} is not set: `make dev` sets everything; elsewhere see the configuration table in README.md"
+    )

@@ -20,5 +20,9 @@ def record(*, organization: Any, by: str, action: str, target: str, **details: A
     """Append one entry. `by` is an actor such as `user_…`, `key_…`, `worker_…` or `system`; `target` is an id."""
     require_transaction()
     AuditEntry.objects.create(
-        organization_id=getattr(organization, "pk", organization), actor=by, action=action, target=target, details=details
+        organization_id=getattr(organization, "pk", organization),
+        actor=by,
+        action=action,
+        target=target,
+        details=details,
     )

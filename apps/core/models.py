@@ -22,7 +22,7 @@ class AuditEntry(models.Model):
     tenant_condition = OWN_ORGANIZATION
 
     class Meta:
-        indexes = [models.Index("organization", "-id", name="audit_by_organization")]
+        indexes = [models.Index(fields=["organization", "-id"], name="audit_by_organization")]
         triggers = [pgtrigger.Protect(name="append_only", operation=pgtrigger.Update | pgtrigger.Delete)]
 
 
@@ -44,5 +44,5 @@ class OutboxMessage(models.Model):
 
     class Meta:
         indexes = [
-            models.Index("next_attempt_at", name="outbox_due", condition=models.Q(sent_at=None)),
+            models.Index(fields=["next_attempt_at"], name="outbox_due", condition=models.Q(sent_at=None)),
         ]

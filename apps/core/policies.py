@@ -28,7 +28,9 @@ def refuse_unsafe_role() -> None:
         cursor.execute("SELECT rolname FROM pg_roles WHERE rolname = session_user AND (rolsuper OR rolbypassrls)")
         row = cursor.fetchone()
     if row:
-        raise UnsafeDatabaseRole(f"role {row[0]!r} ignores row-level security: use anneal_app (deploy/postgres/roles.sql)")
+        raise UnsafeDatabaseRole(
+            f"role {row[0]!r} ignores row-level security: use anneal_app (deploy/postgres/roles.sql)"
+        )
 
 
 def write_policies(**_: Any) -> None:
@@ -70,7 +72,9 @@ def _privileges(role: str, model: type[models.Model]) -> str:
     if role == SYSTEM_ROLE:
         return writes
     if role == APP_ROLE:
-        access = getattr(model, "app_access", "write" if visibility(model) else settings.APP_ROLE_GRANTS.get(label, "read"))
+        access = getattr(
+            model, "app_access", "write" if visibility(model) else settings.APP_ROLE_GRANTS.get(label, "read")
+        )
     else:
         grants = settings.ROLE_GRANTS[role]
         access = grants.get(label, grants.get(app, "none"))

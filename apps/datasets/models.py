@@ -61,7 +61,7 @@ class DatasetVersion(OrganizationModel):
             models.UniqueConstraint(fields=["dataset", "number"], name="dataset_version_once"),
             models.CheckConstraint(condition=Q(bytes__gte=0, error_count__gte=0), name="dataset_version_sizes"),
         ]
-        indexes = [models.Index("organization", "-created_at", "-id", name="dataset_version_newest")]
+        indexes = [models.Index(fields=["organization", "-created_at", "-id"], name="dataset_version_newest")]
         triggers = [status_trigger("dataset_version_status", VERSION_TRANSITIONS)]
 
 
@@ -79,7 +79,5 @@ class TokenCount(OrganizationModel):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(
-                fields=["version", "base_model", "chat_template_sha256"], name="token_count_once"
-            )
+            models.UniqueConstraint(fields=["version", "base_model", "chat_template_sha256"], name="token_count_once")
         ]

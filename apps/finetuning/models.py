@@ -19,7 +19,7 @@ from apps.finetuning.lifecycle import (
 
 
 def _paired(name: str, *fields: str) -> models.CheckConstraint:
-    nothing = Q(**{field: None for field in fields})
+    nothing = Q(**dict.fromkeys(fields))
     everything = Q(**{f"{field}__isnull": False for field in fields})
     return models.CheckConstraint(name=name, condition=nothing | everything)
 
@@ -94,7 +94,7 @@ class ThroughputProbe(models.Model):
     app_access = "read"
 
     class Meta:
-        indexes = [models.Index("pool", "base_model", "method", "-measured_at", name="probe_newest")]
+        indexes = [models.Index(fields=["pool", "base_model", "method", "-measured_at"], name="probe_newest")]
 
 
 class Quota(OrganizationModel):
@@ -154,7 +154,9 @@ class FineTuningJob(OrganizationModel):
     error_code = models.CharField(max_length=48, blank=True)
     error_message = models.CharField(max_length=500, blank=True)
     error_param = models.CharField(max_length=64, blank=True)
-    adapter_version = models.ForeignKey("adapters.AdapterVersion", on_delete=models.PROTECT, null=True, related_name="+")
+    adapter_version = models.ForeignKey(
+        "adapters.AdapterVersion", on_delete=models.PROTECT, null=True, related_name="+"
+    )
     idempotency_key = models.CharField(max_length=200, null=True)
 
     class Meta:
@@ -174,8 +176,8 @@ class FineTuningJob(OrganizationModel):
             ),
         ]
         indexes = [
-            models.Index("organization", "-created_at", "-id", name="job_newest"),
-            models.Index("pool", "status", name="job_pool_status"),
+            models.Index(fields=["organization", "-created_at", "-id"], name="job_newest"),
+            models.Index(fields=["pool", "status"], name="job_pool_status"),
         ]
         triggers = [status_trigger("job_status", JOB_TRANSITIONS)]
 
@@ -229,7 +231,7 @@ class Run(OrganizationModel):
                 | (~Q(status__in=sorted(RUN_TERMINAL)) & Q(finished_at=None)),
             ),
         ]
-        indexes = [models.Index("pool", "created_at", condition=Q(status="queued"), name="run_queue")]
+        indexes = [models.Index(fields=["pool", "created_at"], condition=Q(status="queued"), name="run_queue")]
         triggers = [status_trigger("run_status", RUN_TRANSITIONS)]
 
 

@@ -1,0 +1,265 @@
+"""How figures, times, states and form controls are written on a page. Pure: values in, short text out."""
+
+import datetime
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any, NamedTuple
+
+from django import template
+from django.forms import BoundField, CheckboxInput, CheckboxSelectMultiple, FileInput, RadioSelect, Select, Textarea
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from apps.core.money import nano_to_usd
+
+register = template.Library()
+
+MINUS = "\N{MINUS SIGN}"
+NONE = "\N{EN DASH}"
+GIB = 1 << 30
+
+
+class Status(NamedTuple):
+    """How a state is shown: word, tone of the badge, icon; `live` replaces the icon by a pulsing dot."""
+
+    label: str
+    tone: str = ""
+    icon: str = ""
+    live: bool = False
+
+
+# Every state a page may show, of any object; the words are those of docs/CONTEXT.md.
+STATUSES: dict[str, Status] = {
+    "validating_files": Status("Checking data", "info", live=True),
+    "validating": Status("Checking data", "info", live=True),
+    "uploading": Status("Uploading", "info", live=True),
+    "queued": Status("Queued", "", "clock"),
+    "leased": Status("Starting", "info", live=True),
+    "running": Status("Training", "info", live=True),
+    "pausing": Status("Pausing", "warn", "pause"),
+    "paused": Status("Paused", "warn", "pause"),
+    "succeeded": Status("Succeeded", "ok", "check"),
+    "failed": Status("Failed", "bad", "circle-alert"),
+    "cancelled": Status("Cancelled", "line", "ban"),
+    "lost": Status("Lost contact", "warn", "unplug"),
+    "ready": Status("Ready", "ok", "check"),
+    "uploaded": Status("Uploaded", "", "clock"),
+    "invalid": Status("Has errors", "bad", "circle-alert"),
+    "rejected": Status("Rejected", "bad", "circle-alert"),
+    "error": Status("Failed", "bad", "circle-alert"),
+    "deleting": Status("Deleting", "warn", "trash-2"),
+    "deleted": Status("Deleted", "line", "trash-2"),
+    "loading": Status("Loading", "info", live=True),
+    "loaded": Status("Serving", "ok", "check"),
+    "serving": Status("Serving", "ok", "check"),
+    "unloading": Status("Unloading", "warn", "power"),
+    "active": Status("Active", "ok", "check"),
+    "revoked": Status("Revoked", "line", "ban"),
+    "expired": Status("Expired", "line", "clock"),
+    "invited": Status("Invited", "", "mail"),
+    "suspended": Status("Suspended", "bad", "ban"),
+    "online": Status("Online", "ok", "check"),
+    "idle": Status("Idle", "ok", "check"),
+    "busy": Status("Busy", "info", live=True),
+    "cordoned": Status("Cordoned", "warn", "ban"),
+    "draining": Status("Draining", "warn", "power"),
+    "drained": Status("Drained", "line", "power"),
+    "offline": Status("Offline", "bad", "unplug"),
+    "admitted": Status("Admitted", "", "plug"),
+    "installed": Status("Installed", "ok", "check"),
+    "not_installed": Status("Not installed", "line"),
+}
+
+
+@register.filter
+def status(value: str) -> Status:
+    """Return how to show a state; one that is not listed is shown by its own name, without colour."""
+    return STATUSES.get(value) or Status(value.replace("_", " ").capitalize())
+
+
+@register.filter
+def usd(nano: int | None) -> str:
+    """Write nano-USD as dollars: $1.24; below a cent two significant digits, so that $0.0004 is not $0.00."""
+    if nano is None:
+        return NONE
+    amount = nano_to_usd(abs(nano))
+    sign = MINUS if nano < 0 else ""
+    if 0 < amount < Decimal("0.01"):
+        exponent = amount.adjusted() - 1
+        rounded = amount.quantize(Decimal(1).scaleb(exponent), ROUND_HALF_UP)
+        return f"{sign}${rounded.normalize():f}"
+    return f"{sign}${amount.quantize(Decimal('0.01'), ROUND_HALF_UP):,.2f}"
+
+
+@register.filter
+def usd_hour(nano_per_hour: int | None) -> str:
+    return NONE if nano_per_hour is None else f"{usd(nano_per_hour)}/h"
+
+
+@register.filter
+def number(value: float | None) -> str:
+    """Write a count with thousands separators."""
+    return NONE if value is None else f"{value:,}"
+
+
+@register.filter
+def tokens(count: int | None) -> str:
+    """Write a count short, with three significant digits: 950, 18.2K, 9.42M, 1.2B."""
+    if count is None:
+        return NONE
+    if abs(count) < 1_000:
+        return str(count)
+    return _scaled(count, 1_000, ("K", "M", "B", "T"))
+
+
+@register.filter(name="bytes")
+def bytes_(size: int | None) -> str:
+    """Write a size in decimal units as file managers and networks do: 61.4 MB."""
+    if size is None:
+        return NONE
+    if abs(size) < 1_000:
+        return f"{size} B"
+    return _scaled(size, 1_000, (" KB", " MB", " GB", " TB"))
+
+
+@register.filter
+def memory(size: int | None) -> str:
+    """Write device memory in binary gigabytes, the unit on the card's box: 44.3 GB, 80 GB."""
+    if size is None:
+        return NONE
+    gib = size / GIB
+    return f"{gib:.2f} GB" if 0 < gib < 1 else f"{gib:.1f}".removesuffix(".0") + " GB"
+
+
+@register.filter
+def percent(share: float | None, decimals: int = 0) -> str:
+    """Write a share of one: 0.314 is 31%. A share that is neither none nor all never reads 0% or 100%."""
+    if share is None:
+        return NONE
+    step = 10**-decimals
+    value = round(share * 100, decimals)
+    if share > 0 and value == 0:
+        return f"<{step:.{decimals}f}%"
+    if share < 1 and value == 100:
+        return f">{100 - step:.{decimals}f}%"
+    return f"{value:.{decimals}f}%"
+
+
+@register.filter
+def duration(seconds: float | None) -> str:
+    """Write a measured span with its two largest units: 9s, 3m 40s, 1h 24m, 2d 3h."""
+    if seconds is None:
+        return NONE
+    total = max(0, round(seconds))
+    if total < 60:
+        return f"{seconds:.1f}s" if 0 < seconds < 10 and seconds != int(seconds) else f"{total}s"
+    if total < 3_600:
+        return f"{total // 60}m {total % 60:02d}s"
+    if total < 86_400:
+        return f"{total // 3_600}h {total % 3_600 // 60:02d}m"
+    return f"{total // 86_400}d {total % 86_400 // 3_600}h"
+
+
+@register.filter
+def about(seconds: float | None) -> str:
+    """Write an estimated span no finer than it is known: under 1 min, 50 min, 1h 24m, 3d 4h."""
+    if seconds is None:
+        return NONE
+    if seconds < 60:
+        return "under 1 min"
+    if round(seconds / 60) < 60:
+        return f"{round(seconds / 60)} min"
+    return duration(round(seconds / 60) * 60)
+
+
+@register.filter
+def ago(moment: datetime.datetime | None) -> str:
+    """Write how long ago a moment was, or how far ahead it lies."""
+    if moment is None:
+        return "never"
+    seconds = (timezone.now() - moment).total_seconds()
+    span = _span_in_words(abs(seconds))
+    if span is None:
+        return "just now"
+    return f"{span} ago" if seconds > 0 else f"in {span}"
+
+
+@register.simple_tag
+def moment(value: datetime.datetime | None, style: str = "ago") -> SafeString | str:
+    """Render a <time>: `ago`, `date`, `time` or `datetime`. app.js rewrites it in the reader's zone, UTC on hover."""
+    if value is None:
+        return "never" if style == "ago" else NONE
+    utc = value.astimezone(datetime.UTC)
+    text = ago(value) if style == "ago" else f"{utc:{_FORMATS[style]}}"
+    return format_html(
+        '<time datetime="{}" data-time="{}" title="{} UTC">{}</time>',
+        utc.isoformat(timespec="seconds"),
+        style,
+        f"{utc:%Y-%m-%d %H:%M:%S}",
+        text,
+    )
+
+
+@register.simple_tag
+def join_class(*classes: str) -> str:
+    """Join the class names that are not empty."""
+    return " ".join(name for name in classes if name)
+
+
+@register.filter
+def initials(name: str) -> str:
+    """Return up to two initials of a person's name or address."""
+    words = [word for word in name.split("@")[0].replace(".", " ").replace("_", " ").split() if word[0].isalnum()]
+    return "".join(word[0] for word in (words[:1] + words[1:][-1:])).upper() or "?"
+
+
+@register.filter
+def control_kind(field: BoundField) -> str:
+    """Say how a field is laid out: `check`, `choices` or `input`."""
+    widget = field.field.widget
+    if isinstance(widget, CheckboxInput):
+        return "check"
+    return "choices" if isinstance(widget, RadioSelect | CheckboxSelectMultiple) else "input"
+
+
+@register.simple_tag
+def control(field: BoundField, **attrs: Any) -> SafeString:
+    """Render a field's widget with the class its kind has; `data_x` in attrs becomes `data-x`."""
+    widget = field.field.widget
+    own = {name.replace("_", "-"): value for name, value in attrs.items() if value not in (None, "", False)}
+    classes = join_class(_control_class(widget), widget.attrs.get("class", ""), str(own.pop("class", "")))
+    return field.as_widget(attrs=own | {"class": classes})
+
+
+def _control_class(widget: Any) -> str:
+    match widget:
+        case CheckboxInput():
+            return "check"
+        case RadioSelect() | CheckboxSelectMultiple():
+            return ""
+        case Textarea() | Select() | FileInput():
+            return "input"
+        case _:
+            return "input num" if widget.input_type == "number" else "input"
+
+
+_FORMATS = {"date": "%-d %b %Y", "time": "%H:%M UTC", "datetime": "%-d %b %Y, %H:%M UTC"}
+
+
+def _scaled(value: int, base: int, units: tuple[str, ...]) -> str:
+    """Write value in the largest fitting unit with three significant digits, without trailing zeros."""
+    scaled, power = value / base, 0
+    while abs(scaled) >= base - 0.5 and power < len(units) - 1:
+        scaled, power = scaled / base, power + 1
+    decimals = 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
+    text = f"{scaled:.{decimals}f}"
+    return (text.rstrip("0").rstrip(".") if decimals else text) + units[power]
+
+
+def _span_in_words(seconds: float) -> str | None:
+    if seconds < 45:
+        return None
+    for size, limit, unit in ((60, 60, "min"), (3_600, 24, "h"), (86_400, 30, "d"), (2_629_800, 12, "mo")):
+        if round(seconds / size) < limit:
+            return f"{max(1, round(seconds / size))} {unit}"
+    return f"{max(1, round(seconds / 31_557_600))} y"
