@@ -1,0 +1,226 @@
+"""What each family of decoder models calls things, and what its config.json leaves unsaid.
+
+`FAMILIES` holds the defaults of each family's transformers configuration class and the layers its modelling code
+creates; the counts that follow are checked against transformers' own models (tests/unit/estimates).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+
+class ArchitectureError(ValueError):
+    """The configuration cannot be read as a decoder model. `field` names what is missing or wrong."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class ModuleNames(msgspec.Struct, frozen=True):
+    """Module names of a family, as PEFT's `target_modules` must spell them."""
+
+    output: str
+    up: str
+    down: str
+    gate: str = ""  # empty: not gated, or fused into `up`
+    fused_qkv: str = ""
+    fused_gate_up: bool = False
+
+
+LLAMA_NAMES = ModuleNames(output="o_proj", gate="gate_proj", up="up_proj", down="down_proj")
+_PHI3_NAMES = ModuleNames(
+    output="o_proj", up="gate_up_proj", down="down_proj", fused_qkv="qkv_proj", fused_gate_up=True
+)
+_NEOX_NAMES = ModuleNames(output="dense", up="dense_h_to_4h", down="dense_4h_to_h", fused_qkv="query_key_value")
+NAMES = {
+    "phi3": _PHI3_NAMES,
+    "gpt_neox": _NEOX_NAMES,
+    "falcon": _NEOX_NAMES,
+    "phi": ModuleNames(output="dense", up="fc1", down="fc2"),
+    "starcoder2": ModuleNames(output="o_proj", up="c_fc", down="c_proj"),
+    "gpt2": ModuleNames(output="attn.c_proj", up="c_fc", down="mlp.c_proj", fused_qkv="c_attn"),
+    "mpt": ModuleNames(output="out_proj", up="up_proj", down="down_proj", fused_qkv="Wqkv"),
+    "qwen": ModuleNames(output="attn.c_proj", gate="w2", up="w1", down="mlp.c_proj", fused_qkv="c_attn"),
+    "mixtral": ModuleNames(output="o_proj", gate="w1", up="w3", down="w2"),
+}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {},
+    "mixtral": {},
+    "granite": {},
+    "smollm3": {"tie_word_embeddings": True},
+    "qwen": {"qkv_bias": True},
+    "qwen2": {"qkv_bias": True},
+    "qwen2_moe": {"qkv_bias": True},
+    "qwen3": {"qk_norm": "head", "head_dim": 128},
+    "qwen3_moe": {"qk_norm": "head", "head_dim": 128},
+    "gemma": {"tie_word_embeddings": True, "head_dim": 256},
+    "gemma2": {"tie_word_embeddings": True, "head_dim": 256, "norms_per_layer": 4},
+    "gemma3_text": {
+        "tie_word_embeddings": True,
+        "head_dim": 256,
+        "norms_per_layer": 4,
+        "qk_norm": "head",
+        "n_heads": 8,
+        "n_kv_heads": 4,
+        "vocab_size": 262208,
+    },
+    "phi3": {},
+    "phi": {"all_biases": True, "norm_bias": True, "norms_per_layer": 1, "mlp_gated": False, "lm_head_bias": True},
+    "gpt_neox": {"all_biases": True, "norm_bias": True, "mlp_gated": False},
+    "falcon": {"norm_bias": True, "mlp_gated": False, "tie_word_embeddings": True},
+    "gpt2": {"all_biases": True, "norm_bias": True, "mlp_gated": False, "tie_word_embeddings": True},
+    "mpt": {"mlp_gated": False, "tie_word_embeddings": True},
+    "starcoder2": {"all_biases": True, "norm_bias": True, "mlp_gated": False, "tie_word_embeddings": True},
+    "stablelm": {"norm_bias": True},
+    "cohere": {"norms_per_layer": 1, "tie_word_embeddings": True},
+    "olmo2": {"qk_norm": "full"},
+    "gpt_oss": {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "attention_sinks": True, "head_dim": 64},
+}
+_ALIASES = {"gemma3": "gemma3_text", "mistral3": "mistral", "ministral": "mistral", "RefinedWebModel": "falcon"}
+
+# The names one quantity goes by in different families' config.json.
+_KEYS = {
+    "n_layers": ("num_hidden_layers", "n_layer", "n_layers"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "intermediate_size": ("intermediate_size", "ffn_hidden_size", "n_inner"),
+    "n_heads": ("num_attention_heads", "n_head", "n_heads"),
+    "n_kv_heads": ("num_key_value_heads", "num_kv_heads"),
+    "head_dim": ("head_dim",),
+    "vocab_size": ("vocab_size",),
+    "n_experts": ("num_local_experts", "num_experts"),
+    "experts_per_token": ("num_experts_per_tok",),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+}
+
+
+def read_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an Architecture; raises ArchitectureError naming the field that is missing or not supported."""
+    text = _text_config(config)
+    family = str(text.get("model_type") or "")
+    family = _ALIASES.get(family, family)
+    if family not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise ArchitectureError("model_type", f"model_type {family or 'missing'!r} is not supported; known: {known}")
+    traits = FAMILIES[family]
+    n_heads = _required(text, traits, "n_heads")
+    hidden_size = _required(text, traits, "hidden_size")
+    return dict(
+        model_type=family,
+        n_layers=_required(text, traits, "n_layers"),
+        hidden_size=hidden_size,
+        intermediate_size=_intermediate_size(text, traits, family, hidden_size),
+        n_heads=n_heads,
+        n_kv_heads=_n_kv_heads(text, traits, family, n_heads),
+        head_dim=_optional(text, traits, "head_dim") or _divided(hidden_size, n_heads),
+        vocab_size=_required(text, traits, "vocab_size"),
+        max_position_embeddings=_optional(text, traits, "max_position_embeddings"),
+        **_experts(text, traits, family),
+        **_family_traits(text, traits, family),
+    )
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    nested = config.get("text_config")
+    if not isinstance(nested, Mapping):
+        return config
+    inherited = {key: config[key] for key in ("tie_word_embeddings", "vocab_size") if key in config}
+    return {**inherited, "model_type": config.get("model_type"), **nested}
+
+
+def _optional(text: Mapping[str, Any], traits: Mapping[str, Any], name: str) -> int | None:
+    for key in _KEYS[name]:
+        value = text.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ArchitectureError(key, f"{key} must be a positive integer, not {value!r}")
+        return value
+    default = traits.get(name)
+    return default if default is None else int(default)
+
+
+def _required(text: Mapping[str, Any], traits: Mapping[str, Any], name: str) -> int:
+    value = _optional(text, traits, name)
+    if value is None:
+        field = _KEYS[name][0]
+        raise ArchitectureError(field, f"the model's config.json has no {field}")
+    return value
+
+
+def _divided(hidden_size: int, n_heads: int) -> int:
+    if hidden_size % n_heads:
+        raise ArchitectureError("head_dim", f"hidden_size {hidden_size} is not a multiple of {n_heads} heads")
+    return hidden_size // n_heads
+
+
+def _intermediate_size(text: Mapping[str, Any], traits: Mapping[str, Any], family: str, hidden_size: int) -> int:
+    size = _optional(text, traits, "intermediate_size")
+    if family == "qwen" and size is not None:
+        return size // 2  # the first Qwen counts gate and up together
+    if size is None and family in {"gpt2", "falcon", "mpt"}:
+        return hidden_size * int(text.get("expansion_ratio") or 4)
+    return size if size is not None else _required(text, traits, "intermediate_size")
+
+
+def _n_kv_heads(text: Mapping[str, Any], traits: Mapping[str, Any], family: str, n_heads: int) -> int:
+    if family == "falcon" and not text.get("new_decoder_architecture"):
+        return 1 if text.get("multi_query", True) else n_heads
+    return _optional(text, traits, "n_kv_heads") or n_heads
+
+
+def _experts(text: Mapping[str, Any], traits: Mapping[str, Any], family: str) -> dict[str, Any]:
+    n_experts = _optional(text, traits, "n_experts")
+    if n_experts is None:
+        return {}
+    size = text.get("moe_intermediate_size") or (_required(text, traits, "intermediate_size"))
+    step, plain = int(text.get("decoder_sparse_step") or 1), set(text.get("mlp_only_layers") or ())
+    layers = range(_required(text, traits, "n_layers"))
+    return {
+        "n_experts": n_experts,
+        "experts_per_token": _required(text, traits, "experts_per_token"),
+        "moe_intermediate_size": int(size),
+        "n_dense_layers": sum(1 for layer in layers if layer in plain or (layer + 1) % step),
+        "shared_expert_intermediate_size": int(text.get("shared_expert_intermediate_size") or 0),
+    }
+
+
+def _family_traits(text: Mapping[str, Any], traits: Mapping[str, Any], family: str) -> dict[str, Any]:
+    direct = ("qk_norm", "mlp_gated", "norm_bias", "norms_per_layer", "lm_head_bias", "attention_sinks")
+    values: dict[str, Any] = {key: traits[key] for key in direct if key in traits}
+    values["tie_word_embeddings"] = bool(text.get("tie_word_embeddings", traits.get("tie_word_embeddings", False)))
+    biased = bool(text.get("use_bias", True)) if traits.get("all_biases") else False
+    attention_bias = bool(text.get("attention_bias", text.get("use_qkv_bias", False)))
+    values["qkv_bias"] = biased or traits.get("qkv_bias", attention_bias)
+    values["output_bias"] = biased or traits.get("output_bias", bool(text.get("attention_bias", False)))
+    values["mlp_bias"] = biased or traits.get("mlp_bias", bool(text.get("mlp_bias", False)))
+    values["learned_positions"] = int(text.get("n_positions") or 1024) if family == "gpt2" else 0
+    return values | _exceptions(text, family)
+
+
+def _exceptions(text: Mapping[str, Any], family: str) -> dict[str, Any]:
+    """Families whose layers depend on more than their name."""
+    match family:
+        case "falcon":
+            bias, parallel = bool(text.get("bias", False)), bool(text.get("parallel_attn", True))
+            one_norm = parallel and not text.get("new_decoder_architecture")
+            norms = int(text.get("num_ln_in_parallel_attn") or (1 if one_norm else 2))
+            return {"qkv_bias": bias, "output_bias": bias, "mlp_bias": bias, "norms_per_layer": norms}
+        case "mpt":
+            bias, positions = not text.get("no_bias", True), int(text.get("learned_positions") or 0)
+            every = dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias", "norm_bias"), bias)
+            return {**every, "learned_positions": positions}
+        case "stablelm" if text.get("use_parallel_residual"):
+            return {"norms_per_layer": 1}
+        case "cohere" if text.get("use_qk_norm"):
+            raise ArchitectureError("use_qk_norm", "Cohere models with query/key norms are not supported yet")
+        case "gpt_neox":
+            return {
+                "qkv_bias": bool(text.get("attention_bias", True)),
+                "output_bias": bool(text.get("attention_bias", True)),
+            }
+        case _:
+            return {}

@@ -1,0 +1,80 @@
+"""What a GPU type can hold and do, read from the catalog's rows; a CPU is one more type."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+GIB = 1024**3
+MIB = 1024**2
+
+# Share of the label's GiB that torch reports as total memory, where nobody published it for the type. Both are the
+# least share among the types with an observation in gpus.json: HBM 79.15/80 (A100), GDDR6 with ECC 14.563/16 (T4).
+_HBM_USABLE_SHARE = 0.987
+_GDDR_USABLE_SHARE = 0.910
+_HBM_KEY_PREFIXES = ("a100", "h100", "h200", "b200", "b300", "gb", "mi3", "v100")
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """`memory_bytes` is what the framework can allocate in total (torch's total_memory), before any CUDA context.
+    `nvlink_bytes_per_second` counts both directions, as vendors do; None means PCIe only."""
+
+    key: str
+    name: str
+    memory_bytes: int
+    kind: str = "cuda"  # "cuda" | "rocm" | "cpu"
+    memory_bandwidth_bytes_per_second: int | None = None
+    bf16_flops: float | None = None
+    nvlink_bytes_per_second: int | None = None
+    memory_is_observed: bool = True
+    sources: tuple[str, ...] = ()
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.kind == "cpu"
+
+
+def cpu(*, memory_bytes: int, name: str = "CPU", key: str = "cpu") -> Gpu:
+    """A machine without a GPU: `memory_bytes` is the RAM that a training process may use."""
+    return Gpu(key=key, name=name, memory_bytes=memory_bytes, kind="cpu")
+
+
+def from_row(row: Mapping[str, Any]) -> Gpu:
+    """Read one row of the catalog's `gpus.json`."""
+    memory_bytes, is_observed = _memory(row)
+    tflops, bandwidth = row["dense_tflops"], row.get("mem_bw_gb_s")
+    return Gpu(
+        key=row["key"],
+        name=row["name"],
+        memory_bytes=memory_bytes,
+        kind="rocm" if row["arch"].startswith("CDNA") else "cuda",
+        memory_bandwidth_bytes_per_second=round(bandwidth * 1e9) if bandwidth else None,
+        # Cards before Ampere have no bf16 matrix units; their fp16 peak is not this figure.
+        bf16_flops=tflops["bf16"] * 1e12 if tflops.get("bf16") else None,
+        nvlink_bytes_per_second=_nvlink(row["interconnect"]),
+        memory_is_observed=is_observed,
+        sources=tuple(row["sources"]),
+    )
+
+
+def from_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Gpu]:
+    """Read the rows of `gpus.json` by key."""
+    return {row["key"]: from_row(row) for row in rows}
+
+
+def load(path: Path) -> dict[str, Gpu]:
+    """Read `gpus.json` itself."""
+    return from_rows(msgspec.json.decode(path.read_bytes())["gpus"])
+
+
+def _memory(row: Mapping[str, Any]) -> tuple[int, bool]:
+    if observed := row.get("usable_gib_observed") or row.get("total_gib"):
+        return int(observed * GIB), True
+    share = _HBM_USABLE_SHARE if row["key"].startswith(_HBM_KEY_PREFIXES) else _GDDR_USABLE_SHARE
+    return int(row["memory_gb_label"] * share * GIB), False
+
+
+def _nvlink(interconnect: Mapping[str, Any]) -> int | None:
+    rate = interconnect.get("gpu_bidir_gb_s")
+    return round(rate * 1e9) if rate and "NVLink" in interconnect["kind"] else None

@@ -1,0 +1,228 @@
+"""What a job would take on one pool: memory, time, wait and cost, with the reasons shown."""
+
+import math
+
+import msgspec
+
+from apps.estimates.architectures import Architecture
+from apps.estimates.calibration import Interval, time_interval
+from apps.estimates.gpus import GIB, Gpu
+from apps.estimates.memory import MemoryPart
+from apps.estimates.placement import Fix, Placement, choose_plan, ways_to_fit
+from apps.estimates.plans import DEFAULT_TARGET_MODULES, TrainingPlan
+from apps.estimates.published import nearest
+from apps.estimates.throughput import ProbeRow, SpeedSource, Throughput, Unmeasured, tokens_per_second
+
+
+class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One job. `tokens` and `trained_tokens` are per epoch, after truncation to `max_length`, without padding."""
+
+    architecture: Architecture
+    method: str
+    max_length: int
+    batch_size: int
+    epochs: int
+    rows: int
+    tokens: int
+    trained_tokens: int
+    longest_row_tokens: int
+    lora_rank: int = 16
+    target_modules: tuple[str, ...] = DEFAULT_TARGET_MODULES
+
+    def __post_init__(self) -> None:
+        for name in ("max_length", "batch_size", "epochs", "rows", "tokens", "longest_row_tokens", "lora_rank"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+
+
+class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a pool now. The price is `price_nano` nano-USD for each `price_per_seconds` of one GPU.
+
+    `seconds_ahead` is the expected training time of the runs waiting or running before this one, over all workers.
+    `finished_ratios` are measured / predicted training times of the pool's finished runs.
+    """
+
+    gpu: Gpu
+    probe: ProbeRow | None = None
+    price_nano: int | None = None
+    price_per_seconds: int = 3600
+    live_workers: int = 0
+    seconds_ahead: float = 0.0
+    startup_seconds: float = 0.0
+    finished_ratios: tuple[float, ...] = ()
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer for one pool. Time and cost are None when the job does not fit or nobody measured the GPU.
+
+    `queue_seconds` is None without live workers: nobody knows when one comes. Billing covers training seconds only.
+    """
+
+    gpu_key: str
+    fits: bool
+    reason: str | None
+    fixes: tuple[Fix, ...]
+    capacity_bytes: int
+    peak_bytes: int
+    headroom_bytes: int
+    phase: str
+    parts: tuple[MemoryPart, ...]
+    plan: TrainingPlan
+    steps: int
+    total_tokens: int
+    total_trained_tokens: int
+    tokens_per_second: float | None
+    train_seconds_p10: float | None
+    train_seconds_p50: float | None
+    train_seconds_p90: float | None
+    startup_seconds: float
+    queue_seconds: float | None
+    billed_seconds_p10: int | None
+    billed_seconds_p50: int | None
+    billed_seconds_p90: int | None
+    cost_nano_p10: int | None
+    cost_nano_p50: int | None
+    cost_nano_p90: int | None
+    interval_origin: str | None
+    speed_source: SpeedSource
+
+
+def quote(
+    *,
+    request: QuoteRequest,
+    pool: PoolFacts,
+    published: tuple[ProbeRow, ...] = (),
+    other_gpus: tuple[Gpu, ...] = (),
+) -> Estimate:
+    """Estimate the job on this pool: from the pool's probe, else from the nearest published row of its GPU type.
+
+    `other_gpus` are the types to suggest when the job does not fit this one.
+    """
+    placement = _place(request, pool.gpu)
+    reason, fixes = _obstacle(request, pool, placement, other_gpus)
+    probe = pool.probe or _nearest_published(request, pool, published)
+    speed = _speed(request, pool, placement, probe)
+    seconds = _train_seconds(request, pool, probe, speed) if reason is None else None
+    billed = tuple(math.ceil(value) for value in seconds[:3]) if seconds else (None, None, None)
+    costs = tuple(_cost_nano(pool, value) for value in billed)
+    return Estimate(
+        gpu_key=pool.gpu.key,
+        fits=reason is None,
+        reason=reason,
+        fixes=fixes,
+        capacity_bytes=pool.gpu.memory_bytes,
+        peak_bytes=placement.memory.peak_bytes,
+        headroom_bytes=pool.gpu.memory_bytes - placement.memory.peak_bytes,
+        phase=placement.memory.phase,
+        parts=placement.memory.parts,
+        plan=placement.plan,
+        steps=step_count(rows=request.rows, batch_size=request.batch_size, epochs=request.epochs),
+        total_tokens=request.tokens * request.epochs,
+        total_trained_tokens=request.trained_tokens * request.epochs,
+        tokens_per_second=speed.tokens_per_second if isinstance(speed, Throughput) and reason is None else None,
+        train_seconds_p10=seconds[0] if seconds else None,
+        train_seconds_p50=seconds[1] if seconds else None,
+        train_seconds_p90=seconds[2] if seconds else None,
+        startup_seconds=pool.startup_seconds,
+        queue_seconds=pool.seconds_ahead / pool.live_workers if pool.live_workers else None,
+        billed_seconds_p10=billed[0],
+        billed_seconds_p50=billed[1],
+        billed_seconds_p90=billed[2],
+        cost_nano_p10=costs[0],
+        cost_nano_p50=costs[1],
+        cost_nano_p90=costs[2],
+        interval_origin=seconds[3].origin if seconds else None,
+        speed_source=_speed_source(speed),
+    )
+
+
+def step_count(*, rows: int, batch_size: int, epochs: int) -> int:
+    """Optimizer steps without packing: the last batch of an epoch may be smaller, and is still a step."""
+    return -(-rows // batch_size) * epochs
+
+
+def cost_nano(*, price_nano: int, price_per_seconds: int, seconds: int) -> int:
+    """Price of so many billed seconds in nano-USD, rounded half up."""
+    return (2 * price_nano * seconds + price_per_seconds) // (2 * price_per_seconds)
+
+
+def padded_length(request: QuoteRequest) -> int:
+    """Tokens of the longest row the trainer will see: batches are padded to their own longest row, not to the cap."""
+    return min(request.max_length, request.longest_row_tokens)
+
+
+def _place(request: QuoteRequest, gpu: Gpu) -> Placement:
+    return choose_plan(
+        architecture=request.architecture,
+        method=request.method,
+        gpu=gpu,
+        max_length=padded_length(request),
+        batch_size=request.batch_size,
+        lora_rank=request.lora_rank,
+        target_modules=request.target_modules,
+    )
+
+
+def _obstacle(
+    request: QuoteRequest, pool: PoolFacts, placement: Placement, other_gpus: tuple[Gpu, ...]
+) -> tuple[str | None, tuple[Fix, ...]]:
+    limit = request.architecture.max_position_embeddings
+    if limit is not None and padded_length(request) > limit:
+        reason = f"The longest row has {padded_length(request):,} tokens; this base model reads at most {limit:,}."
+        text = f"Set max_length to {limit:,} tokens or fewer."
+        return reason, (Fix(key="max_length", text=text, peak_bytes=placement.memory.peak_bytes, max_length=limit),)
+    if placement.fits:
+        return None, ()
+    needed, held = placement.memory.peak_bytes / GIB, pool.gpu.memory_bytes / GIB
+    reason = f"Needs {needed:,.1f} GiB with one row at a time; {pool.gpu.name} holds {held:,.1f} GiB."
+    fixes = ways_to_fit(
+        architecture=request.architecture,
+        plan=placement.plan,
+        gpu=pool.gpu,
+        other_gpus=tuple(gpu for gpu in other_gpus if gpu.key != pool.gpu.key),
+    )
+    return reason, fixes
+
+
+def _nearest_published(request: QuoteRequest, pool: PoolFacts, published: tuple[ProbeRow, ...]) -> ProbeRow | None:
+    return nearest(
+        published=published,
+        gpu_key=pool.gpu.key,
+        architecture=request.architecture,
+        method=request.method,
+        max_length=padded_length(request),
+    )
+
+
+def _speed(
+    request: QuoteRequest, pool: PoolFacts, placement: Placement, probe: ProbeRow | None
+) -> Throughput | Unmeasured:
+    return tokens_per_second(
+        architecture=request.architecture,
+        plan=placement.plan,
+        gpu=pool.gpu,
+        probe=probe,
+        mean_row_tokens=request.tokens / request.rows,
+    )
+
+
+def _train_seconds(
+    request: QuoteRequest, pool: PoolFacts, probe: ProbeRow | None, speed: Throughput | Unmeasured
+) -> tuple[float, float, float, Interval] | None:
+    if probe is None or isinstance(speed, Unmeasured):
+        return None
+    interval = time_interval(probe=probe, throughput=speed, method=request.method, ratios=pool.finished_ratios)
+    seconds = request.tokens * request.epochs / speed.tokens_per_second
+    return seconds * interval.p10, seconds * interval.p50, seconds * interval.p90, interval
+
+
+def _cost_nano(pool: PoolFacts, seconds: int | None) -> int | None:
+    if seconds is None or pool.price_nano is None:
+        return None
+    return cost_nano(price_nano=pool.price_nano, price_per_seconds=pool.price_per_seconds, seconds=seconds)
+
+
+def _speed_source(speed: Throughput | Unmeasured) -> SpeedSource:
+    if isinstance(speed, Throughput):
+        return speed.source
+    return SpeedSource(kind="none", text=speed.reason)
