@@ -12,6 +12,20 @@ from apps.core.tenancy import OrganizationModel
 _OWN_OR_PLATFORM = f"organization_id IS NULL OR {OWN_ORGANIZATION}"
 
 
+_KEEP_BALANCE = """
+    UPDATE billing_ledgeraccount SET balance_nano = balance_nano + NEW.amount_nano
+     WHERE id = NEW.account_id AND floor_nano IS NOT NULL;
+    RETURN NULL;
+"""
+_ZERO_SUM = """
+    SELECT sum(amount_nano) INTO total FROM billing_ledgerentry WHERE transaction_id = NEW.transaction_id;
+    IF total <> 0 THEN
+        RAISE EXCEPTION 'ledger transaction % does not balance: %', NEW.transaction_id, total USING ERRCODE = '23514';
+    END IF;
+    RETURN NULL;
+"""
+
+
 class AccountKind(models.TextChoices):
     """Per organization: wallet and hold. Of the platform: revenue, promotional credit, cash, rounding."""
 
@@ -40,6 +54,14 @@ class LedgerAccount(models.Model):
             models.CheckConstraint(
                 condition=Q(floor_nano=None) | Q(balance_nano__gte=F("floor_nano")), name="account_floor"
             ),
+        ]
+        triggers = [
+            # Only the ledger's own trigger moves a balance.
+            pgtrigger.Protect(
+                name="account_balance_by_entries",
+                operation=pgtrigger.UpdateOf("balance_nano", "floor_nano"),
+                condition=pgtrigger.Condition("pg_trigger_depth() < 1"),
+            )
         ]
 
 
@@ -80,7 +102,20 @@ class LedgerEntry(models.Model):
 
     class Meta:
         constraints = [models.CheckConstraint(condition=~Q(amount_nano=0), name="entry_not_zero")]
-        triggers = [pgtrigger.Protect(name="entry_append_only", operation=pgtrigger.Update | pgtrigger.Delete)]
+        triggers = [
+            pgtrigger.Protect(name="entry_append_only", operation=pgtrigger.Update | pgtrigger.Delete),
+            pgtrigger.Trigger(
+                name="entry_balance", when=pgtrigger.After, operation=pgtrigger.Insert, func=_KEEP_BALANCE
+            ),
+            pgtrigger.Trigger(
+                name="entry_zero_sum",
+                when=pgtrigger.After,
+                operation=pgtrigger.Insert,
+                timing=pgtrigger.Deferred,
+                declare=[("total", "numeric")],
+                func=_ZERO_SUM,
+            ),
+        ]
 
 
 class Hold(OrganizationModel):
