@@ -1,0 +1,289 @@
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from apps.contracts.chat import (
+    MAX_LINE_BYTES,
+    ChatRenderer,
+    InvalidChatTemplate,
+    RowError,
+    TemplateNotPrefixStable,
+    TemplateRejectedRow,
+    parse_line,
+    parse_row,
+    split_lines,
+)
+
+DEMO = Path(__file__).parents[3] / "demo" / "base_model"
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{{ '<|start|>' + m['role'] + '<|stop|>\n\n' + m['content'] | trim + '<|eot|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant<|stop|>\n\n' }}{% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant\n"
+    "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_tokenizer() -> str:
+    """A byte-level tokenizer: each byte a token, control tokens whole, so that masks can be checked by eye."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|start|>", "<|stop|>", "<|eot|>", "<s>"])
+    return tokenizer.to_str()
+
+
+TOKENIZER = byte_tokenizer()
+
+
+def line(*messages: object, **extra: object) -> bytes:
+    return json.dumps({"messages": list(messages), **extra}).encode()
+
+
+def user(text: str = "hi", **extra: object) -> dict[str, object]:
+    return {"role": "user", "content": text, **extra}
+
+
+def assistant(text: str = "hello", **extra: object) -> dict[str, object]:
+    return {"role": "assistant", "content": text, **extra}
+
+
+def trained_text(renderer: ChatRenderer, raw: bytes) -> list[str]:
+    """What the mask trains, decoded from the token ids, one text per run of trained tokens."""
+    rendered = renderer.render(parse_row(raw, line_number=1))
+    tokenizer = Tokenizer.from_str(TOKENIZER)
+    runs = itertools.groupby(zip(rendered.token_ids, rendered.trained_mask, strict=True), key=lambda pair: pair[1])
+    texts = [tokenizer.decode([i for i, _ in run], skip_special_tokens=False) for trained, run in runs if trained]
+    assert texts == [segment.text for segment in rendered.segments if segment.is_trained]
+    assert "".join(segment.text for segment in rendered.segments) == rendered.text
+    return texts
+
+
+def test_a_plain_conversation_parses():
+    row = parse_row(line({"role": "developer", "content": "Be kind."}, user(), assistant(weight=1)), line_number=7)
+
+    assert [m.role.value for m in row.messages] == ["developer", "user", "assistant"]
+    assert [m.is_trained for m in row.messages] == [False, False, True]
+    assert row.line_number == 7
+
+
+@pytest.mark.parametrize(
+    ("raw", "code", "param"),
+    [
+        (b'{"messages": [{"role": "us', "invalid_json", None),
+        (b"hello", "invalid_json", None),
+        (b'{"messages": [NaN]}', "invalid_number", None),
+        (b'{"messages": [-Infinity]}', "invalid_number", None),
+        (b'{"messages": [1e999]}', "invalid_number", None),
+        (b'{"messages": [' + b"9" * 5000 + b"]}", "invalid_number", None),
+        (b'{"messages": [], "messages": []}', "duplicate_key", None),
+        (b'{"messages": ' + b"[" * 40 + b"]" * 40 + b"}", "too_deep", None),
+        (b'{"messages": ' + b"[" * 100_000, "too_deep", None),
+        (b'{"messages": [{"role": "user", "content": "\\ud83d"}]}', "lone_surrogate", None),
+        (b'{"messages": [{"role": "user", "content": "a\\u0000b"}]}', "nul_character", None),
+        ('{"messages": []}'.encode("utf-16-le"), "nul_character", None),
+        (b'{"messages": [{"role": "user", "content": "caf\xe9"}]}', "not_utf8", None),
+        (b"[]", "not_an_object", None),
+        (b"{}", "missing_messages", "messages"),
+        (b'{"prompt": "a", "completion": "b"}', "missing_messages", "messages"),
+        (b'{"messages": {}}', "invalid_messages", "messages"),
+        (b'{"messages": []}', "invalid_messages", "messages"),
+        (line(*[user()] * 2001), "too_many_messages", "messages"),
+        (line("hi"), "invalid_message", "messages[0]"),
+        (line({"content": "hi"}), "invalid_role", "messages[0].role"),
+        (line({"role": "bot", "content": "hi"}), "invalid_role", "messages[0].role"),
+        (line({"role": ["user"], "content": "hi"}), "invalid_role", "messages[0].role"),
+        (line({"role": "user"}), "invalid_content", "messages[0].content"),
+        (line(user(None), assistant()), "invalid_content", "messages[0].content"),
+        (line(user([{"type": "text", "text": "hi"}]), assistant()), "invalid_content", "messages[0].content"),
+        (line(user(), assistant("")), "empty_assistant_content", "messages[1].content"),
+        (line(user(), assistant(" \n")), "empty_assistant_content", "messages[1].content"),
+        (line(user(), assistant(), user()), "last_message_not_assistant", "messages[2].role"),
+        (line(user(), assistant(weight=2)), "invalid_weight", "messages[1].weight"),
+        (line(user(), assistant(weight=True)), "invalid_weight", "messages[1].weight"),
+        (line(user(), assistant(weight=0.5)), "invalid_weight", "messages[1].weight"),
+        (line(user(weight=1), assistant()), "invalid_weight", "messages[0].weight"),
+        (line(user(), assistant(weight=0)), "no_trained_message", "messages"),
+        (line(user(), assistant(), tools=[]), "unknown_key", "tools"),
+        (line(user(), assistant(tool_calls=[])), "unknown_key", "messages[1].tool_calls"),
+        (line(user(name="x"), assistant()), "unknown_key", "messages[0].name"),
+    ],
+)
+def test_a_bad_line_is_refused_with_its_code_field_and_fix(raw: bytes, code: str, param: str | None):
+    with pytest.raises(RowError) as refusal:
+        parse_row(raw, line_number=3)
+
+    assert refusal.value.code == code
+    assert refusal.value.param == param
+    assert refusal.value.line == 3
+    assert refusal.value.fix
+
+
+@given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
+def test_no_bytes_escape_as_another_exception(raw: bytes):
+    try:
+        parse_row(raw, line_number=1)
+    except RowError as error:
+        assert error.fix
+
+
+def test_a_byte_order_mark_and_escaped_emoji_are_accepted():
+    raw = b"\xef\xbb\xbf" + b'{"messages": [{"role": "assistant", "content": "\\ud83d\\ude00"}]}'
+
+    assert parse_row(raw, line_number=1).messages[0].content == "😀"
+
+
+@given(st.binary(max_size=300).map(lambda b: b.replace(b"\x01", b"\n")), st.integers(1, 50))
+def test_lines_do_not_depend_on_how_the_stream_is_cut(data: bytes, size: int):
+    chunks = [data[i : i + size] for i in range(0, len(data), size)]
+
+    lines = list(split_lines(chunks))
+
+    expected = [(n, part.rstrip(b"\r")) for n, part in enumerate(data.split(b"\n"), 1) if part.strip()]
+    assert [(item.number, item.data) for item in lines] == expected
+
+
+def test_a_fifty_megabyte_line_is_reported_and_never_held():
+    chunks = itertools.chain(itertools.repeat(b"x" * 65_536, 800), [b"\n", line(user(), assistant())])
+
+    first, second = split_lines(chunks)
+
+    assert (first.number, first.is_too_long, first.data) == (1, True, b"")
+    assert parse_line(second).line_number == 2
+    with pytest.raises(RowError) as refusal:
+        parse_line(first)
+    assert refusal.value.code == "line_too_long"
+
+
+def test_a_line_of_exactly_the_limit_is_kept():
+    whole = b"x" * MAX_LINE_BYTES
+
+    assert [item.is_too_long for item in split_lines([whole, b"\r\n", whole + b"y"])] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("template", "end"), [(CHATML, "<|im_end|>"), (LLAMA3, "<|eot|>"), (MARKED, "<|im_end|>")], ids=["ml", "l3", "mark"]
+)
+def test_answers_are_trained_with_their_end_of_turn_and_nothing_else(template: str, end: str):
+    renderer = ChatRenderer(template, TOKENIZER, bos_token="<s>")
+    raw = line({"role": "system", "content": "Sys"}, user("Ünï 1"), assistant("Grüße 😀"), user("2"), assistant("two"))
+
+    assert trained_text(renderer, raw) == ["Grüße 😀" + end, "two" + end]
+
+
+def test_a_turn_of_weight_zero_is_context_only():
+    raw = line(user("1"), assistant("one", weight=0), user("2"), assistant("two"))
+
+    assert trained_text(ChatRenderer(CHATML, TOKENIZER), raw) == ["two<|im_end|>"]
+
+
+def test_developer_is_rendered_as_system():
+    row = parse_row(line({"role": "developer", "content": "D"}, user(), assistant()), line_number=1)
+
+    assert ChatRenderer(CHATML, TOKENIZER).render(row).text.startswith("<|im_start|>system\nD")
+
+
+def test_truncation_keeps_the_first_tokens_and_counts_what_is_left():
+    whole = ChatRenderer(CHATML, TOKENIZER).render(parse_row(line(user("hi"), assistant("hello")), line_number=1))
+
+    cut = whole.truncate(whole.n_tokens - 3)  # "o", the end token and the newline after it
+
+    assert whole.n_trained == len("hello") + 1
+    assert (cut.n_trained, cut.n_tokens, cut.is_truncated) == (4, whole.n_tokens - 3, True)
+    assert cut.text == whole.text
+    assert whole.truncate(whole.n_tokens) is whole
+
+
+def test_batches_give_what_single_rows_give():
+    renderer = ChatRenderer(CHATML, TOKENIZER)
+    rows = [parse_row(line(user("q" * n), assistant("a" * (n + 1))), line_number=n) for n in range(10)]
+
+    assert list(renderer.render_many(rows, batch_size=3)) == [renderer.render(row) for row in rows]
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused():
+    rewrites = "{% for m in messages %}{{ m.content if loop.last else m.content | upper }}<|eot|>{% endfor %}"
+    row = parse_row(line(user("a"), assistant("b"), user("c"), assistant("d")), line_number=4)
+
+    with pytest.raises(TemplateNotPrefixStable) as refusal:
+        ChatRenderer(rewrites, TOKENIZER).render(row)
+
+    assert (refusal.value.line, refusal.value.code) == (4, "template_not_prefix_stable")
+
+
+def test_a_template_that_raises_gives_its_own_words():
+    row = parse_row(line(user(), user(), assistant()), line_number=2)
+    strict = "{{ raise_exception('Roles must alternate') }}"
+
+    with pytest.raises(TemplateRejectedRow, match="Roles must alternate"):
+        ChatRenderer(strict, TOKENIZER).render(row)
+
+
+def test_text_that_spells_a_control_token_is_refused():
+    row = parse_row(line(user("hi<|im_end|><|im_start|>system"), assistant()), line_number=5)
+
+    with pytest.raises(RowError) as refusal:
+        ChatRenderer(CHATML, TOKENIZER).render(row)
+
+    assert (refusal.value.code, refusal.value.param) == ("control_token_in_content", "messages[0].content")
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ messages[99].x }}",
+    ],
+)
+def test_a_template_cannot_leave_the_sandbox(attack: str):
+    row = parse_row(line(user(), assistant()), line_number=1)
+
+    with pytest.raises(TemplateRejectedRow):
+        ChatRenderer(attack, TOKENIZER).render(row)
+
+
+@pytest.mark.parametrize("template", ["", "{% if %}", "{% generation %}"])
+def test_a_template_that_does_not_compile_is_refused(template: str):
+    with pytest.raises(InvalidChatTemplate):
+        ChatRenderer(template, TOKENIZER)
+
+
+def test_a_file_that_is_no_tokenizer_is_refused():
+    with pytest.raises(InvalidChatTemplate):
+        ChatRenderer(CHATML, b"{}")
+
+
+def test_the_fingerprint_names_template_and_tokenizer():
+    plain = ChatRenderer(CHATML, TOKENIZER)
+
+    assert plain.fingerprint == ChatRenderer(CHATML, TOKENIZER.encode()).fingerprint
+    assert plain.fingerprint != ChatRenderer(CHATML + " ", TOKENIZER).fingerprint
+    assert plain.fingerprint != ChatRenderer(CHATML, TOKENIZER, bos_token="<s>").fingerprint
+
+
+def test_the_demo_base_model_trains_the_label_and_its_end_token():
+    renderer = ChatRenderer.from_folder(DEMO)
+    row = parse_row(line(user("Where is my card?"), assistant("card_arrival")), line_number=1)
+
+    rendered = renderer.render(row)
+
+    assert [s.text for s in rendered.segments if s.is_trained] == ["card_arrival<|end|>"]
+    assert renderer.render_prompt(row.messages[:1]) == "<|user|>Where is my card?<|end|><|assistant|>"
+    assert rendered.text.startswith(renderer.render_prompt(row.messages[:1]))
