@@ -137,8 +137,9 @@ def _training_state(architecture: Architecture, plan: TrainingPlan) -> dict[str,
     trained = trained_parameter_count(architecture=architecture, plan=plan)
     if plan.method == Method.FULL:
         width = DTYPE_BYTES[plan.compute_dtype]
-        master = 0 if width == _FP32_MASTER_BYTES else _FP32_MASTER_BYTES
-        return {"gradients": trained * width, "optimizer": round(trained * (master + _moment_bytes(plan, 4)))}
+        has_master = plan.master_weights and width < _FP32_MASTER_BYTES
+        state = _FP32_MASTER_BYTES + _moment_bytes(plan, 4) if has_master else _moment_bytes(plan, width)
+        return {"gradients": trained * width, "optimizer": round(trained * state)}
     # PEFT keeps adapters of a 16-bit base in fp32 (autocast_adapter_dtype); TRL casts those of a 4-bit base to bf16.
     width = 2 if plan.method == Method.QLORA and plan.compute_dtype != "float32" else 4
     optimizer = round(trained * _moment_bytes(plan, width))

@@ -35,6 +35,7 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     loss: str = "tiled"
     double_quantization: bool = True
     upcast_non_quantized: bool = False
+    master_weights: bool = True  # full fine-tuning: fp32 weights and moments beside the 16-bit ones
 
     @property
     def batch_size(self) -> int:

@@ -113,9 +113,9 @@ def _tokens_per_second(row: Mapping[str, Any]) -> float | None:
         case "tokens_per_s_per_gpu", _:
             return value
         case "seconds_per_iter", "qwen_readme" if length:
-            return length * row["micro_batch"] * row["grad_accum"] / value
+            return float(length * row["micro_batch"] * row["grad_accum"] / value)
         case "minutes_total", "answerai_fsdp_qlora" if length:
-            return _ANSWERAI_SAMPLES * length / (value * 60) / row["gpu_count"]
+            return float(_ANSWERAI_SAMPLES * length / (value * 60) / row["gpu_count"])
         case _:
             return None
 

@@ -68,6 +68,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_second: float
     flops_per_token: float
     probe_flops_per_token: float
+    tokens_per_micro_step: float
     fixed_seconds_per_micro_step: float
     source: SpeedSource
 
@@ -97,6 +98,7 @@ def tokens_per_second(
         tokens_per_second=tokens / (fixed + tokens * flops / rate),
         flops_per_token=flops,
         probe_flops_per_token=probe_flops,
+        tokens_per_micro_step=tokens,
         fixed_seconds_per_micro_step=fixed,
         source=probe.source,
     )

@@ -1,0 +1,151 @@
+"""Memory: published arithmetic, and that more work never needs less."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apps.estimates import gpus
+from apps.estimates.architectures import from_config
+from apps.estimates.gpus import GIB
+from apps.estimates.memory import peak_memory, weight_bytes
+from apps.estimates.plans import TrainingPlan
+
+GB = 1e9
+SEVENTY = "Llama-3.1-70B"
+SMALL = from_config(
+    {
+        "model_type": "llama",
+        "num_hidden_layers": 4,
+        "hidden_size": 256,
+        "intermediate_size": 688,
+        "num_attention_heads": 8,
+        "vocab_size": 4096,
+    }
+)
+CARD = gpus.Gpu(key="card", name="Card", memory_bytes=24 * GIB, bf16_flops=1e14)
+
+
+def peak(architecture, gpu, **settings):
+    return peak_memory(architecture=architecture, plan=TrainingPlan(**settings), gpu=gpu)
+
+
+def part(estimate, key):
+    return next(part.bytes for part in estimate.parts if part.key == key)
+
+
+def test_full_fine_tuning_takes_16_to_18_bytes_a_parameter(models, gpu_types):
+    estimate = peak(models[SEVENTY], gpu_types["h100-sxm-80"], method="full", max_length=512)
+
+    assert part(estimate, "weights") / GB == pytest.approx(140, rel=0.01)
+    assert part(estimate, "gradients") / GB == pytest.approx(140, rel=0.01)
+    assert part(estimate, "optimizer") / GB == pytest.approx(840, rel=0.01)
+    assert 1.12e12 <= estimate.peak_bytes <= 1.26e12
+
+
+def test_16_bit_lora_of_a_70b_takes_160_to_200_gb(models, gpu_types):
+    estimate = peak(models[SEVENTY], gpu_types["h200-sxm-141"], method="lora", max_length=4096, micro_batch_size=2)
+
+    assert 160 <= estimate.peak_bytes / GB <= 200
+    assert estimate.peak_bytes > gpu_types["h100-sxm-80"].memory_bytes
+
+
+def test_4_bit_weights_of_a_70b_take_35_to_40_gb(models):
+    plan = TrainingPlan(method="qlora", max_length=512)
+
+    assert 35 <= weight_bytes(architecture=models[SEVENTY], plan=plan) / GB <= 40
+
+
+@pytest.mark.parametrize(("gpu_key", "max_length"), [("l40s-48", 512), ("h100-sxm-80", 4096), ("h100-sxm-80", 8192)])
+def test_qlora_of_a_70b_fits_the_cards_it_is_known_to_fit(models, gpu_types, gpu_key, max_length):
+    estimate = peak(models[SEVENTY], gpu_types[gpu_key], method="qlora", max_length=max_length)
+
+    assert 41 * GB <= estimate.peak_bytes <= gpu_types[gpu_key].memory_bytes
+
+
+def test_4_bit_weights_are_half_a_byte_and_their_scales():
+    plain, double = (TrainingPlan(method="qlora", max_length=1, double_quantization=double) for double in (False, True))
+    bare = TrainingPlan(method="lora", max_length=1)
+    linear = 4 * (4 * 256 * 256 + 3 * 256 * 688)
+    other = weight_bytes(architecture=SMALL, plan=bare) - 2 * linear
+
+    assert weight_bytes(architecture=SMALL, plan=plain) - other == round(linear * 0.5625)
+    assert weight_bytes(architecture=SMALL, plan=double) - other == pytest.approx(linear * 0.5159, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("key", "gib_at_least", "bandwidth_tb", "nvlink_gb"),
+    [
+        ("a100-sxm-80", 79, 2.039, 600),
+        ("h100-sxm-80", 79, 3.35, 900),
+        ("b200-sxm-180", 179, 8.0, 1800),
+        ("l40s-48", 44, 0.864, None),
+    ],
+)
+def test_gpu_types_carry_their_published_figures(gpu_types, key, gib_at_least, bandwidth_tb, nvlink_gb):
+    gpu = gpu_types[key]
+
+    assert gib_at_least * GIB <= gpu.memory_bytes < (gib_at_least + 1) * GIB
+    assert gpu.memory_bandwidth_bytes_per_second == pytest.approx(bandwidth_tb * 1e12)
+    assert gpu.nvlink_bytes_per_second == (nvlink_gb and nvlink_gb * 10**9)
+
+
+def test_activations_grow_quadratically_without_flash_attention_and_linearly_with_it():
+    def growth(attention):
+        short, long = (
+            part(peak(SMALL, CARD, method="lora", max_length=length, attention=attention), "activations")
+            for length in (16_384, 32_768)
+        )
+        return long / short
+
+    assert growth("sdpa") == pytest.approx(2, rel=0.01)
+    assert growth("eager") == pytest.approx(4, rel=0.05)
+
+
+def test_checkpointing_saves_activations(models):
+    kept, recomputed = (
+        part(
+            peak(models["Llama-3.1-8B"], CARD, method="lora", max_length=2048, gradient_checkpointing=checkpointing),
+            "activations",
+        )
+        for checkpointing in (False, True)
+    )
+
+    assert recomputed < kept / 5
+
+
+def test_a_cpu_has_no_cuda_context():
+    on_cpu = peak(SMALL, gpus.cpu(memory_bytes=8 * GIB), method="lora", max_length=128, compute_dtype="float32")
+    on_gpu = peak(SMALL, CARD, method="lora", max_length=128)
+
+    assert part(on_cpu, "framework") < 1 * GIB < part(on_gpu, "framework")
+
+
+settings = st.fixed_dictionaries(
+    {
+        "method": st.sampled_from(["lora", "qlora", "full"]),
+        "max_length": st.integers(1, 8192),
+        "lora_rank": st.integers(1, 256),
+        "micro_batch_size": st.integers(1, 16),
+        "gradient_checkpointing": st.booleans(),
+        "loss": st.sampled_from(["tiled", "stock"]),
+    }
+)
+
+
+@given(
+    settings=settings, field=st.sampled_from(["max_length", "lora_rank", "micro_batch_size"]), more=st.integers(1, 64)
+)
+def test_more_work_never_needs_less_memory(settings, field, more):
+    larger = settings | {field: settings[field] + more}
+
+    assert peak(SMALL, CARD, **larger).peak_bytes >= peak(SMALL, CARD, **settings).peak_bytes
+
+
+@given(settings=settings)
+def test_the_parts_add_up_to_the_peak_and_the_peak_is_the_largest_phase(settings):
+    estimate = peak(SMALL, CARD, **settings)
+
+    assert sum(part.bytes for part in estimate.parts) == estimate.peak_bytes == max(estimate.phase_bytes.values())
+    assert all(part.bytes >= 0 for part in estimate.parts)
+    assert msgspec.json.decode(msgspec.json.encode(estimate))["phase"] == estimate.phase
