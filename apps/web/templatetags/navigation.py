@@ -1,0 +1,18 @@
+"""Gives templates the navigation of the current request."""
+
+from django import template
+from django.template import Context
+
+from apps.web.navigation import Link, Section, actions, sections
+
+register = template.Library()
+
+
+@register.simple_tag(takes_context=True)
+def nav_sections(context: Context) -> list[Section]:
+    return sections(context["request"])
+
+
+@register.simple_tag
+def nav_actions() -> list[Link]:
+    return actions()

@@ -1,0 +1,238 @@
+// Behaviour of the shell. Event delegation only, so htmx swaps need no re-init; no eval, nothing inline.
+(() => {
+  const $ = (selector, root = document) => root.querySelector(selector);
+  const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
+  const root = document.documentElement;
+
+  // --- toasts: rendered by Django, sent by htmx (HX-Trigger: {"toast": {"text", "tone"}}), or made here ---
+  const zone = () => $("[data-toasts]");
+  const retire = (toast) => {
+    if (toast.dataset.timed || toast.dataset.toast === "error") return; // errors stay until read
+    toast.dataset.timed = "1";
+    setTimeout(() => toast.remove(), 6000);
+  };
+  const toast = (text, tone = "") => {
+    const box = document.createElement("div"), line = document.createElement("span");
+    box.className = tone === "error" ? "toast toast-bad" : "toast";
+    box.dataset.toast = tone;
+    line.textContent = text;
+    box.append(line);
+    zone()?.append(box);
+    while (zone()?.children.length > 4) zone().firstElementChild.remove();
+    setTimeout(() => box.remove(), tone === "error" ? 12000 : 4000);
+  };
+  document.addEventListener("toast", (e) => toast(e.detail.text ?? e.detail.value ?? "", e.detail.tone));
+
+  const copy = (text, done) => navigator.clipboard?.writeText(text).then(() => toast(done), () => toast("Copy failed", "error"));
+
+  // --- theme: the cookie is what Django renders next time; without script the form posts and the page comes back ---
+  document.addEventListener("submit", (e) => {
+    if (!e.target.matches("[data-theme-form]")) return;
+    e.preventDefault();
+    const dark = (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+    root.dataset.theme = dark ? "light" : "dark";
+    document.cookie = `theme=${root.dataset.theme}; path=/; max-age=31536000; samesite=lax${location.protocol === "https:" ? "; secure" : ""}`;
+    document.dispatchEvent(new CustomEvent("themechange"));
+  });
+
+  // --- clicks ---
+  document.addEventListener("click", (e) => {
+    const hit = (selector) => e.target.closest(selector);
+    let el;
+    if ((el = hit("[data-open]"))) openDialog(el.dataset.open, el);
+    else if (hit("[data-close]")) hit("dialog")?.close();
+    else if (e.target.matches("dialog")) e.target.close(); // the backdrop
+    else if ((el = hit("[data-dismiss]"))) el.closest("[data-toast], [data-dismissable]").remove();
+    else if ((el = hit("[data-copy]"))) copy(el.dataset.copy || $("code", el.closest(".code")).textContent, el.dataset.copied || "Copied");
+    else if ((el = hit("[role=tab][aria-controls]"))) selectTab(el);
+    else if ((el = hit("#palette [role=option]"))) location.assign(el.dataset.href);
+    else if ((el = hit("tr[data-pick]")) && !hit("a, button, input, label, select")) pick(el);
+    else if ((el = hit("[data-menu] button[data-open], [data-menu] a"))) el.closest("[popover]")?.hidePopover();
+  });
+  const pick = (row) => {
+    const radio = $("input[type=radio]", row);
+    if (!radio || radio.disabled || radio.checked) return;
+    radio.checked = true;
+    radio.dispatchEvent(new Event("change", { bubbles: true }));
+  };
+  const openDialog = (id, from) => {
+    const dialog = document.getElementById(id);
+    if (!dialog || dialog.open) return;
+    from?.closest("[popover]")?.hidePopover();
+    dialog.showModal();
+    if (id === "palette") resetPalette();
+  };
+
+  // --- changes: a chosen row fills the price panel; filters submit themselves; typed confirmation ---
+  document.addEventListener("change", (e) => {
+    const row = e.target.type === "radio" && e.target.closest("tr[data-pick]");
+    if (row) $$("[data-out]").forEach((n) => { if (row.dataset[n.dataset.out] !== undefined) n.textContent = row.dataset[n.dataset.out]; });
+    if (e.target.matches("[data-submit]")) e.target.form.requestSubmit();
+    if (e.target.matches("[data-single-keys]")) localStorage.setItem("single-keys", e.target.checked ? "on" : "off");
+  });
+  document.addEventListener("input", (e) => {
+    if (!e.target.matches("[data-typed]")) return;
+    $("[data-typed-submit]", e.target.form).disabled = e.target.value.trim() !== e.target.dataset.typed;
+  });
+  document.addEventListener("submit", (e) => {
+    if (e.defaultPrevented || e.target.matches("[method=dialog]") || [...e.target.attributes].some((a) => a.name.startsWith("hx-"))) return;
+    e.submitter?.setAttribute("aria-busy", "true");
+  });
+  addEventListener("pageshow", () => $$("[aria-busy=true].btn").forEach((n) => n.removeAttribute("aria-busy")));
+
+  // --- tabs: roving focus; aria-controls says which panel ---
+  const selectTab = (tab) => {
+    $$("[role=tab]", tab.closest("[role=tablist]")).forEach((other) => {
+      const on = other === tab, panel = document.getElementById(other.getAttribute("aria-controls"));
+      other.setAttribute("aria-selected", on);
+      other.tabIndex = on ? 0 : -1;
+      if (panel?.getAttribute("role") === "tabpanel") panel.hidden = !on;
+    });
+    tab.dispatchEvent(new CustomEvent("tabselect", { bubbles: true }));
+  };
+  const turnTabs = (e, tab) => {
+    const all = $$("[role=tab]", tab.closest("[role=tablist]")), now = all.indexOf(tab);
+    const next = { ArrowLeft: now - 1, ArrowRight: now + 1, Home: 0, End: all.length - 1 }[e.key];
+    if (next === undefined) return;
+    e.preventDefault();
+    const to = all[(next + all.length) % all.length];
+    to.focus();
+    selectTab(to);
+  };
+
+  // --- command palette: combobox over a listbox ---
+  const field = () => $("#palette input");
+  const shown = () => $$("#palette [role=option]").filter((n) => !n.hidden);
+  const activate = (index) => {
+    const list = shown();
+    $$("#palette [role=option]").forEach((n) => n.setAttribute("aria-selected", "false"));
+    $("[data-palette-none]").hidden = list.length > 0;
+    if (!list.length) return field().removeAttribute("aria-activedescendant");
+    const at = list[(index + list.length) % list.length];
+    at.setAttribute("aria-selected", "true");
+    field().setAttribute("aria-activedescendant", at.id);
+    at.scrollIntoView({ block: "nearest" });
+  };
+  const filterPalette = () => {
+    const words = field().value.toLowerCase().split(/\s+/).filter(Boolean);
+    $$("#palette [role=option]").forEach((n) => {
+      const text = (n.textContent + " " + (n.closest("[role=group]")?.getAttribute("aria-label") ?? "")).toLowerCase();
+      n.hidden = !words.every((word) => text.includes(word));
+    });
+    activate(0);
+  };
+  const resetPalette = () => { field().value = ""; filterPalette(); field().focus(); };
+  const turnPalette = (e) => {
+    const list = shown(), now = list.findIndex((n) => n.getAttribute("aria-selected") === "true");
+    if (e.key === "ArrowDown" || e.key === "ArrowUp") { e.preventDefault(); activate(now + (e.key === "ArrowDown" ? 1 : -1)); }
+    else if (e.key === "Enter") { e.preventDefault(); list[now]?.click(); }
+  };
+  document.addEventListener("input", (e) => { if (e.target === field()) filterPalette(); });
+
+  // --- keys. Single letters never act in a field and can be switched off (WCAG 2.1.4) ---
+  let went = 0;
+  const singleKeys = () => localStorage.getItem("single-keys") !== "off";
+  document.addEventListener("keydown", (e) => {
+    const command = e.metaKey || e.ctrlKey, el = e.target;
+    if (command && e.key.toLowerCase() === "k" && $("#palette")) {
+      e.preventDefault();
+      return $("#palette").open ? $("#palette").close() : openDialog("palette");
+    }
+    if (command && e.key === "Enter") return el.closest?.("form")?.requestSubmit();
+    if (el === field()) return turnPalette(e);
+    if (el.matches?.("[role=tab]")) return turnTabs(e, el);
+    if (el.closest?.("[data-menu]") && ["ArrowDown", "ArrowUp"].includes(e.key)) return turnMenu(e);
+    if (command || e.altKey || !singleKeys() || el.closest?.("input, textarea, select, [contenteditable], dialog[open]")) return;
+    pressKey(e);
+  });
+  const pressKey = (e) => {
+    const key = e.key.toLowerCase(), go = Date.now() - went < 1200;
+    went = 0;
+    const link = go ? $(`[data-go="${CSS.escape(key)}"]`) : $(`[data-key="${CSS.escape(key)}"]`);
+    if (go && link) location.assign(link.href);
+    else if (key === "g") went = Date.now();
+    else if (key === "?") openDialog("shortcuts");
+    else if (key === "/" && $("[data-filter]")) { e.preventDefault(); $("[data-filter]").focus(); }
+    else if ((key === "j" || key === "k") && $("[data-rows]")) { e.preventDefault(); stepRow(key === "j" ? 1 : -1); }
+    else if (link) link.dataset.href ? location.assign(link.dataset.href) : link.click();
+  };
+  const stepRow = (by) => {
+    const rows = $$("[data-rows] a, [data-rows] tr a.name");
+    const now = rows.findIndex((n) => n === document.activeElement);
+    const from = now >= 0 ? now : rows.findIndex((n) => n.hasAttribute("aria-current"));
+    const to = rows[Math.min(rows.length - 1, Math.max(0, from + by))];
+    to?.focus();
+    if (to?.closest("[data-rows=open]")) to.click();
+  };
+  const turnMenu = (e) => {
+    const items = $$("a, button:not(:disabled)", e.target.closest("[data-menu]"));
+    e.preventDefault();
+    items[(items.indexOf(document.activeElement) + (e.key === "ArrowDown" ? 1 : -1) + items.length) % items.length]?.focus();
+  };
+
+  // --- menus: anchored by CSS where that exists, placed here elsewhere ---
+  document.addEventListener("toggle", (e) => {
+    const menu = e.target;
+    if (e.newState !== "open" || !menu.matches("[data-menu]") || CSS.supports("position-area", "bottom")) return;
+    const from = $(`[popovertarget="${CSS.escape(menu.id)}"]`).getBoundingClientRect();
+    const left = Math.min(from.left, innerWidth - menu.offsetWidth - 8);
+    const below = from.bottom + 4 + menu.offsetHeight < innerHeight;
+    menu.style.left = `${Math.max(8, left)}px`;
+    menu.style.top = `${below ? from.bottom + 4 : Math.max(8, from.top - 4 - menu.offsetHeight)}px`;
+  }, true);
+
+  // --- live: named SSE events arrive as DOM events; `metric` carries {"step": 12, "train_loss": 0.8, ...} ---
+  const FORMATS = {
+    int: (v) => Math.round(v).toLocaleString("en"),
+    percent: (v) => String(Math.round(v)),
+    exp: (v) => v.toExponential(2),
+    usd: (v) => dollars(v / 1e9),
+    duration: (v) => (v < 60 ? `${Math.round(v)}s` : v < 3600 ? `${Math.floor(v / 60)}m ${String(Math.round(v % 60)).padStart(2, "0")}s` : `${Math.floor(v / 3600)}h ${String(Math.floor((v % 3600) / 60)).padStart(2, "0")}m`),
+    about: (v) => (v < 60 ? "under 1 min" : v < 3570 ? `${Math.round(v / 60)} min` : FORMATS.duration(Math.round(v / 60) * 60)),
+  };
+  const dollars = (v) => (v > 0 && v < 0.01 ? `$${Number(v.toPrecision(2)).toFixed(12).replace(/0+$/, "")}` : `$${v.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}`);
+  const written = (value, format) => (typeof value !== "number" ? String(value) : FORMATS[format]?.(value) ?? value.toFixed(Number(format?.replace("fixed", "") || 0)));
+  document.addEventListener("metric", (e) => {
+    const data = typeof e.detail.data === "string" ? JSON.parse(e.detail.data) : e.detail.data;
+    for (const [key, value] of Object.entries(data)) {
+      if (value == null) continue;
+      $$(`[data-live="${CSS.escape(key)}"]`).forEach((n) => { n.textContent = written(value, n.dataset.format); });
+      $$(`[data-live-width="${CSS.escape(key)}"]`).forEach((n) => {
+        n.setAttribute("width", value);
+        n.closest("[role=progressbar]")?.setAttribute("aria-valuenow", Math.round(value));
+      });
+    }
+    if (data.percent != null && $("[data-live-title]")) document.title = `${Math.round(data.percent)}% ${document.title.replace(/^\d+% /, "")}`;
+  });
+  const lost = (on) => $$("[data-live-lost]").forEach((n) => { n.hidden = !on; });
+  document.addEventListener("htmx:sse:error", () => lost(true));
+  document.addEventListener("htmx:sse:before:connection", (e) => { if (e.detail.connection.attempt > 0) lost(true); });
+  document.addEventListener("htmx:sse:after:connection", () => lost(false));
+
+  // --- logs grow by `beforeend` swaps: keep the newest lines, follow unless the reader scrolled up ---
+  document.addEventListener("htmx:before:swap", () => $$("[data-log]").forEach((n) => { n.dataset.follow = n.scrollHeight - n.scrollTop - n.clientHeight < 40 ? "1" : ""; }));
+  document.addEventListener("htmx:after:swap", () => $$("[data-log]").forEach((n) => {
+    while (n.childElementCount > Number(n.dataset.log || 2000)) n.firstElementChild.remove();
+    if (n.dataset.follow) n.scrollTop = n.scrollHeight;
+  }));
+
+  // --- what must be done once for new content: local times, focus on an error summary, toasts that expire ---
+  const zoneText = new Intl.DateTimeFormat(undefined, { timeZoneName: "short" });
+  const STYLES = { date: { dateStyle: "medium" }, time: { hour: "2-digit", minute: "2-digit" }, datetime: { dateStyle: "medium", timeStyle: "short" } };
+  const localise = () => $$("time[data-time]:not([data-local])").forEach((n) => {
+    n.dataset.local = zoneText.resolvedOptions().timeZone;
+    const options = STYLES[n.dataset.time];
+    if (options) n.textContent = new Intl.DateTimeFormat(document.documentElement.lang, options).format(new Date(n.dateTime));
+  });
+  const fresh = () => {
+    localise();
+    $$("[data-toast]").forEach(retire);
+    $$("[data-typed-submit]").forEach((n) => { if (!$("[data-typed]", n.form).value) n.disabled = true; });
+    $$("dialog[data-autoopen]:not([open])").forEach((n) => { n.removeAttribute("data-autoopen"); n.showModal(); });
+    $("[data-focus]:not([data-focused])")?.focus();
+    $$("[data-focus]").forEach((n) => { n.dataset.focused = "1"; });
+    $$("[data-single-keys]").forEach((n) => { n.checked = singleKeys(); });
+  };
+  document.addEventListener("htmx:after:swap", fresh);
+  fresh();
+})();

@@ -1,0 +1,184 @@
+// Two models, one prompt, both streamed. The member's short-lived token comes from data-token-url; replies are text only.
+(() => {
+  const page = document.querySelector("[data-playground]");
+  if (!page) return;
+  const $ = (selector, root = page) => root.querySelector(selector);
+  const $$ = (selector, root = page) => [...root.querySelectorAll(selector)];
+  const form = $("[data-play-form]"), columns = $$("[data-play-col]");
+  const history = new Map(columns.map((column) => [column, []]));
+  let token = null, running = null;
+
+  const csrf = () => $("[name=csrfmiddlewaretoken]")?.value ?? "";
+  const bearer = async (renew = false) => {
+    if (!renew && token && token.until > Date.now() + 10000) return token.value;
+    const answer = await fetch(page.dataset.tokenUrl, { method: "POST", headers: { "X-CSRFToken": csrf(), Accept: "application/json" } });
+    if (!answer.ok) throw new Error(answer.status === 403 ? "Your role may not send requests." : `No token for the gateway (${answer.status}). Sign in again.`);
+    const body = await answer.json();
+    token = { value: body.token, until: Date.now() + 1000 * (body.expires_in ?? 60) };
+    return token.value;
+  };
+
+  const value = (name) => $(`[data-param="${name}"]`)?.value.trim() ?? "";
+  const request = (column) => {
+    const system = value("system"), body = { model: $("[data-play-model]", column).value, messages: [] };
+    if (system) body.messages.push({ role: "system", content: system });
+    body.messages.push(...history.get(column));
+    for (const name of ["temperature", "top_p", "max_tokens", "seed"]) if (value(name) !== "") body[name] = Number(value(name));
+    return { ...body, stream: true, stream_options: { include_usage: true } };
+  };
+
+  const bubble = (column, role, text) => {
+    const box = document.createElement("div"), who = document.createElement("span"), words = document.createElement("div");
+    box.className = `bubble bubble-${role}`;
+    who.className = "who";
+    who.textContent = role === "user" ? "You" : $("[data-play-model]", column).selectedOptions[0]?.textContent ?? role;
+    words.className = "txt";
+    words.textContent = text;
+    box.append(who, words);
+    const log = $("[data-play-log]", column);
+    $("[data-play-empty]", column)?.remove();
+    log.append(box);
+    log.scrollTop = log.scrollHeight;
+    return box;
+  };
+  const facts = (box, parts) => {
+    const line = document.createElement("div");
+    line.className = "facts";
+    parts.filter(Boolean).forEach((part) => { const n = document.createElement("span"); n.textContent = part; line.append(n); });
+    box.append(line);
+  };
+  const complain = (box, text) => {
+    const note = document.createElement("div");
+    note.className = "note note-bad";
+    const words = document.createElement("div");
+    words.textContent = text;
+    note.append(words);
+    box.append(note);
+  };
+
+  // events of a text/event-stream body; the last one is "[DONE]"
+  async function* events(body) {
+    const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+    let buffer = "";
+    for (;;) {
+      const { done, value: chunk } = await reader.read();
+      buffer += chunk ?? "";
+      const blocks = buffer.split(/\r?\n\r?\n/);
+      buffer = done ? "" : blocks.pop();
+      for (const block of blocks) {
+        const data = block.split(/\r?\n/).filter((l) => l.startsWith("data:")).map((l) => l.slice(5).trimStart()).join("\n");
+        if (data) yield data;
+      }
+      if (done) return;
+    }
+  }
+
+  const post = async (body, signal, renew) => fetch(page.dataset.url ?? "/v1/chat/completions", {
+    method: "POST", signal, body: JSON.stringify(body),
+    headers: { Authorization: `Bearer ${await bearer(renew)}`, "Content-Type": "application/json" },
+  });
+
+  const ask = async (column, signal) => {
+    const box = bubble(column, "assistant", ""), words = $(".txt", box), log = $("[data-play-log]", column), started = performance.now();
+    let first = null, usage = null, reason = null, text = "";
+    box.setAttribute("aria-busy", "true");
+    try {
+      const body = request(column);
+      let answer = await post(body, signal, false);
+      if (answer.status === 401) answer = await post(body, signal, true);
+      if (!answer.ok) throw new Error((await answer.json().catch(() => null))?.error?.message ?? `The gateway answered ${answer.status}.`);
+      for await (const data of events(answer.body)) {
+        if (data === "[DONE]") break;
+        const chunk = JSON.parse(data);
+        if (chunk.error) throw new Error(chunk.error.message);
+        usage = chunk.usage ?? usage;
+        reason = chunk.choices?.[0]?.finish_reason ?? reason;
+        const piece = chunk.choices?.[0]?.delta?.content;
+        if (!piece) continue;
+        first ??= performance.now();
+        const low = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+        text += piece;
+        words.textContent = text;
+        if (low) log.scrollTop = log.scrollHeight;
+      }
+    } catch (error) {
+      if (error.name !== "AbortError") complain(box, error.message);
+      else reason = "stopped";
+    } finally {
+      box.removeAttribute("aria-busy");
+    }
+    if (text) history.get(column).push({ role: "assistant", content: text });
+    const seconds = (performance.now() - started) / 1000, writing = first ? (performance.now() - first) / 1000 : 0;
+    facts(box, [
+      usage && `${usage.prompt_tokens.toLocaleString("en")} in, ${usage.completion_tokens.toLocaleString("en")} out`,
+      first && `first token ${Math.round(first - started)} ms`,
+      `${seconds.toFixed(2)} s`,
+      usage && writing > 0.05 && usage.completion_tokens > 1 && `${((usage.completion_tokens - 1) / writing).toFixed(1)} tok/s`,
+      usage && cost(column, usage),
+      reason && reason !== "stop" && { length: "cut at the token limit", stopped: "stopped by you" }[reason],
+    ]);
+    log.scrollTop = log.scrollHeight;
+  };
+
+  // list prices ride on the chosen option as nano-USD per million tokens; the ledger has the last word
+  const cost = (column, usage) => {
+    const { input, output } = $("[data-play-model]", column).selectedOptions[0]?.dataset ?? {};
+    if (!input || !output) return null;
+    const usd = (usage.prompt_tokens * Number(input) + usage.completion_tokens * Number(output)) / 1e15;
+    return `$${usd === 0 ? "0" : usd < 0.01 ? Number(usd.toPrecision(2)).toFixed(12).replace(/0+$/, "") : usd.toFixed(2)}`;
+  };
+
+  const busy = (on) => {
+    $("[data-play-send]").hidden = on;
+    $("[data-play-stop]").hidden = !on;
+  };
+  const send = async (prompt) => {
+    running = new AbortController();
+    busy(true);
+    for (const column of columns) {
+      history.get(column).push({ role: "user", content: prompt });
+      bubble(column, "user", prompt);
+    }
+    const used = columns.filter((column) => $("[data-play-model]", column).value);
+    await Promise.all(used.map((column) => ask(column, running.signal)));
+    running = null;
+    busy(false);
+    fill();
+    $("[data-play-prompt]").focus();
+  };
+
+  form.addEventListener("submit", (e) => {
+    e.preventDefault();
+    e.stopPropagation();
+    const box = $("[data-play-prompt]"), prompt = box.value.trim();
+    if (!prompt || running) return;
+    box.value = "";
+    send(prompt);
+  });
+  page.addEventListener("keydown", (e) => {
+    if (!e.target.matches("[data-play-prompt]") || e.key !== "Enter" || e.shiftKey || e.isComposing || e.metaKey || e.ctrlKey) return;
+    e.preventDefault();
+    form.requestSubmit();
+  });
+  page.addEventListener("click", (e) => {
+    if (e.target.closest("[data-play-stop]")) running?.abort();
+    if (e.target.closest("[data-play-clear]") && !running) {
+      columns.forEach((column) => { history.set(column, []); $("[data-play-log]", column).replaceChildren(); });
+      fill();
+    }
+  });
+
+  // "Copy as" holds the exact request of the first column
+  const code = (id) => document.getElementById(`copy-as-${id}-code`);
+  const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+  const literal = (v) => JSON.stringify(v, null, 4).replaceAll("\n", "\n    "); // strings, numbers, lists: the same text in Python
+  const fill = () => {
+    const { stream, stream_options, ...body } = request(columns[0]), base = `${location.origin}/v1`;
+    if (!body.messages.some((m) => m.role === "user")) body.messages.push({ role: "user", content: value("prompt") || "Hello" });
+    if (code("curl")) code("curl").textContent = `curl ${base}/chat/completions \\\n  -H "Authorization: Bearer $ANNEAL_API_KEY" \\\n  -H "Content-Type: application/json" \\\n  -d ${quoted(JSON.stringify(body, null, 2))}`;
+    if (code("python")) code("python").textContent = `import os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${base}", api_key=os.environ["ANNEAL_API_KEY"])\nreply = client.chat.completions.create(\n${Object.entries(body).map(([k, v]) => `    ${k}=${literal(v)},`).join("\n")}\n)\nprint(reply.choices[0].message.content)\n`;
+    if (code("javascript")) code("javascript").textContent = `import OpenAI from "openai";\n\nconst client = new OpenAI({ baseURL: "${base}", apiKey: process.env.ANNEAL_API_KEY });\nconst reply = await client.chat.completions.create(${JSON.stringify(body, null, 2)});\nconsole.log(reply.choices[0].message.content);\n`;
+  };
+  page.addEventListener("input", fill);
+  fill();
+})();
