@@ -4,6 +4,7 @@ SCHEDULE = {
     "deliver outbox": {"task": "core.deliver_outbox", "schedule": 5.0},
     "reclaim expired leases": {"task": "finetuning.reclaim_expired_leases", "schedule": 15.0},
     "ring doorbells": {"task": "finetuning.ring_doorbells", "schedule": 15.0},
+    "admit waiting jobs": {"task": "finetuning.admit_waiting", "schedule": 5.0},
     "validate waiting datasets": {"task": "datasets.validate_waiting", "schedule": 15.0},
     "rate usage": {"task": "billing.rate_usage", "schedule": 5.0},
     "close expired holds": {"task": "billing.close_expired_holds", "schedule": 30.0},

@@ -24,6 +24,7 @@ class EnrollRequest(Struct, kw_only=True):
     hostname: str
     gpus: tuple[GpuInfo, ...] = ()
     software: dict[str, str] = {}
+    listen_url: str = ""  # replica: where the gateway reaches its proxy, unix:///… or http(s)://…
 
 
 class EnrollResponse(Struct, kw_only=True):
@@ -61,6 +62,7 @@ class HeartbeatResponse(Struct, kw_only=True):
     lease_seconds: int
     is_cancel_requested: bool = False
     is_pause_requested: bool = False
+    is_drain_requested: bool = False  # checkpoint, report Stopped("preempted"), take no new work
 
 
 class EventsRequest(Struct, kw_only=True):

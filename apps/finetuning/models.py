@@ -124,16 +124,16 @@ class FineTuningJob(OrganizationModel):
     validation_file = models.ForeignKey(
         "datasets.DatasetVersion", on_delete=models.PROTECT, null=True, related_name="validating_jobs"
     )
-    pool = models.ForeignKey(GpuPool, on_delete=models.PROTECT, related_name="jobs")
+    pool = models.ForeignKey(GpuPool, on_delete=models.PROTECT, related_name="jobs", null=True)
     suffix = models.CharField(max_length=64, blank=True)
     method = models.CharField(max_length=16)
     hyperparameters = models.JSONField(help_text="apps.contracts.runs.Hyperparameters, every field resolved")
     requested = models.JSONField(default=dict, help_text="The request as sent, for the API to echo.")
     metadata = models.JSONField(default=dict)
     seed = models.BigIntegerField()
-    estimate = models.JSONField(help_text="apps.estimates.quote.Estimate at the moment of launch")
-    price_rule = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, related_name="+")
-    spend_cap_nano = models.BigIntegerField()
+    estimate = models.JSONField(default=dict, help_text="apps.estimates.quote.Estimate at the moment of launch")
+    price_rule = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, related_name="+", null=True)
+    spend_cap_nano = models.BigIntegerField(default=0)
     hold_id = models.CharField(max_length=40, blank=True)
     created_by = models.CharField(max_length=64)
     created_at = models.DateTimeField(db_default=Now())
@@ -161,6 +161,11 @@ class FineTuningJob(OrganizationModel):
 
     class Meta:
         constraints = [
+            models.CheckConstraint(
+                name="job_admitted_whole",
+                condition=Q(queued_at=None)
+                | Q(pool__isnull=False, price_rule__isnull=False, spend_cap_nano__gt=0) & ~Q(hold_id=""),
+            ),
             _paired("job_cancel_pair", "cancel_requested_at", "cancel_requested_by"),
             _paired("job_pause_pair", "pause_requested_at", "pause_requested_by"),
             models.CheckConstraint(

@@ -263,7 +263,8 @@ OUTBOX_HANDLERS = {
     "mail": "apps.accounts.mail.send",
     "dataset.validate": "apps.datasets.tasks.request_validation",
     "train.wake": "apps.finetuning.tasks.ring_doorbell",
-    "live.job": "apps.finetuning.tasks.publish_job",
+    "job.admit": "apps.finetuning.tasks.admit",
+    "adapter.published": "apps.serving.tasks.deploy",
     "objects.delete": "apps.core.tasks.delete_objects",
 }
 

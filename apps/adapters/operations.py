@@ -1,0 +1,98 @@
+"""Adapter versions: published by a finished run, named once for ever, deleted without losing their history."""
+
+import datetime
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Max
+
+from apps.adapters.checks import problems_of
+from apps.adapters.models import Adapter, AdapterVersion
+from apps.catalog.models import BaseModel
+from apps.core import audit, outbox
+from apps.core.errors import DomainError, InvalidState
+from apps.core.ids import new_id, ulid_of
+
+
+class AdapterRejected(DomainError):
+    """The uploaded files are not an adapter that can be served on this base model."""
+
+    code = "adapter_rejected"
+
+
+@transaction.atomic
+def publish_version(
+    *,
+    organization: Any,
+    base_model: BaseModel,
+    job_id: str,
+    suffix: str,
+    source: str,
+    object_prefix: str,
+    manifest: dict[str, Any],
+    manifest_sha256: str,
+    method: str,
+    rank: int,
+    target_modules: list[str],
+    metrics: dict[str, Any],
+) -> AdapterVersion:
+    """Check the files, register them under a new name and ask for them to be served. Raises AdapterRejected."""
+    problems = problems_of(
+        object_prefix=object_prefix, manifest=manifest, base_model=base_model, rank=rank, target_modules=target_modules
+    )
+    if problems:
+        raise AdapterRejected("The trained adapter cannot be served: " + "; ".join(problems[:3]))
+    adapter = _adapter(organization, base_model, suffix or job_id)
+    number = (adapter.versions.aggregate(last=Max("number"))["last"] or 0) + 1
+    version_id = new_id("adpv")
+    version = AdapterVersion.objects.create(
+        pk=version_id,
+        organization=organization,
+        adapter=adapter,
+        number=number,
+        model_name=f"ft:{base_model.name}:{organization.slug}:{suffix}:{ulid_of(version_id)[-10:]}",
+        lora_name=f"a-{ulid_of(version_id)}",
+        source=source,
+        object_prefix=object_prefix,
+        manifest=manifest,
+        manifest_sha256=manifest_sha256,
+        bytes=sum(file["bytes"] for file in manifest["files"]),
+        rank=rank,
+        target_modules=target_modules,
+        method=method,
+        chat_template_sha256=base_model.chat_template_sha256,
+        metrics=metrics,
+    )
+    outbox.publish(topic="adapter.published", key=f"published:{version.pk}", payload={"version_id": version.pk})
+    audit.record(
+        organization=organization, by=source, action="adapter.published", target=version.pk, model=version.model_name
+    )
+    return version
+
+
+def _adapter(organization: Any, base_model: BaseModel, name: str) -> Adapter:
+    found = (
+        Adapter.objects.for_organization(organization)
+        .filter(name=name, base_model=base_model, deleted_at=None)
+        .select_for_update()
+        .first()
+    )
+    return found or Adapter.objects.create(organization=organization, name=name, base_model=base_model)
+
+
+@transaction.atomic
+def delete_version(*, version: AdapterVersion, by: str, now: datetime.datetime) -> AdapterVersion:
+    """Stop offering the version and delete its files; its row, name and bills stay. Raises InvalidState."""
+    changed = AdapterVersion.objects.filter(pk=version.pk, deleted_at=None).update(deleted_at=now)
+    if not changed:
+        raise InvalidState("This model was deleted already.", param="model")
+    version.refresh_from_db()
+    outbox.publish(topic="objects.delete", key=f"delete:{version.pk}", payload={"prefix": version.object_prefix})
+    audit.record(
+        organization=version.organization_id,
+        by=by,
+        action="adapter.deleted",
+        target=version.pk,
+        model=version.model_name,
+    )
+    return version

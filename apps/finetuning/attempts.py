@@ -1,0 +1,159 @@
+"""What follows an attempt: the next one, or the end of the job with its bill."""
+
+import datetime
+
+from django.db.models import Sum
+
+from apps.billing.operations import settle_hold
+from apps.contracts.failures import Blame, FailureCode
+from apps.core import audit, outbox
+from apps.core.money import rated
+from apps.core.transitions import advance, try_advance
+from apps.finetuning import events
+from apps.finetuning.lifecycle import JOB_TRANSITIONS, MAX_ATTEMPTS_WITHOUT_PROGRESS, MAX_LOST_ATTEMPTS
+from apps.finetuning.models import Checkpoint, FineTuningJob, Run
+
+FAILURE_MESSAGES: dict[FailureCode, str] = {
+    FailureCode.OUT_OF_MEMORY: "Training ran out of memory. Choose a larger GPU, QLoRA, or a shorter max_length.",
+    FailureCode.CRASH_LOOP: "Training stopped three times without getting further. Nothing was charged.",
+    FailureCode.WORKER_LOST: "The machines that trained this job were lost too often. Nothing was charged.",
+    FailureCode.LOSS_NOT_FINITE: "The loss became infinite. Lower the learning rate and try again.",
+    FailureCode.NO_TRAINABLE_TOKENS: "No row has a token to train on after truncation. Raise max_length.",
+}
+
+
+def latest_checkpoint(*, job: FineTuningJob) -> Checkpoint | None:
+    """Return the newest checkpoint of the job that was not found broken."""
+    usable = job.checkpoints.filter(quarantined_at=None, deleted_at=None).select_related("upload")
+    return usable.order_by("-step", "-created_at").first()
+
+
+def queue_attempt(*, job: FineTuningJob) -> Run:
+    """Queue the next attempt and ring the pool's doorbell after commit."""
+    last = job.runs.order_by("-attempt").values_list("attempt", flat=True).first() or 0
+    run = Run.objects.create(organization_id=job.organization_id, job=job, attempt=last + 1, pool_id=job.pool_id)
+    outbox.publish(topic="train.wake", key=f"wake:{run.pk}", payload={"pool": job.pool.name})
+    return run
+
+
+def continue_or_give_up(*, job: FineTuningJob, run: Run, code: FailureCode, now: datetime.datetime) -> None:
+    """After a lost or retryable attempt: obey a stop that was asked for, else try again, else fail the job."""
+    if job.cancel_requested_at:
+        cancel_job(job=job, now=now)
+    elif job.pause_requested_at:
+        pause_job(job=job, now=now)
+    elif run.attempt >= MAX_LOST_ATTEMPTS:
+        fail_job(job=job, code=code, message="", now=now)
+    elif _attempts_without_progress(job) >= MAX_ATTEMPTS_WITHOUT_PROGRESS and code is not FailureCode.PREEMPTED:
+        fail_job(job=job, code=FailureCode.CRASH_LOOP, message="", now=now)
+    else:
+        try_advance(job, to="queued", transitions=JOB_TRANSITIONS)
+        queue_attempt(job=job)
+        step = latest_checkpoint(job=job)
+        where = f"from step {step.step}" if step else "from the start"
+        events.append(job, type="state", message=f"Queued again, to resume {where}", attempt=run.attempt + 1)
+
+
+def _attempts_without_progress(job: FineTuningJob) -> int:
+    count = 0
+    for run in job.runs.exclude(status="queued").order_by("-attempt"):
+        if run.durable_step > (run.resume_from.step if run.resume_from else 0):
+            break
+        count += 1
+    return count
+
+
+def billed_before(*, run: Run) -> int:
+    """Return the GPU milliseconds billed to the job's other attempts."""
+    others = run.job.runs.exclude(pk=run.pk)
+    return others.aggregate(total=Sum("billed_gpu_ms"))["total"] or 0
+
+
+def fail_job(*, job: FineTuningJob, code: FailureCode, message: str, now: datetime.datetime, param: str = "") -> None:
+    """End the job as failed; the customer pays for durable steps only when the cause is theirs to fix."""
+    billed_ms = _billed_ms(job) if code.blame is Blame.USER else 0
+    text = message or FAILURE_MESSAGES.get(code, "Training failed on our side. Nothing was charged.")
+    _end_job(
+        job,
+        "failed",
+        billed_ms,
+        now,
+        message=f"Failed: {text}",
+        level="error",
+        error_code=code.value,
+        error_message=text[:500],
+        error_param=param,
+    )
+
+
+def cancel_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
+    """End the job as cancelled; the customer pays for what was made durable."""
+    _end_job(job, "cancelled", _billed_ms(job), now, message="Cancelled")
+
+
+def succeed_job(*, job: FineTuningJob, now: datetime.datetime, **changes: object) -> None:
+    _end_job(job, "succeeded", _billed_ms(job), now, message="The job has successfully completed", **changes)
+
+
+def pause_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
+    """Park the job with its checkpoint and its hold; resuming queues another attempt."""
+    try_advance(job, to="pausing", transitions=JOB_TRANSITIONS)
+    advance(job, to="paused", transitions=JOB_TRANSITIONS)
+    events.append(job, type="state", message="Paused; the last checkpoint is kept")
+
+
+def request_pause_at_cap(*, job: FineTuningJob, now: datetime.datetime) -> None:
+    """Ask the run to checkpoint and stop, because going on would cost more than the customer's cap."""
+    changed = FineTuningJob.objects.filter(pk=job.pk, pause_requested_at=None).update(
+        pause_requested_at=now, pause_requested_by="system"
+    )
+    if changed:
+        job.refresh_from_db()
+        try_advance(job, to="pausing", transitions=JOB_TRANSITIONS)
+        events.append(job, level="warn", message="The spend cap is reached: saving a checkpoint and pausing")
+
+
+def _billed_ms(job: FineTuningJob) -> int:
+    return job.runs.aggregate(total=Sum("billed_gpu_ms"))["total"] or 0
+
+
+def cost_of(*, job: FineTuningJob, gpu_ms: int) -> int:
+    """Return the price of so much GPU time at the job's own price, never above its cap."""
+    if job.price_rule is None:
+        return 0
+    cost = rated(quantity=gpu_ms, price_nano=job.price_rule.price_nano, per=job.price_rule.per)
+    return min(cost, job.spend_cap_nano)
+
+
+def _end_job(
+    job: FineTuningJob,
+    status: str,
+    billed_ms: int,
+    now: datetime.datetime,
+    *,
+    message: str,
+    level: str = "info",
+    **changes: object,
+) -> None:
+    cost = cost_of(job=job, gpu_ms=billed_ms)
+    advance(
+        job,
+        to=status,
+        transitions=JOB_TRANSITIONS,
+        finished_at=now,
+        billed_gpu_ms=billed_ms,
+        cost_nano=cost,
+        waiting_reason="",
+        **changes,
+    )
+    if job.hold_id:
+        settle_hold(hold_id=job.hold_id, capture_nano=cost, by="system", reason=f"{job.pk} {status}")
+    events.append(job, type="state", level=level, message=message, status=status, cost_nano=cost)
+    audit.record(
+        organization=job.organization_id,
+        by="system",
+        action=f"job.{status}",
+        target=job.pk,
+        billed_gpu_ms=billed_ms,
+        cost_nano=cost,
+    )

@@ -1,0 +1,27 @@
+"""What happened to a job, in order. A sequence is taken under the job's row lock, so readers never miss one."""
+
+from typing import Any
+
+from django.db.models import F
+
+from apps.core import live
+from apps.core.audit import require_transaction
+from apps.finetuning.models import FineTuningJob, JobEvent
+
+
+def append(job: FineTuningJob, *, message: str, type: str = "message", level: str = "info", **data: Any) -> JobEvent:
+    """Add one event to the job and tell its watchers after commit."""
+    require_transaction()
+    FineTuningJob.objects.filter(pk=job.pk).update(last_event_sequence=F("last_event_sequence") + 1)
+    job.refresh_from_db(fields=["last_event_sequence"])
+    event = JobEvent.objects.create(
+        organization_id=job.organization_id,
+        job=job,
+        sequence=job.last_event_sequence,
+        type=type,
+        level=level,
+        message=message[:1000],
+        data=data,
+    )
+    live.announce_after_commit(channel=f"job:{job.pk}", payload=str(event.sequence))
+    return event

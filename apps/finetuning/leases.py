@@ -1,0 +1,236 @@
+"""Who may work on a run: claims, heartbeats and the reaper. Only the database's clock decides."""
+
+import datetime
+import hashlib
+import secrets
+from dataclasses import dataclass
+
+import msgspec
+from django.db import transaction
+
+from apps.catalog.queries import open_hub_token
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, Hyperparameters, RunSpec, SignedFile
+from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, HeartbeatResponse
+from apps.core.clock import db_now
+from apps.core.errors import DomainError, Status
+from apps.core.ids import new_id
+from apps.core.money import rated
+from apps.core.object_store import store
+from apps.core.transitions import advance, try_advance
+from apps.datasets.models import DatasetVersion
+from apps.finetuning import attempts, events
+from apps.finetuning.lifecycle import (
+    HEARTBEAT_SECONDS,
+    JOB_TRANSITIONS,
+    LEASE_SECONDS,
+    RUN_HOLDING_LEASE,
+    RUN_TRANSITIONS,
+    SELF_FENCE_SECONDS,
+)
+from apps.finetuning.models import Checkpoint, FineTuningJob, Run, Worker
+from apps.finetuning.quotas import reason_to_wait
+from apps.finetuning.scheduling import queue_order
+
+_URL_SECONDS = 3600
+NO_LEASE = {"lease_id": None, "lease_token_sha256": None, "lease_expires_at": None}
+
+
+class StaleLease(DomainError):
+    """The lease was given to somebody else, or ended: stop the child at once and forget the run."""
+
+    code = "stale_lease"
+    status = Status.STALE_LEASE
+
+
+@dataclass(frozen=True)
+class Lease:
+    """What a worker proves with each call under its lease."""
+
+    id: str
+    token: str
+
+
+@transaction.atomic
+def claim(*, worker: Worker, base_models: tuple[str, ...] | None) -> ClaimResponse | None:
+    """Lease the next run of the worker's pool, or return None when nothing may start."""
+    now = db_now()
+    Worker.objects.filter(pk=worker.pk).update(last_seen_at=now)
+    worker.refresh_from_db()
+    if worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
+        return None
+    for candidate in queue_order(pool=worker.pool, now=now):
+        if response := _try_claim(candidate, worker, base_models, now):
+            return response
+    return None
+
+
+def _try_claim(
+    candidate: Run, worker: Worker, base_models: tuple[str, ...] | None, now: datetime.datetime
+) -> ClaimResponse | None:
+    run = Run.objects.select_for_update(skip_locked=True).filter(pk=candidate.pk, status="queued").first()
+    if run is None:
+        return None
+    job = FineTuningJob.objects.select_related("base_model", "training_file", "validation_file").get(pk=run.job_id)
+    if base_models is not None and job.base_model_id not in base_models:
+        return None
+    waiting = reason_to_wait(organization_id=run.organization_id)
+    if waiting != job.waiting_reason:
+        FineTuningJob.objects.filter(pk=job.pk).update(waiting_reason=waiting)
+    if waiting:
+        return None
+    return _lease(run, job, worker, now)
+
+
+def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime) -> ClaimResponse:
+    lease = Lease(id=new_id("lease"), token=secrets.token_urlsafe(32))
+    checkpoint = attempts.latest_checkpoint(job=job)
+    advance(
+        run,
+        to="leased",
+        transitions=RUN_TRANSITIONS,
+        lease_id=lease.id,
+        lease_token_sha256=sha256_hex(lease.token),
+        lease_expires_at=now + datetime.timedelta(seconds=LEASE_SECONDS),
+        heartbeat_at=now,
+        leased_at=now,
+        worker=worker,
+        resume_from=checkpoint,
+    )
+    try_advance(job, to="running", transitions=JOB_TRANSITIONS, started_at=job.started_at or now)
+    events.append(job, type="state", message=f"Claimed by a worker of {run.pool.name}", attempt=run.attempt)
+    return ClaimResponse(
+        spec=build_spec(run=run, job=job, checkpoint=checkpoint),
+        lease_id=lease.id,
+        lease_token=lease.token,
+        lease_seconds=LEASE_SECONDS,
+        heartbeat_seconds=HEARTBEAT_SECONDS,
+        self_fence_seconds=SELF_FENCE_SECONDS,
+    )
+
+
+def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -> RunSpec:
+    """Return the frozen snapshot of the attempt, with URLs that expire."""
+    base = job.base_model
+    return RunSpec(
+        run_id=run.pk,
+        job_id=job.pk,
+        organization_id=job.organization_id,
+        attempt=run.attempt,
+        base_model=BaseModelRef(
+            id=base.pk,
+            name=base.name,
+            path=base.path or None,
+            repo=base.repo or None,
+            revision=base.revision or None,
+            files_sha256=base.files_sha256,
+            chat_template=base.chat_template,
+            chat_template_sha256=base.chat_template_sha256,
+            hub_token=open_hub_token(base_model=base),
+        ),
+        training=_dataset_ref(job.training_file),
+        validation=_dataset_ref(job.validation_file) if job.validation_file else None,
+        hyperparameters=msgspec.convert(job.hyperparameters, Hyperparameters),
+        resume_from=_checkpoint_ref(checkpoint) if checkpoint else None,
+        estimated_peak_bytes=job.estimate.get("peak_bytes"),
+    )
+
+
+def _dataset_ref(version: DatasetVersion) -> DatasetRef:
+    url = store().signed_url(version.object_key, "GET", expires_seconds=_URL_SECONDS, base="internal")
+    return DatasetRef(id=version.pk, sha256=version.sha256, bytes=version.bytes, rows=version.rows or 0, url=url)
+
+
+def _checkpoint_ref(checkpoint: Checkpoint) -> CheckpointRef:
+    upload = checkpoint.upload
+    files = tuple(
+        SignedFile(
+            name=file["name"],
+            sha256=file["sha256"],
+            bytes=file["bytes"],
+            url=store().signed_url(
+                f"{upload.object_prefix}/{file['name']}", "GET", expires_seconds=_URL_SECONDS, base="internal"
+            ),
+        )
+        for file in upload.manifest["files"]
+    )
+    return CheckpointRef(id=checkpoint.pk, step=checkpoint.step, manifest_sha256=upload.manifest_sha256, files=files)
+
+
+@transaction.atomic
+def lock_run(*, lease: Lease) -> tuple[Run, FineTuningJob]:
+    """Lock and return the job and the run the lease is for, job first. Raises StaleLease."""
+    held = Run.objects.filter(
+        lease_id=lease.id, lease_token_sha256=sha256_hex(lease.token), status__in=RUN_HOLDING_LEASE
+    )
+    job_id = held.values_list("job_id", flat=True).first()
+    if job_id is None:
+        raise StaleLease("This lease is not held any more.")
+    job = FineTuningJob.objects.select_for_update().get(pk=job_id)
+    run = held.select_for_update().first()
+    if run is None:
+        raise StaleLease("This lease is not held any more.")
+    return run, job
+
+
+@transaction.atomic
+def heartbeat(*, lease: Lease, beat: HeartbeatRequest) -> HeartbeatResponse:
+    """Prolong the lease and say whether somebody asked the run to stop. Raises StaleLease."""
+    now = db_now()
+    changed = Run.objects.filter(
+        lease_id=lease.id, lease_token_sha256=sha256_hex(lease.token), status__in=RUN_HOLDING_LEASE
+    ).update(lease_expires_at=now + datetime.timedelta(seconds=LEASE_SECONDS), heartbeat_at=now)
+    if not changed:
+        raise StaleLease("This lease is not held any more.")
+    run = Run.objects.select_related("job", "job__price_rule", "worker").get(lease_id=lease.id)
+    Worker.objects.filter(pk=run.worker_id).update(last_seen_at=now)
+    job = run.job
+    if _is_at_cap(job, run, beat):
+        attempts.request_pause_at_cap(job=job, now=now)
+    is_draining = run.worker is not None and run.worker.drain_requested_at is not None
+    return HeartbeatResponse(
+        lease_seconds=LEASE_SECONDS,
+        is_cancel_requested=job.cancel_requested_at is not None,
+        is_pause_requested=job.pause_requested_at is not None,
+        is_drain_requested=is_draining,
+    )
+
+
+def _is_at_cap(job: FineTuningJob, run: Run, beat: HeartbeatRequest) -> bool:
+    if job.price_rule is None or job.pause_requested_at or job.cancel_requested_at:
+        return False
+    ahead_ms = LEASE_SECONDS // 4 * 1000  # time to checkpoint and stop before the cap is passed
+    quantity = attempts.billed_before(run=run) + int(beat.training_seconds * 1000) + ahead_ms
+    cost = rated(quantity=quantity, price_nano=job.price_rule.price_nano, per=job.price_rule.per)
+    return beat.training_seconds > 0 and cost >= job.spend_cap_nano
+
+
+def reclaim_expired_leases() -> int:
+    """Take runs from workers that fell silent and queue their successors; return how many were taken."""
+    expired = Run.objects.filter(status__in=RUN_HOLDING_LEASE, lease_expires_at__lt=db_now())
+    return sum(_reclaim(run_id) for run_id in expired.values_list("pk", flat=True))
+
+
+@transaction.atomic
+def _reclaim(run_id: str) -> bool:
+    job_id = Run.objects.values_list("job_id", flat=True).get(pk=run_id)
+    job = FineTuningJob.objects.select_for_update().get(pk=job_id)
+    run = Run.objects.get(pk=run_id)
+    now = db_now()
+    is_lost = try_advance(
+        run,
+        to="lost",
+        transitions=RUN_TRANSITIONS,
+        guard={"lease_expires_at__lt": now},
+        finished_at=now,
+        failure_code=FailureCode.WORKER_LOST,
+        **NO_LEASE,
+    )
+    if is_lost:
+        events.append(job, type="state", level="warn", message="The worker fell silent", attempt=run.attempt)
+        attempts.continue_or_give_up(job=job, run=run, code=FailureCode.WORKER_LOST, now=now)
+    return is_lost
+
+
+def sha256_hex(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,327 @@
+"""Jobs, from the customer's side: create, cancel, pause, resume."""
+
+import datetime
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from django.db import transaction
+
+from apps.billing.operations import hold
+from apps.catalog.models import BaseModel
+from apps.catalog.queries import get_base_model
+from apps.contracts.runs import Hyperparameters, Method
+from apps.core import audit, outbox
+from apps.core.clock import db_now
+from apps.core.errors import DomainError, InvalidState, InvalidValue
+from apps.core.transitions import advance, try_advance
+from apps.datasets.models import DatasetVersion
+from apps.datasets.operations import count_tokens
+from apps.datasets.queries import get_version
+from apps.finetuning import attempts, events, recipes
+from apps.finetuning.lifecycle import JOB_TERMINAL, JOB_TRANSITIONS, RUN_TRANSITIONS
+from apps.finetuning.models import FineTuningJob, Run
+from apps.finetuning.quotas import require_room_for_job
+from apps.finetuning.quoting import PoolQuote, quote_pools, snapshot, with_plan
+
+_SUFFIX = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?$")
+_COUNT_NOW_BYTES = 4_000_000  # larger files are counted by a task; the job waits in validating_files
+_MOST_METADATA = 16
+
+
+class InvalidTrainingFile(DomainError):
+    """The file cannot be trained on; the message says what to change."""
+
+    code = "invalid_training_file"
+
+
+class DoesNotFit(DomainError):
+    """No pool can hold the job; the message says what would fit."""
+
+    code = "job_too_large"
+
+
+class CannotLaunch(DomainError):
+    """The pool (or every pool) cannot take the job now; the message says why."""
+
+    code = "cannot_launch"
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What the customer asks for. `hyperparameters` may leave anything out; `pool` None means the cheapest."""
+
+    base_model: str
+    training_file: str
+    validation_file: str | None = None
+    method: Method = Method.LORA
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    pool: str | None = None
+    spend_cap_nano: int | None = None
+    suffix: str = ""
+    seed: int | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    requested: Mapping[str, Any] = field(default_factory=dict)
+    idempotency_key: str | None = None
+
+
+@transaction.atomic
+def create_job(*, organization: Any, request: JobRequest, by: str, now: datetime.datetime) -> FineTuningJob:
+    """Create the job; when its file is validated already, hold its cost and queue it in the same breath.
+
+    The same idempotency key returns the same job. Raises NotFound, InvalidValue, InvalidTrainingFile, DoesNotFit,
+    CannotLaunch, QuotaExceeded, InsufficientBalance; nothing is left behind.
+    """
+    if found := _created_before(organization, request.idempotency_key):
+        return found
+    job = _new_job(organization, request, by)
+    events.append(job, message="Created fine-tuning job")
+    audit.record(organization=organization, by=by, action="job.created", target=job.pk, model=request.base_model)
+    if _is_ready_to_admit(job):
+        admit(job=job, now=now)
+    else:
+        events.append(job, message=f"Validating training file: {job.training_file.pk}")
+        outbox.publish(topic="job.admit", key=f"admit:{job.pk}", payload={"job_id": job.pk})
+    return job
+
+
+def _created_before(organization: Any, key: str | None) -> FineTuningJob | None:
+    if key is None:
+        return None
+    return FineTuningJob.objects.for_organization(organization).filter(idempotency_key=key).first()
+
+
+def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
+    base_model = get_base_model(name=request.base_model)
+    training_file = _usable_file(organization, request.training_file, "training_file")
+    validation_file = request.validation_file and _usable_file(organization, request.validation_file, "validation_file")
+    asked = dict(request.hyperparameters) | ({} if request.seed is None else {"seed": request.seed})
+    recipe = recipes.resolve(base_model=base_model, method=request.method, asked=asked)
+    if request.suffix and not _SUFFIX.fullmatch(request.suffix):
+        raise InvalidValue(
+            "suffix has up to 64 of a-z, 0-9 and -, and starts and ends with a letter or digit.", param="suffix"
+        )
+    _check_metadata(request.metadata)
+    if request.spend_cap_nano is not None and request.spend_cap_nano <= 0:
+        raise InvalidValue("The spend cap must be above zero.", param="budget.max_cost")
+    return FineTuningJob.objects.create(
+        organization_id=getattr(organization, "pk", organization),
+        base_model=base_model,
+        training_file=training_file,
+        validation_file=validation_file or None,
+        suffix=request.suffix,
+        method=request.method,
+        hyperparameters=msgspec.to_builtins(recipe),
+        requested=dict(request.requested) | {"pool": request.pool, "spend_cap_nano": request.spend_cap_nano},
+        metadata=dict(request.metadata),
+        seed=recipe.seed,
+        created_by=by,
+        idempotency_key=request.idempotency_key,
+    )
+
+
+def _usable_file(organization: Any, file_id: str, param: str) -> DatasetVersion:
+    version = get_version(organization=organization, id=file_id, param=param)
+    if version.purpose != "fine-tune":
+        raise InvalidTrainingFile(f"{file_id} was uploaded for {version.purpose!r}, not for 'fine-tune'.", param=param)
+    if version.status == "invalid":
+        raise _invalid_file(version, param)
+    return version
+
+
+def _invalid_file(version: DatasetVersion, param: str) -> InvalidTrainingFile:
+    first = version.errors[0] if version.errors else {}
+    where = f" First: line {first['line']}: {first['message']}" if first else ""
+    return InvalidTrainingFile(f"{version.pk} has {version.error_count} invalid lines.{where}", param=param)
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    if len(metadata) > _MOST_METADATA or any(
+        not isinstance(value, str) or len(key) > 64 or len(value) > 512 for key, value in metadata.items()
+    ):
+        raise InvalidValue(
+            "metadata has at most 16 pairs, keys up to 64 and string values up to 512 characters.", param="metadata"
+        )
+
+
+def _is_ready_to_admit(job: FineTuningJob) -> bool:
+    files = [job.training_file, *([job.validation_file] if job.validation_file else [])]
+    if any(version.status != "ready" for version in files):
+        return False
+    counted = job.training_file.token_counts.filter(base_model=job.base_model).exists()
+    return counted or job.training_file.bytes <= _COUNT_NOW_BYTES
+
+
+def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
+    """Choose the pool, set the cost aside and queue the first attempt. Raises what `create_job` raises."""
+    quoted = _choose_pool(job, now)
+    estimate = quoted.estimate
+    cap_nano = job.requested.get("spend_cap_nano") or quoted.cap_nano
+    if quoted.price is None or cap_nano is None:
+        raise CannotLaunch("The job has no price.", param="compute.pool")
+    require_room_for_job(organization=job.organization_id, seconds=estimate.train_seconds_p50 or 0.0, now=now)
+    recipe = with_plan(msgspec.convert(job.hyperparameters, Hyperparameters), estimate)
+    held = hold(
+        organization=job.organization_id,
+        purpose="job",
+        source=job.pk,
+        amount_nano=cap_nano,
+        by=job.created_by,
+        idempotency_key=f"hold:{job.pk}",
+    )
+    advance(
+        job,
+        to="queued",
+        transitions=JOB_TRANSITIONS,
+        pool=quoted.pool,
+        price_rule=quoted.price,
+        estimate=snapshot(estimate),
+        hyperparameters=msgspec.to_builtins(recipe),
+        spend_cap_nano=cap_nano,
+        hold_id=held.pk,
+        queued_at=now,
+        total_steps=estimate.steps,
+    )
+    attempts.queue_attempt(job=job)
+    events.append(
+        job,
+        type="state",
+        message=f"Files validated, moving job to queued state on {quoted.pool.name}",
+        hold_nano=cap_nano,
+        pool=quoted.pool.name,
+    )
+
+
+def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
+    recipe = msgspec.convert(job.hyperparameters, Hyperparameters)
+    quotes = get_quotes(base_model=job.base_model, version=job.training_file, recipe=recipe, now=now)
+    if name := job.requested.get("pool"):
+        quotes = [quoted for quoted in quotes if quoted.pool.name == name]
+        if not quotes:
+            raise InvalidValue(f"There is no open GPU pool named {name!r}.", param="compute.pool")
+    if not quotes:
+        raise CannotLaunch("No GPU pool is open on this platform.", param="compute.pool")
+    if not any(quoted.estimate.fits for quoted in quotes):
+        raise DoesNotFit(_what_would_fit(quotes[0]), param="compute.pool", fixes=_fixes(quotes[0]))
+    if not quotes[0].is_launchable:
+        raise CannotLaunch(f"{quotes[0].pool.name}: {quotes[0].block_reason}", param="compute.pool")
+    return quotes[0]
+
+
+def get_quotes(
+    *, base_model: BaseModel, version: DatasetVersion, recipe: Hyperparameters, now: datetime.datetime
+) -> list[PoolQuote]:
+    """Return a quote for each open pool, counting the file's tokens first when nobody has yet."""
+    count = count_tokens(version=version, base_model=base_model)
+    return quote_pools(base_model=base_model, version=version, count=count, hyperparameters=recipe, now=now)
+
+
+def _what_would_fit(quoted: PoolQuote) -> str:
+    fixes = " ".join(fix.text for fix in quoted.estimate.fixes) or "Choose a smaller base model."
+    return f"The job fits no open pool. {quoted.pool.name}: {quoted.estimate.reason} {fixes}"
+
+
+def _fixes(quoted: PoolQuote) -> list[dict[str, Any]]:
+    return [msgspec.to_builtins(fix) for fix in quoted.estimate.fixes]
+
+
+@transaction.atomic
+def admit_when_ready(*, job_id: str) -> None:
+    """Admit a job whose file is validated by now, or fail it with the reason; leave it when it still must wait."""
+    job = (
+        FineTuningJob.objects.select_for_update(of=("self",))
+        .select_related("training_file", "base_model")
+        .get(pk=job_id)
+    )
+    if job.status != "validating_files":
+        return
+    now = db_now()
+    try:
+        with transaction.atomic():
+            _admit_if_validated(job, now)
+    except DomainError as refused:
+        job.refresh_from_db()
+        _refuse(job, refused, now)
+
+
+def _admit_if_validated(job: FineTuningJob, now: datetime.datetime) -> None:
+    for version, param in ((job.training_file, "training_file"), (job.validation_file, "validation_file")):
+        if version is None:
+            continue
+        if version.status in ("invalid", "deleted"):
+            raise _invalid_file(version, param)
+        if version.status != "ready":
+            return
+    admit(job=job, now=now)
+
+
+def _refuse(job: FineTuningJob, refused: DomainError, now: datetime.datetime) -> None:
+    advance(
+        job,
+        to="failed",
+        transitions=JOB_TRANSITIONS,
+        finished_at=now,
+        error_code=refused.code,
+        error_message=refused.message[:500],
+        error_param=refused.param or "",
+    )
+    events.append(job, type="state", level="error", message=f"Failed: {refused.message}", status="failed")
+    audit.record(organization=job.organization_id, by="system", action="job.failed", target=job.pk, code=refused.code)
+
+
+@transaction.atomic
+def request_cancellation(*, job: FineTuningJob, by: str, now: datetime.datetime) -> FineTuningJob:
+    """Cancel at once what no worker holds; else ask the worker, who keeps the checkpoint. Raises InvalidState."""
+    job = _locked(job)
+    if job.status in JOB_TERMINAL:
+        raise InvalidState(f"The job has already {job.status}.", param="status")
+    if job.cancel_requested_at is None:
+        job.cancel_requested_at, job.cancel_requested_by = now, by
+        job.save(update_fields=["cancel_requested_at", "cancel_requested_by"])
+        events.append(job, message="Cancellation requested")
+        audit.record(organization=job.organization_id, by=by, action="job.cancel_requested", target=job.pk)
+    if _release_queued_run(job, now):
+        attempts.cancel_job(job=job, now=now)
+    return job
+
+
+@transaction.atomic
+def request_pause(*, job: FineTuningJob, by: str, now: datetime.datetime) -> FineTuningJob:
+    """Ask the worker to checkpoint and stop, keeping the hold. Raises InvalidState unless the job is running."""
+    job = _locked(job)
+    if not try_advance(job, to="pausing", transitions=JOB_TRANSITIONS, pause_requested_at=now, pause_requested_by=by):
+        raise InvalidState(f"Only a running job can be paused; this one is {job.status}.", param="status")
+    events.append(job, message="Pause requested")
+    audit.record(organization=job.organization_id, by=by, action="job.pause_requested", target=job.pk)
+    return job
+
+
+@transaction.atomic
+def resume(*, job: FineTuningJob, by: str, now: datetime.datetime) -> FineTuningJob:
+    """Queue a paused job again, from its last checkpoint. Raises InvalidState unless the job is paused."""
+    job = _locked(job)
+    if job.status != "paused":
+        raise InvalidState(f"Only a paused job can be resumed; this one is {job.status}.", param="status")
+    if attempts.cost_of(job=job, gpu_ms=sum(job.runs.values_list("billed_gpu_ms", flat=True))) >= job.spend_cap_nano:
+        raise InvalidState(
+            "The job is at its spend cap; create a new job from its data to go on.", param="budget.max_cost"
+        )
+    advance(job, to="queued", transitions=JOB_TRANSITIONS, pause_requested_at=None, pause_requested_by=None)
+    attempts.queue_attempt(job=job)
+    events.append(job, message="Resumed")
+    audit.record(organization=job.organization_id, by=by, action="job.resumed", target=job.pk)
+    return job
+
+
+def _locked(job: FineTuningJob) -> FineTuningJob:
+    locked = FineTuningJob.objects.select_for_update(of=("self",)).select_related("price_rule", "pool", "base_model")
+    return locked.get(pk=job.pk)
+
+
+def _release_queued_run(job: FineTuningJob, now: datetime.datetime) -> bool:
+    """Cancel the attempt nobody has claimed; return whether the job is without an active attempt now."""
+    for run in Run.objects.filter(job=job, status="queued"):
+        try_advance(run, to="cancelled", transitions=RUN_TRANSITIONS, finished_at=now)
+    return not Run.objects.filter(job=job, status__in=("queued", "leased", "running")).exists()

@@ -1,0 +1,135 @@
+"""GPU pools and the machines in them, from the operator's side; and how a machine proves who it is."""
+
+import datetime
+import secrets
+
+from django.db import transaction
+
+from apps.catalog.models import BaseModel, GpuType
+from apps.contracts.worker_api import EnrollRequest, EnrollResponse
+from apps.core import audit
+from apps.core.clock import db_now
+from apps.core.errors import DomainError, InvalidValue, Status
+from apps.finetuning.leases import sha256_hex
+from apps.finetuning.models import GpuPool, ThroughputProbe, Worker, WorkerToken
+
+_TOKEN_LIFE = datetime.timedelta(hours=24)
+
+
+class UnknownWorker(DomainError):
+    """The credential or one-time token is not (or no longer) accepted."""
+
+    code = "invalid_worker_credential"
+    status = Status.UNAUTHENTICATED
+
+
+@transaction.atomic
+def create_pool(*, name: str, gpu_type: GpuType, region: str, memory_bytes: int, by: str) -> GpuPool:
+    """Open a pool. Raises InvalidValue when the name is taken."""
+    if GpuPool.objects.filter(name=name).exists():
+        raise InvalidValue(f"There is a pool named {name!r} already.", param="name")
+    pool = GpuPool.objects.create(name=name, gpu_type=gpu_type, region=region, memory_bytes=memory_bytes)
+    audit.record(organization=None, by=by, action="pool.created", target=pool.pk, name=name)
+    return pool
+
+
+@transaction.atomic
+def edit_pool(*, pool: GpuPool, region: str, memory_bytes: int, is_open: bool, by: str) -> GpuPool:
+    """Change what may change of a pool; its name and GPU type are in its price and its history."""
+    pool.region, pool.memory_bytes, pool.is_open = region, memory_bytes, is_open
+    pool.save(update_fields=["region", "memory_bytes", "is_open"])
+    audit.record(organization=None, by=by, action="pool.edited", target=pool.pk, is_open=is_open)
+    return pool
+
+
+@transaction.atomic
+def issue_worker_token(*, pool: GpuPool, kind: str, base_model: BaseModel | None, by: str) -> str:
+    """Return a token that admits one worker (or, with a base model, one replica) within a day; shown once."""
+    if (kind == "replica") != (base_model is not None):
+        raise InvalidValue("A replica serves one base model; a trainer serves none.", param="base_model")
+    token = f"annt_{secrets.token_urlsafe(32)}"
+    issued = WorkerToken.objects.create(
+        pool=pool,
+        kind=kind,
+        base_model=base_model,
+        token_sha256=sha256_hex(token),
+        created_by=by,
+        expires_at=db_now() + _TOKEN_LIFE,
+    )
+    audit.record(organization=None, by=by, action="worker_token.issued", target=issued.pk, pool=pool.name, kind=kind)
+    return token
+
+
+@transaction.atomic
+def enroll(*, request: EnrollRequest) -> tuple[Worker, WorkerToken, EnrollResponse]:
+    """Redeem a one-time token for a credential. Raises UnknownWorker when it is used, expired or of another kind."""
+    now = db_now()
+    tokens = WorkerToken.objects.select_for_update(of=("self",)).select_related("pool", "base_model")
+    token = tokens.filter(token_sha256=sha256_hex(request.token), used_at=None, expires_at__gt=now).first()
+    if token is None or token.kind != request.kind:
+        raise UnknownWorker("This token was used, has expired, or is for another kind of worker.", param="token")
+    token.used_at = now
+    token.save(update_fields=["used_at"])
+    credential = f"annw_{secrets.token_urlsafe(32)}"
+    worker = Worker.objects.create(
+        pool=token.pool,
+        kind=token.kind,
+        hostname=request.hostname[:120],
+        credential_sha256=sha256_hex(credential),
+        gpus=[{"key": gpu.key, "name": gpu.name, "memory_bytes": gpu.memory_bytes} for gpu in request.gpus],
+        software=dict(request.software),
+        last_seen_at=now,
+    )
+    audit.record(organization=None, by=worker.pk, action="worker.enrolled", target=worker.pk, pool=token.pool.name)
+    return worker, token, EnrollResponse(worker_id=worker.pk, credential=credential, pool=token.pool.name)
+
+
+def authenticate(*, credential: str) -> Worker:
+    """Return the worker whose credential this is. Raises UnknownWorker."""
+    worker = (
+        Worker.objects.select_related("pool").filter(credential_sha256=sha256_hex(credential), revoked_at=None).first()
+    )
+    if worker is None:
+        raise UnknownWorker("This worker credential is not accepted.")
+    return worker
+
+
+@transaction.atomic
+def cordon(*, worker: Worker, by: str) -> None:
+    """Give the worker no new work; what it has goes on."""
+    _mark(worker, by, "worker.cordoned", cordoned_at=worker.cordoned_at or db_now())
+
+
+@transaction.atomic
+def uncordon(*, worker: Worker, by: str) -> None:
+    _mark(worker, by, "worker.uncordoned", cordoned_at=None, drain_requested_at=None)
+
+
+@transaction.atomic
+def drain(*, worker: Worker, by: str) -> None:
+    """Cordon the worker and have its run checkpoint and move elsewhere, unbilled for the move."""
+    now = db_now()
+    _mark(worker, by, "worker.drained", cordoned_at=worker.cordoned_at or now, drain_requested_at=now)
+
+
+@transaction.atomic
+def revoke(*, worker: Worker, by: str) -> None:
+    """Refuse the worker's credential from now on."""
+    _mark(worker, by, "worker.revoked", revoked_at=db_now())
+
+
+def _mark(worker: Worker, by: str, action: str, **changes: datetime.datetime | None) -> None:
+    for name, value in changes.items():
+        setattr(worker, name, value)
+    worker.save(update_fields=list(changes))
+    audit.record(organization=None, by=by, action=action, target=worker.pk)
+
+
+@transaction.atomic
+def record_probe(*, worker: Worker, base_model: BaseModel, method: str, report: dict) -> ThroughputProbe:
+    """Keep one measurement of the worker's pool."""
+    probe = ThroughputProbe.objects.create(
+        pool=worker.pool, worker=worker, base_model=base_model, method=method, report=report
+    )
+    audit.record(organization=None, by=worker.pk, action="probe.recorded", target=probe.pk, method=method)
+    return probe

@@ -1,0 +1,58 @@
+"""Reading jobs and what belongs to them."""
+
+from typing import Any
+
+from django.db.models import QuerySet
+
+from apps.core.errors import NotFound
+from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, JobEvent, Run, Worker
+
+_WITH = ("base_model", "training_file__dataset", "validation_file", "pool__gpu_type", "price_rule", "adapter_version")
+
+
+def get_job(*, organization: Any, id: str) -> FineTuningJob:
+    """Return the organization's job. Raises NotFound, the same for unknown and foreign ids."""
+    job = FineTuningJob.objects.for_organization(organization).select_related(*_WITH).filter(pk=id).first()
+    if job is None:
+        raise JobNotFound("No fine-tuning job has this id.", param="fine_tuning_job_id")
+    return job
+
+
+class JobNotFound(NotFound):
+    code = "fine_tuning_job_not_found"
+
+
+def list_jobs(*, organization: Any) -> QuerySet[FineTuningJob]:
+    """Return the organization's jobs, newest first."""
+    return FineTuningJob.objects.for_organization(organization).select_related(*_WITH).order_by("-created_at", "-id")
+
+
+def list_events(*, job: FineTuningJob) -> QuerySet[JobEvent]:
+    """Return the job's events, newest first."""
+    return job.events.order_by("-sequence")
+
+
+def list_events_after(*, job: FineTuningJob, sequence: int, limit: int = 500) -> list[JobEvent]:
+    """Return the events a watcher who saw `sequence` has missed, oldest first."""
+    return list(job.events.filter(sequence__gt=sequence).order_by("sequence")[:limit])
+
+
+def list_checkpoints(*, job: FineTuningJob) -> QuerySet[Checkpoint]:
+    """Return the checkpoints that still exist, newest first."""
+    return job.checkpoints.filter(deleted_at=None, quarantined_at=None).order_by("-step")
+
+
+def get_active_run(*, job: FineTuningJob) -> Run | None:
+    return job.runs.filter(status__in=("queued", "leased", "running")).select_related("worker", "pool").first()
+
+
+def count_running(*, organization: Any) -> int:
+    return FineTuningJob.objects.for_organization(organization).filter(status__in=("running", "pausing")).count()
+
+
+def list_pools() -> QuerySet[GpuPool]:
+    return GpuPool.objects.select_related("gpu_type").order_by("name")
+
+
+def list_workers(*, pool: GpuPool) -> QuerySet[Worker]:
+    return pool.workers.filter(revoked_at=None).order_by("created_at")

@@ -1,0 +1,320 @@
+"""What workers report under their lease: events, uploads and the end of the attempt, each at most once."""
+
+import datetime
+import hashlib
+from typing import Any, assert_never
+
+import msgspec
+from django.db import transaction
+
+from apps.adapters.operations import AdapterRejected, publish_version
+from apps.contracts import runs as wire
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import Manifest
+from apps.contracts.worker_api import EventsResponse, UploadResponse
+from apps.core import outbox
+from apps.core.clock import db_now
+from apps.core.errors import DomainError, InvalidValue
+from apps.core.object_store import ObjectMissing, hash_object, object_key, read_object, store
+from apps.core.transitions import advance, try_advance
+from apps.finetuning import attempts, events
+from apps.finetuning.leases import NO_LEASE, Lease, lock_run
+from apps.finetuning.lifecycle import RUN_TRANSITIONS
+from apps.finetuning.models import CalibrationPoint, Checkpoint, FineTuningJob, Run, Upload
+
+MANIFEST_NAME = "manifest.json"
+_PUT_SECONDS = 900
+_KEPT_CHECKPOINTS = 2
+
+
+class UploadIncomplete(DomainError):
+    """The object store does not hold what the manifest promises."""
+
+    code = "upload_incomplete"
+
+
+@transaction.atomic
+def record_events(*, lease: Lease, reported: tuple[wire.RunEvent, ...]) -> EventsResponse:
+    """Take in the events that are new, in order; repeats are ignored. Raises StaleLease."""
+    run, job = lock_run(lease=lease)
+    fresh = [event for event in sorted(reported, key=lambda e: e.sequence) if event.sequence > run.last_sequence]
+    for event in fresh:
+        _record(run, job, event)
+    if fresh:
+        run.last_sequence = fresh[-1].sequence
+        run.save(update_fields=["last_sequence"])
+    return EventsResponse(accepted=len(fresh), last_sequence=run.last_sequence)
+
+
+def _record(run: Run, job: FineTuningJob, event: wire.RunEvent) -> None:
+    match event:
+        case wire.PhaseChanged():
+            run.phase = event.phase
+            run.save(update_fields=["phase"])
+            events.append(job, type="state", message=f"{event.phase.capitalize()}", phase=event.phase)
+        case wire.TrainingStarted():
+            _start_training(run, job, event)
+        case wire.StepCompleted():
+            _record_step(job, event)
+        case wire.EvaluationCompleted():
+            data = {"step": event.step, "valid_loss": event.valid_loss}
+            data["valid_mean_token_accuracy"] = event.valid_mean_token_accuracy
+            events.append(job, type="metrics", message=f"Evaluated at step {event.step}", **data)
+        case wire.CheckpointSaved():
+            _record_checkpoint(run, job, event)
+        case wire.LogLine():
+            level = event.level if event.level in ("info", "warn", "error") else "info"
+            events.append(job, level=level, message=event.message)
+        case _:
+            assert_never(event)
+
+
+def _start_training(run: Run, job: FineTuningJob, event: wire.TrainingStarted) -> None:
+    advance(run, to="running", transitions=RUN_TRANSITIONS, training_started_at=db_now())
+    job.total_steps, job.step = event.total_steps, event.start_step
+    job.save(update_fields=["total_steps", "step"])
+    events.append(
+        job,
+        type="state",
+        message=f"Training started at step {event.start_step} of {event.total_steps}",
+        total_steps=event.total_steps,
+        start_step=event.start_step,
+        attempt=run.attempt,
+    )
+
+
+def _record_step(job: FineTuningJob, event: wire.StepCompleted) -> None:
+    job.step, job.total_steps, job.trained_tokens = event.step, event.total_steps, event.trained_tokens
+    job.save(update_fields=["step", "total_steps", "trained_tokens"])
+    data = {
+        "step": event.step,
+        "total_steps": event.total_steps,
+        "epoch": event.epoch,
+        "train_loss": event.train_loss,
+        "train_mean_token_accuracy": event.train_mean_token_accuracy,
+        "learning_rate": event.learning_rate,
+        "grad_norm": event.grad_norm,
+        "tokens_per_second": event.tokens_per_second,
+    }
+    message = f"Step {event.step}/{event.total_steps}: training loss={event.train_loss:.4f}"
+    events.append(job, type="metrics", message=message, **data)
+
+
+def _record_checkpoint(run: Run, job: FineTuningJob, event: wire.CheckpointSaved) -> None:
+    upload = Upload.objects.get(pk=event.upload_id, run=run)
+    require_complete(upload=upload, manifest_sha256=event.manifest_sha256)
+    Checkpoint.objects.get_or_create(
+        run=run,
+        step=event.step,
+        defaults={
+            "organization_id": run.organization_id,
+            "job": job,
+            "upload": upload,
+            "bytes": event.bytes,
+            "metrics": {"step": event.step, "train_loss": event.train_loss},
+        },
+    )
+    _make_durable(run, step=event.step, training_seconds=event.training_seconds)
+    events.append(job, message=f"Checkpoint saved at step {event.step}", step=event.step, bytes=event.bytes)
+    _forget_old_checkpoints(job)
+
+
+def _make_durable(run: Run, *, step: int, training_seconds: float) -> None:
+    """Bill the attempt's time up to a durable step: what the worker counted, never more than we saw pass."""
+    if run.training_started_at is None:
+        return
+    seen_ms = int((db_now() - run.training_started_at).total_seconds() * 1000)
+    counted_ms = int(max(training_seconds, 0) * 1000)
+    run.durable_step = max(run.durable_step, step)
+    run.billed_gpu_ms = max(run.billed_gpu_ms, min(counted_ms, seen_ms))
+    run.save(update_fields=["durable_step", "billed_gpu_ms"])
+
+
+def _forget_old_checkpoints(job: FineTuningJob) -> None:
+    kept = job.checkpoints.filter(deleted_at=None, quarantined_at=None).order_by("-step", "-created_at")
+    for checkpoint in kept[_KEPT_CHECKPOINTS:]:
+        checkpoint.deleted_at = db_now()
+        checkpoint.save(update_fields=["deleted_at"])
+        prefix = checkpoint.upload.object_prefix
+        outbox.publish(topic="objects.delete", key=f"delete:{checkpoint.pk}", payload={"prefix": prefix})
+
+
+@transaction.atomic
+def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> UploadResponse:
+    """Return a signed PUT URL for each file of the manifest; the same manifest gets the same places."""
+    run, _ = lock_run(lease=lease)
+    body = msgspec.json.encode(manifest)
+    if hashlib.sha256(body).hexdigest() != manifest_sha256:
+        raise InvalidValue("manifest_sha256 is not the hash of the manifest's own encoding", param="manifest_sha256")
+    if manifest.kind not in ("checkpoint", "adapter"):
+        raise InvalidValue("kind must be checkpoint or adapter", param="manifest.kind")
+    upload, _ = Upload.objects.get_or_create(
+        run=run,
+        manifest_sha256=manifest_sha256,
+        defaults={
+            "organization_id": run.organization_id,
+            "kind": manifest.kind,
+            "manifest": msgspec.to_builtins(manifest),
+            # The key carries the attempt and the content: a zombie of an older attempt writes elsewhere.
+            "object_prefix": object_key(
+                run.organization_id, "runs", run.job_id, f"a{run.attempt}", manifest.kind, manifest_sha256[:32]
+            ),
+        },
+    )
+    names = [file.name for file in manifest.files] + [MANIFEST_NAME]
+    sizes = {file.name: file.bytes for file in manifest.files} | {MANIFEST_NAME: len(body)}
+    urls = {
+        name: store().signed_url(
+            f"{upload.object_prefix}/{name}",
+            "PUT",
+            expires_seconds=_PUT_SECONDS,
+            base="internal",
+            content_bytes=sizes[name],
+        )
+        for name in names
+    }
+    return UploadResponse(upload_id=upload.pk, files=urls)
+
+
+def require_complete(*, upload: Upload, manifest_sha256: str) -> None:
+    """Raise UploadIncomplete unless every file is there in its size and the manifest is byte for byte the one promised."""
+    if upload.manifest_sha256 != manifest_sha256:
+        raise UploadIncomplete("The manifest is not the one this upload was opened for.")
+    try:
+        for file in upload.manifest["files"]:
+            _require_file(f"{upload.object_prefix}/{file['name']}", file, is_hashed=upload.kind == "adapter")
+        body = read_object(f"{upload.object_prefix}/{MANIFEST_NAME}")
+    except ObjectMissing as missing:
+        raise UploadIncomplete("A file of the manifest was not uploaded.") from missing
+    if hashlib.sha256(body).hexdigest() != manifest_sha256:
+        raise UploadIncomplete("The stored manifest differs from the one promised.")
+
+
+def _require_file(key: str, promised: dict[str, Any], *, is_hashed: bool) -> None:
+    """Checkpoints are large and hashed again by whoever resumes from them; an adapter is hashed here."""
+    if store().stat(key).bytes != promised["bytes"]:
+        raise UploadIncomplete(f"{promised['name']} has another size than the manifest says.")
+    if is_hashed and hash_object(key).sha256 != promised["sha256"]:
+        raise UploadIncomplete(f"{promised['name']} has another content than the manifest says.")
+
+
+@transaction.atomic
+def finish_run(*, lease: Lease, outcome: wire.RunOutcome) -> tuple[Run, FineTuningJob]:
+    """End the attempt: adapter, bill, audit and state in one transaction. Raises StaleLease, UploadIncomplete."""
+    run, job = lock_run(lease=lease)
+    now = db_now()
+    match outcome:
+        case wire.Succeeded():
+            _finish_succeeded(run, job, outcome, now)
+        case wire.Failed():
+            _finish_failed(run, job, outcome, now)
+        case wire.Stopped():
+            _finish_stopped(run, job, outcome, now)
+        case _:
+            assert_never(outcome)
+    run.refresh_from_db()
+    job.refresh_from_db()
+    return run, job
+
+
+def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now: datetime.datetime) -> None:
+    upload = Upload.objects.get(pk=outcome.upload_id, run=run)
+    require_complete(upload=upload, manifest_sha256=outcome.manifest_sha256)
+    try:
+        with transaction.atomic():
+            version = _publish(job, run, upload, outcome)
+    except AdapterRejected as rejected:
+        failure = wire.Failed(code=FailureCode.ADAPTER_REJECTED, message=rejected.message)
+        _finish_failed(run, job, failure, now)
+        return
+    _make_durable(run, step=outcome.step, training_seconds=outcome.training_seconds)
+    _end_run(run, "succeeded", outcome, now)
+    attempts.succeed_job(
+        job=job, now=now, adapter_version=version, trained_tokens=outcome.trained_tokens, step=outcome.step
+    )
+    _remember_accuracy_of_estimate(run, job, outcome)
+    _forget_checkpoints_after_success(job)
+
+
+def _publish(job: FineTuningJob, run: Run, upload: Upload, outcome: wire.Succeeded):
+    return publish_version(
+        organization=job.organization,
+        base_model=job.base_model,
+        job_id=job.pk,
+        suffix=job.suffix,
+        source=run.pk,
+        object_prefix=upload.object_prefix,
+        manifest=upload.manifest,
+        manifest_sha256=upload.manifest_sha256,
+        method=job.method,
+        rank=job.hyperparameters["lora_rank"],
+        target_modules=list(job.hyperparameters["target_modules"]),
+        metrics={"train_loss": outcome.train_loss, "valid_loss": outcome.valid_loss, "step": outcome.step},
+    )
+
+
+def _finish_failed(run: Run, job: FineTuningJob, outcome: wire.Failed, now: datetime.datetime) -> None:
+    _end_run(
+        run,
+        "failed",
+        outcome,
+        now,
+        failure_code=outcome.code,
+        failure_message=outcome.message[:500],
+        log_tail=outcome.log_tail[-20_000:],
+    )
+    if outcome.code.is_retryable:
+        events.append(job, level="warn", message=f"Attempt {run.attempt} failed: {outcome.message}")
+        attempts.continue_or_give_up(job=job, run=run, code=outcome.code, now=now)
+    else:
+        param = "training_file" if outcome.code is FailureCode.INVALID_TRAINING_FILE else ""
+        attempts.fail_job(job=job, code=outcome.code, message=outcome.message, now=now, param=param)
+
+
+def _finish_stopped(run: Run, job: FineTuningJob, outcome: wire.Stopped, now: datetime.datetime) -> None:
+    if outcome.reason == "cancelled" and job.cancel_requested_at:
+        _end_run(run, "cancelled", outcome, now)
+        attempts.cancel_job(job=job, now=now)
+    elif outcome.reason == "paused" and job.pause_requested_at:
+        _end_run(run, "paused", outcome, now)
+        attempts.pause_job(job=job, now=now)
+    else:
+        _end_run(run, "lost", outcome, now, failure_code=FailureCode.PREEMPTED)
+        attempts.continue_or_give_up(job=job, run=run, code=FailureCode.PREEMPTED, now=now)
+
+
+def _end_run(run: Run, status: str, outcome: wire.Outcome, now: datetime.datetime, **changes: object) -> None:
+    if status == "succeeded":
+        try_advance(run, to="running", transitions=RUN_TRANSITIONS)
+    advance(
+        run,
+        to=status,
+        transitions=RUN_TRANSITIONS,
+        finished_at=now,
+        peak_memory_bytes=outcome.peak_memory_bytes,
+        **(NO_LEASE | changes),
+    )
+
+
+def _remember_accuracy_of_estimate(run: Run, job: FineTuningJob, outcome: wire.Succeeded) -> None:
+    if run.attempt > 1:
+        return  # a resumed attempt did part of the work: its time says nothing about the estimate
+    CalibrationPoint.objects.create(
+        organization_id=job.organization_id,
+        run=run,
+        estimated_seconds=job.estimate.get("train_seconds_p50"),
+        actual_seconds=run.billed_gpu_ms / 1000,
+        estimated_peak_bytes=job.estimate.get("peak_bytes"),
+        actual_peak_bytes=outcome.peak_memory_bytes,
+    )
+
+
+def _forget_checkpoints_after_success(job: FineTuningJob) -> None:
+    for checkpoint in job.checkpoints.filter(deleted_at=None):
+        checkpoint.deleted_at = db_now()
+        checkpoint.save(update_fields=["deleted_at"])
+        outbox.publish(
+            topic="objects.delete",
+            key=f"delete:{checkpoint.pk}",
+            payload={"prefix": checkpoint.upload.object_prefix},
+        )

@@ -1,0 +1,50 @@
+"""Celery's way into the domain: each task makes one call."""
+
+from typing import Any
+
+from celery import current_app, shared_task
+
+from apps.finetuning.leases import reclaim_expired_leases
+from apps.finetuning.models import FineTuningJob, GpuPool
+from apps.finetuning.operations import admit_when_ready
+
+_DOORBELL_EXPIRES_SECONDS = 300
+
+
+@shared_task(name="finetuning.reclaim_expired_leases")
+def reclaim(**_: Any) -> None:
+    reclaim_expired_leases()
+
+
+@shared_task(name="finetuning.ring_doorbells")
+def ring_doorbells(**_: Any) -> None:
+    """Wake every pool: a lost message costs one period, and an idle worker shows that it is alive."""
+    for name in GpuPool.objects.values_list("name", flat=True):
+        _ring(name)
+
+
+@shared_task(name="finetuning.admit_waiting")
+def admit_waiting(**_: Any) -> None:
+    """Look again at jobs whose files were not validated yet."""
+    for job_id in FineTuningJob.objects.filter(status="validating_files").values_list("pk", flat=True):
+        admit_when_ready(job_id=job_id)
+
+
+def ring_doorbell(*, key: str, payload: dict[str, Any]) -> None:
+    """Outbox handler of `train.wake`."""
+    _ring(payload["pool"])
+
+
+def admit(*, key: str, payload: dict[str, Any]) -> None:
+    """Outbox handler of `job.admit`."""
+    admit_when_ready(job_id=payload["job_id"])
+
+
+def _ring(pool: str) -> None:
+    current_app.send_task(
+        "train.wake",
+        kwargs={"pool": pool},
+        queue=f"train.{pool}",
+        expires=_DOORBELL_EXPIRES_SECONDS,
+        ignore_result=True,
+    )

@@ -1,0 +1,143 @@
+"""Which adapters answer where: deployments, what each replica should hold, and what it says it holds."""
+
+import datetime
+import secrets
+from typing import Any
+
+from django.db import transaction
+from django.db.models import F
+
+from apps.adapters.models import AdapterVersion
+from apps.adapters.operations import delete_version
+from apps.adapters.queries import get_version_by_name
+from apps.catalog.models import BaseModel
+from apps.contracts.runs import SignedFile
+from apps.contracts.serving import DesiredAdapter, DesiredState, LoadState, ObservedState
+from apps.core import audit
+from apps.core.clock import db_now
+from apps.core.object_store import store
+from apps.core.sealing import seal, unseal
+from apps.serving.models import Deployment, LoadedAdapter, Replica
+
+_URL_SECONDS = 3600
+
+
+@transaction.atomic
+def deploy(*, version: AdapterVersion, by: str) -> Deployment:
+    """Ask for the version to be served; deploying it again is the same wish."""
+    deployment, is_new = Deployment.objects.get_or_create(
+        organization_id=version.organization_id, adapter_version=version, removed_at=None
+    )
+    if is_new:
+        _bump(version.adapter.base_model_id)
+        audit.record(
+            organization=version.organization_id,
+            by=by,
+            action="adapter.deployed",
+            target=version.pk,
+            deployment=deployment.pk,
+        )
+    return deployment
+
+
+@transaction.atomic
+def undeploy(*, version: AdapterVersion, by: str, now: datetime.datetime) -> None:
+    """Have the version unloaded everywhere; requests for it get 404 from now on."""
+    removed = Deployment.objects.filter(adapter_version=version, removed_at=None).update(removed_at=now)
+    if removed:
+        _bump(version.adapter.base_model_id)
+        audit.record(organization=version.organization_id, by=by, action="adapter.undeployed", target=version.pk)
+
+
+@transaction.atomic
+def delete_model(*, organization: Any, model_name: str, by: str, now: datetime.datetime) -> AdapterVersion:
+    """Stop serving the organization's `ft:…` model and delete its files. Raises ModelNotFound, InvalidState."""
+    version = get_version_by_name(organization=organization, model_name=model_name)
+    undeploy(version=version, by=by, now=now)
+    return delete_version(version=version, by=by, now=now)
+
+
+def _bump(base_model_id: str) -> None:
+    Replica.objects.filter(base_model_id=base_model_id).update(generation=F("generation") + 1)
+
+
+@transaction.atomic
+def register_replica(*, worker_id: str, base_model: BaseModel, url: str) -> tuple[Replica, str]:
+    """Add an engine that serves the base model; return it with the token its proxy expects of the gateway."""
+    token = secrets.token_urlsafe(32)
+    replica = Replica(base_model=base_model, worker_id=worker_id, url=url, generation=1)
+    replica.pk = replica._meta.pk.get_default()
+    replica.token_sealed = seal(token.encode(), context=f"replica:{replica.pk}")
+    replica.save(force_insert=True)
+    audit.record(organization=None, by=worker_id, action="replica.registered", target=replica.pk, url=url)
+    return replica, token
+
+
+def token_of(*, replica: Replica) -> str:
+    return unseal(bytes(replica.token_sealed), context=f"replica:{replica.pk}").decode()
+
+
+def desired_state(*, replica: Replica) -> DesiredState:
+    """Return what the replica should hold now, with URLs that expire."""
+    wanted = Deployment.objects.filter(
+        removed_at=None,
+        adapter_version__deleted_at=None,
+        adapter_version__adapter__base_model=replica.base_model,
+        adapter_version__rank__lte=replica.max_rank,
+    ).select_related("adapter_version")
+    deployments = wanted.order_by("-created_at")[: replica.capacity]
+    return DesiredState(
+        replica_id=replica.pk,
+        base_lora_served_name=replica.base_model.served_name,
+        base_model_sha256=replica.base_model.files_sha256.get("model.safetensors", ""),
+        generation=replica.generation,
+        adapters=tuple(_desired(deployment.adapter_version) for deployment in deployments),
+    )
+
+
+def _desired(version: AdapterVersion) -> DesiredAdapter:
+    return DesiredAdapter(
+        lora_name=version.lora_name,
+        version_id=version.pk,
+        manifest_sha256=version.manifest_sha256,
+        rank=version.rank,
+        files=tuple(
+            SignedFile(
+                name=file["name"],
+                sha256=file["sha256"],
+                bytes=file["bytes"],
+                url=store().signed_url(
+                    f"{version.object_prefix}/{file['name']}", "GET", expires_seconds=_URL_SECONDS, base="internal"
+                ),
+            )
+            for file in version.manifest["files"]
+        ),
+    )
+
+
+@transaction.atomic
+def record_observed(*, replica: Replica, observed: ObservedState) -> None:
+    """Take in what the replica says it holds: routes follow from it."""
+    now = db_now()
+    Replica.objects.filter(pk=replica.pk).update(
+        is_ready=observed.is_ready,
+        engine_generation=observed.engine_generation,
+        reason=observed.reason[:300],
+        observed_at=now,
+    )
+    states = {adapter.lora_name: adapter for adapter in observed.adapters}
+    versions = AdapterVersion.objects.filter(lora_name__in=states)
+    known = {version.lora_name: version for version in versions}
+    replica.loaded.exclude(adapter_version__in=known.values()).delete()
+    for lora_name, version in known.items():
+        seen = states[lora_name]
+        LoadedAdapter.objects.update_or_create(
+            replica=replica,
+            adapter_version=version,
+            defaults={
+                "organization_id": version.organization_id,
+                "state": LoadState(seen.state),
+                "reason": seen.reason[:300],
+                "observed_at": now,
+            },
+        )

@@ -1,0 +1,95 @@
+"""Reading what is served where; the gateway's routing table among it."""
+
+import datetime
+from collections import defaultdict
+from dataclasses import dataclass
+
+from apps.catalog.models import BaseModel
+from apps.contracts.serving import LoadState
+from apps.core.clock import db_now
+from apps.serving.models import Deployment, LoadedAdapter, Replica
+from apps.serving.operations import token_of
+
+STALE_SECONDS = 30  # a replica not heard of for so long gets no requests
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """One replica that can answer: where its proxy listens and what it expects to be shown."""
+
+    replica_id: str
+    url: str
+    token: str
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a public model name is answered. `organization_id` None: a base model, open to everybody.
+
+    A route without upstreams exists but cannot answer now: 503, where an unknown name is 404.
+    """
+
+    model_name: str
+    organization_id: str | None
+    engine_name: str
+    base_model_name: str
+    adapter_version_id: str
+    context_length: int
+    upstreams: tuple[Upstream, ...]
+
+
+def list_routes() -> list[Route]:
+    """Return every name that may be asked for now, with the replicas that confirmed it."""
+    ready = _ready_upstreams()
+    return [*_base_routes(ready), *_adapter_routes(ready)]
+
+
+def _ready_upstreams() -> dict[str, tuple[str, Upstream]]:
+    """Replica id -> (base model id, upstream), for replicas that are ready and were heard of lately."""
+    since = db_now() - datetime.timedelta(seconds=STALE_SECONDS)
+    replicas = Replica.objects.filter(is_ready=True, observed_at__gte=since)
+    return {r.pk: (r.base_model_id, Upstream(r.pk, r.url, token_of(replica=r))) for r in replicas}
+
+
+def _base_routes(ready: dict[str, tuple[str, Upstream]]) -> list[Route]:
+    served = BaseModel.objects.filter(is_installed=True, retired_at=None)
+    return [
+        Route(
+            model_name=base.name,
+            organization_id=None,
+            engine_name=base.served_name,
+            base_model_name=base.name,
+            adapter_version_id="",
+            context_length=base.context_length,
+            upstreams=tuple(upstream for base_id, upstream in ready.values() if base_id == base.pk),
+        )
+        for base in served
+    ]
+
+
+def _adapter_routes(ready: dict[str, tuple[str, Upstream]]) -> list[Route]:
+    loaded: dict[str, list[Upstream]] = defaultdict(list)
+    confirmed = LoadedAdapter.objects.filter(replica_id__in=ready, state=LoadState.LOADED)
+    for version_id, replica_id in confirmed.values_list("adapter_version_id", "replica_id"):
+        loaded[version_id].append(ready[replica_id][1])
+    deployments = Deployment.objects.filter(removed_at=None, adapter_version__deleted_at=None)
+    versions = [d.adapter_version for d in deployments.select_related("adapter_version__adapter__base_model")]
+    return [
+        Route(
+            model_name=version.model_name,
+            organization_id=version.organization_id,
+            engine_name=version.lora_name,
+            base_model_name=version.adapter.base_model.name,
+            adapter_version_id=version.pk,
+            context_length=version.adapter.base_model.context_length,
+            upstreams=tuple(loaded[version.pk]),
+        )
+        for version in versions
+    ]
+
+
+def loading_state(*, version_id: str) -> tuple[str, str]:
+    """Return (state, reason) of a version for its owner: the best of its replicas, "waiting" before any spoke."""
+    rows = list(LoadedAdapter.objects.filter(adapter_version_id=version_id).values_list("state", "reason"))
+    order = [LoadState.LOADED, LoadState.LOADING, LoadState.FAILED, LoadState.REJECTED]
+    return min(rows, key=lambda row: order.index(LoadState(row[0])), default=("waiting", ""))

@@ -1,0 +1,13 @@
+"""Celery's and the outbox's way into serving."""
+
+from typing import Any
+
+from apps.adapters.models import AdapterVersion
+from apps.serving import operations
+
+
+def deploy(*, key: str, payload: dict[str, Any]) -> None:
+    """Outbox handler of `adapter.published`: a finished job's adapter answers without anybody asking."""
+    version = AdapterVersion.objects.select_related("adapter").filter(pk=payload["version_id"], deleted_at=None).first()
+    if version is not None:
+        operations.deploy(version=version, by="system")

@@ -1,0 +1,53 @@
+"""Which measurements a pool still needs, and keeping those its workers report."""
+
+import msgspec
+
+from apps.catalog.models import BaseModel
+from apps.catalog.queries import open_hub_token
+from apps.contracts.runs import BaseModelRef, Hyperparameters, Method
+from apps.contracts.worker_api import ProbeReport, ProbeRequest
+from apps.core.errors import NotFound
+from apps.finetuning import pools
+from apps.finetuning.models import ThroughputProbe, Worker
+
+_LONGEST_PROBE_TOKENS = 512
+
+
+def list_missing(*, worker: Worker) -> tuple[ProbeRequest, ...]:
+    """Return what to measure: each installed base model by each method without a row in the worker's pool."""
+    measured = set(ThroughputProbe.objects.filter(pool=worker.pool).values_list("base_model_id", "method"))
+    models = BaseModel.objects.filter(is_installed=True, retired_at=None).order_by("parameter_count")
+    return tuple(
+        _request(base_model, method)
+        for base_model in models
+        for method in Method
+        if (base_model.pk, method.value) not in measured
+    )
+
+
+def _request(base_model: BaseModel, method: Method) -> ProbeRequest:
+    recipe = base_model.default_recipe
+    usual = recipe.get("typical_row_tokens", _LONGEST_PROBE_TOKENS)
+    return ProbeRequest(
+        base_model=BaseModelRef(
+            id=base_model.pk,
+            name=base_model.name,
+            path=base_model.path or None,
+            repo=base_model.repo or None,
+            revision=base_model.revision or None,
+            files_sha256=base_model.files_sha256,
+            hub_token=open_hub_token(base_model=base_model),
+        ),
+        method=method,
+        micro_batch_size=recipe.get("batch_size", Hyperparameters().batch_size),
+        sequence_length=min(usual, base_model.context_length),
+        lora_rank=recipe.get("lora_rank", Hyperparameters().lora_rank),
+    )
+
+
+def record(*, worker: Worker, report: ProbeReport) -> None:
+    """Keep the report. Raises NotFound for a base model that is not in the catalogue."""
+    base_model = BaseModel.objects.filter(pk=report.base_model_id).first()
+    if base_model is None:
+        raise NotFound("No base model has this id.", param="base_model_id")
+    pools.record_probe(worker=worker, base_model=base_model, method=report.method, report=msgspec.to_builtins(report))

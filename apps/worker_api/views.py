@@ -1,0 +1,155 @@
+"""/internal/v1: parse, authenticate, one domain call, encode."""
+
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from django.http import HttpRequest, HttpResponse
+
+from apps.contracts import worker_api as wire
+from apps.contracts.serving import ObservedState
+from apps.core.errors import DomainError, InvalidValue, NotFound
+from apps.finetuning import leases, pools, reporting
+from apps.finetuning.leases import Lease
+from apps.finetuning.models import Worker
+from apps.serving import operations as serving
+from apps.serving.models import Replica
+from apps.worker_api import probes
+
+Body = TypeVar("Body")
+View = Callable[..., HttpResponse]
+
+
+def endpoint(method: str) -> Callable[[View], View]:
+    """Answer one HTTP method, and domain errors as OpenAI-shaped JSON."""
+
+    def decorate(view: View) -> View:
+        @functools.wraps(view)
+        def wrapped(request: HttpRequest, **kwargs: str) -> HttpResponse:
+            if request.method != method:
+                return HttpResponse(status=405, headers={"Allow": method})
+            try:
+                return view(request, **kwargs)
+            except DomainError as error:
+                return _json(error.as_openai(), status=int(error.status))
+
+        return wrapped
+
+    return decorate
+
+
+@endpoint("POST")
+def enroll(request: HttpRequest) -> HttpResponse:
+    body = _decode(request, wire.EnrollRequest)
+    worker, token, answer = pools.enroll(request=body)
+    if token.base_model is not None:
+        replica, replica_token = serving.register_replica(
+            worker_id=worker.pk, base_model=token.base_model, url=body.listen_url
+        )
+        answer = msgspec.structs.replace(
+            answer,
+            replica_id=replica.pk,
+            replica_token=replica_token,
+            base_model={
+                "id": token.base_model.pk,
+                "name": token.base_model.name,
+                "path": token.base_model.path,
+                "repo": token.base_model.repo,
+                "revision": token.base_model.revision,
+                "served_name": token.base_model.served_name,
+            },
+        )
+    return _json(answer)
+
+
+@endpoint("POST")
+def claim(request: HttpRequest) -> HttpResponse:
+    worker = _worker(request)
+    body = _decode(request, wire.ClaimRequest)
+    if body.api_version != wire.API_VERSION:
+        raise InvalidValue(f"This platform speaks version {wire.API_VERSION}: update the worker.", param="api_version")
+    answer = leases.claim(worker=worker, base_models=body.base_models)
+    return HttpResponse(status=204) if answer is None else _json(answer)
+
+
+@endpoint("POST")
+def heartbeat(request: HttpRequest, lease_id: str) -> HttpResponse:
+    return _json(leases.heartbeat(lease=_lease(request, lease_id), beat=_decode(request, wire.HeartbeatRequest)))
+
+
+@endpoint("POST")
+def report_events(request: HttpRequest, lease_id: str) -> HttpResponse:
+    body = _decode(request, wire.EventsRequest)
+    return _json(reporting.record_events(lease=_lease(request, lease_id), reported=body.events))
+
+
+@endpoint("POST")
+def create_upload(request: HttpRequest, lease_id: str) -> HttpResponse:
+    body = _decode(request, wire.UploadRequest)
+    lease = _lease(request, lease_id)
+    return _json(reporting.create_upload(lease=lease, manifest=body.manifest, manifest_sha256=body.manifest_sha256))
+
+
+@endpoint("POST")
+def finish(request: HttpRequest, lease_id: str) -> HttpResponse:
+    body = _decode(request, wire.FinishRequest)
+    run, job = reporting.finish_run(lease=_lease(request, lease_id), outcome=body.outcome)
+    return _json(wire.FinishResponse(run_status=run.status, job_status=job.status))
+
+
+@endpoint("GET")
+def list_missing_probes(request: HttpRequest) -> HttpResponse:
+    return _json(wire.MissingProbes(probes=probes.list_missing(worker=_worker(request))))
+
+
+@endpoint("POST")
+def report_probe(request: HttpRequest) -> HttpResponse:
+    probes.record(worker=_worker(request), report=_decode(request, wire.ProbeReport))
+    return HttpResponse(status=204)
+
+
+@endpoint("GET")
+def desired(request: HttpRequest, replica_id: str) -> HttpResponse:
+    replica = _replica(request, replica_id)
+    if request.GET.get("known_generation") == str(replica.generation):
+        return HttpResponse(status=204)
+    return _json(serving.desired_state(replica=replica))
+
+
+@endpoint("POST")
+def observed(request: HttpRequest, replica_id: str) -> HttpResponse:
+    serving.record_observed(replica=_replica(request, replica_id), observed=_decode(request, ObservedState))
+    return HttpResponse(status=204)
+
+
+def _worker(request: HttpRequest) -> Worker:
+    return pools.authenticate(credential=_bearer(request))
+
+
+def _lease(request: HttpRequest, lease_id: str) -> Lease:
+    return Lease(id=lease_id, token=_bearer(request))
+
+
+def _replica(request: HttpRequest, replica_id: str) -> Replica:
+    worker = _worker(request)
+    replica = Replica.objects.select_related("base_model").filter(pk=replica_id, worker=worker).first()
+    if replica is None:
+        raise NotFound("No replica of this worker has this id.", param="replica_id")
+    return replica
+
+
+def _bearer(request: HttpRequest) -> str:
+    scheme, _, credential = request.headers.get("Authorization", "").partition(" ")
+    return credential if scheme == "Bearer" else ""
+
+
+def _decode(request: HttpRequest, kind: type[Body]) -> Body:
+    try:
+        return msgspec.json.decode(request.body, type=kind)
+    except msgspec.DecodeError as error:
+        raise InvalidValue(f"The body is not a {kind.__name__}: {error}") from error
+
+
+def _json(value: object, status: int = 200) -> HttpResponse:
+    return HttpResponse(msgspec.json.encode(value), status=status, content_type="application/json")
