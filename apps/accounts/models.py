@@ -61,7 +61,7 @@ class Organization(models.Model):
 
     tenancy_reason = "the tenant itself"
     tenant_condition = (
-        "id = nullif(current_setting('anneal.organization', true), '') OR id IN (SELECT organization_id FROM "
+        "id = nullif(current_setting('anneal.organization', true), '') OR id IN (SELECT organization_id FROM "  # noqa: S608 - constants
         f"accounts_membership WHERE {_OWN_USER})"
     )
 

@@ -2,6 +2,7 @@
 
 import os
 
+from django.conf import settings
 from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "apps.config.settings.dev")  # noqa: TID251 - Django's own entry point
@@ -11,4 +12,4 @@ from apps.config.startup import guard_roles  # noqa: E402 - needs the app regist
 from apps.web.front_door import FrontDoor  # noqa: E402
 
 guard_roles()
-application = FrontDoor(django_application)
+application = FrontDoor(django_application, gateway_url=settings.GATEWAY_URL)

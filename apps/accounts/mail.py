@@ -1,0 +1,68 @@
+"""Mail, sent from the outbox: a mail server that is away delays a message and never a request.
+
+A payload names what to write (`kind`) and for whom by id. Links that carry a secret are made here, at the last moment,
+so that no secret lies in a table.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from allauth.account import app_settings as allauth_settings
+from django.conf import settings
+from django.core.mail import EmailMessage
+from django.template.loader import render_to_string
+from django.urls import reverse
+
+from apps.accounts.models import Invitation, User
+from apps.accounts.operations import invitation_token
+
+Payload = dict[str, Any]
+
+
+def send(*, key: str, payload: Payload) -> None:
+    """Write and send one message; outbox handler of the topic `mail`. Raises KeyError for an unknown kind."""
+    message = _KINDS[payload["kind"]](payload)
+    if message is not None:
+        message.send()
+
+
+def _invitation(payload: Payload) -> EmailMessage | None:
+    """Write to somebody invited; nobody, when the invitation was withdrawn before the mail left."""
+    rows = Invitation.objects.filter(pk=payload["invitation_id"], revoked_at=None, accepted_at=None)
+    invitation = rows.select_related("organization", "invited_by").first()
+    if invitation is None:
+        return None
+    link = _link("web:invitation_accept", token=invitation_token(invitation.pk))
+    return _written("invitation", to=invitation.email, invitation=invitation, link=link)
+
+
+def _password_reset(payload: Payload) -> EmailMessage | None:
+    user = User.objects.filter(pk=payload["user_id"], is_active=True).first()
+    if user is None:
+        return None
+    token = allauth_settings.PASSWORD_RESET_TOKEN_GENERATOR().make_token(user)
+    link = _link("account_reset_password_from_key", uidb36=user.pk, key=token)
+    return _written("password_reset", to=payload["email"], user=user, link=link)
+
+
+def _plain(payload: Payload) -> EmailMessage:
+    """Send a text written by the caller; it must hold no secret."""
+    return EmailMessage(payload["subject"], payload["body"], settings.DEFAULT_FROM_EMAIL, [payload["to"]])
+
+
+def _written(template: str, *, to: str, **context: Any) -> EmailMessage:
+    """Render `mail/<template>.txt`: its first line is the subject."""
+    text = render_to_string(f"mail/{template}.txt", context | {"public_url": settings.PUBLIC_URL})
+    subject, _, body = text.strip().partition("\n")
+    return EmailMessage(subject.strip(), body.strip() + "\n", settings.DEFAULT_FROM_EMAIL, [to])
+
+
+def _link(name: str, **arguments: str) -> str:
+    return settings.PUBLIC_URL + reverse(name, kwargs=arguments)
+
+
+_KINDS: dict[str, Callable[[Payload], EmailMessage | None]] = {
+    "invitation": _invitation,
+    "password_reset": _password_reset,
+    "plain": _plain,
+}

@@ -1,0 +1,116 @@
+"""Reading people, memberships, invitations and keys."""
+
+import datetime
+from typing import Any
+
+import msgspec
+from django.db import connection
+from django.db.models import QuerySet
+
+from apps.accounts.keys import fingerprint, is_well_formed
+from apps.accounts.models import ApiKey, Invitation, KeyKind, Membership, Organization, User
+from apps.accounts.roles import ROLES
+from apps.core.errors import NotFound
+
+
+class KeyIdentity(msgspec.Struct, frozen=True):
+    """Who a bearer key speaks for. `scopes` are what key and maker's role both allow at this moment."""
+
+    key_id: str
+    organization_id: str
+    organization_slug: str
+    scopes: frozenset[str]
+    created_by_id: str
+    kind: str
+    expires_at: datetime.datetime | None
+    last_used_at: datetime.datetime | None
+
+
+def find_key(*, secret: str) -> KeyIdentity | None:
+    """Return whom a key speaks for; None for a malformed, unknown, revoked or expired key, or a maker who left.
+
+    The lookup is the SQL function `find_api_key`, the only way a role bound to one tenant can read a foreign key row.
+    """
+    if not is_well_formed(secret):
+        return None
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT key_id, organization_id, organization_slug, scopes, created_by_id, role, kind, expires_at,"
+            " last_used_at FROM find_api_key(%s)",
+            [fingerprint(secret)],
+        )
+        row = cursor.fetchone()
+    return _identity(row) if row else None
+
+
+def _identity(row: tuple[Any, ...]) -> KeyIdentity:
+    key_id, organization_id, slug, scopes, created_by_id, role, kind, expires_at, last_used_at = row
+    return KeyIdentity(
+        key_id=key_id,
+        organization_id=organization_id,
+        organization_slug=slug,
+        scopes=frozenset(scopes) & frozenset(permission.value for permission in ROLES[role].permissions),
+        created_by_id=created_by_id,
+        kind=kind,
+        expires_at=expires_at,
+        last_used_at=last_used_at,
+    )
+
+
+def get_organization(*, id: str) -> Organization:
+    """Raises NotFound."""
+    organization = Organization.objects.filter(pk=id).first()
+    if organization is None:
+        raise NotFound("No such organization.")
+    return organization
+
+
+def list_memberships_of(*, user: User) -> list[Membership]:
+    """Return a person's memberships with their organizations, oldest first."""
+    rows = Membership.objects.filter(user=user).select_related("organization")
+    return list(rows.order_by("created_at", "id"))
+
+
+def get_membership(*, organization: Organization, id: str) -> Membership:
+    """Raises NotFound."""
+    membership = Membership.objects.for_organization(organization).filter(pk=id).select_related("user").first()
+    if membership is None:
+        raise NotFound("No such member.")
+    return membership
+
+
+def find_membership(*, organization: Organization, user: User) -> Membership | None:
+    return Membership.objects.for_organization(organization).filter(user=user).first()
+
+
+def list_members(*, organization: Organization) -> QuerySet[Membership]:
+    """Return the members with their people, oldest first."""
+    return Membership.objects.for_organization(organization).select_related("user").order_by("created_at", "id")
+
+
+def list_open_invitations(*, organization: Organization, now: datetime.datetime) -> QuerySet[Invitation]:
+    """Return invitations that can still be accepted, newest first."""
+    rows = Invitation.objects.for_organization(organization)
+    return rows.filter(accepted_at=None, revoked_at=None, expires_at__gt=now).order_by("-created_at", "id")
+
+
+def get_invitation(*, organization: Organization, id: str) -> Invitation:
+    """Raises NotFound."""
+    invitation = Invitation.objects.for_organization(organization).filter(pk=id).first()
+    if invitation is None:
+        raise NotFound("No such invitation.")
+    return invitation
+
+
+def list_keys(*, organization: Organization) -> QuerySet[ApiKey]:
+    """Return the API keys, newest first, revoked ones included; members' browser tokens are left out."""
+    rows = ApiKey.objects.for_organization(organization).filter(kind=KeyKind.SECRET)
+    return rows.select_related("created_by").order_by("-created_at", "-id")
+
+
+def get_key(*, organization: Organization, id: str) -> ApiKey:
+    """Raises NotFound."""
+    key = list_keys(organization=organization).filter(pk=id).first()
+    if key is None:
+        raise NotFound("No such API key.")
+    return key

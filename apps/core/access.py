@@ -1,0 +1,50 @@
+"""What the dashboard and the operator console share: the mark of who may open a view, and pages for failures."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from django.contrib.auth.views import redirect_to_login
+from django.core.exceptions import PermissionDenied as PageForbidden
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.template.loader import render_to_string
+from django_htmx.http import HttpResponseClientRedirect
+
+from apps.core.errors import DomainError, NotFound, PermissionDenied
+
+View = Callable[..., HttpResponseBase]
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a view asks of its reader; the guard tests read it from the view's `access` attribute."""
+
+    audience: Literal["public", "person", "organization", "operator"]
+    permission: str | None = None
+
+
+def public_view(view: View) -> View:
+    """Mark a view that anybody may open and that shows no organization's data."""
+    view.access = Access("public")  # type: ignore[attr-defined]
+    return view
+
+
+def redirect_to_sign_in(request: HttpRequest) -> HttpResponse:
+    """Send to the sign-in page and back; a form posted by nobody is not replayed, and htmx leaves the whole page."""
+    response = redirect_to_login(request.get_full_path() if request.method == "GET" else "/")
+    if getattr(request, "htmx", False):
+        return HttpResponseClientRedirect(response.url)
+    return response
+
+
+def answer(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
+    """Run a view and turn what it did not handle into a page: 404 and 403 as Django's, the rest with its sentence."""
+    try:
+        return run()
+    except NotFound as error:
+        raise Http404 from error
+    except PermissionDenied as error:
+        raise PageForbidden(error.message) from error
+    except DomainError as error:
+        context = {"status": int(error.status), "reason": error.message}
+        return HttpResponse(render_to_string("errors/400.html", context, request=request), status=error.status)

@@ -1,0 +1,215 @@
+"""What every HTTP process does before and after a view: request ids, limits on bodies, and pages for errors.
+
+Machine paths (the public APIs, the worker API, signed objects) get OpenAI-shaped JSON; people get a page.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, NamedTuple
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.template.loader import render_to_string
+
+from apps.core.errors import DomainError, NotFound, Status
+from apps.core.ids import new_id
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MACHINE_PREFIXES = ("/v1/", "/api/", "/internal/", "/objects/")
+REQUEST_ID_HEADER = "x-request-id"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{8,64}")
+
+MIB = 1024 * 1024
+DEFAULT_BODY_BYTES = 4 * MIB
+
+
+class TooLarge(DomainError):
+    """The body of a request exceeds the limit of its path."""
+
+    code = "request_too_large"
+    status = Status.TOO_LARGE
+
+
+class ServerFault(DomainError):
+    """A bug or a broken dependency; the sentence says nothing of the inside."""
+
+    code = "server_error"
+    type = "server_error"
+
+
+def request_id_from(value: str | None) -> str:
+    """Return the caller's request id when it is harmless to log and echo, else a fresh one."""
+    return value if value and _REQUEST_ID.fullmatch(value) else new_id("req")
+
+
+class RequestIdMiddleware:
+    """Give every request an id and every response the same one in `x-request-id`."""
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self._get_response = get_response
+        self._is_async = iscoroutinefunction(get_response)
+        if self._is_async:
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> Any:
+        identifier = request_id_from(request.headers.get(REQUEST_ID_HEADER))
+        request.id = identifier  # type: ignore[attr-defined]
+        if self._is_async:
+            return self._call_async(request, identifier)
+        return _with_id(self._get_response(request), identifier)
+
+    async def _call_async(self, request: HttpRequest, identifier: str) -> HttpResponseBase:
+        return _with_id(await self._get_response(request), identifier)
+
+
+def _with_id(response: HttpResponseBase, identifier: str) -> HttpResponseBase:
+    response.headers[REQUEST_ID_HEADER] = identifier
+    return response
+
+
+# --- Limits on bodies -------------------------------------------------------------------------------------------------
+
+
+class BodyLimit(NamedTuple):
+    """The largest body of requests whose path starts with `prefix`."""
+
+    method: str
+    prefix: str
+    limit_bytes: int
+
+
+class LimitBodies:
+    """ASGI: refuse a body above its path's limit before it fills a disk, whether or not its length was declared.
+
+    Django reads a body to its end before any view runs, so a limit in a view comes too late.
+    """
+
+    def __init__(self, application: Application, limits: Sequence[BodyLimit] = ()) -> None:
+        self._application = application
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._application(scope, receive, send)
+            return
+        counted = _CountedBody(receive, send, limit_bytes=self._limit_of(scope))
+        if declared_length(scope) > counted.limit_bytes:
+            await send_error(send, _too_large(counted.limit_bytes))
+            return
+        await self._application(scope, counted.receive, counted.send)
+        if counted.is_exceeded and not counted.has_answered:
+            await send_error(send, _too_large(counted.limit_bytes))
+
+    def _limit_of(self, scope: Scope) -> int:
+        matching = (
+            limit.limit_bytes
+            for limit in self._limits
+            if limit.method == scope["method"] and scope["path"].startswith(limit.prefix)
+        )
+        return next(matching, DEFAULT_BODY_BYTES)
+
+
+class _CountedBody:
+    """Counts what the application reads; past the limit the application sees a client that went away."""
+
+    def __init__(self, receive: Receive, send: Send, *, limit_bytes: int) -> None:
+        self._receive, self._send = receive, send
+        self.limit_bytes = limit_bytes
+        self.read_bytes = 0
+        self.has_answered = False
+
+    @property
+    def is_exceeded(self) -> bool:
+        return self.read_bytes > self.limit_bytes
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.read_bytes += len(message.get("body", b""))
+        return {"type": "http.disconnect"} if self.is_exceeded else message
+
+    async def send(self, message: Message) -> None:
+        self.has_answered = True
+        await self._send(message)
+
+
+def declared_length(scope: Scope) -> int:
+    """Return the Content-Length of a request, zero when there is none or it is no number."""
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return int(value) if value.isdigit() else 0
+    return 0
+
+
+def _too_large(limit_bytes: int) -> TooLarge:
+    return TooLarge(f"The request body is larger than {limit_bytes / MIB:.0f} MiB.", limit_bytes=limit_bytes)
+
+
+# --- Errors -----------------------------------------------------------------------------------------------------------
+
+
+def error_headers(error: DomainError) -> dict[str, str]:
+    """Return what tells an OpenAI client whether, and when, to try again."""
+    if error.is_retryable:
+        return {"Retry-After": str(error.data.get("retry_after_seconds", 1))}
+    return {"x-should-retry": "false"} if error.status is Status.TOO_MANY else {}
+
+
+def error_response(error: DomainError, *, status: int | None = None) -> JsonResponse:
+    return JsonResponse(error.as_openai(), status=status or error.status, headers=error_headers(error))
+
+
+async def send_error(send: Send, error: DomainError, *, request_id: str | None = None) -> None:
+    """Answer an ASGI request with an OpenAI-shaped error and close the connection: its body may be half read."""
+    response = error_response(error)
+    response.headers[REQUEST_ID_HEADER] = request_id or new_id("req")
+    response.headers["Connection"] = "close"
+    headers = [(name.lower().encode(), value.encode()) for name, value in response.items()]
+    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+    await send({"type": "http.response.body", "body": response.content})
+
+
+def is_machine_path(path: str) -> bool:
+    return path.startswith(MACHINE_PREFIXES)
+
+
+def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
+    if is_machine_path(request.path):
+        error = NotFound(f"Unknown request URL: {request.method} {request.path}.")
+        error_body = error.as_openai()
+        error_body["error"]["code"] = "unknown_url"
+        return JsonResponse(error_body, status=Status.NOT_FOUND)
+    return _page(request, 404)
+
+
+def permission_denied(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
+    return _page(request, 403, reason=str(exception) if exception and exception.args else "")
+
+
+def bad_request(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
+    if is_machine_path(request.path):
+        return error_response(DomainError("The request could not be understood."))
+    return _page(request, 400)
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    if is_machine_path(request.path):
+        return error_response(ServerFault("The server had an error while processing your request."), status=500)
+    # Without the request: no context processor, so no query, when the database may be what failed.
+    return HttpResponse(render_to_string("errors/500.html", {"status": 500}), status=500)
+
+
+def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
+    return _page(request, 403, reason="The form was too old or came from another site. Reload the page and try again.")
+
+
+def _page(request: HttpRequest, status: int, *, reason: str = "") -> HttpResponse:
+    context = {"status": status, "reason": reason}
+    return HttpResponse(render_to_string(f"errors/{status}.html", context, request=request), status=status)

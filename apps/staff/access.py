@@ -1,0 +1,30 @@
+"""Who may open the operator console: people marked as operators of this installation."""
+
+from functools import partial, wraps
+from typing import Any
+
+from django.http import HttpRequest, HttpResponseBase
+
+from apps.core.access import Access, View, answer, redirect_to_sign_in
+from apps.core.errors import PermissionDenied
+from apps.core.tenancy import system
+
+
+def operator_view(view: View) -> View:
+    """Require an operator; the view sees every tenant in one transaction and audits what it does."""
+
+    @wraps(view)
+    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        if not request.user.is_authenticated:
+            return redirect_to_sign_in(request)
+        return answer(request, partial(_as_operator, view, request, *args, **kwargs))
+
+    guarded.access = Access("operator")  # type: ignore[attr-defined]
+    return guarded
+
+
+def _as_operator(view: View, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    if not getattr(request.user, "is_operator", False):
+        raise PermissionDenied("These pages are for the operators of this installation.")
+    with system():
+        return view(request, *args, **kwargs)

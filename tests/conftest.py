@@ -1,0 +1,115 @@
+"""Fixtures of every suite: Acme with its people, a rival with hers, and clients that speak for them.
+
+alice owns Acme, ann is an admin, bob a member, vera a viewer; charlie owns Rival; olga operates the installation.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+from django.conf import settings
+from django.core.cache import cache
+from django.test import Client
+from rest_framework.test import APIClient
+
+from apps.accounts.models import Organization, User
+from apps.accounts.operations import IssuedKey
+from tests.factories.accounts import make_key, make_member, make_organization, make_user
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None) -> None:
+    """Name the test database after this process: two runs on one machine share the server and nothing else."""
+    test = settings.DATABASES["default"].setdefault("TEST", {})
+    test["NAME"] = f"test_anneal_{os.environ.get('PYTEST_XDIST_TESTRUNUID', '')[:8]}{os.getpid()}"
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "db" in request.fixturenames or "transactional_db" in request.fixturenames:
+        cache.clear()
+
+
+@pytest.fixture
+def alice(db: None) -> User:
+    return make_user("alice")
+
+
+@pytest.fixture
+def organization(alice: User) -> Organization:
+    return make_organization("Acme", owner=alice)
+
+
+@pytest.fixture
+def ann(organization: Organization) -> User:
+    return make_member(organization, "admin", "ann")
+
+
+@pytest.fixture
+def bob(organization: Organization) -> User:
+    return make_member(organization, "member", "bob")
+
+
+@pytest.fixture
+def vera(organization: Organization) -> User:
+    return make_member(organization, "viewer", "vera")
+
+
+@pytest.fixture
+def viewer(vera: User) -> User:
+    return vera
+
+
+@pytest.fixture
+def charlie(db: None) -> User:
+    return make_user("charlie")
+
+
+@pytest.fixture
+def rival(charlie: User) -> Organization:
+    """Another tenant, which must never see or touch Acme."""
+    return make_organization("Rival", owner=charlie)
+
+
+@pytest.fixture
+def olga(db: None) -> User:
+    return make_user("olga", is_operator=True)
+
+
+@pytest.fixture
+def operator(olga: User) -> User:
+    return olga
+
+
+@pytest.fixture
+def key(organization: Organization, alice: User) -> IssuedKey:
+    """Alice's key with every scope."""
+    return make_key(organization, alice)
+
+
+@pytest.fixture
+def api_client(db: None) -> Callable[[IssuedKey | str | None], APIClient]:
+    """Return a maker of API clients: `api_client(key).get("/v1/files")`."""
+
+    def make(key: IssuedKey | str | None = None) -> APIClient:
+        client = APIClient()
+        secret = key.secret if isinstance(key, IssuedKey) else key
+        if secret:
+            client.credentials(HTTP_AUTHORIZATION=f"Bearer {secret}")
+        return client
+
+    return make
+
+
+@pytest.fixture
+def client_for(db: None) -> Callable[[User | None], Client]:
+    """Return a maker of browsers: `client_for(alice).get("/members")`."""
+
+    def make(user: User | None) -> Client:
+        client = Client()
+        if user is not None:
+            client.force_login(user, backend=settings.AUTHENTICATION_BACKENDS[0])
+        return client
+
+    return make

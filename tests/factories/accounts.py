@@ -1,0 +1,41 @@
+"""People, organizations and keys, made by the same operations as in production."""
+
+import datetime
+from itertools import count
+
+from django.db import transaction
+
+from apps.accounts.models import Membership, Organization, User
+from apps.accounts.operations import IssuedKey, create_organization, issue_key
+from apps.accounts.roles import SCOPES
+from apps.core.clock import db_now
+
+PASSWORD = "correct-horse-battery"
+_numbers = count(1)
+
+
+def make_user(name: str = "somebody", *, is_operator: bool = False) -> User:
+    return User.objects.create_user(
+        f"{name}-{next(_numbers)}@example.com", PASSWORD, name=name.capitalize(), is_operator=is_operator
+    )
+
+
+def make_organization(name: str = "Acme", *, owner: User | None = None) -> Organization:
+    with transaction.atomic():
+        return create_organization(name=name, owner=owner or make_user("owner"), now=db_now())
+
+
+def make_member(organization: Organization, role: str, name: str | None = None) -> User:
+    user = make_user(name or role)
+    Membership.objects.create(organization=organization, user=user, role=role)
+    return user
+
+
+def make_key(
+    organization: Organization,
+    by: User,
+    *,
+    scopes: frozenset[str] = frozenset(SCOPES),
+    expires_at: datetime.datetime | None = None,
+) -> IssuedKey:
+    return issue_key(organization=organization, name="test", scopes=scopes, by=by, expires_at=expires_at, now=db_now())
