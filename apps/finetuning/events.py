@@ -6,6 +6,7 @@ from django.db.models import F
 
 from apps.core import live
 from apps.core.audit import require_transaction
+from apps.core.ids import ulid_of
 from apps.finetuning.models import FineTuningJob, JobEvent
 
 
@@ -15,6 +16,7 @@ def append(job: FineTuningJob, *, message: str, type: str = "message", level: st
     FineTuningJob.objects.filter(pk=job.pk).update(last_event_sequence=F("last_event_sequence") + 1)
     job.refresh_from_db(fields=["last_event_sequence"])
     event = JobEvent.objects.create(
+        pk=f"ftevent-{ulid_of(job.pk)}-{job.last_event_sequence:08d}",
         organization_id=job.organization_id,
         job=job,
         sequence=job.last_event_sequence,

@@ -241,8 +241,9 @@ class Run(OrganizationModel):
 
 
 class JobEvent(OrganizationModel):
-    """One thing that happened to a job, in order; its sequence is the cursor of the API and of live streams."""
+    """One thing that happened to a job, in order; its sequence is the cursor of live streams, its id of the API."""
 
+    id = models.CharField(primary_key=True, max_length=48, help_text="ftevent-<ulid of the job>-<sequence>")
     job = models.ForeignKey(FineTuningJob, on_delete=models.CASCADE, related_name="events")
     sequence = models.BigIntegerField()
     level = models.CharField(max_length=8, default="info")

@@ -29,6 +29,7 @@ from apps.finetuning.quoting import PoolQuote, quote_pools, snapshot, with_plan
 _SUFFIX = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?$")
 _COUNT_NOW_BYTES = 4_000_000  # larger files are counted by a task; the job waits in validating_files
 _MOST_METADATA = 16
+_RETRY_WINDOW = datetime.timedelta(minutes=10)
 
 
 class InvalidTrainingFile(DomainError):
@@ -65,16 +66,18 @@ class JobRequest:
     metadata: Mapping[str, str] = field(default_factory=dict)
     requested: Mapping[str, Any] = field(default_factory=dict)
     idempotency_key: str | None = None
+    fingerprint: str = ""
+    is_retry: bool = False
 
 
 @transaction.atomic
 def create_job(*, organization: Any, request: JobRequest, by: str, now: datetime.datetime) -> FineTuningJob:
     """Create the job; when its file is validated already, hold its cost and queue it in the same breath.
 
-    The same idempotency key returns the same job. Raises NotFound, InvalidValue, InvalidTrainingFile, DoesNotFit,
+    The same idempotency key returns the same job, and so does a client's own retry within minutes. Raises NotFound, InvalidValue, InvalidTrainingFile, DoesNotFit,
     CannotLaunch, QuotaExceeded, InsufficientBalance; nothing is left behind.
     """
-    if found := _created_before(organization, request.idempotency_key):
+    if found := _created_before(organization, request, by, now):
         return found
     job = _new_job(organization, request, by)
     events.append(job, message="Created fine-tuning job")
@@ -87,10 +90,14 @@ def create_job(*, organization: Any, request: JobRequest, by: str, now: datetime
     return job
 
 
-def _created_before(organization: Any, key: str | None) -> FineTuningJob | None:
-    if key is None:
-        return None
-    return FineTuningJob.objects.for_organization(organization).filter(idempotency_key=key).first()
+def _created_before(organization: Any, request: JobRequest, by: str, now: datetime.datetime) -> FineTuningJob | None:
+    jobs = FineTuningJob.objects.for_organization(organization)
+    if request.idempotency_key is not None:
+        return jobs.filter(idempotency_key=request.idempotency_key).first()
+    if request.is_retry:
+        recent = jobs.filter(created_by=by, created_at__gte=now - _RETRY_WINDOW)
+        return recent.filter(requested__fingerprint=request.fingerprint).order_by("-created_at").first()
+    return None
 
 
 def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
@@ -114,7 +121,8 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
         suffix=request.suffix,
         method=request.method,
         hyperparameters=msgspec.to_builtins(recipe),
-        requested=dict(request.requested) | {"pool": request.pool, "spend_cap_nano": request.spend_cap_nano},
+        requested=dict(request.requested)
+        | {"pool": request.pool, "spend_cap_nano": request.spend_cap_nano, "fingerprint": request.fingerprint},
         metadata=dict(request.metadata),
         seed=recipe.seed,
         created_by=by,
@@ -129,6 +137,14 @@ def _usable_file(organization: Any, file_id: str, param: str) -> DatasetVersion:
     if version.status == "invalid":
         raise _invalid_file(version, param)
     return version
+
+
+def require_ready(version: DatasetVersion, param: str) -> None:
+    """Raise InvalidTrainingFile unless the file is validated and good."""
+    if version.status == "invalid":
+        raise _invalid_file(version, param)
+    if version.status != "ready":
+        raise InvalidTrainingFile(f"{version.pk} is still being validated: try again in a moment.", param=param)
 
 
 def _invalid_file(version: DatasetVersion, param: str) -> InvalidTrainingFile:
@@ -304,7 +320,8 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime) -> FineTuning
     job = _locked(job)
     if job.status != "paused":
         raise InvalidState(f"Only a paused job can be resumed; this one is {job.status}.", param="status")
-    if attempts.cost_of(job=job, gpu_ms=sum(job.runs.values_list("billed_gpu_ms", flat=True))) >= job.spend_cap_nano:
+    billed_ms = sum(job.runs.values_list("billed_gpu_ms", flat=True))
+    if attempts.cost_of(job=job, gpu_ms=billed_ms) >= job.spend_cap_nano:
         raise InvalidState(
             "The job is at its spend cap; create a new job from its data to go on.", param="budget.max_cost"
         )

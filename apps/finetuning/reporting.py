@@ -177,7 +177,7 @@ def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> 
 
 
 def require_complete(*, upload: Upload, manifest_sha256: str) -> None:
-    """Raise UploadIncomplete unless every file is there in its size and the manifest is byte for byte the one promised."""
+    """Raise UploadIncomplete unless every file is there and the manifest is the one promised."""
     if upload.manifest_sha256 != manifest_sha256:
         raise UploadIncomplete("The manifest is not the one this upload was opened for.")
     try:

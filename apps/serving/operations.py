@@ -16,7 +16,7 @@ from apps.contracts.serving import DesiredAdapter, DesiredState, LoadState, Obse
 from apps.core import audit
 from apps.core.clock import db_now
 from apps.core.object_store import store
-from apps.core.sealing import seal, unseal
+from apps.core.sealing import place_of, seal, unseal
 from apps.serving.models import Deployment, LoadedAdapter, Replica
 
 _URL_SECONDS = 3600
@@ -67,14 +67,19 @@ def register_replica(*, worker_id: str, base_model: BaseModel, url: str) -> tupl
     token = secrets.token_urlsafe(32)
     replica = Replica(base_model=base_model, worker_id=worker_id, url=url, generation=1)
     replica.pk = replica._meta.pk.get_default()
-    replica.token_sealed = seal(token.encode(), context=f"replica:{replica.pk}")
+    replica.token_sealed = seal(token, place=_token_place(replica))
     replica.save(force_insert=True)
     audit.record(organization=None, by=worker_id, action="replica.registered", target=replica.pk, url=url)
     return replica, token
 
 
 def token_of(*, replica: Replica) -> str:
-    return unseal(bytes(replica.token_sealed), context=f"replica:{replica.pk}").decode()
+    """Return what the replica's proxy expects of the gateway."""
+    return unseal(bytes(replica.token_sealed), place=_token_place(replica))
+
+
+def _token_place(replica: Replica) -> bytes:
+    return place_of(table="serving_replica", column="token_sealed", row_id=replica.pk)
 
 
 def desired_state(*, replica: Replica) -> DesiredState:
