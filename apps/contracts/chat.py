@@ -535,6 +535,11 @@ class ChatRenderer:
         return cls(template, folder / "tokenizer.json", **tokens)
 
     @property
+    def special_tokens(self) -> dict[str, str]:
+        """The tokens the template may name; give them back to build the same renderer without the folder."""
+        return dict(self._tokens)
+
+    @property
     def vocabulary_size(self) -> int:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 

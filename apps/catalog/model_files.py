@@ -1,0 +1,154 @@
+"""Reading a base model's folder: only safetensors and text files of a known family, nothing that could run code."""
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from apps.contracts.chat import ChatRenderer, InvalidChatTemplate
+from apps.core.errors import InvalidValue
+from apps.estimates.architectures import Architecture, from_config
+from apps.estimates.families import ArchitectureError
+
+# What trainer and engine are both known to run without code from the repository.
+MODEL_TYPES = frozenset(
+    {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3", "olmo2", "gpt_oss"}
+)
+_TEXT_FILES = frozenset(
+    {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+        "vocab.json",
+        "merges.txt",
+        "tokenizer.model",
+        "model.safetensors.index.json",
+    }
+)
+_REQUIRED = ("config.json", "tokenizer.json", "tokenizer_config.json")
+# Python and pickle in all their disguises; their mere presence beside the weights is refused.
+_CODE_SUFFIXES = frozenset({".py", ".pyc", ".so", ".pkl", ".pickle", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})
+_HEADER_LIMIT_BYTES = 100_000_000
+
+
+class ModelRefused(InvalidValue):
+    """A base model that cannot be used safely, and why."""
+
+    code = "base_model_refused"
+
+
+class ModelFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the catalogue keeps of an installed model."""
+
+    path: str
+    config: dict[str, Any]
+    architecture: Architecture
+    parameter_count: int
+    chat_template: str
+    special_tokens: dict[str, str]
+    files_sha256: dict[str, str]
+
+
+def read_model_folder(path: Path, *, roots: Sequence[Path]) -> ModelFolder:
+    """Read and check a local model. Raises ModelRefused naming what is wrong and what would be right."""
+    folder = _inside(path, roots)
+    files = _list_files(folder, roots)
+    config = _read_config(folder)
+    renderer = _read_renderer(folder)
+    weights = [file for file in files if file.suffix == ".safetensors"]
+    return ModelFolder(
+        path=str(folder),
+        config=config,
+        architecture=check_config(config),
+        parameter_count=sum(_count_parameters(file) for file in weights),
+        chat_template=renderer.chat_template,
+        special_tokens=renderer.special_tokens,
+        files_sha256={file.name: _sha256(file) for file in files},
+    )
+
+
+def check_config(config: dict[str, Any]) -> Architecture:
+    """Return the architecture of a config.json. Raises ModelRefused for families that are not on the list."""
+    if "auto_map" in config:
+        raise ModelRefused("config.json names code of the repository (auto_map), which is never run.", param="config")
+    family = str(config.get("model_type", ""))
+    if family not in MODEL_TYPES:
+        allowed = ", ".join(sorted(MODEL_TYPES))
+        raise ModelRefused(f"model_type {family!r} is not supported; it must be one of {allowed}.", param="model_type")
+    try:
+        return from_config(config)
+    except ArchitectureError as error:
+        raise ModelRefused(f"config.json: {error}", param="config") from error
+
+
+def _inside(path: Path, roots: Sequence[Path]) -> Path:
+    folder = path.resolve()
+    if not any(folder.is_relative_to(root.resolve()) for root in roots):
+        raise ModelRefused(f"{path} does not lie under ANNEAL_BASE_MODEL_ROOTS.", param="path")
+    if not folder.is_dir():
+        raise ModelRefused(f"{path} is not a folder.", param="path")
+    return folder
+
+
+def _list_files(folder: Path, roots: Sequence[Path]) -> list[Path]:
+    for file in folder.rglob("*"):
+        if file.suffix.lower() in _CODE_SUFFIXES:
+            raise ModelRefused(f"{file.name} may hold code; keep safetensors and text files only.", param="path")
+    files = sorted(f for f in folder.iterdir() if f.name in _TEXT_FILES or f.suffix == ".safetensors")
+    for file in files:
+        if not any(file.resolve().is_relative_to(root.resolve()) for root in roots):
+            raise ModelRefused(f"{file.name} links out of ANNEAL_BASE_MODEL_ROOTS.", param="path")
+    names = {file.name for file in files}
+    missing = [name for name in _REQUIRED if name not in names]
+    if missing or not any(name.endswith(".safetensors") for name in names):
+        raise ModelRefused(f"The folder lacks {', '.join(missing) or 'safetensors weights'}.", param="path")
+    return files
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except ValueError as error:
+        raise ModelRefused("config.json is not JSON.", param="path") from error
+    if not isinstance(config, dict):
+        raise ModelRefused("config.json is not an object.", param="path")
+    return config
+
+
+def _read_renderer(folder: Path) -> ChatRenderer:
+    try:
+        return ChatRenderer.from_folder(folder)
+    except InvalidChatTemplate as error:
+        raise ModelRefused(str(error), param="path") from error
+
+
+def _count_parameters(file: Path) -> int:
+    """Sum the elements of all tensors, read from the header alone (https://github.com/huggingface/safetensors)."""
+    return sum(math.prod(tensor["shape"]) for name, tensor in _read_header(file) if name != "__metadata__")
+
+
+def _read_header(file: Path) -> Iterator[tuple[str, Any]]:
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 0 < length <= _HEADER_LIMIT_BYTES:
+            raise ModelRefused(f"{file.name} is not a safetensors file.", param="path")
+        try:
+            header = json.loads(stream.read(length))
+        except ValueError as error:
+            raise ModelRefused(f"{file.name} is not a safetensors file.", param="path") from error
+    yield from header.items()
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,92 @@
+"""What can be trained and what it costs."""
+
+from functools import lru_cache
+from typing import Any
+
+from django.db.models import QuerySet
+
+from apps.catalog.models import BaseModel, GpuType, PriceRule
+from apps.contracts.chat import ChatRenderer
+from apps.core.errors import InvalidState, NotFound
+from apps.core.object_store import read_object
+from apps.core.sealing import place_of, unseal
+
+TOKENIZER_LIMIT_BYTES = 64 * 1024 * 1024
+
+
+class UnknownModel(NotFound):
+    """No base model of this name can be used."""
+
+    code = "model_not_found"
+
+
+class ModelNotInstalled(InvalidState):
+    """The model is listed for quotes, but its tokenizer, template or weights are not at hand."""
+
+    code = "model_not_installed"
+
+
+def list_base_models(*, only_installed: bool = False) -> QuerySet[BaseModel]:
+    """Return the models on offer, installed ones first, then from small to large."""
+    models = BaseModel.objects.filter(retired_at=None)
+    if only_installed:
+        models = models.filter(is_installed=True)
+    return models.order_by("-is_installed", "parameter_count", "name")
+
+
+def get_base_model(*, name: str) -> BaseModel:
+    """Return a model on offer by the name customers put in `model`. Raises UnknownModel."""
+    found = BaseModel.objects.filter(name=name, retired_at=None).first()
+    if found is None:
+        raise UnknownModel(
+            f"The model {name!r} does not exist or cannot be fine-tuned. GET /v1/models lists what can.", param="model"
+        )
+    return found
+
+
+def list_gpu_types() -> QuerySet[GpuType]:
+    return GpuType.objects.order_by("name")
+
+
+def active_price(*, sku: str) -> PriceRule | None:
+    """Return what a SKU costs from now on, or None where no price is set."""
+    return PriceRule.objects.filter(sku=sku, effective_to=None).first()
+
+
+def list_prices(*, sku: str | None = None) -> QuerySet[PriceRule]:
+    """Return price rules, the newest of each SKU first; all of them, past ones included."""
+    rules = PriceRule.objects.all() if sku is None else PriceRule.objects.filter(sku=sku)
+    return rules.order_by("sku", "-effective_from")
+
+
+def inference_sku(base_model: BaseModel, *, direction: str) -> str:
+    """Return the SKU of a model's `input` or `output` tokens; adapters are priced as their base."""
+    return f"inference:{direction}:{base_model.name}"
+
+
+def hub_token_place(base_model: BaseModel) -> bytes:
+    return place_of(table="catalog_basemodel", column="hub_token_sealed", row_id=base_model.pk)
+
+
+def open_hub_token(*, base_model: BaseModel) -> str | None:
+    """Return the token that opens a gated repository, or None. Raises SealBroken. Never log or show it."""
+    sealed = base_model.hub_token_sealed
+    return unseal(bytes(sealed), place=hub_token_place(base_model)) if sealed else None
+
+
+def chat_renderer(*, base_model: BaseModel) -> ChatRenderer:
+    """Return the model's renderer, kept in this process. Raises ModelNotInstalled."""
+    if not base_model.chat_template or not base_model.tokenizer_key:
+        raise ModelNotInstalled(
+            f"{base_model.display_name} is not installed here, so its tokens cannot be counted. Choose another model.",
+            param="model",
+        )
+    tokens = tuple(sorted(base_model.special_tokens.items()))
+    return _renderer(base_model.chat_template, base_model.tokenizer_key, tokens)
+
+
+@lru_cache(maxsize=8)
+def _renderer(chat_template: str, tokenizer_key: str, special_tokens: tuple[tuple[str, Any], ...]) -> ChatRenderer:
+    # The key names the tokenizer's own hash, so an entry never goes stale.
+    tokenizer = read_object(tokenizer_key, limit_bytes=TOKENIZER_LIMIT_BYTES)
+    return ChatRenderer(chat_template, tokenizer, **dict(special_tokens))

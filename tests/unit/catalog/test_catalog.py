@@ -1,0 +1,241 @@
+import datetime
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.core.management import call_command
+from django.db import ProgrammingError, transaction
+from django.test import override_settings
+
+from apps.catalog.model_files import ModelRefused
+from apps.catalog.models import BaseModel, GpuType, PriceRule
+from apps.catalog.operations import add_base_model, reinstall_base_model, retire_base_model, set_price
+from apps.catalog.queries import (
+    ModelNotInstalled,
+    UnknownModel,
+    active_price,
+    chat_renderer,
+    get_base_model,
+    list_base_models,
+    open_hub_token,
+)
+from apps.core.errors import InvalidValue
+from apps.core.models import AuditEntry
+from apps.core.object_store import store
+from apps.core.sealing import SealBroken
+from tests.factories.catalog import DEMO_FOLDER, make_base_model, make_listed_model
+
+pytestmark = pytest.mark.django_db
+NOW = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.UTC)
+QWEN = {
+    "model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+    "max_position_embeddings": 40960, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A copy of the demo's model below an allowed root, to be spoiled."""
+    with override_settings(BASE_MODEL_ROOTS=(tmp_path,)):
+        yield Path(shutil.copytree(DEMO_FOLDER, tmp_path / "model"))
+
+
+def add(path: Path, name: str = "local-model") -> BaseModel:
+    return add_base_model(name=name, display_name="Local", path=path, by="user_1", now=NOW)
+
+
+class TestSeed:
+    def test_fills_an_empty_catalogue_and_keeps_the_sources(self, capsys: pytest.CaptureFixture[str]) -> None:
+        call_command("seed_catalog")
+
+        assert GpuType.objects.filter(key="cpu").exists()
+        h100 = GpuType.objects.get(key="h100-sxm-80")
+        assert h100.specification["sources"] and h100.memory_bytes > 79 * 1024**3
+        llama = BaseModel.objects.get(name="llama-3.1-8b")
+        assert (llama.parameter_count, llama.is_installed) == (8_030_261_248, False)
+        assert llama.source_url.startswith("https://github.com/Lightning-AI/litgpt/")
+        assert get_base_model(name="anneal-demo").is_installed
+        assert active_price(sku="training:cpu") and active_price(sku="inference:output:anneal-demo")
+
+    def test_again_changes_nothing_even_a_price_the_operator_set(self) -> None:
+        call_command("seed_catalog")
+        set_price(
+            sku="training:cpu", unit="gpu_ms", price_nano=5, per=1, by="user_1", now=NOW + datetime.timedelta(9999)
+        )
+        before = (BaseModel.objects.count(), GpuType.objects.count(), PriceRule.objects.count())
+
+        call_command("seed_catalog")
+
+        assert (BaseModel.objects.count(), GpuType.objects.count(), PriceRule.objects.count()) == before
+        rule = active_price(sku="training:cpu")
+        assert rule and rule.price_nano == 5
+
+
+class TestLocalModel:
+    def test_is_ready_to_train_with_its_files_hashed(self) -> None:
+        model = make_base_model()
+
+        assert model.is_installed and model.path == str(DEMO_FOLDER)
+        assert model.parameter_count == 6_393_088
+        assert model.context_length == 512
+        assert {"config.json", "tokenizer.json", "model.safetensors"} <= model.files_sha256.keys()
+        assert "README.md" not in model.files_sha256
+        assert len(model.chat_template_sha256) == 64
+        assert store().stat(model.tokenizer_key)
+        assert chat_renderer(base_model=model).vocabulary_size == 6144
+        assert AuditEntry.objects.get(action="base_model.added").target == model.pk
+
+    def test_must_lie_under_an_allowed_root(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelRefused, match="ANNEAL_BASE_MODEL_ROOTS"):
+            add(tmp_path)
+
+    def test_may_not_climb_out_of_the_root(self, folder: Path) -> None:
+        with pytest.raises(ModelRefused, match="ANNEAL_BASE_MODEL_ROOTS"):
+            add(folder / "../../elsewhere")
+
+    def test_may_not_link_out_of_the_root(self, folder: Path) -> None:
+        (folder / "generation_config.json").unlink()
+        (folder / "generation_config.json").symlink_to("/etc/hostname")
+
+        with pytest.raises(ModelRefused, match="links out"):
+            add(folder)
+
+    @pytest.mark.parametrize("name", ["modeling_custom.py", "pytorch_model.bin", "weights.pkl"])
+    def test_may_not_bring_code(self, folder: Path, name: str) -> None:
+        (folder / name).write_bytes(b"import os")
+
+        with pytest.raises(ModelRefused, match="may hold code"):
+            add(folder)
+
+    def test_may_not_name_code_of_its_repository(self, folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text()) | {"auto_map": {"AutoModel": "x.Y"}}
+        (folder / "config.json").write_text(json.dumps(config))
+
+        with pytest.raises(ModelRefused, match="auto_map"):
+            add(folder)
+
+    def test_must_be_of_a_known_family(self, folder: Path) -> None:
+        (folder / "config.json").write_text('{"model_type": "mystery"}')
+
+        with pytest.raises(ModelRefused, match="mystery"):
+            add(folder)
+
+    @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "chat_template.jinja"])
+    def test_must_be_complete(self, folder: Path, name: str) -> None:
+        (folder / name).unlink()
+
+        with pytest.raises(ModelRefused):
+            add(folder)
+
+    def test_weights_must_be_safetensors(self, folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"\xff" * 100)
+
+        with pytest.raises(ModelRefused, match="not a safetensors file"):
+            add(folder)
+
+    def test_installs_a_model_that_was_only_listed(self, folder: Path) -> None:
+        listed = make_listed_model("local-model")
+
+        model = add(folder)
+
+        assert model.pk == listed.pk and model.is_installed
+
+    def test_names_are_not_used_twice(self, folder: Path) -> None:
+        add(folder)
+
+        with pytest.raises(InvalidValue, match="already"):
+            add(folder)
+
+    def test_changed_files_are_taken_over_on_demand(self, folder: Path) -> None:
+        model = add(folder)
+        assert reinstall_base_model(base_model=model, by="system") is False
+
+        (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+
+        assert reinstall_base_model(base_model=model, by="system") is True
+        assert get_base_model(name=model.name).chat_template == "{{ messages[0]['content'] }}"
+
+
+class TestHubModel:
+    def add(self, **fields: object) -> BaseModel:
+        defaults = {"repo": "Qwen/Qwen3-0.6B", "revision": "a" * 40, "config": QWEN, "hub_token": "hf_secret"}
+        return add_base_model(name="q", display_name="Q", by="user_1", now=NOW, **(defaults | fields))  # type: ignore[arg-type]
+
+    def test_is_listed_with_its_size_but_not_installed(self) -> None:
+        model = self.add()
+
+        assert (model.is_installed, model.is_gated, model.parameter_count) == (False, True, 596_049_920)
+        with pytest.raises(ModelNotInstalled):
+            chat_renderer(base_model=model)
+
+    def test_its_token_is_sealed_and_opens_for_its_row_only(self) -> None:
+        model, other = self.add(), make_listed_model("other")
+
+        assert b"hf_secret" not in bytes(model.hub_token_sealed or b"")
+        assert open_hub_token(base_model=get_base_model(name="q")) == "hf_secret"
+        other.hub_token_sealed = model.hub_token_sealed
+        with pytest.raises(SealBroken):
+            open_hub_token(base_model=other)
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"repo": "../../etc/passwd"},
+            {"repo": "https://example.com/model"},
+            {"repo": "no-owner"},
+            {"revision": "main"},
+            {"revision": ""},
+            {"config": None},
+            {"config": {"model_type": "mystery"}},
+            {"name": "Bad Name"},
+        ],
+    )
+    def test_is_refused_when_it_could_change_or_is_unknown(self, wrong: dict[str, object]) -> None:
+        with pytest.raises(InvalidValue):
+            if "name" in wrong:
+                add_base_model(name=str(wrong["name"]), display_name="x", repo="a/b", by="user_1", now=NOW)
+            self.add(**wrong)
+
+    def test_is_not_listed_once_retired(self) -> None:
+        model = self.add()
+
+        retire_base_model(base_model=model, by="user_1", now=NOW)
+
+        assert not list_base_models().exists()
+        with pytest.raises(UnknownModel):
+            get_base_model(name="q")
+
+
+class TestPrices:
+    def test_a_new_price_closes_the_old_rule_and_keeps_it(self) -> None:
+        later = NOW + datetime.timedelta(days=1)
+        set_price(sku="training:cpu", unit="gpu_ms", price_nano=100, per=3_600_000, by="user_1", now=NOW)
+
+        set_price(sku="training:cpu", unit="gpu_ms", price_nano=200, per=3_600_000, by="user_1", now=later)
+
+        old, new = PriceRule.objects.order_by("effective_from")
+        assert (old.price_nano, old.effective_to) == (100, later)
+        assert active_price(sku="training:cpu") == new
+
+    @pytest.mark.parametrize(
+        ("sku", "unit", "price", "per"),
+        [
+            ("coffee", "tokens", 1, 1),
+            ("training:cpu", "tokens", 1, 1),
+            ("inference:input:m", "gpu_ms", 1, 1),
+            ("training:cpu", "gpu_ms", -1, 1),
+            ("training:cpu", "gpu_ms", 1, 0),
+        ],
+    )
+    def test_a_price_that_makes_no_sense_is_refused(self, sku: str, unit: str, price: int, per: int) -> None:
+        with pytest.raises(InvalidValue):
+            set_price(sku=sku, unit=unit, price_nano=price, per=per, by="user_1", now=NOW)
+
+    def test_the_database_lets_no_rule_be_edited(self) -> None:
+        rule = set_price(sku="training:cpu", unit="gpu_ms", price_nano=100, per=1, by="user_1", now=NOW)
+
+        with pytest.raises(ProgrammingError), transaction.atomic():
+            PriceRule.objects.filter(pk=rule.pk).update(price_nano=1)
