@@ -20,7 +20,7 @@ from apps.estimates.quote import Estimate, PoolFacts, QuoteRequest, cost_nano, q
 from apps.estimates.throughput import ProbeRow, SpeedSource, Unmeasured, tokens_per_second, training_flops_per_token
 from tests.bench import estimate_error
 
-CPU = gpus.cpu(memory_bytes=8 * GIB)
+CPU = gpus.cpu(memory_bytes=16 * GIB)
 PRICE_NANO = 360_000_000  # $0.36 an hour
 
 
