@@ -114,7 +114,7 @@ def test_checkpointing_saves_activations(models):
     assert recomputed < kept / 5
 
 
-# Peak resident set, in MiB, of three LoRA steps (rank 16, all linear layers, dropout 0.05, fp32) with TRL's fused head on
+# Peak resident set, in MiB, of three LoRA steps (rank 16, all linear layers, dropout 0.05, fp32), TRL's fused head, on
 # a 2-core machine: torch 2.13, transformers 5.19, peft 0.21, trl 1.16.
 @pytest.mark.parametrize(
     ("layers", "rows", "length", "gradient_checkpointing", "measured_mib"),
