@@ -1,6 +1,7 @@
 """Settings of a worker, read from the environment once; the only reader of it on the worker side."""
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -52,6 +53,63 @@ def read_config(environ: Mapping[str, str] | None = None) -> WorkerConfig:
         base_models=_optional_list(env, "ANNEAL_BASE_MODELS"),
         self_check_gpu_key=env.get("ANNEAL_GPU_KEY") or None,
         log_level=env.get("ANNEAL_LOG_LEVEL", "INFO"),
+    )
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run vLLM. `work_dir` is the serving agent's; nothing else is shared but the socket inside it."""
+
+    work_dir: Path
+    base_model_path: str = ""  # with `served_name`: serve this, whatever the agent's enrolment says
+    served_name: str = ""
+    threads: int = 1
+    max_loras: int = 8
+    max_cpu_loras: int = 64
+    max_lora_rank: int = 16
+    max_queued_requests: int = 128
+    max_model_length: int = 0  # 0: the model's own
+    kv_cache_bytes: int = 0  # 0: vLLM decides on a GPU, a small fixed share on a CPU
+    drain_seconds: int = 30
+    extra_arguments: tuple[str, ...] = ()
+
+
+class ServingConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the serving agent needs beside a worker's settings."""
+
+    worker: WorkerConfig
+    listen: str  # a Unix socket's path, or 127.0.0.1:port
+    url: str = ""  # how the gateway reaches `listen`, where it differs
+    capacity: int = 64  # adapters registered at once; more would be reread from disk inside the engine's step
+
+
+def read_engine_config(environ: Mapping[str, str] | None = None) -> EngineConfig:
+    """Read the environment; raises ConfigError naming the first variable that is missing or wrong."""
+    env = os.environ if environ is None else environ
+    max_loras = _integer(env, "ANNEAL_ENGINE_MAX_LORAS", 8)
+    return EngineConfig(
+        work_dir=Path(_required(env, "ANNEAL_WORK_DIR")).resolve(),
+        base_model_path=env.get("ANNEAL_ENGINE_BASE_MODEL_PATH", ""),
+        served_name=env.get("ANNEAL_ENGINE_SERVED_NAME", ""),
+        threads=_integer(env, "ANNEAL_ENGINE_THREADS", 1),
+        max_loras=max_loras,
+        max_cpu_loras=_integer(env, "ANNEAL_ENGINE_MAX_CPU_LORAS", 8 * max_loras),
+        max_lora_rank=_integer(env, "ANNEAL_ENGINE_MAX_LORA_RANK", 16),
+        max_queued_requests=_integer(env, "ANNEAL_ENGINE_MAX_QUEUED_REQUESTS", 128),
+        max_model_length=_integer(env, "ANNEAL_ENGINE_MAX_MODEL_LENGTH", 0),
+        kv_cache_bytes=_integer(env, "ANNEAL_ENGINE_KV_CACHE_BYTES", 0),
+        drain_seconds=_integer(env, "ANNEAL_ENGINE_DRAIN_SECONDS", 30),
+        extra_arguments=tuple(shlex.split(env.get("ANNEAL_ENGINE_EXTRA_ARGUMENTS", ""))),
+    )
+
+
+def read_serving_config(environ: Mapping[str, str] | None = None) -> ServingConfig:
+    """Read the environment; raises ConfigError naming the first variable that is missing or wrong."""
+    env = os.environ if environ is None else environ
+    return ServingConfig(
+        worker=read_config(env),
+        listen=_required(env, "ANNEAL_REPLICA_LISTEN"),
+        url=env.get("ANNEAL_REPLICA_URL", ""),
+        capacity=_integer(env, "ANNEAL_REPLICA_CAPACITY", 64),
     )
 
 

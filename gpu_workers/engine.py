@@ -1,0 +1,384 @@
+"""Run vLLM as one thing that can be killed: `python -m gpu_workers.engine`.
+
+    launcher (what the supervisor sees)  >  keeper  >  API process  >  EngineCore  >  Worker
+
+vLLM's own processes outlive a killed parent and keep their memory. Launcher and keeper are both subreapers: whoever
+of the two survives the other finds every orphan among its descendants and kills it. When the API process ends for any
+reason the keeper kills the rest, and the launcher exits so that its supervisor starts everything again. Should both be
+killed at once, the next launcher finds the leftovers in the state file by number and start time.
+"""
+
+import fcntl
+import importlib.metadata
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gpu_workers.config import EngineConfig, child_environment, read_engine_config
+from gpu_workers.process_tree import (
+    Process,
+    become_subreaper,
+    die_with_parent,
+    identify,
+    is_alive,
+    kill_all,
+    kill_descendants,
+    list_descendants,
+    list_session,
+    read_title,
+    reap_children,
+)
+
+log = logging.getLogger("anneal.engine")
+
+TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_HANDLED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
+_CPU_KV_CACHE_BYTES = 256 * 2**20  # room for 80 full sequences of the demo model (6 KiB a token, 512 tokens)
+
+
+class ReplicaBase(msgspec.Struct, frozen=True, kw_only=True):
+    """What to serve: written by the serving agent at enrolment (`replica.json`)."""
+
+    served_name: str
+    path: str | None = None
+    repo: str | None = None
+    revision: str | None = None
+
+
+class EngineState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the launcher tells the agent, and the next launcher. `generation` changes with each start."""
+
+    generation: str
+    served_name: str
+    model_path: str
+    launcher: Process
+    keeper: Process
+    max_loras: int
+    max_lora_rank: int
+
+
+class EnginePaths(msgspec.Struct, frozen=True):
+    """The 0700 folder that launcher and agent share."""
+
+    work_dir: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.work_dir / "engine"
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "vllm.sock"
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state.json"
+
+    @property
+    def restart_request(self) -> Path:
+        """Holds the generation that should end; the agent writes it, across containers too."""
+        return self.folder / "restart"
+
+    @property
+    def replica(self) -> Path:
+        return self.work_dir / "replica.json"
+
+
+def read_engine_state(paths: EnginePaths) -> EngineState | None:
+    """Return what the running or last launcher wrote, or None before the first start."""
+    try:
+        return msgspec.json.decode(paths.state.read_bytes(), type=EngineState)
+    except FileNotFoundError:
+        return None
+
+
+def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, socket_path: Path) -> list[str]:
+    """Return the launch line: one base model under its served name, adapters loaded at run time, socket only."""
+    options = {
+        "--model": model_path,
+        "--served-model-name": base.served_name,
+        "--uds": str(socket_path),
+        "--api-server-count": "1",  # runtime adapters refuse more
+        "--max-loras": str(config.max_loras),
+        "--max-cpu-loras": str(config.max_cpu_loras),
+        "--max-lora-rank": str(config.max_lora_rank),
+        "--generation-config": "vllm",
+        "--max-logprobs": "5",
+        "--max-num-queued-reqs": str(config.max_queued_requests),
+        "--shutdown-timeout": str(config.drain_seconds),
+        "--fingerprint-mode": "none",
+    }
+    if config.max_model_length:
+        options["--max-model-len"] = str(config.max_model_length)
+    if kv_cache_bytes := config.kv_cache_bytes or (_CPU_KV_CACHE_BYTES if _is_cpu_build() else 0):
+        options["--kv-cache-memory-bytes"] = str(kv_cache_bytes)
+    switches = [
+        "--enable-lora",
+        "--enable-force-include-usage",
+        "--enable-prompt-tokens-details",
+        "--enable-request-id-headers",
+        "--enable-server-load-tracking",
+        "--disable-fastapi-docs",
+        "--disable-uvicorn-access-log",
+    ]
+    module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    pairs = [word for pair in options.items() for word in pair]
+    return [*module, *pairs, "--lora-target-modules", *TARGET_MODULES, *switches, *config.extra_arguments]
+
+
+def build_environment(config: EngineConfig) -> dict[str, str]:
+    """Return the engine's environment: none of this worker's secrets, no network, few and sleepy threads."""
+    extra = {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_PLUGINS": "",
+        "VLLM_COMPUTE_NANS_IN_LOGITS": "1",
+        "VLLM_MAX_N_SEQUENCES": "8",
+        "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # pinning would fight the trainer for one core
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "KMP_BLOCKTIME": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    return child_environment(threads=config.threads, extra=extra)
+
+
+def main() -> int:
+    """Run as the launcher, or as the keeper it starts."""
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
+    config = read_engine_config()
+    paths = EnginePaths(config.work_dir)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    become_subreaper()
+    if sys.argv[1:2] == ["keeper"]:
+        return _keep(config, paths, model_path=sys.argv[2], base=msgspec.json.decode(sys.argv[3], type=ReplicaBase))
+    return _launch(config, paths)
+
+
+# --- launcher ---------------------------------------------------------------------------------------------------
+
+
+def _launch(config: EngineConfig, paths: EnginePaths) -> int:
+    paths.folder.mkdir(parents=True, exist_ok=True)
+    paths.folder.chmod(0o700)  # vLLM makes its socket world-accessible: the folder is the guard
+    with open(paths.folder / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.error("another launcher runs in %s", paths.folder)
+            return 3
+        _kill_leftovers(paths)
+        base = _wait_for_base(config, paths)
+        if base is None:
+            return 0
+        return _run_keeper(config, paths, base)
+
+
+def _kill_leftovers(paths: EnginePaths) -> None:
+    """Kill what an earlier launcher and keeper left when both were killed."""
+    state = read_engine_state(paths)
+    if state is not None:
+        for _ in range(400):
+            leftovers = [p for p in (state.launcher, state.keeper) if is_alive(p)] + list_session(state.keeper)
+            if not leftovers:
+                break
+            kill_all(leftovers)
+            time.sleep(0.02)
+        else:
+            raise RuntimeError(f"processes of the last engine do not die: {leftovers}")
+    paths.socket.unlink(missing_ok=True)
+    paths.restart_request.unlink(missing_ok=True)
+
+
+def _wait_for_base(config: EngineConfig, paths: EnginePaths) -> ReplicaBase | None:
+    """Return what to serve as soon as the agent has enrolled; None when asked to stop before."""
+    if config.base_model_path:
+        return ReplicaBase(served_name=config.served_name, path=config.base_model_path)
+    while True:
+        try:
+            return msgspec.json.decode(paths.replica.read_bytes(), type=ReplicaBase)
+        except FileNotFoundError:
+            received = signal.sigtimedwait(_HANDLED, 0.5)
+            if received is not None and received.si_signo in _STOPPING:
+                return None
+
+
+def _run_keeper(config: EngineConfig, paths: EnginePaths, base: ReplicaBase) -> int:
+    model_path = _resolve_model(base)
+    command = [sys.executable, "-m", "gpu_workers.engine", "keeper", model_path, msgspec.json.encode(base).decode()]
+    keeper = _start(command, environment=None)
+    identity = identify(keeper.pid)
+    if identity is None:
+        return 1
+    generation = f"{int(time.time()):x}-{keeper.pid}"
+    state = EngineState(
+        generation=generation,
+        served_name=base.served_name,
+        model_path=model_path,
+        launcher=Process(os.getpid(), _require(identify(os.getpid())).started_ticks),
+        keeper=identity,
+        max_loras=config.max_loras,
+        max_lora_rank=config.max_lora_rank,
+    )
+    _write_atomically(paths.state, msgspec.json.encode(state))
+    log.info("engine %s of %s starting", generation, base.served_name)
+    is_wanted_down = _make_restart_check(paths, generation)
+    return _supervise(keeper.pid, get_drain_seconds=lambda: config.drain_seconds + 15, is_wanted_down=is_wanted_down)
+
+
+def _make_restart_check(paths: EnginePaths, generation: str) -> Callable[[bool], bool]:
+    def is_restart_requested(_is_draining: bool) -> bool:
+        try:
+            return paths.restart_request.read_text() == generation
+        except FileNotFoundError:
+            return False
+
+    return is_restart_requested
+
+
+def _resolve_model(base: ReplicaBase) -> str:
+    """Return the local folder of the base model, downloading its pinned revision when it is a hub repository."""
+    if base.path:
+        return base.path
+    if not base.repo:
+        raise ValueError("replica.json names neither a path nor a repository")
+    revision = ["--revision", base.revision] if base.revision else []
+    command = [str(Path(sys.executable).with_name("hf")), "download", base.repo, *revision, "--quiet"]
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+    try:
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    return done.stdout.strip().splitlines()[-1]
+
+
+# --- keeper -----------------------------------------------------------------------------------------------------
+
+
+def _keep(config: EngineConfig, paths: EnginePaths, *, model_path: str, base: ReplicaBase) -> int:
+    """Run the API process; a launcher that is gone counts as a wish to die at once."""
+    launcher = os.getppid()
+    command = build_command(config, base, model_path=model_path, socket_path=paths.socket)
+    api = _start(command, environment=build_environment(config), is_session_leader=False)
+    parts = _EngineParts(api.pid)
+    return _supervise(
+        api.pid,
+        get_drain_seconds=lambda: config.drain_seconds + 5 if _is_listening(paths.socket) else 0,
+        is_wanted_down=lambda is_draining: os.getppid() != launcher or (not is_draining and parts.has_lost_one()),
+    )
+
+
+class _EngineParts:
+    """EngineCore and workers, known by their titles. The API process can take 13 s to notice that one was killed."""
+
+    _SCAN_SECONDS = 5.0
+    _GRACE_SECONDS = 2.0  # for the API process to tell its clients and leave by itself
+
+    def __init__(self, api_pid: int) -> None:
+        self._api_pid = api_pid
+        self._known: set[Process] = set()
+        self._scanned_at = 0.0
+        self._missing_since: float | None = None
+
+    def has_lost_one(self) -> bool:
+        now = time.monotonic()
+        if now - self._scanned_at > self._SCAN_SECONDS:
+            self._scanned_at = now
+            self._known.update(p for p in list_descendants(self._api_pid) if read_title(p).startswith("VLLM::"))
+        if all(is_alive(part) for part in self._known):
+            return False
+        if self._missing_since is None:
+            self._missing_since = now
+        return now - self._missing_since > self._GRACE_SECONDS
+
+
+# --- both -------------------------------------------------------------------------------------------------------
+
+
+def _start(
+    command: list[str], *, environment: dict[str, str] | None, is_session_leader: bool = True
+) -> subprocess.Popen[bytes]:
+    """Start a child that the kernel signals when this process dies: the keeper is told, the API process is killed."""
+    death_signal = signal.SIGHUP if is_session_leader else signal.SIGKILL
+    parent = os.getpid()
+
+    def prepare() -> None:
+        die_with_parent(death_signal)
+        if not is_session_leader:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+        if os.getppid() != parent:  # it died before the request was made
+            os._exit(1)
+
+    return subprocess.Popen(
+        command, env=environment, start_new_session=is_session_leader, preexec_fn=prepare, stdin=subprocess.DEVNULL
+    )
+
+
+def _supervise(child: int, *, get_drain_seconds: Callable[[], float], is_wanted_down: Callable[[bool], bool]) -> int:
+    """Wait for the child, then end every descendant. Returns 0 only after a stop that was asked for."""
+    stop_before: float | None = None
+    code: int | None = None
+    while code is None:
+        received = signal.sigtimedwait(_HANDLED, 1.0)
+        if received is not None and received.si_signo in _STOPPING and stop_before is None:
+            stop_before = time.monotonic() + get_drain_seconds()
+            os.kill(child, signal.SIGTERM)
+        code = reap_children().get(child)
+        is_overdue = stop_before is not None and time.monotonic() > stop_before
+        if is_overdue or is_wanted_down(stop_before is not None):
+            break
+    survivors = kill_descendants(os.getpid())
+    if survivors:
+        log.error("could not kill %s", survivors)
+    log.info("child %d ended with %s; %d processes left", child, code, len(survivors))
+    return 0 if stop_before is not None and not survivors else 1
+
+
+def _is_listening(path: Path) -> bool:
+    """Tell whether anyone can be in the middle of a request: vLLM binds early and listens when it is ready."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+def _is_cpu_build() -> bool:
+    try:
+        importlib.metadata.distribution("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    partial = path.with_name(path.name + ".part")
+    with open(partial, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+
+
+def _require(process: Process | None) -> Process:
+    if process is None:
+        raise RuntimeError("a process cannot find itself in /proc")
+    return process
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""Find and end whole trees of processes on Linux, including those whose parent was killed."""
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Process(msgspec.Struct, frozen=True):
+    """One process; with its start time the number cannot mean another one later."""
+
+    pid: int
+    started_ticks: int  # since boot, /proc/<pid>/stat field 22
+
+
+class _Stat(msgspec.Struct, frozen=True):
+    process: Process
+    state: str
+    parent: int
+    session: int
+
+
+def become_subreaper() -> None:
+    """Make orphans among this process's descendants its own children, so that none escapes to init."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(signal_number: int) -> None:
+    """Have the kernel send this signal when the parent dies. For a child between fork and exec."""
+    _prctl(_PR_SET_PDEATHSIG, signal_number)
+
+
+def identify(pid: int) -> Process | None:
+    """Return the process with this number, or None when there is none (a zombie counts as none)."""
+    stat = _read_stat(pid)
+    return None if stat is None or stat.state in "ZX" else stat.process
+
+
+def is_alive(process: Process) -> bool:
+    return identify(process.pid) == process
+
+
+def read_title(process: Process) -> str:
+    """Return the process's short name (15 characters), or "" when it is gone."""
+    try:
+        return Path(f"/proc/{process.pid}/comm").read_text(errors="replace").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def list_descendants(pid: int) -> list[Process]:
+    """Return every living descendant of `pid`, nearest first."""
+    children: dict[int, list[_Stat]] = {}
+    for stat in _list_stats():
+        children.setdefault(stat.parent, []).append(stat)
+    found, queue = [], [pid]
+    while queue:
+        for stat in children.get(queue.pop(0), ()):
+            queue.append(stat.process.pid)
+            if stat.state not in "ZX":
+                found.append(stat.process)
+    return found
+
+
+def list_session(leader: Process) -> list[Process]:
+    """Return the living members of the session that `leader` began, also after its death.
+
+    The kernel does not give out a session's number while it has members; a member older than the leader means that
+    the number was reused after all had gone.
+    """
+    members = [s.process for s in _list_stats() if s.session == leader.pid and s.state not in "ZX"]
+    is_same = all(m.started_ticks >= leader.started_ticks for m in members)
+    holder = identify(leader.pid)
+    return members if is_same and holder in (None, leader) else []
+
+
+def kill_all(processes: Iterable[Process]) -> None:
+    """Send SIGKILL to each that is still the same process."""
+    for process in processes:
+        if is_alive(process):
+            try:
+                os.kill(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def kill_descendants(pid: int, *, timeout_seconds: float = 8.0) -> list[Process]:
+    """Kill the descendants of this process until none is left; returns those that outlived the timeout."""
+    deadline = time.monotonic() + timeout_seconds
+    while remaining := list_descendants(pid):
+        if time.monotonic() > deadline:
+            return remaining
+        kill_all(remaining)
+        reap_children()
+        time.sleep(0.02)
+    return []
+
+
+def reap_children() -> dict[int, int]:
+    """Collect dead children without waiting; returns exit codes by process number, negative for a signal."""
+    codes: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return codes
+        if pid == 0:
+            return codes
+        codes[pid] = os.waitstatus_to_exitcode(status)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _list_stats() -> list[_Stat]:
+    stats = (_read_stat(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return [stat for stat in stats if stat is not None]
+
+
+def _read_stat(pid: int) -> _Stat | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rsplit(")", 1)[1].split()  # the name before ")" may hold spaces
+    return _Stat(
+        process=Process(pid=pid, started_ticks=int(fields[19])),
+        state=fields[0],
+        parent=int(fields[1]),
+        session=int(fields[3]),
+    )
