@@ -1,0 +1,136 @@
+"""The demonstration's organization, pools and prices; made by the same operations an operator would call."""
+
+import datetime
+import os
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+import msgspec
+from django.db import transaction
+
+from apps.accounts.models import Organization, User
+from apps.accounts.operations import create_organization, issue_key
+from apps.accounts.queries import find_key
+from apps.accounts.roles import SCOPES
+from apps.billing.operations import grant_credit
+from apps.catalog.models import BaseModel, GpuType
+from apps.catalog.operations import set_price
+from apps.catalog.queries import active_price
+from apps.catalog.seeding import DEMO_MODEL
+from apps.core.money import NANO_PER_USD, usd_to_nano
+from apps.finetuning.models import GpuPool, Worker
+from apps.finetuning.pools import create_pool, issue_worker_token
+from apps.finetuning.quoting import training_sku
+
+EMAIL, PASSWORD = "demo@anneal.localhost", "anneal-demo-password"
+ORGANIZATION = "Northline Support"
+LOCAL_POOL = "local-cpu"
+STARTING_CREDIT_NANO = 25 * NANO_PER_USD
+_HOUR_MS = 3_600_000
+_LOCAL_PRICE_NANO = 600_000_000  # $0.60 an hour: an example, to be set by the operator
+# Pools that can be quoted before anybody connects a worker, at the first on-demand price their catalogue row cites.
+_QUOTED_POOLS = (("l4", "l4-24"), ("l40s", "l40s-48"), ("a100-80", "a100-sxm-80"), ("h100", "h100-sxm-80"))
+
+
+class DemoAccount(msgspec.Struct, frozen=True):
+    """How the main job and its reader sign in; kept in one file that only its owner may read."""
+
+    email: str
+    password: str
+    organization_id: str
+    api_key: str
+    base_model: str
+    pool: str
+
+
+@dataclass(frozen=True)
+class Seeded:
+    account: DemoAccount
+    is_new: bool
+
+
+def seed_demo(*, home: Path, now: datetime.datetime) -> Seeded:
+    """Make what is missing of the demonstration and return how to sign in. Safe to run again."""
+    _seed_pools(now)
+    _seed_worker_tokens(home)
+    kept = _kept_account(home / "demo.json")
+    if kept is not None:
+        return Seeded(kept, is_new=False)
+    account = _new_account(now)
+    _write_private(home / "demo.json", msgspec.json.format(msgspec.json.encode(account)))
+    return Seeded(account, is_new=True)
+
+
+def _kept_account(path: Path) -> DemoAccount | None:
+    if not path.exists():
+        return None
+    account = msgspec.json.decode(path.read_bytes(), type=DemoAccount)
+    return account if find_key(secret=account.api_key) else None
+
+
+@transaction.atomic
+def _new_account(now: datetime.datetime) -> DemoAccount:
+    user = User.objects.filter(email=EMAIL).first() or User.objects.create_user(
+        EMAIL, PASSWORD, name="Mira Okafor", is_operator=True
+    )
+    organization = Organization.objects.filter(name=ORGANIZATION).first() or create_organization(
+        name=ORGANIZATION, owner=user, now=now
+    )
+    grant_credit(
+        organization=organization,
+        amount_nano=STARTING_CREDIT_NANO,
+        by="system",
+        reason="Starting credit",
+        idempotency_key=f"starting-credit:{organization.pk}",
+    )
+    issued = issue_key(
+        organization=organization, name="Demo", scopes=frozenset(SCOPES), by=user, expires_at=None, now=now
+    )
+    return DemoAccount(EMAIL, PASSWORD, organization.pk, issued.secret, DEMO_MODEL, LOCAL_POOL)
+
+
+@transaction.atomic
+def _seed_pools(now: datetime.datetime) -> None:
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2  # the other half serves and stores
+    _seed_pool(LOCAL_POOL, "cpu", memory_bytes, _LOCAL_PRICE_NANO, now)
+    for name, gpu_key in _QUOTED_POOLS:
+        gpu_type = GpuType.objects.get(pk=gpu_key)
+        _seed_pool(name, gpu_key, gpu_type.memory_bytes, _published_price_nano(gpu_type), now)
+
+
+def _published_price_nano(gpu_type: GpuType) -> int:
+    prices = [row for row in gpu_type.specification["prices"] if row["kind"].startswith("on_demand")]
+    return usd_to_nano(Decimal(str(prices[0]["usd_per_gpu_hour"])))
+
+
+def _seed_pool(name: str, gpu_key: str, memory_bytes: int, price_nano: int, now: datetime.datetime) -> None:
+    pool = GpuPool.objects.filter(name=name).first() or create_pool(
+        name=name,
+        gpu_type=GpuType.objects.get(pk=gpu_key),
+        region="local" if gpu_key == "cpu" else "unassigned",
+        memory_bytes=memory_bytes,
+        by="system",
+    )
+    sku = training_sku(pool)
+    if active_price(sku=sku) is None:
+        set_price(sku=sku, unit="gpu_ms", price_nano=price_nano, per=_HOUR_MS, by="system", now=now)
+
+
+def _seed_worker_tokens(home: Path) -> None:
+    """Put a fresh one-time token where each local worker looks for it, unless it is enrolled already."""
+    pool = GpuPool.objects.get(name=LOCAL_POOL)
+    base_model = BaseModel.objects.get(name=DEMO_MODEL)
+    for kind, model in (("trainer", None), ("replica", base_model)):
+        credential, token = home / kind / "credential.json", home / kind / "enroll.token"
+        is_enrolled = credential.exists() and Worker.objects.filter(pool=pool, kind=kind, revoked_at=None).exists()
+        if not is_enrolled:
+            credential.unlink(missing_ok=True)
+            _write_private(token, issue_worker_token(pool=pool, kind=kind, base_model=model, by="system").encode())
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
