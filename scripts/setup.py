@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def environments(*, dev: bool) -> list[Environment]:
     """The two environments of this machine, the slower one first."""
     web = ("web.lock", "demo.lock", *(["dev.lock"] if dev or _has_dev_tools() else []))
     if has_nvidia_gpu():
-        engines = Environment("engines (GPU)", REPOSITORY / ".venv-engines", ("engines-gpu.lock", "engines.lock"))
+        engines = Environment("engines (GPU)", REPOSITORY / ".venv-engines", ("engines-gpu.lock",))
     else:
         engines = Environment(
             "engines (CPU)", REPOSITORY / ".venv-engines", ("engines-cpu.lock", "engines.lock"), PYTORCH_CPU_INDEX
@@ -97,18 +98,17 @@ def install(environment: Environment) -> None:
         if environment.fallback_index is None:
             raise
         run([*command, "--extra-index-url", environment.fallback_index])
-    if environment.fallback_index:
-        refuse_cuda_torch(environment)
+    check_torch_build(environment)
     (environment.directory / ".anneal-stamp").write_text(environment.stamp)
 
 
-def refuse_cuda_torch(environment: Environment) -> None:
-    """This function will make sure that torch is a CPU build. Raises SetupFailed."""
-    script = "import importlib.util, pathlib, sys; "
-    script += "path = pathlib.Path(importlib.util.find_spec('torch').origin).with_name('version.py'); "
-    script += "names = {}; exec(path.read_text(), names); sys.exit(names['cuda'] is not None)"
-    if subprocess.run([environment.python, "-c", script], check=False).returncode:
-        raise SetupFailed(f"{environment.directory.name} got a CUDA build of torch; remove the folder and try again")
+def check_torch_build(environment: Environment) -> None:
+    """This function will make sure that torch, where installed, fits the machine. Raises SetupFailed."""
+    found = list(environment.directory.glob("lib/python*/site-packages/torch/version.py"))
+    is_cpu_build = bool(found) and re.search(r"^cuda[^=]*= None$", found[0].read_text(), re.MULTILINE) is not None
+    if found and is_cpu_build is has_nvidia_gpu():
+        build = "CPU" if is_cpu_build else "CUDA"
+        raise SetupFailed(f"pip chose a {build} build of torch for {environment.name}: see `pip config list`")
 
 
 def install_old_openai(python: Path) -> None:
