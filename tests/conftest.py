@@ -17,6 +17,10 @@ from apps.accounts.operations import IssuedKey
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
 
 
+def pytest_configure() -> None:
+    settings.STATIC_ROOT.mkdir(parents=True, exist_ok=True)  # WhiteNoise warns without it; warnings are errors
+
+
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None) -> None:
     """Name the test database after this process: two runs on one machine share the server and nothing else."""

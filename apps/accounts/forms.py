@@ -15,7 +15,39 @@ from apps.core.tenancy import tenant
 SESSION_INVITATION = "invitation_token"
 
 
-class SignUpForm(allauth_forms.SignupForm):
+PASSWORD_HELP = "At least 10 characters, and not one of the common ones."
+
+
+class PlainFields:
+    """Labels instead of placeholders, which vanish when one types, and one sentence on passwords instead of a list."""
+
+    fields: dict[str, forms.Field]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for field in self.fields.values():
+            field.widget.attrs.pop("placeholder", None)
+        if "password1" in self.fields:
+            self.fields["password1"].help_text = PASSWORD_HELP
+
+
+class LoginForm(PlainFields, allauth_forms.LoginForm):
+    pass
+
+
+class ChangePasswordForm(PlainFields, allauth_forms.ChangePasswordForm):
+    pass
+
+
+class ResetPasswordForm(PlainFields, allauth_forms.ResetPasswordForm):
+    pass
+
+
+class ResetPasswordKeyForm(PlainFields, allauth_forms.ResetPasswordKeyForm):
+    pass
+
+
+class SignUpForm(PlainFields, allauth_forms.SignupForm):
     """Sign-up makes a person and, unless an invitation brought them, an organization of their own."""
 
     name = forms.CharField(max_length=120, required=False, label="Your name")
@@ -27,8 +59,6 @@ class SignUpForm(allauth_forms.SignupForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        for field in self.fields.values():
-            field.widget.attrs.pop("placeholder", None)
         self.fields["name"].widget.attrs["autocomplete"] = "name"
         self.fields["organization"].widget.attrs["autocomplete"] = "organization"
 

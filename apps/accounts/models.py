@@ -95,6 +95,9 @@ class Invitation(OrganizationModel):
     accepted_by = models.ForeignKey(User, on_delete=models.PROTECT, null=True, related_name="+")
     revoked_at = models.DateTimeField(null=True)
 
+    def is_open(self, *, now: datetime.datetime) -> bool:
+        return self.accepted_at is None and self.revoked_at is None and self.expires_at > now
+
     class Meta:
         constraints = [
             models.UniqueConstraint(
@@ -148,3 +151,9 @@ class ApiKey(OrganizationModel):
                 | models.Q(revoked_at__isnull=False, revoked_by__isnull=False),
             )
         ]
+
+    def status(self, *, now: datetime.datetime) -> str:
+        """Return `active`, `revoked` or `expired`."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at is not None and self.expires_at <= now else "active"

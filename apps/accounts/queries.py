@@ -67,7 +67,7 @@ def get_organization(*, id: str) -> Organization:
 
 def list_memberships_of(*, user: User) -> list[Membership]:
     """Return a person's memberships with their organizations, oldest first."""
-    rows = Membership.objects.filter(user=user).select_related("organization")
+    rows = Membership.objects.filter(user=user).select_related("organization", "user")
     return list(rows.order_by("created_at", "id"))
 
 

@@ -7,10 +7,10 @@ from typing import Literal
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied as PageForbidden
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
-from django.template.loader import render_to_string
 from django_htmx.http import HttpResponseClientRedirect
 
 from apps.core.errors import DomainError, NotFound, PermissionDenied
+from apps.core.http import error_page
 
 View = Callable[..., HttpResponseBase]
 
@@ -46,5 +46,4 @@ def answer(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpRes
     except PermissionDenied as error:
         raise PageForbidden(error.message) from error
     except DomainError as error:
-        context = {"status": int(error.status), "reason": error.message}
-        return HttpResponse(render_to_string("errors/400.html", context, request=request), status=error.status)
+        return error_page(request, int(error.status), message=error.message)

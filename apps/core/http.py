@@ -5,6 +5,7 @@ Machine paths (the public APIs, the worker API, signed objects) get OpenAI-shape
 
 import re
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
@@ -186,30 +187,40 @@ def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpR
         error_body = error.as_openai()
         error_body["error"]["code"] = "unknown_url"
         return JsonResponse(error_body, status=Status.NOT_FOUND)
-    return _page(request, 404)
+    return error_page(request, 404)
 
 
 def permission_denied(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
-    return _page(request, 403, reason=str(exception) if exception and exception.args else "")
+    return error_page(request, 403, message=str(exception) if exception and exception.args else "")
 
 
 def bad_request(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     if is_machine_path(request.path):
         return error_response(DomainError("The request could not be understood."))
-    return _page(request, 400)
+    return error_page(request, 400)
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
     if is_machine_path(request.path):
         return error_response(ServerFault("The server had an error while processing your request."), status=500)
     # Without the request: no context processor, so no query, when the database may be what failed.
-    return HttpResponse(render_to_string("errors/500.html", {"status": 500}), status=500)
+    page = render_to_string("errors/500.html", {"status": 500, "request_id": getattr(request, "id", "")})
+    return HttpResponse(page, status=500)
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
-    return _page(request, 403, reason="The form was too old or came from another site. Reload the page and try again.")
+    message = "The form was too old or came from another site. Go back, reload the page and try again."
+    return error_page(request, 403, message=message)
 
 
-def _page(request: HttpRequest, status: int, *, reason: str = "") -> HttpResponse:
-    context = {"status": status, "reason": reason}
-    return HttpResponse(render_to_string(f"errors/{status}.html", context, request=request), status=status)
+def error_page(request: HttpRequest, status: int, *, message: str = "", fix: str = "") -> HttpResponse:
+    """Render templates/errors/<status>.html, or the general page for a status without one of its own."""
+    context = {
+        "status": status,
+        "title": HTTPStatus(status).phrase.capitalize(),
+        "message": message,
+        "fix": fix,
+        "request_id": getattr(request, "id", ""),
+    }
+    page = render_to_string([f"errors/{status}.html", "errors/page.html"], context, request=request)
+    return HttpResponse(page, status=status)

@@ -175,12 +175,18 @@ ACCOUNT_LOGIN_METHODS = {"email"}
 ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*"]
 ACCOUNT_EMAIL_VERIFICATION = "optional"
 ACCOUNT_ADAPTER = "apps.accounts.allauth_adapter.AccountAdapter"
-ACCOUNT_FORMS = {"signup": "apps.accounts.forms.SignUpForm"}
+ACCOUNT_FORMS = {
+    "signup": "apps.accounts.forms.SignUpForm",
+    "login": "apps.accounts.forms.LoginForm",
+    "change_password": "apps.accounts.forms.ChangePasswordForm",
+    "reset_password": "apps.accounts.forms.ResetPasswordForm",
+    "reset_password_from_key": "apps.accounts.forms.ResetPasswordKeyForm",
+}
 ACCOUNT_SESSION_REMEMBER = True
 ACCOUNT_LOGOUT_ON_GET = False
 ACCOUNT_PREVENT_ENUMERATION = True
 LOGIN_URL = reverse_lazy("account_login")
-LOGIN_REDIRECT_URL = reverse_lazy("web:overview")
+LOGIN_REDIRECT_URL = "/"
 ACCOUNT_LOGOUT_REDIRECT_URL = reverse_lazy("account_login")
 
 SESSION_COOKIE_HTTPONLY = True

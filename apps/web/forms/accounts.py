@@ -1,0 +1,62 @@
+"""Forms of members, API keys and organizations."""
+
+import datetime
+from typing import Any
+
+from django import forms
+
+from apps.accounts.models import Membership
+from apps.accounts.roles import ROLES, SCOPES, Permission, has_permission
+
+ROLE_WORDS = {
+    "viewer": "Viewer: sees everything, changes nothing",
+    "member": "Member: datasets, jobs, adapters, inference, own keys",
+    "admin": "Admin: all of that, members, and deleting adapters",
+    "owner": "Owner: everything, the organization itself included",
+}
+SCOPE_WORDS = {
+    Permission.VIEW: "Read everything",
+    Permission.DATASET_WRITE: "Upload and delete datasets",
+    Permission.JOB_WRITE: "Create and cancel fine-tuning jobs",
+    Permission.ADAPTER_WRITE: "Deploy and undeploy adapters",
+    Permission.ADAPTER_DELETE: "Delete adapters",
+    Permission.INFERENCE: "Chat and completions",
+}
+EXPIRY_DAYS = {"30": "30 days", "90": "90 days", "365": "One year", "": "Never"}
+
+
+class OrganizationForm(forms.Form):
+    name = forms.CharField(max_length=80, label="Name", widget=forms.TextInput({"autocomplete": "organization"}))
+
+
+class InviteForm(forms.Form):
+    email = forms.EmailField(label="E-mail", widget=forms.EmailInput({"autocomplete": "off"}))
+    role = forms.ChoiceField(label="Role", initial="member")
+
+    def __init__(self, *args: Any, by: Membership, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["role"].choices = [(role, ROLE_WORDS[role]) for role in grantable_roles(by)]  # type: ignore[attr-defined]
+
+
+def grantable_roles(by: Membership) -> list[str]:
+    """Return the roles a member may give: none that holds more than the member's own."""
+    return [name for name, role in ROLES.items() if role.permissions <= ROLES[by.role].permissions]
+
+
+class KeyForm(forms.Form):
+    name = forms.CharField(max_length=80, label="Name", help_text="What will use it, such as “nightly evaluation”.")
+    scopes = forms.MultipleChoiceField(
+        label="May", widget=forms.CheckboxSelectMultiple, error_messages={"required": "Choose at least one."}
+    )
+    expires = forms.ChoiceField(label="Expires after", required=False, choices=list(EXPIRY_DAYS.items()), initial="90")
+
+    def __init__(self, *args: Any, by: Membership, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        held = [scope for scope in SCOPES if has_permission(by.role, Permission(scope))]
+        self.fields["scopes"].choices = [(scope, SCOPE_WORDS[Permission(scope)]) for scope in held]  # type: ignore[attr-defined]
+        self.fields["scopes"].initial = [scope for scope in held if scope != Permission.ADAPTER_DELETE]
+
+    def expires_at(self, now: datetime.datetime) -> datetime.datetime | None:
+        """Return the moment chosen, None for never."""
+        days = self.cleaned_data["expires"]
+        return now + datetime.timedelta(days=int(days)) if days else None

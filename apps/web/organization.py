@@ -1,0 +1,64 @@
+"""The organization itself: settings, switching between organizations, creating another."""
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods, require_POST
+
+from apps.accounts import operations, queries
+from apps.accounts.models import Membership, Organization, User
+from apps.accounts.roles import Permission, has_permission
+from apps.core.clock import db_now
+from apps.core.errors import DomainError, NotFound
+from apps.web.access import SESSION_ORGANIZATION, organization_view, person_view, require
+from apps.web.forms.accounts import OrganizationForm
+from apps.web.forms.errors import add_domain_error
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@organization_view(Permission.VIEW)
+def settings(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    """Show the organization; a POST renames it."""
+    form = OrganizationForm(request.POST or None, initial={"name": organization.name})
+    if request.method == "POST":
+        require(membership, Permission.ORGANIZATION_MANAGE)
+        if form.is_valid():
+            operations.rename_organization(
+                organization=organization, name=form.cleaned_data["name"], by=membership.user
+            )
+            messages.success(request, "Saved.")
+            return redirect("web:organization_settings")
+    context = {"form": form, "may_manage": has_permission(membership.role, Permission.ORGANIZATION_MANAGE)}
+    return render(request, "organization/settings.html", context, status=422 if form.errors else 200)
+
+
+@require_POST
+@person_view
+def switch(request: HttpRequest) -> HttpResponse:
+    """Make another of the person's organizations the current one of this session."""
+    assert isinstance(request.user, User)
+    wanted = request.POST.get("organization", "")
+    memberships = queries.list_memberships_of(user=request.user)
+    if all(membership.organization_id != wanted for membership in memberships):
+        raise NotFound("No such organization.")
+    request.session[SESSION_ORGANIZATION] = wanted
+    return redirect("/")
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@person_view
+def create(request: HttpRequest) -> HttpResponse:
+    """Found an organization and make it the current one."""
+    assert isinstance(request.user, User)
+    form = OrganizationForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            organization = operations.create_organization(
+                name=form.cleaned_data["name"], owner=request.user, now=db_now()
+            )
+        except DomainError as error:
+            add_domain_error(form, error)
+        else:
+            request.session[SESSION_ORGANIZATION] = organization.pk
+            return redirect("/")
+    return render(request, "organization/create.html", {"form": form}, status=422 if form.errors else 200)

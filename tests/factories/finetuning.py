@@ -1,0 +1,179 @@
+"""Pools, workers and jobs ready to be claimed, and an adapter's files as a trainer uploads them."""
+
+import hashlib
+import json
+import struct
+from typing import Any
+
+import msgspec
+
+from apps.accounts.models import Organization
+from apps.billing.operations import grant_credit
+from apps.catalog.models import BaseModel, GpuType
+from apps.catalog.operations import set_price
+from apps.contracts import worker_api as wire
+from apps.contracts.adapter_files import expected_tensors
+from apps.contracts.runs import Manifest, ManifestFile
+from apps.core.clock import db_now
+from apps.core.ids import new_id
+from apps.core.object_store import object_key, store
+from apps.datasets.models import Dataset, DatasetVersion, TokenCount
+from apps.finetuning.leases import sha256_hex
+from apps.finetuning.models import FineTuningJob, GpuPool, Worker
+from apps.finetuning.operations import JobRequest, create_job
+from apps.finetuning.pools import record_probe
+from tests.factories.catalog import make_base_model
+
+GIB = 2**30
+PRICE_NANO_PER_HOUR = 3_600_000_000  # $3.60 an hour: one milli-dollar a second
+CREDENTIAL = "annw_test-credential"
+
+
+def make_pool(name: str = "local-cpu", *, memory_bytes: int = 8 * GIB) -> GpuPool:
+    gpu_type, _ = GpuType.objects.get_or_create(key="cpu", defaults={"name": "CPU", "memory_bytes": memory_bytes})
+    pool = GpuPool.objects.create(name=name, gpu_type=gpu_type, memory_bytes=memory_bytes)
+    set_price(
+        sku=f"training:{name}", unit="gpu_ms", price_nano=PRICE_NANO_PER_HOUR, per=3_600_000, by="system", now=db_now()
+    )
+    return pool
+
+
+def make_worker(pool: GpuPool, *, credential: str = CREDENTIAL, base_model: BaseModel | None = None) -> Worker:
+    worker = Worker.objects.create(
+        pool=pool, hostname="here", credential_sha256=sha256_hex(credential), last_seen_at=db_now()
+    )
+    if base_model is not None:
+        for method in ("lora", "qlora"):
+            report = probe_report(base_model, method)
+            record_probe(worker=worker, base_model=base_model, method=method, report=msgspec.to_builtins(report))
+    return worker
+
+
+def probe_report(base_model: BaseModel, method: str = "lora") -> wire.ProbeReport:
+    return wire.ProbeReport(
+        base_model_id=base_model.pk,
+        method=method,
+        gpu_key="cpu",
+        micro_batch_size=16,
+        sequence_length=32,
+        lora_rank=16,
+        threads=2,
+        tokens_per_second=4000.0,
+        tokens_per_second_low=3800.0,
+        tokens_per_second_high=4200.0,
+        seconds_per_micro_step=0.128,
+        peak_memory_bytes=GIB,
+        startup_seconds=3.0,
+    )
+
+
+def make_training_file(organization: Organization, base_model: BaseModel, *, rows: int = 100) -> DatasetVersion:
+    """A validated file with its tokens counted."""
+    row = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]}
+    body = (json.dumps(row) + "\n").encode() * rows
+    key = object_key(organization.pk, "datasets", new_id("file", "-"), "data.jsonl")
+    stored = store().put_stream(key, [body])
+    dataset = Dataset.objects.create(organization=organization, name=new_id("rows"), created_by="system")
+    version = DatasetVersion.objects.create(
+        organization=organization,
+        dataset=dataset,
+        number=1,
+        filename="rows.jsonl",
+        object_key=key,
+        bytes=stored.bytes,
+        sha256=stored.sha256,
+        rows=rows,
+        created_by="system",
+    )
+    DatasetVersion.objects.filter(pk=version.pk).update(status="validating")
+    DatasetVersion.objects.filter(pk=version.pk).update(status="ready")
+    TokenCount.objects.create(
+        organization=organization,
+        version=version,
+        base_model=base_model,
+        chat_template_sha256=base_model.chat_template_sha256,
+        tokens=rows * 20,
+        trained_tokens=rows * 5,
+        longest_row_tokens=20,
+        histogram=[[20, rows]],
+    )
+    version.refresh_from_db()
+    return version
+
+
+def give_credit(organization: Organization, amount_nano: int = 100_000_000_000) -> None:
+    grant_credit(
+        organization=organization,
+        amount_nano=amount_nano,
+        by="system",
+        reason="test",
+        idempotency_key=f"credit:{organization.pk}",
+    )
+
+
+def make_job(organization: Organization, base_model: BaseModel, **request: Any) -> FineTuningJob:
+    """A queued job of an organization that can pay; its pool has a live, measured worker."""
+    version = make_training_file(organization, base_model)
+    asked = JobRequest(base_model=base_model.name, training_file=version.pk, **request)
+    return create_job(organization=organization, request=asked, by="key_test", now=db_now())
+
+
+class Floor:
+    """A platform with one pool, one worker and one base model, and an organization with credit."""
+
+    def __init__(self, organization: Organization) -> None:
+        self.organization = organization
+        self.base_model = make_base_model()
+        self.pool = make_pool()
+        self.worker = make_worker(self.pool, base_model=self.base_model)
+        give_credit(organization)
+
+    def job(self, **request: Any) -> FineTuningJob:
+        return make_job(self.organization, self.base_model, **request)
+
+
+# --- what a trainer uploads -------------------------------------------------------------------------------------
+
+
+def checkpoint_files() -> dict[str, bytes]:
+    return {"optimizer.pt": b"state", "adapter_model.safetensors": b"weights"}
+
+
+def adapter_files(base_model: BaseModel, *, rank: int = 16) -> dict[str, bytes]:
+    """A whole adapter of zeros whose names and shapes are those the base model asks for."""
+    targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, shape in expected_tensors(base_model.config, rank, targets).items():
+        size = 2 * shape[0] * shape[1]
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": 32,
+        "lora_dropout": 0.05,
+        "target_modules": list(targets),
+        "bias": "none",
+        "base_model_name_or_path": base_model.name,
+    }
+    return {
+        "adapter_model.safetensors": struct.pack("<Q", len(head)) + head + bytes(offset),
+        "adapter_config.json": json.dumps(config).encode(),
+    }
+
+
+def manifest_of(kind: str, run_id: str, attempt: int, step: int, files: dict[str, bytes]) -> Manifest:
+    return Manifest(
+        kind=kind,
+        run_id=run_id,
+        attempt=attempt,
+        step=step,
+        files=tuple(
+            ManifestFile(name=name, sha256=hashlib.sha256(body).hexdigest(), bytes=len(body))
+            for name, body in files.items()
+        ),
+    )

@@ -1,0 +1,238 @@
+"""Sign-up, sign-in, password reset, members, invitations, keys and organizations, as a browser sees them."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+from django.core import mail
+from django.test import Client
+
+from apps.accounts.models import ApiKey, Invitation, Membership, Organization, User
+from apps.accounts.operations import IssuedKey, invite_member
+from apps.accounts.queries import find_key
+from apps.core.clock import db_now
+from apps.core.models import AuditEntry
+from apps.core.outbox import deliver_due
+from tests.factories.accounts import PASSWORD, make_member, make_organization, make_user
+
+ClientFor = Callable[[User | None], Client]
+
+
+def sign_up(client: Client, **fields: str) -> object:
+    form = {"email": "dana@example.com", "password1": PASSWORD, "name": "Dana", "organization": "Dana Labs"}
+    return client.post("/accounts/signup/", form | fields)
+
+
+def test_sign_up_makes_a_person_who_owns_an_organization(db: None, client: Client) -> None:
+    response = sign_up(client)
+
+    assert response.status_code == 302
+    membership = Membership.objects.get(user__email="dana@example.com")
+    assert (membership.role, membership.organization.name) == ("owner", "Dana Labs")
+    assert AuditEntry.objects.filter(action="organization.create", actor=membership.user_id).exists()
+
+
+def test_sign_up_without_an_organizations_name_makes_one_after_the_person(db: None, client: Client) -> None:
+    sign_up(client, organization="")
+
+    assert Organization.objects.get().name == "Dana's organization"
+
+
+def test_sign_up_with_a_taken_address_makes_nothing(alice: User, client: Client) -> None:
+    response = sign_up(client, email=alice.email.upper())
+
+    assert response.status_code == 200
+    assert User.objects.count() == 1
+    assert not Organization.objects.exists()
+
+
+def test_login_and_logout(alice: User, organization: Organization, client: Client) -> None:
+    client.post("/accounts/login/", {"login": alice.email, "password": PASSWORD})
+    assert client.get("/members").status_code == 200
+
+    client.post("/accounts/logout/")
+
+    assert client.get("/members").status_code == 302
+
+
+def test_a_wrong_password_and_an_unknown_address_read_the_same(alice: User, client: Client) -> None:
+    def failure(login: str) -> str:
+        page = client.post("/accounts/login/", {"login": login, "password": "wrong-password"}).content.decode()
+        return re.findall(r'role="alert".*?</div>', page, re.DOTALL)[0]
+
+    assert failure(alice.email) == failure("nobody@example.com")
+
+
+def test_a_password_is_reset_by_a_mailed_link_that_works_once(alice: User, client: Client) -> None:
+    client.post("/accounts/password/reset/", {"email": alice.email})
+    deliver_due()
+    link = re.search(r"http://testserver(/\S+)", mail.outbox[0].body)[1]
+
+    form = client.get(link, follow=True)
+    new = "another-good-password"
+    saved = client.post(form.redirect_chain[-1][0], {"password1": new, "password2": new})
+
+    assert saved.status_code == 302
+    alice.refresh_from_db()
+    assert alice.check_password(new)
+    assert "no longer works" in Client().get(link, follow=True).content.decode()
+
+
+def test_the_outbox_holds_no_reset_token(alice: User, client: Client) -> None:
+    from apps.core.models import OutboxMessage
+
+    client.post("/accounts/password/reset/", {"email": alice.email})
+
+    assert set(OutboxMessage.objects.get().payload) == {"kind", "user_id", "email"}
+
+
+def test_an_invitation_brings_a_new_person_in_as_member(
+    alice: User, organization: Organization, client_for: ClientFor, client: Client
+) -> None:
+    client_for(alice).post("/members/invite", {"email": "New@Example.com", "role": "member"})
+    deliver_due()
+    link = re.search(r"http://testserver(/invitations/\S+)", mail.outbox[0].body)[1]
+
+    assert "Join Acme" in client.get(link).content.decode()
+    sign_up(client, email="new@example.com", organization="")
+    joined = client.post(link)
+
+    assert joined.status_code == 302
+    membership = Membership.objects.get(user__email="new@example.com")
+    assert (membership.organization, membership.role) == (organization, "member")
+    assert client.get("/members").context["organization"] == organization
+
+
+def test_an_invitation_works_once(alice: User, organization: Organization, client_for: ClientFor) -> None:
+    invite_member(organization=organization, email="x@example.com", role="viewer", by=alice, now=db_now())
+    deliver_due()
+    link = re.search(r"http://testserver(/invitations/\S+)", mail.outbox[0].body)[1]
+    client_for(make_user("first")).post(link)
+
+    second = client_for(make_user("second")).post(link)
+
+    assert second.status_code == 400
+    assert "used, withdrawn or has expired" in second.content.decode()
+    assert Membership.objects.filter(organization=organization).count() == 2
+
+
+def test_an_unknown_invitation_is_not_found(client: Client, db: None) -> None:
+    assert client.get("/invitations/accept/0123").status_code == 404
+
+
+def test_a_withdrawn_invitation_is_closed_and_its_mail_is_not_sent(
+    alice: User, organization: Organization, client_for: ClientFor
+) -> None:
+    browser = client_for(alice)
+    browser.post("/members/invite", {"email": "x@example.com", "role": "viewer"})
+    invitation = Invitation.objects.get()
+
+    browser.post(f"/invitations/{invitation.pk}/revoke")
+    deliver_due()
+
+    assert mail.outbox == []
+
+
+def test_a_bad_invitation_comes_back_with_its_error(
+    alice: User, organization: Organization, bob: User, client_for: ClientFor
+) -> None:
+    response = client_for(alice).post("/members/invite", {"email": bob.email, "role": "viewer"})
+
+    assert response.status_code == 422
+    assert "already a member" in response.content.decode()
+
+
+def test_a_member_without_the_right_sees_no_form_and_is_refused(bob: User, client_for: ClientFor) -> None:
+    browser = client_for(bob)
+
+    assert "Send invitation" not in browser.get("/members").content.decode()
+    assert browser.post("/members/invite", {"email": "x@example.com", "role": "viewer"}).status_code == 403
+
+
+def test_a_key_is_shown_once(alice: User, organization: Organization, client_for: ClientFor) -> None:
+    browser = client_for(alice)
+    form = {"name": "nightly", "scopes": ["view", "inference"], "expires": "90"}
+
+    created = browser.post("/keys", form).content.decode()
+    secret = re.search(r"ann_live_\w{36}", created)[0]
+
+    assert find_key(secret=secret).scopes == {"view", "inference"}
+    assert secret not in browser.get("/keys").content.decode()
+    assert ApiKey.objects.get().hmac != secret
+
+
+def test_a_revoked_key_stops_working(key: IssuedKey, alice: User, client_for: ClientFor) -> None:
+    client_for(alice).post(f"/keys/{key.key.pk}/revoke")
+
+    assert find_key(secret=key.secret) is None
+
+
+def test_a_person_switches_between_organizations_of_their_own_only(
+    alice: User, organization: Organization, rival: Organization, client_for: ClientFor
+) -> None:
+    second = make_organization("Second", owner=alice)
+    browser = client_for(alice)
+
+    assert browser.post("/organization/switch", {"organization": second.pk}).status_code == 302
+    assert browser.get("/organization").context["organization"] == second
+    assert browser.post("/organization/switch", {"organization": rival.pk}).status_code == 404
+
+
+def test_somebody_without_an_organization_is_led_to_create_one(db: None, client_for: ClientFor) -> None:
+    browser = client_for(make_user("loner"))
+
+    assert browser.get("/members").headers["Location"] == "/organization/new"
+    browser.post("/organization/new", {"name": "Mine"})
+
+    assert browser.get("/members").context["organization"].name == "Mine"
+
+
+def test_an_owner_renames_the_organization_and_its_slug_stays(
+    alice: User, organization: Organization, client_for: ClientFor
+) -> None:
+    client_for(alice).post("/organization", {"name": "Acme  Two"})
+
+    organization.refresh_from_db()
+    assert (organization.name, organization.slug) == ("Acme Two", "acme")
+
+
+def test_a_suspended_organization_is_closed(organization: Organization, alice: User, client_for: ClientFor) -> None:
+    organization.suspended_at = db_now()
+    organization.save(update_fields=["suspended_at"])
+
+    assert client_for(alice).get("/members").status_code == 403
+
+
+def test_the_theme_is_kept_in_a_cookie(client: Client) -> None:
+    response = client.post("/theme", {"theme": "dark"}, headers={"referer": "http://evil.example/x"})
+
+    assert response.headers["Location"] == "/"
+    assert client.cookies["theme"].value == "dark"
+    assert client.post("/theme", {"theme": "blink"}).status_code == 400
+
+
+@pytest.mark.parametrize("role", ["viewer", "member", "admin", "owner"])
+@pytest.mark.parametrize(
+    "url", ["/members", "/keys", "/organization", "/organization/new", "/accounts/password/change/"]
+)
+def test_every_role_can_read_every_account_page(
+    role: str, url: str, organization: Organization, client_for: ClientFor
+) -> None:
+    assert client_for(make_member(organization, role)).get(url).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "login/",
+        "signup/",
+        "password/reset/",
+        "password/reset/done/",
+        "password/reset/key/done/",
+        "inactive/",
+        "confirm-email/",
+        "confirm-email/nope/",
+    ],
+)
+def test_the_sign_in_pages_render(url: str, client: Client, db: None) -> None:
+    assert client.get(f"/accounts/{url}").status_code == 200
