@@ -13,6 +13,7 @@ from django.views.decorators.http import require_safe
 
 from apps.core.templatetags.ui import STATUSES
 from apps.web import svg
+from apps.web.access import person_view
 
 PARTS = (
     ("Weights, bf16", 29.6),
@@ -50,6 +51,7 @@ class SampleForm(forms.Form):
 
 
 @require_safe
+@person_view
 def show(request: HttpRequest) -> HttpResponse:
     """Render the style guide to developers and operators; to anyone else the page does not exist."""
     _require_access(request)
@@ -57,6 +59,7 @@ def show(request: HttpRequest) -> HttpResponse:
 
 
 @require_safe
+@person_view
 def metrics(request: HttpRequest) -> JsonResponse:
     """Answer the sample curve of the live chart."""
     _require_access(request)

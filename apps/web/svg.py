@@ -166,7 +166,8 @@ def scatter(options: Sequence[Option], *, chosen: str = "", deadline_seconds: fl
     decimals = max(2, -math.floor(math.log10(y_steps[1] - y_steps[0]) + 1e-9))
     return Scatter(
         width=width, height=height, left=left, right=right, top=top, bottom=bottom,
-        points=_labelled(dots, chosen=chosen, left=left, right=right, top=top, bottom=bottom),
+        points=_labelled(dots, chosen=chosen, left=left, right=right, top=top, bottom=bottom,
+                         rules=() if deadline_seconds is None else (x_of(deadline_seconds),)),
         front=_path(front),
         x_ticks=tuple(
             Tick(x=x_of(step), label=_time_label(step), anchor=_edge_anchor(index, len(x_steps)))
@@ -292,7 +293,7 @@ class Days:
     bottom: int
     columns: tuple[Column, ...]
     y_ticks: tuple[Mark, ...]
-    series: tuple[tuple[str, int, float], ...]
+    series: tuple[Segment, ...]
 
     @property
     def plot_height(self) -> int:
@@ -303,7 +304,7 @@ def stacked_days(
     days: Sequence[tuple[str, dict[str, float]]], *, series: Sequence[str], prefix: str = "$", suffix: str = ""
 ) -> Days:
     """Stack each day's amounts in the order of `series`; past the sixth, series share the last colour."""
-    width, height, left, top, bottom = 720, 220, 52, 12, 192
+    width, height, left, top, bottom = 1080, 220, 52, 12, 192
     right = width - 4
     peak = max([sum(amounts.get(name, 0) for name in series) for _, amounts in days], default=0)
     steps = _steps(0, peak or 1, _decimal_steps(peak or 1))
@@ -317,7 +318,9 @@ def stacked_days(
                 show_label=index % every == 0, money=(prefix, suffix))
         for index, (label, amounts) in enumerate(days)
     )  # fmt: skip
-    totals = tuple((name, tones[name], sum(amounts.get(name, 0) for _, amounts in days)) for name in series)
+    totals = tuple(
+        Segment(label=name, tone=tones[name], value=sum(amounts.get(name, 0) for _, amounts in days)) for name in series
+    )
     marks = tuple(
         Mark(y=round(bottom - step * scale, 1), label=f"{prefix}{step:,.{decimals}f}{suffix}") for step in steps
     )
@@ -405,10 +408,17 @@ def _spaced(ticks: Sequence[Tick], width: int) -> tuple[Tick, ...]:
 
 
 def _labelled(
-    dots: Sequence[tuple[Option, float, float]], *, chosen: str, left: int, right: int, top: int, bottom: int
+    dots: Sequence[tuple[Option, float, float]],
+    *,
+    chosen: str,
+    left: int,
+    right: int,
+    top: int,
+    bottom: int,
+    rules: Sequence[float],
 ) -> tuple[Point, ...]:
     """Put each label above, below, right or left of its dot, at the first place that touches nothing."""
-    taken = [(x - 6, y - 6, x + 6, y + 6) for _, x, y in dots]
+    taken = [(x - 6, y - 6, x + 6, y + 6) for _, x, y in dots] + [(rule - 1, top, rule + 1, bottom) for rule in rules]
     points: dict[str, Point] = {}
     for option, x, y in sorted(dots, key=lambda dot: dot[0].key != chosen):
         width = len(option.label) * CHAR_PX

@@ -217,12 +217,11 @@
   }));
 
   // --- what must be done once for new content: local times, focus on an error summary, toasts that expire ---
-  const zoneText = new Intl.DateTimeFormat(undefined, { timeZoneName: "short" });
-  const STYLES = { date: { dateStyle: "medium" }, time: { hour: "2-digit", minute: "2-digit" }, datetime: { dateStyle: "medium", timeStyle: "short" } };
+  const STYLES = { date: { dateStyle: "medium" }, time: { timeStyle: "short" }, datetime: { dateStyle: "medium", timeStyle: "short" } };
   const localise = () => $$("time[data-time]:not([data-local])").forEach((n) => {
-    n.dataset.local = zoneText.resolvedOptions().timeZone;
+    n.dataset.local = "1";
     const options = STYLES[n.dataset.time];
-    if (options) n.textContent = new Intl.DateTimeFormat(document.documentElement.lang, options).format(new Date(n.dateTime));
+    if (options) n.textContent = new Intl.DateTimeFormat("en-GB", options).format(new Date(n.dateTime));
   });
   const fresh = () => {
     localise();

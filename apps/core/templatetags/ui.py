@@ -17,6 +17,7 @@ register = template.Library()
 MINUS = "\N{MINUS SIGN}"
 NONE = "\N{EN DASH}"
 GIB = 1 << 30
+DJANGO_TEXTAREA_ROWS = "10"  # what Django writes when a form did not choose
 
 
 class Status(NamedTuple):
@@ -224,10 +225,12 @@ def control_kind(field: BoundField) -> str:
 
 @register.simple_tag
 def control(field: BoundField, **attrs: Any) -> SafeString:
-    """Render a field's widget with the class its kind has; `data_x` in attrs becomes `data-x`."""
+    """Render a field's widget with the class of its kind, or the `class` given; `data_x` becomes `data-x`."""
     widget = field.field.widget
     own = {name.replace("_", "-"): value for name, value in attrs.items() if value not in (None, "", False)}
-    classes = join_class(_control_class(widget), widget.attrs.get("class", ""), str(own.pop("class", "")))
+    classes = join_class(str(own.pop("class", "")) or _control_class(widget), widget.attrs.get("class", ""))
+    if widget.attrs.get("rows") == DJANGO_TEXTAREA_ROWS:
+        own["rows"] = 4
     return field.as_widget(attrs=own | {"class": classes})
 
 
