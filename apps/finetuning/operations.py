@@ -74,8 +74,8 @@ class JobRequest:
 def create_job(*, organization: Any, request: JobRequest, by: str, now: datetime.datetime) -> FineTuningJob:
     """Create the job; when its file is validated already, hold its cost and queue it in the same breath.
 
-    The same idempotency key returns the same job, and so does a client's own retry within minutes. Raises NotFound, InvalidValue, InvalidTrainingFile, DoesNotFit,
-    CannotLaunch, QuotaExceeded, InsufficientBalance; nothing is left behind.
+    The same idempotency key returns the same job, and so does a client's own retry within minutes. Raises NotFound,
+    InvalidValue, InvalidTrainingFile, DoesNotFit, CannotLaunch, QuotaExceeded, InsufficientBalance; nothing is left.
     """
     if found := _created_before(organization, request, by, now):
         return found
@@ -177,7 +177,7 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     cap_nano = job.requested.get("spend_cap_nano") or quoted.cap_nano
     if quoted.price is None or cap_nano is None:
         raise CannotLaunch("The job has no price.", param="compute.pool")
-    require_room_for_job(organization=job.organization_id, seconds=estimate.train_seconds_p50 or 0.0, now=now)
+    require_room_for_job(job=job, seconds=estimate.train_seconds_p50 or 0.0, now=now)
     recipe = with_plan(msgspec.convert(job.hyperparameters, Hyperparameters), estimate)
     held = hold(
         organization=job.organization_id,

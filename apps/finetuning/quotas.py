@@ -40,17 +40,17 @@ def used_gpu_seconds(*, organization: Any, now: datetime.datetime) -> int:
     return (jobs.aggregate(total=Sum("billed_gpu_ms"))["total"] or 0) // 1000
 
 
-def require_room_for_job(*, organization: Any, seconds: float, now: datetime.datetime) -> None:
-    """Raise QuotaExceeded when one more job of about so many GPU-seconds passes a limit; the message says which."""
-    quota = get_quota(organization=organization)
-    jobs = FineTuningJob.objects.filter(organization_id=quota.organization_id)
-    unfinished = jobs.exclude(status__in=JOB_TERMINAL).count()
+def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.datetime) -> None:
+    """Raise QuotaExceeded when a new job of about so many GPU-seconds passes a limit; the message says which."""
+    quota = get_quota(organization=job.organization_id)
+    others = FineTuningJob.objects.for_organization(job.organization_id).exclude(pk=job.pk)
+    unfinished = others.exclude(status__in=JOB_TERMINAL).count()
     if quota.queued_jobs is not None and unfinished >= quota.queued_jobs:
         raise QuotaExceeded(
             f"Your organization already has {unfinished} unfinished jobs and its limit is {quota.queued_jobs}: "
             "wait for one to finish, cancel one, or ask the operator for more."
         )
-    used = used_gpu_seconds(organization=organization, now=now)
+    used = used_gpu_seconds(organization=job.organization_id, now=now)
     if quota.gpu_seconds_per_month is not None and used + seconds > quota.gpu_seconds_per_month:
         raise QuotaExceeded(
             f"This job needs about {seconds:.0f} GPU-seconds; {used} of {quota.gpu_seconds_per_month} are used this "

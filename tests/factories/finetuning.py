@@ -144,7 +144,7 @@ def adapter_files(base_model: BaseModel, *, rank: int = 16) -> dict[str, bytes]:
     targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     header: dict[str, Any] = {}
     offset = 0
-    for name, shape in expected_tensors(base_model.config, rank, targets).items():
+    for name, shape in expected_tensors(base_model.config, rank=rank, target_modules=targets).items():
         size = 2 * shape[0] * shape[1]
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size

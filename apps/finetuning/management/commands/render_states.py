@@ -1,0 +1,15 @@
+"""Draw docs/states.md again."""
+
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from apps.finetuning.diagrams import render
+
+
+class Command(BaseCommand):
+    help = "Write docs/states.md from the tables of legal moves."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        (Path(__file__).resolve().parents[4] / "docs" / "states.md").write_text(render())

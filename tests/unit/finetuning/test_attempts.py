@@ -1,0 +1,274 @@
+"""A job ends once, is billed once for durable steps only, and survives the loss of any worker."""
+
+import pytest
+
+from apps.billing.models import Hold
+from apps.billing.queries import get_balance, get_ledger_sum_nano
+from apps.contracts import runs as wire
+from apps.contracts.failures import FailureCode
+from apps.core.clock import db_now
+from apps.core.errors import InvalidState, QuotaExceeded
+from apps.finetuning import leases, operations, pools, quotas
+from apps.finetuning.leases import StaleLease
+from apps.finetuning.models import Checkpoint, Run
+from apps.finetuning.reporting import UploadIncomplete
+from tests.factories.finetuning import adapter_files
+
+MILLI_DOLLAR = 1_000_000  # what one second costs in these tests, in nano-USD
+CREDIT = 100_000_000_000
+
+
+def charged(organization) -> int:
+    balance = get_balance(organization=organization)
+    assert get_ledger_sum_nano() == 0
+    return CREDIT - balance.available_nano - balance.held_nano
+
+
+def test_a_job_is_queued_with_its_cost_held(floor, organization):
+    job = floor.job()
+
+    balance = get_balance(organization=organization)
+    assert (job.status, balance.held_nano) == ("queued", job.spend_cap_nano)
+    assert job.estimate["cost_nano_p90"] <= job.spend_cap_nano
+
+
+def test_a_finished_job_has_an_adapter_and_pays_for_its_training_seconds(floor, organization, claim, reload):
+    job = floor.job(suffix="triage")
+
+    attempt = claim()
+    attempt.start()
+    attempt.succeed(floor.base_model, seconds=20.0)
+
+    job = reload(job)
+    assert job.status == "succeeded"
+    assert job.adapter_version.model_name.startswith(f"ft:{floor.base_model.name}:{organization.slug}:triage:")
+    assert (job.cost_nano, charged(organization)) == (20 * MILLI_DOLLAR, 20 * MILLI_DOLLAR)
+    assert Hold.objects.get(pk=job.hold_id).status == "closed"
+
+
+def test_the_bill_never_passes_the_cap(floor, organization, claim, reload):
+    job = floor.job(spend_cap_nano=5 * MILLI_DOLLAR)
+
+    attempt = claim()
+    attempt.start()
+    attempt.succeed(floor.base_model, seconds=20.0)
+
+    assert reload(job).cost_nano == charged(organization) == 5 * MILLI_DOLLAR
+
+
+def test_time_after_the_last_checkpoint_of_a_lost_attempt_is_not_billed(floor, organization, claim, reload):
+    job = floor.job()
+    first = claim()
+    first.start()
+    first.checkpoint(step=4, seconds=8.0)
+    first.beat(step=7, training_seconds=14.0)
+
+    first.fall_silent()
+    leases.reclaim_expired_leases()
+    second = claim()
+    second.start(start_step=4)
+    second.succeed(floor.base_model, seconds=11.0)
+
+    assert second.claimed.spec.resume_from.step == 4
+    assert reload(job).status == "succeeded"
+    assert charged(organization) == 19 * MILLI_DOLLAR
+
+
+def test_a_worker_that_lost_its_lease_can_change_nothing(floor, claim, reload):
+    job = floor.job()
+    first = claim()
+    first.start()
+    first.fall_silent()
+    leases.reclaim_expired_leases()
+    second = claim()
+
+    with pytest.raises(StaleLease):
+        first.report(wire.LogLine, level="info", message="I am still here")
+    with pytest.raises(StaleLease):
+        first.beat()
+    with pytest.raises(StaleLease):
+        first.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="late"))
+
+    second.start()
+    second.succeed(floor.base_model)
+    assert reload(job).status == "succeeded"
+
+
+def test_three_attempts_without_progress_end_the_job_unbilled(floor, organization, claim, reload):
+    job = floor.job()
+
+    for _ in range(3):
+        attempt = claim()
+        attempt.start()
+        attempt.fall_silent()
+        leases.reclaim_expired_leases()
+
+    job = reload(job)
+    assert (job.status, job.error_code) == ("failed", "crash_loop")
+    assert (charged(organization), get_balance(organization=organization).held_nano) == (0, 0)
+
+
+def test_a_users_mistake_is_not_tried_again_and_pays_for_durable_steps(floor, organization, claim, reload):
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    attempt.checkpoint(step=4, seconds=8.0)
+
+    attempt.finish(wire.Failed(code=FailureCode.LOSS_NOT_FINITE, message="The loss became infinite at step 5."))
+
+    job = reload(job)
+    assert (job.status, job.error_code, job.runs.count()) == ("failed", "loss_not_finite", 1)
+    assert charged(organization) == 8 * MILLI_DOLLAR
+
+
+def test_a_queued_job_is_cancelled_at_once_for_nothing(floor, organization, claim):
+    job = floor.job()
+
+    job = operations.request_cancellation(job=job, by="key_test", now=db_now())
+
+    assert (job.status, charged(organization), claim()) == ("cancelled", 0, None)
+
+
+def test_a_running_job_keeps_its_checkpoint_when_cancelled_and_pays_up_to_it(floor, organization, claim, reload):
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+
+    operations.request_cancellation(job=job, by="key_test", now=db_now())
+    assert attempt.beat(step=3).is_cancel_requested
+    attempt.checkpoint(step=3, seconds=6.0)
+    attempt.finish(wire.Stopped(reason="cancelled", step=3, training_seconds=6.0))
+
+    assert (reload(job).status, charged(organization)) == ("cancelled", 6 * MILLI_DOLLAR)
+    assert Checkpoint.objects.filter(job=job, deleted_at=None).exists()
+
+
+def test_cancelling_a_job_whose_worker_died_still_ends_it(floor, claim, reload):
+    job = floor.job()
+    attempt = claim()
+    operations.request_cancellation(job=job, by="key_test", now=db_now())
+
+    attempt.fall_silent()
+    leases.reclaim_expired_leases()
+
+    assert reload(job).status == "cancelled"
+
+
+def test_a_finished_job_cannot_be_cancelled(floor, claim):
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    attempt.succeed(floor.base_model)
+
+    with pytest.raises(InvalidState):
+        operations.request_cancellation(job=job, by="key_test", now=db_now())
+
+
+def test_a_paused_job_keeps_its_hold_and_resumes_from_its_checkpoint(floor, organization, claim, reload):
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    operations.request_pause(job=reload(job), by="key_test", now=db_now())
+    assert attempt.beat().is_pause_requested
+    attempt.checkpoint(step=5, seconds=9.0)
+    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=9.0))
+    assert reload(job).status == "paused"
+
+    operations.resume(job=reload(job), by="key_test", now=db_now())
+    resumed = claim()
+
+    assert resumed.claimed.spec.resume_from.step == 5
+    assert get_balance(organization=organization).held_nano == job.spend_cap_nano
+
+
+def test_a_run_about_to_pass_its_cap_is_asked_to_pause(floor, claim):
+    floor.job(spend_cap_nano=30 * MILLI_DOLLAR)
+    attempt = claim()
+    attempt.start()
+
+    assert not attempt.beat(training_seconds=5.0).is_pause_requested
+    assert attempt.beat(training_seconds=16.0).is_pause_requested
+
+
+def test_events_sent_twice_are_recorded_once(floor, claim):
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    before = job.events.count()
+
+    attempt.report(wire.LogLine, level="info", message="once")
+    attempt.sequence -= 1
+    attempt.report(wire.LogLine, level="info", message="once")
+
+    assert job.events.count() == before + 1
+
+
+def test_a_missing_file_keeps_a_run_from_finishing(floor, claim):
+    floor.job()
+    attempt = claim()
+    attempt.start()
+    files = adapter_files(floor.base_model)
+    upload = attempt.upload("adapter", 10, files)
+    from apps.core.object_store import store
+
+    store().delete(f"{upload.object_prefix}/adapter_model.safetensors")
+
+    with pytest.raises(UploadIncomplete):
+        attempt.finish(wire.Succeeded(upload_id=upload.pk, manifest_sha256=upload.manifest_sha256, step=10))
+
+
+def test_an_adapter_that_could_not_be_served_fails_the_job_unbilled(floor, organization, claim, reload):
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    files = adapter_files(floor.base_model) | {"adapter_model.safetensors": b"\x08\0\0\0\0\0\0\0{}      "}
+
+    attempt.succeed(floor.base_model, files=files)
+
+    assert (reload(job).error_code, charged(organization)) == ("adapter_rejected", 0)
+
+
+def test_quotas_hold_a_run_back_and_say_why(floor, organization, claim, reload):
+    quotas.set_quota(organization=organization, by="system", now=db_now(), concurrent_gpus=1, queued_jobs=2)
+    floor.job()
+    waiting = floor.job()
+
+    claim()
+
+    assert claim() is None
+    assert "concurrent" in reload(waiting).waiting_reason
+    with pytest.raises(QuotaExceeded, match="limit is 2"):
+        floor.job()
+
+
+def test_a_cordoned_worker_gets_no_work(floor, claim):
+    floor.job()
+    pools.cordon(worker=floor.worker, by="user_operator")
+
+    assert claim() is None
+
+
+def test_a_drained_worker_gives_its_run_back_unbilled_for_the_move(floor, claim, reload):
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    attempt.checkpoint(step=2, seconds=4.0)
+    pools.drain(worker=floor.worker, by="user_operator")
+    assert attempt.beat().is_drain_requested
+
+    attempt.finish(wire.Stopped(reason="preempted", step=2, training_seconds=4.0))
+
+    assert reload(job).status == "queued"
+    assert Run.objects.get(job=job, status="queued").attempt == 2
+
+
+def test_the_organization_that_had_least_goes_first(floor, rival, claim):
+    from tests.factories.finetuning import give_credit, make_job
+
+    give_credit(rival)
+    ours = [floor.job() for _ in range(3)]
+    theirs = make_job(rival, floor.base_model)
+
+    order = [claim().claimed.spec.job_id for _ in range(2)]
+
+    assert order == [ours[0].pk, theirs.pk]

@@ -1,0 +1,22 @@
+"""The drawn state machines are the ones the code obeys, and the database refuses any other move."""
+
+from pathlib import Path
+
+import pytest
+from django.db import DatabaseError, transaction
+
+from apps.finetuning.diagrams import render
+from apps.finetuning.models import FineTuningJob
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "states.md"
+
+
+def test_the_drawing_is_current():
+    assert PAGE.read_text() == render(), "run: python manage.py render_states"
+
+
+def test_the_database_refuses_a_move_that_is_not_drawn(floor):
+    job = floor.job()
+
+    with pytest.raises(DatabaseError), transaction.atomic():
+        FineTuningJob.objects.filter(pk=job.pk).update(status="paused")
