@@ -6,6 +6,7 @@ SCHEDULE = {
     "ring doorbells": {"task": "finetuning.ring_doorbells", "schedule": 15.0},
     "admit waiting jobs": {"task": "finetuning.admit_waiting", "schedule": 5.0},
     "validate waiting datasets": {"task": "datasets.validate_waiting", "schedule": 15.0},
+    "delete expired datasets": {"task": "datasets.delete_expired", "schedule": 300.0},
     "rate usage": {"task": "billing.rate_usage", "schedule": 5.0},
     "close expired holds": {"task": "billing.close_expired_holds", "schedule": 30.0},
 }

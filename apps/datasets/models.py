@@ -50,9 +50,11 @@ class DatasetVersion(OrganizationModel):
     rows = models.BigIntegerField(null=True)
     error_count = models.BigIntegerField(default=0)
     errors = models.JSONField(default=list, help_text="First errors: line, code, message, param, fix.")
+    line_offsets = models.JSONField(default=list, help_text="Where every LINES_PER_OFFSET-th line starts, for paging.")
     created_by = models.CharField(max_length=64)
     created_at = models.DateTimeField(db_default=Now())
     expires_at = models.DateTimeField(null=True)
+    validation_lease_expires_at = models.DateTimeField(null=True, help_text="Whoever validates renews it, or is dead.")
     validated_at = models.DateTimeField(null=True)
     deleted_at = models.DateTimeField(null=True)
 

@@ -1,0 +1,131 @@
+"""Reading datasets: lists, one version, its rows and how a base model sees them."""
+
+import datetime
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from django.db.models import Count, Q, QuerySet, Sum
+
+from apps.catalog.models import BaseModel
+from apps.catalog.queries import chat_renderer
+from apps.contracts.chat import ChatRow, Line, RenderedRow, RowError, parse_line, split_lines
+from apps.core.errors import NotFound
+from apps.core.object_store import read_chunks, store
+from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.validation import LINES_PER_OFFSET, MAX_LINE_BYTES, LineError, from_row_error, too_long
+
+DOWNLOAD_SECONDS = 300
+_RAW_LIMIT_CHARS = 20_000
+
+
+class UnknownFile(NotFound):
+    """No file of the organization has this id."""
+
+    code = "file_not_found"
+
+
+class RowPreview(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a file as a page shows it: a row, or why it is none. `raw` is cut to what a page can bear."""
+
+    line: int
+    raw: str
+    row: ChatRow | None = None
+    error: LineError | None = None
+
+
+def list_versions(*, organization: Any, purpose: str | None = None) -> QuerySet[DatasetVersion]:
+    """Return the organization's files that are not deleted, newest first, without their long columns."""
+    versions = DatasetVersion.objects.for_organization(organization).exclude(status="deleted")
+    if purpose is not None:
+        versions = versions.filter(purpose=purpose)
+    return versions.select_related("dataset").defer("line_offsets").order_by("-created_at", "-id")
+
+
+def list_with_use(*, organization: Any) -> QuerySet[DatasetVersion]:
+    """Return the files with `job_count`, the number of jobs that train on each."""
+    return list_versions(organization=organization).annotate(job_count=Count("jobs")).defer("line_offsets", "errors")
+
+
+def get_version(*, organization: Any, id: str, param: str = "file_id") -> DatasetVersion:
+    """Return one file that is not deleted. Raises UnknownFile, the same for unknown and foreign ids."""
+    versions = DatasetVersion.objects.for_organization(organization).select_related("dataset")
+    found = versions.exclude(status="deleted").filter(pk=id).first() if "\x00" not in id else None
+    if found is None:
+        raise UnknownFile(f"No such file: {id[:80]}.", param=param)
+    return found
+
+
+def list_siblings(*, version: DatasetVersion) -> QuerySet[DatasetVersion]:
+    """Return all versions of the same dataset that are not deleted, newest first."""
+    versions = DatasetVersion.objects.filter(dataset_id=version.dataset_id).exclude(status="deleted")
+    return versions.defer("line_offsets", "errors").order_by("-number")
+
+
+def storage_used_bytes(*, organization: Any) -> int:
+    """Return what the organization's files occupy."""
+    versions = DatasetVersion.objects.for_organization(organization).exclude(status="deleted")
+    return versions.aggregate(total=Sum("bytes"))["total"] or 0
+
+
+def list_waiting(*, now: datetime.datetime, limit: int = 100) -> list[str]:
+    """Return the ids of files whose validation was asked for and lost: its message, or whoever was at it."""
+    forgotten = Q(status="uploaded", created_at__lt=now - datetime.timedelta(seconds=15))
+    abandoned = Q(status="validating", validation_lease_expires_at__lt=now)
+    waiting = DatasetVersion.objects.filter(forgotten | abandoned).order_by("created_at")
+    return list(waiting.values_list("pk", flat=True)[:limit])
+
+
+def find_token_count(*, version: DatasetVersion, base_model: BaseModel) -> TokenCount | None:
+    """Return the count if there is one already; `operations.count_tokens` makes it."""
+    return TokenCount.objects.filter(
+        version=version, base_model=base_model, chat_template_sha256=base_model.chat_template_sha256
+    ).first()
+
+
+def download_url(*, version: DatasetVersion) -> str:
+    """Return a URL under which a browser can save the file for the next minutes."""
+    return store().signed_url(
+        version.object_key, "GET", expires_seconds=DOWNLOAD_SECONDS, base="public", filename=version.filename
+    )
+
+
+def read_rows(*, version: DatasetVersion, first_line: int = 1, limit: int = 20) -> list[RowPreview]:
+    """Return up to `limit` rows from line `first_line` on, reading little more of the file than they need."""
+    first_line = max(1, first_line)
+    index = min((first_line - 1) // LINES_PER_OFFSET, max(0, len(version.line_offsets) - 1))
+    offset = version.line_offsets[index] if version.line_offsets else 0
+    before = index * LINES_PER_OFFSET
+    previews: list[RowPreview] = []
+    with store().open_stream(version.object_key, offset=offset) as stream:
+        for line in split_lines(read_chunks(stream), max_line_bytes=MAX_LINE_BYTES):
+            if before + line.number >= first_line:
+                previews.append(_preview(Line(before + line.number, line.data, line.is_too_long)))
+            if len(previews) == limit:
+                break
+    return previews
+
+
+def _preview(line: Line) -> RowPreview:
+    raw = line.data[: 4 * _RAW_LIMIT_CHARS].decode("utf-8", "replace")[:_RAW_LIMIT_CHARS]
+    if line.is_too_long:
+        return RowPreview(line=line.number, raw=raw, error=too_long(line.number))
+    try:
+        return RowPreview(line=line.number, raw=raw, row=parse_line(line))
+    except RowError as error:
+        return RowPreview(line=line.number, raw=raw, error=from_row_error(error))
+
+
+def render_row(*, version: DatasetVersion, line: int, base_model: BaseModel) -> RenderedRow:
+    """Return one row as the model sees it. Raises UnknownFile, ModelNotInstalled, or the row's own RowError."""
+    found = read_rows(version=version, first_line=line, limit=1)
+    if not found or found[0].line != line or found[0].row is None:
+        raise UnknownFile(f"Line {line} of {version.pk} is no row.", param="line")
+    return chat_renderer(base_model=base_model).render(found[0].row)
+
+
+def iterate_rows(*, version: DatasetVersion) -> Iterator[ChatRow]:
+    """Yield every row of a ready file in order, with bounded memory. Raises RowError."""
+    with store().open_stream(version.object_key) as stream:
+        for line in split_lines(read_chunks(stream), max_line_bytes=MAX_LINE_BYTES):
+            yield parse_line(line)

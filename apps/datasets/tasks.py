@@ -1,0 +1,45 @@
+"""Celery tasks of datasets: the row says what is to be done, a message only when."""
+
+from typing import Any
+
+from celery import shared_task
+
+from apps.catalog.queries import list_base_models
+from apps.core.clock import db_now
+from apps.core.errors import DomainError
+from apps.datasets import operations, queries
+
+# 512 MB of small rows take about two minutes on one busy core; the lease, not this limit, says who is alive.
+_SOFT_LIMIT_SECONDS, _HARD_LIMIT_SECONDS = 840, 870
+
+
+def request_validation(*, key: str, payload: dict[str, Any]) -> None:
+    """Outbox handler of `dataset.validate`."""
+    validate.delay(payload["version_id"])
+
+
+@shared_task(
+    name="datasets.validate", ignore_result=True, soft_time_limit=_SOFT_LIMIT_SECONDS, time_limit=_HARD_LIMIT_SECONDS
+)
+def validate(version_id: str) -> None:
+    """Validate a file, then count its tokens for each installed model, so that pages and quotes need not wait."""
+    version = operations.validate_version(version_id=version_id, now=db_now())
+    if version is None or version.status != "ready":
+        return
+    for base_model in list_base_models(only_installed=True):
+        try:
+            operations.count_tokens(version=version, base_model=base_model)
+        except DomainError:
+            continue  # this model cannot render the file; whoever chooses it is told why
+
+
+@shared_task(name="datasets.validate_waiting", ignore_result=True)
+def validate_waiting() -> None:
+    """Ask again for validations whose message or worker was lost."""
+    for version_id in queries.list_waiting(now=db_now()):
+        validate.delay(version_id)
+
+
+@shared_task(name="datasets.delete_expired", ignore_result=True)
+def delete_expired() -> None:
+    operations.delete_expired(now=db_now())

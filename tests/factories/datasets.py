@@ -1,0 +1,33 @@
+"""Training files, uploaded and validated by the same operations as in production."""
+
+import json
+from typing import Any
+
+from apps.accounts.models import Organization
+from apps.core.clock import db_now
+from apps.datasets.models import DatasetVersion
+from apps.datasets.operations import create_version, validate_version
+
+
+def chat_row(question: str = "Where is my card?", answer: str = "card_arrival") -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def jsonl(rows: int = 12) -> bytes:
+    """A valid file of so many rows."""
+    return b"".join(json.dumps(chat_row(f"Where is card {row}?")).encode() + b"\n" for row in range(rows))
+
+
+def make_version(organization: Organization, content: bytes | None = None, **fields: Any) -> DatasetVersion:
+    """An uploaded file that nobody has validated yet."""
+    defaults: dict[str, Any] = {"filename": "train.jsonl", "purpose": "fine-tune", "by": "user_1", "now": db_now()}
+    defaults["chunks"] = [jsonl() if content is None else content]
+    return create_version(organization=organization, **(defaults | fields))
+
+
+def make_ready_version(organization: Organization, content: bytes | None = None, **fields: Any) -> DatasetVersion:
+    """An uploaded file after its validation: ready, or invalid when `content` has errors."""
+    version = make_version(organization, content, **fields)
+    validated = validate_version(version_id=version.pk, now=db_now())
+    assert validated is not None
+    return validated

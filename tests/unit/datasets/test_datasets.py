@@ -1,0 +1,374 @@
+import datetime
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from apps.accounts.models import Organization
+from apps.core.clock import db_now
+from apps.core.errors import DomainError, InvalidState, InvalidValue
+from apps.core.models import AuditEntry, OutboxMessage
+from apps.core.object_store import DirectoryStore, ObjectMissing, store
+from apps.core.tenancy import tenant
+from apps.datasets import operations
+from apps.datasets.counting import histogram_of
+from apps.datasets.models import Dataset, DatasetVersion
+from apps.datasets.operations import (
+    FileInUse,
+    FileTooLarge,
+    NotReady,
+    RowRefused,
+    StorageFull,
+    clean_name,
+    count_tokens,
+    delete_expired,
+    delete_version,
+    validate_version,
+)
+from apps.datasets.queries import (
+    UnknownFile,
+    get_version,
+    list_versions,
+    list_waiting,
+    read_rows,
+    render_row,
+    storage_used_bytes,
+)
+from apps.datasets.tasks import request_validation
+from apps.datasets.validation import LINES_PER_OFFSET
+from tests.factories.catalog import make_base_model, make_listed_model
+from tests.factories.datasets import jsonl, make_ready_version, make_version
+
+pytestmark = pytest.mark.django_db
+
+
+def objects_of(organization: Organization) -> list[str]:
+    directory = store()
+    assert isinstance(directory, DirectoryStore)
+    return [str(path) for path in (directory.root / f"org/{organization.pk}").rglob("*") if path.is_file()]
+
+
+class TestUpload:
+    def test_keeps_the_bytes_and_asks_for_validation(self, organization: Organization) -> None:
+        version = make_version(organization, filename="cards.jsonl")
+
+        assert (version.status, version.number, version.dataset.name) == ("uploaded", 1, "cards")
+        assert version.bytes == len(jsonl())
+        assert OutboxMessage.objects.get(topic="dataset.validate").payload == {"version_id": version.pk}
+        assert AuditEntry.objects.get(action="dataset.uploaded").target == version.pk
+
+    def test_of_the_same_name_is_the_next_version(self, organization: Organization, rival: Organization) -> None:
+        first = make_version(organization)
+
+        second, foreign = make_version(organization, jsonl(20)), make_version(rival)
+
+        assert (second.dataset_id, second.number) == (first.dataset_id, 2)
+        assert foreign.dataset_id != first.dataset_id
+
+    def test_works_under_row_level_security(self, organization: Organization, alice: Any) -> None:
+        with tenant(organization=organization, user=alice):
+            version = make_version(organization)
+
+            assert get_version(organization=organization, id=version.pk) == version
+
+    def test_that_breaks_off_leaves_nothing(self, organization: Organization) -> None:
+        def chunks() -> Iterator[bytes]:
+            yield jsonl()
+            raise ConnectionError
+
+        with pytest.raises(ConnectionError):
+            make_version(organization, chunks=chunks())
+
+        assert objects_of(organization) == []
+        assert not DatasetVersion.objects.exists()
+
+    def test_whose_row_cannot_be_written_leaves_no_object(
+        self, organization: Organization, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(**_: object) -> None:
+            raise RuntimeError("no audit, no change")
+
+        monkeypatch.setattr(operations.audit, "record", refuse)
+
+        with pytest.raises(RuntimeError):
+            make_version(organization)
+
+        assert objects_of(organization) == []
+
+    def test_longer_than_a_file_may_be_is_refused(
+        self, organization: Organization, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(operations, "MAX_FILE_BYTES", 1000)
+
+        with pytest.raises(FileTooLarge):
+            make_version(organization, chunks=iter([b"x" * 600, b"x" * 600]))
+
+        assert objects_of(organization) == []
+
+    def test_beyond_the_storage_limit_is_refused(self, organization: Organization) -> None:
+        make_version(organization)
+        limit = int(1.5 * len(jsonl()))
+
+        with pytest.raises(StorageFull, match="bytes of storage left"):
+            make_version(organization, storage_limit_bytes=limit)
+
+        assert storage_used_bytes(organization=organization) == len(jsonl())
+
+    @pytest.mark.parametrize(
+        "wrong", [{"purpose": "assistants"}, {"expires_after_seconds": 10}, {"expires_after_seconds": 10**9}]
+    )
+    def test_with_a_value_we_do_not_take_is_refused(self, organization: Organization, wrong: dict[str, Any]) -> None:
+        with pytest.raises(InvalidValue):
+            make_version(organization, **wrong)
+
+    @pytest.mark.parametrize(
+        ("name", "clean"),
+        [
+            ("../../etc/passwd", "passwd"),
+            ("C:\\data\\train.jsonl", "train.jsonl"),
+            ("a\x00b\u202ec\n", "abc"),
+            ("   ", ""),
+            ("Cafe\u0301", "Café"),
+        ],
+    )
+    def test_names_are_made_harmless(self, name: str, clean: str) -> None:
+        assert clean_name(name, limit=50) == clean
+
+
+class TestValidation:
+    def test_marks_a_good_file_ready(self, organization: Organization) -> None:
+        version = make_ready_version(organization)
+
+        assert (version.status, version.rows, version.error_count) == ("ready", 12, 0)
+        assert version.validated_at and version.validation_lease_expires_at is None
+
+    def test_stores_what_is_wrong_with_a_bad_one(self, organization: Organization) -> None:
+        version = make_ready_version(organization, jsonl() + b'{"messages": [{"role": "robot"}]}\n')
+
+        assert (version.status, version.rows, version.error_count) == ("invalid", 13, 1)
+        assert version.errors[0]["line"] == 13
+        assert set(version.errors[0]) == {"line", "code", "message", "param", "fix"}
+
+    def test_happens_once_however_often_it_is_asked_for(self, organization: Organization) -> None:
+        version = make_ready_version(organization)
+
+        assert validate_version(version_id=version.pk, now=db_now()) is None
+        assert AuditEntry.objects.filter(action="dataset.validated").count() == 1
+
+    def test_is_not_done_twice_at_a_time(self, organization: Organization) -> None:
+        version = make_version(organization)
+        lease = operations._Lease(version, db_now())
+        assert lease.take()
+
+        assert validate_version(version_id=version.pk, now=db_now()) is None
+
+    def test_of_a_worker_that_died_is_taken_over(self, organization: Organization) -> None:
+        version = make_version(organization)
+        dead = operations._Lease(version, db_now() - datetime.timedelta(hours=1))
+        dead.take()
+
+        assert list_waiting(now=db_now()) == [version.pk]
+        taken_over = validate_version(version_id=version.pk, now=db_now())
+
+        assert taken_over and taken_over.status == "ready"
+
+    def test_of_a_worker_that_was_only_slow_changes_nothing_any_more(self, organization: Organization) -> None:
+        version = make_version(organization)
+        slow = operations._Lease(version, db_now() - datetime.timedelta(hours=1))
+        slow.take()
+        validate_version(version_id=version.pk, now=db_now())
+
+        assert operations._record_report(version, operations._lost_report(), slow) is None
+        assert DatasetVersion.objects.get().status == "ready"
+
+    def test_that_was_never_asked_for_is_found(self, organization: Organization) -> None:
+        version = make_version(organization)
+
+        assert list_waiting(now=db_now()) == []
+        assert list_waiting(now=db_now() + datetime.timedelta(minutes=1)) == [version.pk]
+
+    def test_notices_a_file_that_was_changed_or_lost(self, organization: Organization) -> None:
+        changed, lost = make_version(organization), make_version(organization)
+        store().put_stream(changed.object_key, [jsonl(15)])
+        store().delete(lost.object_key)
+
+        for version in (changed, lost):
+            validated = validate_version(version_id=version.pk, now=db_now())
+
+            assert validated and validated.status == "invalid"
+            assert validated.errors[0]["code"] == "content_changed"
+
+    def test_is_handed_to_a_worker_by_the_outbox(
+        self, organization: Organization, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[str] = []
+        monkeypatch.setattr("apps.datasets.tasks.validate.delay", asked.append)
+
+        request_validation(key="k", payload={"version_id": "file-1"})
+
+        assert asked == ["file-1"]
+
+
+class TestCounting:
+    def test_counts_what_the_model_would_see_and_train_on(self, organization: Organization) -> None:
+        base_model = make_base_model()
+        version = make_ready_version(organization)
+
+        count = count_tokens(version=version, base_model=base_model)
+
+        rendered = [
+            render_row(version=version, line=preview.line, base_model=base_model)
+            for preview in read_rows(version=version, limit=50)
+        ]
+        assert count.tokens == sum(row.n_tokens for row in rendered)
+        assert count.trained_tokens == sum(row.n_trained for row in rendered) > 0
+        assert count.longest_row_tokens == max(row.n_tokens for row in rendered)
+        assert sum(rows for _, rows in count.histogram) == 12
+        assert count_tokens(version=version, base_model=base_model) == count, "counted once"
+
+    def test_waits_for_validation(self, organization: Organization) -> None:
+        with pytest.raises(NotReady):
+            count_tokens(version=make_version(organization), base_model=make_base_model())
+
+    def test_needs_the_models_tokenizer(self, organization: Organization) -> None:
+        with pytest.raises(DomainError, match="not installed"):
+            count_tokens(version=make_ready_version(organization), base_model=make_listed_model())
+
+    def test_says_which_row_the_template_refuses(self, organization: Organization) -> None:
+        content = jsonl() + jsonl(1).replace(b"Where", b"<|end|>")
+
+        with pytest.raises(RowRefused, match="Line 13") as refused:
+            count_tokens(version=make_ready_version(organization, content), base_model=make_base_model())
+
+        assert refused.value.param == "training_file"
+        assert refused.value.data["row_code"] == "control_token_in_content"
+
+    def test_of_a_large_file_takes_little_memory(self, organization: Organization) -> None:
+        base_model = make_base_model()
+        version = make_ready_version(organization, jsonl(5_000))
+
+        tracemalloc.start()
+        count_tokens(version=version, base_model=base_model)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+
+        assert peak_bytes < 8 * 1024 * 1024
+
+    @pytest.mark.parametrize(
+        "lengths",
+        [
+            Counter({7: 3}),
+            Counter(dict.fromkeys(range(1, 400), 1)),
+            Counter({90: 1000, 6311: 2}),
+            Counter({0: 1, 1: 1}),
+        ],
+    )
+    def test_a_histogram_holds_every_row_in_ascending_bars(self, lengths: Counter[int]) -> None:
+        pairs = histogram_of(lengths)
+
+        bounds = [bound for bound, _ in pairs]
+        assert bounds == sorted(set(bounds)) and len(bounds) <= 24
+        assert sum(rows for _, rows in pairs) == lengths.total()
+        assert bounds[-1] >= max(lengths)
+
+
+class TestReading:
+    def test_rows_are_found_far_into_a_file(self, organization: Organization) -> None:
+        version = make_ready_version(organization, jsonl(2 * LINES_PER_OFFSET + 40))
+
+        previews = read_rows(version=version, first_line=2 * LINES_PER_OFFSET + 3, limit=2)
+
+        assert [preview.line for preview in previews] == [2 * LINES_PER_OFFSET + 3, 2 * LINES_PER_OFFSET + 4]
+        assert previews[0].row and previews[0].row.messages[0].content == f"Where is card {2 * LINES_PER_OFFSET + 2}?"
+        assert read_rows(version=version, first_line=10_000) == []
+
+    def test_a_bad_row_is_shown_with_its_error(self, organization: Organization) -> None:
+        version = make_ready_version(organization, jsonl(3) + b'{"messages": 7}\n')
+
+        preview = read_rows(version=version, first_line=4)[0]
+
+        assert (preview.raw, preview.row) == ('{"messages": 7}', None)
+        assert preview.error and preview.error.code == "invalid_messages"
+
+    def test_a_line_that_is_no_row_cannot_be_rendered(self, organization: Organization) -> None:
+        base_model, version = make_base_model(), make_ready_version(organization)
+
+        with pytest.raises(UnknownFile):
+            render_row(version=version, line=99, base_model=base_model)
+
+    def test_foreign_and_unknown_ids_give_the_same_answer(
+        self, organization: Organization, rival: Organization
+    ) -> None:
+        foreign = make_version(rival)
+        unknown = "file-" + "0" * 26
+
+        answers = []
+        for identifier in (foreign.pk, unknown):
+            with pytest.raises(UnknownFile) as raised:
+                get_version(organization=organization, id=identifier)
+            answers.append(str(raised.value.as_openai()).replace(identifier, "ID"))
+
+        assert answers[0] == answers[1]
+
+
+class TestDeletion:
+    def test_hides_the_file_at_once_and_asks_for_its_bytes_to_go(self, organization: Organization) -> None:
+        version = make_ready_version(organization)
+
+        delete_version(version=version, by="user_1", now=timezone.now())
+
+        assert not list_versions(organization=organization).exists()
+        assert not Dataset.objects.filter(deleted_at=None).exists()
+        message = OutboxMessage.objects.get(topic="objects.delete")
+        store().delete_prefix(message.payload["prefix"])
+        with pytest.raises(ObjectMissing), store().open_stream(version.object_key):
+            pass
+        assert AuditEntry.objects.get(action="dataset.deleted").target == version.pk
+
+    def test_frees_the_name_and_the_storage(self, organization: Organization) -> None:
+        delete_version(version=make_ready_version(organization), by="user_1", now=timezone.now())
+
+        assert storage_used_bytes(organization=organization) == 0
+        assert make_version(organization).number == 1
+
+    def test_waits_for_the_job_that_uses_the_file(self, organization: Organization) -> None:
+        version = make_ready_version(organization)
+        make_job(organization, version)
+
+        with pytest.raises(FileInUse, match="still uses this file"):
+            delete_version(version=version, by="user_1", now=timezone.now())
+
+    def test_is_refused_while_somebody_reads_the_file(self, organization: Organization) -> None:
+        version = make_version(organization)
+        operations._Lease(version, db_now()).take()
+
+        with pytest.raises(InvalidState, match="in a moment"):
+            delete_version(version=version, by="user_1", now=db_now())
+
+    def test_happens_by_itself_when_the_file_expires(self, organization: Organization) -> None:
+        expiring = make_ready_version(organization, expires_after_seconds=3600)
+        lasting = make_ready_version(organization)
+
+        assert delete_expired(now=db_now()) == 0
+        assert delete_expired(now=db_now() + datetime.timedelta(hours=2)) == 1
+
+        expiring.refresh_from_db()
+        assert expiring.status == "deleted"
+        assert list(list_versions(organization=organization)) == [lasting]
+
+
+def make_job(organization: Organization, version: DatasetVersion) -> None:
+    from apps.finetuning.models import FineTuningJob
+
+    FineTuningJob.objects.create(
+        organization=organization,
+        base_model=make_base_model(),
+        training_file=version,
+        method="lora",
+        hyperparameters={},
+        seed=1,
+        created_by="user_1",
+    )
