@@ -1,0 +1,33 @@
+"""The official SDK, speaking to the application in this process, inside the test's own transaction."""
+
+import httpx
+import openai
+from django.test import Client
+
+from apps.accounts.operations import IssuedKey
+
+
+class InProcess(httpx.BaseTransport):
+    """Carries an HTTP request to Django's test client, and its response back."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        headers = {name: value for name, value in request.headers.items() if name != "content-type"}
+        response = Client(raise_request_exception=False).generic(
+            request.method,
+            request.url.raw_path.decode(),
+            request.read(),
+            content_type=request.headers.get("content-type", "application/octet-stream"),
+            headers=headers,
+        )
+        body = b"".join(response) if response.streaming else response.content
+        return httpx.Response(response.status_code, headers=dict(response.items()), content=body)
+
+
+def openai_client(key: IssuedKey | str, **options: object) -> openai.OpenAI:
+    secret = key.secret if isinstance(key, IssuedKey) else key
+    return openai.OpenAI(
+        api_key=secret,
+        base_url="http://testserver/v1",
+        http_client=httpx.Client(transport=InProcess()),
+        **({"max_retries": 0} | options),
+    )

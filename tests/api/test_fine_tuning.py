@@ -1,0 +1,193 @@
+"""/v1/fine_tuning/jobs as OpenAI's own SDK uses it, and as strangers try to."""
+
+import openai
+import pytest
+
+from apps.contracts import runs as wire
+from apps.finetuning.models import FineTuningJob
+from tests.api.sdk import openai_client
+from tests.factories.accounts import make_key
+from tests.factories.finetuning import Floor, make_training_file
+from tests.unit.finetuning.conftest import Attempt, claim  # noqa: F401 - a fixture
+
+
+@pytest.fixture
+def floor(organization) -> Floor:
+    return Floor(organization)
+
+
+@pytest.fixture
+def client(key) -> openai.OpenAI:
+    return openai_client(key)
+
+
+@pytest.fixture
+def file_id(floor) -> str:
+    return make_training_file(floor.organization, floor.base_model).pk
+
+
+def create(client: openai.OpenAI, file_id: str, **fields: object):
+    return client.fine_tuning.jobs.create(**({"model": "anneal-demo", "training_file": file_id} | fields))
+
+
+def test_a_job_is_created_with_everything_client_code_reads(client, file_id):
+    job = create(client, file_id, suffix="triage", seed=7, metadata={"team": "support"})
+
+    assert job.id.startswith("ftjob-")
+    assert (job.object, job.status, job.seed) == ("fine_tuning.job", "queued", 7)
+    assert (job.result_files, job.error, job.fine_tuned_model) == ([], None, None)
+    assert job.hyperparameters.n_epochs >= 1
+    assert isinstance(job.created_at, int)
+    assert job.model_extra["queue_position"] == 1
+    assert float(job.model_extra["held_usd"]) > 0
+
+
+def test_openais_hyperparameters_and_ours_both_arrive(client, file_id):
+    job = create(
+        client,
+        file_id,
+        method={"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2, "batch_size": 8}}},
+        extra_body={"lora": {"rank": 8}, "quantization": "nf4", "recipe": {"learning_rate": 0.001}},
+    )
+
+    recipe = job.model_extra["recipe"]
+    assert (recipe["epochs"], recipe["batch_size"], recipe["lora_rank"]) == (2, 8, 8)
+    assert (recipe["method"], recipe["learning_rate"]) == ("qlora", 0.001)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"model": "gpt-9"}, "model", "model_not_found"),
+        ({"training_file": "file-unknown"}, "training_file", "file_not_found"),
+        ({"suffix": "Not Allowed"}, "suffix", "invalid_value"),
+        ({"hyperparameters": {"n_epochs": 0}}, "hyperparameters.epochs", "invalid_value"),
+        ({"extra_body": {"lora": {"rank": 12}}}, "hyperparameters.lora_rank", "invalid_value"),
+        ({"extra_body": {"compute": {"pool": "moon"}}}, "compute.pool", "invalid_value"),
+        ({"extra_body": {"colour": "red"}}, "colour", "invalid_value"),
+        ({"method": {"type": "dpo"}}, "method.type", "invalid_value"),
+        ({"extra_body": {"budget": {"max_cost_usd": "lots"}}}, "budget.max_cost_usd", "invalid_value"),
+    ],
+)
+def test_a_bad_field_is_named_and_nothing_is_left_behind(client, file_id, fields, param, code):
+    with pytest.raises((openai.BadRequestError, openai.NotFoundError)) as refused:
+        create(client, file_id, **fields)
+
+    assert (refused.value.param, refused.value.code) == (param, code)
+    assert refused.value.request_id
+    assert not FineTuningJob.objects.exists()
+
+
+def test_a_job_too_large_for_any_pool_is_told_what_would_fit(client, floor, file_id):
+    floor.pool.memory_bytes = 1_000_000
+    floor.pool.save(update_fields=["memory_bytes"])
+
+    with pytest.raises(openai.BadRequestError, match="fits no open pool") as refused:
+        create(client, file_id)
+
+    assert refused.value.code == "job_too_large"
+    assert refused.value.body["fixes"]
+
+
+def test_an_empty_wallet_refuses_the_job_without_a_retry(client, floor, file_id):
+    with pytest.raises(openai.RateLimitError) as refused:
+        create(client, file_id, extra_body={"budget": {"max_cost_usd": "1000"}})
+
+    assert refused.value.code == "insufficient_quota"
+    assert refused.value.response.headers["x-should-retry"] == "false"
+    assert not FineTuningJob.objects.exists()
+
+
+def test_a_clients_retry_does_not_make_a_second_job(client, file_id):
+    first = create(client, file_id)
+    again = create(client, file_id, extra_headers={"x-stainless-retry-count": "1"})
+    another = create(client, file_id)
+
+    assert first.id == again.id != another.id
+
+
+def test_an_idempotency_key_names_one_job(client, file_id):
+    first = create(client, file_id, extra_headers={"Idempotency-Key": "k1"})
+    again = create(client, file_id, extra_headers={"Idempotency-Key": "k1"})
+
+    assert first.id == again.id
+
+
+def test_lists_page_through_the_sdk(client, file_id):
+    created = [create(client, file_id).id for _ in range(3)]
+
+    assert [job.id for job in client.fine_tuning.jobs.list(limit=1)] == created[::-1]
+    events = list(client.fine_tuning.jobs.list_events(created[0], limit=2))
+    assert [event.message for event in events][-1] == "Created fine-tuning job"
+    assert len({event.id for event in events}) == len(events) >= 2
+
+
+def test_a_job_runs_to_a_model_and_its_events_tell_the_story(client, floor, file_id, claim):  # noqa: F811
+    job = create(client, file_id)
+    attempt: Attempt = claim()
+    attempt.start()
+    attempt.report(
+        wire.StepCompleted,
+        step=1,
+        total_steps=10,
+        epoch=0.1,
+        train_loss=2.5,
+        learning_rate=1e-3,
+        grad_norm=1.0,
+        trained_tokens=50,
+        tokens_per_second=900.0,
+        training_seconds=1.0,
+    )
+    attempt.checkpoint(step=5, seconds=9.0)
+    assert client.fine_tuning.jobs.checkpoints.list(job.id).data[0].step_number == 5
+    attempt.succeed(floor.base_model)
+
+    done = client.fine_tuning.jobs.retrieve(job.id)
+    assert done.status == "succeeded"
+    assert done.fine_tuned_model.startswith("ft:anneal-demo:")
+    assert done.trained_tokens == 500
+    metrics = [event for event in client.fine_tuning.jobs.list_events(job.id) if event.type == "metrics"]
+    assert metrics[0].data["train_loss"] == 2.5
+
+
+def test_cancel_takes_an_empty_body_and_only_a_live_job(client, file_id):
+    job = create(client, file_id)
+
+    assert client.fine_tuning.jobs.cancel(job.id).status == "cancelled"
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.fine_tuning.jobs.cancel(job.id)
+    assert refused.value.code == "invalid_state"
+
+
+def test_pausing_a_queued_job_is_a_wrong_state(client, file_id):
+    job = create(client, file_id)
+
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.fine_tuning.jobs.pause(job.id)
+
+    assert refused.value.code == "invalid_state"
+
+
+def test_another_tenants_job_and_file_do_not_exist(client, floor, file_id, rival, charlie):
+    job = create(client, file_id)
+    outsider = openai_client(make_key(rival, charlie))
+
+    for call in (outsider.fine_tuning.jobs.retrieve, outsider.fine_tuning.jobs.cancel):
+        with pytest.raises(openai.NotFoundError):
+            call(job.id)
+    with pytest.raises(openai.NotFoundError) as foreign:
+        create(outsider, file_id)
+    assert foreign.value.param == "training_file"
+    assert list(outsider.fine_tuning.jobs.list()) == []
+
+
+def test_estimates_show_every_pool_with_its_parts(api_client, key, floor, file_id):
+    answer = api_client(key).post(
+        "/api/v1/estimates", {"model": "anneal-demo", "training_file": file_id}, format="json"
+    )
+
+    pool = answer.json()["pools"][0]
+    assert (pool["pool"], pool["is_launchable"]) == ("local-cpu", True)
+    assert sum(part["bytes"] for part in pool["estimate"]["parts"]) == pool["estimate"]["peak_bytes"]
+    assert pool["estimate"]["speed_source"]["kind"] == "probe"
+    assert float(pool["cost_usd"]["p10"]) <= float(pool["cost_usd"]["p50"]) <= float(pool["hold_usd"])
