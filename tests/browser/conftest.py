@@ -1,0 +1,118 @@
+"""A real browser against the real application: uvicorn in a thread, the test database, system Chromium.
+
+Every page opened through `open_page` fails its test on a console error, an uncaught exception or a policy violation.
+"""
+
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from django.conf import settings
+from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
+from django.core.asgi import get_asgi_application
+from django.test import Client
+from playwright.sync_api import Browser, BrowserContext, Page
+
+from apps.accounts.models import User
+
+# Playwright's loop runs in this thread; the ORM is still used from it alone, one call at a time.
+os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+AXE = (Path(__file__).parent / "vendor" / "axe-4.14.1.min.js").read_text()
+AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+THEMES = ("light", "dark")
+WIDTHS = (1440, 390, 320)
+
+
+@pytest.fixture(scope="session")
+def browser_type_launch_args() -> dict[str, Any]:
+    if CHROMIUM is None:
+        pytest.fail("Chromium is missing. Install it: apt-get install -y chromium", pytrace=False)
+    return {"executable_path": CHROMIUM, "args": ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]}
+
+
+@pytest.fixture(scope="session")
+def server_url(django_db_setup: None) -> Iterator[str]:
+    """Serve the web application; requests see what a test with `transactional_db` has committed."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    application = ASGIStaticFilesHandler(get_asgi_application())
+    config = uvicorn.Config(application, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="uvicorn")
+    thread.start()
+    _wait_until(lambda: server.started)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(timeout=10)
+    listener.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser, server_url: str, transactional_db: None) -> Iterator[Callable[..., Page]]:
+    """Return a maker of pages: `open_page("/keys", user=alice, width=390, theme="dark")`."""
+    contexts: list[BrowserContext] = []
+    complaints: list[str] = []
+
+    def make(path: str = "/", *, user: User | None = None, width: int = 1440, theme: str = "light") -> Page:
+        context = browser.new_context(
+            base_url=server_url,
+            viewport={"width": width, "height": 900 if width > 600 else 780},
+            color_scheme="dark" if theme == "dark" else "light",
+            reduced_motion="reduce",
+        )
+        contexts.append(context)
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
+        context.add_cookies([{"name": "theme", "value": theme, "url": server_url}, *_session(user, server_url)])
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(path)
+        return page
+
+    make.complaints = complaints  # type: ignore[attr-defined]
+    yield make
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.fixture
+def violations() -> Callable[[Page], list[str]]:
+    """Return what axe holds against the page as it stands, one line per rule."""
+
+    def check(page: Page) -> list[str]:
+        page.evaluate(AXE)
+        found = page.evaluate("(tags) => axe.run({runOnly: tags})", AXE_TAGS)["violations"]
+        return [f"{rule['id']}: {rule['help']}: {[node['html'][:160] for node in rule['nodes'][:3]]}" for rule in found]
+
+    return check
+
+
+def overflow(page: Page) -> int:
+    """Return by how many pixels the page is wider than the window (WCAG 1.4.10: none, down to 320)."""
+    return page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth")
+
+
+def _session(user: User | None, url: str) -> list[dict[str, str]]:
+    if user is None:
+        return []
+    client = Client()
+    client.force_login(user, backend=settings.AUTHENTICATION_BACKENDS[0])
+    name = settings.SESSION_COOKIE_NAME
+    return [{"name": name, "value": client.cookies[name].value, "url": url}]
+
+
+def _wait_until(condition: Callable[[], bool], *, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail("The web server did not start.")
+        time.sleep(0.02)
