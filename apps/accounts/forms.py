@@ -15,7 +15,7 @@ from apps.core.tenancy import tenant
 SESSION_INVITATION = "invitation_token"
 
 
-PASSWORD_HELP = "At least 10 characters, and not one of the common ones."
+_HELP_ON_PASSWORDS = "At least 10 characters, and not one of the common ones."
 
 
 class PlainFields:
@@ -28,7 +28,7 @@ class PlainFields:
         for field in self.fields.values():
             field.widget.attrs.pop("placeholder", None)
         if "password1" in self.fields:
-            self.fields["password1"].help_text = PASSWORD_HELP
+            self.fields["password1"].help_text = _HELP_ON_PASSWORDS
 
 
 class LoginForm(PlainFields, allauth_forms.LoginForm):

@@ -1,0 +1,207 @@
+"""Errors as the openai package reads them, whatever raised them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from django.core.exceptions import PermissionDenied as DjangoPermissionDenied
+from django.http import Http404
+from django.test import Client
+from django.urls import path
+from rest_framework import exceptions
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.test import APIClient
+
+from apps.accounts.models import ApiKey, Organization
+from apps.accounts.operations import IssuedKey
+from apps.api.parsers import read_body
+from apps.api.views import ApiView
+from apps.config.urls import handler404, handler500  # noqa: F401 - Django looks for them in the URL module
+from apps.config.urls import urlpatterns as real_urls
+from apps.core.errors import InvalidState, QuotaExceeded, RateLimited, Unavailable
+
+ApiClient = Callable[[IssuedKey | str | None], APIClient]
+_raised: list[Exception] = []
+
+
+class Method(msgspec.Struct):
+    type: str
+
+
+class Body(msgspec.Struct):
+    model: str
+    method: Method | None = None
+
+
+class FailingView(ApiView):
+    required_scope = {"GET": "view", "POST": "view"}
+
+    def get(self, request: Request) -> Response:
+        ApiKey.objects.filter(pk=request.auth.key_id).update(name="changed")
+        raise _raised[-1]
+
+    def post(self, request: Request) -> Response:
+        return Response(msgspec.to_builtins(read_body(request.data, Body)))
+
+
+class EchoView(ApiView):
+    required_scope = {"POST": "view"}
+
+    def post(self, request: Request) -> Response:
+        return Response({"got": request.data})
+
+
+urlpatterns = [
+    path("v1/failing", FailingView.as_view()),
+    path("v1/echo", EchoView.as_view()),
+    *real_urls,
+]
+
+
+@pytest.fixture(autouse=True)
+def _urls(settings: Any) -> Iterator[None]:
+    settings.ROOT_URLCONF = __name__
+    yield
+    _raised.clear()
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "code", "headers"),
+    [
+        (InvalidState("no", param="status"), 400, "invalid_state", {}),
+        (Http404(), 404, "not_found", {}),
+        (DjangoPermissionDenied(), 403, "insufficient_permissions", {}),
+        (QuotaExceeded("no"), 429, "insufficient_quota", {"x-should-retry": "false"}),
+        (RateLimited("wait", retry_after_seconds=7), 429, "rate_limit_exceeded", {"Retry-After": "7"}),
+        (Unavailable("later"), 503, "service_unavailable", {"Retry-After": "1"}),
+        (exceptions.ValidationError({"hyperparameters": {"n_epochs": ["too many"]}}), 400, "invalid_value", {}),
+        (exceptions.UnsupportedMediaType("text/csv"), 415, "unsupported_media_type", {}),
+    ],
+)
+def test_a_foreseen_failure(
+    raised: Exception, status: int, code: str, headers: dict[str, str], key: IssuedKey, api_client: ApiClient
+) -> None:
+    _raised.append(raised)
+
+    response = api_client(key).get("/v1/failing")
+
+    assert response.status_code == status
+    assert response.json()["error"]["code"] == code
+    assert set(response.json()["error"]) >= {"message", "type", "param", "code"}
+    assert headers.items() <= dict(response.headers).items()
+    assert "Retry-After" not in response.headers or "x-should-retry" not in response.headers
+
+
+def test_a_failure_undoes_what_the_view_did(key: IssuedKey, api_client: ApiClient) -> None:
+    _raised.append(InvalidState("no"))
+
+    api_client(key).get("/v1/failing")
+
+    key.key.refresh_from_db()
+    assert key.key.name == "test"
+
+
+def test_a_validation_error_names_the_field(key: IssuedKey, api_client: ApiClient) -> None:
+    _raised.append(exceptions.ValidationError({"hyperparameters": {"n_epochs": ["too many"]}}))
+
+    assert api_client(key).get("/v1/failing").json()["error"]["param"] == "hyperparameters.n_epochs"
+
+
+def test_a_bug_is_500_and_says_nothing_of_itself(key: IssuedKey, api_client: ApiClient) -> None:
+    _raised.append(RuntimeError("secret detail"))
+    client = api_client(key)
+    client.raise_request_exception = False
+
+    response = client.get("/v1/failing")
+
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert "secret detail" not in response.content.decode()
+
+
+def test_an_unknown_address_is_404_in_openais_shape(client: Client, db: None) -> None:
+    response = client.post("/v1/responses", {}, content_type="application/json")
+
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "unknown_url"
+
+
+def test_a_page_that_is_not_there_is_a_page(client: Client, db: None) -> None:
+    response = client.get("/nowhere")
+
+    assert response.status_code == 404
+    assert response.headers["Content-Type"].startswith("text/html")
+
+
+def test_a_wrong_method_is_405(key: IssuedKey, api_client: ApiClient) -> None:
+    response = api_client(key).delete("/v1/failing")
+
+    assert response.status_code == 405
+    assert response.json()["error"]["code"] == "method_not_allowed"
+    assert response.headers["Allow"] == "GET, POST, HEAD"
+
+
+def test_a_wrong_method_without_a_key_is_401(api_client: ApiClient) -> None:
+    assert api_client(None).options("/v1/failing").status_code == 401
+
+
+def test_an_empty_body_is_an_empty_object(key: IssuedKey, api_client: ApiClient) -> None:
+    response = api_client(key).generic("POST", "/v1/echo", b"", content_type="application/json")
+
+    assert response.json() == {"got": {}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"\xff\xfe",
+        b'{"a": NaN}',
+        b'{"a": 1, "a": 2}',
+        b'{"a": "\\u0000"}',
+        b'{"a": "\\ud800"}',
+        b'{"\\u0000": 1}',
+        b"[" * 100_000,
+        b"[" * 200 + b"]" * 200,
+        b'{"a": ' + b"9" * 5000 + b"}",
+    ],
+)
+def test_what_is_not_plain_json_is_400(body: bytes, key: IssuedKey, api_client: ApiClient) -> None:
+    response = api_client(key).generic("POST", "/v1/echo", body, content_type="application/json")
+
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({}, "missing_required_parameter", "model"),
+        ({"model": 3}, "invalid_value", "model"),
+        ({"model": "m", "method": {}}, "missing_required_parameter", "method.type"),
+        ([], "invalid_value", None),
+    ],
+)
+def test_a_bad_body_names_the_field(
+    body: object, code: str, param: str | None, key: IssuedKey, api_client: ApiClient
+) -> None:
+    response = api_client(key).post("/v1/failing", body, format="json")
+
+    assert response.status_code == 400
+    assert (response.json()["error"]["code"], response.json()["error"]["param"]) == (code, param)
+
+
+@pytest.mark.parametrize(("sent", "is_kept"), [("abc-123_DEF.9", True), ("short", False), ("bad id\twith", False)])
+def test_a_harmless_request_id_is_kept(sent: str, is_kept: bool, client: Client, db: None) -> None:
+    response = client.get("/v1/nothing", headers={"x-request-id": sent})
+
+    assert (response.headers["x-request-id"] == sent) is is_kept
+
+
+def test_the_schema_is_public_and_lists_the_api(client: Client, organization: Organization) -> None:
+    schema = client.get("/api/v1/schema").json()
+
+    assert schema["openapi"].startswith("3.")
+    assert "/api/v1/me" in schema["paths"]

@@ -1,0 +1,79 @@
+"""Pages of OpenAI lists, walked over the audit log's neighbour with the fewest rules: invitations."""
+
+import datetime
+
+import pytest
+from django.db.models import QuerySet
+from rest_framework.request import Request
+from rest_framework.test import APIRequestFactory
+
+from apps.accounts.models import Invitation, Organization, User
+from apps.api.pagination import page
+from apps.core.clock import db_now
+from apps.core.errors import InvalidValue
+
+
+@pytest.fixture
+def rows(organization: Organization, alice: User) -> QuerySet[Invitation]:
+    """Five rows, two of them made in the same instant."""
+    now = db_now()
+    for number, age in enumerate((0, 1, 1, 2, 3)):
+        Invitation.objects.create(
+            organization=organization, email=f"{number}@example.com", role="viewer", token_sha256=str(number),
+            invited_by=alice, created_at=now - datetime.timedelta(hours=age), expires_at=now,
+        )  # fmt: skip
+    return Invitation.objects.for_organization(organization)
+
+
+def read(rows: QuerySet[Invitation], **query: str) -> dict:
+    request = Request(APIRequestFactory().get("/", query))
+    return page(request, rows, lambda row: {"id": row.pk, "created_at": row.created_at})
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 20])
+def test_a_walk_sees_every_row_once_and_newest_first(rows: QuerySet[Invitation], limit: int) -> None:
+    seen: list[dict] = []
+    answer = read(rows, limit=str(limit))
+    seen += answer["data"]
+    while answer["has_more"]:
+        answer = read(rows, limit=str(limit), after=seen[-1]["id"])
+        seen += answer["data"]
+
+    assert len({row["id"] for row in seen}) == len(seen) == 5
+    assert [row["created_at"] for row in seen] == sorted((row["created_at"] for row in seen), reverse=True)
+
+
+def test_the_last_page_says_so(rows: QuerySet[Invitation]) -> None:
+    assert read(rows, limit="5")["has_more"] is False
+
+
+def test_an_empty_list_has_no_first_item(organization: Organization) -> None:
+    assert read(Invitation.objects.none()) == {
+        "object": "list", "data": [], "has_more": False, "first_id": None, "last_id": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("after", ["inv_unknown", "\x00", "x" * 500])
+def test_an_unknown_cursor_is_refused(rows: QuerySet[Invitation], after: str) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        read(rows, after=after)
+
+    assert caught.value.param == "after"
+
+
+def test_another_tenants_cursor_is_unknown(rows: QuerySet[Invitation], rival: Organization, charlie: User) -> None:
+    foreign = Invitation.objects.create(
+        organization=rival, email="r@example.com", role="viewer", token_sha256="r", invited_by=charlie,
+        expires_at=db_now(),
+    )  # fmt: skip
+
+    with pytest.raises(InvalidValue):
+        read(rows, after=foreign.pk)
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "101", "many", "1.5", "", "9" * 400, "²"])
+def test_a_limit_out_of_range_is_refused(rows: QuerySet[Invitation], limit: str) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        read(rows, limit=limit)
+
+    assert caught.value.param == "limit"

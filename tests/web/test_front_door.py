@@ -1,0 +1,222 @@
+"""The pass-through to the gateway, over real sockets: uvicorn in front, a server of our own behind."""
+
+import asyncio
+import io
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import uvicorn
+from aiohttp import web
+
+from apps.core.http import BodyLimit, LimitBodies
+from apps.web.front_door import FrontDoor
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+CHAT = "/v1/chat/completions"
+
+
+async def other_application(scope: Any, receive: Any, send: Any) -> None:
+    """Stands where Django stands: reads the body to its end, then says which path it was asked for."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    body = json.dumps({"path": scope["path"], "bytes": size}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def gateway(handler: Handler, folder: Path) -> AsyncIterator[str]:
+    application = web.Application(client_max_size=2**30)
+    application.router.add_post("/{path:.*}", handler)
+    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=1)
+    await runner.setup()
+    await web.UnixSite(runner, str(folder / "gateway.sock")).start()
+    try:
+        yield f"unix://{folder}/gateway.sock"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def serving(application: Any) -> AsyncIterator[aiohttp.ClientSession]:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(application, log_level="error", lifespan="on", ws="none"))
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{listener.getsockname()[1]}") as session:
+            while not server.started:
+                await asyncio.sleep(0.01)
+            yield session
+    finally:
+        server.should_exit = True
+        await running
+        listener.close()
+
+
+@asynccontextmanager
+async def front_door(handler: Handler, folder: Path) -> AsyncIterator[aiohttp.ClientSession]:
+    async with gateway(handler, folder) as url, serving(FrontDoor(other_application, gateway_url=url)) as session:
+        yield session
+
+
+def test_inference_goes_to_the_gateway_and_the_rest_does_not(tmp_path: Path) -> None:
+    async def echo(request: web.Request) -> web.Response:
+        seen = {name.lower(): value for name, value in request.headers.items()}
+        return web.json_response({"path": request.path, "body": await request.text(), "headers": seen}, status=418)
+
+    async def scenario() -> None:
+        async with front_door(echo, tmp_path) as client:
+            headers = {"Authorization": "Bearer ann_live_x", "Cookie": "sessionid=1", "x-request-id": "my-own-id"}
+            async with client.post(CHAT, data='{"model":"m"}', headers=headers) as response:
+                answer = await response.json()
+                assert response.status == 418
+            assert answer["path"] == CHAT
+            assert answer["body"] == '{"model":"m"}'
+            assert answer["headers"]["authorization"] == "Bearer ann_live_x"
+            assert answer["headers"]["x-request-id"] == "my-own-id"
+            assert "cookie" not in answer["headers"]
+            for method, path in (("GET", CHAT), ("POST", "/v1/files"), ("POST", CHAT + "/"), ("GET", "/")):
+                async with client.request(method, path) as response:
+                    assert (await response.json())["path"] == path
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_streams_as_it_is_written(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        go_on = asyncio.Event()
+
+        async def stream(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await response.prepare(request)
+            await response.write(b"data: one\n\n")
+            await go_on.wait()
+            await response.write(b"data: two\n\n")
+            return response
+
+        async with front_door(stream, tmp_path) as client, client.post(CHAT, data=b"{}") as response:
+            assert await response.content.readany() == b"data: one\n\n"
+            go_on.set()
+            assert await response.content.read() == b"data: two\n\n"
+
+    asyncio.run(scenario())
+
+
+def test_a_request_streams_as_it_is_sent(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        arrived = asyncio.Event()
+
+        async def count(request: web.Request) -> web.Response:
+            size = 0
+            async for chunk in request.content.iter_any():
+                size += len(chunk)
+                arrived.set()
+            return web.json_response(size)
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b"x" * 1000
+            await arrived.wait()
+            yield b"y" * 1_000_000
+
+        async with front_door(count, tmp_path) as client, client.post(CHAT, data=body()) as response:
+            assert await response.json() == 1_001_000
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("when", ["before the answer", "during the answer"])
+def test_a_client_that_leaves_takes_its_request_along(when: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        begun, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def endless(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse()
+            try:
+                await request.read()
+                if when == "during the answer":
+                    await response.prepare(request)
+                    await response.write(b"data: one\n\n")
+                begun.set()
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+            return response
+
+        async with front_door(endless, tmp_path) as client:
+            request = asyncio.create_task(client.post(CHAT, data=b"{}"))
+            await begun.wait()
+            if when == "during the answer":
+                (await request).close()
+            else:
+                request.cancel()
+            await asyncio.wait_for(cancelled.wait(), 5)
+
+    asyncio.run(scenario())
+
+
+def test_without_a_gateway_it_says_so_in_openais_shape(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        door = FrontDoor(other_application, gateway_url=f"unix://{tmp_path}/nobody.sock")
+        async with serving(door) as client, client.post(CHAT, data=b"{}") as response:
+            assert response.status == 503
+            assert (await response.json())["error"]["code"] == "service_unavailable"
+            assert response.headers["Retry-After"]
+            assert response.headers["x-request-id"]
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_cut_short_by_the_gateway_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
+    async def dying(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"data: one\n\n")
+        request.transport.abort()
+        return response
+
+    async def scenario() -> None:
+        async with front_door(dying, tmp_path) as client, client.post(CHAT, data=b"{}") as response:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await response.read()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_a_body_above_its_limit_is_413(is_declared: bool, tmp_path: Path) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(300):
+            yield b"x" * 10_000
+
+    async def scenario() -> None:
+        limited = LimitBodies(other_application, [BodyLimit("POST", "/v1/files", 1_000_000)])
+
+        async def application(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "lifespan":
+                await FrontDoor(other_application, gateway_url="unix:///none")(scope, receive, send)
+            else:
+                await limited(scope, receive, send)
+
+        async with serving(application) as client:
+            data = io.BytesIO(b"x" * 3_000_000) if is_declared else chunks()
+            async with client.post("/v1/files", data=data) as response:
+                assert response.status == 413
+                assert (await response.json())["error"]["code"] == "request_too_large"
+            async with client.post("/v1/files", data=io.BytesIO(b"x" * 1_000_000)) as response:
+                assert (await response.json())["bytes"] == 1_000_000
+
+    asyncio.run(scenario())
