@@ -21,6 +21,7 @@ class FailureCode(StrEnum):
     BASE_MODEL_UNAVAILABLE = "base_model_unavailable"
     OBJECT_STORE_UNAVAILABLE = "object_store_unavailable"
     DISK_FULL = "disk_full"
+    CHECKPOINT_INVALID = "checkpoint_invalid"  # the one to resume from: set it aside, use the one before
     GPU_FAULT = "gpu_fault"
     WORKER_LOST = "worker_lost"
     PREEMPTED = "preempted"
@@ -47,6 +48,7 @@ _RETRYABLE = frozenset(
     {
         FailureCode.OBJECT_STORE_UNAVAILABLE,
         FailureCode.DISK_FULL,
+        FailureCode.CHECKPOINT_INVALID,
         FailureCode.GPU_FAULT,
         FailureCode.WORKER_LOST,
         FailureCode.PREEMPTED,

@@ -1,0 +1,148 @@
+"""What happens around a step: progress for the agent, checkpoints by the clock, an orderly stop on SIGTERM."""
+
+import math
+import signal
+import time
+from collections import deque
+from types import FrameType
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import StepCompleted
+from gpu_workers.events import UNNUMBERED, EventWriter
+from gpu_workers.train.checkpoint import Progress
+from gpu_workers.train.failures import TrainingFailed
+
+REPORT_INTERVAL_SECONDS = 0.25
+LOSS_WINDOW_STEPS = 50
+
+
+class StopFlag:
+    """Set by SIGTERM; looked at between steps, so that a checkpoint is taken at a step's end and resumes exactly."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    def install(self) -> None:
+        signal.signal(signal.SIGTERM, self._set)
+
+    def _set(self, number: int, frame: FrameType | None) -> None:
+        self.is_set = True
+
+
+class StopWatch:
+    """Seconds spent training: from the first ready step, without evaluation and checkpoint writing."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._since: float | None = None
+
+    def start(self) -> None:
+        if self._since is None:
+            self._since = time.monotonic()
+
+    def pause(self) -> None:
+        self._seconds = self.seconds
+        self._since = None
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds + (0.0 if self._since is None else time.monotonic() - self._since)
+
+
+class Window:
+    """Sums over the steps since the last report. Tensors stay on their device: one transfer a report, not a step."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.loss: Any = 0.0
+        self.n_correct: Any = 0
+        self.n_trained: Any = 0
+        self.n_tokens: Any = 0
+        self.grad_norm: Any = None
+
+
+class ProgressCallback(TrainerCallback):
+    """Reports, checkpoints and stops; the trainer feeds `window`."""
+
+    def __init__(
+        self, events: EventWriter, stop: StopFlag, *, checkpoint_interval_seconds: float, steps_per_epoch: int
+    ) -> None:
+        self.window = Window()
+        self.watch = StopWatch()
+        self.trained_tokens = 0
+        self.recent_losses: deque[float] = deque(maxlen=LOSS_WINDOW_STEPS)
+        self.saved_step = -1
+        self._events = events
+        self._stop = stop
+        self._interval = checkpoint_interval_seconds
+        self.steps_per_epoch = steps_per_epoch
+        self._reported_at = 0.0
+        self._reported_seconds = 0.0
+        self._saved_at = 0.0
+
+    @property
+    def mean_recent_loss(self) -> float | None:
+        return sum(self.recent_losses) / len(self.recent_losses) if self.recent_losses else None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._saved_at = self._reported_at = time.monotonic()
+        self.watch.start()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        is_last = state.global_step >= state.max_steps
+        now = time.monotonic()
+        should_save = now - self._saved_at >= self._interval and not is_last
+        if self._stop.is_set and not is_last:
+            should_save = control.should_training_stop = True
+        if should_save or is_last or now - self._reported_at >= REPORT_INTERVAL_SECONDS:
+            self.report(state, learning_rate=kwargs["lr_scheduler"].get_last_lr()[0])
+        control.should_save = should_save
+
+    def restore(self, progress: Progress) -> None:
+        """Go on counting from a checkpoint."""
+        self.trained_tokens = progress.trained_tokens
+        self.recent_losses.extend(progress.recent_losses)
+        self.saved_step = progress.step
+
+    def note_saved(self, step: int) -> None:
+        self.saved_step = step
+        self._saved_at = time.monotonic()
+
+    def report(self, state: TrainerState, *, learning_rate: float) -> None:
+        """Fold the window into the totals and write StepCompleted; raises TrainingFailed on a loss not finite."""
+        window, self.window = self.window, Window()
+        loss = float(window.loss) / window.steps
+        n_trained, n_tokens = int(window.n_trained), int(window.n_tokens)
+        if not math.isfinite(loss):
+            message = f"The loss is not a finite number at step {state.global_step}; lower the learning rate."
+            raise TrainingFailed(FailureCode.LOSS_NOT_FINITE, message)
+        self.trained_tokens += n_trained
+        self.recent_losses.append(loss)
+        seconds = self.watch.seconds
+        spent, self._reported_seconds = max(seconds - self._reported_seconds, 1e-6), seconds
+        self._reported_at = time.monotonic()
+        self._events.write(
+            StepCompleted(
+                sequence=UNNUMBERED,
+                step=state.global_step,
+                total_steps=state.max_steps,
+                epoch=state.global_step / self.steps_per_epoch,
+                train_loss=loss,
+                learning_rate=learning_rate,
+                grad_norm=_finite(window.grad_norm),
+                trained_tokens=self.trained_tokens,
+                tokens_per_second=n_tokens / spent,
+                training_seconds=seconds,
+                train_mean_token_accuracy=int(window.n_correct) / n_trained if n_trained else None,
+            )
+        )
+
+
+def _finite(value: Any) -> float | None:
+    number = None if value is None else float(value)
+    return number if number is not None and math.isfinite(number) else None

@@ -1,0 +1,144 @@
+"""A JSONL file becomes token ids and labels, through the one code that also previews and counts."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+
+from apps.contracts.chat import (
+    ChatRenderer,
+    ChatRow,
+    InvalidChatTemplate,
+    RenderedRow,
+    RowError,
+    parse_line,
+    split_lines,
+)
+from apps.contracts.failures import FailureCode
+from gpu_workers.train.failures import TrainingFailed
+
+IGNORED = -100
+_CHUNK_BYTES = 1024 * 1024
+
+
+class Encoded:
+    """Rows of one file as token ids and labels, in file order. Rows left without a trained token are not in it."""
+
+    def __init__(self, rows: list[RenderedRow], *, n_dropped: int, n_truncated: int) -> None:
+        self.input_ids = [row.token_ids for row in rows]
+        self.labels = [_labels(row) for row in rows]
+        self.lengths = np.array([row.n_tokens for row in rows], dtype=np.int64)
+        self.n_trained = sum(row.n_trained for row in rows)
+        self.n_dropped = n_dropped
+        self.n_truncated = n_truncated
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    def as_dataset(self) -> datasets.Dataset:
+        """Return the map-style set TRL asks for."""
+        return datasets.Dataset.from_dict({"input_ids": self.input_ids, "labels": self.labels})
+
+    def items(self, indices: np.ndarray) -> list[dict[str, Any]]:
+        return [{"input_ids": self.input_ids[i], "labels": self.labels[i]} for i in indices]
+
+
+def encode_file(path: Path, renderer: ChatRenderer, *, max_length: int) -> Encoded:
+    """Read, render and truncate every row; raises TrainingFailed naming the first bad line or an empty result."""
+    kept, n_dropped, n_truncated = [], 0, 0
+    try:
+        for rendered in renderer.render_many(_rows(path)):
+            row = rendered.truncate(max_length)
+            n_truncated += row.is_truncated
+            if row.n_trained:
+                kept.append(row)
+            else:
+                n_dropped += 1
+    except RowError as error:
+        message = f"Line {error.line}: {error.message} {error.fix}".strip()
+        raise TrainingFailed(FailureCode.INVALID_TRAINING_FILE, message) from error
+    if not kept:
+        message = (
+            f"No row has a trained token within the first {max_length} tokens; raise max_length or shorten the rows."
+        )
+        raise TrainingFailed(FailureCode.NO_TRAINABLE_TOKENS, message)
+    return Encoded(kept, n_dropped=n_dropped, n_truncated=n_truncated)
+
+
+def load_renderer(folder: Path, chat_template: str) -> ChatRenderer:
+    """Return the renderer of a base model; raises TrainingFailed when its files are unusable."""
+    try:
+        return ChatRenderer.from_folder(folder, chat_template=chat_template)
+    except InvalidChatTemplate as error:
+        raise TrainingFailed(FailureCode.BASE_MODEL_UNAVAILABLE, str(error)) from error
+
+
+def _rows(path: Path) -> Iterator[ChatRow]:
+    with path.open("rb") as file:
+        for line in split_lines(iter(lambda: file.read(_CHUNK_BYTES), b"")):
+            yield parse_line(line)
+
+
+def _labels(row: RenderedRow) -> list[int]:
+    return [token if trained else IGNORED for token, trained in zip(row.token_ids, row.trained_mask, strict=True)]
+
+
+class PaddingCollator:
+    """Pad a batch to its longest row; the padding is masked and never trained."""
+
+    def __init__(self, pad_id: int, *, multiple_of: int = 1) -> None:
+        self._pad_id = pad_id
+        self._multiple_of = multiple_of
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        width = max(len(row["input_ids"]) for row in rows)
+        width += -width % self._multiple_of
+        input_ids = np.full((len(rows), width), self._pad_id, dtype=np.int64)
+        labels = np.full((len(rows), width), IGNORED, dtype=np.int64)
+        mask = np.zeros((len(rows), width), dtype=np.int64)
+        for index, row in enumerate(rows):
+            length = len(row["input_ids"])
+            input_ids[index, :length] = row["input_ids"]
+            labels[index, :length] = row["labels"]
+            mask[index, :length] = 1
+        return {
+            "input_ids": torch.from_numpy(input_ids),
+            "attention_mask": torch.from_numpy(mask),
+            "labels": torch.from_numpy(labels),
+        }
+
+
+class LengthGroupedSampler(torch.utils.data.Sampler[int]):
+    """Batches of similar length in random order: little padding, and no drift from long to short within an epoch.
+
+    The order is a function of seed and epoch alone, so a resumed run sees exactly the rows it would have seen.
+    `set_epoch` is missing on purpose: data loaders call it with a count of their own that a resume resets.
+    """
+
+    _BATCHES_PER_POOL = 50
+
+    def __init__(self, lengths: np.ndarray, *, batch_size: int, seed: int) -> None:
+        self._lengths = lengths
+        self._batch_size = batch_size
+        self._seed = seed
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        random = np.random.default_rng((self._seed, self.epoch))
+        order = random.permutation(len(self._lengths))
+        whole = len(order) - len(order) % self._batch_size
+        pool = self._BATCHES_PER_POOL * self._batch_size
+        batches = []
+        for start in range(0, whole, pool):
+            part = order[start : min(start + pool, whole)]
+            part = part[np.argsort(self._lengths[part], kind="stable")]
+            batches += np.split(part, len(part) // self._batch_size)
+        random.shuffle(batches)
+        yield from (int(index) for batch in batches for index in batch)
+        yield from (int(index) for index in order[whole:])

@@ -1,0 +1,45 @@
+"""From an exception to the code and the one line the customer reads."""
+
+import errno
+import re
+
+import torch
+
+from apps.contracts.failures import FailureCode
+
+
+class TrainingFailed(Exception):
+    """An anticipated end: `code` is stable, `message` is for the customer (no paths, no host names)."""
+
+    def __init__(self, code: FailureCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class StopRequested(Exception):
+    """SIGTERM came while there was nothing to save yet."""
+
+
+def classify(error: BaseException) -> TrainingFailed:
+    """Return what to report for any exception of the child."""
+    if isinstance(error, TrainingFailed):
+        return error
+    if _is_out_of_memory(error):
+        return TrainingFailed(FailureCode.OUT_OF_MEMORY, "The job did not fit into the memory of the machine.")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return TrainingFailed(FailureCode.DISK_FULL, "The disk of the machine is full.")
+    if _is_gpu_fault(error):
+        return TrainingFailed(FailureCode.GPU_FAULT, "The GPU reported a fault.")
+    return TrainingFailed(FailureCode.INTERNAL_ERROR, f"Training stopped unexpectedly ({type(error).__name__}).")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and bool(re.search(r"out of memory|can't allocate memory", text))
+
+
+def _is_gpu_fault(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and bool(re.search(r"CUDA error|cuDNN error|NCCL error|CUBLAS", str(error)))
