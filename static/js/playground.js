@@ -108,6 +108,7 @@
       box.removeAttribute("aria-busy");
     }
     if (text) history.get(column).push({ role: "assistant", content: text });
+    else history.get(column).pop(); // a question without an answer would spoil the next one
     const seconds = (performance.now() - started) / 1000, writing = first ? (performance.now() - first) / 1000 : 0;
     facts(box, [
       usage && `${usage.prompt_tokens.toLocaleString("en")} in, ${usage.completion_tokens.toLocaleString("en")} out`,
@@ -174,6 +175,7 @@
   const literal = (v) => JSON.stringify(v, null, 4).replaceAll("\n", "\n    "); // strings, numbers, lists: the same text in Python
   const fill = () => {
     const { stream, stream_options, ...body } = request(columns[0]), base = `${location.origin}/v1`;
+    while (body.messages.at(-1)?.role === "assistant") body.messages.pop();
     if (!body.messages.some((m) => m.role === "user")) body.messages.push({ role: "user", content: value("prompt") || "Hello" });
     if (code("curl")) code("curl").textContent = `curl ${base}/chat/completions \\\n  -H "Authorization: Bearer $ANNEAL_API_KEY" \\\n  -H "Content-Type: application/json" \\\n  -d ${quoted(JSON.stringify(body, null, 2))}`;
     if (code("python")) code("python").textContent = `import os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${base}", api_key=os.environ["ANNEAL_API_KEY"])\nreply = client.chat.completions.create(\n${Object.entries(body).map(([k, v]) => `    ${k}=${literal(v)},`).join("\n")}\n)\nprint(reply.choices[0].message.content)\n`;
