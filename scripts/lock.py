@@ -90,8 +90,11 @@ def lock_gpu(environment: CleanEnvironment) -> None:
     shared = (REQUIREMENTS / "engines.lock").read_text().splitlines()
     same = [line for line in shared if line.split("==")[0].lower() in named]
     report = environment.pip(
-        *("install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"),
-        *("-r", REQUIREMENTS / "engines.in", "-r", REQUIREMENTS / "engines-gpu.in", *same),
+        "install",
+        *("--quiet", "--dry-run", "--ignore-installed", "--report=-"),
+        f"--requirement={REQUIREMENTS / 'engines.in'}",
+        f"--requirement={REQUIREMENTS / 'engines-gpu.in'}",
+        *same,
     )
     found = [entry["metadata"] for entry in json.loads(report)["install"]]
     _write("engines-gpu", [f"{entry['name']}=={entry['version']}" for entry in found])

@@ -305,7 +305,8 @@ def _can_connect(where: EmbeddedServices, *, user: str, database: str) -> bool:
     return True
 
 
-def _postgres_is_ready(where: EmbeddedServices) -> bool:
+def is_postgres_ready(where: EmbeddedServices) -> bool:
+    """Whether PostgreSQL answers with its roles and database in place."""
     # The database and the right to connect come last in roles.sql: this answers only where all of it is done.
     return _can_connect(where, user="anneal_gateway", database=DATABASE)
 
@@ -326,7 +327,7 @@ def serve_redis(data_dir: Path, *, durable: bool = True, until_unused: bool = Fa
         return _spawn(command, cwd=config.parent, account=None, death_signal=signal.SIGTERM)
 
     server = _Foreground("Redis", start, stop_signal=signal.SIGTERM)
-    server.start(is_ready=lambda: _redis_is_ready(where))
+    server.start(is_ready=lambda: is_redis_ready(where))
     return server.wait(until_unused=_users_lock(data_dir) if until_unused else None)
 
 
@@ -352,7 +353,8 @@ def _write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _redis_is_ready(where: EmbeddedServices) -> bool:
+def is_redis_ready(where: EmbeddedServices) -> bool:
+    """Whether Redis answers, its log replayed."""
     client = redis.Redis.from_url(where.redis_url, socket_connect_timeout=5, socket_timeout=5, retry=None)
     try:
         return bool(client.ping())
@@ -508,8 +510,8 @@ def _start_missing(
     flags = ["--until-unused"] + ([] if durable else ["--not-durable"])
     tcp_flags = [f"--tcp-port={tcp_port}"] if tcp_port else []
     servers: list[tuple[str, Callable[[], bool], list[str]]] = [
-        ("postgres", partial(_postgres_is_ready, where), tcp_flags),
-        ("redis", partial(_redis_is_ready, where), []),
+        ("postgres", partial(is_postgres_ready, where), tcp_flags),
+        ("redis", partial(is_redis_ready, where), []),
     ]
     logs = data_dir / "logs"
     missing = [

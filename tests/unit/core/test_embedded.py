@@ -184,7 +184,7 @@ def test_sigterm_shuts_postgres_down_at_once_although_a_client_is_connected(tmp_
         cwd=embedded.REPOSITORY,
         stderr=subprocess.DEVNULL,
     )
-    wait_until(lambda: embedded._postgres_is_ready(services))
+    wait_until(lambda: embedded.is_postgres_ready(services))
     client = psycopg.connect(services.database_url("app"))
 
     server.terminate()

@@ -1,0 +1,204 @@
+"""What the processes of one data directory share: ports, addresses, secrets made once, and the services they use."""
+
+import json
+import os
+import secrets
+import shlex
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from apps.core.embedded import ROLES, EmbeddedServices, services
+from scripts.processes import PROGRAMS, REPOSITORY, Place, Program
+
+SECRETS = ("ANNEAL_SECRET_KEY", "ANNEAL_KEY_PEPPER", "ANNEAL_SIGNING_KEY")
+WEB_PORT, INTERNAL_PORT = 8000, 8001
+LOCAL_POOL = "local-cpu"
+# torch loses more than it gains when its threads outnumber free cores, and a demo's matrices feed no more than this.
+MOST_TRAINER_THREADS = 4
+DRAIN_SECONDS = "3"  # what Ctrl-C may wait for answers that are being written
+
+
+class EnvironmentIncomplete(Exception):
+    """Some but not all variables of an external service are set; the message lists the missing ones."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything needed to render and start the programs of one data directory."""
+
+    home: Path
+    runtime_dir: Path
+    place: Place
+    programs: tuple[Program, ...]
+    known: Mapping[str, str]
+    database_urls: Mapping[str, str]
+    services: EmbeddedServices | None
+
+    @property
+    def public_url(self) -> str:
+        return self.known["ANNEAL_PUBLIC_URL"]
+
+    def variables(self, program: Program) -> dict[str, str]:
+        return self.place.variables(program, self.known, database_urls=self.database_urls)
+
+    def management_variables(self, *, role: str) -> dict[str, str]:
+        """The variables of `manage.py` run by hand or by the launcher."""
+        return {**self.known, "DATABASE_URL": self.database_urls[role], "ANNEAL_HOME": str(self.home)}
+
+
+def prepare(home: Path, *, is_debug: bool, is_launch: bool) -> Prepared:
+    """This function will settle ports, addresses and secrets of `home`, and start nothing.
+
+    A launch takes free ports and writes what it chose to `env` and `ports.json`; anything else follows the last one.
+    Variables that are set win. With the five DATABASE_<ROLE>_URL and REDIS_URL set, nothing embedded is used.
+    Raises EnvironmentIncomplete.
+    """
+    embedded = None if _is_external() else services(home)
+    runtime_dir = Path(services(home).runtime_dir)
+    ports = _choose_ports(home) if is_launch else _last_ports(home)
+    known = _known_variables(home, runtime_dir, embedded, ports=ports, is_debug=is_debug)
+    database_urls: dict[str, str] = {role: known.pop(f"DATABASE_{role.upper()}_URL") for role in ROLES}
+    if is_launch:
+        _write_private(home / "env", _env_file(home, known, database_urls))
+        _write_private(home / "ports.json", _ports_file(known))
+    return Prepared(
+        home=home,
+        runtime_dir=runtime_dir,
+        place=_embedded_place(home, runtime_dir, known, embedded),
+        programs=tuple(program for program in PROGRAMS if embedded or not program.is_embedded_only),
+        known=known,
+        database_urls=database_urls,
+        services=embedded,
+    )
+
+
+def _is_external() -> bool:
+    wanted = [f"DATABASE_{role.upper()}_URL" for role in ROLES] + ["REDIS_URL"]
+    missing = [name for name in wanted if not os.environ.get(name)]
+    if missing and len(missing) < len(wanted):
+        raise EnvironmentIncomplete(f"for external PostgreSQL and Redis also set: {', '.join(missing)}")
+    return not missing
+
+
+def _known_variables(
+    home: Path, runtime_dir: Path, embedded: EmbeddedServices | None, *, ports: tuple[int, int], is_debug: bool
+) -> dict[str, str]:
+    web_port, internal_port = ports
+    defaults = _kept_secrets(home) | {
+        "ANNEAL_PUBLIC_URL": f"http://127.0.0.1:{web_port}",
+        "ANNEAL_INTERNAL_URL": f"http://127.0.0.1:{internal_port}",
+        "ANNEAL_GATEWAY_URL": f"unix://{runtime_dir}/gateway.sock",
+        "ANNEAL_OBJECT_STORE": f"file://{home}/objects",
+        "ANNEAL_BASE_MODEL_ROOTS": f"{REPOSITORY}/demo",
+        "ANNEAL_BROKER_KEY_PREFIX": "anneal:",
+        "ANNEAL_POOL": LOCAL_POOL,
+        "ANNEAL_TRAINER_THREADS": str(min(os.cpu_count() or 1, MOST_TRAINER_THREADS)),
+        "ANNEAL_ENGINE_THREADS": "1",
+        "ANNEAL_ENGINE_DRAIN_SECONDS": DRAIN_SECONDS,
+        "ANNEAL_DEBUG": "1" if is_debug else "0",
+        "DJANGO_SETTINGS_MODULE": "apps.config.settings.dev",
+        "WEB_PORT": str(web_port),
+        "INTERNAL_PORT": str(internal_port),
+    }
+    if embedded:
+        defaults |= {f"DATABASE_{role.upper()}_URL": embedded.database_url(role) for role in ROLES}
+        defaults |= {"REDIS_URL": embedded.redis_url, "CELERY_BROKER_URL": embedded.broker_url}
+        defaults |= {"ANNEAL_TRAINER_BROKER_URL": embedded.trainer_broker_url}
+    given = {name: value for name, value in os.environ.items() if name in _settable(defaults)}
+    known = defaults | given
+    known.setdefault("CELERY_BROKER_URL", known["REDIS_URL"])
+    known.setdefault("ANNEAL_TRAINER_BROKER_URL", known["CELERY_BROKER_URL"])
+    return known
+
+
+def _settable(defaults: Mapping[str, str]) -> set[str]:
+    named = {name for program in PROGRAMS for name in program.needs | program.options}
+    databases = {f"DATABASE_{role.upper()}_URL" for role in ROLES}
+    return (named | set(defaults) | databases) - {"DATABASE_URL", "ANNEAL_WORK_DIR", "DJANGO_SETTINGS_MODULE"}
+
+
+def _embedded_place(
+    home: Path, runtime_dir: Path, known: Mapping[str, str], embedded: EmbeddedServices | None
+) -> Place:
+    # The engine's socket lies in the replica's folder: where paths are too long for sockets, so is that one.
+    replica_dir = home / "replica" if runtime_dir.parent == home else runtime_dir / "replica"
+    gateway = known["ANNEAL_GATEWAY_URL"].removeprefix("unix://")
+    return Place(
+        {
+            "home": str(home),
+            "settings": known["DJANGO_SETTINGS_MODULE"],
+            "web_listen": f"--host 127.0.0.1 --port {known['WEB_PORT']}",
+            "internal_listen": f"--host 127.0.0.1 --port {known['INTERNAL_PORT']}",
+            "gateway_listen": f"--uds {shlex.quote(gateway)}",
+            "pool": known["ANNEAL_POOL"],
+            "trainer_dir": str(home / "trainer"),
+            "trainer_broker_url": known["ANNEAL_TRAINER_BROKER_URL"],
+            "trainer_threads": known["ANNEAL_TRAINER_THREADS"],
+            "replica_dir": str(replica_dir),
+            "replica_listen": str(runtime_dir / "replica.sock"),
+            "engine_threads": known["ANNEAL_ENGINE_THREADS"],
+        },
+        pythons={venv: str(REPOSITORY / venv / "bin/python") for venv in (".venv", ".venv-engines")},
+    )
+
+
+# --- ports and secrets, kept between runs -----------------------------------------------------------------------------
+
+
+def _choose_ports(home: Path) -> tuple[int, int]:
+    web, internal = _last_ports(home)
+    web = _free_port(web, taken=0)
+    return web, _free_port(internal, taken=web)
+
+
+def _last_ports(home: Path) -> tuple[int, int]:
+    path = home / "ports.json"
+    ports = json.loads(path.read_text()) if path.exists() else {}
+    return ports.get("web", WEB_PORT), ports.get("internal", INTERNAL_PORT)
+
+
+def _free_port(wanted: int, *, taken: int) -> int:
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            if probe.getsockname()[1] != taken:
+                return int(probe.getsockname()[1])
+    raise OSError("no free port on the loopback interface")
+
+
+def _kept_secrets(home: Path) -> dict[str, str]:
+    path = home / "secrets.json"
+    if not path.exists():
+        _write_private(path, json.dumps({name: secrets.token_urlsafe(48) for name in SECRETS}, indent=1) + "\n")
+    kept: dict[str, str] = json.loads(path.read_text())
+    return kept
+
+
+def _env_file(home: Path, known: Mapping[str, str], database_urls: Mapping[str, str]) -> str:
+    # For people: `set -a; . .anneal/env; set +a` makes manage.py work in a shell, as the role of management commands.
+    by_role = {f"DATABASE_{role.upper()}_URL": url for role, url in database_urls.items()}
+    values = {"ANNEAL_HOME": str(home), **known, **by_role, "DATABASE_URL": database_urls["sys"]}
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(values.items()))
+
+
+def _ports_file(known: Mapping[str, str]) -> str:
+    ports = {
+        "web": int(known["WEB_PORT"]),
+        "internal": int(known["INTERNAL_PORT"]),
+        "public_url": known["ANNEAL_PUBLIC_URL"],
+        "internal_url": known["ANNEAL_INTERNAL_URL"],
+    }
+    return json.dumps(ports, indent=1) + "\n"
+
+
+def _write_private(path: Path, text: str) -> None:
+    draft = path.with_name(path.name + ".part")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+    draft.rename(path)

@@ -1,0 +1,296 @@
+"""The one table of Anneal's programs: what runs, under which variables, in which order it stops.
+
+`make demo` renders it as a supervisor configuration; deploy/compose.yaml repeats the commands and a test compares them.
+"""
+
+import re
+import shlex
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# What a program may know. A trainer and an engine get no secret of the control plane and no database.
+CONTROL = frozenset(
+    {
+        "ANNEAL_SECRET_KEY",
+        "ANNEAL_KEY_PEPPER",
+        "ANNEAL_SIGNING_KEY",
+        "DATABASE_URL",
+        "REDIS_URL",
+        "CELERY_BROKER_URL",
+        "ANNEAL_PUBLIC_URL",
+        "ANNEAL_INTERNAL_URL",
+        "ANNEAL_GATEWAY_URL",
+        "ANNEAL_OBJECT_STORE",
+        "ANNEAL_BASE_MODEL_ROOTS",
+        "ANNEAL_DEBUG",
+        "DJANGO_SETTINGS_MODULE",
+    }
+)
+CONTROL_OPTIONS = frozenset({"ANNEAL_EMAIL_URL", "ANNEAL_FROM_EMAIL", "ANNEAL_ALLOWED_HOSTS", "FORWARDED_ALLOW_IPS"})
+WORKER = frozenset({"ANNEAL_INTERNAL_URL", "ANNEAL_WORK_DIR", "ANNEAL_POOL", "ANNEAL_BASE_MODEL_ROOTS"})
+
+
+class Tier(StrEnum):
+    """Programs of a tier start and stop together; the last tier stops first."""
+
+    SERVICES = "services"
+    CONTROL = "control"
+    ENGINES = "engines"
+
+
+@dataclass(frozen=True)
+class Program:
+    """One long-running process.
+
+    `command` begins with a module of `venv`'s Python; ${names} are filled by the place it runs in. Its variables are
+    `needs` and those of `options` that are set. `role` is its database login; `stop_seconds` what it may take to stop.
+    """
+
+    name: str
+    tier: Tier
+    command: str
+    venv: str = ".venv"
+    role: str | None = None
+    settings: str = "${settings}"
+    needs: frozenset[str] = CONTROL
+    options: frozenset[str] = CONTROL_OPTIONS
+    variables: tuple[tuple[str, str], ...] = ()
+    threads: str = "1"
+    stop_seconds: int = 15
+    is_embedded_only: bool = False
+
+
+_UVICORN = "uvicorn --no-server-header --no-access-log --timeout-keep-alive 75 --timeout-graceful-shutdown 8"
+_CELERY = "celery -A apps.config.celery"
+
+PROGRAMS: tuple[Program, ...] = (
+    Program(
+        "postgres",
+        Tier.SERVICES,
+        "apps.core.embedded postgres --data-dir ${home}",
+        needs=frozenset(),
+        options=frozenset(),
+        stop_seconds=30,
+        is_embedded_only=True,
+    ),
+    Program(
+        "redis",
+        Tier.SERVICES,
+        "apps.core.embedded redis --data-dir ${home}",
+        needs=frozenset(),
+        options=frozenset(),
+        is_embedded_only=True,
+    ),
+    Program(
+        "web",
+        Tier.CONTROL,
+        f"{_UVICORN} apps.config.asgi:application ${{web_listen}}",
+        role="app",
+    ),
+    Program(
+        "internal",
+        Tier.CONTROL,
+        f"{_UVICORN} apps.config.asgi_internal:application ${{internal_listen}}",
+        role="internal",
+        settings="apps.config.settings.internal",
+    ),
+    Program(
+        "gateway",
+        Tier.CONTROL,
+        f"{_UVICORN} apps.gateway.app:create_app --factory ${{gateway_listen}}",
+        role="gateway",
+    ),
+    Program(
+        "celery",
+        Tier.CONTROL,
+        f"{_CELERY} worker --queues control --concurrency 1 --pool prefork --without-gossip --without-mingle",
+        role="sys",
+        stop_seconds=100,  # the hard limit of a control task is 90 s
+    ),
+    Program(
+        "beat",
+        Tier.CONTROL,
+        f"{_CELERY} beat --schedule ${{home}}/celerybeat-schedule --pidfile ''",
+        role="sys",
+    ),
+    Program(
+        "trainer",
+        Tier.ENGINES,
+        "celery -A gpu_workers.celery_app worker --queues train.${pool} --pool solo --prefetch-multiplier 1"
+        " --without-gossip --without-mingle",
+        venv=".venv-engines",
+        needs=WORKER | {"ANNEAL_BROKER_KEY_PREFIX"},
+        options=frozenset({"ANNEAL_TRAINER_THREADS", "ANNEAL_BASE_MODELS", "ANNEAL_GPU_KEY", "ANNEAL_LOG_LEVEL"}),
+        variables=(
+            ("ANNEAL_WORK_DIR", "${trainer_dir}"),
+            ("CELERY_BROKER_URL", "${trainer_broker_url}"),
+            ("ANNEAL_WORKER_CREDENTIAL_FILE", "${home}/trainer/credential.json"),
+            ("ANNEAL_ENROLL_TOKEN_FILE", "${home}/trainer/enroll.token"),
+        ),
+        threads="${trainer_threads}",
+        stop_seconds=120,  # it checkpoints, reports and returns within 110 s
+    ),
+    Program(
+        "vllm",
+        Tier.ENGINES,
+        "gpu_workers.engine",
+        venv=".venv-engines",
+        needs=frozenset({"ANNEAL_WORK_DIR"}),
+        options=frozenset(
+            {
+                "ANNEAL_ENGINE_THREADS",
+                "ANNEAL_ENGINE_MAX_LORAS",
+                "ANNEAL_ENGINE_MAX_CPU_LORAS",
+                "ANNEAL_ENGINE_MAX_LORA_RANK",
+                "ANNEAL_ENGINE_MAX_QUEUED_REQUESTS",
+                "ANNEAL_ENGINE_MAX_MODEL_LENGTH",
+                "ANNEAL_ENGINE_KV_CACHE_BYTES",
+                "ANNEAL_ENGINE_DRAIN_SECONDS",
+                "ANNEAL_ENGINE_EXTRA_ARGUMENTS",
+                "ANNEAL_LOG_LEVEL",
+            }
+        ),
+        variables=(("ANNEAL_WORK_DIR", "${replica_dir}"),),
+        threads="${engine_threads}",
+        stop_seconds=60,
+    ),
+    Program(
+        "serving-agent",
+        Tier.ENGINES,
+        "gpu_workers.serving_agent",
+        venv=".venv-engines",
+        needs=WORKER | {"ANNEAL_REPLICA_LISTEN"},
+        options=frozenset({"ANNEAL_REPLICA_URL", "ANNEAL_REPLICA_CAPACITY", "ANNEAL_LOG_LEVEL"}),
+        variables=(
+            ("ANNEAL_WORK_DIR", "${replica_dir}"),
+            ("ANNEAL_REPLICA_LISTEN", "${replica_listen}"),
+            ("ANNEAL_WORKER_CREDENTIAL_FILE", "${home}/replica/credential.json"),
+            ("ANNEAL_ENROLL_TOKEN_FILE", "${home}/replica/enroll.token"),
+        ),
+        stop_seconds=40,
+    ),
+)
+
+
+class Place:
+    """Where the programs run: the values of the ${names}, and how a venv's Python is called there."""
+
+    def __init__(self, values: Mapping[str, str], *, pythons: Mapping[str, str]) -> None:
+        self._values, self._pythons = dict(values), dict(pythons)
+
+    def fill(self, text: str) -> str:
+        return string.Template(text).substitute(self._values)
+
+    def command(self, program: Program) -> list[str]:
+        """The exact argument list of a program here."""
+        return [self._pythons[program.venv], "-m", *shlex.split(self.fill(program.command))]
+
+    def variables(
+        self, program: Program, known: Mapping[str, str], *, database_urls: Mapping[str, str]
+    ) -> dict[str, str]:
+        """The variables a program gets beyond those of any process. Raises KeyError naming one that is not known."""
+        threads = self.fill(program.threads)
+        own = {name: self.fill(value) for name, value in program.variables}
+        own |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
+        if program.role:
+            own |= {"DATABASE_URL": database_urls[program.role], "DJANGO_SETTINGS_MODULE": self.fill(program.settings)}
+        given = {name: known[name] for name in program.options if name in known}
+        return given | {name: known[name] for name in program.needs if name not in own} | own
+
+
+# In a container each service has its own machine: same commands, other addresses, Python on the path.
+CONTAINER = Place(
+    {
+        "home": "/var/lib/anneal",
+        "settings": "apps.config.settings.prod",
+        "web_listen": "--host 0.0.0.0 --port 8000",
+        "internal_listen": "--host 0.0.0.0 --port 8001",
+        "gateway_listen": "--host 0.0.0.0 --port 8002",
+        "pool": "${ANNEAL_POOL}",
+        "trainer_dir": "/var/lib/anneal/trainer",
+        "trainer_threads": "0",
+        "replica_dir": "/var/lib/anneal/replica",
+        "replica_listen": "0.0.0.0:8003",
+        "engine_threads": "0",
+    },
+    pythons={".venv": "python", ".venv-engines": "python"},
+)
+
+
+def render_supervisor(
+    programs: Sequence[Program],
+    place: Place,
+    *,
+    home: Path,
+    runtime_dir: Path,
+    variables: Mapping[str, Mapping[str, str]],
+) -> str:
+    """The supervisor configuration of these programs; `variables` by program name. It holds secrets: keep it 0600."""
+    sections = [_supervisord_section(home, runtime_dir)]
+    sections += [_program_section(program, place, home, variables[program.name]) for program in programs]
+    for priority, tier in enumerate(Tier):
+        members = [program.name for program in programs if program.tier == tier]
+        if members:
+            sections.append(f"[group:{tier}]\nprograms={','.join(members)}\npriority={priority}\n")
+    return "\n".join(sections)
+
+
+def _supervisord_section(home: Path, runtime_dir: Path) -> str:
+    return f"""\
+[unix_http_server]
+file={_escaped(runtime_dir)}/supervisor.sock
+chmod=0600
+
+[rpcinterface:supervisor]
+supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
+
+[supervisord]
+nodaemon=true
+silent=true
+pidfile={_escaped(runtime_dir)}/supervisord.pid
+logfile={_escaped(home)}/logs/supervisord.log
+logfile_maxbytes=5MB
+logfile_backups=1
+childlogdir={_escaped(home)}/logs
+strip_ansi=true
+"""
+
+
+def _program_section(program: Program, place: Place, home: Path, variables: Mapping[str, str]) -> str:
+    # A program that keeps failing is tried again for ever, each time a second later than the last. SIGTERM goes to the
+    # program alone, which stops its own children in order (a Celery child would drop its task); SIGKILL goes to all.
+    environment = ",".join(f"{name}={_quoted(value)}" for name, value in sorted(variables.items()))
+    return f"""\
+[program:{program.name}]
+command={_escaped(shlex.join(place.command(program)))}
+directory={_escaped(REPOSITORY)}
+environment={environment}
+autostart=false
+autorestart=true
+startsecs=2
+startretries=1000000
+stopsignal=TERM
+stopwaitsecs={program.stop_seconds}
+stopasgroup=false
+killasgroup=true
+redirect_stderr=true
+stdout_logfile={_escaped(home)}/logs/{program.name}.log
+stdout_logfile_maxbytes=10MB
+stdout_logfile_backups=2
+"""
+
+
+def _escaped(text: object) -> str:
+    """`text` as supervisor's reader takes it. Raises ValueError for what it cannot carry in any spelling."""
+    if re.search(r"""["\n]|\s[;#]""", str(text)):
+        raise ValueError(f"a supervisor configuration cannot hold {str(text)!r}: use a plainer path or value")
+    return str(text).replace("%", "%%")
+
+
+def _quoted(value: str) -> str:
+    return f'"{_escaped(value)}"'

@@ -1,0 +1,213 @@
+"""Own a supervisord and everything below it: start, look, restart, stop, and prove that nothing is left."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+from xmlrpc.client import Fault, ServerProxy
+
+from supervisor.xmlrpc import SupervisorTransport
+
+from gpu_workers.process_tree import (
+    Process,
+    become_subreaper,
+    die_with_parent,
+    identify,
+    is_alive,
+    kill_all,
+    list_descendants,
+    reap_children,
+)
+from scripts.environment import Prepared
+from scripts.processes import REPOSITORY, Program, Tier, render_supervisor
+
+LAUNCH_MARK = "ANNEAL_LAUNCH"  # in the environment of every program, with the data directory as its value
+POLITE_SECONDS = 15.0
+
+
+class LaunchFailed(Exception):
+    """Something did not start or ended; the message says what and shows the end of its log."""
+
+
+class Supervision:
+    """The supervisord of one data directory. Making it becomes the parent of every orphan below it."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared = prepared
+        self.logs = prepared.home / "logs"
+        self.leftovers: tuple[Process, ...] = ()
+        self._socket = prepared.runtime_dir / "supervisor.sock"
+        self._daemon: subprocess.Popen[bytes] | None = None
+        become_subreaper()
+
+    def start(self) -> None:
+        """This method will start supervisord with all programs stopped. Raises LaunchFailed."""
+        self.logs.mkdir(exist_ok=True)
+        config = self.prepared.home / "supervisord.conf"
+        with os.fdopen(os.open(config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(self._render())
+        command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(config)]
+        self._daemon = subprocess.Popen(
+            command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_launcher
+        )
+        give_up_at = time.monotonic() + 15
+        while not self._answers():
+            self.check()
+            if time.monotonic() > give_up_at:
+                raise LaunchFailed(f"supervisord does not answer{self.tail('supervisord')}")
+            time.sleep(0.05)
+
+    def start_tier(self, tier: Tier) -> None:
+        self._rpc.startProcessGroup(str(tier), False)
+
+    def restart(self, program: Program) -> None:
+        name = f"{program.tier}:{program.name}"
+        try:
+            self._rpc.stopProcess(name)
+        except Fault:  # it was between two attempts
+            pass
+        self._rpc.startProcess(name, False)
+
+    def check(self) -> None:
+        """Raises LaunchFailed when supervisord has ended."""
+        if self._daemon is None or self._daemon.poll() is not None:
+            raise LaunchFailed(f"supervisord has ended{self.tail('supervisord')}")
+
+    def states(self) -> dict[str, dict[str, Any]]:
+        """What supervisord says of each program: statename, pid, start, …"""
+        return {info["name"]: info for info in self._rpc.getAllProcessInfo()}
+
+    def memory_bytes(self) -> dict[str, int]:
+        """The proportional memory of each program with all its children, largest first."""
+        found = {name: _tree_memory_bytes(info["pid"]) for name, info in self.states().items() if info["pid"]}
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def stop(self) -> None:
+        """This method will stop every program, the engines first; a second Ctrl-C kills what is left."""
+        if self._daemon is None:
+            return
+        try:
+            if self._daemon.poll() is None:
+                self._daemon.terminate()
+            self._daemon.wait()
+        except KeyboardInterrupt:
+            sys.stdout.write("killing\n")
+        finally:
+            self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """This method will set `leftovers` to what outlived an orderly stop, and kill it."""
+        self.leftovers = find_leftovers(self.prepared.home)
+        end(self.leftovers)
+
+    def tail(self, name: str, lines: int = 20) -> str:
+        path = self.logs / f"{name}.log"
+        if not path.exists():
+            return ""
+        return f"; the end of {path}:\n" + "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+
+    def _render(self) -> str:
+        shared = {"ANNEAL_HOME": str(self.prepared.home), LAUNCH_MARK: str(self.prepared.home), "PYTHONUNBUFFERED": "1"}
+        variables = {program.name: self.prepared.variables(program) | shared for program in self.prepared.programs}
+        return render_supervisor(
+            self.prepared.programs,
+            self.prepared.place,
+            home=self.prepared.home,
+            runtime_dir=self.prepared.runtime_dir,
+            variables=variables,
+        )
+
+    @property
+    def _rpc(self) -> Any:
+        transport = SupervisorTransport(None, None, f"unix://{self._socket}")
+        return ServerProxy("http://localhost", transport=transport).supervisor
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self._rpc.getState()["statename"] == "RUNNING")
+        except (OSError, Fault):
+            return False
+
+
+def _end_with_launcher() -> None:
+    die_with_parent(signal.SIGTERM)
+
+
+# --- one launcher per data directory ----------------------------------------------------------------------------------
+
+
+def lock(home: Path) -> IO[str]:
+    """This function will hold `home` for this process. Raises LaunchFailed when another launcher has it."""
+    file = (home / "launch.lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        raise LaunchFailed(f"Anneal already runs in {home} (process {file.read().strip()}); stop it first") from None
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
+
+
+# --- nothing is left --------------------------------------------------------------------------------------------------
+
+
+def find_leftovers(home: Path) -> tuple[Process, ...]:
+    """Living processes of `home`: our descendants, orphans included, and programs of a launcher that was killed."""
+    found = {process.pid: process for process in list_descendants(os.getpid())}
+    mark = f"{LAUNCH_MARK}={home}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid() and _belongs(entry, mark, home):
+            process = identify(int(entry.name))
+            if process:
+                found[process.pid] = process
+    return tuple(found.values())
+
+
+def _belongs(entry: Path, mark: bytes, home: Path) -> bool:
+    try:
+        # PostgreSQL overwrites its environment; it works in its cluster.
+        return mark in (entry / "environ").read_bytes().split(b"\0") or (entry / "cwd").readlink() == home / "postgres"
+    except OSError:  # gone, or somebody else's
+        return False
+
+
+def end(processes: Iterable[Process]) -> None:
+    """This function will ask processes to end, and kill those that do not."""
+    asked = list(processes)
+    for process in asked:
+        _signal(process, signal.SIGTERM)
+    give_up_at = time.monotonic() + POLITE_SECONDS
+    while asked and time.monotonic() < give_up_at:
+        time.sleep(0.05)
+        reap_children()
+        asked = [process for process in asked if is_alive(process)]
+    kill_all(asked)
+    reap_children()
+
+
+def _signal(process: Process, number: signal.Signals) -> None:
+    if is_alive(process):
+        try:
+            os.kill(process.pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def _tree_memory_bytes(pid: int) -> int:
+    pids = [pid, *(process.pid for process in list_descendants(pid))]
+    return sum(_proportional_bytes(each) for each in pids)
+
+
+def _proportional_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))

@@ -1,0 +1,29 @@
+"""Install what is missing, then start every process of Anneal and run the main job.
+
+    python3 scripts/up.py [--home DIR] [--main-job | --ci | --reload | --no-main-job]
+
+Standard library only: it runs under whatever Python 3.11 or newer the machine has and goes on inside .venv.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def main() -> NoReturn:
+    if not {"-h", "--help"} & set(sys.argv):
+        setup = subprocess.run([sys.executable, REPOSITORY / "scripts/setup.py"], cwd=REPOSITORY, check=False)
+        if setup.returncode:
+            sys.exit(setup.returncode)
+    python = REPOSITORY / ".venv/bin/python"
+    os.chdir(REPOSITORY)
+    sys.stdout.flush()
+    os.execv(python, [str(python), "-m", "scripts.launch", *sys.argv[1:]])  # noqa: S606  no shell wanted
+
+
+if __name__ == "__main__":
+    main()
