@@ -3,11 +3,16 @@
 from django.urls import path
 from drf_spectacular.views import SpectacularJSONAPIView
 
-from apps.api import estimates, fine_tuning, me
+from apps.api import billing, estimates, files, fine_tuning, me, openai_models
 
 _JOB = "v1/fine_tuning/jobs/<str:job_id>"
 
 urlpatterns = [
+    path("v1/files", files.FileList.as_view(), name="api_file_list"),
+    path("v1/files/<str:file_id>", files.FileDetail.as_view(), name="api_file_detail"),
+    path("v1/files/<str:file_id>/content", files.FileContent.as_view(), name="api_file_content"),
+    path("v1/models", openai_models.ModelList.as_view(), name="api_model_list"),
+    path("v1/models/<path:model>", openai_models.ModelDetail.as_view(), name="api_model_detail"),
     path("v1/fine_tuning/jobs", fine_tuning.JobList.as_view(), name="api_job_list"),
     path(_JOB, fine_tuning.JobDetail.as_view(), name="api_job_detail"),
     path(f"{_JOB}/cancel", fine_tuning.JobAction.as_view(action="cancel"), name="api_job_cancel"),
@@ -15,6 +20,7 @@ urlpatterns = [
     path(f"{_JOB}/resume", fine_tuning.JobAction.as_view(action="resume"), name="api_job_resume"),
     path(f"{_JOB}/events", fine_tuning.JobEvents.as_view(), name="api_job_events"),
     path(f"{_JOB}/checkpoints", fine_tuning.JobCheckpoints.as_view(), name="api_job_checkpoints"),
+    path("api/v1/billing", billing.BillingView.as_view(), name="api_billing"),
     path("api/v1/estimates", estimates.Estimates.as_view(), name="api_estimates"),
     path("api/v1/me", me.MeView.as_view(), name="api_me"),
     path("api/v1/schema", SpectacularJSONAPIView.as_view(), name="api_schema"),

@@ -10,7 +10,15 @@ from collections.abc import AsyncIterator
 from typing import IO
 
 from asgiref.sync import sync_to_async
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
+from django.core.handlers.asgi import ASGIRequest
+from django.http import (
+    FileResponse,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBase,
+    JsonResponse,
+    StreamingHttpResponse,
+)
 from django.views.decorators.csrf import csrf_exempt
 
 from apps.core.errors import DomainError
@@ -96,13 +104,7 @@ class _FileChunks:
 
 async def _send(request: HttpRequest, directory: DirectoryStore, grant: Grant) -> HttpResponseBase:
     info = await asyncio.to_thread(directory.stat, grant.key)
-    headers = {
-        "Content-Type": "application/octet-stream",
-        "Content-Disposition": attachment(grant.filename or grant.key.rsplit("/", 1)[-1]),
-        "Cache-Control": "private, no-store",
-        "X-Content-Type-Options": "nosniff",
-        "Accept-Ranges": "bytes",
-    }
+    headers = _download_headers(grant.filename or grant.key.rsplit("/", 1)[-1]) | {"Accept-Ranges": "bytes"}
     try:
         first, last = _range_of(request.headers.get("Range", ""), info.bytes)
     except RangeNotSatisfiable:
@@ -116,6 +118,29 @@ async def _send(request: HttpRequest, directory: DirectoryStore, grant: Grant) -
         return HttpResponse(status=status, headers=headers)
     file = await asyncio.to_thread(directory.open_stream, grant.key, offset=first)
     return StreamingHttpResponse(_FileChunks(file, last - first + 1), status=status, headers=headers)
+
+
+def object_response(request: HttpRequest, key: str, *, filename: str) -> StreamingHttpResponse:
+    """Return a response that streams one object as a download, to a caller who was already allowed it.
+
+    Raises ObjectMissing, and then nothing was sent. A server that is asynchronous gets an asynchronous stream: Django
+    would read another one into memory whole.
+    """
+    info = store().stat(key)
+    file = store().open_stream(key)
+    headers = _download_headers(filename) | {"Content-Length": str(info.bytes)}
+    if isinstance(request, ASGIRequest):
+        return StreamingHttpResponse(_FileChunks(file, info.bytes), headers=headers)
+    return FileResponse(file, headers=headers)
+
+
+def _download_headers(filename: str) -> dict[str, str]:
+    return {
+        "Content-Type": "application/octet-stream",
+        "Content-Disposition": attachment(filename),
+        "Cache-Control": "private, no-store",
+        "X-Content-Type-Options": "nosniff",
+    }
 
 
 def _range_of(header: str, size: int) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from apps.core import audit
 from apps.core.clock import db_now
 from apps.core.object_store import store
 from apps.core.sealing import place_of, seal, unseal
+from apps.core.tenancy import system
 from apps.serving.models import Deployment, LoadedAdapter, Replica
 
 _URL_SECONDS = 3600
@@ -58,7 +59,8 @@ def delete_model(*, organization: Any, model_name: str, by: str, now: datetime.d
 
 
 def _bump(base_model_id: str) -> None:
-    Replica.objects.filter(base_model_id=base_model_id).update(generation=F("generation") + 1)
+    with system():  # replicas are shared by all tenants: the web's own role may only read them
+        Replica.objects.filter(base_model_id=base_model_id).update(generation=F("generation") + 1)
 
 
 @transaction.atomic

@@ -1,0 +1,146 @@
+"""/v1/files: OpenAI's surface over dataset versions, with our `validation` report beside its fields."""
+
+from typing import Any
+
+from django.core.files.uploadedfile import UploadedFile
+from django.http.response import HttpResponseBase
+from rest_framework.parsers import MultiPartParser
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.accounts.roles import Permission
+from apps.api.pagination import page
+from apps.api.parsers import MissingParameter
+from apps.api.views import ApiView
+from apps.core.clock import db_now
+from apps.core.errors import InvalidValue
+from apps.core.object_store import CHUNK_BYTES
+from apps.core.object_views import object_response
+from apps.datasets import operations, queries
+from apps.datasets.models import DatasetVersion
+from apps.finetuning.quotas import get_quota
+
+MAX_LIMIT = 10_000
+_ORDERS = {"asc": ("created_at", "id"), "desc": ("-created_at", "-id")}
+_STATUSES = {"uploaded": "uploaded", "validating": "uploaded", "ready": "processed", "invalid": "error"}
+# What other services keep files for and this one does not; said by name, so that nobody thinks of a typo.
+_OTHER_PURPOSES = {"assistants", "batch", "vision", "user_data", "assistants_output", "batch_output"}
+
+
+class FileList(ApiView):
+    """List files; upload one as multipart form data, in whatever order its fields come."""
+
+    required_scope = {"GET": Permission.VIEW, "POST": Permission.DATASET_WRITE}
+    parser_classes = [MultiPartParser]
+
+    def get(self, request: Request) -> Response:
+        purpose = request.query_params.get("purpose")
+        rows = queries.list_versions(organization=request.organization, purpose=purpose)
+        order = _ORDERS.get(request.query_params.get("order", "desc"))
+        if order is None:
+            raise InvalidValue("'order' must be 'asc' or 'desc'.", param="order")
+        return Response(page(request, rows, file_object, default_limit=MAX_LIMIT, maximum=MAX_LIMIT, order=order))
+
+    def post(self, request: Request) -> Response:
+        purpose, upload = _required_purpose(request.data), _required_file(request)
+        if (upload.size or 0) > operations.MAX_FILE_BYTES:
+            raise operations.FileTooLarge("A file may have up to 512 MiB; split it.", param="file")
+        version = operations.create_version(
+            organization=request.organization,
+            filename=upload.name or "",
+            purpose=purpose,
+            chunks=upload.chunks(CHUNK_BYTES),
+            by=self.actor,
+            now=db_now(),
+            expires_after_seconds=_expires_after(request.data),
+            storage_limit_bytes=get_quota(organization=request.organization).storage_bytes,
+        )
+        return Response(file_object(version))
+
+
+class FileDetail(ApiView):
+    required_scope = {"GET": Permission.VIEW, "DELETE": Permission.DATASET_WRITE}
+
+    def get(self, request: Request, file_id: str) -> Response:
+        version = queries.get_version(organization=request.organization, id=file_id)
+        return Response(file_object(version, tokens=_tokens(version)))
+
+    def delete(self, request: Request, file_id: str) -> Response:
+        version = queries.get_version(organization=request.organization, id=file_id)
+        operations.delete_version(version=version, by=self.actor, now=db_now())
+        return Response({"id": version.pk, "object": "file", "deleted": True})
+
+
+class FileContent(ApiView):
+    required_scope = {"GET": Permission.VIEW}
+
+    def get(self, request: Request, file_id: str) -> HttpResponseBase:
+        """Stream the file as it was uploaded."""
+        version = queries.get_version(organization=request.organization, id=file_id)
+        return object_response(request._request, version.object_key, filename=version.filename)
+
+
+def file_object(version: DatasetVersion, *, tokens: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return OpenAI's file object; `validation` is ours, its errors named as in their batch errors."""
+    first = version.errors[0] if version.errors else None
+    return {
+        "id": version.pk,
+        "object": "file",
+        "bytes": version.bytes,
+        "created_at": int(version.created_at.timestamp()),
+        "expires_at": int(version.expires_at.timestamp()) if version.expires_at else None,
+        "filename": version.filename,
+        "purpose": version.purpose,
+        "status": _STATUSES[version.status],
+        "status_details": f"Line {first['line']}: {first['message']} {first['fix']}" if first else None,
+        "sha256": version.sha256,
+        "validation": {
+            "rows": version.rows,
+            "tokens": tokens,
+            "error_count": version.error_count,
+            "errors": version.errors,
+        },
+    }
+
+
+def _tokens(version: DatasetVersion) -> dict[str, Any]:
+    counts = version.token_counts.select_related("base_model")
+    return {
+        count.base_model.name: {
+            "tokens": count.tokens,
+            "trained_tokens": count.trained_tokens,
+            "longest_row_tokens": count.longest_row_tokens,
+        }
+        for count in counts
+    }
+
+
+def _required_purpose(data: Any) -> str:
+    purpose = data.get("purpose")
+    if not purpose or not isinstance(purpose, str):
+        raise MissingParameter("Missing required parameter: 'purpose'. Use 'fine-tune' or 'evals'.", param="purpose")
+    if purpose in _OTHER_PURPOSES:
+        message = f"Files for '{purpose}' are not kept here; use 'fine-tune' or 'evals'."
+        raise InvalidValue(message, param="purpose")
+    return purpose
+
+
+def _required_file(request: Request) -> UploadedFile:
+    upload = request.FILES.get("file")
+    if upload is None:
+        is_text = "file" in request.data
+        hint = " Send it as a file part with a filename, not as a plain field." if is_text else ""
+        raise MissingParameter(f"Missing required parameter: 'file'.{hint}", param="file")
+    return upload
+
+
+def _expires_after(data: Any) -> int | None:
+    """Return `expires_after[seconds]` of the form. Raises InvalidValue naming what is wrong with it."""
+    anchor, seconds = data.get("expires_after[anchor]"), data.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        raise InvalidValue("'expires_after[anchor]' must be 'created_at'.", param="expires_after.anchor")
+    if not isinstance(seconds, str) or not (seconds.isascii() and seconds.isdigit() and len(seconds) < 10):
+        raise InvalidValue("'expires_after[seconds]' must be a whole number.", param="expires_after.seconds")
+    return int(seconds)

@@ -1,0 +1,73 @@
+"""/v1/models: the base models on offer and the caller's own fine-tuned models; nobody else's exist."""
+
+from typing import Any
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.accounts.roles import Permission
+from apps.adapters.models import AdapterVersion
+from apps.adapters.queries import get_version_by_name, list_versions
+from apps.api.views import ApiView
+from apps.catalog.models import BaseModel
+from apps.catalog.queries import list_base_models
+from apps.core.clock import db_now
+from apps.core.errors import PermissionDenied
+from apps.serving.operations import delete_model
+
+
+class ModelList(ApiView):
+    required_scope = {"GET": Permission.VIEW}
+
+    def get(self, request: Request) -> Response:
+        """Return every usable model on one page, as OpenAI does."""
+        bases = [_base_object(model) for model in list_base_models(only_installed=True)]
+        tuned = [
+            _tuned_object(version, request.organization) for version in list_versions(organization=request.organization)
+        ]
+        return Response({"object": "list", "data": bases + tuned})
+
+
+class ModelDetail(ApiView):
+    """One model by name; names hold `:` and may hold `/`."""
+
+    required_scope = {"GET": Permission.VIEW, "DELETE": Permission.ADAPTER_DELETE}
+
+    def get(self, request: Request, model: str) -> Response:
+        if base := _find_base(model):
+            return Response(_base_object(base))
+        version = get_version_by_name(organization=request.organization, model_name=model)
+        return Response(_tuned_object(version, request.organization))
+
+    def delete(self, request: Request, model: str) -> Response:
+        """Stop serving a fine-tuned model and delete its weights; its name is never used again."""
+        if _find_base(model):
+            raise PermissionDenied("Base models belong to the platform and cannot be deleted.", param="model")
+        delete_model(organization=request.organization, model_name=model, by=self.actor, now=db_now())
+        return Response({"id": model, "object": "model", "deleted": True})
+
+
+def _find_base(name: str) -> BaseModel | None:
+    if "\x00" in name:
+        return None
+    return list_base_models(only_installed=True).filter(name=name).first()
+
+
+def _base_object(model: BaseModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": int(model.created_at.timestamp()),
+        "owned_by": model.repo.split("/")[0] if model.repo else "anneal",
+        "context_length": model.context_length,
+    }
+
+
+def _tuned_object(version: AdapterVersion, organization: Any) -> dict[str, Any]:
+    return {
+        "id": version.model_name,
+        "object": "model",
+        "created": int(version.created_at.timestamp()),
+        "owned_by": organization.slug,
+        "parent": version.adapter.base_model.name,
+    }
