@@ -40,7 +40,7 @@ def grant_credit(
         kind="grant",
         legs={promotional: -amount_nano, wallet: amount_nano},
         by=by,
-        source=idempotency_key,
+        source=wallet.pk,
         idempotency_key=idempotency_key,
         request=request,
         reason=reason,
@@ -66,7 +66,7 @@ def hold(
     if found := posted_before(idempotency_key=idempotency_key, request=request):
         return Hold.objects.get(pk=found.source)
     if wallet.balance_nano < amount_nano:
-        raise _insufficient(wallet.balance_nano, amount_nano)
+        raise insufficient_balance(wallet.balance_nano, amount_nano)
     created = Hold.objects.create(
         organization_id=wallet.organization_id,
         purpose=purpose,
@@ -122,18 +122,8 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
     return found
 
 
-@transaction.atomic
-def close_expired_holds(*, limit: int = 100) -> int:
-    """Return what is left of inference slices whose gateway no longer renews them; job holds end with their job."""
-    expired = Hold.objects.filter(purpose="inference", status="open", expires_at__lt=db_now()).order_by("expires_at")
-    closed = 0
-    for pk, captured in expired.values_list("pk", "captured_nano")[:limit]:
-        settle_hold(hold_id=pk, capture_nano=captured, by="system", reason="slice expired")
-        closed += 1
-    return closed
-
-
-def _insufficient(balance_nano: int, required_nano: int) -> InsufficientBalance:
+def insufficient_balance(balance_nano: int, required_nano: int) -> InsufficientBalance:
+    """Return the refusal, with what is missing."""
     missing = nano_to_usd(required_nano - balance_nano)
     return InsufficientBalance(
         f"This needs ${nano_to_usd(required_nano):.4f} and ${nano_to_usd(balance_nano):.4f} is available: "

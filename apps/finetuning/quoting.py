@@ -140,6 +140,12 @@ def newest_probe(*, pool: GpuPool, base_model: BaseModel, method: str) -> Throug
     )
 
 
+def newest_probes(*, pool: GpuPool) -> list[ThroughputProbe]:
+    """Return the pool's newest measurement of each base model and method."""
+    probes = ThroughputProbe.objects.filter(pool=pool).select_related("base_model", "worker")
+    return list(probes.order_by("base_model", "method", "-measured_at").distinct("base_model", "method"))
+
+
 def seconds_ahead(*, pool: GpuPool) -> float:
     """Return the estimated training seconds of the runs waiting or running in the pool, by the work still to do."""
     ahead = 0.0

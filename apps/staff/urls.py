@@ -1,7 +1,25 @@
 """URLs of the operator console; every view is an `operator_view`."""
 
-from django.urls import URLPattern
+from django.urls import path
+
+from apps.staff import catalog, pools, tenants
 
 app_name = "staff"
 
-urlpatterns: list[URLPattern] = []
+urlpatterns = [
+    path("pools", pools.index, name="pool_list"),
+    path("pools/<str:pool_id>", pools.detail, name="pool_detail"),
+    path("pools/<str:pool_id>/token", pools.issue_token, name="pool_token"),
+    path("workers/<str:worker_id>/cordon", pools.act_on_worker, {"action": "cordon"}, name="worker_cordon"),
+    path("workers/<str:worker_id>/uncordon", pools.act_on_worker, {"action": "uncordon"}, name="worker_uncordon"),
+    path("workers/<str:worker_id>/drain", pools.act_on_worker, {"action": "drain"}, name="worker_drain"),
+    path("workers/<str:worker_id>/revoke", pools.act_on_worker, {"action": "revoke"}, name="worker_revoke"),
+    path("base-models", catalog.base_models, name="base_model_list"),
+    path("base-models/<str:base_model_id>/retire", catalog.retire_base_model, name="base_model_retire"),
+    path("prices", catalog.prices, name="price_list"),
+    path("quotas", tenants.quotas, name="quota_list"),
+    path("quotas/<str:organization_id>", tenants.quota, name="quota_edit"),
+    path("jobs", tenants.jobs, name="job_list"),
+    path("organizations", tenants.organizations, name="organization_list"),
+    path("organizations/<str:organization_id>/credit", tenants.credit, name="organization_credit"),
+]

@@ -11,9 +11,9 @@ from apps.accounts.models import ApiKey, Membership, Organization
 from apps.accounts.roles import Permission, has_permission
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
+from apps.core.forms import add_domain_error
 from apps.web.access import organization_view, require
 from apps.web.forms.accounts import KeyForm
-from apps.web.forms.errors import add_domain_error
 
 
 @never_cache

@@ -12,10 +12,10 @@ from apps.accounts.models import Membership, Organization, User
 from apps.accounts.roles import Permission, has_permission
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, NotFound
+from apps.core.forms import add_domain_error
 from apps.core.tenancy import system
 from apps.web.access import SESSION_ORGANIZATION, organization_view, public_view
 from apps.web.forms.accounts import ROLE_WORDS, InviteForm, grantable_roles
-from apps.web.forms.errors import add_domain_error
 
 
 @require_safe

@@ -10,9 +10,9 @@ from apps.accounts.models import Membership, Organization, User
 from apps.accounts.roles import Permission, has_permission
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, NotFound
+from apps.core.forms import add_domain_error
 from apps.web.access import SESSION_ORGANIZATION, organization_view, person_view, require
 from apps.web.forms.accounts import OrganizationForm
-from apps.web.forms.errors import add_domain_error
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

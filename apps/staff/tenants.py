@@ -1,0 +1,118 @@
+"""Organizations, their limits and credit, and the jobs of all of them."""
+
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_http_methods, require_safe
+
+from apps.accounts.models import Organization
+from apps.billing.operations import grant_credit
+from apps.billing.queries import get_balance
+from apps.core.clock import db_now
+from apps.core.errors import DomainError
+from apps.core.forms import add_domain_error
+from apps.core.ids import new_id
+from apps.core.money import usd_to_nano
+from apps.datasets.queries import storage_used_bytes
+from apps.finetuning.models import FineTuningJob
+from apps.finetuning.quotas import LIMITS, get_quota, set_quota, used_gpu_seconds
+from apps.staff.access import operator_view
+from apps.staff.forms import CreditForm, QuotaForm
+
+_PAGE = 50
+_STATES = [("", "All"), ("queued", "Queued"), ("running", "Running"), ("succeeded", "Succeeded"), ("failed", "Failed")]
+
+
+@require_safe
+@operator_view
+def jobs(request: HttpRequest) -> HttpResponse:
+    """List the jobs of all tenants, newest first."""
+    rows = FineTuningJob.objects.select_related("organization", "base_model", "pool").order_by("-created_at", "-id")
+    if status := request.GET.get("status"):
+        rows = rows.filter(status=status)
+    page = Paginator(rows, _PAGE).get_page(request.GET.get("page"))
+    context = {
+        "page": page,
+        "jobs": [{"job": job, "billed_seconds": job.billed_gpu_ms / 1000} for job in page.object_list],
+        "status": status or "",
+        "states": _STATES,
+        "previous": f"?status={status or ''}&page={page.previous_page_number()}" if page.has_previous() else "",
+        "next": f"?status={status or ''}&page={page.next_page_number()}" if page.has_next() else "",
+    }
+    return render(request, "staff/jobs.html", context)
+
+
+@require_safe
+@operator_view
+def organizations(request: HttpRequest) -> HttpResponse:
+    rows = [
+        {
+            "organization": each,
+            "balance": get_balance(organization=each),
+            "storage_bytes": storage_used_bytes(organization=each),
+        }
+        for each in Organization.objects.order_by("name")
+    ]
+    return render(request, "staff/organizations.html", {"rows": rows})
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@operator_view
+def credit(request: HttpRequest, organization_id: str) -> HttpResponse:
+    """Grant credit to one organization."""
+    organization = get_object_or_404(Organization, pk=organization_id)
+    form = CreditForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            grant_credit(
+                organization=organization,
+                amount_nano=usd_to_nano(form.cleaned_data["amount_usd"]),
+                by=request.user.pk,
+                reason=form.cleaned_data["reason"],
+                # The form carries its own key: a double click is one grant.
+                idempotency_key=f"grant:{organization.pk}:{request.POST.get('once', new_id('once'))[:60]}",
+            )
+        except DomainError as error:
+            add_domain_error(form, error)
+        else:
+            messages.success(request, f"{organization.name} has ${form.cleaned_data['amount_usd']:f} more.")
+            return redirect("staff:organization_list")
+    context = {
+        "tenant": organization,
+        "balance": get_balance(organization=organization),
+        "form": form,
+        "once": new_id("once"),
+    }
+    return render(request, "staff/credit.html", context, status=422 if request.method == "POST" else 200)
+
+
+@require_safe
+@operator_view
+def quotas(request: HttpRequest) -> HttpResponse:
+    now = db_now()
+    rows = [
+        {
+            "organization": each,
+            "quota": get_quota(organization=each),
+            "used_gpu_seconds": used_gpu_seconds(organization=each, now=now),
+            "storage_bytes": storage_used_bytes(organization=each),
+        }
+        for each in Organization.objects.order_by("name")
+    ]
+    return render(request, "staff/quotas.html", {"rows": rows})
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@operator_view
+def quota(request: HttpRequest, organization_id: str) -> HttpResponse:
+    """Edit the limits of one organization."""
+    organization = get_object_or_404(Organization, pk=organization_id)
+    current = get_quota(organization=organization)
+    form = QuotaForm(request.POST or None, initial={name: getattr(current, name) for name in LIMITS})
+    if request.method == "POST" and form.is_valid():
+        set_quota(organization=organization, by=request.user.pk, now=db_now(), **form.limits())
+        messages.success(request, f"The limits of {organization.name} were saved.")
+        return redirect("staff:quota_list")
+    context = {"tenant": organization, "form": form}
+    return render(request, "staff/quota.html", context, status=422 if request.method == "POST" else 200)
