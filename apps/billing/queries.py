@@ -1,11 +1,14 @@
 """Reading balances and the ledger."""
 
+import datetime
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import QuerySet, Sum
+from django.db.models import F, QuerySet, Sum
 
-from apps.billing.models import AccountKind, LedgerAccount, LedgerEntry, LedgerTransaction
+from apps.billing.models import AccountKind, Hold, LedgerAccount, LedgerEntry, LedgerTransaction, UsageSeries
+
+_INPUT_SKUS = "inference:input:"  # every request has one line of input, so that its requests are counted once
 
 
 @dataclass(frozen=True)
@@ -32,3 +35,35 @@ def list_transactions(*, organization: Any) -> QuerySet[LedgerTransaction]:
 def get_ledger_sum_nano() -> int:
     """Return the sum of every entry visible to the caller: zero, or the books are broken."""
     return LedgerEntry.objects.aggregate(total=Sum("amount_nano"))["total"] or 0
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What an organization was charged so far. `tokens_billed` and `inference_nano` leave out what is not rated yet."""
+
+    tokens_billed: int
+    unrated_requests: int
+    inference_nano: int
+    training_nano: int
+
+
+def get_spending(*, organization: Any) -> Spending:
+    organization_id = getattr(organization, "pk", organization)
+    series = UsageSeries.objects.filter(organization_id=organization_id, sku__startswith="inference:")
+    sums = series.aggregate(tokens=Sum("rated_quantity"), posted=Sum("posted_nano"))
+    unrated = series.filter(sku__startswith=_INPUT_SKUS).aggregate(
+        requests=Sum(F("request_count") - F("rated_request_count"))
+    )
+    training = Hold.objects.filter(organization_id=organization_id, purpose="job").aggregate(nano=Sum("captured_nano"))
+    return Spending(
+        tokens_billed=sums["tokens"] or 0,
+        unrated_requests=unrated["requests"] or 0,
+        inference_nano=sums["posted"] or 0,
+        training_nano=training["nano"] or 0,
+    )
+
+
+def list_usage(*, organization: Any, since: datetime.date) -> QuerySet[UsageSeries]:
+    """Return the organization's usage by day, newest first, then by model and SKU."""
+    rows = UsageSeries.objects.filter(organization_id=getattr(organization, "pk", organization), day__gte=since)
+    return rows.select_related("price_rule").order_by("-day", "subject", "sku", "pk")

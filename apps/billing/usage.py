@@ -1,0 +1,263 @@
+"""Usage: what the gateways metered, added up per price and day, and charged for by the sum.
+
+Requests are never charged one by one: a series keeps an integer quantity, and rating posts the price of all of it less
+what is posted already, so that no rounding adds up and nothing depends on the order in which records arrive.
+Locks are taken in one order everywhere: wallet, series by their key, holds by id.
+"""
+
+import datetime
+import hashlib
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from django.db import connection, transaction
+from django.db.models import F
+
+from apps.billing.ledger import account, lock_wallet, post
+from apps.billing.models import AccountKind, Hold, LedgerAccount, UsageConflict, UsageEvent, UsageSeries
+from apps.catalog.models import PriceRule
+from apps.core.audit import require_transaction
+from apps.core.money import rated
+
+logger = logging.getLogger(__name__)
+
+
+class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One metered request as a gateway spooled it. Token counts are what is billed."""
+
+    id: str
+    organization_id: str
+    key_id: str
+    model_name: str
+    adapter_version_id: str
+    slice_id: str
+    input_price_id: str | None
+    output_price_id: str | None
+    input_tokens: int
+    cached_input_tokens: int
+    output_tokens: int
+    finish: str
+    latency_ms: int
+    first_token_ms: int | None
+    occurred_at: datetime.datetime
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What became of a batch: counted now, counted before, or set aside because its id names another request."""
+
+    new: int
+    known: int
+    conflicting: int
+
+
+def price_ceiling(*, quantity: int, price_nano: int, per: int) -> int:
+    """Return the price of a quantity rounded up: what to reserve, never less than what rating will post for it."""
+    return -(-quantity * price_nano // per)
+
+
+# --- Recording --------------------------------------------------------------------------------------------------------
+
+_INSERT = """
+    INSERT INTO billing_usageevent (id, organization_id, kind, key_id, model_name, adapter_version_id, slice_id,
+        input_price_id, output_price_id, input_tokens, cached_input_tokens, output_tokens, finish, latency_ms,
+        first_token_ms, occurred_at, body_sha256)
+    SELECT id, organization_id, 'inference', key_id, model_name, adapter_version_id, slice_id,
+        input_price_id, output_price_id, input_tokens, cached_input_tokens, output_tokens, finish, latency_ms,
+        first_token_ms, occurred_at, sha256
+      FROM jsonb_to_recordset(%s::jsonb) AS record(id text, organization_id text, key_id text, model_name text,
+        adapter_version_id text, slice_id text, input_price_id text, output_price_id text, input_tokens bigint,
+        cached_input_tokens bigint, output_tokens bigint, finish text, latency_ms int, first_token_ms int,
+        occurred_at timestamptz, sha256 text)
+    ON CONFLICT (id) DO NOTHING RETURNING id, body_sha256
+"""
+_ROLL_UP = """
+    INSERT INTO billing_usageseries AS series (organization_id, sku, price_rule_id, subject, day, quantity,
+        request_count, rated_quantity, rated_request_count, posted_nano)
+    SELECT organization_id, sku, price_rule_id, subject, day, quantity, request_count, 0, 0, 0
+      FROM jsonb_to_recordset(%s::jsonb) AS line(organization_id text, sku text, price_rule_id text,
+        subject text, day date, quantity bigint, request_count bigint)
+     ORDER BY organization_id, price_rule_id, subject, day
+    ON CONFLICT (organization_id, price_rule_id, subject, day) DO UPDATE
+       SET quantity = series.quantity + excluded.quantity,
+           request_count = series.request_count + excluded.request_count
+"""
+
+
+@transaction.atomic
+def record_usage(*, records: Sequence[UsageRecord]) -> Recorded:
+    """Store the records and add the new ones to their series; sending them again adds nothing.
+
+    A record whose id was used for another body is set aside as a UsageConflict and logged.
+    """
+    bodies = {(record.id, record.sha256): record for record in records}
+    rows = [msgspec.structs.asdict(record) | {"sha256": sha256} for (_, sha256), record in bodies.items()]
+    with connection.cursor() as cursor:
+        cursor.execute(_INSERT, [msgspec.json.encode(rows).decode()])
+        inserted = set(cursor.fetchall())
+    fresh = [record for key, record in bodies.items() if key in inserted]
+    prices = _prices_of(fresh)
+    _roll_up(fresh, prices)
+    _charge_slices(fresh, prices)
+    conflicting = _set_conflicts_aside({key: record for key, record in bodies.items() if key not in inserted})
+    return Recorded(new=len(fresh), known=len(bodies) - len(fresh) - conflicting, conflicting=conflicting)
+
+
+def _prices_of(records: Sequence[UsageRecord]) -> dict[str | None, PriceRule]:
+    ids = {price_id for record in records for price_id in (record.input_price_id, record.output_price_id) if price_id}
+    return dict(PriceRule.objects.in_bulk(ids))
+
+
+def _quantities(record: UsageRecord, prices: dict[str | None, PriceRule]) -> Iterator[tuple[PriceRule, int]]:
+    """Yield what the record used at which price; nothing for one that was lost before it could be metered."""
+    for price_id, tokens in (
+        (record.input_price_id, record.input_tokens),
+        (record.output_price_id, record.output_tokens),
+    ):
+        if price_id is not None:
+            yield prices[price_id], tokens
+
+
+def _roll_up(records: Sequence[UsageRecord], prices: dict[str | None, PriceRule]) -> None:
+    sums: dict[tuple[str, str, str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for record in records:
+        day = record.occurred_at.astimezone(datetime.UTC).date().isoformat()
+        for price, tokens in _quantities(record, prices):
+            line = sums[record.organization_id, price.pk, record.model_name, day]
+            line[0] += tokens
+            line[1] += 1
+    lines = [
+        {
+            "organization_id": organization_id,
+            "sku": prices[price_id].sku,
+            "price_rule_id": price_id,
+            "subject": subject,
+            "day": day,
+            "quantity": quantity,
+            "request_count": count,
+        }
+        for (organization_id, price_id, subject, day), (quantity, count) in sums.items()
+    ]
+    if lines:
+        with connection.cursor() as cursor:
+            cursor.execute(_ROLL_UP, [msgspec.json.encode(lines).decode()])
+
+
+def _charge_slices(records: Sequence[UsageRecord], prices: dict[str | None, PriceRule]) -> None:
+    """Note at each open slice what was used of it, so that rating takes the money from where it was reserved."""
+    used: dict[str, int] = defaultdict(int)
+    for record in records:
+        for price, tokens in _quantities(record, prices):
+            used[record.slice_id] += price_ceiling(quantity=tokens, price_nano=price.price_nano, per=price.per)
+    found = Hold.objects.filter(pk__in=[slice_id for slice_id in used if slice_id], status="open").order_by("pk")
+    for open_slice in found.select_for_update():
+        Hold.objects.filter(pk=open_slice.pk).update(used_nano=F("used_nano") + used[open_slice.pk])
+
+
+def _set_conflicts_aside(known: dict[tuple[str, str], UsageRecord]) -> int:
+    ids = {event_id for event_id, _ in known}
+    stored = dict(UsageEvent.objects.filter(pk__in=ids).values_list("pk", "body_sha256"))
+    conflicts = {key: record for key, record in known.items() if stored[record.id] != key[1]}
+    for (event_id, sha256), record in conflicts.items():
+        logger.error("usage %s came again with another body and was set aside", event_id)
+        conflict = UsageConflict(
+            organization_id=record.organization_id,
+            event_id=event_id,
+            body=msgspec.to_builtins(record),
+            body_sha256=sha256,
+        )
+        UsageConflict.objects.bulk_create([conflict], ignore_conflicts=True)
+    return len(conflicts)
+
+
+# --- Rating -----------------------------------------------------------------------------------------------------------
+
+
+def rate_usage() -> int:
+    """Charge every organization for what it used since the last time; return the nano posted. Safe to repeat."""
+    waiting = UsageSeries.objects.filter(request_count__gt=F("rated_request_count"))
+    organizations = waiting.order_by("organization_id").values_list("organization_id", flat=True).distinct()
+    return sum(_rate_one(organization_id) for organization_id in list(organizations))
+
+
+@transaction.atomic
+def _rate_one(organization_id: str) -> int:
+    return rate_organization(wallet=lock_wallet(organization=organization_id))
+
+
+def rate_organization(*, wallet: LedgerAccount) -> int:
+    """Charge the owner of the locked wallet for everything recorded so far; return the nano posted.
+
+    Money comes from the open slices it was reserved in, then from the wallet. What neither can give stays unrated and
+    is taken when there is credit again.
+    """
+    require_transaction()
+    series = UsageSeries.objects.filter(
+        organization_id=wallet.organization_id, request_count__gt=F("rated_request_count")
+    )
+    lines = list(
+        series.order_by("price_rule_id", "subject", "day").select_related("price_rule").select_for_update(of=("self",))
+    )
+    if not lines:
+        return 0
+    open_slices = Hold.objects.filter(organization_id=wallet.organization_id, purpose="inference", status="open")
+    slices = list(open_slices.order_by("pk").select_for_update())
+    return sum(_post_line(line, wallet, slices) for line in lines)
+
+
+def _post_line(line: UsageSeries, wallet: LedgerAccount, slices: list[Hold]) -> int:
+    price = line.price_rule
+    due = rated(quantity=line.quantity, price_nano=price.price_nano, per=price.per) - line.posted_nano
+    from_slices = _capture(slices, due)
+    from_wallet = min(due - from_slices, wallet.balance_nano)
+    paid = from_slices + from_wallet
+    if paid:
+        _post_charge(line, wallet, from_slices=from_slices, from_wallet=from_wallet)
+        line.posted_nano += paid
+        wallet.balance_nano -= from_wallet  # as the trigger did in the row
+    if paid == due:
+        line.rated_quantity, line.rated_request_count = line.quantity, line.request_count
+    else:
+        logger.warning("usage series %s: %d nano could not be charged yet", line.pk, due - paid)
+    line.save(update_fields=["posted_nano", "rated_quantity", "rated_request_count"])
+    return paid
+
+
+def _capture(slices: list[Hold], due: int) -> int:
+    """Take up to `due` from the slices, of each only what was used of it; return what was taken."""
+    taken = 0
+    for one in slices:
+        part = min(min(one.used_nano, one.amount_nano) - one.captured_nano, due - taken)
+        if part > 0:
+            one.captured_nano += part
+            one.save(update_fields=["captured_nano"])
+            taken += part
+    return taken
+
+
+def _post_charge(line: UsageSeries, wallet: LedgerAccount, *, from_slices: int, from_wallet: int) -> None:
+    organization: Any = wallet.organization_id
+    posted_after = line.posted_nano + from_slices + from_wallet
+    post(
+        organization=organization,
+        kind="usage",
+        legs={
+            account(organization=organization, kind=AccountKind.HOLD): -from_slices,
+            wallet: -from_wallet,
+            account(organization=None, kind=AccountKind.REVENUE): from_slices + from_wallet,
+        },
+        by="system",
+        source=f"usage:{line.pk}",
+        # The sum posted so far, not the quantity: an unpaid rest is posted later at the same quantity.
+        idempotency_key=f"usage:{line.pk}:{posted_after}",
+        request={"usage": line.pk, "posted_nano": posted_after},
+        reason=f"{line.sku} {line.subject}",
+    )

@@ -1,0 +1,312 @@
+"""Usage is counted once, charged by its sum, from where it was reserved; slices never spend what is not there."""
+
+import dataclasses
+import datetime
+import random
+import threading
+from itertools import count
+
+import msgspec
+import pytest
+from django.db import connection, transaction
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apps.accounts.models import Organization
+from apps.billing.ledger import account
+from apps.billing.models import AccountKind, Hold, LedgerEntry, UsageConflict, UsageEvent
+from apps.billing.operations import InsufficientBalance, grant_credit
+from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
+from apps.billing.slices import close_expired_holds, close_slice, lease_slice, renew_slices
+from apps.billing.usage import UsageRecord, price_ceiling, rate_usage, record_usage
+from apps.catalog.models import PriceRule
+from apps.catalog.operations import set_price
+from apps.core.clock import db_now
+from apps.core.money import rated
+
+USD = 1_000_000_000
+MODEL = "ft:anneal-demo:northline:bot:01"
+INPUT_NANO, OUTPUT_NANO, PER = 70_000_003, 210_000_011, 1_000_000
+_numbers = count(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Customer:
+    organization: Organization
+    input_price: PriceRule
+    output_price: PriceRule
+
+    def record(self, **fields) -> UsageRecord:
+        values = {
+            "id": f"use_{next(_numbers):026}",
+            "organization_id": self.organization.pk,
+            "key_id": "key_1",
+            "model_name": MODEL,
+            "adapter_version_id": "adpv_1",
+            "slice_id": "",
+            "input_price_id": self.input_price.pk,
+            "output_price_id": self.output_price.pk,
+            "input_tokens": 11,
+            "cached_input_tokens": 0,
+            "output_tokens": 7,
+            "finish": "stop",
+            "latency_ms": 12,
+            "first_token_ms": 4,
+            "occurred_at": datetime.datetime(2026, 11, 3, 12, tzinfo=datetime.UTC),
+        }
+        return UsageRecord(**(values | fields))
+
+    def lease(self, required_nano: int, hold_id: str | None = None):
+        return lease_slice(
+            organization=self.organization, required_nano=required_nano, by="gateway:test", hold_id=hold_id
+        )
+
+
+def make_customer(credit_nano: int = 10 * USD) -> Customer:
+    number = next(_numbers)
+    organization = Organization.objects.create(name="Northline", slug=f"northline-{number}")
+    if credit_nano:
+        grant_credit(
+            organization=organization,
+            amount_nano=credit_nano,
+            by="system",
+            reason="test",
+            idempotency_key=f"grant:{organization.pk}",
+        )
+    prices = [
+        set_price(sku=f"{sku}-{number}", unit="tokens", price_nano=nano, per=PER, by="system", now=db_now())
+        for sku, nano in (("inference:input:demo", INPUT_NANO), ("inference:output:demo", OUTPUT_NANO))
+    ]
+    return Customer(organization, *prices)
+
+
+@pytest.fixture
+def customer(db) -> Customer:
+    return make_customer()
+
+
+def price_of(records: list[UsageRecord]) -> int:
+    return rated(quantity=sum(r.input_tokens for r in records), price_nano=INPUT_NANO, per=PER) + rated(
+        quantity=sum(r.output_tokens for r in records), price_nano=OUTPUT_NANO, per=PER
+    )
+
+
+def earned(organization: Organization) -> int:
+    revenue = account(organization=None, kind=AccountKind.REVENUE)
+    return sum(
+        LedgerEntry.objects.filter(account=revenue, organization=organization).values_list("amount_nano", flat=True)
+    )
+
+
+def test_used_tokens_are_charged_once_and_the_books_balance(customer):
+    records = [customer.record() for _ in range(3)]
+
+    record_usage(records=records)
+    assert get_spending(organization=customer.organization).unrated_requests == 3
+    posted = rate_usage()
+    assert rate_usage() == 0
+
+    spending = get_spending(organization=customer.organization)
+    assert posted == spending.inference_nano == price_of(records) == earned(customer.organization)
+    assert (spending.tokens_billed, spending.unrated_requests) == (3 * 18, 0)
+    assert get_balance(organization=customer.organization).available_nano == 10 * USD - posted
+    assert get_ledger_sum_nano() == 0
+
+
+def test_recording_the_same_request_again_adds_nothing(customer):
+    record = customer.record()
+
+    first = record_usage(records=[record, record])
+    again = record_usage(records=[record])
+
+    assert (first.new, again.new, again.known, again.conflicting) == (1, 0, 1, 0)
+    assert UsageEvent.objects.filter(organization=customer.organization).count() == 1
+    rate_usage()
+    assert earned(customer.organization) == price_of([record])
+
+
+def test_another_body_under_a_used_id_is_set_aside_and_charged_for_nothing(customer):
+    record = customer.record()
+    forged = msgspec.structs.replace(record, output_tokens=1_000_000)
+    record_usage(records=[record])
+
+    outcome = record_usage(records=[forged, customer.record()])
+    record_usage(records=[forged])
+
+    assert (outcome.new, outcome.conflicting) == (1, 1)
+    conflict = UsageConflict.objects.get()
+    assert (conflict.event_id, conflict.body["output_tokens"]) == (record.id, 1_000_000)
+    assert UsageEvent.objects.get(pk=record.id).output_tokens == 7
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    tokens=st.lists(st.tuples(st.integers(0, 100_000), st.integers(0, 100_000)), min_size=1, max_size=12),
+    seed=st.integers(0, 2**16),
+)
+def test_order_duplicates_and_batches_of_records_change_no_charge(django_db_blocker, tokens, seed):
+    with django_db_blocker.unblock(), transaction.atomic():
+        customer = make_customer()
+        records = [customer.record(input_tokens=i, output_tokens=o) for i, o in tokens]
+        chance = random.Random(seed)
+        sent = records + chance.choices(records, k=4)
+        chance.shuffle(sent)
+        while sent:
+            batch, sent = sent[:3], sent[3:]
+            record_usage(records=batch)
+            if chance.random() < 0.5:
+                rate_usage()
+        rate_usage()
+
+        assert earned(customer.organization) == price_of(records)
+        assert get_ledger_sum_nano() == 0
+        transaction.set_rollback(True)
+
+
+@given(parts=st.lists(st.integers(0, 10**7), max_size=20), price=st.integers(0, 10**10), per=st.integers(1, 10**6))
+def test_what_is_reserved_for_each_request_covers_what_is_charged_for_all(parts, price, per):
+    reserved = sum(price_ceiling(quantity=part, price_nano=price, per=per) for part in parts)
+
+    assert reserved >= rated(quantity=sum(parts), price_nano=price, per=per)
+
+
+def test_usage_is_charged_to_the_slice_it_was_reserved_from(customer):
+    idle, busy = customer.lease(1_000_000), customer.lease(1_000_000)
+    record = customer.record(slice_id=busy.hold_id)
+
+    record_usage(records=[record])
+    rate_usage()
+
+    assert Hold.objects.get(pk=busy.hold_id).captured_nano == price_of([record])
+    assert Hold.objects.get(pk=idle.hold_id).captured_nano == 0
+
+
+def test_a_closed_slice_is_charged_for_what_it_used_and_returns_the_rest(customer):
+    leased = customer.lease(1_000_000)
+    record = customer.record(slice_id=leased.hold_id)
+    record_usage(records=[record])
+
+    close_slice(hold_id=leased.hold_id, by="gateway:test")
+    close_slice(hold_id=leased.hold_id, by="gateway:test")
+
+    balance = get_balance(organization=customer.organization)
+    assert (balance.available_nano, balance.held_nano) == (10 * USD - price_of([record]), 0)
+
+
+def test_a_slice_grows_in_place_and_says_what_it_holds_in_all(customer):
+    leased = customer.lease(1_000)
+
+    grown = customer.lease(2 * USD, hold_id=leased.hold_id)
+
+    assert leased.amount_nano == 10 * USD // 20
+    assert (grown.hold_id, grown.amount_nano) == (leased.hold_id, leased.amount_nano + 2 * USD)
+    assert get_balance(organization=customer.organization).held_nano == grown.amount_nano
+
+
+def test_a_slice_that_was_closed_is_replaced_and_not_grown(customer):
+    leased = customer.lease(1_000)
+    close_slice(hold_id=leased.hold_id, by="gateway:test")
+
+    assert customer.lease(1_000, hold_id=leased.hold_id).hold_id != leased.hold_id
+    assert renew_slices(hold_ids=[leased.hold_id]) == frozenset()
+
+
+def test_only_slices_nobody_renews_are_taken_back(customer):
+    leased, renewed = customer.lease(1_000), customer.lease(1_000)
+    past = db_now() - datetime.timedelta(seconds=1)
+    Hold.objects.filter(pk__in=[leased.hold_id, renewed.hold_id]).update(expires_at=past)
+
+    kept = renew_slices(hold_ids=[renewed.hold_id])
+    closed = close_expired_holds()
+
+    assert (kept, closed) == ({renewed.hold_id}, 1)
+    assert Hold.objects.get(pk=leased.hold_id).status == "closed"
+    assert get_balance(organization=customer.organization).held_nano == renewed.amount_nano
+
+
+def test_a_slice_larger_than_the_wallet_is_refused_and_says_what_is_missing(customer):
+    with pytest.raises(InsufficientBalance) as refused:
+        customer.lease(11 * USD)
+
+    assert refused.value.data == {"balance_nano": 10 * USD, "required_nano": 11 * USD}
+
+
+def test_usage_that_cannot_be_paid_waits_for_credit(db):
+    poor = make_customer(credit_nano=0)
+    record = poor.record(input_tokens=PER, output_tokens=0)
+    record_usage(records=[record])
+
+    assert rate_usage() == 0
+    assert get_spending(organization=poor.organization).unrated_requests == 1
+    for number in (1, 2):
+        grant_credit(
+            organization=poor.organization, amount_nano=INPUT_NANO // 2 + 1, by="system", reason="late",
+            idempotency_key=f"late:{number}",
+        )  # fmt: skip
+        rate_usage()
+
+    assert earned(poor.organization) == INPUT_NANO
+    assert get_spending(organization=poor.organization).unrated_requests == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_many_gateways_at_once_never_lease_more_than_the_wallet_holds():
+    customer = make_customer(credit_nano=1_000)
+    leased: list[int] = []
+
+    def lease() -> None:
+        try:
+            leased.append(customer.lease(70).amount_nano)
+        except InsufficientBalance:
+            pass
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=lease) for _ in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(leased) == 1_000 // 70
+    balance = get_balance(organization=customer.organization)
+    assert balance.available_nano + sum(leased) == 1_000
+    assert balance.held_nano == sum(leased)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_recording_rating_leasing_and_closing_at_once_lose_and_invent_nothing():
+    customer = make_customer(credit_nano=USD)
+    records: list[UsageRecord] = []
+    failures: list[BaseException] = []
+
+    def serve(seed: int) -> None:
+        chance = random.Random(seed)
+        try:
+            leased = customer.lease(100_000)
+            for _ in range(6):
+                record = customer.record(slice_id=leased.hold_id, input_tokens=chance.randint(0, 200))
+                records.append(record)
+                record_usage(records=[record])
+                rate_usage()
+                leased = customer.lease(50_000, hold_id=leased.hold_id)
+                renew_slices(hold_ids=[leased.hold_id])
+            close_slice(hold_id=leased.hold_id, by="gateway:test")
+        except BaseException as error:
+            failures.append(error)
+            raise
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=serve, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    rate_usage()
+
+    assert not failures
+    balance = get_balance(organization=customer.organization)
+    assert earned(customer.organization) == price_of(records)
+    assert (balance.available_nano, balance.held_nano) == (USD - price_of(records), 0)
+    assert get_ledger_sum_nano() == 0
