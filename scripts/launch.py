@@ -124,12 +124,18 @@ def bring_up(prepared: Prepared, supervision: Supervision) -> None:
 def _prepare_data(prepared: Prepared, progress: Progress) -> None:
     _manage(prepared, "owner", "migrate", "--verbosity", "0")
     progress.done("migrations")
-    if prepared.known["ANNEAL_DEBUG"] != "1":
+    if prepared.known["ANNEAL_DEBUG"] != "1" and _static_files_changed(prepared.home):
         _manage(prepared, "sys", "collectstatic", "--noinput", "--verbosity", "0")
         progress.done("static files")
     _manage(prepared, "sys", "seed_catalog")
     _manage(prepared, "sys", "seed_demo")
     progress.done("catalogue and demo data")
+
+
+def _static_files_changed(home: Path) -> bool:
+    # Compressing them takes seconds; the manifest is written last.
+    manifest = home / "static/staticfiles.json"
+    return not manifest.exists() or manifest.stat().st_mtime_ns < _newest_change(["static"])[1]
 
 
 def _manage(prepared: Prepared, role: str, *arguments: str) -> None:
