@@ -39,7 +39,7 @@ def evaluate(
                 totals += [float(part) for part in loss_parts(model, batch)]
     finally:
         model.train(was_training)
-    loss, n_correct, n_trained = totals
+    loss, n_correct, n_trained = totals.tolist()
     return Evaluation(valid_loss=loss / n_trained, valid_mean_token_accuracy=n_correct / n_trained)
 
 

@@ -13,6 +13,7 @@ from gpu_workers.artifacts import folder_bytes, read_manifest
 from gpu_workers.events import CHECKPOINTS_FOLDER, UNNUMBERED, CheckpointReady, EventWriter
 from gpu_workers.train.callbacks import ProgressCallback, StopFlag
 from gpu_workers.train.checkpoint import Progress, TrainingState, save_checkpoint
+from gpu_workers.train.cpu_lora import speed_up_lora
 from gpu_workers.train.data import IGNORED, Encoded, LengthGroupedSampler, PaddingCollator
 from gpu_workers.train.evaluate import Evaluation, evaluate
 
@@ -177,6 +178,8 @@ def build_trainer(
         sampler=sampler,
     )
     _adapter_in_float32(trainer.model)
+    if not torch.cuda.is_available():
+        speed_up_lora(trainer.model)
     trainer.progress, trainer.events = callback, events
     callback.trainer, callback.validation = trainer, validation
     return trainer
