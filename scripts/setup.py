@@ -70,13 +70,16 @@ def has_nvidia_gpu() -> bool:
 
 def environments(*, dev: bool) -> list[Environment]:
     """The two environments of this machine, the slower one first."""
-    web = ("web.lock", "demo.lock", *(["dev.lock"] if dev or _has_dev_tools() else []))
-    if has_nvidia_gpu():
-        engines = Environment("engines (GPU)", REPOSITORY / ".venv-engines", ("engines-gpu.lock",))
-    else:
-        engines = Environment(
-            "engines (CPU)", REPOSITORY / ".venv-engines", ("engines-cpu.lock", "engines.lock"), PYTORCH_CPU_INDEX
-        )
+    dev = dev or _has_dev_tools()
+    web = ("web.lock", "demo.lock", *(["dev.lock"] if dev else []))
+    kind = "gpu" if has_nvidia_gpu() else "cpu"
+    locks = {"gpu": ["engines-gpu.lock"], "cpu": ["engines-cpu.lock", "engines.lock"]}[kind]
+    engines = Environment(
+        f"engines ({kind.upper()})",
+        REPOSITORY / ".venv-engines",
+        (*locks, *(["engines-dev.lock"] if dev else [])),
+        fallback_index=PYTORCH_CPU_INDEX if kind == "cpu" else None,
+    )
     return [engines, Environment("web", REPOSITORY / ".venv", web)]
 
 

@@ -1,0 +1,78 @@
+# Every verb works on a fresh clone with Python 3.11+ and make; `make` alone lists them.
+PYTHON ?= python3
+WEB    := .venv/bin/python
+ENGINES := .venv-engines/bin/python
+PYTEST := $(WEB) -m pytest
+MANAGE := $(WEB) -m scripts.with_services manage.py
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev demo demo-ci dev test test-unit test-browser test-engines test-e2e chaos check fix \
+        migrations shell screenshots clean
+
+help: ## list the verbs
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/; s/%/NAME/' | expand -t 16
+
+# --- run ---------------------------------------------------------------------------------------------------------
+
+setup: ## create the two environments and install locked dependencies
+	@$(PYTHON) scripts/setup.py
+
+demo: ## start everything, run the main job, keep running (Ctrl-C stops it all)
+	@$(PYTHON) scripts/up.py --main-job
+
+demo-ci: ## the main job and a QLoRA job, then exit; the last line is one JSON object
+	@$(PYTHON) scripts/up.py --ci
+
+dev: ## start everything with reload, without the main job
+	@$(PYTHON) scripts/up.py --reload
+
+# --- test --------------------------------------------------------------------------------------------------------
+
+setup-dev: # what the tests and checks need on top
+	@$(PYTHON) scripts/setup.py --dev --browser
+
+test: setup-dev test-unit test-engines test-browser test-e2e ## all tests; installs Chromium when it is missing
+
+test-unit: setup-dev # unit, API and guard tests on both cores
+	$(PYTEST) -n 2 --dist loadfile -m "not e2e and not chaos" --ignore=tests/browser --ignore=tests/engines --ignore=tests/e2e
+
+test-engines: setup-dev # trainer and vLLM in their own environment
+	$(ENGINES) -m pytest tests/engines
+
+test-browser: setup-dev # journeys on system Chromium
+	$(PYTEST) tests/browser
+
+test-e2e: setup-dev # the whole platform as processes, short selection
+	$(PYTEST) -m "e2e and not chaos" tests/e2e
+
+chaos: setup-dev ## kill -9 of every process at every point (long)
+	$(PYTEST) -m chaos tests/e2e
+
+bench-%: setup-dev ## one benchmark of tests/bench, e.g. make bench-estimate_error
+	$(WEB) -m tests.bench.$*
+
+# --- write -------------------------------------------------------------------------------------------------------
+
+check: setup-dev ## lint, format, types, import contracts, migrations, deployment checks
+	$(WEB) -m ruff check .
+	$(WEB) -m ruff format --check .
+	$(MANAGE) check
+	$(MANAGE) makemigrations --check --dry-run
+	$(WEB) -m scripts.with_services $(WEB) -m mypy
+	.venv/bin/lint-imports
+
+fix: setup-dev ## format and repair what ruff can
+	$(WEB) -m ruff check --fix .
+	$(WEB) -m ruff format .
+
+migrations: setup-dev ## write migrations for changed models
+	$(WEB) -m scripts.with_services --role owner manage.py makemigrations
+
+shell: setup ## a Django shell as the role of management commands, all tenants in view
+	$(MANAGE) shell
+
+screenshots: setup-dev ## a picture of every page, into .anneal/screenshots
+	$(PYTEST) tests/browser/screenshots.py
+
+clean: ## remove the environments and all data under .anneal
+	rm -rf .venv .venv-engines .anneal .mypy_cache .ruff_cache .pytest_cache
