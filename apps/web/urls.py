@@ -2,11 +2,23 @@
 
 from django.urls import path
 
-from apps.web import keys, members, organization, styleguide, theme
+from apps.web import datasets, jobs, keys, members, organization, styleguide, theme
 
 app_name = "web"
 
 urlpatterns = [
+    path("jobs", jobs.index, name="job_list"),
+    path("jobs/<str:job_id>", jobs.detail, name="job_detail"),
+    path("jobs/<str:job_id>/chart", jobs.chart, name="job_chart"),
+    path("jobs/<str:job_id>/stream", jobs.stream, name="job_stream"),
+    path("jobs/<str:job_id>/cancel", jobs.cancel, name="job_cancel"),
+    path("jobs/<str:job_id>/pause", jobs.pause, name="job_pause"),
+    path("jobs/<str:job_id>/resume", jobs.resume, name="job_resume"),
+    path("datasets", datasets.index, name="dataset_list"),
+    path("datasets/upload", datasets.upload, name="dataset_upload"),
+    path("datasets/<str:file_id>", datasets.detail, name="dataset_detail"),
+    path("datasets/<str:file_id>/download", datasets.download, name="dataset_download"),
+    path("datasets/<str:file_id>/delete", datasets.delete, name="dataset_delete"),
     path("theme", theme.switch, name="theme"),
     path("organization", organization.settings, name="organization_settings"),
     path("organization/new", organization.create, name="organization_create"),

@@ -1,0 +1,335 @@
+"""Fine-tuning jobs: the list, one job with its live chart, and what may be done to it."""
+
+import datetime
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_POST, require_safe
+
+from apps.accounts.models import Membership, Organization
+from apps.accounts.roles import Permission, has_permission
+from apps.core.clock import db_now
+from apps.core.errors import DomainError
+from apps.datasets.queries import download_url as file_url
+from apps.finetuning import attempts, operations, queries
+from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.models import FineTuningJob, JobEvent
+from apps.finetuning.scheduling import queue_position
+from apps.web import svg
+from apps.web.access import organization_view
+from apps.web.live import follow_job
+
+_PAGE = 25
+_MOST_POINTS = 1_500  # beyond it a chart shows no more and costs more
+_SHOWN_EVENTS = 200
+_STATES = (("", "All"), ("running", "Training"), ("queued", "Queued"), ("succeeded", "Succeeded"), ("failed", "Failed"))
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One step of a job as people see it: Validate, Queue, Boot, Train, Export, Ready."""
+
+    name: str
+    state: str = ""  # "done", "now", "failed", "stopped"
+    note: str = ""
+    percent: float | None = None
+    long: bool = False
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    """List the jobs; htmx asks for the table alone."""
+    rows = queries.list_jobs(organization=organization)
+    status = request.GET.get("status", "")
+    page = Paginator(rows.filter(status=status) if status else rows, _PAGE).get_page(request.GET.get("page"))
+    address = f"{reverse('web:job_list')}?status={status}"
+    context = {
+        "jobs": [_summary(job) for job in page.object_list],
+        "page": page,
+        "tabs": [
+            {"label": label, "url": f"{reverse('web:job_list')}?status={value}", "current": value == status}
+            for value, label in _STATES
+        ],
+        "address": f"{address}&page={page.number}",
+        "previous": f"{address}&page={page.previous_page_number()}" if page.has_previous() else "",
+        "next": f"{address}&page={page.next_page_number()}" if page.has_next() else "",
+        "may_create": has_permission(membership.role, Permission.JOB_WRITE),
+        "has_live": any(job.status not in JOB_TERMINAL for job in page.object_list),
+    }
+    return render(request, "jobs/list.html" + ("#table" if request.htmx else ""), context)
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def detail(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
+    """Show one job; htmx asks again for the parts that change when its state does."""
+    job = queries.get_job(organization=organization, id=job_id)
+    context = _detail(job, membership)
+    return render(request, "jobs/detail.html" + ("#state" if request.htmx else ""), context)
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def chart(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> JsonResponse:
+    """Return the curves so far: {"x", "series", "total", "checkpoints"}."""
+    job = queries.get_job(organization=organization, id=job_id)
+    return JsonResponse(_curves(job))
+
+
+def stream(request: HttpRequest, job_id: str) -> HttpResponseBase:
+    """Server-sent events of the job, from Last-Event-ID (or ?after) on."""
+    opened = _open_stream(request, job_id=job_id)
+    if not isinstance(opened, HttpResponse) or opened.status_code != 204:
+        return opened
+    after = request.headers.get("Last-Event-ID") or request.GET.get("after", "0")
+    response = StreamingHttpResponse(
+        follow_job(
+            organization_id=opened.headers["X-Organization"], job_id=job_id, after=int(after) if after.isdigit() else 0
+        ),
+        content_type="text/event-stream",
+    )
+    response.headers["Cache-Control"] = "no-store"
+    response.headers["X-Accel-Buffering"] = "no"
+    return response
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def _open_stream(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
+    """Authorise in a transaction of its own, so that a watcher holds no connection."""
+    queries.get_job(organization=organization, id=job_id)
+    return HttpResponse(status=204, headers={"X-Organization": organization.pk})
+
+
+stream.access = _open_stream.access  # type: ignore[attr-defined]
+
+
+@require_POST
+@organization_view(Permission.JOB_WRITE)
+def cancel(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
+    return _act(
+        request, organization, membership, job_id, operations.request_cancellation, "The job is being cancelled."
+    )
+
+
+@require_POST
+@organization_view(Permission.JOB_WRITE)
+def pause(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
+    return _act(
+        request, organization, membership, job_id, operations.request_pause, "Saving a checkpoint, then pausing."
+    )
+
+
+@require_POST
+@organization_view(Permission.JOB_WRITE)
+def resume(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
+    return _act(request, organization, membership, job_id, operations.resume, "The job is queued again.")
+
+
+def _act(
+    request: HttpRequest, organization: Organization, membership: Membership, job_id: str, act: Any, words: str
+) -> HttpResponse:
+    job = queries.get_job(organization=organization, id=job_id)
+    try:
+        act(job=job, by=membership.user_id, now=db_now())
+    except DomainError as refused:
+        messages.error(request, refused.message)
+    else:
+        messages.success(request, words)
+    return redirect("web:job_detail", job_id=job_id)
+
+
+# --- what the pages show ----------------------------------------------------------------------------------------
+
+
+def title_of(job: FineTuningJob) -> str:
+    return job.suffix or f"{job.base_model.display_name} on {job.training_file.dataset.name}"
+
+
+def _summary(job: FineTuningJob) -> dict[str, Any]:
+    return {
+        "job": job,
+        "title": title_of(job),
+        "percent": percent_of(job),
+        "spent_nano": job.cost_nano if job.status in JOB_TERMINAL else _spent_nano(job),
+    }
+
+
+def percent_of(job: FineTuningJob) -> int:
+    if job.status == "succeeded":
+        return 100
+    return round(100 * job.step / job.total_steps) if job.total_steps else 0
+
+
+def _spent_nano(job: FineTuningJob) -> int:
+    return attempts.cost_of(job=job, gpu_ms=sum(job.runs.values_list("billed_gpu_ms", flat=True)))
+
+
+def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
+    metrics = _metrics(job)
+    losses = [event.data["train_loss"] for event in metrics if event.data.get("train_loss") is not None]
+    evaluated = [event.data for event in metrics if event.data.get("valid_loss") is not None]
+    now = db_now()
+    return {
+        "job": job,
+        "title": title_of(job),
+        "phases": _phases(job, now),
+        "percent": percent_of(job),
+        "loss": losses[-1] if losses else None,
+        "first_loss": losses[0] if losses else None,
+        "best": min(evaluated, key=lambda data: data["valid_loss"], default=None),
+        "evaluations": evaluated,
+        "seconds_left": _seconds_left(job),
+        "spent_nano": job.cost_nano if job.status in JOB_TERMINAL else _spent_nano(job),
+        "queue_position": _queue_position(job, now),
+        "checkpoints": list(queries.list_checkpoints(job=job)[:10]),
+        "runs": list(job.runs.order_by("attempt").select_related("worker")),
+        "peak_bytes": max((run.peak_memory_bytes or 0 for run in job.runs.all()), default=0),
+        "memory": _memory_bar(job),
+        "events": [_shown(event) for event in queries.list_events(job=job).exclude(type="metrics")[:_SHOWN_EVENTS]],
+        "recipe": _recipe(job),
+        "samples": _samples(job),
+        "is_live": job.status not in JOB_TERMINAL,
+        "may_write": has_permission(membership.role, Permission.JOB_WRITE),
+        "speed": metrics[-1].data.get("tokens_per_second") if metrics else None,
+        "file_url": file_url(version=job.training_file) if job.training_file.status != "deleted" else "",
+    }
+
+
+def _metrics(job: FineTuningJob) -> list[JobEvent]:
+    return list(job.events.filter(type="metrics").order_by("sequence"))
+
+
+def _curves(job: FineTuningJob) -> dict[str, Any]:
+    """The last attempt's word counts: a resumed attempt repeats steps the lost one had reported."""
+    by_step: dict[int, dict[str, Any]] = {}
+    for event in _metrics(job):
+        by_step.setdefault(event.data["step"], {}).update(
+            {name: value for name, value in event.data.items() if value is not None}
+        )
+    steps = sorted(by_step)
+    stride = -(-len(steps) // _MOST_POINTS) or 1
+    kept = [step for index, step in enumerate(steps) if index % stride == 0 or "valid_loss" in by_step[step]]
+    names = ("train_loss", "valid_loss", "learning_rate", "grad_norm", "tokens_per_second")
+    return {
+        "x": kept,
+        "series": {name: [by_step[step].get(name) for step in kept] for name in names},
+        "total": job.total_steps,
+        "epochs": _epoch_ends(job),
+        "checkpoints": sorted(queries.list_checkpoints(job=job).values_list("step", flat=True)),
+        "best": None,
+    }
+
+
+def _epoch_ends(job: FineTuningJob) -> list[int]:
+    epochs = job.hyperparameters["epochs"]
+    if not job.total_steps or epochs < 2:
+        return []
+    return [round(job.total_steps * epoch / epochs) for epoch in range(1, epochs)]
+
+
+def _phases(job: FineTuningJob, now: datetime.datetime) -> list[Phase]:
+    run = job.runs.order_by("-attempt").first()
+    trained = run.training_started_at if run else None
+    moments = [job.created_at, job.queued_at, job.started_at, trained, job.finished_at]
+    names = ("Validate", "Queue", "Boot", "Train")
+    phases = []
+    for index, name in enumerate(names):
+        begun, ended = moments[index], moments[index + 1]
+        is_train = name == "Train"
+        if begun is None:
+            phases.append(Phase(name, long=is_train))
+        elif ended is not None:
+            phases.append(Phase(name, "done", _span(ended - begun), long=is_train))
+        else:
+            percent = percent_of(job) if is_train else None
+            phases.append(Phase(name, "now", f"{percent}%" if is_train else _span(now - begun), percent, is_train))
+    return [*_with_end(phases, job), _ready(job)]
+
+
+def _with_end(phases: list[Phase], job: FineTuningJob) -> list[Phase]:
+    """Mark where a job that failed or was stopped came to its end."""
+    marks = {"failed": "failed", "cancelled": "stopped", "paused": "stopped"}
+    mark = marks.get(job.status)
+    if mark is None:
+        return phases
+    last = max((index for index, phase in enumerate(phases) if phase.state), default=0)
+    ended = phases[last]
+    phases[last] = Phase(ended.name, mark, ended.note, long=ended.long)
+    return phases
+
+
+def _ready(job: FineTuningJob) -> Phase:
+    return Phase("Ready", "done" if job.status == "succeeded" else "")
+
+
+def _span(length: datetime.timedelta) -> str:
+    seconds = max(int(length.total_seconds()), 0)
+    return f"{seconds}s" if seconds < 60 else f"{seconds // 60}m {seconds % 60:02d}s"
+
+
+def _seconds_left(job: FineTuningJob) -> float | None:
+    total = job.estimate.get("train_seconds_p50")
+    if job.status not in ("queued", "running") or total is None:
+        return None
+    return total * (1 - percent_of(job) / 100)
+
+
+def _queue_position(job: FineTuningJob, now: datetime.datetime) -> int | None:
+    run = queries.get_active_run(job=job) if job.status == "queued" else None
+    return queue_position(run=run, now=now) if run and run.status == "queued" else None
+
+
+def _memory_bar(job: FineTuningJob) -> svg.MemoryBar | None:
+    if not job.estimate:
+        return None
+    parts = [(part["label"], part["bytes"] / _GIB) for part in job.estimate["parts"]]
+    return svg.memory_bar(parts, job.estimate["capacity_bytes"] / _GIB)
+
+
+def _shown(event: JobEvent) -> dict[str, Any]:
+    return {"level": event.level, "message": event.message, "detail": "", "at": event.created_at}
+
+
+def _recipe(job: FineTuningJob) -> list[tuple[str, str]]:
+    recipe = job.hyperparameters
+    return [
+        ("Dataset", job.training_file.dataset.name),
+        ("Base model", job.base_model.display_name),
+        ("Method", "QLoRA, NF4" if recipe["quantization"] else "LoRA"),
+        ("Rank, alpha", f"{recipe['lora_rank']}, {recipe['lora_alpha']}"),
+        ("Learning rate", f"{recipe['learning_rate']:g}, {recipe['lr_scheduler']}"),
+        ("Batch", f"{recipe['batch_size']} rows, {recipe['gradient_accumulation_steps']} micro-steps"),
+        ("Epochs", str(recipe["epochs"])),
+        ("Longest row", f"{recipe['max_length']} tokens"),
+        ("Seed", str(recipe["seed"])),
+    ]
+
+
+def _samples(job: FineTuningJob) -> list[dict[str, str]]:
+    """The same job as an API call, with the values it ran with."""
+    extra = {"lora": {"rank": job.hyperparameters["lora_rank"], "alpha": job.hyperparameters["lora_alpha"]}}
+    if job.hyperparameters["quantization"]:
+        extra["quantization"] = job.hyperparameters["quantization"]
+    body = {"model": job.base_model.name, "training_file": job.training_file_id, "suffix": job.suffix or None} | extra
+    python = (
+        "from openai import OpenAI\n\n"
+        f'client = OpenAI(base_url="{settings.PUBLIC_URL}/v1", api_key="ann_live_…")\n'
+        "job = client.fine_tuning.jobs.create(\n"
+        f'    model="{job.base_model.name}",\n    training_file="{job.training_file_id}",\n'
+        f"    extra_body={json.dumps(extra)},\n)\n"
+    )
+    curl = (
+        f"curl {settings.PUBLIC_URL}/v1/fine_tuning/jobs \\\n  -H 'Authorization: Bearer ann_live_…' \\\n"
+        f"  -H 'Content-Type: application/json' \\\n  -d '{json.dumps(body)}'\n"
+    )
+    return [{"key": "curl", "label": "curl", "code": curl}, {"key": "python", "label": "Python", "code": python}]

@@ -1,0 +1,129 @@
+"""The job pages: who sees them, what they show, and the live stream that misses nothing."""
+
+import asyncio
+import json
+
+import pytest
+
+from apps.contracts import runs as wire
+from apps.core.tenancy import tenant
+from apps.web.live import follow_job
+from tests.factories.finetuning import Floor
+from tests.unit.finetuning.conftest import claim, reload  # noqa: F401 - fixtures
+
+
+@pytest.fixture
+def floor(organization) -> Floor:
+    return Floor(organization)
+
+
+def step(number: int, loss: float) -> dict:
+    return {
+        "step": number,
+        "total_steps": 10,
+        "epoch": number / 10,
+        "train_loss": loss,
+        "learning_rate": 1e-3,
+        "grad_norm": 1.0,
+        "trained_tokens": 50 * number,
+        "tokens_per_second": 900.0,
+        "training_seconds": float(number),
+    }
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/jobs/{id}", "/jobs/{id}/chart"])
+def test_pages_are_seen_by_every_member_and_nobody_else(path, floor, client_for, alice, bob, vera, charlie, rival):
+    url = path.format(id=floor.job().pk)
+
+    assert [client_for(person).get(url).status_code for person in (alice, bob, vera)] == [200, 200, 200]
+    assert client_for(charlie).get(url).status_code == (200 if path == "/jobs" else 404)
+    assert client_for(None).get(url).status_code == 302
+
+
+def test_another_tenants_jobs_are_not_in_the_list(floor, client_for, charlie, rival):
+    job = floor.job(suffix="canary")
+
+    page = client_for(charlie).get("/jobs").content.decode()
+
+    assert "canary" not in page
+    assert job.pk not in page
+
+
+def test_a_viewer_cannot_cancel_and_a_member_can(floor, client_for, bob, vera, reload):  # noqa: F811
+    job = floor.job()
+
+    assert client_for(vera).post(f"/jobs/{job.pk}/cancel").status_code == 403
+    assert reload(job).status == "queued"
+    assert client_for(bob).post(f"/jobs/{job.pk}/cancel").status_code == 302
+    assert reload(job).status == "cancelled"
+
+
+def test_the_page_shows_what_a_running_job_has_done(floor, client_for, alice, claim):  # noqa: F811
+    job = floor.job(suffix="triage")
+    attempt = claim()
+    attempt.start()
+    attempt.report(wire.StepCompleted, **step(1, 3.5))
+    attempt.report(wire.StepCompleted, **step(2, 2.25))
+    attempt.checkpoint(step=2, seconds=4.0)
+
+    page = client_for(alice).get(f"/jobs/{job.pk}").content.decode()
+    curves = client_for(alice).get(f"/jobs/{job.pk}/chart").json()
+
+    assert "2.250" in page
+    assert "Checkpoint saved at step 2" in page
+    assert (curves["x"], curves["series"]["train_loss"], curves["checkpoints"]) == ([1, 2], [3.5, 2.25], [2])
+
+
+def test_htmx_gets_only_the_part_that_changes(floor, client_for, alice):
+    job = floor.job()
+
+    part = client_for(alice).get(f"/jobs/{job.pk}", headers={"HX-Request": "true"}).content.decode()
+
+    assert "<html" not in part
+    assert 'id="job-state"' in part
+
+
+def test_a_failed_job_says_why_and_what_was_paid(floor, client_for, alice, claim):  # noqa: F811
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    attempt.finish(wire.Failed(code="out_of_memory", message="CUDA out of memory at step 3."))
+
+    page = client_for(alice).get(f"/jobs/{job.pk}").content.decode()
+
+    assert "CUDA out of memory at step 3." in page
+    assert "You paid nothing." in page
+
+
+def test_the_stream_of_a_foreign_job_is_not_found(floor, client_for, charlie, rival, alice):
+    job = floor.job()
+
+    assert client_for(charlie).get(f"/jobs/{job.pk}/stream").status_code == 404
+    assert client_for(None).get(f"/jobs/{job.pk}/stream").status_code == 302
+    assert client_for(alice).get("/jobs/ftjob-unknown/stream").status_code == 404
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_watcher_who_comes_back_gets_exactly_what_it_missed(floor, organization, claim):  # noqa: F811
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    for number in range(1, 4):
+        attempt.report(wire.StepCompleted, **step(number, 3.0 / number))
+    attempt.succeed(floor.base_model)
+    with tenant(organization=organization):
+        sequences = list(job.events.order_by("sequence").values_list("sequence", flat=True))
+
+    async def watch(after: int) -> list[str]:
+        stream = follow_job(organization_id=organization.pk, job_id=job.pk, after=after)
+        return [frame.decode() async for frame in stream]
+
+    everything, rest = asyncio.run(watch(0)), asyncio.run(watch(4))
+
+    assert [_id(frame) for frame in everything[:-1]] == sequences == list(range(1, len(sequences) + 1))
+    assert [_id(frame) for frame in rest[:-1]] == sequences[4:]
+    assert json.loads(everything[-1].partition("data: ")[2]) == {"status": "succeeded"}
+
+
+def _id(frame: str) -> int:
+    return int(frame.partition("id: ")[2].partition("\n")[0])
