@@ -6,6 +6,7 @@ import json
 import pytest
 
 from apps.contracts import runs as wire
+from apps.contracts.failures import FailureCode
 from apps.core.tenancy import tenant
 from apps.web.live import follow_job
 from tests.factories.finetuning import Floor
@@ -87,7 +88,7 @@ def test_a_failed_job_says_why_and_what_was_paid(floor, client_for, alice, claim
     job = floor.job()
     attempt = claim()
     attempt.start()
-    attempt.finish(wire.Failed(code="out_of_memory", message="CUDA out of memory at step 3."))
+    attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
 
     page = client_for(alice).get(f"/jobs/{job.pk}").content.decode()
 
