@@ -1,0 +1,361 @@
+"""Every address × who asks × method × whose id: nobody reads, changes or even detects another tenant's objects.
+
+The world is built once; each request is undone. What to try on an address stands in url_fixtures.py.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.conf import settings
+from django.db import transaction
+from django.test import Client
+from django.urls import URLPattern, URLResolver, get_resolver, reverse
+
+from apps.accounts.models import User
+from apps.accounts.roles import ROLES, has_permission
+from apps.api.views import ApiView
+from tests.guards.url_fixtures import URLS, Url
+from tests.guards.world import MAKERS, SHARED, Tenant, World, build_world, key_secret, rows_of, undone
+
+pytestmark = pytest.mark.django_db  # inside the world's transaction: each test is a savepoint of it
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+PAGES = sorted(name for name, url in URLS.items() if url.kind == "page")
+APIS = sorted(name for name, url in URLS.items() if url.kind == "api")
+STAFF = sorted(name for name, url in URLS.items() if url.kind == "staff")
+PEOPLE = sorted(name for name, url in URLS.items() if url.kind == "person")
+OPEN = sorted(name for name, url in URLS.items() if url.kind in ("public", "signed"))
+WITH_IDS = sorted(
+    name for name, url in URLS.items() if url.kind in ("page", "api") and set(url.ids.values()) & set(MAKERS)
+)
+WITH_REFS = sorted(name for name, url in URLS.items() if url.refs)
+
+
+@pytest.fixture(scope="module")
+def world(django_db_setup: None, django_db_blocker: Any) -> Iterator[World]:
+    with django_db_blocker.unblock(), transaction.atomic():
+        yield build_world()
+        transaction.set_rollback(True)
+
+
+@pytest.fixture(params=["both walls", "scoping alone"])
+def walls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With `scoping alone` requests run as the owner of the tables, for whom every tenant's rows are visible."""
+    if request.param == "scoping alone":
+        monkeypatch.setattr("apps.core.tenancy.APP_ROLE", "anneal_owner")
+    return request.param
+
+
+# --- the list itself --------------------------------------------------------------------------------------------------
+
+
+def named_views() -> Iterator[tuple[str, Any]]:
+    yield from _walk(get_resolver(settings.ROOT_URLCONF), "")
+
+
+def _walk(resolver: URLResolver, namespace: str) -> Iterator[tuple[str, Any]]:
+    for entry in resolver.url_patterns:
+        if isinstance(entry, URLResolver):
+            inner = f"{namespace}{entry.namespace}:" if entry.namespace else namespace
+            yield from _walk(entry, inner)
+        elif isinstance(entry, URLPattern):
+            yield f"{namespace}{entry.name}", entry.callback
+
+
+def test_every_url_has_a_line_and_every_line_a_url() -> None:
+    names = {name for name, _ in named_views()}
+
+    assert names - set(URLS) == set(), "add a line to tests/guards/url_fixtures.py"
+    assert set(URLS) - names == set(), "these lines have no URL any more"
+    assert all(not name.endswith("None") for name in names), "a URL needs a name"
+
+
+def test_every_exception_says_why() -> None:
+    assert all(url.reason for url in URLS.values() if url.kind in ("public", "signed"))
+
+
+def test_every_id_is_of_a_known_kind() -> None:
+    kinds = {kind for url in URLS.values() for kind in (*url.ids.values(), *url.refs.values())}
+
+    assert kinds <= set(MAKERS) | set(SHARED)
+
+
+@pytest.mark.parametrize(("name", "view"), sorted(named_views(), key=lambda each: each[0]))
+def test_every_view_carries_the_mark_of_its_audience(name: str, view: Any) -> None:
+    kind = URLS[name].kind
+    if kind == "api":
+        assert issubclass(view.view_class if hasattr(view, "view_class") else view.cls, ApiView)
+    elif name.startswith(("web:", "staff:")):
+        expected = {"page": "organization", "staff": "operator"}.get(kind, kind)
+        assert view.access.audience == expected
+
+
+# --- asking -----------------------------------------------------------------------------------------------------------
+
+
+def address(name: str, tenant: Tenant, *, missing: bool = False) -> str:
+    return reverse(
+        name, kwargs={part: _id(kind, tenant, missing) for part, kind in URLS[name].ids.items()} or _free(name)
+    )
+
+
+def _free(name: str) -> dict[str, str]:
+    return {"key": "org/x/files/y"} if name == "signed_object" else {}
+
+
+def _id(kind: str, tenant: Tenant, missing: bool) -> str:
+    found = tenant.ids[kind] if kind in MAKERS else SHARED[kind](tenant.installation)
+    return found[:-6] + "zzzzzz" if missing else found
+
+
+def body(url: Url, tenant: Tenant, *, missing: bool = False) -> dict[str, Any]:
+    return dict(url.data) | {member: _id(kind, tenant, missing) for member, kind in url.refs.items()}
+
+
+def browser(user: User | None) -> Client:
+    client = Client(raise_request_exception=False)
+    if user is not None:
+        client.force_login(user, backend=settings.AUTHENTICATION_BACKENDS[0])
+    return client
+
+
+@dataclass(frozen=True)
+class Answer:
+    status_code: int
+    headers: Mapping[str, str]
+    text: str
+
+    @property
+    def code(self) -> str:
+        return json.loads(self.text)["error"]["code"]
+
+
+def ask(client: Client, method: str, path: str, data: dict[str, Any], secret: str | None = None) -> Answer:
+    response = _send(client, method, path, data, {"authorization": f"Bearer {secret}"} if secret else {})
+    try:
+        return Answer(response.status_code, dict(response.headers), _read(response).decode(errors="replace"))
+    finally:
+        response.close()
+
+
+def _send(client: Client, method: str, path: str, data: dict[str, Any], headers: dict[str, str]) -> Any:
+    if method == "GET":
+        return client.get(path, data, headers=headers)
+    if path.startswith(("/v1", "/api")):
+        return client.generic(method, path, json.dumps(data), content_type="application/json", headers=headers)
+    return (
+        client.post(path, data, headers=headers) if method == "POST" else client.generic(method, path, headers=headers)
+    )
+
+
+def _read(response: Any) -> bytes:
+    if not response.streaming:
+        return response.content
+    return async_to_sync(_read_async)(response) if response.is_async else b"".join(response)
+
+
+async def _read_async(response: Any) -> bytes:
+    return b"".join([chunk async for chunk in response])
+
+
+def comparable(response: Answer, *ids: str) -> tuple[int, str]:
+    """Return status and body without what differs between any two answers: ids asked for, request id, CSRF token."""
+    text = response.text
+    for identifier in ids:
+        text = text.replace(identifier, "<id>")
+    text = re.sub(r"req_[0-9a-z]{26}", "<request>", text)
+    return response.status_code, re.sub(r"(X-CSRFToken\": \"|csrfmiddlewaretoken\" value=\")\w+", r"\1<csrf>", text)
+
+
+def assert_no_leak(response: Answer, other: Tenant) -> None:
+    assert other.canary not in response.text
+    assert other.canary not in str(response.headers)
+    assert response.status_code < 500
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PAGES + PEOPLE + STAFF)
+def test_a_page_sends_nobody_to_sign_in(name: str, world: World) -> None:
+    with undone():
+        for method in METHODS:
+            response = ask(browser(None), method, address(name, world.acme), body(URLS[name], world.acme))
+            assert response.status_code in (302, 405), method
+            assert response.status_code == 405 or response.headers["Location"].startswith("/accounts/login/")
+            assert_no_leak(response, world.acme)
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("role", ROLES)
+def test_a_page_opens_for_the_roles_it_names_and_no_other(name: str, role: str, world: World) -> None:
+    url = URLS[name]
+    for method, permission in url.methods.items():
+        with undone():
+            response = ask(browser(world.acme.people[role]), method, address(name, world.acme), body(url, world.acme))
+        assert permission is not None
+        if has_permission(role, permission) and role not in url.refuses:
+            assert response.status_code < 400 or response.status_code in (400, 422, 429), (method, response.text)
+        else:
+            assert response.status_code == 403, method
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_answers_only_the_methods_it_names(name: str, world: World) -> None:
+    for method in set(METHODS) - set(URLS[name].methods):
+        with undone():
+            response = ask(browser(world.acme.owner), method, address(name, world.acme), {})
+        assert response.status_code == 405, method
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_an_api_key_opens_no_page(name: str, world: World) -> None:
+    with undone():
+        secret = key_secret(world.acme)
+        for method in URLS[name].methods:
+            response = ask(browser(None), method, address(name, world.acme), {}, secret)
+            assert response.status_code == 302, method
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_shows_an_operator_without_membership_nothing(name: str, world: World) -> None:
+    for method in URLS[name].methods:
+        with undone():
+            response = ask(browser(world.operator), method, address(name, world.acme), body(URLS[name], world.acme))
+        assert (response.status_code, response.headers["Location"]) == (302, "/organization/new"), method
+
+
+@pytest.mark.parametrize("name", STAFF)
+def test_the_console_opens_for_operators_and_no_other(name: str, world: World) -> None:
+    url = URLS[name]
+    for method in METHODS:
+        with undone():
+            refused = ask(browser(world.acme.owner), method, address(name, world.acme), body(url, world.acme))
+        with undone():
+            opened = ask(browser(world.operator), method, address(name, world.acme), body(url, world.acme))
+        assert refused.status_code == (403 if method in url.methods else 405), method
+        if method in url.methods:
+            assert opened.status_code < 400 or opened.status_code in (400, 422), (method, opened.text)
+
+
+@pytest.mark.parametrize("name", PEOPLE)
+@pytest.mark.parametrize("who", ["owner", "loner"])
+def test_a_page_for_anybody_works_without_an_organization(name: str, who: str, world: World) -> None:
+    user = world.acme.owner if who == "owner" else world.loner
+    for method in METHODS:
+        with undone():
+            response = ask(browser(user), method, address(name, world.acme), body(URLS[name], world.acme))
+        assert_no_leak(response, world.rival)
+        if method not in URLS[name].methods:
+            assert response.status_code == 405, method
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_an_open_address_shows_no_tenants_data(name: str, world: World) -> None:
+    for method in METHODS:
+        with undone():
+            before = rows_of(world.acme)
+            response = ask(browser(None), method, address(name, world.acme, missing=True), dict(URLS[name].data))
+            assert_no_leak(response, world.acme)
+            assert rows_of(world.acme) == before
+        if method not in URLS[name].methods:
+            assert response.status_code in (403, 404, 405), method
+
+
+# --- API --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", APIS)
+def test_the_api_wants_a_key(name: str, world: World) -> None:
+    url = URLS[name]
+    for method in METHODS:
+        with undone():
+            nobody = ask(browser(None), method, address(name, world.acme), body(url, world.acme))
+            session = ask(browser(world.acme.owner), method, address(name, world.acme), body(url, world.acme))
+        assert (nobody.status_code, session.status_code) == (401, 401), method
+        assert nobody.code == "invalid_api_key"
+
+
+@pytest.mark.parametrize("name", APIS)
+def test_the_api_wants_the_scope_it_names(name: str, world: World) -> None:
+    url = URLS[name]
+    for method in METHODS:
+        scope = url.methods.get(method)
+        with undone():
+            full = ask(browser(None), method, address(name, world.acme), body(url, world.acme), key_secret(world.acme))
+            narrow_key = key_secret(world.acme, without=scope)
+            narrow = ask(browser(None), method, address(name, world.acme), body(url, world.acme), narrow_key)
+        if scope is None:
+            assert full.status_code == 405, method
+        else:
+            is_understood = full.status_code < 400 or full.status_code in (400, 415, 422, 429)
+            assert is_understood, (method, full.text)
+            assert narrow.status_code == 403, method
+
+
+# --- other tenants ----------------------------------------------------------------------------------------------------
+
+
+def actors(url: Url, tenant: Tenant) -> Iterator[tuple[str, Client, str | None]]:
+    """Yield who asks: each role in a browser, or a key with every scope."""
+    if url.kind == "api":
+        yield "key", browser(None), key_secret(tenant)
+    else:
+        for role, user in tenant.people.items():
+            yield role, browser(user), None
+
+
+@pytest.mark.parametrize("name", WITH_IDS)
+def test_a_foreign_id_reads_like_one_that_does_not_exist(name: str, world: World, walls: str) -> None:
+    """Both ways round: Acme's people with Rival's ids, and an outsider, Rival's owner, with Acme's."""
+    url = URLS[name]
+    for asking, other in ((world.acme, world.rival), (world.rival, world.acme)):
+        with undone():
+            before = rows_of(other)
+            for role, client, secret in actors(url, asking):
+                for method, permission in url.methods.items():
+                    answers = []
+                    for missing in (False, True):
+                        path = address(name, other, missing=missing)
+                        response = ask(client, method, path, body(url, asking), secret)
+                        assert_no_leak(response, other)
+                        ids = [_id(kind, other, missing) for kind in url.ids.values()]
+                        answers.append(comparable(response, *ids))
+                    assert answers[0] == answers[1], (role, method)
+                    allowed = role == "key" or (permission is not None and has_permission(role, permission))
+                    assert answers[0][0] in ((404,) if allowed else (403, 404)), (role, method)
+            assert rows_of(other) == before
+
+
+@pytest.mark.parametrize("name", WITH_REFS)
+def test_a_foreign_id_in_a_body_reads_like_one_that_does_not_exist(name: str, world: World, walls: str) -> None:
+    url = URLS[name]
+    with undone():
+        before = rows_of(world.rival)
+        for role, client, secret in actors(url, world.acme):
+            for method in set(url.methods) - {"GET"}:
+                answers = []
+                for missing in (False, True):
+                    sent = body(url, world.rival, missing=missing)
+                    response = ask(client, method, address(name, world.acme), sent, secret)
+                    assert_no_leak(response, world.rival)
+                    ids = [_id(kind, world.rival, missing) for kind in url.refs.values()]
+                    answers.append(comparable(response, *ids))
+                assert answers[0] == answers[1], (role, method)
+                assert 400 <= answers[0][0] < 500, (role, method)
+        assert rows_of(world.rival) == before
+
+
+@pytest.mark.parametrize("name", sorted(set(PAGES + APIS) - set(WITH_IDS)))
+def test_a_list_shows_the_tenants_own_rows_only(name: str, world: World, walls: str) -> None:
+    url = URLS[name]
+    with undone():
+        foreign = {"organization": world.rival.organization.pk, "organization_id": world.rival.organization.pk}
+        for _, client, secret in actors(url, world.acme):
+            for method in set(url.methods) & {"GET"}:
+                response = ask(client, method, address(name, world.acme), foreign, secret)
+                assert_no_leak(response, world.rival)

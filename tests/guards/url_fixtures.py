@@ -1,0 +1,138 @@
+"""One line per address: who may use it, and what to try on it. A URL without a line, or a line without a URL, fails.
+
+    page(get=P, post=P)   a page of an organization; the permission each method asks of the member's role
+    person(get, post)     a page for anybody signed in
+    api(GET=P, POST=P)    an endpoint for keys; the scope each method asks
+    staff(get, post)      a page for operators
+    public(reason)        open to everybody; says why
+    signed(reason)        opened by something else than a session or a key; says what, and where that is tested
+
+`ids` names the object each part of the address stands for (kinds in world.py), `data` is what a POST sends, `refs` the
+members of it (or of the query) that name an object of the tenant: they too are tried with another tenant's ids.
+`refuses` lists roles that hold the permission and are refused all the same by a rule of the operation.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from apps.accounts.roles import Permission as P  # noqa: N817 - one line per address
+
+Kind = Literal["page", "person", "api", "staff", "public", "signed"]
+
+
+@dataclass(frozen=True)
+class Url:
+    kind: Kind
+    methods: Mapping[str, P | None] = field(default_factory=dict)
+    ids: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    refs: Mapping[str, str] = field(default_factory=dict)
+    refuses: frozenset[str] = frozenset()
+    reason: str = ""
+
+
+def page(*, get: P | None = None, post: P | None = None, refuses: tuple[str, ...] = (), **what: Any) -> Url:
+    methods = {method: asked for method, asked in (("GET", get), ("POST", post)) if asked is not None}
+    return Url("page", methods, refuses=frozenset(refuses), **what)
+
+
+def person(*methods: str, **what: Any) -> Url:
+    return Url("person", dict.fromkeys(methods), **what)
+
+
+def staff(*methods: str, **what: Any) -> Url:
+    return Url("staff", dict.fromkeys(methods), **what)
+
+
+def api(
+    ids: Mapping[str, str] | None = None,
+    data: Mapping[str, Any] | None = None,
+    refs: Mapping[str, str] | None = None,
+    **methods: P,
+) -> Url:
+    return Url("api", methods, ids=ids or {}, data=data or {}, refs=refs or {})
+
+
+def public(reason: str, *methods: str, **what: Any) -> Url:
+    return Url("public", dict.fromkeys(methods or ("GET",)), reason=reason, **what)
+
+
+def signed(reason: str, *methods: str, **what: Any) -> Url:
+    return Url("signed", dict.fromkeys(methods or ("GET",)), reason=reason, **what)
+
+
+JOB = {"job_id": "job"}
+
+URLS: dict[str, Url] = {
+    # allauth
+    "account_login": public("the way in", "GET", "POST"),
+    "account_logout": public("harmless without a session", "GET", "POST"),
+    "account_signup": public("the way in", "GET", "POST"),
+    "account_inactive": public("tells a closed account that it is"),
+    "account_email_verification_sent": public("says that a mail was sent"),
+    "account_confirm_email": public(
+        "the link in the mail is the credential", "GET", "POST", ids={"key": "invitation_token"}
+    ),
+    "account_change_password": person("GET", "POST"),
+    "account_reset_password": public("answers the same for known and unknown addresses", "GET", "POST"),
+    "account_reset_password_done": public("says that a mail was sent"),
+    "account_reset_password_from_key": public(
+        "the link in the mail is the credential",
+        "GET",
+        "POST",
+        ids={"uidb36": "invitation_token", "key": "invitation_token"},
+    ),
+    "account_reset_password_from_key_done": public("says that a password was changed"),
+    # members, keys, organizations
+    "web:member_list": page(get=P.VIEW),
+    "web:member_invite": page(post=P.MEMBER_MANAGE, data={"email": "new@example.com", "role": "viewer"}),
+    "web:member_role": page(post=P.MEMBER_MANAGE, ids={"membership_id": "membership"}, data={"role": "member"}),
+    "web:member_remove": page(post=P.MEMBER_MANAGE, ids={"membership_id": "membership"}),
+    "web:invitation_revoke": page(post=P.MEMBER_MANAGE, ids={"invitation_id": "invitation"}),
+    "web:invitation_accept": public("the link is the credential", "GET", "POST", ids={"token": "invitation_token"}),
+    "web:key_list": page(get=P.VIEW, post=P.KEY_MANAGE, data={"name": "k", "scopes": ["view"], "expires": "30"}),
+    "web:key_revoke": page(post=P.KEY_MANAGE, ids={"key_id": "key"}, refuses=("member",)),
+    "web:organization_settings": page(get=P.VIEW, post=P.ORGANIZATION_MANAGE, data={"name": "New"}),
+    "web:organization_create": person("GET", "POST", data={"name": "Another"}),
+    "web:organization_switch": person("POST", refs={"organization": "organization"}),
+    "web:theme": public("a cookie of the reader's own", "POST", data={"theme": "dark"}),
+    # the public API
+    "api_me": api(GET=P.VIEW),
+    "api_schema": public("documents the API; holds no data"),
+    "api_estimates": api(POST=P.VIEW, data={"model": "anneal-demo"}, refs={"training_file": "dataset_version"}),
+    "api_job_list": api(
+        GET=P.VIEW, POST=P.JOB_WRITE, data={"model": "anneal-demo"}, refs={"training_file": "dataset_version"}
+    ),
+    "api_job_detail": api(GET=P.VIEW, ids=JOB),
+    "api_job_cancel": api(POST=P.JOB_WRITE, ids=JOB),
+    "api_job_pause": api(POST=P.JOB_WRITE, ids=JOB),
+    "api_job_resume": api(POST=P.JOB_WRITE, ids=JOB),
+    "api_job_events": api(GET=P.VIEW, ids=JOB),
+    "api_job_checkpoints": api(GET=P.VIEW, ids=JOB),
+    "web:styleguide": person("GET"),
+    "web:styleguide_metrics": person("GET"),
+    "signed_object": signed("the signature in the address; tests/unit/core/test_object_store.py", "GET", "PUT"),
+    "api_file_list": api(GET=P.VIEW, POST=P.DATASET_WRITE),
+    "api_file_detail": api(GET=P.VIEW, DELETE=P.DATASET_WRITE, ids={"file_id": "dataset_version"}),
+    "api_file_content": api(GET=P.VIEW, ids={"file_id": "dataset_version"}),
+    "api_model_list": api(GET=P.VIEW),
+    "api_model_detail": api(GET=P.VIEW, DELETE=P.ADAPTER_DELETE, ids={"model": "model_name"}),
+    "api_billing": api(GET=P.VIEW),
+    # the operator console
+    "staff:pool_list": staff("GET", "POST"),
+    "staff:pool_detail": staff("GET", "POST", ids={"pool_id": "pool"}),
+    "staff:pool_token": staff("POST", ids={"pool_id": "pool"}, data={"kind": "trainer"}),
+    "staff:worker_cordon": staff("POST", ids={"worker_id": "worker"}),
+    "staff:worker_uncordon": staff("POST", ids={"worker_id": "worker"}),
+    "staff:worker_drain": staff("POST", ids={"worker_id": "worker"}),
+    "staff:worker_revoke": staff("POST", ids={"worker_id": "worker"}),
+    "staff:base_model_list": staff("GET", "POST"),
+    "staff:base_model_retire": staff("POST", ids={"base_model_id": "base_model"}),
+    "staff:price_list": staff("GET", "POST"),
+    "staff:quota_list": staff("GET"),
+    "staff:quota_edit": staff("GET", "POST", ids={"organization_id": "organization"}),
+    "staff:job_list": staff("GET"),
+    "staff:organization_list": staff("GET"),
+    "staff:organization_credit": staff("GET", "POST", ids={"organization_id": "organization"}),
+}

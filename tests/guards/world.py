@@ -1,0 +1,190 @@
+"""Two tenants with one object of each kind, for the guards that try one's ids on the other.
+
+A feature adds one line to MAKERS (objects of a tenant) or SHARED (objects of the installation).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.apps import apps
+from django.db import connection, models, transaction
+
+from apps.accounts.models import Membership, Organization, User
+from apps.accounts.operations import invitation_token, invite_member
+from apps.accounts.roles import ROLES, SCOPES
+from apps.adapters.models import Adapter, AdapterVersion
+from apps.catalog.models import BaseModel
+from apps.core.clock import db_now
+from apps.core.ids import new_id, ulid_of
+from apps.finetuning.models import GpuPool, Worker
+from apps.serving.operations import deploy
+from tests.factories.accounts import make_key, make_member, make_organization, make_user
+from tests.factories.catalog import make_base_model
+from tests.factories.datasets import make_ready_version, make_version
+from tests.factories.finetuning import give_credit, make_job, make_pool, make_worker
+
+
+@dataclass
+class Installation:
+    """What all tenants share."""
+
+    base_model: BaseModel
+    pool: GpuPool
+    worker: Worker
+
+
+@dataclass
+class Tenant:
+    """An organization, a person of each role, a key, and the id of one object of each kind."""
+
+    organization: Organization
+    people: dict[str, User]
+    installation: Installation
+    canary: str
+    ids: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def owner(self) -> User:
+        return self.people["owner"]
+
+
+@dataclass
+class World:
+    installation: Installation
+    acme: Tenant
+    rival: Tenant
+    operator: User
+    loner: User
+
+
+Maker = Callable[[Tenant], str]
+
+
+def _membership(tenant: Tenant) -> str:
+    return Membership.objects.get(user=make_member(tenant.organization, "viewer", tenant.canary)).pk
+
+
+def _invitation(tenant: Tenant) -> str:
+    email = f"{tenant.canary}@example.com"
+    return invite_member(organization=tenant.organization, email=email, role="viewer", by=tenant.owner, now=db_now()).pk
+
+
+def _key(tenant: Tenant) -> str:
+    key = make_key(tenant.organization, tenant.owner).key
+    key.name = tenant.canary
+    key.save(update_fields=["name"])
+    return key.pk
+
+
+def _adapter_version(tenant: Tenant) -> AdapterVersion:
+    adapter = Adapter.objects.create(
+        organization=tenant.organization, name=tenant.canary, base_model=tenant.installation.base_model
+    )
+    identifier = new_id("adpv")
+    return AdapterVersion.objects.create(
+        id=identifier,
+        organization=tenant.organization,
+        adapter=adapter,
+        number=1,
+        model_name=f"ft:{tenant.installation.base_model.name}:{tenant.organization.slug}:s:{ulid_of(identifier)}",
+        lora_name=new_id("a", "-"),
+        source=tenant.ids["job"],
+        object_prefix=f"org/{tenant.organization.pk}/adapters/{identifier}",
+        manifest={"files": []},
+        manifest_sha256="0" * 64,
+        bytes=0,
+        rank=16,
+        target_modules=["q_proj"],
+        method="lora",
+        chat_template_sha256="0" * 64,
+    )
+
+
+def _deployment(tenant: Tenant) -> str:
+    version = AdapterVersion.objects.get(pk=tenant.ids["adapter_version"])
+    return str(deploy(version=version, by="system").pk)
+
+
+# kind of object -> makes one of a tenant and returns what stands in an address or a body; in this order, so that a
+# later one may use `tenant.ids` of an earlier one.
+MAKERS: dict[str, Maker] = {
+    "organization": lambda tenant: tenant.organization.pk,
+    "membership": _membership,
+    "invitation": _invitation,
+    "invitation_token": lambda tenant: invitation_token(tenant.ids["invitation"]),
+    "key": _key,
+    "dataset_version": lambda tenant: (
+        make_ready_version(tenant.organization, filename=f"{tenant.canary}.jsonl", dataset_name=tenant.canary).pk
+    ),
+    "dataset": lambda tenant: make_version(tenant.organization, filename=f"{tenant.canary}-2.jsonl").dataset_id,
+    "job": lambda tenant: make_job(tenant.organization, tenant.installation.base_model, suffix=tenant.canary).pk,
+    "adapter_version": lambda tenant: _adapter_version(tenant).pk,
+    "adapter": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).adapter_id,
+    "model_name": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).model_name,
+    "deployment": _deployment,
+}
+
+# kind of object -> the id of one that belongs to no tenant
+SHARED: dict[str, Callable[[Installation], str]] = {
+    "base_model": lambda installation: installation.base_model.pk,
+    "base_model_name": lambda installation: installation.base_model.name,
+    "pool": lambda installation: installation.pool.pk,
+    "worker": lambda installation: installation.worker.pk,
+}
+
+
+def build_world() -> World:
+    base_model = make_base_model()
+    pool = make_pool()
+    installation = Installation(base_model, pool, make_worker(pool, base_model=base_model))
+    return World(
+        installation=installation,
+        acme=_tenant("Acme", "canary-acme", installation),
+        rival=_tenant("Rival", "canary-rival", installation),
+        operator=make_user("operator", is_operator=True),
+        loner=make_user("loner"),
+    )
+
+
+def _tenant(name: str, canary: str, installation: Installation) -> Tenant:
+    owner = make_user(f"{canary}-owner")
+    organization = make_organization(name, owner=owner)
+    people = {role: make_member(organization, role) for role in ROLES if role != "owner"} | {"owner": owner}
+    tenant = Tenant(organization, people, installation, canary)
+    give_credit(organization)
+    for kind, make in MAKERS.items():
+        tenant.ids[kind] = make(tenant)
+    return tenant
+
+
+def key_secret(tenant: Tenant, *, without: str | None = None) -> str:
+    """Return a new key of the tenant's owner with every scope, or every scope but one."""
+    return make_key(tenant.organization, tenant.owner, scopes=frozenset(SCOPES) - {without}).secret
+
+
+@contextmanager
+def undone() -> Iterator[None]:
+    """Undo whatever happens inside, so that one request does not change the world of the next."""
+    with transaction.atomic():
+        yield
+        transaction.set_rollback(True)
+
+
+def rows_of(tenant: Tenant) -> dict[str, list[Any]]:
+    """Return every row that belongs to a tenant, to compare before and after."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('role', 'anneal_owner', true)")
+    return {
+        model._meta.label: list(model._base_manager.filter(organization=tenant.organization).order_by("pk").values())
+        for model in tenant_models()
+    }
+
+
+def tenant_models() -> list[type[models.Model]]:
+    """Return the models with an organization, in a stable order."""
+    return sorted(
+        (model for model in apps.get_models() if any(f.name == "organization" for f in model._meta.fields)),
+        key=lambda model: model._meta.label,
+    )

@@ -1,0 +1,118 @@
+"""Effects after commit: once, in order, and again until they work."""
+
+import datetime
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from apps.accounts.models import Organization
+from apps.core import outbox
+from apps.core.audit import NoTransaction
+from apps.core.clock import db_now
+from apps.core.models import OutboxMessage
+from apps.core.tenancy import tenant
+
+delivered: list[tuple[str, dict[str, Any]]] = []
+woken: list[bool] = []
+
+
+def handle(*, key: str, payload: dict[str, Any]) -> None:
+    if payload.get("fails"):
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1 / 0")  # breaks its own transaction, not the delivery's
+    delivered.append((key, payload))
+
+
+def wake() -> None:
+    woken.append(True)
+
+
+@pytest.fixture(autouse=True)
+def _handlers(settings: Any, db: None) -> None:
+    settings.OUTBOX_HANDLERS = {"test": f"{__name__}.handle"}
+    settings.OUTBOX_WAKE = f"{__name__}.wake"
+    delivered.clear()
+    woken.clear()
+
+
+def publish(key: str, **payload: Any) -> None:
+    with transaction.atomic():
+        outbox.publish(topic="test", key=key, payload=payload)
+
+
+def test_messages_are_delivered_once_and_in_order() -> None:
+    publish("a", n=1)
+    publish("b", n=2)
+
+    assert outbox.deliver_due() == 2
+    assert outbox.deliver_due() == 0
+    assert delivered == [("a", {"n": 1}), ("b", {"n": 2})]
+
+
+def test_the_same_key_is_the_same_effect() -> None:
+    publish("a", n=1)
+    publish("a", n=2)
+
+    outbox.deliver_due()
+
+    assert delivered == [("a", {"n": 1})]
+
+
+def test_a_failing_handler_is_tried_again_later_and_stops_nobody_else() -> None:
+    publish("bad", fails=True)
+    publish("good")
+
+    outbox.deliver_due()
+
+    message = OutboxMessage.objects.get(key="bad")
+    assert [key for key, _ in delivered] == ["good"]
+    assert (message.attempts, message.sent_at) == (1, None)
+    assert message.next_attempt_at > db_now()
+    assert "division by zero" in message.last_error
+
+
+def test_the_wait_doubles_up_to_an_hour() -> None:
+    publish("bad", fails=True)
+    waits = []
+    for _ in range(14):
+        before = db_now()
+        OutboxMessage.objects.update(next_attempt_at=before)
+        outbox.deliver_due(limit=1)
+        waits.append(round((OutboxMessage.objects.get().next_attempt_at - before) / datetime.timedelta(seconds=1)))
+
+    assert waits[:4] == [2, 4, 8, 16]
+    assert waits[-1] == 3600
+
+
+def test_after_its_last_attempt_a_message_rests() -> None:
+    publish("bad", fails=True)
+    OutboxMessage.objects.update(attempts=outbox.MAX_ATTEMPTS)
+
+    assert outbox.deliver_due() == 0
+
+
+def test_an_unknown_topic_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="no handler"), transaction.atomic():
+        outbox.publish(topic="typo", key="a", payload={})
+
+
+def test_a_tenant_may_publish(organization: Organization) -> None:
+    with tenant(organization=organization):
+        outbox.publish(topic="test", key="a", payload={})
+
+    assert outbox.deliver_due() == 1
+
+
+def test_delivery_is_woken_by_the_commit_and_not_before(django_capture_on_commit_callbacks: Any) -> None:
+    with django_capture_on_commit_callbacks(execute=True):
+        publish("a")
+        assert woken == []
+
+    assert woken == [True]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_outside_of_a_transaction_nothing_is_published() -> None:
+    with pytest.raises(NoTransaction):
+        outbox.publish(topic="test", key="a", payload={})

@@ -1,0 +1,198 @@
+"""The dataset pages, without script: what each kind of reader sees and may do."""
+
+import re
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.urls import reverse
+
+from apps.core.clock import db_now
+from apps.core.models import AuditEntry, OutboxMessage
+from apps.datasets.models import DatasetVersion
+from apps.finetuning.quotas import set_quota
+from apps.web import datasets
+from tests.factories.catalog import make_base_model
+from tests.factories.datasets import jsonl, make_ready_version, make_version
+
+pytestmark = pytest.mark.django_db
+HTMX = {"HX-Request": "true"}
+
+
+@pytest.fixture
+def version(organization) -> DatasetVersion:
+    make_base_model()
+    return make_ready_version(organization, filename="cards.jsonl")
+
+
+def page_of(version: DatasetVersion, **query: object) -> str:
+    address = reverse("web:dataset_detail", args=[version.pk])
+    return address + "?" + "&".join(f"{name}={value}" for name, value in query.items())
+
+
+@pytest.mark.parametrize(
+    ("caller", "read", "write"), [("alice", 200, 200), ("bob", 200, 200), ("vera", 200, 403), ("charlie", 404, 404)]
+)
+def test_who_may_see_and_delete_a_file(request, version, rival, client_for, caller, read, write) -> None:
+    client = client_for(request.getfixturevalue(caller))
+
+    assert client.get(page_of(version)).status_code == read
+    download = client.get(reverse("web:dataset_download", args=[version.pk]))
+    assert download.status_code == (302 if read == 200 else read)
+    delete = reverse("web:dataset_delete", args=[version.pk])
+    assert client.get(delete).status_code == write
+    deleted = client.post(delete, {"confirm": "cards.jsonl"})
+    assert deleted.status_code == (302 if write == 200 else write)
+    assert ("cards" in client.get(reverse("web:dataset_list")).content.decode()) is (caller == "vera")
+
+
+@pytest.mark.parametrize(("caller", "status"), [("alice", 302), ("bob", 302), ("vera", 403), ("charlie", 302)])
+def test_who_may_upload(request, organization, rival, client_for, caller: str, status: int) -> None:
+    client = client_for(request.getfixturevalue(caller))
+    file = SimpleUploadedFile("new.jsonl", jsonl())
+
+    response = client.post(reverse("web:dataset_upload"), {"file": file, "name": ""})
+
+    assert response.status_code == status
+    created = DatasetVersion.objects.filter(organization=organization).count()
+    assert created == (1 if caller in ("alice", "bob") else 0)
+
+
+@pytest.mark.parametrize("name", ["dataset_list", "dataset_upload"])
+def test_a_stranger_is_sent_to_sign_in(client_for, db, name: str) -> None:
+    response = client_for(None).get(reverse(f"web:{name}"))
+
+    assert response.status_code == 302 and reverse("account_login") in response["Location"]
+
+
+def test_an_upload_leads_to_the_file_and_is_recorded(organization, alice, client_for) -> None:
+    response = client_for(alice).post(
+        reverse("web:dataset_upload"), {"file": SimpleUploadedFile("new.jsonl", jsonl()), "name": "Tickets"}
+    )
+
+    version = DatasetVersion.objects.get()
+    assert response["Location"] == reverse("web:dataset_detail", args=[version.pk])
+    assert (version.dataset.name, version.filename, version.created_by) == ("Tickets", "new.jsonl", alice.pk)
+    assert AuditEntry.objects.get(action="dataset.uploaded").actor == alice.pk
+
+
+def test_an_upload_beyond_the_quota_comes_back_with_the_reason(organization, alice, olga, client_for) -> None:
+    set_quota(organization=organization, by=olga.pk, now=db_now(), storage_bytes=10)
+
+    response = client_for(alice).post(reverse("web:dataset_upload"), {"file": SimpleUploadedFile("a.jsonl", jsonl())})
+
+    assert response.status_code == 422
+    assert "bytes of storage left" in response.content.decode()
+
+
+def test_an_empty_list_shows_the_command_and_a_sample(alice, organization, client_for) -> None:
+    body = client_for(alice).get(reverse("web:dataset_list")).content.decode()
+
+    assert "/v1/files" in body and "samples/tickets.jsonl" in body
+
+
+def test_the_sample_file_is_valid(organization) -> None:
+    from apps.config.env import ROOT
+
+    assert make_ready_version(organization, (ROOT / "static/samples/tickets.jsonl").read_bytes()).status == "ready"
+
+
+def test_the_list_names_counts_and_state(version, alice, client_for) -> None:
+    client_for(alice).get(page_of(version))
+
+    body = client_for(alice).get(reverse("web:dataset_list")).content.decode()
+
+    assert "cards" in body and "Ready" in body and "Anneal demo" in body
+
+
+def test_a_row_is_shown_as_the_model_sees_it(version, alice, client_for) -> None:
+    body = client_for(alice).get(page_of(version, line=3)).content.decode()
+
+    assert "Where is card 2?" in body
+    assert re.search(r"<mark>card_arrival<span class=\"sp\">&lt;\|end\|&gt;</span></mark>", body)
+    assert '<span class="sp">&lt;|user|&gt;</span>' in body
+
+
+@pytest.mark.parametrize(("view", "text"), [("tokens", 'class="tk"'), ("json", "&quot;messages&quot;: [")])
+def test_tokens_and_json_are_links_away(version, alice, client_for, view: str, text: str) -> None:
+    assert text in client_for(alice).get(page_of(version, view=view)).content.decode()
+
+
+def test_htmx_gets_the_viewer_alone(version, alice, client_for) -> None:
+    response = client_for(alice).get(page_of(version, line=2), headers=HTMX | {"HX-Target": "section#viewer"})
+
+    body = response.content.decode()
+    assert body.lstrip().startswith("<section") and "Where is card 1?" in body
+    assert "HX-Request" in response["Vary"]
+
+
+def test_a_bad_file_lists_its_errors_with_lines_and_fixes(organization, alice, client_for) -> None:
+    make_base_model()
+    content = jsonl() + b'{"messages": [{"role": "robot", "content": "<b>x</b>"}]}\n'
+    version = make_ready_version(organization, content)
+
+    body = client_for(alice).get(page_of(version)).content.decode()
+
+    assert "Line 13: `messages[0]` has the role `robot`." in body
+    assert "Use system, developer, user or assistant." in body
+    assert "line=13" in body
+    shown = client_for(alice).get(page_of(version, line=13)).content.decode()
+    assert "&lt;b&gt;x&lt;/b&gt;" in shown and "<b>x</b>" not in shown
+
+
+def test_a_file_being_checked_looks_again_by_itself(organization, alice, client_for) -> None:
+    version = make_version(organization)
+
+    page = client_for(alice).get(page_of(version)).content.decode()
+    part = client_for(alice).get(page_of(version), headers=HTMX | {"HX-Target": "div#dataset"}).content.decode()
+
+    assert 'hx-trigger="every 2s"' in page
+    assert part.lstrip().startswith("<div") and "<html" not in part
+
+
+def test_a_row_the_model_cannot_read_is_said_in_the_checks(organization, alice, client_for) -> None:
+    make_base_model()
+    version = make_ready_version(organization, jsonl() + jsonl(1).replace(b"Where", b"<|end|>"))
+
+    body = client_for(alice).get(page_of(version)).content.decode()
+
+    assert "Line 13: The text holds" in body
+
+
+def test_a_large_file_is_counted_by_a_task(version, alice, client_for, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "COUNT_NOW_BYTES", 10)
+
+    for _ in range(2):
+        body = client_for(alice).get(page_of(version)).content.decode()
+
+    assert "being counted" in body
+    assert OutboxMessage.objects.filter(topic="dataset.count").count() == 1
+
+
+def test_a_page_works_before_any_model_is_installed(organization, alice, client_for) -> None:
+    response = client_for(alice).get(page_of(make_ready_version(organization)))
+
+    assert response.status_code == 200
+    assert "Where is card 0?" in response.content.decode()
+
+
+@pytest.mark.parametrize(
+    "query", ["line=0", "line=99999999999", "line=x", "first=-1", "view=<b>", "model=nope", "line=500"]
+)
+def test_no_query_breaks_the_page(version, alice, client_for, query: str) -> None:
+    assert client_for(alice).get(f"{page_of(version)}{query}").status_code == 200
+
+
+def test_a_download_is_a_signed_link_and_recorded(version, alice, client_for) -> None:
+    response = client_for(alice).get(reverse("web:dataset_download", args=[version.pk]))
+
+    assert response["Location"].startswith("http://testserver/objects/org/") and "signature=" in response["Location"]
+    assert "filename=cards.jsonl" in response["Location"]
+    assert AuditEntry.objects.get(action="dataset.downloaded").target == version.pk
+
+
+def test_deleting_asks_for_the_name(version, alice, client_for) -> None:
+    response = client_for(alice).post(reverse("web:dataset_delete", args=[version.pk]), {"confirm": "cards"})
+
+    assert response.status_code == 422
+    version.refresh_from_db()
+    assert version.status == "ready"
