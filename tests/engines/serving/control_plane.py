@@ -1,0 +1,126 @@
+"""The control plane's side of the wire for these tests: enrolment, wishes, reports and signed files over HTTP.
+
+The engines' environment has no Django; the real one is tried with the real agent end to end. What is said here is
+said in the wire types of apps.contracts.
+"""
+
+import hashlib
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import msgspec
+
+from apps.contracts.runs import SignedFile
+from apps.contracts.serving import DesiredAdapter, DesiredState, ObservedAdapter, ObservedState
+from apps.contracts.worker_api import EnrollRequest, EnrollResponse
+
+REPLICA_ID = "rep_test"
+REPLICA_TOKEN = "replica-token-of-this-test"
+CREDENTIAL = "annw_credential-of-this-test"
+ENROLL_TOKEN = "one-time"
+
+
+class ControlPlane:
+    """Holds one replica's desired state; remembers what the agent reported."""
+
+    def __init__(self, *, base_model_path: str, served_name: str) -> None:
+        self.enrollment = EnrollResponse(
+            worker_id="wrk_test",
+            credential=CREDENTIAL,
+            pool="cpu",
+            replica_id=REPLICA_ID,
+            replica_token=REPLICA_TOKEN,
+            base_model={"id": "base_test", "name": "demo", "path": base_model_path, "served_name": served_name},
+        )
+        self.observed: list[ObservedState] = []
+        self._files: dict[str, bytes] = {}
+        self._desired = DesiredState(
+            replica_id=REPLICA_ID, base_lora_served_name=served_name, base_model_sha256="", generation=1, adapters=()
+        )
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._make_handler())
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def describe(self, lora_name: str, files: dict[str, bytes], *, rank: int = 8) -> DesiredAdapter:
+        """Publish files and return the wish for an adapter made of them."""
+        return DesiredAdapter(
+            lora_name=lora_name,
+            version_id=f"adpv_{lora_name}",
+            manifest_sha256=hashlib.sha256(lora_name.encode()).hexdigest(),
+            rank=rank,
+            files=tuple(self._sign(lora_name, name, data) for name, data in files.items()),
+        )
+
+    def want(self, *adapters: DesiredAdapter) -> int:
+        """Desire exactly these; returns the new generation."""
+        state = msgspec.structs.replace(
+            self._desired, generation=self._desired.generation + 1, adapters=tuple(adapters)
+        )
+        self._desired = state
+        return state.generation
+
+    def get_adapter(self, lora_name: str) -> ObservedAdapter | None:
+        """Return what the last report says of an adapter."""
+        rows = self.observed[-1].adapters if self.observed else ()
+        return next((row for row in rows if row.lora_name == lora_name), None)
+
+    def _sign(self, lora_name: str, name: str, data: bytes) -> SignedFile:
+        path = f"/objects/{lora_name}/{hashlib.sha256(data).hexdigest()}/{name}"
+        self._files[path] = data
+        return SignedFile(name=name, url=self.url + path, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
+
+    def _answer(self, method: str, path: str, query: str, credential: str, body: bytes) -> tuple[int, Any]:
+        if path in self._files:
+            return 200, self._files[path]
+        if (method, path) == ("POST", "/internal/v1/enroll"):
+            is_valid = msgspec.json.decode(body, type=EnrollRequest).token == ENROLL_TOKEN
+            return (200, self.enrollment) if is_valid else (403, {"error": {"code": "bad_token", "message": ""}})
+        if credential != f"Bearer {CREDENTIAL}":
+            return 401, {"error": {"code": "unauthorized", "message": ""}}
+        if path == f"/internal/v1/replicas/{REPLICA_ID}/desired":
+            is_known = query == f"known_generation={self._desired.generation}"
+            return (304, None) if is_known else (200, self._desired)
+        if path == f"/internal/v1/replicas/{REPLICA_ID}/observed":
+            self.observed.append(msgspec.json.decode(body, type=ObservedState))
+            return 204, None
+        return 404, {"error": {"code": "not_found", "message": path}}
+
+    def _make_handler(self) -> type[BaseHTTPRequestHandler]:
+        plane = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                path, _, query = self.path.partition("?")
+                length = int(self.headers.get("Content-Length") or 0)
+                credential = self.headers.get("Authorization", "")
+                status, value = plane._answer(self.command, path, query, credential, self.rfile.read(length))
+                data = value if isinstance(value, bytes) else b"" if value is None else msgspec.json.encode(value)
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_POST = do_GET  # noqa: N815 (the server looks for this name)
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        return Handler
+
+
+def wait_until(condition: Any, *, seconds: float, what: str) -> Any:
+    """Return the first true value of `condition()`; fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds:g} s: {what}")

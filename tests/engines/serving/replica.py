@@ -1,0 +1,123 @@
+"""A whole replica as real processes: launcher with vLLM under a restarting supervisor, and the agent beside it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+
+from gpu_workers.engine import EnginePaths, EngineState, read_engine_state
+from gpu_workers.process_tree import Process, list_descendants, list_session, read_title
+from tests.engines.serving.control_plane import ENROLL_TOKEN, REPLICA_TOKEN, ControlPlane, wait_until
+
+ROOT = Path(__file__).resolve().parents[3]
+START_SECONDS = 240  # 25 s on two idle cores; the machine may be busy
+
+
+class Replica:
+    """Started whole; `stop` ends every process of it."""
+
+    def __init__(self, work_dir: Path, plane: ControlPlane) -> None:
+        self.plane = plane
+        self.paths = EnginePaths(work_dir)
+        self.listen = work_dir / "door" / "replica.sock"
+        token_file = work_dir / "token"
+        token_file.write_text(ENROLL_TOKEN)
+        self._environment = os.environ | {
+            "ANNEAL_WORK_DIR": str(work_dir),
+            "ANNEAL_INTERNAL_URL": plane.url,
+            "ANNEAL_ENROLL_TOKEN_FILE": str(token_file),
+            "ANNEAL_REPLICA_LISTEN": str(self.listen),
+            "ANNEAL_ENGINE_MAX_LORAS": "2",
+            "ANNEAL_ENGINE_MAX_CPU_LORAS": "4",
+            "ANNEAL_ENGINE_KV_CACHE_BYTES": str(64 * 2**20),
+            "PYTHONPATH": str(ROOT),
+        }
+        self._logs = work_dir
+        self._is_stopping = threading.Event()
+        self.launcher: subprocess.Popen[bytes] | None = None
+        self.agent = self._start("serving_agent")
+        self._supervisor = threading.Thread(target=self._keep_launcher, daemon=True)
+        self._supervisor.start()
+        self.http = httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(self.listen)),
+            base_url="http://replica",
+            headers={"Authorization": f"Bearer {REPLICA_TOKEN}"},
+            timeout=60,
+        )
+        self.engine_http = httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(self.paths.socket)), base_url="http://engine", timeout=60
+        )
+
+    def stop(self) -> None:
+        self._is_stopping.set()
+        for process in (self.agent, self.launcher):
+            if process is not None:
+                process.send_signal(signal.SIGTERM)
+        self._supervisor.join(60)
+        self.agent.wait(20)
+        self.http.close()
+        self.engine_http.close()
+
+    def get_state(self) -> EngineState | None:
+        return read_engine_state(self.paths)
+
+    def wait_for_new_engine(self, old_generation: str) -> EngineState:
+        def find() -> EngineState | None:
+            state = self.get_state()
+            return state if state is not None and state.generation != old_generation else None
+
+        return wait_until(find, seconds=30, what="a new launcher")
+
+    def wait_until_ready(self) -> None:
+        wait_until(
+            lambda: self.plane.observed and self.plane.observed[-1].is_ready, seconds=START_SECONDS, what="ready"
+        )
+
+    def wait_for_title(self, title: str) -> Process:
+        def find() -> Process | None:
+            return next((p for p in self.list_processes() if read_title(p).startswith(title)), None)
+
+        return wait_until(find, seconds=START_SECONDS, what=title)
+
+    def list_processes(self) -> list[Process]:
+        """Return launcher, keeper and everything of vLLM."""
+        state = self.get_state()
+        if state is None:
+            return []
+        return [state.launcher, *list_descendants(state.launcher.pid), *list_session(state.keeper)]
+
+    def list_loaded(self) -> dict[str, str]:
+        """Return what the engine itself says it knows: name -> folder."""
+        return {row["id"]: row["root"] for row in self.engine_http.get("/v1/models").json()["data"]}
+
+    def complete(self, model: object, **fields: object) -> httpx.Response:
+        body = {"model": model, "prompt": "My card", "max_tokens": 8, "temperature": 0} | fields
+        return self.http.post("/v1/completions", json=body)
+
+    def _start(self, module: str) -> subprocess.Popen[bytes]:
+        with open(self._logs / f"{module}.log", "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", f"gpu_workers.{module}"], env=self._environment, stdout=log, stderr=log, cwd=ROOT
+            )
+
+    def _keep_launcher(self) -> None:
+        while not self._is_stopping.is_set():
+            self.launcher = self._start("engine")
+            self.launcher.wait()
+            time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def pausing(process: subprocess.Popen[bytes]):
+    """Hold a process still meanwhile."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)

@@ -1,0 +1,175 @@
+"""Adapters are checked number by number before they come near an engine, and their folders never change."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+
+from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from apps.contracts.serving import DesiredAdapter
+from gpu_workers.adapter_store import AdapterRejected, AdapterStore, AdapterUnavailable, BaseIdentity
+from tests.engines.serving.adapters import Arrays, make_arrays, make_files
+from tests.engines.serving.control_plane import ControlPlane
+
+BASE_MODEL = Path(__file__).resolve().parents[3] / "demo" / "base_model"
+NAME = "a-" + "0" * 26
+A_TENSOR = "base_model.model.model.layers.2.self_attn.v_proj.lora_A.weight"
+
+
+@pytest.fixture
+def plane() -> Iterator[ControlPlane]:
+    plane = ControlPlane(base_model_path=str(BASE_MODEL), served_name="b-demo")
+    yield plane
+    plane.close()
+
+
+@pytest.fixture
+def base() -> BaseIdentity:
+    return BaseIdentity(path=str(BASE_MODEL), served_name="b-demo", max_lora_rank=16)
+
+
+@contextmanager
+def open_object(url: str) -> Iterator[Iterator[bytes]]:
+    with httpx.stream("GET", url) as response:
+        response.raise_for_status()
+        yield response.iter_bytes()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[AdapterStore]:
+    store = AdapterStore(tmp_path / "adapters", open_object)
+    yield store
+    store.collect_garbage([])
+
+
+def test_good_files_become_a_read_only_folder_with_our_own_configuration(
+    plane: ControlPlane, store: AdapterStore, base: BaseIdentity
+) -> None:
+    adapter = plane.describe(NAME, make_files(make_arrays(BASE_MODEL)))
+
+    path = store.ensure(adapter, base)
+
+    assert path.name.startswith("sha256-")
+    assert sorted(p.name for p in path.iterdir()) == [CONFIG_FILE, WEIGHTS_FILE]
+    assert path.stat().st_mode & 0o222 == 0
+    assert json.loads((path / CONFIG_FILE).read_text())["base_model_name_or_path"] == "b-demo"
+
+
+def _put(value: float, position: int = -1) -> Callable[[Arrays], None]:
+    def change(arrays: Arrays) -> None:
+        arrays[A_TENSOR].flat[position] = value
+
+    return change
+
+
+def _prefix(arrays: Arrays) -> None:
+    for name in list(arrays):
+        arrays[name.replace("base_model.model.model.", "base_model.model.language_model.model.")] = arrays.pop(name)
+
+
+def _shrink(arrays: Arrays) -> None:
+    for name, array in arrays.items():
+        arrays[name] = array[:, :128] if ".lora_A." in name and array.shape[1] == 256 else array
+
+
+def _enlarge(arrays: Arrays) -> None:
+    for array in arrays.values():
+        array *= 300
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "reason"),
+    [
+        (_put(np.nan), {}, "NaN or infinite"),
+        (_put(np.inf, 0), {}, "NaN or infinite"),
+        (_put(-np.inf, 7), {}, "NaN or infinite"),
+        (_put(1e30), {}, "values above"),
+        (_enlarge, {}, "changes weights by more than"),
+        (_prefix, {}, "is missing"),
+        (_shrink, {}, "has shape"),
+        (lambda arrays: None, {"lora_alpha": 1e9}, "lora_alpha"),
+        (lambda arrays: None, {"r": 4, "lora_alpha": 8}, "expected"),
+        (lambda arrays: None, {"use_dora": True}, "use_dora"),
+        (lambda arrays: None, {"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        (lambda arrays: None, {"peft_type": "LOKR"}, "peft_type"),
+        (lambda arrays: None, {"surprise": 1}, "surprise"),
+    ],
+)
+def test_bad_adapter_is_rejected_with_its_reason(
+    plane: ControlPlane,
+    store: AdapterStore,
+    base: BaseIdentity,
+    change: Callable[[Arrays], None],
+    config: dict[str, object],
+    reason: str,
+) -> None:
+    arrays = make_arrays(BASE_MODEL)
+    change(arrays)
+    adapter = plane.describe(NAME, make_files(arrays, **config))
+
+    with pytest.raises(AdapterRejected, match=reason):
+        store.ensure(adapter, base)
+
+    assert not store.get_path(adapter, base).exists()
+
+
+def _with_files(adapter: DesiredAdapter, **changes: object) -> DesiredAdapter:
+    files = tuple(
+        msgspec.structs.replace(file, **changes) if file.name == WEIGHTS_FILE else file for file in adapter.files
+    )
+    return msgspec.structs.replace(adapter, files=files)
+
+
+@pytest.mark.parametrize("changes", [{"sha256": "0" * 64}, {"bytes": 100}, {"url": "http://127.0.0.1:1/gone"}])
+def test_files_that_arrive_otherwise_than_announced_are_not_kept(
+    plane: ControlPlane, store: AdapterStore, base: BaseIdentity, changes: dict[str, object]
+) -> None:
+    adapter = _with_files(plane.describe(NAME, make_files(make_arrays(BASE_MODEL))), **changes)
+
+    with pytest.raises(AdapterUnavailable):
+        store.ensure(adapter, base)
+
+    assert not store.get_path(adapter, base).exists()
+
+
+def test_pickled_weights_are_not_even_downloaded(plane: ControlPlane, store: AdapterStore, base: BaseIdentity) -> None:
+    files = make_files(make_arrays(BASE_MODEL))
+    files["adapter_model.bin"] = files.pop(WEIGHTS_FILE)
+
+    with pytest.raises(AdapterRejected, match="no adapter_model"):
+        store.ensure(plane.describe(NAME, files), base)
+
+
+def test_damage_on_the_disk_is_mended_in_place_by_the_next_agent(
+    plane: ControlPlane, store: AdapterStore, base: BaseIdentity, tmp_path: Path
+) -> None:
+    adapter = plane.describe(NAME, make_files(make_arrays(BASE_MODEL)))
+    path = store.ensure(adapter, base)
+    weights = path / WEIGHTS_FILE
+    good = weights.read_bytes()
+    weights.chmod(0o644)
+    weights.write_bytes(b"broken")
+
+    again = AdapterStore(tmp_path / "adapters", open_object).ensure(adapter, base)
+
+    assert again == path
+    assert weights.read_bytes() == good
+
+
+def test_peft_s_own_files_are_accepted(
+    plane: ControlPlane, store: AdapterStore, base: BaseIdentity, tmp_path: Path
+) -> None:
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    model = transformers.LlamaForCausalLM.from_pretrained(BASE_MODEL)
+    modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    config = peft.LoraConfig(r=16, lora_alpha=32, target_modules=modules, task_type="CAUSAL_LM")
+    peft.get_peft_model(model, config).save_pretrained(tmp_path / "peft")
+    files = {name: (tmp_path / "peft" / name).read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE)}
+
+    assert store.ensure(plane.describe(NAME, files, rank=16), base).exists()
