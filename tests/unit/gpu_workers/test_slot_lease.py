@@ -1,0 +1,155 @@
+"""Slots are shared fairly: the longest waiting adapter is next, and nobody keeps one for ever."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from gpu_workers.slot_lease import SlotLease, SlotsBusy
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Request:
+    """One request that holds its adapter until it is finished."""
+
+    def __init__(self, lease: SlotLease, lora_name: str) -> None:
+        self.is_admitted = False
+        self._finish = asyncio.Event()
+        self.task = asyncio.create_task(self._run(lease, lora_name))
+
+    async def _run(self, lease: SlotLease, lora_name: str) -> None:
+        async with lease.hold(lora_name):
+            self.is_admitted = True
+            await self._finish.wait()
+
+    async def finish(self) -> None:
+        self._finish.set()
+        await self.task
+        await settle()
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def begin(lease: SlotLease, *names: str) -> list[Request]:
+    requests = []
+    for name in names:
+        requests.append(Request(lease, name))
+        await settle()
+    return requests
+
+
+def run(scenario: Callable[[SlotLease, Clock], Awaitable[None]], *, slots: int = 2, max_waiting: int = 100) -> None:
+    clock = Clock()
+    lease = SlotLease(slots, quantum_seconds=1.5, patience_seconds=30, max_waiting=max_waiting, clock=clock)
+    asyncio.run(scenario(lease, clock))
+
+
+def test_any_number_of_requests_of_as_many_adapters_as_slots_are_admitted() -> None:
+    async def scenario(lease: SlotLease, _clock: Clock) -> None:
+        requests = await begin(lease, "a", "b", "a", "a", "b")
+
+        assert all(request.is_admitted for request in requests)
+        for request in requests:
+            await request.finish()
+        assert lease.count_in_flight() == 0
+
+    run(scenario)
+
+
+def test_one_more_adapter_waits_until_a_slot_is_empty() -> None:
+    async def scenario(lease: SlotLease, _clock: Clock) -> None:
+        a, b, c = await begin(lease, "a", "b", "c")
+        assert not c.is_admitted
+
+        await b.finish()
+
+        assert c.is_admitted
+        await a.finish()
+        await c.finish()
+
+    run(scenario)
+
+
+def test_holder_beyond_its_quantum_admits_nobody_new_while_another_waits() -> None:
+    async def scenario(lease: SlotLease, clock: Clock) -> None:
+        hot, cold = await begin(lease, "a", "b")
+        clock.now = 1.0
+        (within,) = await begin(lease, "a")
+        clock.now = 2.0
+        (beyond,) = await begin(lease, "a")
+        assert within.is_admitted and not beyond.is_admitted
+
+        await hot.finish()
+        await within.finish()
+
+        assert cold.is_admitted and not beyond.is_admitted
+        await cold.finish()
+        assert beyond.is_admitted
+        await beyond.finish()
+
+    run(scenario, slots=1)
+
+
+def test_longest_waiting_adapter_is_next() -> None:
+    async def scenario(lease: SlotLease, _clock: Clock) -> None:
+        a, first, second = await begin(lease, "a", "b", "c")
+
+        await a.finish()
+
+        assert first.is_admitted and not second.is_admitted
+        await first.finish()
+        assert second.is_admitted
+        await second.finish()
+
+    run(scenario, slots=1)
+
+
+def test_request_that_gives_up_makes_room_for_the_next() -> None:
+    async def scenario(lease: SlotLease, _clock: Clock) -> None:
+        a, gone, waiting = await begin(lease, "a", "b", "c")
+        gone.task.cancel()
+        await settle()
+        assert lease.count_waiting() == 1
+
+        await a.finish()
+
+        assert waiting.is_admitted
+        await waiting.finish()
+        assert lease.count_in_flight() == 0
+
+    run(scenario, slots=1)
+
+
+def test_queue_has_an_end() -> None:
+    async def scenario(lease: SlotLease, _clock: Clock) -> None:
+        a, waiting, refused = await begin(lease, "a", "b", "c")
+
+        with pytest.raises(SlotsBusy):
+            await refused.task
+        await a.finish()
+        await waiting.finish()
+
+    run(scenario, slots=1, max_waiting=1)
+
+
+def test_patience_has_an_end() -> None:
+    async def scenario() -> None:
+        lease = SlotLease(1, patience_seconds=0)
+        a, refused = await begin(lease, "a", "b")
+
+        with pytest.raises(SlotsBusy):
+            await refused.task
+        await a.finish()
+        assert lease.count_waiting() == lease.count_in_flight() == 0
+
+    asyncio.run(scenario())
