@@ -562,6 +562,14 @@ class ChatRenderer:
         """Return the text an inference request of these messages starts from."""
         return self._render_text(_as_dicts(messages), 0, add_generation_prompt=True)
 
+    def token_spans(self, text: str) -> list[tuple[int, int]]:
+        """Return where each token of a rendered text stands in it."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
+
+    def control_spans(self, text: str) -> list[tuple[int, int]]:
+        """Return where a rendered text holds control tokens such as the end of a turn."""
+        return [found.span() for found in self._control.finditer(text)]
+
     def count_prompt_tokens(self, messages: Iterable[ChatMessage]) -> int:
         return len(self._tokenizer.encode(self.render_prompt(messages), add_special_tokens=False).ids)
 

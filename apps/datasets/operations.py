@@ -325,6 +325,16 @@ def count_tokens(*, version: DatasetVersion, base_model: BaseModel) -> TokenCoun
     return count
 
 
+@transaction.atomic
+def request_count(*, version: DatasetVersion, base_model: BaseModel) -> None:
+    """Have a task count the tokens of a file too large to count while somebody waits; asking again is harmless."""
+    outbox.publish(
+        topic="dataset.count",
+        key=f"count:{version.pk}:{base_model.pk}:{base_model.chat_template_sha256[:16]}",
+        payload={"version_id": version.pk, "base_model_id": base_model.pk},
+    )
+
+
 # --- deleting ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,7 @@
 """Reading datasets: lists, one version, its rows and how a base model sees them."""
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -81,6 +81,17 @@ def find_token_count(*, version: DatasetVersion, base_model: BaseModel) -> Token
     return TokenCount.objects.filter(
         version=version, base_model=base_model, chat_template_sha256=base_model.chat_template_sha256
     ).first()
+
+
+def list_token_counts(*, versions: Iterable[DatasetVersion], base_model: BaseModel | None) -> QuerySet[TokenCount]:
+    """Return the counts there are of several files under one model."""
+    if base_model is None:
+        return TokenCount.objects.none()
+    return TokenCount.objects.filter(
+        version__in=[version.pk for version in versions],
+        base_model=base_model,
+        chat_template_sha256=base_model.chat_template_sha256,
+    )
 
 
 def download_url(*, version: DatasetVersion) -> str:

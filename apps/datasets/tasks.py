@@ -4,10 +4,12 @@ from typing import Any
 
 from celery import shared_task
 
+from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
 from apps.datasets import operations, queries
+from apps.datasets.models import DatasetVersion
 
 # 512 MB of small rows take about two minutes on one busy core; the lease, not this limit, says who is alive.
 _SOFT_LIMIT_SECONDS, _HARD_LIMIT_SECONDS = 840, 870
@@ -16,6 +18,21 @@ _SOFT_LIMIT_SECONDS, _HARD_LIMIT_SECONDS = 840, 870
 def request_validation(*, key: str, payload: dict[str, Any]) -> None:
     """Outbox handler of `dataset.validate`."""
     validate.delay(payload["version_id"])
+
+
+def request_count(*, key: str, payload: dict[str, Any]) -> None:
+    """Outbox handler of `dataset.count`."""
+    count.delay(payload["version_id"], payload["base_model_id"])
+
+
+@shared_task(
+    name="datasets.count", ignore_result=True, soft_time_limit=_SOFT_LIMIT_SECONDS, time_limit=_HARD_LIMIT_SECONDS
+)
+def count(version_id: str, base_model_id: str) -> None:
+    """Count a file's tokens under one model, unless they are counted or the file is gone."""
+    version = DatasetVersion.objects.filter(pk=version_id, status="ready").first()
+    if version:
+        _count_if_possible(version, BaseModel.objects.get(pk=base_model_id))
 
 
 @shared_task(
@@ -27,10 +44,14 @@ def validate(version_id: str) -> None:
     if version is None or version.status != "ready":
         return
     for base_model in list_base_models(only_installed=True):
-        try:
-            operations.count_tokens(version=version, base_model=base_model)
-        except DomainError:
-            continue  # this model cannot render the file; whoever chooses it is told why
+        _count_if_possible(version, base_model)
+
+
+def _count_if_possible(version: DatasetVersion, base_model: BaseModel) -> None:
+    try:
+        operations.count_tokens(version=version, base_model=base_model)
+    except DomainError:
+        return  # this model cannot render the file; whoever chooses it is told why
 
 
 @shared_task(name="datasets.validate_waiting", ignore_result=True)

@@ -269,6 +269,7 @@ OUTBOX_WAKE = "apps.config.celery.wake_outbox"
 OUTBOX_HANDLERS = {
     "mail": "apps.accounts.mail.send",
     "dataset.validate": "apps.datasets.tasks.request_validation",
+    "dataset.count": "apps.datasets.tasks.request_count",
     "train.wake": "apps.finetuning.tasks.ring_doorbell",
     "job.admit": "apps.finetuning.tasks.admit",
     "adapter.published": "apps.serving.tasks.deploy",

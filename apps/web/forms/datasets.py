@@ -1,0 +1,16 @@
+"""Forms of the dataset pages."""
+
+from django import forms
+
+
+class UploadForm(forms.Form):
+    """One JSONL file; without a name the file's own is taken, and a name again makes its next version."""
+
+    name = forms.CharField(
+        required=False,
+        max_length=120,
+        label="Name",
+        help_text="Left empty: the file's name. The same name again adds a version.",
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+    )
+    file = forms.FileField(label="JSONL file", allow_empty_file=True, max_length=1000)
