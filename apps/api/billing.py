@@ -17,8 +17,8 @@ class BillingView(ApiView):
 
         Usage is charged every few seconds: `unrated_requests` counts those recorded and not charged yet.
         """
-        balance = get_balance(organization=request.organization)
-        spending = get_spending(organization=request.organization)
+        balance = get_balance(organization=self.organization)
+        spending = get_spending(organization=self.organization)
         return Response(
             {
                 "object": "billing",

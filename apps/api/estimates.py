@@ -31,7 +31,7 @@ class Estimates(ApiView):
     def post(self, request: Request) -> Response:
         body = convert(request.data, EstimateRequest)
         base_model = get_base_model(name=body.model)
-        version = get_version(organization=request.organization, id=body.training_file, param="training_file")
+        version = get_version(organization=self.organization, id=body.training_file, param="training_file")
         require_ready(version, "training_file")
         lora = body.lora or LoraChoice()
         asked = {

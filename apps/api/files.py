@@ -35,7 +35,7 @@ class FileList(ApiView):
 
     def get(self, request: Request) -> Response:
         purpose = request.query_params.get("purpose")
-        rows = queries.list_versions(organization=request.organization, purpose=purpose)
+        rows = queries.list_versions(organization=self.organization, purpose=purpose)
         order = _ORDERS.get(request.query_params.get("order", "desc"))
         if order is None:
             raise InvalidValue("'order' must be 'asc' or 'desc'.", param="order")
@@ -46,14 +46,14 @@ class FileList(ApiView):
         if (upload.size or 0) > operations.MAX_FILE_BYTES:
             raise operations.FileTooLarge("A file may have up to 512 MiB; split it.", param="file")
         version = operations.create_version(
-            organization=request.organization,
+            organization=self.organization,
             filename=upload.name or "",
             purpose=purpose,
             chunks=upload.chunks(CHUNK_BYTES),
             by=self.actor,
             now=db_now(),
             expires_after_seconds=_expires_after(request.data),
-            storage_limit_bytes=get_quota(organization=request.organization).storage_bytes,
+            storage_limit_bytes=get_quota(organization=self.organization).storage_bytes,
         )
         return Response(file_object(version))
 
@@ -62,11 +62,11 @@ class FileDetail(ApiView):
     required_scope = {"GET": Permission.VIEW, "DELETE": Permission.DATASET_WRITE}
 
     def get(self, request: Request, file_id: str) -> Response:
-        version = queries.get_version(organization=request.organization, id=file_id)
+        version = queries.get_version(organization=self.organization, id=file_id)
         return Response(file_object(version, tokens=_tokens(version)))
 
     def delete(self, request: Request, file_id: str) -> Response:
-        version = queries.get_version(organization=request.organization, id=file_id)
+        version = queries.get_version(organization=self.organization, id=file_id)
         operations.delete_version(version=version, by=self.actor, now=db_now())
         return Response({"id": version.pk, "object": "file", "deleted": True})
 
@@ -76,7 +76,7 @@ class FileContent(ApiView):
 
     def get(self, request: Request, file_id: str) -> HttpResponseBase:
         """Stream the file as it was uploaded."""
-        version = queries.get_version(organization=request.organization, id=file_id)
+        version = queries.get_version(organization=self.organization, id=file_id)
         return object_response(request._request, version.object_key, filename=version.filename)
 
 

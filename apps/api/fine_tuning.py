@@ -81,7 +81,7 @@ class JobList(ApiView):
     required_scope = {"GET": "view", "POST": "job.write"}
 
     def get(self, request: Request) -> Response:
-        rows = queries.list_jobs(organization=request.organization)
+        rows = queries.list_jobs(organization=self.organization)
         rows = _with_metadata(rows, request)
         return Response(page(request, rows, job_object))
 
@@ -92,15 +92,15 @@ class JobList(ApiView):
             # OpenAI's SDK sends no such key, but counts its retries: one of them must not become a second job.
             is_retry=request.headers.get("X-Stainless-Retry-Count", "0") not in ("", "0"),
         )
-        job = operations.create_job(organization=request.organization, request=asked, by=self.actor, now=db_now())
-        return Response(job_object(queries.get_job(organization=request.organization, id=job.pk)))
+        job = operations.create_job(organization=self.organization, request=asked, by=self.actor, now=db_now())
+        return Response(job_object(queries.get_job(organization=self.organization, id=job.pk)))
 
 
 class JobDetail(ApiView):
     required_scope = {"GET": "view"}
 
     def get(self, request: Request, job_id: str) -> Response:
-        return Response(job_object(queries.get_job(organization=request.organization, id=job_id)))
+        return Response(job_object(queries.get_job(organization=self.organization, id=job_id)))
 
 
 class JobAction(ApiView):
@@ -110,21 +110,21 @@ class JobAction(ApiView):
     action = ""
 
     def post(self, request: Request, job_id: str) -> Response:
-        job = queries.get_job(organization=request.organization, id=job_id)
+        job = queries.get_job(organization=self.organization, id=job_id)
         act = {
             "cancel": operations.request_cancellation,
             "pause": operations.request_pause,
             "resume": operations.resume,
         }[self.action]
         act(job=job, by=self.actor, now=db_now())
-        return Response(job_object(queries.get_job(organization=request.organization, id=job_id)))
+        return Response(job_object(queries.get_job(organization=self.organization, id=job_id)))
 
 
 class JobEvents(ApiView):
     required_scope = {"GET": "view"}
 
     def get(self, request: Request, job_id: str) -> Response:
-        job = queries.get_job(organization=request.organization, id=job_id)
+        job = queries.get_job(organization=self.organization, id=job_id)
         return Response(page(request, queries.list_events(job=job), event_object, order=("-sequence", "-id")))
 
 
@@ -132,7 +132,7 @@ class JobCheckpoints(ApiView):
     required_scope = {"GET": "view"}
 
     def get(self, request: Request, job_id: str) -> Response:
-        job = queries.get_job(organization=request.organization, id=job_id)
+        job = queries.get_job(organization=self.organization, id=job_id)
         rows = queries.list_checkpoints(job=job)
         return Response(page(request, rows, checkpoint_object, default_limit=10, order=("-step", "-id")))
 
@@ -292,7 +292,7 @@ def _estimated_finish(job: FineTuningJob) -> int | None:
     seconds = job.estimate.get("train_seconds_p50")
     if job.status not in ("queued", "running") or seconds is None or job.started_at is None:
         return None
-    return _unix(job.started_at) + int(seconds)
+    return int(job.started_at.timestamp() + seconds)
 
 
 def event_object(event: JobEvent) -> dict[str, Any]:

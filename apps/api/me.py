@@ -12,14 +12,14 @@ class MeView(ApiView):
 
     def get(self, request: Request) -> Response:
         """Return the organization, the key and what it may do."""
-        identity = request.auth
+        identity = self.identity
         return Response(
             {
                 "object": "me",
                 "organization": {
-                    "id": request.organization.pk,
-                    "name": request.organization.name,
-                    "slug": request.organization.slug,
+                    "id": self.organization.pk,
+                    "name": self.organization.name,
+                    "slug": self.organization.slug,
                 },
                 "key": {
                     "id": identity.key_id,

@@ -22,9 +22,7 @@ class ModelList(ApiView):
     def get(self, request: Request) -> Response:
         """Return every usable model on one page, as OpenAI does."""
         bases = [_base_object(model) for model in list_base_models(only_installed=True)]
-        tuned = [
-            _tuned_object(version, request.organization) for version in list_versions(organization=request.organization)
-        ]
+        tuned = [_tuned_object(version, self.organization) for version in list_versions(organization=self.organization)]
         return Response({"object": "list", "data": bases + tuned})
 
 
@@ -36,14 +34,14 @@ class ModelDetail(ApiView):
     def get(self, request: Request, model: str) -> Response:
         if base := _find_base(model):
             return Response(_base_object(base))
-        version = get_version_by_name(organization=request.organization, model_name=model)
-        return Response(_tuned_object(version, request.organization))
+        version = get_version_by_name(organization=self.organization, model_name=model)
+        return Response(_tuned_object(version, self.organization))
 
     def delete(self, request: Request, model: str) -> Response:
         """Stop serving a fine-tuned model and delete its weights; its name is never used again."""
         if _find_base(model):
             raise PermissionDenied("Base models belong to the platform and cannot be deleted.", param="model")
-        delete_model(organization=request.organization, model_name=model, by=self.actor, now=db_now())
+        delete_model(organization=self.organization, model_name=model, by=self.actor, now=db_now())
         return Response({"id": model, "object": "model", "deleted": True})
 
 

@@ -1,12 +1,13 @@
 """Base of every view of the public API."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from apps.accounts.models import Organization
 from apps.accounts.operations import note_key_use
 from apps.accounts.queries import KeyIdentity, get_organization
 from apps.core.clock import db_now
@@ -17,10 +18,12 @@ class ApiView(APIView):
     """A view for bearer keys. `required_scope` names the scope of each method it answers.
 
     Permission check and handler run in one transaction that sees the key's organization only; what the handler raises
-    undoes what it did. `request.auth` is the KeyIdentity, `request.organization` its organization.
+    undoes what it did. The handler finds the key as `self.identity` and its organization as `self.organization`.
     """
 
     required_scope: ClassVar[dict[str, str]] = {}
+    identity: KeyIdentity
+    organization: Organization
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """Do as APIView.dispatch does, but let an error leave the transaction before it becomes a response."""
@@ -38,11 +41,11 @@ class ApiView(APIView):
         self.format_kwarg = None
         request.accepted_renderer, request.accepted_media_type = self.perform_content_negotiation(request, force=True)
         self.perform_authentication(request)
-        identity: KeyIdentity = request.auth
+        identity = self.identity = cast(KeyIdentity, request.auth)
         with tenant(organization=identity.organization_id):
             note_key_use(identity=identity, now=db_now())
         with tenant(organization=identity.organization_id):
-            request.organization = get_organization(id=identity.organization_id)
+            self.organization = get_organization(id=identity.organization_id)
             handler = self._handler(request)
             self.check_permissions(request)
             self.check_throttles(request)
@@ -61,4 +64,4 @@ class ApiView(APIView):
     @property
     def actor(self) -> str:
         """Who acts, for audit: the key."""
-        return self.request.auth.key_id
+        return self.identity.key_id

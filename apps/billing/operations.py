@@ -68,7 +68,7 @@ def hold(
     if wallet.balance_nano < amount_nano:
         raise insufficient_balance(wallet.balance_nano, amount_nano)
     created = Hold.objects.create(
-        organization_id=wallet.organization_id,
+        organization_id=wallet.organization_id or "",
         purpose=purpose,
         source=source,
         amount_nano=amount_nano,

@@ -12,7 +12,7 @@ from apps.contracts.failures import FailureCode
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True):
-    """A frozen wire type (each subclass says `kw_only=True`, which msgspec does not inherit); unknown fields are ignored on decode, so that old and new code can talk."""
+    """A wire type. Unknown fields are ignored on decode, so that old and new code can talk."""
 
 
 class Method(StrEnum):
@@ -30,7 +30,7 @@ class Phase(StrEnum):
     UPLOADING = "uploading"
 
 
-class Hyperparameters(Struct, kw_only=True):
+class Hyperparameters(Struct, frozen=True, kw_only=True):
     """The recipe, with the names of the ecosystem. `batch_size` is rows per optimizer step;
     one micro-step holds `batch_size / gradient_accumulation_steps` rows."""
 
@@ -62,7 +62,7 @@ class Hyperparameters(Struct, kw_only=True):
     quantization: str | None = None  # "nf4" for QLoRA
 
 
-class SignedFile(Struct, kw_only=True):
+class SignedFile(Struct, frozen=True, kw_only=True):
     """One object a worker may read until the URL expires. `sha256` is lower-case hex of the content."""
 
     name: str
@@ -71,13 +71,13 @@ class SignedFile(Struct, kw_only=True):
     bytes: int
 
 
-class ManifestFile(Struct, kw_only=True):
+class ManifestFile(Struct, frozen=True, kw_only=True):
     name: str
     sha256: str
     bytes: int
 
 
-class Manifest(Struct, kw_only=True):
+class Manifest(Struct, frozen=True, kw_only=True):
     """The files of a checkpoint or an adapter; written last, so that an object with a manifest is whole."""
 
     kind: str  # "checkpoint" | "adapter"
@@ -88,7 +88,7 @@ class Manifest(Struct, kw_only=True):
     metadata: dict[str, str] = {}
 
 
-class BaseModelRef(Struct, kw_only=True):
+class BaseModelRef(Struct, frozen=True, kw_only=True):
     """Where the worker finds the base model: a local path, or a hub repository at one commit."""
 
     id: str
@@ -102,7 +102,7 @@ class BaseModelRef(Struct, kw_only=True):
     hub_token: str | None = None
 
 
-class DatasetRef(Struct, kw_only=True):
+class DatasetRef(Struct, frozen=True, kw_only=True):
     id: str
     sha256: str
     bytes: int
@@ -110,7 +110,7 @@ class DatasetRef(Struct, kw_only=True):
     url: str
 
 
-class CheckpointRef(Struct, kw_only=True):
+class CheckpointRef(Struct, frozen=True, kw_only=True):
     """A verified checkpoint to resume from."""
 
     id: str
@@ -119,7 +119,7 @@ class CheckpointRef(Struct, kw_only=True):
     files: tuple[SignedFile, ...]
 
 
-class RunSpec(Struct, kw_only=True):
+class RunSpec(Struct, frozen=True, kw_only=True):
     """A frozen snapshot of everything one attempt needs: the same spec gives the same adapter."""
 
     run_id: str
@@ -139,17 +139,17 @@ class RunSpec(Struct, kw_only=True):
 # --- events -----------------------------------------------------------------------------------------------------
 
 
-class Event(Struct, kw_only=True, tag_field="type"):
+class Event(Struct, frozen=True, kw_only=True, tag_field="type"):
     """Something the worker saw. `sequence` counts up from 1 within an attempt; a repeated one is ignored."""
 
     sequence: int
 
 
-class PhaseChanged(Event, kw_only=True, tag="phase_changed"):
+class PhaseChanged(Event, frozen=True, kw_only=True, tag="phase_changed"):
     phase: Phase
 
 
-class TrainingStarted(Event, kw_only=True, tag="training_started"):
+class TrainingStarted(Event, frozen=True, kw_only=True, tag="training_started"):
     """The model is loaded and the first batch is ready: billing starts here."""
 
     total_steps: int
@@ -158,7 +158,7 @@ class TrainingStarted(Event, kw_only=True, tag="training_started"):
     trained_tokens_per_epoch: int
 
 
-class StepCompleted(Event, kw_only=True, tag="step_completed"):
+class StepCompleted(Event, frozen=True, kw_only=True, tag="step_completed"):
     """Progress, at most a few a second. Tokens are cumulative over the job; seconds over this attempt."""
 
     step: int
@@ -173,13 +173,13 @@ class StepCompleted(Event, kw_only=True, tag="step_completed"):
     train_mean_token_accuracy: float | None = None
 
 
-class EvaluationCompleted(Event, kw_only=True, tag="evaluation_completed"):
+class EvaluationCompleted(Event, frozen=True, kw_only=True, tag="evaluation_completed"):
     step: int
     valid_loss: float
     valid_mean_token_accuracy: float | None = None
 
 
-class CheckpointSaved(Event, kw_only=True, tag="checkpoint_saved"):
+class CheckpointSaved(Event, frozen=True, kw_only=True, tag="checkpoint_saved"):
     """Every file and the manifest are in the object store under `upload_id`."""
 
     step: int
@@ -191,7 +191,7 @@ class CheckpointSaved(Event, kw_only=True, tag="checkpoint_saved"):
     train_loss: float | None = None
 
 
-class LogLine(Event, kw_only=True, tag="log_line"):
+class LogLine(Event, frozen=True, kw_only=True, tag="log_line"):
     level: str  # "info" | "warn" | "error"
     message: str
 
@@ -202,7 +202,7 @@ RunEvent = PhaseChanged | TrainingStarted | StepCompleted | EvaluationCompleted 
 # --- outcomes ---------------------------------------------------------------------------------------------------
 
 
-class Outcome(Struct, kw_only=True, tag_field="type"):
+class Outcome(Struct, frozen=True, kw_only=True, tag_field="type"):
     """How the attempt ended. `training_seconds` runs from TrainingStarted to the last training step, by the
     worker's monotonic clock, and counts only time whose steps are durable (checkpointed, or in the adapter)."""
 
@@ -211,7 +211,7 @@ class Outcome(Struct, kw_only=True, tag_field="type"):
     peak_memory_bytes: int | None = None
 
 
-class Succeeded(Outcome, kw_only=True, tag="succeeded"):
+class Succeeded(Outcome, frozen=True, kw_only=True, tag="succeeded"):
     upload_id: str
     manifest_sha256: str
     step: int
@@ -219,13 +219,13 @@ class Succeeded(Outcome, kw_only=True, tag="succeeded"):
     valid_loss: float | None = None
 
 
-class Failed(Outcome, kw_only=True, tag="failed"):
+class Failed(Outcome, frozen=True, kw_only=True, tag="failed"):
     code: FailureCode
     message: str  # one line for the customer, no paths and no host names
     log_tail: str = ""
 
 
-class Stopped(Outcome, kw_only=True, tag="stopped"):
+class Stopped(Outcome, frozen=True, kw_only=True, tag="stopped"):
     """The attempt obeyed a request (cancel, drain) and kept what it could."""
 
     reason: str  # "cancelled" | "paused" | "preempted"

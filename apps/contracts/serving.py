@@ -14,7 +14,7 @@ class LoadState(StrEnum):
     FAILED = "failed"  # the replica could not: tried again
 
 
-class DesiredAdapter(Struct, kw_only=True):
+class DesiredAdapter(Struct, frozen=True, kw_only=True):
     """One adapter version to have loaded. `lora_name` is immutable: other weights have another name."""
 
     lora_name: str
@@ -24,7 +24,7 @@ class DesiredAdapter(Struct, kw_only=True):
     files: tuple[SignedFile, ...]
 
 
-class DesiredState(Struct, kw_only=True):
+class DesiredState(Struct, frozen=True, kw_only=True):
     """Everything the replica should hold now. `generation` grows with every change; an older one is ignored."""
 
     replica_id: str
@@ -34,13 +34,13 @@ class DesiredState(Struct, kw_only=True):
     adapters: tuple[DesiredAdapter, ...]
 
 
-class ObservedAdapter(Struct, kw_only=True):
+class ObservedAdapter(Struct, frozen=True, kw_only=True):
     lora_name: str
     state: LoadState
     reason: str = ""
 
 
-class ObservedState(Struct, kw_only=True):
+class ObservedState(Struct, frozen=True, kw_only=True):
     """What the engine says it holds. `engine_generation` changes with each engine start."""
 
     replica_id: str
@@ -50,3 +50,6 @@ class ObservedState(Struct, kw_only=True):
     adapters: tuple[ObservedAdapter, ...]
     nan_requests_total: int = 0
     reason: str = ""
+    url: str = ""  # where its proxy listens: unix:///path or http(s)://host:port
+    capacity: int = 0  # adapters registered at once
+    max_lora_rank: int = 0

@@ -9,14 +9,14 @@ from apps.contracts.runs import BaseModelRef, Manifest, RunEvent, RunOutcome, Ru
 API_VERSION = 1
 
 
-class GpuInfo(Struct, kw_only=True):
+class GpuInfo(Struct, frozen=True, kw_only=True):
     key: str  # catalog key of the GPU type, or "cpu"
     name: str
     memory_bytes: int
     driver: str = ""
 
 
-class EnrollRequest(Struct, kw_only=True):
+class EnrollRequest(Struct, frozen=True, kw_only=True):
     """Redeem a one-time token. `kind` is "trainer" or "replica"."""
 
     token: str
@@ -27,7 +27,7 @@ class EnrollRequest(Struct, kw_only=True):
     listen_url: str = ""  # replica: where the gateway reaches its proxy, unix:///… or http(s)://…
 
 
-class EnrollResponse(Struct, kw_only=True):
+class EnrollResponse(Struct, frozen=True, kw_only=True):
     worker_id: str
     credential: str  # shown once
     pool: str
@@ -36,12 +36,12 @@ class EnrollResponse(Struct, kw_only=True):
     base_model: dict[str, str] | None = None  # replica: id, name, path|repo, revision, served_name
 
 
-class ClaimRequest(Struct, kw_only=True):
+class ClaimRequest(Struct, frozen=True, kw_only=True):
     api_version: int = API_VERSION
     base_models: tuple[str, ...] | None = None  # ids installed here; None = will download
 
 
-class ClaimResponse(Struct, kw_only=True):
+class ClaimResponse(Struct, frozen=True, kw_only=True):
     spec: RunSpec
     lease_id: str
     lease_token: str
@@ -50,7 +50,7 @@ class ClaimResponse(Struct, kw_only=True):
     self_fence_seconds: int
 
 
-class HeartbeatRequest(Struct, kw_only=True):
+class HeartbeatRequest(Struct, frozen=True, kw_only=True):
     step: int = 0
     phase: str = ""
     training_seconds: float = 0.0
@@ -58,44 +58,44 @@ class HeartbeatRequest(Struct, kw_only=True):
     memory_bytes: int | None = None
 
 
-class HeartbeatResponse(Struct, kw_only=True):
+class HeartbeatResponse(Struct, frozen=True, kw_only=True):
     lease_seconds: int
     is_cancel_requested: bool = False
     is_pause_requested: bool = False
     is_drain_requested: bool = False  # checkpoint, report Stopped("preempted"), take no new work
 
 
-class EventsRequest(Struct, kw_only=True):
+class EventsRequest(Struct, frozen=True, kw_only=True):
     events: tuple[RunEvent, ...]
 
 
-class EventsResponse(Struct, kw_only=True):
+class EventsResponse(Struct, frozen=True, kw_only=True):
     accepted: int
     last_sequence: int
 
 
-class UploadRequest(Struct, kw_only=True):
+class UploadRequest(Struct, frozen=True, kw_only=True):
     """Ask for places to put the files of a manifest. The same manifest asked again gets the same upload."""
 
     manifest: Manifest
     manifest_sha256: str
 
 
-class UploadResponse(Struct, kw_only=True):
+class UploadResponse(Struct, frozen=True, kw_only=True):
     upload_id: str
     files: dict[str, str]  # file name -> signed PUT URL; the manifest itself under "manifest.json", put last
 
 
-class FinishRequest(Struct, kw_only=True):
+class FinishRequest(Struct, frozen=True, kw_only=True):
     outcome: RunOutcome
 
 
-class FinishResponse(Struct, kw_only=True):
+class FinishResponse(Struct, frozen=True, kw_only=True):
     run_status: str
     job_status: str
 
 
-class ProbeReport(Struct, kw_only=True):
+class ProbeReport(Struct, frozen=True, kw_only=True):
     """One short measured training loop on this worker: the row every time estimate of its pool starts from."""
 
     base_model_id: str
@@ -114,7 +114,7 @@ class ProbeReport(Struct, kw_only=True):
     software: dict[str, str] = {}
 
 
-class ProbeRequest(Struct, kw_only=True):
+class ProbeRequest(Struct, frozen=True, kw_only=True):
     """A measurement the control plane has no row for in the asking worker's pool."""
 
     base_model: BaseModelRef
@@ -124,7 +124,7 @@ class ProbeRequest(Struct, kw_only=True):
     lora_rank: int = 16
 
 
-class MissingProbes(Struct, kw_only=True):
+class MissingProbes(Struct, frozen=True, kw_only=True):
     """Answer of GET /internal/v1/probes/missing (worker credential)."""
 
     probes: tuple[ProbeRequest, ...] = ()

@@ -3,6 +3,7 @@
 import re
 import secrets
 import time
+from typing import Any
 
 from django.db import models
 
@@ -32,7 +33,7 @@ def ulid_of(identifier: str) -> str:
 class IdField(models.CharField):
     """A primary key like `ds_01h…`; the prefix says what the id names."""
 
-    def __init__(self, *, prefix: str, separator: str = "_", **kwargs: object) -> None:
+    def __init__(self, *, prefix: str, separator: str = "_", **kwargs: Any) -> None:
         self.prefix, self.separator = prefix, separator
         kwargs.setdefault("max_length", len(prefix) + len(separator) + ULID_LENGTH)
         kwargs.setdefault("primary_key", True)

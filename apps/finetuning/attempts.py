@@ -1,6 +1,7 @@
 """What follows an attempt: the next one, or the end of the job with its bill."""
 
 import datetime
+from typing import Any
 
 from django.db.models import Sum
 
@@ -30,8 +31,10 @@ def latest_checkpoint(*, job: FineTuningJob) -> Checkpoint | None:
 
 def queue_attempt(*, job: FineTuningJob) -> Run:
     """Queue the next attempt and ring the pool's doorbell after commit."""
+    if job.pool is None:
+        raise ValueError(f"{job.pk} was never admitted to a pool")
     last = job.runs.order_by("-attempt").values_list("attempt", flat=True).first() or 0
-    run = Run.objects.create(organization_id=job.organization_id, job=job, attempt=last + 1, pool_id=job.pool_id)
+    run = Run.objects.create(organization_id=job.organization_id, job=job, attempt=last + 1, pool=job.pool)
     outbox.publish(topic="train.wake", key=f"wake:{run.pk}", payload={"pool": job.pool.name})
     return run
 
@@ -91,7 +94,7 @@ def cancel_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
     _end_job(job, "cancelled", _billed_ms(job), now, message="Cancelled")
 
 
-def succeed_job(*, job: FineTuningJob, now: datetime.datetime, **changes: object) -> None:
+def succeed_job(*, job: FineTuningJob, now: datetime.datetime, **changes: Any) -> None:
     _end_job(job, "succeeded", _billed_ms(job), now, message="The job has successfully completed", **changes)
 
 
@@ -133,7 +136,7 @@ def _end_job(
     *,
     message: str,
     level: str = "info",
-    **changes: object,
+    **changes: Any,
 ) -> None:
     cost = cost_of(job=job, gpu_ms=billed_ms)
     advance(

@@ -7,6 +7,7 @@ from typing import Any, assert_never
 import msgspec
 from django.db import transaction
 
+from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import AdapterRejected, publish_version
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
@@ -57,9 +58,7 @@ def _record(run: Run, job: FineTuningJob, event: wire.RunEvent) -> None:
         case wire.StepCompleted():
             _record_step(job, event)
         case wire.EvaluationCompleted():
-            data = {"step": event.step, "valid_loss": event.valid_loss}
-            data["valid_mean_token_accuracy"] = event.valid_mean_token_accuracy
-            events.append(job, type="metrics", message=f"Evaluated at step {event.step}", **data)
+            _record_evaluation(job, event)
         case wire.CheckpointSaved():
             _record_checkpoint(run, job, event)
         case wire.LogLine():
@@ -67,6 +66,17 @@ def _record(run: Run, job: FineTuningJob, event: wire.RunEvent) -> None:
             events.append(job, level=level, message=event.message)
         case _:
             assert_never(event)
+
+
+def _record_evaluation(job: FineTuningJob, event: wire.EvaluationCompleted) -> None:
+    events.append(
+        job,
+        type="metrics",
+        message=f"Evaluated at step {event.step}",
+        step=event.step,
+        valid_loss=event.valid_loss,
+        valid_mean_token_accuracy=event.valid_mean_token_accuracy,
+    )
 
 
 def _start_training(run: Run, job: FineTuningJob, event: wire.TrainingStarted) -> None:
@@ -86,7 +96,7 @@ def _start_training(run: Run, job: FineTuningJob, event: wire.TrainingStarted) -
 def _record_step(job: FineTuningJob, event: wire.StepCompleted) -> None:
     job.step, job.total_steps, job.trained_tokens = event.step, event.total_steps, event.trained_tokens
     job.save(update_fields=["step", "total_steps", "trained_tokens"])
-    data = {
+    data: dict[str, Any] = {
         "step": event.step,
         "total_steps": event.total_steps,
         "epoch": event.epoch,
@@ -236,7 +246,7 @@ def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now
     _forget_checkpoints_after_success(job)
 
 
-def _publish(job: FineTuningJob, run: Run, upload: Upload, outcome: wire.Succeeded):
+def _publish(job: FineTuningJob, run: Run, upload: Upload, outcome: wire.Succeeded) -> AdapterVersion:
     return publish_version(
         organization=job.organization,
         base_model=job.base_model,
@@ -283,7 +293,7 @@ def _finish_stopped(run: Run, job: FineTuningJob, outcome: wire.Stopped, now: da
         attempts.continue_or_give_up(job=job, run=run, code=FailureCode.PREEMPTED, now=now)
 
 
-def _end_run(run: Run, status: str, outcome: wire.Outcome, now: datetime.datetime, **changes: object) -> None:
+def _end_run(run: Run, status: str, outcome: wire.Outcome, now: datetime.datetime, **changes: Any) -> None:
     if status == "succeeded":
         try_advance(run, to="running", transitions=RUN_TRANSITIONS)
     advance(

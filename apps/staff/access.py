@@ -23,6 +23,11 @@ def operator_view(view: View) -> View:
     return guarded
 
 
+def operator_id(request: HttpRequest) -> str:
+    """Return who acts, for audit."""
+    return str(request.user.pk)
+
+
 def _as_operator(view: View, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
     if not getattr(request.user, "is_operator", False):
         raise PermissionDenied("These pages are for the operators of this installation.")

@@ -13,7 +13,7 @@ from apps.core.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.forms import add_domain_error
 from apps.core.money import usd_to_nano
-from apps.staff.access import operator_view
+from apps.staff.access import operator_id, operator_view
 from apps.staff.forms import BaseModelForm, PriceForm
 
 _HOUR_MS = 3_600_000
@@ -27,7 +27,7 @@ def base_models(request: HttpRequest) -> HttpResponse:
     form = BaseModelForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
-            added = _add(form, request.user.pk)
+            added = _add(form, operator_id(request))
         except DomainError as error:
             add_domain_error(form, error)
         else:
@@ -58,7 +58,7 @@ def _add(form: BaseModelForm, by: str) -> BaseModel:
 @operator_view
 def retire_base_model(request: HttpRequest, base_model_id: str) -> HttpResponse:
     base_model = get_object_or_404(BaseModel, pk=base_model_id, retired_at=None)
-    operations.retire_base_model(base_model=base_model, by=request.user.pk, now=db_now())
+    operations.retire_base_model(base_model=base_model, by=operator_id(request), now=db_now())
     messages.success(request, f"{base_model.display_name} takes no new jobs; its adapters go on answering.")
     return redirect("staff:base_model_list")
 
@@ -75,7 +75,7 @@ def prices(request: HttpRequest) -> HttpResponse:
                 unit="gpu_ms" if form.is_training else "tokens",
                 price_nano=usd_to_nano(form.cleaned_data["price_usd"]),
                 per=_HOUR_MS if form.is_training else _MILLION,
-                by=request.user.pk,
+                by=operator_id(request),
                 now=db_now(),
             )
         except DomainError as error:

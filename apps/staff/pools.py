@@ -14,7 +14,7 @@ from apps.core.forms import add_domain_error
 from apps.finetuning import pools, queries
 from apps.finetuning.models import GpuPool, Worker
 from apps.finetuning.quoting import live_worker_filter, newest_probes, seconds_ahead, training_sku
-from apps.staff.access import operator_view
+from apps.staff.access import operator_id, operator_view
 from apps.staff.forms import GIB, PoolEditForm, PoolForm, WorkerTokenForm
 
 _ACTIONS = {
@@ -37,7 +37,7 @@ def index(request: HttpRequest) -> HttpResponse:
                 gpu_type=form.cleaned_data["gpu_type"],
                 region=form.cleaned_data["region"],
                 memory_bytes=form.memory_bytes,
-                by=request.user.pk,
+                by=operator_id(request),
             )
         except DomainError as error:
             add_domain_error(form, error)
@@ -65,7 +65,7 @@ def detail(request: HttpRequest, pool_id: str) -> HttpResponse:
         region=form.cleaned_data["region"],
         memory_bytes=form.memory_bytes,
         is_open=form.cleaned_data["is_open"],
-        by=request.user.pk,
+        by=operator_id(request),
     )
     messages.success(request, f"The pool {pool.name} was saved.")
     return redirect("staff:pool_detail", pool_id=pool.pk)
@@ -82,7 +82,10 @@ def issue_token(request: HttpRequest, pool_id: str) -> HttpResponse:
         return _detail(request, pool, _edit_form(pool), token_form=form, status=422)
     try:
         token = pools.issue_worker_token(
-            pool=pool, kind=form.cleaned_data["kind"], base_model=form.cleaned_data["base_model"], by=request.user.pk
+            pool=pool,
+            kind=form.cleaned_data["kind"],
+            base_model=form.cleaned_data["base_model"],
+            by=operator_id(request),
         )
     except DomainError as error:
         add_domain_error(form, error)
@@ -99,7 +102,7 @@ def issue_token(request: HttpRequest, pool_id: str) -> HttpResponse:
 def act_on_worker(request: HttpRequest, worker_id: str, action: str) -> HttpResponse:
     worker = get_object_or_404(Worker.objects.select_related("pool"), pk=worker_id)
     act, words = _ACTIONS[action]
-    act(worker=worker, by=request.user.pk)
+    act(worker=worker, by=operator_id(request))
     messages.success(request, f"{worker.hostname} {words}.")
     return redirect("staff:pool_detail", pool_id=worker.pool_id)
 

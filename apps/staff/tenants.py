@@ -17,7 +17,7 @@ from apps.core.money import usd_to_nano
 from apps.datasets.queries import storage_used_bytes
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotas import LIMITS, get_quota, set_quota, used_gpu_seconds
-from apps.staff.access import operator_view
+from apps.staff.access import operator_id, operator_view
 from apps.staff.forms import CreditForm, QuotaForm
 
 _PAGE = 50
@@ -68,7 +68,7 @@ def credit(request: HttpRequest, organization_id: str) -> HttpResponse:
             grant_credit(
                 organization=organization,
                 amount_nano=usd_to_nano(form.cleaned_data["amount_usd"]),
-                by=request.user.pk,
+                by=operator_id(request),
                 reason=form.cleaned_data["reason"],
                 # The form carries its own key: a double click is one grant.
                 idempotency_key=f"grant:{organization.pk}:{request.POST.get('once', new_id('once'))[:60]}",
@@ -111,7 +111,7 @@ def quota(request: HttpRequest, organization_id: str) -> HttpResponse:
     current = get_quota(organization=organization)
     form = QuotaForm(request.POST or None, initial={name: getattr(current, name) for name in LIMITS})
     if request.method == "POST" and form.is_valid():
-        set_quota(organization=organization, by=request.user.pk, now=db_now(), **form.limits())
+        set_quota(organization=organization, by=operator_id(request), now=db_now(), **form.limits())
         messages.success(request, f"The limits of {organization.name} were saved.")
         return redirect("staff:quota_list")
     context = {"tenant": organization, "form": form}

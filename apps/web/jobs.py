@@ -12,6 +12,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonRespons
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
+from django_htmx.middleware import HtmxDetails
 
 from apps.accounts.models import Membership, Organization
 from apps.accounts.roles import Permission, has_permission
@@ -33,6 +34,13 @@ _STATES = (("", "All"), ("running", "Training"), ("queued", "Queued"), ("succeed
 _GIB = 2**30
 
 
+class MemberRequest(HttpRequest):
+    """A request whose organization has been entered."""
+
+    organization: Organization
+    htmx: HtmxDetails
+
+
 @dataclass(frozen=True)
 class Phase:
     """One step of a job as people see it: Validate, Queue, Boot, Train, Export, Ready."""
@@ -46,7 +54,7 @@ class Phase:
 
 @require_safe
 @organization_view(Permission.VIEW)
-def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+def index(request: MemberRequest, organization: Organization, membership: Membership) -> HttpResponse:
     """List the jobs; htmx asks for the table alone."""
     rows = queries.list_jobs(organization=organization)
     status = request.GET.get("status", "")
@@ -70,7 +78,7 @@ def index(request: HttpRequest, organization: Organization, membership: Membersh
 
 @require_safe
 @organization_view(Permission.VIEW)
-def detail(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
+def detail(request: MemberRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
     """Show one job; htmx asks again for the parts that change when its state does."""
     job = queries.get_job(organization=organization, id=job_id)
     context = _detail(job, membership)
@@ -85,7 +93,7 @@ def chart(request: HttpRequest, organization: Organization, membership: Membersh
     return JsonResponse(_curves(job))
 
 
-def stream(request: HttpRequest, job_id: str) -> HttpResponseBase:
+def stream(request: MemberRequest, job_id: str) -> HttpResponseBase:
     """Server-sent events of the job, from Last-Event-ID (or ?after) on."""
     opened = _open_stream(request, job_id=job_id)
     if opened.status_code != 204:
