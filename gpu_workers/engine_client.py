@@ -1,0 +1,169 @@
+"""The few words the serving agent speaks to vLLM, over its Unix socket. Nothing else may."""
+
+import math
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from apps.contracts.serving import LORA_NAME_PATTERN
+
+# Long enough for a queue of long answers before it; the caller is cancelled when its client leaves.
+_ANSWER_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=600)
+_CANARY_PROMPT = "The weather today is"
+_CANARY_TOKENS = 8
+_CORRUPTED = "vllm:corrupted_requests_total{"
+LORA_NAME = re.compile(LORA_NAME_PATTERN)
+
+
+class EngineDown(Exception):
+    """The engine does not answer: not started yet, restarting, or dying."""
+
+
+class EngineRefused(Exception):
+    """The engine answered that it will not; `status` is its HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = message
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """One row of the engine's own /v1/models. `root` is the folder it was loaded from."""
+
+    id: str
+    root: str
+    max_model_len: int | None = None
+
+
+class Canary(msgspec.Struct, frozen=True):
+    """A greedy answer to the fixed prompt: the tokens with their log-probabilities."""
+
+    tokens: tuple[str, ...]
+    logprobs: tuple[float, ...]
+
+    def is_finite(self) -> bool:
+        return len(self.logprobs) > 0 and all(math.isfinite(value) for value in self.logprobs)
+
+    def differs_from(self, other: "Canary") -> bool:
+        """Tell whether another model answered. The same weights on an idle engine give the same numbers."""
+        pairs = zip(self.logprobs, other.logprobs, strict=False)
+        return self.tokens != other.tokens or any(abs(mine - theirs) > 1e-6 for mine, theirs in pairs)
+
+
+class _Models(msgspec.Struct):
+    data: list[ServedModel]
+
+
+class _Logprobs(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+
+
+class _Choice(msgspec.Struct):
+    logprobs: _Logprobs | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _ErrorEnvelope(msgspec.Struct):
+    error: _Error
+
+
+class EngineClient:
+    """Use inside one event loop; `close` when done."""
+
+    def __init__(self, socket_path: Path) -> None:
+        connector = aiohttp.UnixConnector(path=str(socket_path), limit=0, keepalive_timeout=30)
+        self._http = aiohttp.ClientSession("http://engine", connector=connector, auto_decompress=False)
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def list_models(self) -> list[ServedModel]:
+        """Return the base model and every adapter the engine knows."""
+        body = await self._request("GET", "/v1/models", timeout_seconds=10)
+        return msgspec.json.decode(body, type=_Models).data
+
+    async def load_adapter(self, lora_name: str, path: Path) -> None:
+        """Load new weights under a new name; raises EngineRefused when the engine cannot use them.
+
+        Never replaces weights in place: the engine would swap them in the middle of answers.
+        """
+        if LORA_NAME.fullmatch(lora_name) is None or not path.is_absolute():
+            raise ValueError(f"{lora_name!r} at {path} is no adapter of ours")
+        body = {"lora_name": lora_name, "lora_path": str(path)}
+        await self._request("POST", "/v1/load_lora_adapter", json=body, timeout_seconds=120)
+
+    async def unload_adapter(self, lora_name: str) -> None:
+        """Make the engine forget the name. Requests in flight finish; its files may still be read."""
+        try:
+            await self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": lora_name}, timeout_seconds=60)
+        except EngineRefused as refusal:
+            if refusal.status != 404:
+                raise
+
+    async def ask_canary(self, model: str) -> Canary:
+        """Return the model's greedy answer; raises EngineRefused where vLLM finds it not finite (400)."""
+        body = {
+            "model": model,
+            "prompt": _CANARY_PROMPT,
+            "max_tokens": _CANARY_TOKENS,
+            "ignore_eos": True,
+            "temperature": 0,
+            "logprobs": 1,
+            "cache_salt": "canary",
+        }
+        answer = await self._request("POST", "/v1/completions", json=body, timeout_seconds=120)
+        found = msgspec.json.decode(answer, type=_Completion).choices[0].logprobs or _Logprobs([], [])
+        values = tuple(math.nan if value is None else value for value in found.token_logprobs)
+        return Canary(tokens=tuple(found.tokens), logprobs=values)
+
+    async def count_corrupted_requests(self) -> int:
+        """Return how many requests had NaN in their logits since the engine started."""
+        body = await self._request("GET", "/metrics", timeout_seconds=10)
+        lines = body.decode().splitlines()
+        return int(sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(_CORRUPTED)))
+
+    @asynccontextmanager
+    async def open_answer(
+        self, path: str, body: bytes, headers: dict[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a customer's request and give the answer while it is written; leaving early aborts it."""
+        headers = {"Content-Type": "application/json", **headers}
+        try:
+            response = await self._http.post(path, data=body, headers=headers, timeout=_ANSWER_TIMEOUT)
+        except (aiohttp.ClientConnectionError, TimeoutError) as error:
+            raise EngineDown(repr(error)) from error
+        try:
+            yield response
+        finally:
+            response.close()  # not released: an unread rest means that the client left
+
+    async def _request(self, method: str, path: str, *, timeout_seconds: float, json: dict | None = None) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        try:
+            async with self._http.request(method, path, json=json, timeout=timeout) as response:
+                body = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineDown(repr(error)) from error
+        if response.status >= 400:
+            raise EngineRefused(response.status, _read_message(body))
+        return body
+
+
+def _read_message(body: bytes) -> str:
+    try:
+        return msgspec.json.decode(body, type=_ErrorEnvelope).error.message
+    except msgspec.DecodeError:
+        return body[:300].decode(errors="replace")

@@ -1,0 +1,158 @@
+"""Keep one engine holding the adapters the control plane wants: `python -m gpu_workers.serving_agent`.
+
+The agent is the engine's only client (reconciler.py) and its network door (front_door.py). It looks every second and
+says what it sees at once when that changed, and every five seconds anyway.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import msgspec
+from aiohttp import web
+
+from apps.contracts.worker_api import EnrollRequest, EnrollResponse
+from gpu_workers.adapter_store import AdapterStore, OpenObject
+from gpu_workers.api_client import ApiClient, ApiError, Unavailable, load_credential
+from gpu_workers.config import ServingConfig, read_serving_config
+from gpu_workers.engine import EnginePaths, ReplicaBase
+from gpu_workers.private_files import write_private
+from gpu_workers.reconciler import Reconciler
+
+log = logging.getLogger("anneal.serving")
+
+TICK_SECONDS = 1.0
+REPORT_SECONDS = 5.0
+NUMBERS_SECONDS = 2.0
+
+
+def main() -> int:
+    """Run as a process of the supervisor."""
+    config = read_serving_config()
+    level = config.worker.log_level.upper()
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr, level=level)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    asyncio.run(serve(config, enroll(config)))
+    return 0
+
+
+async def serve(config: ServingConfig, enrollment: EnrollResponse) -> None:
+    """Run the agent until SIGTERM or SIGINT."""
+    worker = config.worker
+    api = ApiClient(worker.internal_url, credential=enrollment.credential)
+    store = AdapterStore(worker.work_dir.resolve() / "adapters", make_opener(worker.internal_url))
+    reconciler = Reconciler(config=config, enrollment=enrollment, api=api, store=store)
+    task = asyncio.create_task(_run(reconciler, api, config.listen))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        log.info("stopped")
+
+
+async def _run(reconciler: Reconciler, api: ApiClient, listen: str) -> None:
+    runner = web.AppRunner(reconciler.door.build_app(), handler_cancellation=True, access_log=None)
+    await runner.setup()
+    try:
+        await _listen(runner, listen)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_repeat(reconciler.step, TICK_SECONDS))
+            tasks.create_task(_repeat(reconciler.check_numbers, NUMBERS_SECONDS))
+            tasks.create_task(_report_forever(reconciler, api))
+    finally:
+        await runner.cleanup()
+        await reconciler.engine.close()
+
+
+async def _repeat(action: Callable[[], Awaitable[None]], seconds: float) -> None:
+    while True:
+        await action()
+        await asyncio.sleep(seconds)
+
+
+async def _report_forever(reconciler: Reconciler, api: ApiClient) -> None:
+    while True:
+        reconciler.changed.clear()
+        try:
+            await asyncio.to_thread(api.report_observed_state, reconciler.observe())
+        except (Unavailable, ApiError) as error:
+            log.warning("observed state not reported: %s", error)
+            await asyncio.sleep(1.0)
+        try:
+            await asyncio.wait_for(reconciler.changed.wait(), REPORT_SECONDS)
+        except TimeoutError:
+            continue
+
+
+def enroll(config: ServingConfig) -> EnrollResponse:
+    """Return this replica's credential, redeeming the one-time token when there is none yet.
+
+    Waits for the token file and the control plane. Writes what the engine launcher needs.
+    """
+    worker = config.worker
+    worker.work_dir.mkdir(parents=True, exist_ok=True)
+    if not worker.credential_file.exists():
+        write_private(worker.credential_file, msgspec.json.encode(_redeem_token(config)))
+    enrollment = load_credential(worker.credential_file)
+    base = msgspec.convert(enrollment.base_model or {}, ReplicaBase)
+    write_private(EnginePaths(worker.work_dir).replica, msgspec.json.encode(base))
+    return enrollment
+
+
+def _redeem_token(config: ServingConfig) -> EnrollResponse:
+    token_file = config.worker.enroll_token_file
+    if token_file is None:
+        raise SystemExit("No credential, and ANNEAL_ENROLL_TOKEN_FILE is not set.")
+    while not token_file.exists():
+        time.sleep(0.5)
+    api = ApiClient(config.worker.internal_url)
+    request = EnrollRequest(token=token_file.read_text().strip(), kind="replica", hostname=socket.gethostname())
+    while True:
+        try:
+            return api.enroll(request)
+        except Unavailable as trouble:
+            log.warning("control plane not reached: %s", trouble)
+            time.sleep(1.0)
+
+
+def make_opener(internal_url: str) -> OpenObject:
+    """Return what opens a signed URL, wherever the object store is; the URL is the only key."""
+    uds = httpx.HTTPTransport(uds="/" + internal_url.removeprefix("unix:").lstrip("/"))
+    transport = uds if internal_url.startswith("unix:") else None
+    internal = httpx.Client(base_url="http://internal", transport=transport, timeout=30, trust_env=False)
+    anywhere = httpx.Client(timeout=30, trust_env=False)
+
+    @contextmanager
+    def open_object(url: str) -> Iterator[Iterator[bytes]]:
+        is_internal = transport is not None and url.startswith(internal_url)
+        client, target = (internal, url.removeprefix(internal_url)) if is_internal else (anywhere, url)
+        with client.stream("GET", target) as response:
+            response.raise_for_status()
+            yield response.iter_bytes(1 << 20)
+
+    return open_object
+
+
+async def _listen(runner: web.AppRunner, listen: str) -> None:
+    if listen.startswith(("/", "unix:")):
+        path = Path("/" + listen.removeprefix("unix:").lstrip("/"))
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.unlink(missing_ok=True)
+        await web.UnixSite(runner, str(path)).start()
+        path.chmod(0o660)
+        return
+    host, _, port = listen.rpartition(":")
+    await web.TCPSite(runner, host, int(port)).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
