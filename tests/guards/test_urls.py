@@ -139,7 +139,8 @@ def ask(client: Client, method: str, path: str, data: dict[str, Any], secret: st
     try:
         return Answer(response.status_code, dict(response.headers), _read(response).decode(errors="replace"))
     finally:
-        response.close()
+        for close in response._resource_closers:  # response.close() would end the request, and with it the connection
+            close()
 
 
 def _send(client: Client, method: str, path: str, data: dict[str, Any], headers: dict[str, str]) -> Any:
@@ -155,6 +156,8 @@ def _send(client: Client, method: str, path: str, data: dict[str, Any], headers:
 def _read(response: Any) -> bytes:
     if not response.streaming:
         return response.content
+    if response.headers["Content-Type"].startswith("text/event-stream"):
+        return b""  # does not end; what it may send was decided before it began
     return async_to_sync(_read_async)(response) if response.is_async else b"".join(response)
 
 

@@ -63,6 +63,7 @@ def signed(reason: str, *methods: str, **what: Any) -> Url:
 
 
 JOB = {"job_id": "job"}
+FILE = {"file_id": "dataset_version"}
 
 URLS: dict[str, Url] = {
     # allauth
@@ -97,6 +98,19 @@ URLS: dict[str, Url] = {
     "web:organization_create": person("GET", "POST", data={"name": "Another"}),
     "web:organization_switch": person("POST", refs={"organization": "organization"}),
     "web:theme": public("a cookie of the reader's own", "POST", data={"theme": "dark"}),
+    # datasets and jobs
+    "web:dataset_list": page(get=P.VIEW),
+    "web:dataset_upload": page(get=P.DATASET_WRITE, post=P.DATASET_WRITE),
+    "web:dataset_detail": page(get=P.VIEW, ids=FILE),
+    "web:dataset_download": page(get=P.VIEW, ids=FILE),
+    "web:dataset_delete": page(get=P.DATASET_WRITE, post=P.DATASET_WRITE, ids=FILE),
+    "web:job_list": page(get=P.VIEW),
+    "web:job_detail": page(get=P.VIEW, ids=JOB),
+    "web:job_chart": page(get=P.VIEW, ids=JOB),
+    "web:job_stream": page(get=P.VIEW, ids=JOB),
+    "web:job_cancel": page(post=P.JOB_WRITE, ids=JOB),
+    "web:job_pause": page(post=P.JOB_WRITE, ids=JOB),
+    "web:job_resume": page(post=P.JOB_WRITE, ids=JOB),
     # the public API
     "api_me": api(GET=P.VIEW),
     "api_schema": public("documents the API; holds no data"),
@@ -114,8 +128,8 @@ URLS: dict[str, Url] = {
     "web:styleguide_metrics": person("GET"),
     "signed_object": signed("the signature in the address; tests/unit/core/test_object_store.py", "GET", "PUT"),
     "api_file_list": api(GET=P.VIEW, POST=P.DATASET_WRITE),
-    "api_file_detail": api(GET=P.VIEW, DELETE=P.DATASET_WRITE, ids={"file_id": "dataset_version"}),
-    "api_file_content": api(GET=P.VIEW, ids={"file_id": "dataset_version"}),
+    "api_file_detail": api(GET=P.VIEW, DELETE=P.DATASET_WRITE, ids=FILE),
+    "api_file_content": api(GET=P.VIEW, ids=FILE),
     "api_model_list": api(GET=P.VIEW),
     "api_model_detail": api(GET=P.VIEW, DELETE=P.ADAPTER_DELETE, ids={"model": "model_name"}),
     "api_billing": api(GET=P.VIEW),
