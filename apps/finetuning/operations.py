@@ -11,7 +11,7 @@ from django.db import transaction
 
 from apps.billing.operations import hold
 from apps.catalog.models import BaseModel
-from apps.catalog.queries import get_base_model
+from apps.catalog.queries import get_base_model, list_base_models
 from apps.contracts.runs import Hyperparameters, Method
 from apps.core import audit, outbox
 from apps.core.clock import db_now
@@ -26,7 +26,7 @@ from apps.finetuning.models import FineTuningJob, Run
 from apps.finetuning.quotas import require_room_for_job
 from apps.finetuning.quoting import PoolQuote, quote_pools, snapshot, with_plan
 
-_SUFFIX = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?$")
+SUFFIX = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?$")
 _COUNT_NOW_BYTES = 4_000_000  # larger files are counted by a task; the job waits in validating_files
 _MOST_METADATA = 16
 _RETRY_WINDOW = datetime.timedelta(minutes=10)
@@ -106,7 +106,7 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
     validation_file = request.validation_file and _usable_file(organization, request.validation_file, "validation_file")
     asked = dict(request.hyperparameters) | ({} if request.seed is None else {"seed": request.seed})
     recipe = recipes.resolve(base_model=base_model, method=request.method, asked=asked)
-    if request.suffix and not _SUFFIX.fullmatch(request.suffix):
+    if request.suffix and not SUFFIX.fullmatch(request.suffix):
         raise InvalidValue(
             "suffix has up to 64 of a-z, 0-9 and -, and starts and ends with a letter or digit.", param="suffix"
         )
@@ -229,9 +229,19 @@ def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
 def get_quotes(
     *, base_model: BaseModel, version: DatasetVersion, recipe: Hyperparameters, now: datetime.datetime
 ) -> list[PoolQuote]:
-    """Return a quote for each open pool, counting the file's tokens first when nobody has yet."""
-    count = count_tokens(version=version, base_model=base_model)
+    """Return a quote for each open pool, counting the file's tokens first when nobody has yet.
+
+    A model that is not installed has no tokenizer here: it is quoted by an installed one's count, and never launched.
+    """
+    count = count_tokens(version=version, base_model=counting_model(base_model))
     return quote_pools(base_model=base_model, version=version, count=count, hyperparameters=recipe, now=now)
+
+
+def counting_model(base_model: BaseModel) -> BaseModel:
+    """Return the model whose tokenizer counts for `base_model`: itself, or the first installed one in its place."""
+    if base_model.is_installed:
+        return base_model
+    return list_base_models(only_installed=True).first() or base_model
 
 
 def _what_would_fit(quoted: PoolQuote) -> str:

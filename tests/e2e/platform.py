@@ -1,0 +1,172 @@
+"""The whole platform as a customer and a saboteur see it: public interfaces, and kill -9."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xmlrpc.client import ServerProxy
+
+import httpx
+import openai
+from supervisor.xmlrpc import SupervisorTransport
+
+ROOT = Path(__file__).resolve().parents[2]
+BANKING = ROOT / "demo" / "banking77" / "train.csv"
+START_SECONDS = 240
+TERMINAL = ("succeeded", "failed", "cancelled")
+
+
+def until(look: Callable[[], Any], seconds: float, complaint: str) -> Any:
+    """Return the first true answer of `look`; fail with `complaint` after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := look():
+            return found
+        time.sleep(0.25)
+    raise AssertionError(f"{complaint} within {seconds:.0f} s")
+
+
+class Platform:
+    """Every process, started by the same launcher as `make demo`, in a data directory of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._log = (home / "launch.log").open("w")
+        command = [sys.executable, "-m", "scripts.launch", "--home", str(home), "--no-main-job"]
+        self._launcher = subprocess.Popen(command, cwd=ROOT, stdout=self._log, stderr=subprocess.STDOUT)
+        until(self._is_ready, START_SECONDS, f"the platform did not start ({home / 'launch.log'})")
+        account = json.loads((home / "demo.json").read_text())
+        self.url = json.loads((home / "ready.json").read_text())["public_url"]
+        self.model, self.pool = account["base_model"], account["pool"]
+        self.client = openai.OpenAI(api_key=account["api_key"], base_url=f"{self.url}/v1", max_retries=6)
+        headers = {"Authorization": f"Bearer {account['api_key']}"}
+        self.native = httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=30)
+
+    def _is_ready(self) -> bool:
+        if self._launcher.poll() is not None:
+            raise AssertionError((self.home / "launch.log").read_text()[-4000:])
+        return (self.home / "ready.json").exists()
+
+    def stop(self) -> int:
+        """Stop it as Ctrl-C does and return the launcher's exit code: 0 means that no process was left."""
+        self._launcher.send_signal(signal.SIGINT)
+        code = self._launcher.wait(timeout=180)
+        self._log.close()
+        return code
+
+    # --- as a customer ------------------------------------------------------------------------------------------
+
+    def upload(self, rows: int) -> str:
+        with BANKING.open(newline="") as file:
+            lines = [_chat_row(row) for row, _ in zip(csv.DictReader(file), range(rows), strict=False)]
+        created = self.client.files.create(file=("rows.jsonl", "".join(lines).encode()), purpose="fine-tune")
+        checked = self.client.files.wait_for_processing(created.id, poll_interval=0.3, max_wait_seconds=60)
+        assert checked.status == "processed", checked
+        return checked.id
+
+    def wait_until_quotable(self, file_id: str) -> None:
+        """The first worker measures its own speed before anything can be launched."""
+
+        def look() -> bool:
+            body = {"model": self.model, "training_file": file_id}
+            answer = self.native.post("/estimates", json=body)
+            return answer.status_code == 200 and any(pool["is_launchable"] for pool in answer.json()["pools"])
+
+        until(look, 180, "no pool became launchable")
+
+    def create_job(self, file_id: str, *, epochs: int, **extra: Any) -> str:
+        body = {"compute": {"pool": self.pool}, "recipe": {"epochs": epochs}} | extra
+        return self.client.fine_tuning.jobs.create(model=self.model, training_file=file_id, extra_body=body).id
+
+    def job(self, job_id: str) -> Any:
+        return self.client.fine_tuning.jobs.retrieve(job_id)
+
+    def messages(self, job_id: str) -> list[str]:
+        return [event.message for event in self.client.fine_tuning.jobs.list_events(job_id, limit=100)]
+
+    def wait_for_end(self, job_id: str, seconds: float = 300) -> Any:
+        return until(lambda: self._ended(job_id), seconds, f"{job_id} did not end")
+
+    def _ended(self, job_id: str) -> Any:
+        job = self.job(job_id)
+        return job if job.status in TERMINAL else None
+
+    def ask(self, model: str, text: str = "Where is my card?") -> str:
+        reply = self.client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": text}], temperature=0, max_tokens=24
+        )
+        return reply.choices[0].message.content or ""
+
+    def wait_until_answers(self, model: str, seconds: float = 120) -> str:
+        def look() -> str | None:
+            try:
+                return self.ask(model) or "(nothing)"
+            except openai.APIError:
+                return None
+
+        return until(look, seconds, f"{model} did not answer")
+
+    def billing(self) -> dict[str, Any]:
+        return self.native.get("/billing").raise_for_status().json()
+
+    def wait_for_settled_books(self) -> dict[str, Any]:
+        return until(self._settled, 60, "usage was not rated")
+
+    def _settled(self) -> dict[str, Any] | None:
+        bill = self.billing()
+        return None if bill["unrated_requests"] else bill
+
+    # --- as a saboteur ------------------------------------------------------------------------------------------
+
+    def pid(self, name: str) -> int:
+        """Return the process id of a supervised program now; 0 when it is down."""
+        return self._supervisor().supervisor.getProcessInfo(name)["pid"]
+
+    def kill(self, name: str) -> int:
+        """kill -9 a program, or for `training-child` the trainer's child; return the pid that died."""
+        pid = self._training_child() if name == "training-child" else self.pid(name)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def _training_child(self) -> int:
+        return until(lambda: find_processes("gpu_workers.train", self.home), 30, "no training child")[0]
+
+    def _supervisor(self) -> ServerProxy:
+        socket = next(iter(find_sockets(self.home)))
+        return ServerProxy("http://localhost", transport=SupervisorTransport(None, None, f"unix://{socket}"))
+
+
+def find_sockets(home: Path) -> list[Path]:
+    """Return the supervisor's socket: in the data directory, or where its configuration says."""
+    for line in (home / "supervisord.conf").read_text().splitlines():
+        if line.startswith("file=") or line.startswith("file ="):
+            return [Path(line.partition("=")[2].strip())]
+    raise AssertionError("supervisord.conf names no socket")
+
+
+def find_processes(words: str, home: Path) -> list[int]:
+    """Return the processes of this data directory whose command line holds `words`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (command := _read(entry / "cmdline")) and words in command:
+            if str(home) in _read(entry / "environ") + command:
+                found.append(int(entry.name))
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
+
+
+def _chat_row(row: dict[str, str]) -> str:
+    messages = [{"role": "user", "content": row["text"]}, {"role": "assistant", "content": row["category"]}]
+    return json.dumps({"messages": messages}) + "\n"

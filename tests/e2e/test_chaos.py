@@ -1,0 +1,52 @@
+"""kill -9 of each process at each point of a job: it still ends once, is billed once, and its adapter answers."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.platform import Platform, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.chaos]
+
+PROCESSES = ("trainer", "training-child", "web", "internal", "gateway", "celery", "vllm")
+POINTS = ("queued", "first step", "after a checkpoint", "uploading", "finishing")
+
+
+def _said(platform: Platform, job_id: str, start: str) -> bool:
+    return any(message.startswith(start) for message in platform.messages(job_id))
+
+
+def _adapter_is_stored(platform: Platform, job_id: str) -> bool:
+    runs: Path = platform.home / "objects"
+    return any(runs.glob(f"org/*/runs/{job_id}/a*/adapter/*/manifest.json"))
+
+
+REACHED: dict[str, Callable[[Platform, str], bool]] = {
+    "queued": lambda platform, job_id: True,
+    "first step": lambda platform, job_id: _said(platform, job_id, "Step"),
+    "after a checkpoint": lambda platform, job_id: _said(platform, job_id, "Checkpoint saved"),
+    "uploading": lambda platform, job_id: _said(platform, job_id, "Uploading"),
+    "finishing": _adapter_is_stored,
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("process", PROCESSES)
+def test_a_job_survives(platform: Platform, file_id: str, process: str, point: str):
+    if process == "training-child" and point in ("queued", "finishing"):
+        point = "first step"  # there is no child before it starts and after it has handed over
+    before = platform.wait_for_settled_books()
+    job_id = platform.create_job(file_id, epochs=3)
+    until(lambda: REACHED[point](platform, job_id), 200, f"the job did not get to {point!r}")
+
+    platform.kill(process)
+    job = platform.wait_for_end(job_id, 400)
+
+    assert job.status == "succeeded", job.error
+    assert platform.messages(job_id).count("The job has successfully completed") == 1
+    platform.wait_until_answers(job.fine_tuned_model, 180)
+    after = platform.wait_for_settled_books()
+    assert after["ledger_sum_nano"] == 0
+    charged = float(after["training_usd"]) - float(before["training_usd"])
+    assert charged == pytest.approx(float(job.model_extra["cost_usd"]), abs=1e-9)

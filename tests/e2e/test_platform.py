@@ -1,0 +1,109 @@
+"""A short main job through every real process, and the two deaths that hurt most."""
+
+import json
+
+import openai
+import pytest
+
+from tests.e2e.platform import Platform, find_processes, until
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def model(platform: Platform, file_id: str) -> str:
+    """A model trained by a whole job."""
+    job_id = platform.create_job(file_id, epochs=1)
+    job = platform.wait_for_end(job_id)
+    assert job.status == "succeeded", job.error
+    platform.wait_until_answers(job.fine_tuned_model)
+    return job.fine_tuned_model
+
+
+def test_a_job_becomes_a_model_that_answers_and_is_paid_once(platform: Platform, model: str):
+    text = platform.ask(model, "I lost my card, what now?")
+    streamed = platform.client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": "I lost my card, what now?"}],
+        temperature=0,
+        max_tokens=24,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(streamed)
+
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
+    assert chunks[-1].usage.completion_tokens > 0
+    bill = platform.wait_for_settled_books()
+    assert bill["ledger_sum_nano"] == 0
+    assert bill["tokens_billed"] > 0
+    assert float(bill["held_usd"]) < 1
+
+
+def test_base_and_adapter_answer_side_by_side_and_strangers_get_404(platform: Platform, model: str):
+    assert platform.ask(platform.model) != platform.ask(model)
+
+    with pytest.raises(openai.NotFoundError) as unknown:
+        platform.ask("ft:anneal-demo:someone-else:x:0123456789")
+    assert unknown.value.code == "model_not_found"
+    names = [listed.id for listed in platform.client.models.list()]
+    assert {platform.model, model} <= set(names)
+
+
+def test_an_over_long_prompt_names_the_field(platform: Platform, model: str):
+    with pytest.raises(openai.BadRequestError) as refused:
+        platform.ask(model, "card " * 3000)
+
+    assert refused.value.code == "context_length_exceeded"
+    assert refused.value.param == "messages"
+
+
+def test_a_killed_trainer_costs_nothing_and_the_job_ends_once(platform: Platform, file_id: str):
+    job_id = platform.create_job(file_id, epochs=3)
+    until(lambda: any(m.startswith("Step") for m in platform.messages(job_id)), 120, "no first step")
+    before = platform.wait_for_settled_books()
+
+    platform.kill("trainer")
+    job = platform.wait_for_end(job_id)
+
+    assert job.status == "succeeded"
+    messages = platform.messages(job_id)
+    assert messages.count("The job has successfully completed") == 1
+    assert "The worker fell silent" in messages
+    after = platform.wait_for_settled_books()
+    assert after["ledger_sum_nano"] == 0
+    assert float(after["training_usd"]) - float(before["training_usd"]) == pytest.approx(
+        float(job.model_extra["cost_usd"])
+    )
+    platform.wait_until_answers(job.fine_tuned_model)
+
+
+def test_a_killed_engine_leaves_no_orphan_and_answers_again(platform: Platform, model: str):
+    launcher = platform.pid("vllm")
+    engines = [pid for pid in find_processes("VLLM", platform.home) + find_processes("vllm", platform.home)]
+
+    platform.kill("vllm")
+
+    until(lambda: not _alive([launcher, *engines]), 10, "engine processes are still there")
+    assert platform.wait_until_answers(model, 180)
+
+
+def _alive(pids: list[int]) -> list[int]:
+    from pathlib import Path
+
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists() and "Z" not in _state(pid)]
+
+
+def _state(pid: int) -> str:
+    from pathlib import Path
+
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
+
+
+def test_the_openapi_document_describes_the_public_api(platform: Platform):
+    document = json.loads(platform.native.get("/schema").text)
+
+    assert {"/v1/files", "/v1/fine_tuning/jobs", "/v1/models", "/api/v1/estimates"} <= set(document["paths"])
