@@ -1,12 +1,13 @@
 """Reading balances and the ledger."""
 
 import datetime
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import F, QuerySet, Sum
 
-from apps.billing.models import AccountKind, Hold, LedgerAccount, LedgerEntry, LedgerTransaction, UsageSeries
+from apps.billing.models import AccountKind, Hold, LedgerAccount, LedgerEntry, LedgerTransaction, UsageEvent, UsageSeries
 
 _INPUT_SKUS = "inference:input:"  # every request has one line of input, so that its requests are counted once
 
@@ -67,3 +68,8 @@ def list_usage(*, organization: Any, since: datetime.date) -> QuerySet[UsageSeri
     """Return the organization's usage by day, newest first, then by model and SKU."""
     rows = UsageSeries.objects.filter(organization_id=getattr(organization, "pk", organization), day__gte=since)
     return rows.select_related("price_rule").order_by("-day", "subject", "sku", "pk")
+
+
+def list_recorded_ids(*, ids: Collection[str]) -> frozenset[str]:
+    """Return which of these requests are recorded."""
+    return frozenset(UsageEvent.objects.filter(pk__in=ids).values_list("pk", flat=True))

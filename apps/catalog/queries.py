@@ -53,6 +53,11 @@ def active_price(*, sku: str) -> PriceRule | None:
     return PriceRule.objects.filter(sku=sku, effective_to=None).first()
 
 
+def list_active_prices(*, prefix: str) -> QuerySet[PriceRule]:
+    """Return what the SKUs that begin so cost from now on."""
+    return PriceRule.objects.filter(sku__startswith=prefix, effective_to=None).order_by("sku")
+
+
 def list_prices(*, sku: str | None = None) -> QuerySet[PriceRule]:
     """Return price rules, the newest of each SKU first; all of them, past ones included."""
     rules = PriceRule.objects.all() if sku is None else PriceRule.objects.filter(sku=sku)

@@ -1,0 +1,146 @@
+"""The gateway process: OpenAI-compatible inference, without Django's request stack.
+
+    uvicorn --factory apps.gateway.app:create_app --uds HOME/run/gateway.sock --loop uvloop --http httptools
+
+Django is set up for its ORM only: keys, routes and slices are read through the domain's own functions in threads.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import django
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "apps.config.settings.dev")  # noqa: TID251 - Django's own entry point
+django.setup()
+
+from django.conf import settings  # noqa: E402 - needs the settings
+from starlette.applications import Starlette  # noqa: E402
+from starlette.exceptions import HTTPException  # noqa: E402
+from starlette.requests import Request  # noqa: E402
+from starlette.responses import JSONResponse, Response  # noqa: E402
+from starlette.routing import Route  # noqa: E402
+
+from apps.billing.usage import UsageRecord  # noqa: E402
+from apps.core.errors import NotFound  # noqa: E402
+from apps.core.http import REQUEST_ID_HEADER  # noqa: E402
+from apps.core.ids import new_id  # noqa: E402
+from apps.core.policies import refuse_unsafe_role  # noqa: E402
+from apps.gateway.database import DATABASE_ERRORS, Database  # noqa: E402
+from apps.gateway.inference import Inference, Services  # noqa: E402
+from apps.gateway.keys import Keys  # noqa: E402
+from apps.gateway.limits import OpenRequests, RequestRate  # noqa: E402
+from apps.gateway.metering import Metering  # noqa: E402
+from apps.gateway.purses import Purses  # noqa: E402
+from apps.gateway.routes import Routes  # noqa: E402
+from apps.gateway.schema import parse_chat, parse_completion  # noqa: E402
+from apps.gateway.shipper import Shipper, keep_adopting  # noqa: E402
+from apps.gateway.spool import Spool  # noqa: E402
+from apps.gateway.upstreams import Upstreams  # noqa: E402
+
+logger = logging.getLogger(__name__)
+
+PATHS = {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion}
+_FLUSH_SECONDS = 10
+
+
+def create_app() -> Starlette:
+    """Return the ASGI application. It refuses to start under a role for which row-level security is off."""
+    gateway = Gateway(spool_root=settings.HOME / "spool")
+    inference = [
+        Route(path, Inference(gateway.services, path=path, parse=parse), methods=["POST"])
+        for path, parse in PATHS.items()
+    ]
+    return Starlette(
+        routes=[*inference, Route("/healthz", gateway.health)],
+        lifespan=gateway.lifespan,
+        exception_handlers={HTTPException: _refuse},
+    )
+
+
+class Gateway:
+    """Everything one gateway process holds, and the order in which it starts and stops."""
+
+    def __init__(self, *, spool_root: Path) -> None:
+        name = new_id("gateway")
+        self._spool_root = spool_root
+        self._database = Database()
+        self._routes = Routes(self._database)
+        self._purses = Purses(self._database, name=name)
+        self._spool = Spool(spool_root, name=name)
+        self._shipper = Shipper(self._database, self._spool, self._note_shipped)
+        self._upstreams = Upstreams()
+        self.services = Services(
+            keys=Keys(self._database),
+            routes=self._routes,
+            rate=RequestRate(),
+            open_requests=OpenRequests(),
+            metering=Metering(self._routes, self._purses, self._spool, self._shipper),
+            upstreams=self._upstreams,
+        )
+
+    def _note_shipped(self, records: Sequence[UsageRecord]) -> None:
+        for record in records:
+            self._purses.note_shipped(record.slice_id)
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        await self._database.call(refuse_unsafe_role)
+        await self._routes.refresh()
+        self._spool.open()
+        tasks = [
+            asyncio.create_task(work)
+            for work in (
+                self._routes.keep_fresh(),
+                self._shipper.run(),
+                self._purses.tend(),
+                keep_adopting(self._database, self._spool_root),
+            )
+        ]
+        for task in tasks:
+            task.add_done_callback(_stop_when_broken)
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._settle()
+
+    async def _settle(self) -> None:
+        """Ship what is metered and return the money; what cannot be shipped now stays on disk for the next process."""
+        try:
+            async with asyncio.timeout(_FLUSH_SECONDS):
+                await self._shipper.flush()
+                await self._purses.return_idle(at_once=True)
+        except (TimeoutError, *DATABASE_ERRORS) as error:
+            logger.warning("stopping with %d requests on disk only: %r", self._shipper.waiting, error)
+        await self._upstreams.close()
+        self._spool.close()
+        self._database.close()
+
+    async def health(self, request: Request) -> Response:
+        """Tell whether requests can be metered; without it none is admitted."""
+        is_well = self._spool.has_room()
+        body = {"status": "ok" if is_well else "spool is full", "requests_to_record": self._shipper.waiting}
+        return JSONResponse(body, status_code=200 if is_well else 503)
+
+
+def _stop_when_broken(task: "asyncio.Task[None]") -> None:
+    """End the process when one of its loops ended by a bug: a supervisor starts it anew, half a gateway serves nobody."""
+    if not task.cancelled() and task.exception() is not None:
+        logger.critical("a background task failed", exc_info=task.exception())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def _refuse(request: Request, exception: HTTPException) -> Response:
+    error = NotFound(f"Unknown request URL: {request.method} {request.url.path}.")
+    code = "unknown_url" if exception.status_code == 404 else "method_not_allowed"
+    body = error.as_openai()
+    body["error"]["code"] = code
+    headers = {REQUEST_ID_HEADER: new_id("req")} | dict(exception.headers or {})
+    return JSONResponse(body, status_code=exception.status_code, headers=headers)

@@ -1,0 +1,265 @@
+"""The engine's stream of server-sent events: what it says, what it used, and what of it a customer gets to see.
+
+The engine is always asked for a stream with usage in each chunk, so that an answer cut short is metered too; a customer
+who did not ask for a stream gets its chunks put together again.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+DONE = b"[DONE]"
+LARGEST_EVENT_BYTES = 4 * 1024 * 1024
+# How a complete answer may end. The engine's "abort" and "error" are failures that look like answers.
+GOOD_ENDS = frozenset({"stop", "length", "content_filter", "tool_calls"})
+
+
+# --- What the engine sends --------------------------------------------------------------------------------------------
+
+
+class _CachedTokens(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class EngineUsage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = 0
+    prompt_tokens_details: _CachedTokens | None = None
+
+
+class Delta(msgspec.Struct, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+
+
+class EngineChoice(msgspec.Struct):
+    """A choice of either surface: chat sends `delta`, completions `text`."""
+
+    index: int = 0
+    delta: Delta | None = None
+    text: str = ""
+    logprobs: dict[str, Any] | None = None
+    finish_reason: str | None = None
+
+    @property
+    def has_content(self) -> bool:
+        return bool(self.text or (self.delta and (self.delta.content or self.delta.reasoning)))
+
+
+class EngineChunk(msgspec.Struct):
+    choices: list[EngineChoice] = []
+    usage: EngineUsage | None = None
+    error: dict[str, Any] | str | None = None
+
+
+class SseParser:
+    """Splits the bytes of a stream into the payloads of its `data:` lines."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, content: bytes) -> Iterator[bytes]:
+        """Yield each complete payload. Raises ValueError for an event without end."""
+        *lines, self._rest = (self._rest + content).split(b"\n")
+        if len(self._rest) > LARGEST_EVENT_BYTES:
+            raise ValueError("an event of the engine is too large")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+
+
+_chunk_decoder = msgspec.json.Decoder(EngineChunk)
+
+
+def decode_chunk(payload: bytes) -> EngineChunk:
+    """Raises msgspec.DecodeError."""
+    return _chunk_decoder.decode(payload)
+
+
+# --- What was used ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Meter:
+    """Token counts of an answer as far as it got.
+
+    A chunk's usage is cumulative for its own choice, with the tokens of the prompt that choice belongs to; the chunk
+    without choices, at the end, has the sums.
+    """
+
+    choice_count: int  # per prompt
+    prompts: dict[int, int] = field(default_factory=dict)
+    outputs: dict[int, int] = field(default_factory=dict)
+    total: EngineUsage | None = None
+    finishes: dict[int, str] = field(default_factory=dict)
+
+    def observe(self, chunk: EngineChunk) -> None:
+        for choice in chunk.choices:
+            if choice.finish_reason is not None:
+                self.finishes[choice.index] = choice.finish_reason
+            if chunk.usage is not None:
+                self._count(choice.index, chunk.usage)
+        if not chunk.choices and chunk.usage is not None:
+            self.total = chunk.usage
+
+    def _count(self, index: int, usage: EngineUsage) -> None:
+        prompt = index // self.choice_count
+        self.prompts[prompt] = max(usage.prompt_tokens, self.prompts.get(prompt, 0))
+        self.outputs[index] = max(usage.completion_tokens or 0, self.outputs.get(index, 0))
+
+    @property
+    def input_tokens(self) -> int:
+        return self.total.prompt_tokens if self.total else sum(self.prompts.values())
+
+    @property
+    def output_tokens(self) -> int:
+        return (self.total.completion_tokens or 0) if self.total else sum(self.outputs.values())
+
+    @property
+    def cached_input_tokens(self) -> int:
+        details = self.total.prompt_tokens_details if self.total else None
+        return (details.cached_tokens or 0) if details else 0
+
+    @property
+    def finish(self) -> str:
+        return self.finishes.get(0, "stop")
+
+    def usage(self) -> "Usage":
+        """Return what the customer is told: what is billed."""
+        return Usage(
+            prompt_tokens=self.input_tokens,
+            completion_tokens=self.output_tokens,
+            total_tokens=self.input_tokens + self.output_tokens,
+            prompt_tokens_details=CachedTokens(self.cached_input_tokens),
+        )
+
+
+# --- What the customer gets -------------------------------------------------------------------------------------------
+
+
+class CachedTokens(msgspec.Struct):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class _ChatChunkChoice(msgspec.Struct):
+    index: int
+    delta: Delta
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+
+
+class _CompletionChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+
+
+class _Answer(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[Any]
+    usage: Usage | None | UnsetType = UNSET
+
+
+_encoder = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """Writes answers of one request under its public names: never the engine's ids, names or extra fields."""
+
+    id: str
+    created: int
+    model_name: str
+    is_chat: bool
+    wants_usage: bool
+
+    def event(self, chunk: EngineChunk) -> bytes:
+        """Return the chunk as a server-sent event, without the usage that only we asked for."""
+        choices = [_chat_chunk(c) if self.is_chat else _completion(c) for c in chunk.choices]
+        return self._event(choices, None if self.wants_usage else UNSET)
+
+    def usage_event(self, usage: Usage) -> bytes:
+        return self._event([], usage)
+
+    def _event(self, choices: list[Any], usage: Usage | None | UnsetType) -> bytes:
+        kind = "chat.completion.chunk" if self.is_chat else "text_completion"
+        answer = _Answer(self.id, kind, self.created, self.model_name, choices, usage)
+        return b"data: " + _encoder.encode(answer) + b"\n\n"
+
+    def whole(self, assembler: "Assembler", usage: Usage) -> bytes:
+        """Return the answer to a request that did not ask for a stream."""
+        kind = "chat.completion" if self.is_chat else "text_completion"
+        choices = [part.chat() if self.is_chat else part.completion() for part in assembler.parts()]
+        return _encoder.encode(_Answer(self.id, kind, self.created, self.model_name, choices, usage))
+
+
+def _chat_chunk(choice: EngineChoice) -> _ChatChunkChoice:
+    return _ChatChunkChoice(choice.index, choice.delta or Delta(), choice.logprobs, choice.finish_reason)
+
+
+def _completion(choice: EngineChoice) -> _CompletionChoice:
+    return _CompletionChoice(choice.index, choice.text, choice.logprobs, choice.finish_reason)
+
+
+@dataclass
+class _Part:
+    """One choice, put together from its chunks."""
+
+    index: int
+    texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    logprobs: dict[str, list[Any]] | None = None
+    finish_reason: str | None = None
+
+    def add(self, choice: EngineChoice) -> None:
+        self.texts.append(choice.text or (choice.delta.content if choice.delta else "") or "")
+        if choice.delta and choice.delta.reasoning:
+            self.reasoning.append(choice.delta.reasoning)
+        self.finish_reason = choice.finish_reason or self.finish_reason
+        for name, values in (choice.logprobs or {}).items():
+            if values is not None:
+                self.logprobs = self.logprobs or {}
+                self.logprobs.setdefault(name, []).extend(values)
+
+    def chat(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.texts), "refusal": None}
+        if self.reasoning:
+            message["reasoning"] = "".join(self.reasoning)
+        return {
+            "index": self.index,
+            "message": message,
+            "logprobs": self.logprobs,
+            "finish_reason": self.finish_reason,
+        }
+
+    def completion(self) -> _CompletionChoice:
+        return _CompletionChoice(self.index, "".join(self.texts), self.logprobs, self.finish_reason)
+
+
+class Assembler:
+    """Puts the chunks of an answer together."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, _Part] = {}
+
+    def add(self, chunk: EngineChunk) -> None:
+        for choice in chunk.choices:
+            self._parts.setdefault(choice.index, _Part(choice.index)).add(choice)
+
+    def parts(self) -> list[_Part]:
+        return [self._parts[index] for index in sorted(self._parts)]

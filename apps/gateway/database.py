@@ -1,0 +1,50 @@
+"""The gateway's way to the database: short calls in a few threads, never on the event loop."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from django.db import InterfaceError, OperationalError, connection
+
+THREADS = 4
+# A restarted server leaves up to this many broken connections in the pool, each noticed at its next use.
+_ATTEMPTS = THREADS + 1
+
+DATABASE_ERRORS = (OperationalError, InterfaceError)
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class Database:
+    """Runs domain calls in threads. Each must be safe to repeat: a broken connection is tried again at once."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="database")
+
+    async def call(
+        self, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        """Return what `function` returns. Raises one of DATABASE_ERRORS when the database is away."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(_repeat, partial(function, *args, **kwargs)))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True)
+
+
+def _repeat(call: Callable[[], Result]) -> Result:
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return _call(call)
+        except DATABASE_ERRORS:
+            continue
+    return _call(call)
+
+
+def _call(call: Callable[[], Result]) -> Result:
+    try:
+        return call()
+    finally:
+        connection.close()  # back to the pool

@@ -1,0 +1,143 @@
+"""Whom a bearer key speaks for: remembered for at most two seconds, so that a revoked key stops within five."""
+
+import asyncio
+import hashlib
+import hmac
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from django.conf import settings
+
+from apps.accounts.keys import fingerprint, is_well_formed
+from apps.accounts.operations import note_key_use
+from apps.accounts.queries import KeyIdentity, find_key
+from apps.accounts.roles import Permission
+from apps.core.clock import db_now
+from apps.core.errors import PermissionDenied, Unavailable
+from apps.finetuning.quotas import get_quota
+from apps.gateway.database import DATABASE_ERRORS, Database
+from apps.gateway.errors import InvalidApiKey
+
+FRESH_SECONDS = 1.0  # then looked up again beside the request
+USABLE_SECONDS = 2.0  # then looked up again before the request
+# While the database is away nobody can revoke a key either: those in use stay usable for as long as this.
+OUTAGE_SECONDS = 30.0
+_MOST_KEYS = 20_000
+_SHOWN_LENGTH = 13
+
+MISSING = (
+    "You didn't provide an API key. Send it in an Authorization header using Bearer auth: "
+    "'Authorization: Bearer ann_live_…'. Create one on the page API keys."
+)
+WRONG = "Incorrect API key provided: {shown}. It is malformed, unknown, revoked or expired; see the page API keys."
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A key that may ask for inference, with the limits and the cache salt of its organization."""
+
+    key_id: str
+    organization_id: str
+    cache_salt: str
+    requests_per_minute: int | None
+
+
+@dataclass(frozen=True)
+class _Entry:
+    identity: KeyIdentity | None
+    caller: Caller | None
+    looked_up_at: float
+
+    def age(self) -> float:
+        return time.monotonic() - self.looked_up_at
+
+
+class Keys:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._lookups: dict[str, asyncio.Task[_Entry]] = {}
+
+    async def identify(self, authorization: str | None) -> Caller:
+        """Raises InvalidApiKey, PermissionDenied (no scope for inference), Unavailable."""
+        secret = _secret_in(authorization)
+        entry = await self._entry(secret)
+        if entry.identity is None:
+            raise InvalidApiKey(WRONG.format(shown=_shown(secret)))
+        if entry.caller is None:
+            raise PermissionDenied(
+                "This API key lacks the scope 'inference', or its maker's role no longer holds it.",
+                required_scope=str(Permission.INFERENCE),
+            )
+        return entry.caller
+
+    async def _entry(self, secret: str) -> _Entry:
+        known = fingerprint(secret)
+        entry = self._entries.get(known)
+        if entry is not None and entry.age() < USABLE_SECONDS:
+            if entry.age() > FRESH_SECONDS:
+                self._begin_lookup(known, secret)
+            return entry
+        try:
+            return await asyncio.shield(self._begin_lookup(known, secret))
+        except DATABASE_ERRORS as error:
+            if entry is not None and entry.age() < OUTAGE_SECONDS:
+                return entry
+            raise Unavailable("API keys cannot be checked at the moment. Try again shortly.") from error
+
+    def _begin_lookup(self, known: str, secret: str) -> "asyncio.Task[_Entry]":
+        """Return the lookup of this key in progress, beginning one when there is none."""
+        if known not in self._lookups:
+            task = asyncio.ensure_future(self._look_up(known, secret))
+            self._lookups[known] = task
+            task.add_done_callback(lambda done: self._finish_lookup(known, done))
+        return self._lookups[known]
+
+    def _finish_lookup(self, known: str, task: "asyncio.Task[_Entry]") -> None:
+        del self._lookups[known]
+        if not task.cancelled():
+            task.exception()  # seen here: a lookup begun beside a request has nobody else to look
+
+    async def _look_up(self, known: str, secret: str) -> _Entry:
+        started_at = time.monotonic()
+        identity, caller = await self._database.call(_find, secret)
+        self._entries[known] = entry = _Entry(identity, caller, started_at)
+        self._entries.move_to_end(known)
+        while len(self._entries) > _MOST_KEYS:
+            self._entries.popitem(last=False)
+        return entry
+
+
+def _find(secret: str) -> tuple[KeyIdentity | None, Caller | None]:
+    identity = find_key(secret=secret)
+    if identity is None or Permission.INFERENCE not in identity.scopes:
+        return identity, None
+    note_key_use(identity=identity, now=db_now())
+    caller = Caller(
+        key_id=identity.key_id,
+        organization_id=identity.organization_id,
+        cache_salt=_cache_salt(identity.organization_id),
+        requests_per_minute=get_quota(organization=identity.organization_id).requests_per_minute,
+    )
+    return identity, caller
+
+
+def _cache_salt(organization_id: str) -> str:
+    """Return what keeps one organization from timing which prompts another's filled the prefix cache with."""
+    return hmac.new(settings.SIGNING_KEY.encode(), f"cache salt {organization_id}".encode(), hashlib.sha256).hexdigest()
+
+
+def _secret_in(authorization: str | None) -> str:
+    scheme, _, secret = (authorization or "").partition(" ")
+    secret = secret.strip()
+    if scheme.lower() != "bearer" or not secret:
+        raise InvalidApiKey(MISSING)
+    if not is_well_formed(secret):
+        raise InvalidApiKey(WRONG.format(shown=_shown(secret)))
+    return secret
+
+
+def _shown(secret: str) -> str:
+    """Return enough of a key to recognise it and too little to use it."""
+    return secret[:_SHOWN_LENGTH] + "…" if secret.isprintable() else "…"

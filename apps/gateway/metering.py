@@ -1,0 +1,126 @@
+"""One request's way through the books: reserved, begun on the spool, ended on the spool, shipped."""
+
+import asyncio
+import datetime
+import logging
+import time
+from dataclasses import dataclass, field
+
+from apps.billing.usage import UsageRecord, price_ceiling
+from apps.core.errors import Unavailable
+from apps.gateway.chunks import Meter
+from apps.gateway.keys import Caller
+from apps.gateway.purses import Purses, Reservation
+from apps.gateway.routes import Prices, Routes
+from apps.gateway.schema import EngineRequest
+from apps.gateway.shipper import MOST_WAITING, Shipper
+from apps.gateway.spool import Spool, Start
+from apps.serving.queries import Route
+
+logger = logging.getLogger(__name__)
+
+
+def cost_nano(prices: Prices, *, input_tokens: int, output_tokens: int) -> int:
+    """Return what the tokens cost, rounded up as reservations are."""
+    return price_ceiling(
+        quantity=input_tokens, price_nano=prices.input.price_nano, per=prices.input.per
+    ) + price_ceiling(quantity=output_tokens, price_nano=prices.output.price_nano, per=prices.output.per)
+
+
+@dataclass
+class Ticket:
+    """An admitted request. Must be finished exactly once, however it ends."""
+
+    metering: "Metering"
+    id: str
+    caller: Caller
+    route: Route
+    prices: Prices
+    reservation: Reservation
+    meter: Meter
+    started_at: float = field(default_factory=time.monotonic)
+    first_token_ms: int | None = None
+    is_finished: bool = False
+
+    def note_first_token(self) -> None:
+        self.first_token_ms = self._elapsed_ms()
+
+    def _elapsed_ms(self) -> int:
+        return int((time.monotonic() - self.started_at) * 1000)
+
+    def finish(self, finish: str, *, is_charged: bool = True) -> "asyncio.Future[None]":
+        """Write down what was used and settle the reservation; the future is done when it is on the disk."""
+        assert not self.is_finished
+        self.is_finished = True
+        record = self._record(finish, is_charged=is_charged)
+        self.reservation.settle(
+            cost_nano(self.prices, input_tokens=record.input_tokens, output_tokens=record.output_tokens)
+        )
+        return self.metering.end(record)
+
+    def _record(self, finish: str, *, is_charged: bool) -> UsageRecord:
+        return UsageRecord(
+            id=self.id,
+            organization_id=self.caller.organization_id,
+            key_id=self.caller.key_id,
+            model_name=self.route.model_name,
+            adapter_version_id=self.route.adapter_version_id,
+            slice_id=self.reservation.slice_id,
+            input_price_id=self.prices.input.id,
+            output_price_id=self.prices.output.id,
+            input_tokens=self.meter.input_tokens if is_charged else 0,
+            cached_input_tokens=self.meter.cached_input_tokens if is_charged else 0,
+            output_tokens=self.meter.output_tokens if is_charged else 0,
+            finish=finish,
+            latency_ms=self._elapsed_ms(),
+            first_token_ms=self.first_token_ms,
+            occurred_at=self.metering.now(),
+        )
+
+
+class Metering:
+    def __init__(self, routes: Routes, purses: Purses, spool: Spool, shipper: Shipper) -> None:
+        self._routes = routes
+        self._purses = purses
+        self._spool = spool
+        self._shipper = shipper
+
+    async def admit(self, caller: Caller, route: Route, request: EngineRequest, *, usage_id: str) -> Ticket:
+        """Reserve the worst case of the request and begin it. Raises PriceNotSet, InsufficientBalance, Unavailable."""
+        prices = self._routes.prices_of(route)
+        if self._shipper.waiting > MOST_WAITING or not self._spool.has_room():
+            raise Unavailable("Requests cannot be metered at the moment. Try again shortly.", retry_after_seconds=5)
+        worst_case_nano = cost_nano(
+            prices,
+            input_tokens=request.input_tokens_bound(route.context_length),
+            output_tokens=request.output_tokens_bound(route.context_length),
+        )
+        reservation = await self._purses.reserve(caller.organization_id, worst_case_nano)
+        ticket = Ticket(self, usage_id, caller, route, prices, reservation, Meter(request.choice_count))
+        self._spool.start(
+            Start(
+                id=usage_id,
+                organization_id=caller.organization_id,
+                key_id=caller.key_id,
+                model_name=route.model_name,
+                slice_id=reservation.slice_id,
+                worst_case_nano=worst_case_nano,
+                at=self._routes.now(),
+            )
+        )
+        return ticket
+
+    def end(self, record: UsageRecord) -> "asyncio.Future[None]":
+        durable = self._spool.end(record)
+        durable.add_done_callback(lambda done: self._end_is_written(record, done))
+        return durable
+
+    def _end_is_written(self, record: UsageRecord, durable: "asyncio.Future[None]") -> None:
+        if not durable.cancelled() and durable.exception() is None:
+            self._shipper.add(record)
+            return
+        logger.error("the end of %s could not be written: %d tokens are not charged", record.id, record.output_tokens)
+        self._purses.note_shipped(record.slice_id)
+
+    def now(self) -> datetime.datetime:
+        return datetime.datetime.fromtimestamp(self._routes.now(), datetime.UTC)

@@ -1,0 +1,328 @@
+"""The fields a request may have. What the engine gets is built from these alone; everything else is dropped.
+
+Bounds follow what one tenant's request may cost the others: grammars are compiled in a shared pool without a time
+limit, many sequences crowd out other requests, and prompt log-probabilities stall a batch.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from apps.core.errors import DomainError, InvalidValue
+from apps.gateway.errors import MissingParameter, UnsupportedParameter
+
+MOST_CHOICES = 4
+MOST_PROMPTS = 8
+MOST_LOGPROBS = 5
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions, and the engine's
+
+SCHEMA_BYTES = 16 * 1024
+SCHEMA_DEPTH = 16
+SCHEMA_PROPERTIES = 100
+SCHEMA_ENUM = 500
+SCHEMA_BOUND = 4096  # of minLength, maxLength, minItems, maxItems
+PATTERN_BYTES = 512
+
+# What a chat template adds of its own, at most: a default system prompt and the turn of the assistant.
+_TEMPLATE_TOKENS = 256
+
+_Probability = Annotated[float, Meta(ge=0, le=1)]
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
+_TokenCount = Annotated[int, Meta(ge=1)]
+_Bias = Annotated[float, Meta(ge=-100, le=100)]
+_Stop = Annotated[str, Meta(min_length=1, max_length=256)]
+_TokenId = Annotated[int, Meta(ge=0)]
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class JsonSchema(msgspec.Struct, omit_defaults=True):
+    name: Annotated[str, Meta(max_length=64)]
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, omit_defaults=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Sampling(msgspec.Struct, omit_defaults=True):
+    """Fields of both surfaces that go to the engine as they are."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
+    min_p: _Probability | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: _Stop | Annotated[list[_Stop], Meta(max_length=16)] | None = None
+    logit_bias: Annotated[dict[str, _Bias], Meta(max_length=300)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
+    max_tokens: _TokenCount | None = None
+
+
+class ContentPart(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ContentPart] | None = None
+
+
+class ChatBody(Sampling):
+    model: str | None = None
+    messages: list[Message] | None = None
+    max_completion_tokens: _TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[Any] | None = None
+    functions: list[Any] | None = None
+
+
+class CompletionBody(Sampling):
+    model: str | None = None
+    prompt: str | list[str | _TokenId | list[_TokenId]] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """A checked request: what the engine is to do, and the most it can cost."""
+
+    model_name: str
+    fields: dict[str, Any]
+    is_streamed: bool
+    wants_usage: bool
+    is_structured: bool
+    prompt_param: str
+    prompt_count: int
+    choice_count: int  # per prompt
+    max_tokens: int | None
+    body_bytes: int
+
+    def input_tokens_bound(self, context_length: int) -> int:
+        """Return what the prompts can be at most: no token is shorter than a byte of the body."""
+        return min(self.prompt_count * context_length, self.body_bytes + _TEMPLATE_TOKENS)
+
+    def output_tokens_bound(self, context_length: int) -> int:
+        return self.prompt_count * self.choice_count * min(self.max_tokens or context_length, context_length)
+
+
+# --- Parsing ----------------------------------------------------------------------------------------------------------
+
+Body = TypeVar("Body", ChatBody, CompletionBody)
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<place>.*)`)?$", re.DOTALL)
+_FIELD = re.compile(r"`(\w+)`$")
+
+
+def parse_chat(raw: bytes) -> EngineRequest:
+    """Return the request to /v1/chat/completions. Raises DomainErrors that name the field."""
+    body = _decode(raw, ChatBody)
+    model_name = _model_name(body)
+    _refuse_given("tools", body.tools)
+    _refuse_given("functions", body.functions)
+    if not body.messages:
+        raise MissingParameter("`messages` must hold at least one message.", param="messages")
+    fields = _sampling_fields(body)
+    fields["messages"] = [_message(number, message) for number, message in enumerate(body.messages)]
+    fields |= _given(logprobs=body.logprobs, top_logprobs=body.top_logprobs)
+    if body.max_completion_tokens is not None:  # the newer name of the same field wins
+        fields.pop("max_tokens", None)
+        fields["max_completion_tokens"] = body.max_completion_tokens
+    response_format = _response_format(body.response_format)
+    fields |= _given(response_format=response_format)
+    return EngineRequest(
+        model_name=model_name,
+        fields=fields,
+        is_streamed=bool(body.stream),
+        wants_usage=_wants_usage(body),
+        is_structured=response_format is not None,
+        prompt_param="messages",
+        prompt_count=1,
+        choice_count=body.n or 1,
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        body_bytes=len(raw),
+    )
+
+
+def parse_completion(raw: bytes) -> EngineRequest:
+    """Return the request to /v1/completions. Raises DomainErrors that name the field."""
+    body = _decode(raw, CompletionBody)
+    model_name = _model_name(body)
+    fields = _sampling_fields(body)
+    fields["prompt"], prompt_count = _prompts(body.prompt)
+    max_tokens = body.max_tokens or DEFAULT_COMPLETION_TOKENS
+    fields["max_tokens"] = max_tokens
+    fields |= _given(logprobs=body.logprobs)
+    return EngineRequest(
+        model_name=model_name,
+        fields=fields,
+        is_streamed=bool(body.stream),
+        wants_usage=_wants_usage(body),
+        is_structured=False,
+        prompt_param="prompt",
+        prompt_count=prompt_count,
+        choice_count=body.n or 1,
+        max_tokens=max_tokens,
+        body_bytes=len(raw),
+    )
+
+
+def _model_name(body: ChatBody | CompletionBody) -> str:
+    """An engine asked for no model answers with its base model: refused here."""
+    if not body.model:
+        raise MissingParameter("`model` is required: the name of a base model or of one of yours.", param="model")
+    return body.model
+
+
+def _wants_usage(body: ChatBody | CompletionBody) -> bool:
+    return bool(body.stream_options and body.stream_options.include_usage)
+
+
+_decoders = {kind: msgspec.json.Decoder(kind) for kind in (ChatBody, CompletionBody)}
+
+
+def _decode(raw: bytes, kind: type[Body]) -> Body:
+    try:
+        return _decoders[kind].decode(raw)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DomainError(f"The body is not valid JSON: {error}.") from error
+
+
+def _invalid(text: str) -> DomainError:
+    """Turn msgspec's "Expected `int` >= 1 - at `$.n`" into an error that names the field."""
+    found = _AT.match(text)
+    what, place = (found["what"], found["place"] or "$") if found else (text, "$")
+    param = place.removeprefix("$").removeprefix(".") or None
+    if what.startswith("Object missing required field") and (missing := _FIELD.search(what)):
+        param = f"{param}.{missing[1]}" if param else missing[1]
+        return MissingParameter(f"`{param}` is required.", param=param)
+    return InvalidValue(
+        f"Invalid value for `{param}`: {what[:1].lower()}{what[1:]}." if param else f"{what}.", param=param
+    )
+
+
+def _refuse_given(name: str, value: list[Any] | None) -> None:
+    if value:
+        raise UnsupportedParameter(f"`{name}` is not supported: no model here calls tools. Remove it.", param=name)
+
+
+def _sampling_fields(body: Sampling) -> dict[str, Any]:
+    return {name: value for name in Sampling.__struct_fields__ if (value := getattr(body, name)) is not None}
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _message(number: int, message: Message) -> dict[str, str]:
+    content = message.content
+    if content is None:
+        raise MissingParameter("A message needs `content`.", param=f"messages[{number}].content")
+    if isinstance(content, list):
+        # Joined here, as the engine's own templates do: it never sees parts, which an adapter's name could capture.
+        content = "\n".join(_part_text(number, place, part) for place, part in enumerate(content))
+    return {"role": "system" if message.role == "developer" else message.role, "content": content}
+
+
+def _part_text(number: int, place: int, part: ContentPart) -> str:
+    if part.type != "text" or part.text is None:
+        raise InvalidValue(
+            f"Content of type {part.type[:40]!r} is not supported: send text parts with `text` only.",
+            param=f"messages[{number}].content[{place}].type",
+        )
+    return part.text
+
+
+def _prompts(prompt: str | list[Any] | None) -> tuple[str | list[Any], int]:
+    """Return the prompt as the engine takes it and how many it is: a text, token ids, or a list of either."""
+    if prompt is None or prompt == []:
+        raise MissingParameter("`prompt` must hold at least one prompt.", param="prompt")
+    if isinstance(prompt, str):
+        return prompt, 1
+    kinds = {type(one) for one in prompt}
+    if len(kinds) > 1:
+        raise InvalidValue("`prompt` mixes texts and token ids: send one kind.", param="prompt")
+    if kinds == {int}:
+        return prompt, 1
+    if len(prompt) > MOST_PROMPTS:
+        raise InvalidValue(f"`prompt` holds {len(prompt)} prompts; at most {MOST_PROMPTS} are allowed.", param="prompt")
+    if kinds == {list} and not all(prompt):
+        raise InvalidValue("`prompt` holds an empty list of token ids.", param="prompt")
+    return prompt, len(prompt)
+
+
+# --- Structured output ------------------------------------------------------------------------------------------------
+
+
+def _response_format(given: ResponseFormat | None) -> dict[str, Any] | None:
+    if given is None or given.type == "text":
+        return None
+    if given.type == "json_object":
+        return {"type": "json_object"}
+    param = "response_format.json_schema"
+    if given.json_schema is None or given.json_schema.schema is None:
+        raise MissingParameter("`response_format.json_schema.schema` is required.", param=f"{param}.schema")
+    _check_schema(given.json_schema.schema, f"{param}.schema")
+    return msgspec.to_builtins(given)
+
+
+def _check_schema(schema: dict[str, Any], param: str) -> None:
+    """Refuse what would keep the grammar compiler, which all tenants share, busy for seconds."""
+    if len(msgspec.json.encode(schema)) > SCHEMA_BYTES:
+        raise InvalidValue(f"The schema is larger than {SCHEMA_BYTES} bytes.", param=param)
+    properties = 0
+    for depth, value in _walk(schema):
+        if depth > SCHEMA_DEPTH * 2:  # one level of a schema is an object in `properties`, hence two of JSON
+            raise InvalidValue(f"The schema is nested deeper than {SCHEMA_DEPTH} levels.", param=param)
+        if isinstance(value, dict):
+            properties += _count_properties(value)
+            _check_keywords(value, param)
+        if properties > SCHEMA_PROPERTIES:
+            raise InvalidValue(f"The schema has more than {SCHEMA_PROPERTIES} properties.", param=param)
+
+
+def _walk(schema: Any) -> Iterable[tuple[int, Any]]:
+    waiting: list[tuple[int, Any]] = [(0, schema)]
+    while waiting:
+        depth, value = waiting.pop()
+        yield depth, value
+        if isinstance(value, dict):
+            waiting.extend((depth + 1, inner) for inner in value.values())
+        elif isinstance(value, list):
+            waiting.extend((depth, inner) for inner in value)
+
+
+def _count_properties(value: dict[str, Any]) -> int:
+    found = [value.get(name) for name in ("properties", "patternProperties")]
+    return sum(len(properties) for properties in found if isinstance(properties, dict))
+
+
+def _check_keywords(value: dict[str, Any], param: str) -> None:
+    for name in ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"):
+        bound = value.get(name)
+        if isinstance(bound, int | float) and abs(bound) > SCHEMA_BOUND:
+            raise InvalidValue(f"`{name}` in the schema is above {SCHEMA_BOUND}.", param=param)
+    if isinstance(value.get("enum"), list) and len(value["enum"]) > SCHEMA_ENUM:
+        raise InvalidValue(f"An `enum` in the schema has more than {SCHEMA_ENUM} values.", param=param)
+    patterns = [value.get("pattern"), *(value.get("patternProperties") or {})]
+    if any(isinstance(pattern, str) and len(pattern.encode()) > PATTERN_BYTES for pattern in patterns):
+        raise InvalidValue(f"A pattern in the schema is longer than {PATTERN_BYTES} bytes.", param=param)

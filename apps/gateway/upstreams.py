@@ -1,0 +1,285 @@
+"""Talking to the proxies beside the engines: which one, when another is tried, and what their refusals mean to us.
+
+Another replica is tried only while nothing of an answer exists: it could not be reached, is busy, starting or dying, has
+lost the adapter, or ended the answer before its first token. What is wrong with the request itself is never retried.
+"""
+
+import asyncio
+import logging
+import re
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from apps.core.errors import DomainError, InvalidValue, Unavailable
+from apps.gateway.chunks import DONE, GOOD_ENDS, EngineChunk, Meter, SseParser, decode_chunk
+from apps.gateway.errors import ContextLengthExceeded, EngineError
+from apps.gateway.schema import EngineRequest
+from apps.serving.queries import Route, Upstream
+
+logger = logging.getLogger(__name__)
+
+# A request that kills its engine must not walk through all of them; replicas that were not reached do not count.
+MOST_ATTEMPTS = 2
+# A queue of long answers may stand before the first byte; the customer's own connection ends the wait.
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=600)
+_KEEP_ALIVE_SECONDS = 15  # below the proxy's 75, so that it never closes a connection we are about to use
+_END_SECONDS = 2
+_ERROR_BYTES = 64 * 1024
+
+_DYING = ("cannot schedule new futures", "EngineCore encountered an issue")
+_UNREACHABLE = (aiohttp.ClientConnectionError, TimeoutError)
+_TRUNCATED = (aiohttp.ClientError, TimeoutError, ValueError, msgspec.DecodeError)
+
+
+class TryAnother(Exception):
+    """This replica cannot answer, another might. `is_unreached`: it never saw the request."""
+
+    def __init__(self, reason: str, *, is_unreached: bool = False) -> None:
+        super().__init__(reason)
+        self.is_unreached = is_unreached
+
+
+@dataclass(frozen=True)
+class _Call:
+    path: str
+    request: EngineRequest
+    body: bytes
+    request_id: str
+    meter: Meter
+
+
+class Upstreams:
+    def __init__(self) -> None:
+        self._sessions: dict[str, aiohttp.ClientSession] = {}
+        self._open: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def answer(
+        self, route: Route, request: EngineRequest, *, path: str, cache_salt: str, request_id: str, meter: Meter
+    ) -> AsyncIterator["EngineAnswer"]:
+        """Give an answer whose first token has arrived. Leaving the block early makes the engine stop.
+
+        Raises Unavailable, ContextLengthExceeded, InvalidValue.
+        """
+        call = _Call(path, request, msgspec.json.encode(_engine_body(route, request, cache_salt)), request_id, meter)
+        attempts = 0
+        for upstream in sorted(route.upstreams, key=lambda one: self._open[one.replica_id]):
+            self._open[upstream.replica_id] += 1
+            answer: EngineAnswer | None = None
+            try:
+                answer = await self._begin(upstream, call)
+                yield answer
+                return
+            except TryAnother as reason:
+                logger.warning("replica %s does not answer %s: %s", upstream.replica_id, request_id, reason)
+                attempts += not reason.is_unreached
+            finally:
+                self._open[upstream.replica_id] -= 1
+                if answer is not None:
+                    answer.close()
+            if attempts >= MOST_ATTEMPTS:
+                break
+        raise Unavailable(
+            "The model cannot answer at the moment: it is loading, busy or restarting. Try again shortly."
+        )
+
+    async def _begin(self, upstream: Upstream, call: "_Call") -> "EngineAnswer":
+        headers = {
+            "Authorization": f"Bearer {upstream.token}",
+            "Content-Type": "application/json",
+            "X-Request-Id": call.request_id,
+        }
+        try:
+            response = await self._session(upstream.url).post(
+                _origin(upstream.url) + call.path, data=call.body, headers=headers, timeout=_TIMEOUT
+            )
+        except _UNREACHABLE as error:
+            raise TryAnother(repr(error), is_unreached=isinstance(error, aiohttp.ClientConnectorError)) from error
+        answer = EngineAnswer(response, call.meter)
+        try:
+            if response.status != 200:
+                raise await _refusal(response, call.request)
+            await answer.read_to_first_token()
+        except BaseException:
+            answer.close()
+            raise
+        return answer
+
+    def _session(self, url: str) -> aiohttp.ClientSession:
+        if url not in self._sessions:
+            self._sessions[url] = aiohttp.ClientSession(
+                connector=_connector(url),
+                auto_decompress=False,
+                skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._sessions[url]
+
+    async def close(self) -> None:
+        for session in self._sessions.values():
+            await session.close()
+
+
+def _connector(url: str) -> aiohttp.BaseConnector:
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return aiohttp.UnixConnector(parts.path, limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS)
+    return aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS)
+
+
+def _origin(url: str) -> str:
+    return "http://replica" if url.startswith("unix:") else url.rstrip("/")
+
+
+def _engine_body(route: Route, request: EngineRequest, cache_salt: str) -> dict[str, Any]:
+    """Return what the engine is sent: the checked fields under its own model name, always as a metered stream."""
+    return request.fields | {
+        "model": route.engine_name,
+        "cache_salt": cache_salt,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+
+
+# --- One answer -------------------------------------------------------------------------------------------------------
+
+
+class EngineAnswer:
+    """The chunks of one answer, metered as they arrive."""
+
+    def __init__(self, response: aiohttp.ClientResponse, meter: Meter) -> None:
+        self._response = response
+        self._meter = meter
+        self._parser = SseParser()
+        self._first: list[EngineChunk] = []
+        self._is_done = False  # no more bytes come
+        self._has_said_done = False
+
+    async def read_to_first_token(self) -> None:
+        """Hold back what comes before the first token: until then another replica can still take over."""
+        try:
+            while not self._is_done:
+                chunks = await self._read()
+                self._first.extend(chunks)
+                if any(choice.has_content or choice.finish_reason for chunk in chunks for choice in chunk.choices):
+                    return
+        except (EngineError, *_TRUNCATED) as error:
+            raise TryAnother(repr(error)) from error
+        raise TryAnother("it ended its answer before the first token")
+
+    async def batches(self) -> AsyncIterator[list[EngineChunk]]:
+        """Yield chunks as they arrive, until the answer is complete. Raises EngineError when it never is."""
+        try:
+            yield self._first
+            while not self._is_done:
+                yield await self._read()
+        except _TRUNCATED as error:
+            if self._meter.total is None:
+                raise EngineError(_FAILED) from error
+        if self._meter.total is None:
+            raise EngineError(_FAILED)
+
+    async def _read(self) -> list[EngineChunk]:
+        # Behind [DONE] only the end of the body follows: read, so that the connection can be used again.
+        async with asyncio.timeout(_END_SECONDS if self._has_said_done else None):
+            content = await self._response.content.readany()
+        self._is_done = not content
+        return [] if self._has_said_done else self._decode(content)
+
+    def _decode(self, content: bytes) -> list[EngineChunk]:
+        chunks = []
+        for payload in self._parser.feed(content):
+            if payload == DONE:
+                self._has_said_done = True
+                break
+            chunk = decode_chunk(payload)
+            # The engine sends [DONE] after an error too: the error decides, and it may have no text to show.
+            if chunk.error is not None or any(c.finish_reason not in _GOOD_OR_NONE for c in chunk.choices):
+                logger.warning("the engine failed in the middle of an answer: %s", str(chunk.error)[:500])
+                raise EngineError(_FAILED)
+            self._meter.observe(chunk)
+            chunks.append(chunk)
+        return chunks
+
+    def close(self) -> None:
+        """Let go of the connection; of an answer that is not complete, meter what has arrived and abort the rest."""
+        if self._is_done:
+            self._response.release()
+            return
+        with suppress(EngineError, *_TRUNCATED):
+            self._decode(self._response.content.read_nowait())
+        self._response.close()
+
+
+_FAILED = "The model failed while answering. Nothing of this request is charged; try it again."
+_GOOD_OR_NONE = GOOD_ENDS | {None}
+
+
+# --- Refusals ---------------------------------------------------------------------------------------------------------
+
+
+class _ErrorBody(msgspec.Struct):
+    message: str = ""
+    param: str | None = None
+
+
+class _ErrorEnvelope(msgspec.Struct):
+    error: _ErrorBody
+
+
+_CONTEXT = re.compile(r"maximum context length is (\d+) tokens|max_model_len\D*(\d+)|max_total_tokens\D*(\d+)")
+_COUNTED = re.compile(r"contains (at least )?(\d+) (input tokens|characters)")
+_OUTPUT_FIELDS = ("max_tokens", "max_completion_tokens")
+
+
+async def _refusal(response: aiohttp.ClientResponse, request: EngineRequest) -> Exception:
+    """Return what a status other than 200 means: TryAnother, or an error of ours without the engine's inside."""
+    raw = await response.content.read(_ERROR_BYTES)
+    try:
+        found = msgspec.json.decode(raw, type=_ErrorEnvelope).error
+    except msgspec.DecodeError:
+        found = _ErrorBody(raw[:300].decode(errors="replace"))
+    logger.warning("replica answered %d: %s", response.status, found.message[:500])
+    if response.status in (400, 422):
+        return _bad_request(found, request)
+    if response.status == 413:
+        return ContextLengthExceeded("The request is too long for this model.", param=request.prompt_param)
+    is_permanent = response.status == 500 and not any(text in found.message for text in _DYING)
+    return EngineError(_FAILED) if is_permanent else TryAnother(f"{response.status}: {found.message[:200]}")
+
+
+def _bad_request(found: _ErrorBody, request: EngineRequest) -> DomainError:
+    limit = _CONTEXT.search(found.message)
+    if found.param in _OUTPUT_FIELDS and limit:
+        return InvalidValue(
+            f"`{found.param}` is above what fits this model's context of {_first(limit)} tokens. Lower it.",
+            param=found.param,
+        )
+    if limit:
+        return _too_long(found.message, _first(limit), request)
+    if found.param in request.fields:
+        return InvalidValue(f"The model refuses the value of `{found.param}`.", param=found.param)
+    return InvalidValue(
+        "The model refuses this request: its messages or parameters do not fit its chat template or limits."
+    )
+
+
+def _too_long(message: str, limit: str, request: EngineRequest) -> DomainError:
+    counted = _COUNTED.search(message)
+    has = f" and `{request.prompt_param}` has {counted[1] or ''}{counted[2]} {counted[3]}" if counted else ""
+    room = f", with {request.max_tokens} set aside for the answer" if request.max_tokens else ""
+    return ContextLengthExceeded(
+        f"This model's context is {limit} tokens{has}{room}. Shorten the prompt or lower `max_tokens`.",
+        param=request.prompt_param,
+    )
+
+
+def _first(found: re.Match[str]) -> str:
+    return next(group for group in found.groups() if group)
