@@ -35,6 +35,7 @@ from apps.web.row_view import RowView, row_view
 from apps.web.svg import histogram
 
 ROWS_SHOWN = 20
+ROWS_BEFORE = 3  # shown above a row that a link points at
 VIEWS = (("chat", "Chat"), ("tokens", "Tokens"), ("json", "JSON"))
 # Files up to this size are counted while the page is made; a larger one by a task, and the page looks again.
 COUNT_NOW_BYTES = 4_000_000
@@ -66,11 +67,15 @@ def index(request: HttpRequest, organization: Organization, membership: Membersh
     return response
 
 
-def _command() -> str:
-    return (
-        f"curl {settings.PUBLIC_URL}/v1/files -H 'Authorization: Bearer '$ANNEAL_API_KEY"
-        " -F purpose=fine-tune -F file=@train.jsonl"
-    )
+def _command(separator: str = " ") -> str:
+    """Return how to upload the same from a shell, on one line or with a line for each argument."""
+    arguments = [
+        f"curl {settings.PUBLIC_URL}/v1/files",
+        '-H "Authorization: Bearer $ANNEAL_API_KEY"',
+        "-F purpose=fine-tune",
+        "-F file=@train.jsonl",
+    ]
+    return separator.join(arguments)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -82,7 +87,7 @@ def upload(request: HttpRequest, organization: Organization, membership: Members
         version = _create(form, organization, membership)
         if version:
             return redirect("web:dataset_detail", version.pk)
-    context = {"form": form, "command": _command()}
+    context = {"form": form, "command": _command(" \\\n  ")}
     return render(request, "datasets/upload.html", context, status=422 if form.is_bound else 200)
 
 
@@ -181,7 +186,7 @@ def _model_options() -> list[tuple[str, str]]:
 def _address(request: HttpRequest, version: DatasetVersion, model: BaseModel | None) -> Address:
     view = request.GET.get("view", "")
     line = _number(request, "line")
-    first = _number(request, "first") if "first" in request.GET else line
+    first = _number(request, "first") if "first" in request.GET else max(1, line - ROWS_BEFORE)
     return Address(
         version=version,
         model=model.name if model else "",
@@ -336,7 +341,7 @@ def _checks(
 
 
 def _page_url(address: Address, line: int) -> str:
-    return address.url(line=line, first=line)
+    return address.url(line=line, first=max(1, line - ROWS_BEFORE))
 
 
 def _length_check(count: TokenCount, limit: int) -> Check:
@@ -345,7 +350,7 @@ def _length_check(count: TokenCount, limit: int) -> Check:
     surely = sum(
         rows for (low, _), (_, rows) in zip(count.histogram, count.histogram[1:], strict=False) if low >= limit
     )
-    what = f"At least {surely:,} rows are" if surely else "Some rows are"
+    what = f"At least {surely:,} {'row is' if surely == 1 else 'rows are'}" if surely else "Some rows are"
     return Check("warn", f"{what} longer than the model's {limit:,} tokens and will be cut")
 
 

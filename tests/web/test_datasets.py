@@ -105,6 +105,16 @@ def test_the_list_names_counts_and_state(version, alice, client_for) -> None:
     assert "cards" in body and "Ready" in body and "Anneal demo" in body
 
 
+def test_the_list_looks_again_while_a_file_is_checked(version, organization, alice, client_for) -> None:
+    make_version(organization, filename="new.jsonl")
+
+    page = client_for(alice).get(reverse("web:dataset_list")).content.decode()
+    part = client_for(alice).get(reverse("web:dataset_list"), headers=HTMX).content.decode()
+
+    assert 'hx-trigger="every 3s"' in page
+    assert part.lstrip().startswith('<div id="files"') and "<html" not in part
+
+
 def test_a_row_is_shown_as_the_model_sees_it(version, alice, client_for) -> None:
     body = client_for(alice).get(page_of(version, line=3)).content.decode()
 
