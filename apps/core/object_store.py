@@ -166,7 +166,13 @@ def checked_key(key: str) -> str:
     return key
 
 
-def read_chunks(stream: IO[bytes]) -> Iterator[bytes]:
+class Readable(Protocol):
+    """Anything bytes can be read from: a file, an upload, the body of a request."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+def read_chunks(stream: Readable) -> Iterator[bytes]:
     """Yield what is left of a stream in pieces of bounded size."""
     while chunk := stream.read(CHUNK_BYTES):
         yield chunk

@@ -362,7 +362,7 @@ def delete_version(*, version: DatasetVersion, by: str, now: datetime.datetime) 
 
 def _require_unused(version: DatasetVersion) -> None:
     """Raise FileInUse while a job reads the file. Jobs lie above this layer: they are reached by their relation."""
-    for jobs in (version.jobs, version.validating_jobs):  # type: ignore[attr-defined]
+    for jobs in (version.jobs, version.validating_jobs):
         job = jobs.filter(finished_at=None).first()
         if job:
             raise FileInUse(f"The job {job.pk} still uses this file: cancel it or wait for its end.", param="file_id")

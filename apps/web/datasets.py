@@ -290,7 +290,7 @@ def _summary(
         "checks": _checks(version, count, refusal, limit, address),
         "hidden_error_count": version.error_count - len(version.errors),
         "siblings": queries.list_siblings(version=version),
-        "jobs": version.jobs.select_related("base_model").order_by("-created_at")[:10],  # type: ignore[attr-defined]
+        "jobs": version.jobs.select_related("base_model").order_by("-created_at")[:10],
         "uploader": name_of_actor(organization=organization, actor=version.created_by),
         "may_write": has_permission(member.role, Permission.DATASET_WRITE),
         "may_train": has_permission(member.role, Permission.JOB_WRITE),

@@ -120,7 +120,7 @@ def _parts(text: str, span: Span, controls: Sequence[Span], trained: Sequence[Sp
 
 
 def _covers(spans: Sequence[Span], position: int) -> bool:
-    index = bisect_right(spans, (position, float("inf"))) - 1  # type: ignore[arg-type]
+    index = bisect_right(spans, (position, float("inf"))) - 1
     return index >= 0 and spans[index][0] <= position < spans[index][1]
 
 
