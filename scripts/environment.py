@@ -55,8 +55,9 @@ def prepare(home: Path, *, is_debug: bool, is_launch: bool) -> Prepared:
     Variables that are set win. With the five DATABASE_<ROLE>_URL and REDIS_URL set, nothing embedded is used.
     Raises EnvironmentIncomplete.
     """
-    embedded = None if _is_external() else services(home)
-    runtime_dir = Path(services(home).runtime_dir)
+    own = services(home)
+    embedded = None if _is_external(own) else own
+    runtime_dir = Path(own.runtime_dir)
     ports = _choose_ports(home) if is_launch else _last_ports(home)
     known = _known_variables(home, runtime_dir, embedded, ports=ports, is_debug=is_debug)
     database_urls: dict[str, str] = {role: known.pop(f"DATABASE_{role.upper()}_URL") for role in ROLES}
@@ -74,12 +75,15 @@ def prepare(home: Path, *, is_debug: bool, is_launch: bool) -> Prepared:
     )
 
 
-def _is_external() -> bool:
-    wanted = [f"DATABASE_{role.upper()}_URL" for role in ROLES] + ["REDIS_URL"]
-    missing = [name for name in wanted if not os.environ.get(name)]
-    if missing and len(missing) < len(wanted):
+def _is_external(own: EmbeddedServices) -> bool:
+    """Whether the variables name other services than our own (as they do in a shell that has read `env`)."""
+    ours = {f"DATABASE_{role.upper()}_URL": own.database_url(role) for role in ROLES} | {"REDIS_URL": own.redis_url}
+    given = {name: os.environ[name] for name in ours if os.environ.get(name)}
+    if all(ours[name] == url for name, url in given.items()):
+        return False
+    if missing := sorted(ours.keys() - given.keys()):
         raise EnvironmentIncomplete(f"for external PostgreSQL and Redis also set: {', '.join(missing)}")
-    return not missing
+    return True
 
 
 def _known_variables(

@@ -86,12 +86,12 @@ def test_the_trainer_consumes_its_queue_and_reaches_nothing_else(running: Embedd
     trainer = redis.Redis(
         unix_socket_path=running.redis_socket, username="anneal_trainer", password=running.trainer_password
     )
-    control.lpush("train.cpu", "wake")
+    control.lpush("anneal:train.cpu", "wake")
 
-    assert trainer.brpop(["train.cpu"], timeout=1) == (b"train.cpu", b"wake")
+    assert trainer.brpop(["anneal:train.cpu"], timeout=1) == (b"anneal:train.cpu", b"wake")
     forbidden: list[tuple[str, ...]] = [
-        ("LPUSH", "control", "task"),
-        ("BRPOP", "control", "1"),
+        ("LPUSH", "anneal:control", "task"),
+        ("BRPOP", "anneal:control", "1"),
         ("GET", "session"),
         ("EVAL", "return 1", "0"),
         ("PUBLISH", "live", "x"),

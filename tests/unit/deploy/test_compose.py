@@ -1,0 +1,87 @@
+"""deploy/compose.yaml against the table of programs: same commands, right logins, nothing a worker should not know."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts.processes import CONTAINER, PROGRAMS, Program
+
+DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+IN_CONTAINERS = [program for program in PROGRAMS if not program.is_embedded_only]
+# Set by the images.
+FROM_DOCKERFILE = {"ANNEAL_HOME", "DJANGO_SETTINGS_MODULE"}
+
+
+@pytest.fixture(params=IN_CONTAINERS, ids=lambda program: program.name)
+def program(request: pytest.FixtureRequest) -> Program:
+    return request.param
+
+
+def test_every_program_is_a_service_with_the_command_of_the_table(program: Program) -> None:
+    assert shlex.split(SERVICES[program.name]["command"]) == CONTAINER.command(program)
+
+
+def test_every_program_gets_the_variables_it_needs(program: Program) -> None:
+    given = set(SERVICES[program.name]["environment"]) | FROM_DOCKERFILE
+
+    assert program.needs - given == set()
+
+
+def test_every_program_logs_in_as_its_own_role(program: Program) -> None:
+    url = SERVICES[program.name]["environment"].get("DATABASE_URL", "")
+
+    assert re.findall(r"//anneal_(\w+):", url) == ([program.role] if program.role else [])
+
+
+def test_every_program_may_take_its_time_to_stop(program: Program) -> None:
+    grace_seconds = int(SERVICES[program.name].get("stop_grace_period", "10s").removesuffix("s"))
+
+    assert grace_seconds >= min(program.stop_seconds, 10) and (
+        program.stop_seconds <= 15 or grace_seconds >= program.stop_seconds
+    )
+
+
+@pytest.mark.parametrize("name", ["trainer", "vllm", "serving-agent"])
+def test_a_gpu_box_knows_no_secret_of_the_control_plane_and_reaches_no_database(name: str) -> None:
+    service = SERVICES[name]
+
+    text = yaml.safe_dump(service["environment"])
+    assert not re.search(r"DATABASE|SECRET|PEPPER|SIGNING|AWS_|CONTROL_PASSWORD", text)
+    assert "database" not in service["networks"]
+
+
+def test_the_database_is_on_one_network_without_a_way_out() -> None:
+    assert SERVICES["postgres"]["networks"] == ["database"]
+    assert COMPOSE["networks"]["database"] == {"internal": True}
+
+
+def test_only_the_front_door_is_published_to_the_world() -> None:
+    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+
+    assert published.pop("nginx") == ["80:80", "443:443"]
+    assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
+
+
+def test_the_example_of_settings_names_every_variable_the_file_asks_for() -> None:
+    asked = set(re.findall(r"\$\{(\w+)[:?}]", (DEPLOY / "compose.yaml").read_text()))
+
+    example = (DEPLOY / ".env.example").read_text()
+    assert asked == set(re.findall(r"^(\w+)=", example, re.MULTILINE))
+
+
+def test_every_file_and_lock_that_is_mounted_copied_or_built_exists() -> None:
+    root = DEPLOY.parent
+    copied = re.findall(
+        r"^COPY (?!--from)(\S+)", "".join(p.read_text() for p in DEPLOY.glob("*.Dockerfile")), re.MULTILINE
+    )
+    mounted = [v.split(":")[0] for s in SERVICES.values() for v in s.get("volumes", []) if v.startswith("./")]
+
+    missing = [path for path in copied if not (root / path).exists()]
+    missing += [path for path in mounted if not (DEPLOY / path).exists() and path != "./certs"]
+    assert missing == []

@@ -1,0 +1,99 @@
+"""deploy/nginx: well-formed, and the same routes and limits as the front door that web has built in."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from apps.core.http import MIB
+from apps.web.front_door import BODY_LIMITS, INFERENCE_PATHS
+
+NGINX = Path(__file__).resolve().parents[3] / "deploy/nginx"
+CONF = (NGINX / "anneal.conf").read_text()
+TOKEN = re.compile(r"#[^\n]*|'(?:\\.|[^'])*'|\"(?:\\.|[^\"])*\"|[{};]|[^\s{};]+")
+
+
+def parse(text: str) -> list[tuple[list[str], list]]:
+    """The directives of a file as (words, children). Raises ValueError where braces or semicolons do not match."""
+    stack: list[list[tuple[list[str], list]]] = [[]]
+    words: list[str] = []
+    for token in TOKEN.findall(text):
+        match token:
+            case ";" | "{" if not words:
+                raise ValueError("an empty directive")
+            case ";":
+                stack[-1].append((words, []))
+                words = []
+            case "{":
+                children: list[tuple[list[str], list]] = []
+                stack[-1].append((words, children))
+                stack.append(children)
+                words = []
+            case "}":
+                if words or len(stack) == 1:
+                    raise ValueError(f"unexpected }} after {words}")
+                stack.pop()
+            case _ if not token.startswith("#"):
+                words.append(token)
+    if words or len(stack) > 1:
+        raise ValueError(f"unfinished: {words}")
+    return stack[0]
+
+
+SERVER = [children for words, children in parse(CONF) if words == ["server"]][-1]
+LOCATIONS = {tuple(words[1:]): children for words, children in SERVER if words[0] == "location"}
+
+
+def values(children: list[tuple[list[str], list]], name: str) -> list[str]:
+    return [" ".join(words[1:]) for words, _ in children if words[0] == name]
+
+
+def test_the_inference_routes_and_no_others_may_go_to_the_gateway() -> None:
+    inference = {
+        key[1] for key, children in LOCATIONS.items() if any("inference.conf" in v for v in values(children, "include"))
+    }
+
+    assert inference == INFERENCE_PATHS
+    assert {key[1] for key in LOCATIONS if key[0] == "=" and key[1] in inference} == INFERENCE_PATHS
+    assert values(parse((NGINX / "inference.conf").read_text()), "proxy_pass") == ["http://$inference_door"]
+
+
+@pytest.mark.parametrize("limit", BODY_LIMITS, ids=lambda limit: limit.prefix)
+def test_bodies_are_limited_as_behind_the_door(limit: object) -> None:
+    prefix, limit_bytes = limit.prefix, limit.limit_bytes  # type: ignore[attr-defined]
+
+    [children] = [children for key, children in LOCATIONS.items() if key[-1] == prefix]
+
+    assert values(children, "client_max_body_size") == [f"{limit_bytes // MIB}m"]
+
+
+def test_nothing_is_buffered_and_no_client_names_its_own_address() -> None:
+    headers = values(SERVER, "proxy_set_header")
+
+    assert values(SERVER, "proxy_buffering") == ["off"] and values(SERVER, "proxy_request_buffering") == ["off"]
+    assert "X-Forwarded-For $remote_addr" in headers and "X-Forwarded-Proto $scheme" in headers
+
+
+def test_the_gateway_gets_every_header_web_gets_and_no_cookie() -> None:
+    inference = set(values(parse((NGINX / "inference.conf").read_text()), "proxy_set_header"))
+
+    assert inference - set(values(SERVER, "proxy_set_header")) == {"Cookie $forwarded_cookie"}
+    assert set(values(SERVER, "proxy_set_header")) <= inference
+
+
+@pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed here")
+def test_nginx_itself_accepts_the_files(tmp_path: Path) -> None:
+    certificate = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    subprocess.run([*certificate, "-keyout", "privkey.pem", "-out", "fullchain.pem"], cwd=tmp_path, check=True)
+    conf = CONF.replace("/etc/nginx/certs", str(tmp_path)).replace("/etc/nginx/snippets", str(NGINX))
+    conf = re.sub(r"server (web|gateway):", "server 127.0.0.1:", conf)
+    (tmp_path / "anneal.conf").write_text(conf)
+    (tmp_path / "nginx.conf").write_text(f"pid {tmp_path}/pid; events {{}} http {{ include {tmp_path}/anneal.conf; }}")
+
+    checked = subprocess.run(
+        ["nginx", "-t", "-p", tmp_path, "-c", tmp_path / "nginx.conf"], capture_output=True, text=True
+    )
+
+    assert checked.returncode == 0, checked.stderr

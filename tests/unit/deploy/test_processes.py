@@ -1,0 +1,198 @@
+"""The table of programs, how supervisor reads it, and what setup and launch promise."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from configparser import RawConfigParser
+from pathlib import Path
+
+import pytest
+
+from gpu_workers.config import EngineConfig
+from gpu_workers.engine import ReplicaBase, build_command, build_environment
+from scripts.environment import EnvironmentIncomplete, prepare
+from scripts.processes import PROGRAMS, REPOSITORY, Place, Tier, render_supervisor
+from scripts.setup import Environment
+
+# The plugin that starts services for the tests sets these for Django; a launcher starts from a plain shell.
+PLAIN_SHELL = {
+    name: value for name, value in os.environ.items() if not re.match("ANNEAL_|DATABASE_|REDIS_|CELERY_", name)
+}
+WORKERS = [program for program in PROGRAMS if program.tier is Tier.ENGINES]
+
+
+@pytest.fixture(autouse=True)
+def _plain_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in set(os.environ) - set(PLAIN_SHELL):
+        monkeypatch.delenv(name)
+
+
+def test_a_worker_is_given_no_secret_of_the_control_plane(tmp_path: Path) -> None:
+    prepared = prepare(tmp_path, is_debug=False, is_launch=False)
+
+    for program in WORKERS:
+        variables = prepared.variables(program)
+        assert not {name for name in variables if re.search("SECRET|PEPPER|SIGNING|DATABASE|REDIS_URL", name)}
+        assert prepared.known["ANNEAL_SECRET_KEY"] not in variables.values()
+        assert variables.get("CELERY_BROKER_URL", "anneal_trainer").count("anneal_trainer") == 1
+
+
+def test_each_control_program_logs_in_as_its_own_role(tmp_path: Path) -> None:
+    prepared = prepare(tmp_path, is_debug=False, is_launch=False)
+
+    logins = {program.name: prepared.variables(program).get("DATABASE_URL", "") for program in prepared.programs}
+
+    roles = {name: re.findall(r"anneal_\w+", url)[:1] for name, url in logins.items() if url}
+    assert roles == {
+        "web": ["anneal_app"],
+        "internal": ["anneal_internal"],
+        "gateway": ["anneal_gateway"],
+        "celery": ["anneal_sys"],
+        "beat": ["anneal_sys"],
+    }
+
+
+def test_a_shell_that_has_read_the_env_file_still_means_the_embedded_services(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(tmp_path, is_debug=False, is_launch=True)
+    for line in (tmp_path / "env").read_text().splitlines():
+        name, value = shlex.split(line)[0].split("=", 1)
+        monkeypatch.setenv(name, value)
+
+    assert prepare(tmp_path, is_debug=False, is_launch=True).services is not None
+
+
+def test_half_of_an_external_configuration_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://elsewhere")
+
+    with pytest.raises(EnvironmentIncomplete, match="DATABASE_APP_URL"):
+        prepare(tmp_path, is_debug=False, is_launch=True)
+
+
+def test_secrets_are_made_once_and_readable_by_nobody_else(tmp_path: Path) -> None:
+    first = prepare(tmp_path, is_debug=False, is_launch=True)
+    second = prepare(tmp_path, is_debug=False, is_launch=True)
+
+    assert first.known["ANNEAL_SECRET_KEY"] == second.known["ANNEAL_SECRET_KEY"]
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("secrets.json", "env", "ports.json")] == [0o600] * 3
+
+
+def test_supervisor_stops_the_engines_first_and_postgres_last(tmp_path: Path) -> None:
+    text = render_supervisor(
+        PROGRAMS,
+        Place(dict.fromkeys(NAMES, "x"), pythons={".venv": "/py", ".venv-engines": "/py"}),
+        home=tmp_path,
+        runtime_dir=tmp_path,
+        variables={program.name: {"URL": "postgresql://x@/y?host=%2Ftmp"} for program in PROGRAMS},
+    )
+    config = RawConfigParser(strict=True)
+    config.read_string(text)
+
+    # supervisord stops groups from the highest priority number down, each before the next.
+    assert {tier: config[f"group:{tier}"]["priority"] for tier in Tier} == {tier: str(i) for i, tier in enumerate(Tier)}
+    assert config["program:web"]["environment"] == 'URL="postgresql://x@/y?host=%%2Ftmp"'
+    assert all(config[f"program:{program.name}"]["autorestart"] == "true" for program in PROGRAMS)
+
+
+NAMES = sorted({name for program in PROGRAMS for name in re.findall(r"\$\{(\w+)\}", program.command)})
+
+
+@pytest.mark.parametrize("value", ['say "no"', "two\nlines", "a ;b", "a #b"])
+def test_a_value_that_supervisor_would_cut_is_refused(value: str, tmp_path: Path) -> None:
+    place = Place(dict.fromkeys(NAMES, "x"), pythons={".venv": "/py", ".venv-engines": "/py"})
+
+    with pytest.raises(ValueError, match="plainer"):
+        render_supervisor(
+            PROGRAMS[:1], place, home=tmp_path, runtime_dir=tmp_path, variables={"postgres": {"A": value}}
+        )
+
+
+SUPERVISE = """
+import json, sys, time
+from dataclasses import replace
+from pathlib import Path
+from scripts.environment import EnvironmentIncomplete, prepare
+from scripts.processes import Program, Tier
+from scripts.supervision import LaunchFailed, Supervision, lock
+
+home = Path(sys.argv[1])
+held = lock(home)
+try:
+    lock(home)
+except LaunchFailed as failure:
+    refusal = str(failure)
+def module(name, command): return Program(name, Tier.CONTROL, command, needs=frozenset(), options=frozenset())
+programs = (module("steady", "http.server 0 --bind 127.0.0.1"), module("escaping", "tests.unit.deploy.escaping"))
+supervision = Supervision(replace(prepare(home, is_debug=False, is_launch=True), programs=programs))
+supervision.start()
+supervision.start_tier(Tier.CONTROL)
+def pid_of(name): return supervision.states()[name]["pid"]
+def wait(check):
+    for _ in range(400):
+        if check(): return
+        time.sleep(0.02)
+    raise SystemExit("waited in vain")
+wait(lambda: pid_of("steady") and Path(home, "escaped").exists())
+time.sleep(2.2)  # startsecs: from now on an exit is a crash of a running program
+import os, signal
+killed = pid_of("steady")
+os.kill(killed, signal.SIGKILL)
+wait(lambda: pid_of("steady") not in (0, killed))
+supervision.stop()
+escaped = int(Path(home, "escaped").read_text())
+print(json.dumps({
+    "refusal": refusal, "left": [p.pid for p in supervision.leftovers], "escaped": escaped,
+    "alive": Path(f"/proc/{escaped}").exists(),
+}))
+"""
+
+
+def test_a_killed_program_comes_back_and_an_escaped_process_is_found_counted_and_ended(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SUPERVISE, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert "already runs" in found["refusal"]
+    assert found["left"] == [found["escaped"]] and not found["alive"]
+
+
+def test_the_stamp_of_an_environment_changes_with_its_locks(tmp_path: Path) -> None:
+    environment = Environment("web", tmp_path, ("web.lock",))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").touch()
+    (tmp_path / ".anneal-stamp").write_text(environment.stamp)
+
+    assert environment.is_up_to_date()
+    assert not Environment("web", tmp_path, ("web.lock", "dev.lock")).is_up_to_date()
+
+
+def test_every_lock_pins_exact_versions_once_and_the_cpu_engines_bring_no_cuda() -> None:
+    for path in (REPOSITORY / "requirements").glob("*.lock"):
+        lines = path.read_text().splitlines()
+        assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line) for line in lines), path.name
+        assert len({line.split("==")[0].lower() for line in lines}) == len(lines), path.name
+    cpu = (REPOSITORY / "requirements/engines-cpu.lock").read_text() + (
+        REPOSITORY / "requirements/engines.lock"
+    ).read_text()
+    assert "torch==2.13.0+cpu" in cpu and not re.search(
+        r"^(nvidia-(?!ml-py)|triton|torchvision|torchaudio|torchcodec)", cpu, re.M
+    )
+
+
+def test_the_line_for_running_vllm_by_hand_is_the_line_in_service() -> None:
+    script = (REPOSITORY / "deploy/vllm/serve.sh").read_text().replace("\\\n", " ")
+    config = EngineConfig(work_dir=Path("/w"), kv_cache_bytes=0)
+    command = build_command(config, ReplicaBase(served_name="b-x"), model_path="/m", socket_path=Path("/w/vllm.sock"))
+    in_service = {word for word in command if word.startswith("--")} - {"--kv-cache-memory-bytes"}  # of a CPU only
+
+    by_hand = set(re.findall(r"(?<!\S)--[a-z-]+", script.split("exec ", 1)[1]))
+
+    assert by_hand == in_service
+    switches = {line for line in build_environment(config) if line.startswith(("VLLM_", "HF_HUB", "DO_NOT"))}
+    assert switches - {"VLLM_CPU_OMP_THREADS_BIND"} <= set(re.findall(r"([A-Z_]+)=", script))
