@@ -1,6 +1,7 @@
 """People, the organizations they belong to, and the keys their programs use."""
 
 import datetime
+from typing import Any, ClassVar
 
 from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
 from django.contrib.postgres.fields import ArrayField
@@ -34,7 +35,7 @@ class User(AbstractBaseUser):
     is_operator = models.BooleanField(default=False, help_text="May open the operator console of this installation.")
     created_at = models.DateTimeField(db_default=Now())
 
-    objects = UserManager()
+    objects: ClassVar[UserManager] = UserManager()
 
     USERNAME_FIELD = "email"
     EMAIL_FIELD = "email"
@@ -141,7 +142,7 @@ class ApiKey(OrganizationModel):
     revoked_at = models.DateTimeField(null=True)
     revoked_by = models.ForeignKey(User, on_delete=models.PROTECT, null=True, related_name="+")
 
-    objects = ApiKeyQuerySet.as_manager()
+    objects: ClassVar[Any] = ApiKeyQuerySet.as_manager()
 
     class Meta:
         constraints = [

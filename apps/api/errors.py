@@ -4,12 +4,13 @@ from typing import Any, ClassVar
 
 from django.core.exceptions import PermissionDenied as DjangoPermissionDenied
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation, TooManyFieldsSent, TooManyFilesSent
-from django.http import Http404
+from django.http import Http404, HttpRequest, HttpResponse
+from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions, status
 from rest_framework.response import Response
 
 from apps.core.errors import DomainError, InvalidValue, NotFound, PermissionDenied, RateLimited, Status
-from apps.core.http import TooLarge, error_headers
+from apps.core.http import TooLarge, error_headers, not_found
 
 
 class InvalidApiKey(DomainError):
@@ -64,12 +65,18 @@ def as_domain_error(exception: Exception) -> DomainError | None:
         case exceptions.ParseError():
             return InvalidJson(str(exception.detail))
         case exceptions.Throttled():
-            return RateLimited(str(exception.detail), retry_after_seconds=int(exception.wait or 1))
+            return RateLimited(str(exception.detail), retry_after_seconds=int(getattr(exception, "wait", None) or 1))
         case RequestDataTooBig():
             return TooLarge("The request body is too large.")
         case TooManyFieldsSent() | TooManyFilesSent() | SuspiciousOperation() | exceptions.APIException():
             return InvalidValue("The request could not be understood.")
     return None
+
+
+@csrf_exempt
+def unknown_url(request: HttpRequest, rest: str) -> HttpResponse:
+    """Answer for every address of the API that is none."""
+    return not_found(request)
 
 
 def _invalid(detail: Any) -> InvalidValue:

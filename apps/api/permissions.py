@@ -1,6 +1,6 @@
 """What a key may do: the view names a scope per method, and a method without one is closed."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rest_framework import permissions
 from rest_framework.request import Request
@@ -17,7 +17,7 @@ class HasScope(permissions.BasePermission):
 
     def has_permission(self, request: Request, view: "APIView") -> bool:
         """Raises PermissionDenied naming the missing scope."""
-        identity: KeyIdentity = request.auth
+        identity = cast(KeyIdentity, request.auth)
         method = "GET" if request.method == "HEAD" else request.method
         scope = getattr(view, "required_scope", {}).get(method)
         if scope is None:

@@ -4,6 +4,7 @@ from django.urls import path
 from drf_spectacular.views import SpectacularJSONAPIView
 
 from apps.api import billing, estimates, files, fine_tuning, me, openai_models
+from apps.api.errors import unknown_url
 
 _JOB = "v1/fine_tuning/jobs/<str:job_id>"
 
@@ -24,4 +25,7 @@ urlpatterns = [
     path("api/v1/estimates", estimates.Estimates.as_view(), name="api_estimates"),
     path("api/v1/me", me.MeView.as_view(), name="api_me"),
     path("api/v1/schema", SpectacularJSONAPIView.as_view(), name="api_schema"),
+    # Last: what has no address here is an OpenAI-shaped 404, in debug mode too.
+    path("v1/<path:rest>", unknown_url, name="api_unknown_v1"),
+    path("api/<path:rest>", unknown_url, name="api_unknown"),
 ]

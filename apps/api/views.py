@@ -5,6 +5,7 @@ from typing import Any, ClassVar, cast
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from rest_framework.request import Request
+from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from apps.accounts.models import Organization
@@ -34,7 +35,7 @@ class ApiView(APIView):
             response = self._respond(self.request)
         except Exception as error:  # noqa: BLE001 - handle_exception re-raises what nobody foresaw
             response = self.handle_exception(error)
-        self.response = self.finalize_response(self.request, response, *args, **kwargs)
+        self.response = self.finalize_response(self.request, cast(Response, response), *args, **kwargs)
         return self.response
 
     def _respond(self, request: Request) -> HttpResponseBase:

@@ -6,7 +6,7 @@ The world is built once; each request is undone. What to try on an address stand
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -104,7 +104,12 @@ def address(name: str, tenant: Tenant, *, missing: bool = False) -> str:
 
 
 def _free(name: str) -> dict[str, str]:
-    return {"key": "org/x/files/y"} if name == "signed_object" else {}
+    """Return the parts of an address that name no object."""
+    return {
+        "signed_object": {"key": "org/x/files/y"},
+        "api_unknown": {"rest": "v1/nothing"},
+        "api_unknown_v1": {"rest": "nothing"},
+    }.get(name, {})
 
 
 def _id(kind: str, tenant: Tenant, missing: bool) -> str:
@@ -117,7 +122,7 @@ def body(url: Url, tenant: Tenant, *, missing: bool = False) -> dict[str, Any]:
 
 
 def browser(user: User | None) -> Client:
-    client = Client(raise_request_exception=False)
+    client = Client()  # raises what a view does not handle: a test sees the cause of a 500
     if user is not None:
         client.force_login(user, backend=settings.AUTHENTICATION_BACKENDS[0])
     return client
@@ -127,7 +132,7 @@ def browser(user: User | None) -> Client:
 class Answer:
     status_code: int
     headers: Mapping[str, str]
-    text: str
+    text: str = field(repr=False)
 
     @property
     def code(self) -> str:
@@ -202,7 +207,10 @@ def test_a_page_opens_for_the_roles_it_names_and_no_other(name: str, role: str, 
             response = ask(browser(world.acme.people[role]), method, address(name, world.acme), body(url, world.acme))
         assert permission is not None
         if has_permission(role, permission) and role not in url.refuses:
-            assert response.status_code < 400 or response.status_code in (400, 422, 429), (method, response.text)
+            assert response.status_code < 400 or response.status_code in (400, 422, 429), (
+                method,
+                response.text[-2000:],
+            )
         else:
             assert response.status_code == 403, method
 
@@ -242,7 +250,7 @@ def test_the_console_opens_for_operators_and_no_other(name: str, world: World) -
             opened = ask(browser(world.operator), method, address(name, world.acme), body(url, world.acme))
         assert refused.status_code == (403 if method in url.methods else 405), method
         if method in url.methods:
-            assert opened.status_code < 400 or opened.status_code in (400, 422), (method, opened.text)
+            assert opened.status_code < 400 or opened.status_code in (400, 422), (method, opened.text[-2000:])
 
 
 @pytest.mark.parametrize("name", PEOPLE)
@@ -296,7 +304,7 @@ def test_the_api_wants_the_scope_it_names(name: str, world: World) -> None:
             assert full.status_code == 405, method
         else:
             is_understood = full.status_code < 400 or full.status_code in (400, 415, 422, 429)
-            assert is_understood, (method, full.text)
+            assert is_understood, (method, full.text[-2000:])
             assert narrow.status_code == 403, method
 
 

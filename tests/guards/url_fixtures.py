@@ -105,6 +105,7 @@ URLS: dict[str, Url] = {
     "web:dataset_download": page(get=P.VIEW, ids=FILE),
     "web:dataset_delete": page(get=P.DATASET_WRITE, post=P.DATASET_WRITE, ids=FILE),
     "web:job_list": page(get=P.VIEW),
+    "web:job_new": page(get=P.JOB_WRITE, post=P.JOB_WRITE),
     "web:job_detail": page(get=P.VIEW, ids=JOB),
     "web:job_chart": page(get=P.VIEW, ids=JOB),
     "web:job_stream": page(get=P.VIEW, ids=JOB),
@@ -114,6 +115,8 @@ URLS: dict[str, Url] = {
     # the public API
     "api_me": api(GET=P.VIEW),
     "api_schema": public("documents the API; holds no data"),
+    "api_unknown": public("says that there is nothing"),
+    "api_unknown_v1": public("says that there is nothing"),
     "api_estimates": api(POST=P.VIEW, data={"model": "anneal-demo"}, refs={"training_file": "dataset_version"}),
     "api_job_list": api(
         GET=P.VIEW, POST=P.JOB_WRITE, data={"model": "anneal-demo"}, refs={"training_file": "dataset_version"}
