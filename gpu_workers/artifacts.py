@@ -157,7 +157,7 @@ class Transfers:
                 target.write(chunk)
 
     def _upload_once(self, path: Path, url: str) -> None:
-        headers = {"Content-Length": str(path.stat().st_size), "Content-Type": "application/octet-stream"}
+        headers = {"Content-Length": str(path.stat().st_size)}  # a length announced: no chunked encoding
         self._http.put(url, content=self._chunks(path), headers=headers).raise_for_status()
 
     def _chunks(self, path: Path) -> Iterator[bytes]:

@@ -6,7 +6,6 @@ signal included: the process died without an outcome, and the agent decides what
 """
 
 import logging
-import resource
 import sys
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from gpu_workers.train.checkpoint import IncompleteCheckpoint, Progress, explain
 from gpu_workers.train.data import Encoded, encode_file, load_renderer
 from gpu_workers.train.export import export_adapter
 from gpu_workers.train.failures import StopRequested, TrainingFailed, classify
+from gpu_workers.train.memory import peak_memory_bytes
 from gpu_workers.train.model import fetch_base_model, load_model
 from gpu_workers.train.sft import Trainer, build_trainer
 
@@ -187,13 +187,6 @@ class Attempt:
     def _check_stop(self) -> None:
         if self._stop.is_set:
             raise StopRequested
-
-
-def peak_memory_bytes() -> int:
-    """Return the peak of the GPU's memory, or of this process on a CPU."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_reserved()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":

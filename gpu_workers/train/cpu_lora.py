@@ -1,8 +1,8 @@
 """LoRA layers without their elementwise overhead on a CPU.
 
-PEFT computes `base(x) + lora_B(lora_A(dropout(x.float()))) * scaling`: on a CPU the casts, the scaling and the sums cost
-as much as the products. Here the same terms are products with the sum inside (`addmm`), in the dtype of the base as
-under autocast; the adapter and its gradients stay in float32.
+PEFT computes `base(x) + lora_B(lora_A(dropout(x.float()))) * scaling`: on a CPU the casts, the scaling and the sums
+cost as much as the products. Here the same terms are products with the sum inside (`addmm`), in the dtype of the base
+as under autocast; the adapter and its gradients stay in float32.
 """
 
 import types

@@ -1,0 +1,408 @@
+"""The trainer's loop: claim a run, prepare its files, execute it in a child, report how it ended, clean up.
+
+The control plane's row is the truth: whatever dies here, the lease expires and another attempt resumes from the last
+checkpoint that was confirmed. So this process may be killed at any line.
+"""
+
+import logging
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import (
+    CheckpointRef,
+    DatasetRef,
+    Failed,
+    LogLine,
+    Phase,
+    PhaseChanged,
+    RunOutcome,
+    SignedFile,
+    StepCompleted,
+    Stopped,
+    Succeeded,
+    TrainingStarted,
+)
+from apps.contracts.worker_api import ClaimRequest, ClaimResponse, HeartbeatRequest
+from gpu_workers.api_client import ApiClient, ApiError, Lease, StaleLease, Unauthorized, Unavailable
+from gpu_workers.artifacts import BrokenArtifact, Interrupted, StoreUnavailable, Transfers, verify_folder
+from gpu_workers.base_models import NotInstalled, locate_base_model
+from gpu_workers.config import WorkerConfig
+from gpu_workers.events import (
+    EVENTS_FILE,
+    LOG_FILE,
+    RESUME_FOLDER,
+    SPEC_FILE,
+    TRAINING_FILE,
+    UNNUMBERED,
+    VALIDATION_FILE,
+    AdapterReady,
+    CheckpointReady,
+    ChildEvent,
+    EventTail,
+    read_outcome,
+    replace_file,
+)
+from gpu_workers.executor import Child, SubprocessExecutor, kill_stale_children
+from gpu_workers.lease_keeper import LeaseKeeper
+from gpu_workers.preflight import NotReady, require_ready
+from gpu_workers.probing import Prober
+from gpu_workers.reporter import CheckpointUploader, Reporter, Uploader
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.1
+# From SIGTERM to our return at most 110 s: the child's step and checkpoint, then the upload and the report.
+_CHILD_STOP_SECONDS = 60.0
+_AFTER_CHILD_SECONDS = 45.0
+_KILL_AFTER_FENCE_SECONDS = 10.0
+_LOG_TAIL_BYTES = 8000
+
+
+class Agent:
+    """One trainer process. `drain()` works until nothing waits; `request_stop()` may come from a signal handler."""
+
+    def __init__(
+        self, config: WorkerConfig, api: ApiClient, *, executor: SubprocessExecutor | None = None, prober: Prober | None
+    ) -> None:
+        self._config = config
+        self._api = api
+        self._executor = executor or SubprocessExecutor(threads=config.trainer_threads)
+        self._prober = prober
+        self._stop = threading.Event()
+        self._runs_dir = config.work_dir / "runs"
+
+    def request_stop(self) -> None:
+        """Have the current run checkpoint and stop, and claim nothing more."""
+        self._stop.set()
+
+    def recover(self) -> None:
+        """Remove what an earlier process left behind: children first, then their files."""
+        self._runs_dir.mkdir(parents=True, exist_ok=True)
+        killed = kill_stale_children(self._runs_dir)
+        if killed:
+            log.warning("Killed %d processes of an earlier agent", killed)
+        for folder in self._runs_dir.iterdir():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def drain(self) -> int:
+        """Work on runs, then on missing measurements, until there is nothing to do; return how many runs."""
+        done = 0
+        while not self._stop.is_set():
+            try:
+                claim = self._claim()
+            except (NotReady, Unavailable, ApiError) as error:
+                log.error("No claim: %s", error)
+                return done
+            if claim is not None:
+                self._work_on(claim)
+                done += 1
+            elif not self._measure():
+                return done
+        return done
+
+    def _claim(self) -> ClaimResponse | None:
+        require_ready(self._config.work_dir)
+        return self._api.claim(ClaimRequest(base_models=self._config.base_models))
+
+    def _measure(self) -> bool:
+        return self._prober is not None and self._prober.run_one(should_stop=self._stop.is_set)
+
+    def _work_on(self, claim: ClaimResponse) -> None:
+        spec = claim.spec
+        work_dir = self._runs_dir / f"{_safe(spec.run_id)}-{spec.attempt}"
+        log.info("Claimed %s attempt %d", spec.run_id, spec.attempt)
+        attempt = Attempt(self._config, self._api, self._executor, claim, work_dir, is_stopping=self._stop.is_set)
+        try:
+            attempt.run()
+        finally:
+            shutil.rmtree(work_dir, ignore_errors=True)
+
+
+class Forgotten(Exception):
+    """The lease is lost: nothing may be reported any more."""
+
+
+class CheckpointBroken(Exception):
+    """The checkpoint to resume from does not match its manifest."""
+
+
+class StopAsked(Exception):
+    """Somebody asked for a stop before the child ran."""
+
+
+class Attempt:
+    """One claimed run, from its files to its report."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        api: ApiClient,
+        executor: SubprocessExecutor,
+        claim: ClaimResponse,
+        work_dir: Path,
+        *,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._api = api
+        self._executor = executor
+        self._spec = claim.spec
+        self._lease = Lease.of(claim)
+        self._work_dir = work_dir
+        self._is_stopping = is_stopping
+        self._status = HeartbeatRequest()
+        self._child: Child | None = None
+        self._keeper = LeaseKeeper(api, claim, status=self._current_status)
+        self._reporter = Reporter(api, self._lease, self._keeper)
+        self._transfers = Transfers(should_stop=lambda: self._keeper.is_lost)
+        self._uploader = Uploader(api, self._lease, self._transfers)
+        self._checkpoints = CheckpointUploader(self._uploader, self._reporter, self._keeper, work_dir)
+        self._tail = EventTail(work_dir / EVENTS_FILE)
+
+    def run(self) -> None:
+        """Do the work and report it; returns silently only when the lease was lost."""
+        for part in (self._keeper, self._reporter, self._checkpoints):
+            part.start()
+        try:
+            self._finish(self._outcome())
+        except (Forgotten, StaleLease, Unauthorized):
+            log.warning("Lost the lease of %s attempt %d", self._spec.run_id, self._spec.attempt)
+        except Unavailable as error:
+            log.error("Could not report the end of %s: %s", self._spec.run_id, error)
+        finally:
+            if self._child is not None and self._child.poll() is None:
+                self._child.kill()
+            self._keeper.refuse()  # wakes whoever still waits for this lease
+            self._checkpoints.finish(timeout_seconds=5)
+            self._reporter.close()
+            self._keeper.close()
+            self._transfers.close()
+
+    # --- phases --------------------------------------------------------------------------------------------------
+
+    def _outcome(self) -> RunOutcome:
+        """Return how the attempt ended; raises Forgotten."""
+        try:
+            self._prepare()
+            return self._execute()
+        except StopAsked:
+            return self._stopped()
+        except NotInstalled as error:
+            return self._failed(FailureCode.BASE_MODEL_UNAVAILABLE, str(error))
+        except StoreUnavailable as error:
+            return self._failed(FailureCode.OBJECT_STORE_UNAVAILABLE, f"A file could not be transferred: {error}.")
+        except CheckpointBroken as error:
+            return self._failed(FailureCode.CHECKPOINT_INVALID, f"The checkpoint cannot be used: {error}")
+        except Interrupted:
+            raise Forgotten from None
+        except OSError as error:
+            log.exception("The attempt failed on this machine")
+            code = FailureCode.DISK_FULL if error.errno in (28, 122) else FailureCode.INTERNAL_ERROR
+            return self._failed(code, f"The worker could not go on ({error.strerror}).")
+
+    def _prepare(self) -> None:
+        """Fetch and verify every file, and write the spec the child may see: no URL and no token in it."""
+        spec = self._spec
+        self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.DOWNLOADING))
+        self._work_dir.mkdir(parents=True, exist_ok=True)
+        base_model = locate_base_model(spec.base_model, self._config.base_model_roots)
+        self._download_dataset(spec.training, TRAINING_FILE)
+        if spec.validation is not None:
+            self._download_dataset(spec.validation, VALIDATION_FILE)
+        child_spec = msgspec.structs.replace(
+            spec,
+            base_model=msgspec.structs.replace(base_model, hub_token=None),
+            training=_without_url(spec.training),
+            validation=None if spec.validation is None else _without_url(spec.validation),
+            resume_from=self._download_checkpoint(),
+        )
+        replace_file(self._work_dir / SPEC_FILE, msgspec.json.encode(child_spec), mode=0o600)
+
+    def _download_dataset(self, dataset: DatasetRef, name: str) -> None:
+        self._check()
+        file = SignedFile(name=name, url=dataset.url, sha256=dataset.sha256, bytes=dataset.bytes)
+        try:
+            self._transfers.download(file, self._work_dir / name)
+        except BrokenArtifact as error:
+            raise StoreUnavailable(f"the dataset is not the one registered: {error}") from error
+
+    def _download_checkpoint(self) -> CheckpointRef | None:
+        checkpoint = self._spec.resume_from
+        if checkpoint is None:
+            return None
+        folder = self._work_dir / RESUME_FOLDER
+        folder.mkdir(exist_ok=True)
+        try:
+            for file in checkpoint.files:
+                self._check()
+                self._transfers.download(file, folder / _safe(file.name))
+            verify_folder(folder, manifest_sha256=checkpoint.manifest_sha256)
+        except BrokenArtifact as error:
+            log.error("Checkpoint %s is broken: %s", checkpoint.id, error)
+            raise CheckpointBroken(str(error)) from error
+        return msgspec.structs.replace(checkpoint, files=())
+
+    def _execute(self) -> RunOutcome:
+        """Run the child to its end, passing on what it says; raises Forgotten."""
+        self._check()
+        child = self._child = self._executor.start(self._work_dir, hub_token=self._spec.base_model.hub_token)
+        asked_at: float | None = None
+        while child.poll() is None:
+            self._pump()
+            if self._keeper.is_lost:
+                self._fence(child)
+            if asked_at is None and self._stop_reason() is not None:
+                log.info("Stopping the child: %s", self._stop_reason())
+                asked_at = time.monotonic()
+                child.terminate()
+            if asked_at is not None and time.monotonic() - asked_at > _CHILD_STOP_SECONDS:
+                child.kill()
+            child.wait(_POLL_SECONDS)
+        self._pump()
+        return self._conclude(child)
+
+    def _fence(self, child: Child) -> None:
+        """End the child before the lease can be given to somebody else."""
+        if not self._keeper.is_refused:
+            child.terminate()
+            child.wait(_KILL_AFTER_FENCE_SECONDS)
+        child.kill()
+        raise Forgotten
+
+    def _conclude(self, child: Child) -> RunOutcome:
+        outcome = read_outcome(self._work_dir)
+        if self._keeper.is_lost:
+            raise Forgotten
+        self._checkpoints.finish(timeout_seconds=_AFTER_CHILD_SECONDS if self._stop_reason() else 600)
+        self._reporter.flush(timeout_seconds=20)
+        match outcome:
+            case AdapterReady() if self._stop_reason() != "cancelled":
+                return self._store_adapter(outcome)
+            case Failed():
+                return self._failed(outcome.code, outcome.message, peak_memory_bytes=outcome.peak_memory_bytes)
+            case None if self._stop_reason() is None:
+                return self._died(child)
+            case _:
+                return self._stopped()
+
+    def _store_adapter(self, ready: AdapterReady) -> RunOutcome:
+        self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.UPLOADING))
+        places = self._uploader.store(self._work_dir / ready.folder, ready.manifest_sha256)
+        return Succeeded(
+            upload_id=places.upload_id,
+            manifest_sha256=ready.manifest_sha256,
+            step=ready.step,
+            train_loss=ready.train_loss,
+            valid_loss=ready.valid_loss,
+            training_seconds=ready.training_seconds,
+            trained_tokens=ready.trained_tokens,
+            peak_memory_bytes=ready.peak_memory_bytes,
+        )
+
+    def _finish(self, outcome: RunOutcome) -> None:
+        """Report the end; raises StaleLease, Unauthorized, Unavailable or Forgotten."""
+        self._reporter.flush(timeout_seconds=30)
+        if self._keeper.is_lost:
+            raise Forgotten
+        log.info("%s attempt %d: %s", self._spec.run_id, self._spec.attempt, type(outcome).__name__)
+        try:
+            self._api.finish(self._lease, outcome)
+        except (StaleLease, Unauthorized):
+            raise
+        except ApiError as error:
+            log.error("The outcome was refused: %s", error)
+            code = FailureCode.OBJECT_STORE_UNAVAILABLE if error.code == "upload_incomplete" else None
+            refused = self._failed(code or FailureCode.INTERNAL_ERROR, "The result of the attempt was refused.")
+            self._api.finish(self._lease, refused)
+
+    # --- what is said ----------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        for event in self._tail.read():
+            self._note(event)
+            if isinstance(event, CheckpointReady):
+                self._checkpoints.add(event)
+            else:
+                self._reporter.add(event)
+
+    def _report(self, event: ChildEvent) -> None:
+        self._note(event)
+        self._reporter.add(event)
+
+    def _note(self, event: ChildEvent) -> None:
+        replace = msgspec.structs.replace
+        match event:
+            case PhaseChanged():
+                self._status = replace(self._status, phase=event.phase.value)
+            case TrainingStarted():
+                self._status = replace(self._status, step=event.start_step)
+            case StepCompleted():
+                self._status = replace(self._status, step=event.step, training_seconds=event.training_seconds)
+            case LogLine():
+                log.info("%s: %s", self._spec.run_id, event.message)
+
+    def _current_status(self) -> HeartbeatRequest:
+        memory = self._child.memory_bytes() if self._child is not None else None
+        return msgspec.structs.replace(self._status, memory_bytes=memory)
+
+    def _stop_reason(self) -> str | None:
+        """Who asked for a stop: a customer's wish goes before this machine's."""
+        return self._keeper.stop_reason or ("preempted" if self._is_stopping() else None)
+
+    def _check(self) -> None:
+        if self._keeper.is_lost:
+            raise Forgotten
+        if self._stop_reason() is not None:
+            raise StopAsked
+
+    def _stopped(self) -> Stopped:
+        durable = self._reporter.durable
+        return Stopped(
+            reason=self._stop_reason() or "preempted",
+            step=durable.step,
+            training_seconds=durable.training_seconds,
+            trained_tokens=durable.trained_tokens,
+        )
+
+    def _failed(self, code: FailureCode, message: str, *, peak_memory_bytes: int | None = None) -> Failed:
+        durable = self._reporter.durable
+        return Failed(
+            code=code,
+            message=message,
+            log_tail=_tail_of(self._work_dir / LOG_FILE),
+            training_seconds=durable.training_seconds,
+            trained_tokens=durable.trained_tokens,
+            peak_memory_bytes=peak_memory_bytes,
+        )
+
+    def _died(self, child: Child) -> Failed:
+        if child.was_killed_for_memory():
+            return self._failed(FailureCode.OUT_OF_MEMORY, "The job did not fit into the memory of the machine.")
+        return self._failed(FailureCode.INTERNAL_ERROR, f"The training process ended unexpectedly ({child.poll()}).")
+
+
+def _without_url(dataset: DatasetRef) -> DatasetRef:
+    return msgspec.structs.replace(dataset, url="")
+
+
+def _safe(name: str) -> str:
+    """A name from the control plane becomes a file name here, and nothing more."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}", name):
+        raise BrokenArtifact(f"{name!r} is not a file name.")
+    return name
+
+
+def _tail_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,25 @@
+"""Where a base model lies on this machine."""
+
+from pathlib import Path
+
+import msgspec
+
+from apps.contracts.runs import BaseModelRef
+
+
+class NotInstalled(Exception):
+    """The base model's local path leads nowhere that this worker may read."""
+
+
+def locate_base_model(base_model: BaseModelRef, roots: tuple[Path, ...]) -> BaseModelRef:
+    """Return the reference with an absolute path inside one of `roots`; a hub model comes back unchanged.
+
+    The roots keep a path from the control plane from opening any other folder of this machine.
+    """
+    if base_model.path is None:
+        return base_model
+    for root in roots:
+        folder = (root / base_model.path).resolve()
+        if folder.is_relative_to(root.resolve()) and (folder / "config.json").is_file():
+            return msgspec.structs.replace(base_model, path=str(folder))
+    raise NotInstalled(f"The base model {base_model.name} is not installed on this machine.")

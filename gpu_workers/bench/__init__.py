@@ -1,0 +1,1 @@
+"""Measurements: the figures that estimates start from."""

@@ -1,0 +1,90 @@
+"""Measure what the control plane has no figures for yet, one short training loop at a time."""
+
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from apps.contracts.worker_api import ProbeReport, ProbeRequest
+from gpu_workers.api_client import ApiClient, ApiError, Unavailable
+from gpu_workers.base_models import NotInstalled, locate_base_model
+from gpu_workers.config import WorkerConfig
+from gpu_workers.events import LOG_FILE, SPEC_FILE, replace_file
+from gpu_workers.executor import SubprocessExecutor
+
+log = logging.getLogger(__name__)
+
+PROBE_FILE = "probe.json"
+_TIMEOUT_SECONDS = 180.0  # loading a large model from disk; the measured part itself takes some ten seconds
+
+
+class Prober:
+    """Runs probes in a child of their own. One that failed is not tried again by this process."""
+
+    def __init__(
+        self, config: WorkerConfig, api: ApiClient, *, gpu_key: str, executor: SubprocessExecutor | None = None
+    ) -> None:
+        self._config = config
+        self._api = api
+        self._gpu_key = gpu_key
+        self._executor = executor or SubprocessExecutor(
+            threads=config.trainer_threads, module="gpu_workers.bench.probe"
+        )
+        self._given_up: set[tuple[str, str]] = set()
+
+    def run_one(self, *, should_stop: Callable[[], bool]) -> bool:
+        """Take and report one missing measurement; returns whether there was one to take."""
+        try:
+            request = self._next()
+            if request is None:
+                return False
+            report = self._measure(request, should_stop)
+            if report is None:
+                self._given_up.add(_key(request))
+            else:
+                self._api.report_probe(report)
+        except (ApiError, Unavailable) as error:
+            log.warning("No measurement: %s", error)
+            return False
+        return True
+
+    def _next(self) -> ProbeRequest | None:
+        missing = self._api.list_missing_probes().probes
+        return next((request for request in missing if _key(request) not in self._given_up), None)
+
+    def _measure(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> ProbeReport | None:
+        work_dir = self._config.work_dir / "runs" / "probe"
+        shutil.rmtree(work_dir, ignore_errors=True)
+        work_dir.mkdir(parents=True)
+        try:
+            base_model = locate_base_model(request.base_model, self._config.base_model_roots)
+            token, base_model = base_model.hub_token, msgspec.structs.replace(base_model, hub_token=None)
+            spec = msgspec.structs.replace(request, base_model=base_model)
+            replace_file(work_dir / SPEC_FILE, msgspec.json.encode(spec))
+            self._run_child(work_dir, token, should_stop)
+            report = msgspec.json.decode((work_dir / PROBE_FILE).read_bytes(), type=ProbeReport)
+        except (NotInstalled, OSError, msgspec.DecodeError) as error:
+            log.warning("%s by %s was not measured: %s", request.base_model.name, request.method, error)
+            log.debug("%s", _read(work_dir / LOG_FILE))
+            return None
+        finally:
+            shutil.rmtree(work_dir, ignore_errors=True)
+        return msgspec.structs.replace(report, gpu_key=self._gpu_key)
+
+    def _run_child(self, work_dir: Path, token: str | None, should_stop: Callable[[], bool]) -> None:
+        child = self._executor.start(work_dir, hub_token=token)
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        while child.wait(0.2) is None:
+            if should_stop() or time.monotonic() > deadline:
+                child.kill()
+
+
+def _key(request: ProbeRequest) -> tuple[str, str]:
+    return request.base_model.id, request.method
+
+
+def _read(path: Path) -> str:
+    return path.read_text(errors="replace")[-2000:] if path.exists() else ""

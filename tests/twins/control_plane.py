@@ -1,0 +1,296 @@
+"""/internal/v1 and an object store in memory, over real HTTP, with the faults a test wants.
+
+Decodes and encodes with the same contracts as the real one; the end-to-end tests run the agent against the real one.
+"""
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import msgspec
+
+from apps.contracts.runs import (
+    BaseModelRef,
+    CheckpointRef,
+    CheckpointSaved,
+    DatasetRef,
+    Hyperparameters,
+    Manifest,
+    RunEvent,
+    RunOutcome,
+    RunSpec,
+    SignedFile,
+)
+from apps.contracts.worker_api import (
+    ClaimRequest,
+    ClaimResponse,
+    EnrollRequest,
+    EnrollResponse,
+    EventsRequest,
+    EventsResponse,
+    FinishRequest,
+    FinishResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    MissingProbes,
+    ProbeReport,
+    ProbeRequest,
+    UploadRequest,
+    UploadResponse,
+)
+
+CREDENTIAL = "annw_test"
+MANIFEST = "manifest.json"
+
+
+class ControlPlane:
+    """State, faults and what was reported. Attributes may be changed while the agent runs."""
+
+    def __init__(self) -> None:
+        self.queue: list[RunSpec] = []
+        self.objects: dict[str, bytes] = {}
+        self.puts: list[str] = []
+        self.uploads: dict[str, Manifest] = {}
+        self.events: list[RunEvent] = []
+        self.beats: list[HeartbeatRequest] = []
+        self.outcomes: list[RunOutcome] = []
+        self.enrollments: list[EnrollRequest] = []
+        self.probes: list[ProbeRequest] = []
+        self.reports: list[ProbeReport] = []
+        self.claims = 0
+        self.heartbeat_seconds = 1
+        self.self_fence_seconds = 45
+        self.is_lease_stale = False
+        self.is_cancel_requested = False
+        self.is_pause_requested = False
+        self.is_drain_requested = False
+        self.failures_left = 0  # so many requests get 503 first
+        self.is_down = False  # every request gets 503
+        self.refuse_event: Callable[[RunEvent], bool] = lambda event: False
+        self._last_sequence = 0
+        self._lease: tuple[str, str] | None = None
+        self.lock = threading.Lock()
+        self.url = ""
+
+    # --- what a test asks ------------------------------------------------------------------------------------------
+
+    def add_object(self, name: str, content: bytes) -> SignedFile:
+        self.objects[f"/objects/{name}"] = content
+        return SignedFile(
+            name=name.rsplit("/", 1)[-1],
+            url=f"{self.url}/objects/{name}",
+            sha256=hashlib.sha256(content).hexdigest(),
+            bytes=len(content),
+        )
+
+    def add_run(
+        self,
+        rows: bytes,
+        *,
+        base_model: Path,
+        hyperparameters: Hyperparameters,
+        validation: bytes | None = None,
+        attempt: int = 1,
+        resume_from: CheckpointRef | None = None,
+        checkpoint_interval_seconds: int = 300,
+    ) -> RunSpec:
+        spec = RunSpec(
+            run_id=f"run_{attempt}",
+            job_id="ftjob-1",
+            organization_id="org_1",
+            attempt=attempt,
+            base_model=BaseModelRef(id="bm_1", name="tiny", path=str(base_model)),
+            training=self._dataset("train.jsonl", rows),
+            validation=None if validation is None else self._dataset("valid.jsonl", validation),
+            hyperparameters=hyperparameters,
+            resume_from=resume_from,
+            checkpoint_interval_seconds=checkpoint_interval_seconds,
+        )
+        self.queue.append(spec)
+        return spec
+
+    def _dataset(self, name: str, content: bytes) -> DatasetRef:
+        file = self.add_object(name, content)
+        rows = len(content.splitlines())
+        return DatasetRef(id=f"ds_{name}", sha256=file.sha256, bytes=file.bytes, rows=rows, url=file.url)
+
+    def events_of(self, kind: type) -> list:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def stored_files(self, upload_id: str) -> dict[str, bytes]:
+        prefix = f"/objects/uploads/{upload_id}/"
+        return {path.removeprefix(prefix): body for path, body in self.objects.items() if path.startswith(prefix)}
+
+    def checkpoint_ref(self, event: CheckpointSaved) -> CheckpointRef:
+        files = self.stored_files(event.upload_id)
+        return CheckpointRef(
+            id="ckpt_1",
+            step=event.step,
+            manifest_sha256=event.manifest_sha256,
+            files=tuple(
+                SignedFile(
+                    name=name,
+                    url=f"{self.url}/objects/uploads/{event.upload_id}/{name}",
+                    sha256=hashlib.sha256(body).hexdigest(),
+                    bytes=len(body),
+                )
+                for name, body in files.items()
+            ),
+        )
+
+    def forget_lease(self) -> None:
+        """Begin another attempt: what was reported stays readable in `events`."""
+        self._last_sequence = 0
+        self._lease = None
+
+    def wait_for(self, condition: Callable[[], bool], *, timeout_seconds: float = 20) -> None:
+        deadline = time.monotonic() + timeout_seconds
+        while not condition():
+            assert time.monotonic() < deadline, "the condition was never met"
+            time.sleep(0.02)
+
+    # --- routes ----------------------------------------------------------------------------------------------------
+
+    def answer(self, method: str, path: str, token: str, body: bytes) -> tuple[int, bytes]:
+        if self.is_down or self.failures_left > 0:
+            self.failures_left -= 1
+            return 503, b"{}"
+        if path.startswith("/objects/"):
+            return self._object(method, path, body)
+        with self.lock:
+            return self._api(path.removeprefix("/internal/v1"), token, body)
+
+    def _object(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        if method == "PUT":
+            self.puts.append(path)
+            self.objects[path] = body
+            return 200, b""
+        return (200, self.objects[path]) if path in self.objects else (404, b"")
+
+    def _api(self, path: str, token: str, body: bytes) -> tuple[int, bytes]:
+        if path == "/enroll":
+            return self._enroll(body)
+        if path.startswith("/leases/"):
+            lease_id, _, verb = path.removeprefix("/leases/").partition("/")
+            if self.is_lease_stale or (lease_id, token) != self._lease:
+                return _error(409, "stale_lease")
+            return getattr(self, f"_{verb}")(body)
+        if token != CREDENTIAL:
+            return _error(401, "invalid_credential")
+        if path == "/claim":
+            return self._claim(body)
+        if path == "/probes/missing":
+            return _ok(MissingProbes(probes=tuple(self.probes)))
+        if path == "/probes":
+            report = msgspec.json.decode(body, type=ProbeReport)
+            self.reports.append(report)
+            self.probes = [
+                p for p in self.probes if (p.base_model.id, p.method) != (report.base_model_id, report.method)
+            ]
+            return 204, b""
+        return _error(404, "not_found")
+
+    def _enroll(self, body: bytes) -> tuple[int, bytes]:
+        request = msgspec.json.decode(body, type=EnrollRequest)
+        if request.token != "once" or self.enrollments:
+            return _error(403, "invalid_token")
+        self.enrollments.append(request)
+        return _ok(EnrollResponse(worker_id="worker_1", credential=CREDENTIAL, pool="cpu"))
+
+    def _claim(self, body: bytes) -> tuple[int, bytes]:
+        msgspec.json.decode(body, type=ClaimRequest)
+        self.claims += 1
+        if not self.queue:
+            return 204, b""
+        self._lease = (f"lease_{self.claims}", f"token_{self.claims}")
+        self._last_sequence = 0
+        return _ok(
+            ClaimResponse(
+                spec=self.queue.pop(0),
+                lease_id=self._lease[0],
+                lease_token=self._lease[1],
+                lease_seconds=60,
+                heartbeat_seconds=self.heartbeat_seconds,
+                self_fence_seconds=self.self_fence_seconds,
+            )
+        )
+
+    def _heartbeat(self, body: bytes) -> tuple[int, bytes]:
+        self.beats.append(msgspec.json.decode(body, type=HeartbeatRequest))
+        return _ok(
+            HeartbeatResponse(
+                lease_seconds=60,
+                is_cancel_requested=self.is_cancel_requested,
+                is_pause_requested=self.is_pause_requested,
+                is_drain_requested=self.is_drain_requested,
+            )
+        )
+
+    def _events(self, body: bytes) -> tuple[int, bytes]:
+        reported = msgspec.json.decode(body, type=EventsRequest).events
+        if any(self.refuse_event(event) for event in reported):
+            return _error(400, "upload_incomplete")
+        fresh = [event for event in reported if event.sequence > self._last_sequence]
+        self.events += fresh
+        self._last_sequence = max([self._last_sequence, *(event.sequence for event in fresh)])
+        return _ok(EventsResponse(accepted=len(fresh), last_sequence=self._last_sequence))
+
+    def _uploads(self, body: bytes) -> tuple[int, bytes]:
+        request = msgspec.json.decode(body, type=UploadRequest)
+        upload_id = f"{request.manifest.kind}-{request.manifest_sha256[:12]}"
+        self.uploads[upload_id] = request.manifest
+        names = [file.name for file in request.manifest.files] + [MANIFEST]
+        urls = {name: f"{self.url}/objects/uploads/{upload_id}/{name}" for name in names}
+        return _ok(UploadResponse(upload_id=upload_id, files=urls))
+
+    def _finish(self, body: bytes) -> tuple[int, bytes]:
+        self.outcomes.append(msgspec.json.decode(body, type=FinishRequest).outcome)
+        self._lease = None
+        return _ok(FinishResponse(run_status="done", job_status="done"))
+
+
+def _ok(value: msgspec.Struct) -> tuple[int, bytes]:
+    return 200, msgspec.json.encode(value)
+
+
+def _error(status: int, code: str) -> tuple[int, bytes]:
+    return status, json.dumps({"error": {"code": code, "message": code}}).encode()
+
+
+@contextmanager
+def serve_control_plane() -> Iterator[ControlPlane]:
+    """Run it on a free loopback port."""
+    plane = ControlPlane()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _handle(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+            status, answer = plane.answer(self.command, self.path, token, body)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_GET = do_POST = do_PUT = _handle  # noqa: N815
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    plane.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield plane
+    finally:
+        server.shutdown()
+        server.server_close()

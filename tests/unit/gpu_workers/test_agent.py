@@ -1,0 +1,353 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import (
+    CheckpointSaved,
+    Failed,
+    Hyperparameters,
+    LogLine,
+    RunSpec,
+    StepCompleted,
+    Stopped,
+    Succeeded,
+)
+from gpu_workers import agent as agent_module
+from gpu_workers.agent import Agent
+from gpu_workers.api_client import ApiClient
+from gpu_workers.config import WorkerConfig
+from gpu_workers.executor import SubprocessExecutor
+from gpu_workers.process_tree import identify, is_alive
+from tests.twins.control_plane import CREDENTIAL, ControlPlane, serve_control_plane
+
+CHILD = "tests.unit.gpu_workers.scripted_child"
+ROWS = b'{"messages": []}\n'
+CLIENTS: list[ApiClient] = []
+
+
+@pytest.fixture
+def plane() -> Iterator[ControlPlane]:
+    with serve_control_plane() as plane:
+        yield plane
+        for client in CLIENTS:
+            client.close()
+        CLIENTS.clear()
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    folder = tmp_path / "models" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def make_agent(plane: ControlPlane, tmp_path: Path, behaviour: str) -> Agent:
+    config = WorkerConfig(
+        internal_url=plane.url,
+        credential_file=tmp_path / "credential.json",
+        work_dir=tmp_path / "work",
+        base_model_roots=(tmp_path / "models",),
+    )
+    executor = SubprocessExecutor(threads=1, command=(sys.executable, "-m", CHILD, behaviour))
+    CLIENTS.append(ApiClient(plane.url, credential=CREDENTIAL))
+    agent = Agent(config, CLIENTS[-1], executor=executor, prober=None)
+    agent.recover()
+    return agent
+
+
+def add_run(plane: ControlPlane, models: Path, **options: object) -> RunSpec:
+    return plane.add_run(ROWS, base_model=models, hyperparameters=Hyperparameters(), **options)
+
+
+class Draining:
+    """`agent.drain()` in a thread that lives until the end: the child dies with the thread that started it."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.thread = threading.Thread(target=agent.drain)
+        self.thread.start()
+
+    def join(self, timeout_seconds: float = 30) -> None:
+        self.thread.join(timeout_seconds)
+        assert not self.thread.is_alive()
+
+
+def child_pid(tmp_path: Path) -> int:
+    files = list((tmp_path / "work" / "runs").glob("*/child.json"))
+    return msgspec.json.decode(files[0].read_bytes())["pid"]
+
+
+def test_a_run_is_claimed_executed_stored_and_reported(plane, models, tmp_path):
+    add_run(plane, models)
+
+    assert make_agent(plane, tmp_path, "succeed").drain() == 1
+
+    [outcome] = plane.outcomes
+    assert isinstance(outcome, Succeeded)
+    assert (outcome.step, outcome.training_seconds, outcome.trained_tokens) == (20, 2.0, 200)
+    stored = plane.stored_files(outcome.upload_id)
+    assert stored["adapter_model.safetensors"] == b"weights at 20"
+    assert [event.sequence for event in plane.events] == list(range(1, len(plane.events) + 1))
+    assert len(plane.events_of(StepCompleted)) == 20
+    assert [event.step for event in plane.events_of(CheckpointSaved)] == [10]
+    assert list((tmp_path / "work" / "runs").iterdir()) == []
+
+
+def test_the_manifest_is_stored_last(plane, models, tmp_path):
+    add_run(plane, models)
+
+    make_agent(plane, tmp_path, "succeed").drain()
+
+    adapter = [path.rsplit("/", 1)[1] for path in plane.puts if "/adapter-" in path]
+    assert sorted(adapter) == ["adapter_config.json", "adapter_model.safetensors", "manifest.json"]
+    assert adapter[-1] == "manifest.json"
+
+
+def test_the_child_sees_no_url_token_or_variable_of_the_platform(plane, models, tmp_path, monkeypatch):
+    monkeypatch.setenv("ANNEAL_SIGNING_KEY", "platform-secret")
+    monkeypatch.setenv("CELERY_BROKER_URL", "redis://platform-secret")
+    spec = add_run(plane, models)
+    plane.queue[0] = msgspec.structs.replace(
+        spec, base_model=msgspec.structs.replace(spec.base_model, hub_token="hf_secret")
+    )
+
+    make_agent(plane, tmp_path, "succeed").drain()
+
+    stdin, seen = (tmp_path / "work" / "secrets").read_text().split("\n", 1)
+    assert "hf_secret" in stdin
+    for secret in ("hf_secret", "platform-secret", plane.url, CREDENTIAL):
+        assert secret not in seen
+
+
+def test_several_runs_are_worked_on_until_none_waits(plane, models, tmp_path):
+    add_run(plane, models)
+    add_run(plane, models, attempt=2)
+
+    assert make_agent(plane, tmp_path, "succeed").drain() == 2
+
+    assert plane.claims == 3
+    assert len(plane.outcomes) == 2
+
+
+def test_a_stale_lease_kills_the_child_and_reports_nothing(plane, models, tmp_path):
+    add_run(plane, models)
+    draining = Draining(make_agent(plane, tmp_path, "stubborn"))
+    plane.wait_for(lambda: plane.events_of(StepCompleted))
+    child = identify(child_pid(tmp_path))
+
+    plane.is_lease_stale = True
+    draining.join(10)
+
+    assert not is_alive(child)
+    assert plane.outcomes == []
+
+
+def test_an_agent_cut_off_ends_its_child_before_the_lease_ends(plane, models, tmp_path, monkeypatch):
+    monkeypatch.setattr(agent_module, "_KILL_AFTER_FENCE_SECONDS", 0.5)
+    plane.self_fence_seconds = 2
+    add_run(plane, models)
+    draining = Draining(make_agent(plane, tmp_path, "stubborn"))
+    plane.wait_for(lambda: plane.events_of(StepCompleted))
+    child = identify(child_pid(tmp_path))
+
+    plane.is_down = True
+    cut_off_at = time.monotonic()
+    while is_alive(child):
+        assert time.monotonic() - cut_off_at < 6
+        time.sleep(0.05)
+    plane.is_down, plane.is_lease_stale = False, True
+    draining.join()
+
+    assert plane.outcomes == []
+
+
+def test_a_short_outage_costs_no_event_and_no_run(plane, models, tmp_path):
+    add_run(plane, models)
+    draining = Draining(make_agent(plane, tmp_path, "wait"))
+    plane.wait_for(lambda: plane.events_of(StepCompleted))
+
+    plane.is_down = True
+    time.sleep(1.5)
+    plane.is_down = False
+    plane.is_cancel_requested = True
+    draining.join()
+
+    assert isinstance(plane.outcomes[0], Stopped)
+    assert [event.sequence for event in plane.events] == list(range(1, len(plane.events) + 1))
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        ("is_cancel_requested", "cancelled"),
+        ("is_pause_requested", "paused"),
+        ("is_drain_requested", "preempted"),
+    ],
+)
+def test_a_request_to_stop_keeps_a_checkpoint_and_bills_no_further(plane, models, tmp_path, flag, reason):
+    add_run(plane, models)
+    draining = Draining(make_agent(plane, tmp_path, "wait"))
+    plane.wait_for(lambda: plane.events_of(StepCompleted))
+
+    setattr(plane, flag, True)
+    draining.join()
+
+    [saved] = plane.events_of(CheckpointSaved)
+    assert plane.outcomes == [
+        Stopped(
+            reason=reason,
+            step=saved.step,
+            training_seconds=saved.training_seconds,
+            trained_tokens=saved.trained_tokens,
+        )
+    ]
+    assert "manifest.json" in plane.stored_files(saved.upload_id)
+
+
+def test_a_stopping_agent_hands_its_run_back_and_claims_no_more(plane, models, tmp_path):
+    add_run(plane, models)
+    add_run(plane, models, attempt=2)
+    agent = make_agent(plane, tmp_path, "wait")
+    draining = Draining(agent)
+    plane.wait_for(lambda: plane.events_of(StepCompleted))
+
+    agent.request_stop()
+    draining.join()
+
+    assert [outcome.reason for outcome in plane.outcomes] == ["preempted"]
+    assert len(plane.queue) == 1
+
+
+def test_a_child_that_fails_is_reported_with_its_code(plane, models, tmp_path):
+    add_run(plane, models)
+
+    make_agent(plane, tmp_path, "fail").drain()
+
+    [outcome] = plane.outcomes
+    assert (outcome.code, outcome.message) == (FailureCode.NO_TRAINABLE_TOKENS, "Nothing to train.")
+
+
+def test_a_child_that_is_killed_counts_what_its_stored_checkpoint_made_durable(plane, models, tmp_path):
+    add_run(plane, models)
+
+    make_agent(plane, tmp_path, "die").drain()
+
+    [outcome] = plane.outcomes
+    assert isinstance(outcome, Failed)
+    assert outcome.code is FailureCode.INTERNAL_ERROR
+    assert outcome.code.is_retryable
+    assert outcome.training_seconds == 0.5
+
+
+def test_a_dataset_that_was_changed_is_not_trained_on(plane, models, tmp_path):
+    add_run(plane, models)
+    plane.objects["/objects/train.jsonl"] = b"x" * len(ROWS)
+
+    make_agent(plane, tmp_path, "succeed").drain()
+
+    assert plane.outcomes[0].code is FailureCode.OBJECT_STORE_UNAVAILABLE
+
+
+def test_a_base_model_outside_the_roots_is_refused(plane, models, tmp_path):
+    outside = tmp_path / "elsewhere"
+    outside.mkdir()
+    (outside / "config.json").write_text("{}")
+    add_run(plane, outside)
+
+    make_agent(plane, tmp_path, "succeed").drain()
+
+    assert plane.outcomes[0].code is FailureCode.BASE_MODEL_UNAVAILABLE
+
+
+def test_a_torn_checkpoint_is_not_resumed_from(plane, models, tmp_path):
+    add_run(plane, models)
+    make_agent(plane, tmp_path, "succeed").drain()
+    [saved] = plane.events_of(CheckpointSaved)
+    reference = plane.checkpoint_ref(saved)
+    plane.objects[f"/objects/uploads/{saved.upload_id}/adapter_model.safetensors"] = b"weights at 1"
+    add_run(plane, models, attempt=2, resume_from=reference)
+
+    make_agent(plane, tmp_path, "succeed").drain()
+
+    assert plane.outcomes[1].code is FailureCode.CHECKPOINT_INVALID
+
+
+def test_one_refused_event_does_not_hold_up_the_others(plane, models, tmp_path):
+    plane.refuse_event = lambda event: isinstance(event, CheckpointSaved)
+    add_run(plane, models)
+
+    make_agent(plane, tmp_path, "succeed").drain()
+
+    assert isinstance(plane.outcomes[0], Succeeded)
+    assert len(plane.events_of(StepCompleted)) == 20
+    assert plane.events_of(CheckpointSaved) == []
+
+
+def test_a_store_that_refuses_files_is_the_platforms_failure(plane, models, tmp_path, monkeypatch):
+    monkeypatch.setattr(plane, "_object", lambda method, path, body: (403, b"") if method == "PUT" else (200, ROWS))
+    add_run(plane, models)
+
+    make_agent(plane, tmp_path, "succeed").drain()
+
+    assert plane.outcomes[0].code is FailureCode.OBJECT_STORE_UNAVAILABLE
+    assert [event.level for event in plane.events_of(LogLine)] == ["warn"]
+
+
+def test_heartbeats_carry_the_progress(plane, models, tmp_path):
+    add_run(plane, models)
+    draining = Draining(make_agent(plane, tmp_path, "wait"))
+    plane.wait_for(lambda: any(beat.step > 0 for beat in plane.beats))
+    plane.is_cancel_requested = True
+    draining.join()
+
+    beat = next(beat for beat in plane.beats if beat.step > 0)
+    assert beat.phase == "training"
+    assert beat.training_seconds == pytest.approx(beat.step / 10)
+    assert beat.memory_bytes > 0
+
+
+AGENT_PROCESS = """
+import sys
+from pathlib import Path
+from tests.unit.gpu_workers.test_agent import make_agent
+
+class Plane: url = sys.argv[1]
+make_agent(Plane, Path(sys.argv[2]), "stubborn").drain()
+"""
+
+
+def test_killing_the_agent_kills_its_child_and_the_next_agent_starts_clean(plane, models, tmp_path):
+    add_run(plane, models)
+    process = subprocess.Popen([sys.executable, "-c", AGENT_PROCESS, plane.url, str(tmp_path)])
+    plane.wait_for(lambda: plane.events_of(StepCompleted))
+    child = identify(child_pid(tmp_path))
+
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    plane.wait_for(lambda: not is_alive(child), timeout_seconds=5)
+    plane.forget_lease()
+    add_run(plane, models, attempt=2)
+    make_agent(plane, tmp_path, "succeed").drain()
+
+    assert [type(outcome) for outcome in plane.outcomes] == [Succeeded]
+
+
+def test_an_orphan_of_an_earlier_agent_is_killed_before_the_first_claim(plane, models, tmp_path):
+    run_dir = tmp_path / "work" / "runs" / "run_1-1"
+    run_dir.mkdir(parents=True)
+    orphan = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    (run_dir / "child.json").write_bytes(msgspec.json.encode(identify(orphan.pid)))
+
+    make_agent(plane, tmp_path, "succeed")
+
+    assert orphan.wait(5) == -signal.SIGKILL
+    assert not run_dir.exists()
