@@ -26,7 +26,12 @@ class NotEnrolled(Exception):
 
 
 def ensure_enrolled(
-    config: WorkerConfig, *, kind: str, api: ApiClient | None = None, sleep: Callable[[float], None] = time.sleep
+    config: WorkerConfig,
+    *,
+    kind: str,
+    listen_url: str = "",
+    api: ApiClient | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> EnrollResponse:
     """Return the stored credential, redeeming the token file first when there is none; raises NotEnrolled."""
     if config.credential_file.exists():
@@ -34,7 +39,8 @@ def ensure_enrolled(
     token_file = config.enroll_token_file
     if token_file is None or not token_file.exists():
         raise NotEnrolled("This machine has no credential: run `python -m gpu_workers.enroll --kind … --token …`.")
-    return enroll(config, kind=kind, token=token_file.read_text().strip(), api=api, sleep=sleep)
+    token = token_file.read_text().strip()
+    return enroll(config, kind=kind, token=token, listen_url=listen_url, api=api, sleep=sleep)
 
 
 def enroll(
@@ -42,6 +48,7 @@ def enroll(
     *,
     kind: str,
     token: str,
+    listen_url: str = "",
     api: ApiClient | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> EnrollResponse:
@@ -50,7 +57,12 @@ def enroll(
     config.credential_file.parent.mkdir(parents=True, exist_ok=True)
     machine = inspect_machine(config.work_dir, gpu_key=config.self_check_gpu_key)
     request = EnrollRequest(
-        token=token, kind=kind, hostname=socket.gethostname(), gpus=machine.gpus, software=machine.software
+        token=token,
+        kind=kind,
+        hostname=socket.gethostname(),
+        gpus=machine.gpus,
+        software=machine.software,
+        listen_url=listen_url,
     )
     answer = _redeem(api or ApiClient(config.internal_url), request, sleep)
     write_private(config.credential_file, msgspec.json.encode(answer))

@@ -7,7 +7,6 @@ says what it sees at once when that changed, and every five seconds anyway.
 import asyncio
 import logging
 import signal
-import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -18,11 +17,12 @@ import httpx
 import msgspec
 from aiohttp import web
 
-from apps.contracts.worker_api import EnrollRequest, EnrollResponse
+from apps.contracts.worker_api import EnrollResponse
 from gpu_workers.adapter_store import AdapterStore, OpenObject
-from gpu_workers.api_client import ApiClient, ApiError, Unavailable, load_credential
+from gpu_workers.api_client import ApiClient, ApiError, Unavailable
 from gpu_workers.config import ServingConfig, read_serving_config
 from gpu_workers.engine import EnginePaths, ReplicaBase
+from gpu_workers.enroll import NotEnrolled, ensure_enrolled
 from gpu_workers.private_files import write_private
 from gpu_workers.reconciler import Reconciler
 
@@ -39,7 +39,12 @@ def main() -> int:
     level = config.worker.log_level.upper()
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr, level=level)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    asyncio.run(serve(config, enroll(config)))
+    try:
+        enrollment = enroll(config)
+    except NotEnrolled as error:
+        log.error("%s", error)
+        return 1
+    asyncio.run(serve(config, enrollment))
     return 0
 
 
@@ -93,35 +98,24 @@ async def _report_forever(reconciler: Reconciler, api: ApiClient) -> None:
             continue
 
 
-def enroll(config: ServingConfig) -> EnrollResponse:
-    """Return this replica's credential, redeeming the one-time token when there is none yet.
+def url_of(listen: str) -> str:
+    """Return how a gateway on this machine reaches what listens there."""
+    return f"unix://{listen}" if listen.startswith("/") else f"http://{listen}"
 
-    Waits for the token file and the control plane. Writes what the engine launcher needs.
+
+def enroll(config: ServingConfig) -> EnrollResponse:
+    """Return this replica's credential, waiting for the one-time token's file where there is none yet.
+
+    Writes what the engine's launcher waits for. Raises NotEnrolled.
     """
     worker = config.worker
     worker.work_dir.mkdir(parents=True, exist_ok=True)
-    if not worker.credential_file.exists():
-        write_private(worker.credential_file, msgspec.json.encode(_redeem_token(config)))
-    enrollment = load_credential(worker.credential_file)
+    while not worker.credential_file.exists() and worker.enroll_token_file and not worker.enroll_token_file.exists():
+        time.sleep(0.5)
+    enrollment = ensure_enrolled(worker, kind="replica", listen_url=config.url or url_of(config.listen))
     base = msgspec.convert(enrollment.base_model or {}, ReplicaBase)
     write_private(EnginePaths(worker.work_dir).replica, msgspec.json.encode(base))
     return enrollment
-
-
-def _redeem_token(config: ServingConfig) -> EnrollResponse:
-    token_file = config.worker.enroll_token_file
-    if token_file is None:
-        raise SystemExit("No credential, and ANNEAL_ENROLL_TOKEN_FILE is not set.")
-    while not token_file.exists():
-        time.sleep(0.5)
-    api = ApiClient(config.worker.internal_url)
-    request = EnrollRequest(token=token_file.read_text().strip(), kind="replica", hostname=socket.gethostname())
-    while True:
-        try:
-            return api.enroll(request)
-        except Unavailable as trouble:
-            log.warning("control plane not reached: %s", trouble)
-            time.sleep(1.0)
 
 
 def make_opener(internal_url: str) -> OpenObject:
