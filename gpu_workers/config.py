@@ -65,7 +65,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     max_loras: int = 8
     max_cpu_loras: int = 64
-    max_lora_rank: int = 16
+    max_lora_rank: int = 64  # every rank that can be trained; an adapter pays for the limit, not for its own rank
     max_queued_requests: int = 128
     max_model_length: int = 0  # 0: the model's own
     kv_cache_bytes: int = 0  # 0: vLLM decides on a GPU, a small fixed share on a CPU
@@ -81,6 +81,11 @@ class ServingConfig(msgspec.Struct, frozen=True, kw_only=True):
     url: str = ""  # how the gateway reaches `listen`, where it differs
     capacity: int = 64  # adapters registered at once; more would be reread from disk inside the engine's step
 
+    @property
+    def reached_at(self) -> str:
+        """How the gateway reaches the proxy."""
+        return self.url or (f"unix://{self.listen}" if self.listen.startswith("/") else f"http://{self.listen}")
+
 
 def read_engine_config(environ: Mapping[str, str] | None = None) -> EngineConfig:
     """Read the environment; raises ConfigError naming the first variable that is missing or wrong."""
@@ -93,7 +98,7 @@ def read_engine_config(environ: Mapping[str, str] | None = None) -> EngineConfig
         threads=_integer(env, "ANNEAL_ENGINE_THREADS", 1),
         max_loras=max_loras,
         max_cpu_loras=_integer(env, "ANNEAL_ENGINE_MAX_CPU_LORAS", 8 * max_loras),
-        max_lora_rank=_integer(env, "ANNEAL_ENGINE_MAX_LORA_RANK", 16),
+        max_lora_rank=_integer(env, "ANNEAL_ENGINE_MAX_LORA_RANK", 64),
         max_queued_requests=_integer(env, "ANNEAL_ENGINE_MAX_QUEUED_REQUESTS", 128),
         max_model_length=_integer(env, "ANNEAL_ENGINE_MAX_MODEL_LENGTH", 0),
         kv_cache_bytes=_integer(env, "ANNEAL_ENGINE_KV_CACHE_BYTES", 0),

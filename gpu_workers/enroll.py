@@ -12,7 +12,7 @@ import msgspec
 
 from apps.contracts.worker_api import EnrollRequest, EnrollResponse
 from gpu_workers.api_client import ApiClient, ApiError, Unavailable, load_credential
-from gpu_workers.config import WorkerConfig, read_config
+from gpu_workers.config import WorkerConfig, read_config, read_serving_config
 from gpu_workers.preflight import inspect_machine
 from gpu_workers.private_files import write_private
 
@@ -84,6 +84,10 @@ def _redeem(api: ApiClient, request: EnrollRequest, sleep: Callable[[float], Non
         sleep(1.0)
 
 
+def _listen_url(kind: str) -> str:
+    return read_serving_config().reached_at if kind == "replica" else ""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m gpu_workers.enroll", description=__doc__)
     parser.add_argument("--kind", choices=("trainer", "replica"), required=True)
@@ -93,7 +97,7 @@ def main() -> int:
     arguments = parser.parse_args()
     token = arguments.token or arguments.token_file.read_text().strip()
     try:
-        answer = enroll(read_config(), kind=arguments.kind, token=token)
+        answer = enroll(read_config(), kind=arguments.kind, token=token, listen_url=_listen_url(arguments.kind))
     except NotEnrolled as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -98,11 +98,6 @@ async def _report_forever(reconciler: Reconciler, api: ApiClient) -> None:
             continue
 
 
-def url_of(listen: str) -> str:
-    """Return how a gateway on this machine reaches what listens there."""
-    return f"unix://{listen}" if listen.startswith("/") else f"http://{listen}"
-
-
 def enroll(config: ServingConfig) -> EnrollResponse:
     """Return this replica's credential, waiting for the one-time token's file where there is none yet.
 
@@ -112,7 +107,7 @@ def enroll(config: ServingConfig) -> EnrollResponse:
     worker.work_dir.mkdir(parents=True, exist_ok=True)
     while not worker.credential_file.exists() and worker.enroll_token_file and not worker.enroll_token_file.exists():
         time.sleep(0.5)
-    enrollment = ensure_enrolled(worker, kind="replica", listen_url=config.url or url_of(config.listen))
+    enrollment = ensure_enrolled(worker, kind="replica", listen_url=config.reached_at)
     base = msgspec.convert(enrollment.base_model or {}, ReplicaBase)
     write_private(EnginePaths(worker.work_dir).replica, msgspec.json.encode(base))
     return enrollment
