@@ -36,7 +36,7 @@ def _page(
         "may_manage": may_manage,
         "grantable": grantable,
         "role_options": [(role, role.capitalize()) for role in grantable],
-        "role_words": ROLE_WORDS.values(),
+        "role_words": ROLE_WORDS.items(),
     }
     return render(request, "members/index.html", context, status=status)
 

@@ -9,10 +9,10 @@ from apps.accounts.models import Membership
 from apps.accounts.roles import ROLES, SCOPES, Permission, has_permission
 
 ROLE_WORDS = {
-    "viewer": "Viewer: sees everything, changes nothing",
-    "member": "Member: datasets, jobs, adapters, inference, own keys",
-    "admin": "Admin: all of that, members, and deleting adapters",
-    "owner": "Owner: everything, the organization itself included",
+    "viewer": "sees everything, changes nothing",
+    "member": "datasets, jobs, adapters, inference, own keys",
+    "admin": "all of that, members, and deleting adapters",
+    "owner": "everything, the organization itself included",
 }
 SCOPE_WORDS = {
     Permission.VIEW: "Read everything",
@@ -35,7 +35,7 @@ class InviteForm(forms.Form):
 
     def __init__(self, *args: Any, by: Membership, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.fields["role"].choices = [(role, ROLE_WORDS[role]) for role in grantable_roles(by)]  # type: ignore[attr-defined]
+        self.fields["role"].choices = [(role, role.capitalize()) for role in grantable_roles(by)]  # type: ignore[attr-defined]
 
 
 def grantable_roles(by: Membership) -> list[str]:
