@@ -2,12 +2,13 @@
 
 from django.urls import path
 
-from apps.web import datasets, jobs, keys, members, organization, styleguide, theme
+from apps.web import datasets, jobs, keys, members, organization, styleguide, theme, wizard
 
 app_name = "web"
 
 urlpatterns = [
     path("jobs", jobs.index, name="job_list"),
+    path("jobs/new", wizard.new, name="job_new"),
     path("jobs/<str:job_id>", jobs.detail, name="job_detail"),
     path("jobs/<str:job_id>/chart", jobs.chart, name="job_chart"),
     path("jobs/<str:job_id>/stream", jobs.stream, name="job_stream"),

@@ -1,0 +1,81 @@
+"""Every form as an API call: the same request in curl and Python, with the exact values of the page."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from django.conf import settings
+
+_KEY = "$ANNEAL_API_KEY"
+
+
+def sample(key: str, label: str, code: str) -> dict[str, str]:
+    return {"key": key, "label": label, "code": code}
+
+
+def job_samples(
+    *,
+    model: str,
+    training_file: str,
+    validation_file: str = "",
+    suffix: str = "",
+    method: str,
+    recipe: Mapping[str, Any],
+    pool: str = "",
+    cap_usd: str = "",
+) -> list[dict[str, str]]:
+    """Return POST /v1/fine_tuning/jobs; `recipe` holds what differs from the model's own choice."""
+    standard: dict[str, Any] = {"model": model, "training_file": training_file}
+    if validation_file:
+        standard["validation_file"] = validation_file
+    if suffix:
+        standard["suffix"] = suffix
+    ours = _our_fields(method, recipe, pool, cap_usd)
+    return [
+        sample("curl", "curl", curl("/v1/fine_tuning/jobs", standard | ours)),
+        sample("python", "Python", _python("job = client.fine_tuning.jobs.create", standard, ours) + "print(job.id)\n"),
+    ]
+
+
+def _our_fields(method: str, recipe: Mapping[str, Any], pool: str, cap_usd: str) -> dict[str, Any]:
+    lora = {name: recipe[f"lora_{name}"] for name in ("rank", "alpha") if f"lora_{name}" in recipe}
+    rest = {name: value for name, value in recipe.items() if not name.startswith("lora_")}
+    fields: dict[str, Any] = {
+        "quantization": "nf4" if method == "qlora" else None,
+        "lora": lora,
+        "recipe": rest,
+        "compute": {"pool": pool} if pool else None,
+        "budget": {"max_cost_usd": cap_usd} if cap_usd else None,
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def chat_samples(*, model: str, prompt: str = "Hello") -> list[dict[str, str]]:
+    """Return POST /v1/chat/completions for a model."""
+    body = {"model": model, "messages": [{"role": "user", "content": prompt}]}
+    python = _python("reply = client.chat.completions.create", body, {}) + "print(reply.choices[0].message.content)\n"
+    return [sample("curl", "curl", curl("/v1/chat/completions", body)), sample("python", "Python", python)]
+
+
+def curl(path: str, body: Mapping[str, Any]) -> str:
+    written = json.dumps(body, indent=2, ensure_ascii=False).replace("'", "'\\''")
+    return (
+        f'curl {settings.PUBLIC_URL}{path} \\\n  -H "Authorization: Bearer {_KEY}" \\\n'
+        f"  -H \"Content-Type: application/json\" \\\n  -d '{written}'\n"
+    )
+
+
+def _python(call: str, arguments: Mapping[str, Any], extra_body: Mapping[str, Any]) -> str:
+    lines = [f"    {name}={_literal(value)}," for name, value in arguments.items()]
+    if extra_body:
+        lines.append(f"    extra_body={_literal(extra_body)},")
+    return (
+        "import os\n\nfrom openai import OpenAI\n\n"
+        f'client = OpenAI(base_url="{settings.PUBLIC_URL}/v1", api_key=os.environ["ANNEAL_API_KEY"])\n'
+        f"{call}(\n" + "\n".join(lines) + "\n)\n"
+    )
+
+
+def _literal(value: Any) -> str:
+    """JSON of strings, numbers, lists and objects is Python as well."""
+    return json.dumps(value, indent=4, ensure_ascii=False).replace("\n", "\n    ")

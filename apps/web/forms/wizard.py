@@ -1,0 +1,121 @@
+"""Forms of the new fine-tune wizard."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from django import forms
+
+from apps.catalog.models import BaseModel
+from apps.contracts.runs import Hyperparameters, Method
+from apps.core.errors import InvalidValue
+from apps.core.money import usd_to_nano
+from apps.finetuning import recipes
+from apps.finetuning.operations import SUFFIX
+
+RECIPE_FIELDS = ("epochs", "learning_rate", "batch_size", "max_length", "lora_rank", "lora_alpha")
+_NUMBER = {"inputmode": "numeric", "autocomplete": "off"}
+_DECIMAL = {"step": "any", "inputmode": "decimal", "autocomplete": "off"}
+
+
+class RecipeForm(forms.Form):
+    """How to train: what is left out, or not yet asked, is the base model's own choice.
+
+    Valid, it has `recipe`, complete, and `changed`, the fields that differ from the model's choice.
+    """
+
+    method = forms.ChoiceField(choices=[(method.value, method.value) for method in Method])
+    epochs = forms.IntegerField(
+        label="Epochs",
+        help_text="How often each row is seen.",
+        widget=forms.NumberInput(attrs=_NUMBER),
+    )
+    learning_rate = forms.FloatField(
+        label="Learning rate",
+        help_text="At its highest; it falls to zero by the end.",
+        widget=forms.NumberInput(attrs=_DECIMAL),
+    )
+    batch_size = forms.IntegerField(
+        label="Batch", help_text="Rows per optimizer step.", widget=forms.NumberInput(attrs=_NUMBER)
+    )
+    max_length = forms.IntegerField(
+        label="Longest row",
+        help_text="Tokens; what is longer is cut.",
+        widget=forms.NumberInput(attrs=_NUMBER),
+    )
+    lora_rank = forms.TypedChoiceField(
+        coerce=int,
+        choices=[(rank, str(rank)) for rank in recipes.SERVABLE_RANKS],
+        label="Rank",
+        help_text="Size of the adapter.",
+    )
+    lora_alpha = forms.IntegerField(
+        label="Alpha",
+        help_text="Strength of the adapter; often twice the rank.",
+        widget=forms.NumberInput(attrs=_NUMBER),
+    )
+    suffix = forms.RegexField(
+        SUFFIX,
+        required=False,
+        label="Name",
+        help_text="Becomes a part of the model's name. Lower-case letters, digits and hyphens.",
+        error_messages={"invalid": "Use up to 64 of a-z, 0-9 and -, with a letter or digit first and last."},
+        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "off", "spellcheck": "false"}),
+    )
+
+    def __init__(self, given: Mapping[str, str], *, base_model: BaseModel) -> None:
+        self._base_model = base_model
+        method = given.get("method", Method.LORA.value)
+        self.defaults = _defaults(base_model, method if method in list(Method) else Method.LORA.value)
+        shown = {name: _written(self.defaults[name]) for name in RECIPE_FIELDS} | {"method": method}
+        super().__init__(shown | {name: value for name, value in given.items() if value and name in self.base_fields})
+        self.recipe: Hyperparameters | None = None
+        self.changed: dict[str, Any] = {}
+
+    def clean(self) -> dict[str, Any]:
+        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+        if self.errors:
+            return cleaned
+        asked = {name: cleaned[name] for name in RECIPE_FIELDS if cleaned.get(name) is not None}
+        self.changed = {name: value for name, value in asked.items() if value != self.defaults[name]}
+        try:
+            self.recipe = recipes.resolve(
+                base_model=self._base_model, method=Method(cleaned["method"]), asked=self.changed
+            )
+        except InvalidValue as error:
+            name = (error.param or "").removeprefix("hyperparameters.")
+            self.add_error(name if name in self.fields else None, error.message)
+        return cleaned
+
+
+class CapForm(forms.Form):
+    """The most a run may cost; empty takes the suggested cap."""
+
+    cap = forms.DecimalField(
+        required=False,
+        label="Spend cap",
+        max_digits=16,
+        decimal_places=9,
+        widget=forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off", "class": "num"}),
+    )
+
+    def clean_cap(self) -> Any:
+        cap = self.cleaned_data["cap"]
+        if cap is not None and cap <= 0:
+            raise forms.ValidationError("The spend cap must be above zero.")
+        return cap
+
+    @property
+    def cap_nano(self) -> int | None:
+        """Return the cap a valid form carries, None when it was left empty."""
+        cap = self.cleaned_data.get("cap")
+        return None if cap is None else usd_to_nano(cap)
+
+
+def _defaults(base_model: BaseModel, method: str) -> dict[str, Any]:
+    recipe = recipes.resolve(base_model=base_model, method=Method(method), asked={})
+    return {name: value for name, value in msgspec.structs.asdict(recipe).items() if name in RECIPE_FIELDS}
+
+
+def _written(value: Any) -> str:
+    return repr(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,513 @@
+"""The new fine-tune wizard: dataset, model, method, compute, review, launch. What is chosen stands in the address."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils.cache import patch_vary_headers
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods
+
+from apps.accounts.models import Membership, Organization
+from apps.accounts.roles import Permission
+from apps.billing.queries import get_balance
+from apps.catalog.models import BaseModel
+from apps.catalog.queries import get_base_model, list_base_models
+from apps.contracts.runs import Method
+from apps.core.clock import db_now
+from apps.core.errors import DomainError, NotFound
+from apps.core.money import nano_to_usd
+from apps.core.templatetags.ui import number, tokens
+from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.operations import request_count
+from apps.datasets.queries import find_token_count, get_version, list_versions
+from apps.finetuning.operations import JobRequest, counting_model, create_job, get_quotes, require_ready
+from apps.finetuning.quoting import PoolQuote
+from apps.web.access import organization_view
+from apps.web.code_samples import job_samples
+from apps.web.compute_table import ORDERS, ComputeRow, compute_rows, cost_scatter, memory_lines
+from apps.web.forms.wizard import RECIPE_FIELDS, CapForm, RecipeForm
+
+STEPS = ("dataset", "model", "method", "compute", "review")
+HEADINGS = {
+    "dataset": "Choose a dataset",
+    "model": "Choose a base model",
+    "method": "Choose a method",
+    "compute": "Choose compute",
+    "review": "Review and launch",
+}
+_PROVIDES = {"dataset": "dataset", "model": "model", "method": "method", "compute": "pool"}
+_NAMES = ("dataset", "validation", "model", "method", *RECIPE_FIELDS, "suffix", "pool", "cap")
+# What the form of a step carries itself; the rest travels in hidden fields. A new recipe asks for compute again.
+_OWN = {
+    "dataset": ("dataset", "validation", "pool", "cap"),
+    "model": ("model", "pool", "cap"),
+    "method": ("method", *RECIPE_FIELDS, "suffix", "pool", "cap"),
+    "compute": ("pool", "cap"),
+    "review": (),
+}
+# Where a refusal of the job is mended; anything else is shown on the review itself.
+_STEP_OF_PARAM = {
+    "training_file": "dataset",
+    "validation_file": "dataset",
+    "model": "model",
+    "suffix": "method",
+    "compute.pool": "compute",
+    "budget.max_cost": "compute",
+}
+# Files up to this size are counted while the page is made; a larger one by a task, and the page looks again.
+_COUNT_NOW_BYTES = 4_000_000
+_MODELS_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What was chosen so far, by the names of the address."""
+
+    values: Mapping[str, str]
+
+    @classmethod
+    def of(cls, query: QueryDict) -> "Choices":
+        return cls({name: query[name].strip() for name in _NAMES if query.get(name, "").strip()})
+
+    def get(self, name: str) -> str:
+        return self.values.get(name, "")
+
+    def url(self, *, step: str = "", **changes: str) -> str:
+        shown = {name: value for name, value in (dict(self.values) | changes).items() if value}
+        address = reverse("web:job_new")
+        query = urlencode(shown | ({"step": step} if step else {}))
+        return f"{address}?{query}" if query else address
+
+    def hidden(self, step: str) -> list[tuple[str, str]]:
+        return [(name, value) for name, value in self.values.items() if name not in _OWN[step]]
+
+    def reachable(self) -> list[str]:
+        """Return the steps whose every earlier step is answered."""
+        steps = []
+        for step in STEPS:
+            steps.append(step)
+            if step in _PROVIDES and not self.get(_PROVIDES[step]):
+                break
+        return steps
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The chosen things themselves, as far as they are chosen, and what they cost on each pool."""
+
+    organization: Organization
+    choices: Choices
+
+    @cached_property
+    def version(self) -> DatasetVersion | None:
+        """Raises UnknownFile for a file that is not the organization's."""
+        file_id = self.choices.get("dataset")
+        return get_version(organization=self.organization, id=file_id) if file_id else None
+
+    @cached_property
+    def validation(self) -> DatasetVersion | None:
+        file_id = self.choices.get("validation")
+        return get_version(organization=self.organization, id=file_id) if file_id else None
+
+    @cached_property
+    def base_model(self) -> BaseModel | None:
+        """Raises UnknownModel."""
+        name = self.choices.get("model")
+        return get_base_model(name=name) if name else None
+
+    @cached_property
+    def form(self) -> RecipeForm | None:
+        return RecipeForm(self.choices.values, base_model=self.base_model) if self.base_model else None
+
+    @property
+    def count(self) -> TokenCount | None:
+        if self.version is None or self.base_model is None:
+            return None
+        return find_token_count(version=self.version, base_model=counting_model(self.base_model))
+
+    @cached_property
+    def is_counting(self) -> bool:
+        """Whether the file is too large to count at once and a task is at it."""
+        if self.version is None or self.base_model is None or self.count or self.version.status != "ready":
+            return False
+        return self.version.bytes > _COUNT_NOW_BYTES
+
+    def quotes(self, method: str = "") -> list[PoolQuote]:
+        """Return the quotes of the recipe (or of the same with another method). Raises what get_quotes raises."""
+        if not (self.version and self.base_model and self.form and self.form.is_valid() and self.form.recipe):
+            return []
+        recipe = self.form.recipe
+        if method and method != recipe.method:
+            recipe = msgspec.structs.replace(
+                recipe, method=Method(method), quantization="nf4" if method == Method.QLORA else None
+            )
+        return get_quotes(base_model=self.base_model, version=self.version, recipe=recipe, now=db_now())
+
+    def refusal(self) -> DomainError | None:
+        """Return why the chosen files cannot be trained on, if they cannot."""
+        try:
+            for version, param in ((self.version, "training_file"), (self.validation, "validation_file")):
+                if version is not None:
+                    require_ready(version, param)
+        except DomainError as error:
+            return error
+        return None
+
+
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+@organization_view(Permission.JOB_WRITE)
+def new(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    """Show the step the address has come to; a POST launches the job that the review shows."""
+    plan = Plan(organization, Choices.of(request.POST if request.method == "POST" else request.GET))
+    if request.method == "POST":
+        return _launch(request, plan, membership)
+    refusal = plan.refusal()
+    step = "dataset" if refusal else _step(plan, request.GET.get("step", ""))
+    response = _page(request, plan, step, problem=refusal)
+    patch_vary_headers(response, ["HX-Request", "HX-Target"])
+    return response
+
+
+def _step(plan: Plan, asked: str) -> str:
+    reachable = plan.choices.reachable()
+    if plan.form is not None and "compute" in reachable and not plan.form.is_valid():
+        return "method"
+    if not CapForm({"cap": plan.choices.get("cap")}).is_valid():
+        return "compute"
+    return asked if asked in reachable else reachable[-1]
+
+
+def _launch(request: HttpRequest, plan: Plan, membership: Membership) -> HttpResponse:
+    cap_nano = request.POST.get("cap_nano", "")
+    form = plan.form
+    if plan.version is None or form is None or not form.is_valid() or not (cap_nano.isascii() and cap_nano.isdigit()):
+        return redirect(plan.choices.url())
+    asked = JobRequest(
+        base_model=plan.choices.get("model"),
+        training_file=plan.version.pk,
+        validation_file=plan.validation.pk if plan.validation else None,
+        method=Method(form.cleaned_data["method"]),
+        hyperparameters=form.changed,
+        pool=plan.choices.get("pool") or None,
+        spend_cap_nano=int(cap_nano),
+        suffix=form.cleaned_data["suffix"],
+        idempotency_key=f"web:{request.POST.get('once', '')[:60]}" if request.POST.get("once") else None,
+    )
+    try:
+        job = create_job(organization=plan.organization, request=asked, by=membership.user_id, now=db_now())
+    except NotFound:
+        raise
+    except DomainError as refused:
+        return _page(request, plan, "review", problem=refused, status=422)
+    return redirect("web:job_detail", job_id=job.pk)
+
+
+# --- what the steps show --------------------------------------------------------------------------------------------
+
+
+def _page(
+    request: HttpRequest, plan: Plan, step: str, *, problem: DomainError | None = None, status: int = 0
+) -> HttpResponse:
+    is_counting = plan.is_counting and step in ("method", "compute", "review")
+    if is_counting and plan.version and plan.base_model:
+        request_count(version=plan.version, base_model=counting_model(plan.base_model))
+    context = {} if is_counting else _CONTEXTS[step](request, plan)
+    problem = problem or context.get("problem")
+    is_bad = bool(problem or any(context[name].errors for name in ("form", "cap_form") if name in context))
+    context = (
+        {
+            "step": step,
+            "heading": HEADINGS[step],
+            "steps": _steps(plan, step),
+            "hidden": plan.choices.hidden(step),
+            "plan": plan,
+            "is_counting": is_counting,
+            "quote": None,
+            "model_url": plan.choices.url(step="model"),
+        }
+        | context
+        | {"problem": problem, "problem_url": _mend_url(plan, problem, step)}
+    )
+    context["recipe"] = _recipe(plan, context["quote"])
+    context["spread"] = _spread(context["quote"])
+    target = request.headers.get("HX-Target", "") if request.headers.get("HX-Request") else ""
+    template = f"wizard/{'counting' if is_counting else step}.html"
+    if target.endswith("#price-live"):
+        template = "wizard/quote.html"
+    return render(request, template, context, status=status or (422 if is_bad else 200))
+
+
+def _mend_url(plan: Plan, problem: DomainError | None, step: str) -> str:
+    if problem is None:
+        return ""
+    param = problem.param or ""
+    wanted = _STEP_OF_PARAM.get(param, "method" if param.startswith("hyperparameters") else "")
+    if not wanted and problem.code == "insufficient_quota" and "required_nano" in problem.data:
+        wanted = "compute"  # a lower spend cap is a fix
+    return plan.choices.url(step=wanted) if wanted and wanted != step else ""
+
+
+def _dataset(request: HttpRequest, plan: Plan) -> dict[str, Any]:
+    versions = list(list_versions(organization=plan.organization, purpose="fine-tune").defer("errors")[:200])
+    ready = [version for version in versions if version.status == "ready"]
+    chosen = plan.choices.get("dataset") or (ready[0].pk if ready else "")
+    return {
+        "versions": versions,
+        "chosen": chosen,
+        "validation_options": [(version.pk, f"{version.dataset.name}, {version.filename}") for version in ready],
+        "needs": "Needs a dataset" if not plan.version else "Needs a base model",
+    }
+
+
+def _model(request: HttpRequest, plan: Plan) -> dict[str, Any]:
+    models = list(list_base_models())
+    wanted = request.GET.get("q", "").strip().lower()
+    found = [model for model in models if wanted in f"{model.name} {model.display_name} {model.repo}".lower()]
+    shown = found if wanted or "all" in request.GET else _first_models(found, plan.choices.get("model"))
+    return {
+        "models": [{"model": model, "licence": _short_licence(model)} for model in shown],
+        "chosen": plan.choices.get("model") or (shown[0].name if shown else ""),
+        "q": request.GET.get("q", ""),
+        "hidden_count": len(found) - len(shown),
+        "all_url": plan.choices.url(step="model") + "&all=1",
+        "needs": "Needs a base model",
+    }
+
+
+def _first_models(models: Sequence[BaseModel], chosen: str) -> list[BaseModel]:
+    """Return the installed models, the chosen one and the smallest of the rest."""
+    listed = models[: max(_MODELS_SHOWN, sum(model.is_installed for model in models))]
+    return [*listed, *(model for model in models if model.name == chosen and model not in listed)]
+
+
+def _short_licence(model: BaseModel) -> str:
+    return model.licence.partition(" (")[0] or "not stated"
+
+
+def _method(request: HttpRequest, plan: Plan) -> dict[str, Any]:
+    form = plan.form
+    assert form is not None
+    try:
+        by_method = {method.value: _best(plan.quotes(method.value)) for method in Method}
+    except DomainError as error:
+        return {"form": form, "problem": error, "needs": "No quote for these choices"}
+    method = form.data["method"]
+    return {
+        "form": form,
+        "methods": _method_choices(by_method, method),
+        "quote": by_method.get(method),
+        "needs": "Mend the marked fields" if form.errors else "",
+    }
+
+
+def _method_choices(by_method: Mapping[str, PoolQuote | None], chosen: str) -> list[dict[str, Any]]:
+    words = {
+        "lora": ("LoRA", "Trains a small adapter beside the frozen model. The usual choice."),
+        "qlora": ("QLoRA", "The same, with the frozen model in 4 bits: less memory, slower."),
+    }
+    return [
+        {"value": value, "title": words[value][0], "text": words[value][1], "quote": quoted, "checked": value == chosen}
+        for value, quoted in by_method.items()
+    ]
+
+
+def _best(quotes: Sequence[PoolQuote]) -> PoolQuote | None:
+    """Return the quote to name a price by: the first launchable one, else the first that has a price at all."""
+    launchable = next((quoted for quoted in quotes if quoted.is_launchable), None)
+    priced = next((quoted for quoted in quotes if quoted.estimate.cost_nano_p50 is not None), None)
+    return launchable or priced or next(iter(quotes), None)
+
+
+def _compute(request: HttpRequest, plan: Plan) -> dict[str, Any]:
+    quotes, problem = _quotes(plan)
+    order = request.GET.get("sort", "")
+    cap_form = CapForm({"cap": plan.choices.get("cap")})
+    cap_form.is_valid()
+    chosen = _chosen(quotes, plan.choices.get("pool"))
+    rows = compute_rows(
+        quotes, chosen=chosen, order=order, now=db_now(), fix_url=lambda **changes: plan.choices.url(**changes, pool="")
+    )
+    row = next((row for row in rows if row.is_chosen), None)
+    quote = chosen or _best(quotes)
+    shown = row or next((row for row in rows if row.quoted is quote), None)
+    return {
+        "rows": rows,
+        "row": shown,
+        "quote": quote,
+        "cap_form": cap_form,
+        "orders": [(plan.choices.url(step="compute") + f"&sort={key}", text, key == order) for key, text in ORDERS],
+        "order": order,
+        "lines": memory_lines(shown, rows) if shown else None,
+        "scatter": cost_scatter(rows, chosen=row),
+        "samples": _samples(plan, chosen, cap_form),
+        "problem": problem,
+    }
+
+
+def _quotes(plan: Plan) -> tuple[list[PoolQuote], DomainError | None]:
+    try:
+        return plan.quotes(), None
+    except DomainError as error:
+        return [], error
+
+
+def _chosen(quotes: Sequence[PoolQuote], name: str) -> PoolQuote | None:
+    launchable = [quoted for quoted in quotes if quoted.is_launchable]
+    named = [quoted for quoted in launchable if quoted.pool.name == name]
+    return next(iter(named or launchable), None)
+
+
+def _review(request: HttpRequest, plan: Plan) -> dict[str, Any]:
+    quotes, problem = _quotes(plan)
+    named = next((quoted for quoted in quotes if quoted.pool.name == plan.choices.get("pool")), None)
+    cap_form = CapForm({"cap": plan.choices.get("cap")})
+    cap_form.is_valid()
+    cap_nano = cap_form.cap_nano or (named.cap_nano if named else None)
+    balance = get_balance(organization=plan.organization)
+    left_nano = balance.available_nano - cap_nano if cap_nano is not None else None
+    p50_nano = named.estimate.cost_nano_p50 if named else None
+    return {
+        "quote": named,
+        "row": _review_row(named, plan) if named else None,
+        "cap_nano": cap_nano,
+        "balance": balance,
+        "left_nano": left_nano,
+        "is_short": left_nano is not None and left_nano < 0,
+        "is_tight": cap_nano is not None and p50_nano is not None and cap_nano < p50_nano,
+        "may_launch": bool(named and named.is_launchable and left_nano is not None and left_nano >= 0),
+        "once": request.POST.get("once") or secrets.token_urlsafe(18),
+        "full_recipe": _full_recipe(plan),
+        "samples": _samples(plan, named, cap_form),
+        "compute_url": plan.choices.url(step="compute"),
+        "problem": problem,
+        "needs": "" if named else "Choose compute again",
+    }
+
+
+def _review_row(quoted: PoolQuote, plan: Plan) -> ComputeRow:
+    rows = compute_rows([quoted], chosen=quoted, order="", now=db_now(), fix_url=lambda **_: "")
+    return rows[0]
+
+
+_CONTEXTS = {"dataset": _dataset, "model": _model, "method": _method, "compute": _compute, "review": _review}
+
+
+def _samples(plan: Plan, quoted: PoolQuote | None, cap_form: CapForm) -> list[dict[str, str]]:
+    form = plan.form
+    if form is None or not form.is_valid():
+        return []
+    cap_nano = cap_form.cap_nano if cap_form.is_valid() else None
+    return job_samples(
+        model=plan.choices.get("model"),
+        training_file=plan.choices.get("dataset"),
+        validation_file=plan.choices.get("validation"),
+        suffix=form.cleaned_data["suffix"],
+        method=form.cleaned_data["method"],
+        recipe=form.changed,
+        pool=quoted.pool.name if quoted else "",
+        cap_usd=f"{nano_to_usd(cap_nano).normalize():f}" if cap_nano else "",
+    )
+
+
+def _spread(quoted: PoolQuote | None) -> str:
+    """Return half the range of the cost as a share of its middle, such as ±9%."""
+    estimate = quoted.estimate if quoted else None
+    if estimate is None or not estimate.cost_nano_p50 or estimate.cost_nano_p90 is None:
+        return ""
+    share = (estimate.cost_nano_p90 - (estimate.cost_nano_p10 or 0)) / 2 / estimate.cost_nano_p50
+    return f"±{share:.0%}" if share >= 0.01 else ""
+
+
+def _steps(plan: Plan, now: str) -> list[dict[str, str]]:
+    reachable = plan.choices.reachable()
+    current = STEPS.index(now)
+    return [
+        {
+            "name": step.capitalize(),
+            "state": "now" if step == now else "done" if index < current and step in reachable else "",
+            "url": plan.choices.url(step=step),
+        }
+        for index, step in enumerate(STEPS)
+    ]
+
+
+def _recipe(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
+    """Return the strip above every step: each part links to where it is changed."""
+    reachable = plan.choices.reachable()
+    version, model, form = plan.version, plan.base_model, plan.form
+    recipe = form.recipe if form and "compute" in reachable and form.is_valid() else None
+    parts: list[tuple[str, str, str, str]] = [
+        ("Dataset", version.dataset.name if version else "", _dataset_detail(plan), "dataset"),
+        ("Base model", model.display_name if model else "", _model_detail(model), "model"),
+        (
+            "Method",
+            f"{'QLoRA' if recipe.method == Method.QLORA else 'LoRA'}, rank {recipe.lora_rank}" if recipe else "",
+            f"alpha {recipe.lora_alpha}, rate {recipe.learning_rate:g}" if recipe else "",
+            "method",
+        ),
+        (
+            "Schedule",
+            _schedule(recipe.epochs, quoted) if recipe else "",
+            f"batch {recipe.batch_size}, up to {number(recipe.max_length)} tokens a row" if recipe else "",
+            "method",
+        ),
+    ]
+    return [
+        {
+            "name": name,
+            "value": value,
+            "detail": detail,
+            "url": plan.choices.url(step=step) if step in reachable else "",
+        }
+        for name, value, detail, step in parts
+    ]
+
+
+def _dataset_detail(plan: Plan) -> str:
+    if plan.version is None:
+        return ""
+    rows = f"{number(plan.version.rows)} rows"
+    return f"{rows}, {tokens(plan.count.tokens)} tokens" if plan.count else rows
+
+
+def _model_detail(model: BaseModel | None) -> str:
+    if model is None:
+        return ""
+    return f"{tokens(model.parameter_count)} parameters, {_short_licence(model)}"
+
+
+def _schedule(epochs: int, quoted: PoolQuote | None) -> str:
+    words = f"{epochs} epoch{'' if epochs == 1 else 's'}"
+    return f"{words}, {number(quoted.estimate.steps)} steps" if quoted else words
+
+
+def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:
+    """Return every setting of the run as (name, value, whether it differs from the model's choice)."""
+    form = plan.form
+    if form is None or not form.is_valid() or form.recipe is None:
+        return []
+    recipe, changed = form.recipe, form.changed
+    modules = ", ".join(name.removesuffix("_proj") for name in recipe.target_modules)
+    return [
+        ("Method", "QLoRA, NF4" if recipe.quantization else "LoRA", False),
+        ("Epochs", str(recipe.epochs), "epochs" in changed),
+        ("Learning rate", f"{recipe.learning_rate:g}, {recipe.lr_scheduler}", "learning_rate" in changed),
+        ("Warm-up", f"{recipe.warmup_ratio:.0%} of the steps", False),
+        ("Batch", f"{recipe.batch_size} rows a step", "batch_size" in changed),
+        ("Longest row", f"{recipe.max_length:,} tokens", "max_length" in changed),
+        ("Rank, alpha", f"{recipe.lora_rank}, {recipe.lora_alpha}", bool({"lora_rank", "lora_alpha"} & set(changed))),
+        ("Adapter dropout", f"{recipe.lora_dropout:g}", False),
+        ("Adapted layers", modules, False),
+        ("Weight decay", f"{recipe.weight_decay:g}", False),
+        ("Gradient norm limit", f"{recipe.max_grad_norm:g}", False),
+        ("Seed", str(recipe.seed), False),
+    ]

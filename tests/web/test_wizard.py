@@ -1,0 +1,263 @@
+"""The new fine-tune wizard: each step's address, what it refuses and mends, and that its price is the one held."""
+
+import html
+import re
+from urllib.parse import urlencode
+
+import pytest
+
+from apps.billing.models import Hold
+from apps.core.templatetags.ui import usd
+from apps.finetuning.models import FineTuningJob
+from tests.factories.catalog import make_listed_model
+from tests.factories.datasets import make_ready_version
+from tests.factories.finetuning import Floor, make_pool, make_training_file
+
+URL = "/jobs/new"
+
+
+@pytest.fixture
+def floor(organization) -> Floor:
+    return Floor(organization)
+
+
+@pytest.fixture
+def version(floor, organization):
+    return make_training_file(organization, floor.base_model)
+
+
+@pytest.fixture
+def chosen(floor, version) -> dict[str, str]:
+    """Everything the review needs."""
+    return {
+        "dataset": version.pk,
+        "model": floor.base_model.name,
+        "method": "lora",
+        "epochs": "5",
+        "pool": floor.pool.name,
+    }
+
+
+def page(client, **query: str):
+    return client.get(f"{URL}?{urlencode(query)}")
+
+
+def text(response) -> str:
+    return html.unescape(response.content.decode())
+
+
+def posted(response) -> dict[str, str]:
+    """The fields of the review's form, as a browser would send them."""
+    form = re.search(r'<form id="wizard" method="post".*?</form>', response.content.decode(), re.DOTALL)
+    assert form
+    pairs = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', form[0])
+    return {name: html.unescape(value) for name, value in pairs if name != "csrfmiddlewaretoken"}
+
+
+def test_members_open_it_and_viewers_outsiders_and_nobody_do_not(
+    chosen, client_for, alice, bob, vera, charlie, rival
+) -> None:
+    review = f"{URL}?{urlencode(chosen)}"
+
+    assert [client_for(person).get(review).status_code for person in (alice, bob)] == [200, 200]
+    assert client_for(vera).get(review).status_code == 403
+    assert client_for(charlie).get(review).status_code == 404
+    assert client_for(None).get(review).status_code == 302
+
+
+@pytest.mark.parametrize(
+    ("given", "heading"),
+    [
+        ((), "Choose a dataset"),
+        (("dataset",), "Choose a base model"),
+        (("dataset", "model"), "Choose a method"),
+        (("dataset", "model", "method", "epochs"), "Choose compute"),
+        (("dataset", "model", "method", "epochs", "pool"), "Review and launch"),
+    ],
+)
+def test_the_address_says_which_step_it_is(given, heading, chosen, client_for, bob) -> None:
+    response = page(client_for(bob), **{name: chosen[name] for name in given})
+
+    assert response.status_code == 200
+    assert f"<h1>{heading}</h1>" in text(response)
+
+
+def test_a_step_asked_for_out_of_order_is_the_first_open_one(chosen, client_for, bob) -> None:
+    assert "<h1>Choose a base model</h1>" in text(page(client_for(bob), dataset=chosen["dataset"], step="review"))
+
+
+def test_an_earlier_step_opens_again_with_everything_kept(chosen, client_for, bob) -> None:
+    body = text(page(client_for(bob), **chosen, step="method"))
+
+    assert "<h1>Choose a method</h1>" in body
+    assert f'<input type="hidden" name="dataset" value="{chosen["dataset"]}">' in body
+    assert re.search(r'name="epochs" value="5"', body)
+    assert 'name="pool"' not in body  # a new recipe asks for compute again
+
+
+def test_no_price_is_shown_before_there_is_one(chosen, client_for, bob) -> None:
+    body = text(page(client_for(bob), dataset=chosen["dataset"]))
+
+    assert "Needs a base model" in body
+    assert "$0" not in body.partition("price-live")[2].partition("</aside>")[0]
+
+
+def test_the_models_own_recipe_is_filled_in(floor, chosen, client_for, bob) -> None:
+    floor.base_model.default_recipe = {"epochs": 7, "learning_rate": 0.003}
+    floor.base_model.save(update_fields=["default_recipe"])
+
+    body = text(page(client_for(bob), dataset=chosen["dataset"], model=chosen["model"]))
+
+    assert re.search(r'name="epochs" value="7"', body)
+    assert re.search(r'name="learning_rate" value="0.003"', body)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("epochs", "900", "epochs must be a number from 1 to 100."),
+        ("learning_rate", "nonsense", "Enter a number."),
+        ("suffix", "Not a name", "Use up to 64 of a-z, 0-9 and -"),
+    ],
+)
+def test_a_wrong_value_is_said_at_its_field(field, value, sentence, chosen, client_for, bob) -> None:
+    response = page(client_for(bob), **(chosen | {field: value}))
+
+    assert response.status_code == 422
+    assert "<h1>Choose a method</h1>" in text(response)
+    assert sentence in text(response)
+
+
+@pytest.mark.parametrize("cap", ["nothing", "-1", "0"])
+def test_a_wrong_cap_is_said_at_the_compute_step(cap, chosen, client_for, bob) -> None:
+    response = page(client_for(bob), **chosen, cap=cap)
+
+    assert response.status_code == 422
+    assert "<h1>Choose compute</h1>" in text(response)
+    assert 'id="id_cap_error"' in text(response)
+
+
+def test_the_compute_step_compares_pools_and_says_why_one_cannot_be_used(chosen, client_for, bob) -> None:
+    make_pool("idle")
+    chosen.pop("pool")
+
+    body = text(page(client_for(bob), **chosen))
+
+    assert "Recommended" in body
+    assert "No worker of this pool is online." in body
+    assert re.search(r'id="g-idle"[^>]* disabled', body)
+    assert "Measured on this pool with Anneal demo." in body
+
+
+def test_a_pool_too_small_names_what_would_fit(chosen, client_for, bob) -> None:
+    make_pool("tiny", memory_bytes=2**20)
+    chosen.pop("pool")
+
+    assert re.search(r"Needs \d", text(page(client_for(bob), **chosen)))
+
+
+def test_a_model_that_is_not_installed_is_quoted_and_not_launched(chosen, client_for, bob) -> None:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 1000,
+    }
+    listed = make_listed_model(config=config)
+
+    response = page(client_for(bob), **(chosen | {"model": listed.name, "step": "compute"}))
+
+    assert response.status_code == 200
+    assert "cannot be launched" in text(response)
+    assert "The model is not installed." in text(response)
+
+
+def test_htmx_gets_the_estimate_alone(chosen, client_for, bob) -> None:
+    headers = {"HX-Request": "true", "HX-Target": "div#price-live"}
+
+    body = client_for(bob).get(f"{URL}?{urlencode(chosen | {'step': 'compute'})}", headers=headers).content.decode()
+
+    assert "<html" not in body
+    assert '<hx-partial hx-target="#price-lines"' in body
+
+
+def test_the_wizards_price_is_the_reviews_price_is_the_hold(chosen, floor, client_for, bob, organization) -> None:
+    client = client_for(bob)
+    compute = page(client, **(chosen | {"step": "compute"}))
+    review = page(client, **chosen)
+    cost = re.search(r'data-cost="([^"]+)"', text(compute))[1]
+
+    response = client.post(URL, posted(review))
+    job = FineTuningJob.objects.get()
+
+    assert cost in text(review)
+    assert cost == usd(job.estimate["cost_nano_p50"])
+    assert f"Launch, hold {usd(job.spend_cap_nano)}" in text(review)
+    assert Hold.objects.get(pk=job.hold_id).amount_nano == job.spend_cap_nano == int(posted(review)["cap_nano"])
+    assert (response.status_code, response["Location"]) == (302, f"/jobs/{job.pk}")
+    assert job.hyperparameters["epochs"] == 5
+    assert job.created_by == bob.pk
+
+
+def test_a_cap_of_ones_own_is_what_is_held(chosen, client_for, bob) -> None:
+    client = client_for(bob)
+    review = page(client, **chosen, cap="2.5")
+
+    client.post(URL, posted(review))
+
+    assert "Launch, hold $2.50" in text(review)
+    assert FineTuningJob.objects.get().spend_cap_nano == 2_500_000_000
+
+
+def test_the_same_review_sent_twice_launches_once(chosen, client_for, bob) -> None:
+    client = client_for(bob)
+    fields = posted(page(client, **chosen))
+
+    answers = [client.post(URL, fields)["Location"] for _ in range(2)]
+
+    assert answers[0] == answers[1]
+    assert FineTuningJob.objects.count() == Hold.objects.count() == 1
+
+
+def test_too_little_money_is_said_before_and_after(chosen, client_for, bob) -> None:
+    client = client_for(bob)
+    review = page(client, **chosen, cap="5000")
+    fields = {**chosen, "cap": "5000", "cap_nano": str(5000 * 10**9), "once": "once-more"}
+
+    refused = client.post(URL, fields)
+
+    assert "Ask an operator for credit" in text(review)
+    assert "disabled" in text(review).partition("Launch</button>")[0][-400:]
+    assert refused.status_code == 422
+    assert "add $" in text(refused)
+    assert not FineTuningJob.objects.exists()
+
+
+def test_a_file_with_errors_is_refused_at_its_step(floor, organization, chosen, client_for, bob) -> None:
+    broken = make_ready_version(organization, b'{"messages": []}\n' * 12)
+
+    response = page(client_for(bob), **(chosen | {"dataset": broken.pk}))
+
+    assert response.status_code == 422
+    assert "<h1>Choose a dataset</h1>" in text(response)
+    assert "invalid lines" in text(response)
+
+
+def test_another_tenants_file_is_unknown(chosen, client_for, charlie, rival) -> None:
+    client = client_for(charlie)
+
+    foreign = client.post(URL, {**chosen, "cap_nano": "1"})
+    missing = client.post(URL, {**chosen, "dataset": "file-unknown", "cap_nano": "1"})
+
+    assert (foreign.status_code, missing.status_code) == (404, 404)
+
+
+def test_the_call_to_copy_holds_what_was_chosen(chosen, client_for, bob) -> None:
+    body = text(page(client_for(bob), **(chosen | {"method": "qlora", "lora_rank": "32", "cap": "1.5"})))
+
+    assert '"quantization": "nf4"' in body
+    assert '"rank": 32' in body
+    assert '"epochs": 5' in body
+    assert '"max_cost_usd": "1.5"' in body
