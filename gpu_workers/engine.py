@@ -36,6 +36,7 @@ from gpu_workers.process_tree import (
     kill_descendants,
     list_descendants,
     list_session,
+    read_command,
     read_title,
     reap_children,
 )
@@ -286,27 +287,36 @@ def _keep(config: EngineConfig, paths: EnginePaths, *, model_path: str, base: Re
 
 
 class _EngineParts:
-    """EngineCore and workers, known by their titles. The API process can take 13 s to notice that one was killed."""
+    """EngineCore and workers. The API process can take 13 s to notice that one of them was killed, longer in its start.
 
-    _SCAN_SECONDS = 5.0
+    Helpers that come and go (compilers, probes of the machine) are not parts.
+    """
+
+    _EAGER_SECONDS = 300.0  # parts appear within the first minutes; then a look now and then is enough
+    _SCAN_SECONDS = 10.0
     _GRACE_SECONDS = 2.0  # for the API process to tell its clients and leave by itself
 
     def __init__(self, api_pid: int) -> None:
         self._api_pid = api_pid
         self._known: set[Process] = set()
-        self._scanned_at = 0.0
+        self._born_at = self._scanned_at = time.monotonic()
         self._missing_since: float | None = None
 
     def has_lost_one(self) -> bool:
         now = time.monotonic()
-        if now - self._scanned_at > self._SCAN_SECONDS:
+        if now - self._born_at < self._EAGER_SECONDS or now - self._scanned_at > self._SCAN_SECONDS:
             self._scanned_at = now
-            self._known.update(p for p in list_descendants(self._api_pid) if read_title(p).startswith("VLLM::"))
+            self._known.update(p for p in list_descendants(self._api_pid, with_zombies=True) if _is_part(p))
         if all(is_alive(part) for part in self._known):
             return False
         if self._missing_since is None:
             self._missing_since = now
         return now - self._missing_since > self._GRACE_SECONDS
+
+
+def _is_part(process: Process) -> bool:
+    """Tell a permanent process of vLLM: by its title, or, before it has set one, by how it was spawned."""
+    return read_title(process).startswith("VLLM::") or "multiprocessing.spawn" in read_command(process)
 
 
 # --- both -------------------------------------------------------------------------------------------------------

@@ -49,14 +49,16 @@ def is_alive(process: Process) -> bool:
 
 
 def read_title(process: Process) -> str:
-    """Return the process's short name (15 characters), or "" when it is gone."""
-    try:
-        return Path(f"/proc/{process.pid}/comm").read_text(errors="replace").strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
+    """Return the process's short name (15 characters, kept by a zombie), or "" when it is gone."""
+    return _read_text(process.pid, "comm").strip()
 
 
-def list_descendants(pid: int) -> list[Process]:
+def read_command(process: Process) -> str:
+    """Return the process's command line, or "" when it is gone or a zombie."""
+    return _read_text(process.pid, "cmdline").replace("\0", " ")
+
+
+def list_descendants(pid: int, *, with_zombies: bool = False) -> list[Process]:
     """Return every living descendant of `pid`, nearest first."""
     children: dict[int, list[_Stat]] = {}
     for stat in _list_stats():
@@ -65,7 +67,7 @@ def list_descendants(pid: int) -> list[Process]:
     while queue:
         for stat in children.get(queue.pop(0), ()):
             queue.append(stat.process.pid)
-            if stat.state not in "ZX":
+            if with_zombies or stat.state not in "ZX":
                 found.append(stat.process)
     return found
 
@@ -128,10 +130,16 @@ def _list_stats() -> list[_Stat]:
     return [stat for stat in stats if stat is not None]
 
 
-def _read_stat(pid: int) -> _Stat | None:
+def _read_text(pid: int, name: str) -> str:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _read_stat(pid: int) -> _Stat | None:
+    text = _read_text(pid, "stat")
+    if not text:
         return None
     fields = text.rsplit(")", 1)[1].split()  # the name before ")" may hold spaces
     return _Stat(
