@@ -6,6 +6,7 @@ keeps them for other customers' requests.
 """
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -79,6 +80,7 @@ class Reconciler:
         self._engine_state: EngineState | None = None
         self._loaded: set[str] = set()
         self._base_canary: Canary | None = None
+        self._base_sha256 = ""
         self._has_finished_first_pass = False
         self._condemned_generation = ""
         self._nan_baseline = 0
@@ -167,6 +169,8 @@ class Reconciler:
             raise EngineDown("the engine serves another base model than desired")
         if self._engine_state != state:
             await self._meet_engine(state)
+        if desired.base_model_sha256 not in ("", self._base_sha256):
+            raise EngineDown("the base model's weights are not the desired ones")
         base = self._get_base(state)
         await self._match_loaded(desired, models, base)
         await self._load_missing(desired, state, models, base)
@@ -179,6 +183,7 @@ class Reconciler:
         self._lose_engine("loading adapters")
         self._nan_baseline = await self.engine.count_corrupted_requests()
         self._base_canary = await self._ask_base(state)
+        self._base_sha256 = await asyncio.to_thread(_hash_weights, Path(state.model_path))
         self._engine_state = state
         self.door.set_slots(state.max_loras)
         desired = self._memory.desired
@@ -391,6 +396,15 @@ def _describe_url(listen: str) -> str:
     if listen.startswith(("/", "unix:")):
         return "unix:///" + listen.removeprefix("unix:").lstrip("/")
     return f"http://{listen}"
+
+
+def _hash_weights(model: Path) -> str:
+    """Return the SHA-256 of a model in one file; empty for one in several, which names no single sum."""
+    try:
+        with open(model / "model.safetensors", "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return ""
 
 
 def _may_come(trial: _Trial) -> bool:

@@ -8,6 +8,7 @@ import hashlib
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -37,7 +38,11 @@ class ControlPlane:
         self.observed: list[ObservedState] = []
         self._files: dict[str, bytes] = {}
         self._desired = DesiredState(
-            replica_id=REPLICA_ID, base_lora_served_name=served_name, base_model_sha256="", generation=1, adapters=()
+            replica_id=REPLICA_ID,
+            base_lora_served_name=served_name,
+            base_model_sha256=hashlib.sha256((Path(base_model_path) / "model.safetensors").read_bytes()).hexdigest(),
+            generation=1,
+            adapters=(),
         )
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._make_handler())
         self.url = f"http://127.0.0.1:{self._server.server_port}"

@@ -35,6 +35,7 @@ class Replica:
             "ANNEAL_REPLICA_LISTEN": str(self.listen),
             "ANNEAL_ENGINE_MAX_LORAS": "2",
             "ANNEAL_ENGINE_MAX_CPU_LORAS": "4",
+            "ANNEAL_ENGINE_MAX_LORA_RANK": "16",
             "ANNEAL_ENGINE_KV_CACHE_BYTES": str(64 * 2**20),
             "PYTHONPATH": str(ROOT),
         }
