@@ -39,7 +39,7 @@ class User(AbstractBaseUser):
 
     USERNAME_FIELD = "email"
     EMAIL_FIELD = "email"
-    REQUIRED_FIELDS: list[str] = []
+    REQUIRED_FIELDS: ClassVar[list[str]] = []
 
     tenancy_reason = "a person may belong to several organizations; memberships say which"
     app_access = "write"
