@@ -40,7 +40,7 @@ def lease_slice(*, organization: Any, required_nano: int, by: str, hold_id: str 
         raise insufficient_balance(wallet.balance_nano, required_nano)
     more = max(required_nano, wallet.balance_nano // _SHARE_OF_WALLET)
     found = _lock_open(wallet, hold_id) if hold_id else None
-    grown = _grow(found, more) if found else _open(wallet, more, by)
+    grown = _grow(found, more) if found else _open(organization, more, by)
     _post_lease(grown, wallet, more, by)
     return Slice(hold_id=grown.pk, amount_nano=grown.amount_nano)
 
@@ -57,9 +57,9 @@ def _grow(found: Hold, more: int) -> Hold:
     return found
 
 
-def _open(wallet: LedgerAccount, amount_nano: int, by: str) -> Hold:
+def _open(organization: Any, amount_nano: int, by: str) -> Hold:
     return Hold.objects.create(
-        organization_id=wallet.organization_id,
+        organization_id=getattr(organization, "pk", organization),
         purpose="inference",
         source=by,
         amount_nano=amount_nano,

@@ -131,13 +131,14 @@ class Gateway:
 
 
 def _stop_when_broken(task: "asyncio.Task[None]") -> None:
-    """End the process when one of its loops ended by a bug: a supervisor starts it anew, half a gateway serves nobody."""
+    """End the process when one of its loops ended by a bug: the supervisor starts a whole one."""
     if not task.cancelled() and task.exception() is not None:
         logger.critical("a background task failed", exc_info=task.exception())
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-async def _refuse(request: Request, exception: HTTPException) -> Response:
+async def _refuse(request: Request, exception: Exception) -> Response:
+    assert isinstance(exception, HTTPException)
     error = NotFound(f"Unknown request URL: {request.method} {request.url.path}.")
     code = "unknown_url" if exception.status_code == 404 else "method_not_allowed"
     body = error.as_openai()

@@ -172,7 +172,7 @@ class _Answer(msgspec.Struct):
     created: int
     model: str
     choices: list[Any]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
 
 
 _encoder = msgspec.json.Encoder()
@@ -196,7 +196,7 @@ class Renderer:
     def usage_event(self, usage: Usage) -> bytes:
         return self._event([], usage)
 
-    def _event(self, choices: list[Any], usage: Usage | None | UnsetType) -> bytes:
+    def _event(self, choices: list[Any], usage: Usage | UnsetType | None) -> bytes:
         kind = "chat.completion.chunk" if self.is_chat else "text_completion"
         answer = _Answer(self.id, kind, self.created, self.model_name, choices, usage)
         return b"data: " + _encoder.encode(answer) + b"\n\n"

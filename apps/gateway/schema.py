@@ -126,14 +126,14 @@ class EngineRequest:
 
 # --- Parsing ----------------------------------------------------------------------------------------------------------
 
-Body = TypeVar("Body", ChatBody, CompletionBody)
+Body = TypeVar("Body", bound=Sampling)
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<place>.*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"`(\w+)`$")
 
 
 def parse_chat(raw: bytes) -> EngineRequest:
     """Return the request to /v1/chat/completions. Raises DomainErrors that name the field."""
-    body = _decode(raw, ChatBody)
+    body = _decode(raw, _chat_decoder)
     model_name = _model_name(body)
     _refuse_given("tools", body.tools)
     _refuse_given("functions", body.functions)
@@ -163,7 +163,7 @@ def parse_chat(raw: bytes) -> EngineRequest:
 
 def parse_completion(raw: bytes) -> EngineRequest:
     """Return the request to /v1/completions. Raises DomainErrors that name the field."""
-    body = _decode(raw, CompletionBody)
+    body = _decode(raw, _completion_decoder)
     model_name = _model_name(body)
     fields = _sampling_fields(body)
     fields["prompt"], prompt_count = _prompts(body.prompt)
@@ -195,12 +195,13 @@ def _wants_usage(body: ChatBody | CompletionBody) -> bool:
     return bool(body.stream_options and body.stream_options.include_usage)
 
 
-_decoders = {kind: msgspec.json.Decoder(kind) for kind in (ChatBody, CompletionBody)}
+_chat_decoder = msgspec.json.Decoder(ChatBody)
+_completion_decoder = msgspec.json.Decoder(CompletionBody)
 
 
-def _decode(raw: bytes, kind: type[Body]) -> Body:
+def _decode(raw: bytes, decoder: "msgspec.json.Decoder[Body]") -> Body:
     try:
-        return _decoders[kind].decode(raw)
+        return decoder.decode(raw)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

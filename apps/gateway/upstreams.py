@@ -1,7 +1,8 @@
 """Talking to the proxies beside the engines: which one, when another is tried, and what their refusals mean to us.
 
-Another replica is tried only while nothing of an answer exists: it could not be reached, is busy, starting or dying, has
-lost the adapter, or ended the answer before its first token. What is wrong with the request itself is never retried.
+Another replica is tried only while nothing of an answer exists: it could not be reached, is busy, starting or dying,
+has lost the adapter, or ended the answer before its first token. What is wrong with the request itself is never
+retried.
 """
 
 import asyncio

@@ -1,0 +1,224 @@
+"""The gateway as its own process under its own database role, before a scripted engine and a small world of tenants."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+import openai
+from django.db import connection
+
+from apps.accounts.models import Organization, User
+from apps.accounts.operations import IssuedKey
+from apps.adapters.models import Adapter, AdapterVersion
+from apps.billing.models import UsageEvent
+from apps.billing.operations import grant_credit
+from apps.catalog.models import BaseModel
+from apps.catalog.operations import set_price
+from apps.core.clock import db_now
+from apps.core.ids import new_id, new_ulid
+from apps.core.sealing import place_of, seal
+from apps.serving.models import Deployment, LoadedAdapter, Replica
+from tests.api.scripted_engine import TOKEN
+from tests.factories.accounts import make_key, make_organization, make_user
+
+ROOT = Path(__file__).resolve().parents[2]
+USD = 1_000_000_000
+INPUT_NANO, OUTPUT_NANO, PER = 50_000_000, 200_000_000, 1_000_000
+BASE_MODEL = "tiny"
+CONTEXT_LENGTH = 512
+
+
+class GatewayProcess:
+    """One gateway on a Unix socket."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.socket = home / "gateway.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._clients: list[httpx.Client] = []
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "uvicorn", "--factory", "apps.gateway.app:create_app", "--uds", self.socket]
+        command += ["--loop", "uvloop", "--http", "httptools", "--log-level", "warning", "--no-access-log"]
+        environ = os.environ | {"ANNEAL_HOME": str(self.home), "DATABASE_URL": _gateway_database_url()}
+        environ["DJANGO_SETTINGS_MODULE"] = "apps.config.settings.dev"
+        with (self.home / "gateway.log").open("ab") as log:
+            self._process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=log, stderr=log)
+        wait_until(self._is_up, "the gateway did not start", seconds=30)
+
+    def _is_up(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log()
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(self.socket)) == 0
+
+    def log(self) -> str:
+        return (self.home / "gateway.log").read_text()
+
+    def kill(self) -> None:
+        """Kill it as a crash would: nothing is flushed."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> int:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(timeout=30)
+
+    def http(self, key: IssuedKey | str | None = None) -> httpx.Client:
+        secret = key.secret if isinstance(key, IssuedKey) else key
+        return self._client(headers={"Authorization": f"Bearer {secret}"} if secret else {})
+
+    def openai(self, key: IssuedKey, **options: object) -> openai.OpenAI:
+        options = {"max_retries": 0} | options
+        return openai.OpenAI(api_key=key.secret, base_url="http://gateway/v1", http_client=self._client(), **options)
+
+    def _client(self, **options: object) -> httpx.Client:
+        transport = httpx.HTTPTransport(uds=str(self.socket))
+        client = httpx.Client(transport=transport, base_url="http://gateway", timeout=20, **options)
+        self._clients.append(client)
+        return client
+
+    def close_clients(self) -> None:
+        while self._clients:
+            self._clients.pop().close()
+
+    def leftovers(self) -> list[Path]:
+        return [path for path in (self.home / "spool").rglob("*.[os]*") if path.stat().st_size]
+
+
+@contextmanager
+def running_gateway(home: Path) -> Iterator[GatewayProcess]:
+    gateway = GatewayProcess(home)
+    gateway.start()
+    try:
+        yield gateway
+    finally:
+        gateway.close_clients()
+        gateway.kill()
+
+
+def _gateway_database_url() -> str:
+    """The database of this test run, entered under the gateway's narrow role."""
+    parts = urlsplit(os.environ["DATABASE_URL"])
+    host = parts.netloc.replace("anneal_owner", "anneal_gateway")
+    return urlunsplit(parts._replace(netloc=host, path=f"/{connection.settings_dict['NAME']}"))
+
+
+def wait_until(is_so, complaint: str, *, seconds: float = 10):
+    deadline = time.monotonic() + seconds
+    while not (found := is_so()):
+        assert time.monotonic() < deadline, complaint
+        time.sleep(0.02)
+    return found
+
+
+# --- Who asks and what is served --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tenant:
+    owner: User
+    organization: Organization
+    key: IssuedKey
+    model_name: str
+    lora_name: str
+
+
+@dataclass(frozen=True)
+class World:
+    base_model: BaseModel
+    acme: Tenant
+    rival: Tenant
+
+
+def make_world(engine_url: str) -> World:
+    base_model = make_served_model(BASE_MODEL, engine_url)
+    return World(base_model, make_tenant("Acme", base_model), make_tenant("Rival", base_model))
+
+
+def make_served_model(name: str, *engine_urls: str, is_priced: bool = True) -> BaseModel:
+    base_model = BaseModel.objects.create(
+        name=name, display_name=name, parameter_count=1, context_length=CONTEXT_LENGTH, is_installed=True
+    )
+    for url in engine_urls:
+        make_replica(base_model, url)
+    if is_priced:
+        for way, nano in (("input", INPUT_NANO), ("output", OUTPUT_NANO)):
+            set_price(sku=f"inference:{way}:{name}", unit="tokens", price_nano=nano, per=PER, by="system", now=db_now())
+    return base_model
+
+
+def make_replica(base_model: BaseModel, url: str) -> Replica:
+    """A replica that was heard of just now, and stays so for the test."""
+    replica_id = new_id("rep")
+    token = seal(TOKEN, place=place_of(table="serving_replica", column="token_sealed", row_id=replica_id))
+    return Replica.objects.create(
+        id=replica_id,
+        base_model=base_model,
+        url=url,
+        token_sealed=token,
+        is_ready=True,
+        observed_at="2100-01-01T00:00Z",
+    )
+
+
+def make_tenant(name: str, base_model: BaseModel, *, credit_nano: int = 10 * USD) -> Tenant:
+    owner = make_user(name.lower())
+    organization = make_organization(name, owner=owner)
+    if credit_nano:
+        give_credit(organization, credit_nano)
+    version = make_adapter(organization, base_model)
+    return Tenant(owner, organization, make_key(organization, owner), version.model_name, version.lora_name)
+
+
+def give_credit(organization: Organization, amount_nano: int) -> None:
+    grant_credit(
+        organization=organization, amount_nano=amount_nano, by="system", reason="test", idempotency_key=new_id("grant")
+    )
+
+
+def make_adapter(organization: Organization, base_model: BaseModel) -> AdapterVersion:
+    """An adapter that every replica of its base model has loaded."""
+    ulid = new_ulid()
+    version = AdapterVersion.objects.create(
+        organization=organization,
+        adapter=Adapter.objects.create(organization=organization, name="bot", base_model=base_model),
+        number=1,
+        model_name=f"ft:{base_model.name}:{organization.slug}:bot:{ulid[:8]}",
+        lora_name=f"a-{ulid}",
+        source="run_test",
+        object_prefix="nowhere",
+        manifest={"files": []},
+        manifest_sha256="0" * 64,
+        bytes=1,
+        rank=8,
+        target_modules=["q_proj"],
+        method="lora",
+        chat_template_sha256="0" * 64,
+    )
+    Deployment.objects.create(organization=organization, adapter_version=version)
+    for replica in base_model.replicas.all():
+        LoadedAdapter.objects.create(
+            organization=organization, replica=replica, adapter_version=version, state="loaded"
+        )
+    return version
+
+
+def usage_of(tenant: Tenant) -> list[UsageEvent]:
+    return list(UsageEvent.objects.filter(organization=tenant.organization).order_by("occurred_at", "id"))
+
+
+def wait_for_usage(tenant: Tenant, count: int) -> list[UsageEvent]:
+    """Return the organization's usage once `count` requests are in the database."""
+    return wait_until(lambda: len(found := usage_of(tenant)) >= count and found, f"{count} requests were not recorded")

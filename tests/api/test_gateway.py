@@ -1,0 +1,551 @@
+"""What customers of the gateway see and pay: a real gateway process under its own role, before a scripted engine."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import httpx
+import openai
+import pytest
+from django.core.management import call_command
+from django.db import transaction
+
+from apps.accounts.operations import revoke_key
+from apps.billing.models import Hold
+from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
+from apps.billing.usage import rate_usage
+from apps.core.clock import db_now
+from apps.core.money import rated
+from apps.finetuning.quotas import set_quota
+from tests.api.gateway_process import (
+    BASE_MODEL,
+    INPUT_NANO,
+    OUTPUT_NANO,
+    PER,
+    USD,
+    GatewayProcess,
+    Tenant,
+    World,
+    make_served_model,
+    make_tenant,
+    make_world,
+    running_gateway,
+    usage_of,
+    wait_for_usage,
+    wait_until,
+)
+from tests.api.scripted_engine import Script, ScriptedEngine
+from tests.factories.accounts import make_key
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+# The gateway is another process: it sees only what is committed, and the tests of this module share what it sees.
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def _django_db_helper() -> None:
+    """Neither a transaction around each test nor a flush after it."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _database(django_db_setup, django_db_blocker) -> Iterator[None]:
+    with django_db_blocker.unblock():
+        yield
+        call_command("flush", verbosity=0, interactive=False)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("gw")
+
+
+@pytest.fixture(scope="module")
+def engine(_database, home) -> Iterator[ScriptedEngine]:
+    with ScriptedEngine(home / "engine.sock").running() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def world(engine) -> World:
+    return make_world(engine.url)
+
+
+@pytest.fixture(scope="module")
+def gateway(world, home) -> Iterator[GatewayProcess]:
+    with running_gateway(home) as gateway:
+        yield gateway
+
+
+@pytest.fixture(autouse=True)
+def _clients_closed(gateway) -> Iterator[None]:
+    yield
+    gateway.close_clients()
+
+
+@pytest.fixture
+def tenant(world, gateway) -> Tenant:
+    """A customer with credit whom no other test charges."""
+    return make_tenant("Northline", world.base_model)
+
+
+def error_of(response) -> dict:
+    return response.json()["error"]
+
+
+# --- Answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_chat_answer_is_whole_public_and_metered(gateway, tenant, engine):
+    engine.scripts["Hi"] = Script(prompt_tokens=12, cached_tokens=8)
+
+    answer = gateway.openai(tenant.key).chat.completions.create(model=BASE_MODEL, messages=HI)
+
+    assert answer.choices[0].message.content == "Hello there."
+    assert (answer.choices[0].finish_reason, answer.choices[0].message.role) == ("stop", "assistant")
+    assert (answer.model, answer.object) == (BASE_MODEL, "chat.completion")
+    assert answer.id.startswith("chatcmpl-") and "engine" not in answer.id
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (12, 3, 15)
+    assert answer.usage.prompt_tokens_details.cached_tokens == 8
+    event = wait_for_usage(tenant, 1)[0]
+    assert (event.input_tokens, event.cached_input_tokens, event.output_tokens, event.finish) == (12, 8, 3, "stop")
+    assert (event.model_name, event.key_id) == (BASE_MODEL, tenant.key.key.pk)
+
+
+def test_an_adapter_is_metered_under_its_own_name_at_the_price_of_its_base(gateway, world):
+    gateway.openai(world.acme.key).chat.completions.create(model=world.acme.model_name, messages=HI)
+
+    events = wait_until(lambda: [e for e in usage_of(world.acme) if e.model_name == world.acme.model_name], "none")
+    assert events[0].adapter_version_id.startswith("adpv_")
+    assert events[0].output_price.sku == f"inference:output:{BASE_MODEL}"
+
+
+def test_a_stream_shows_tokens_and_no_usage_unless_asked(gateway, tenant):
+    stream = gateway.openai(tenant.key).chat.completions.create(model=BASE_MODEL, messages=HI, stream=True)
+
+    chunks = list(stream)
+
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello there."
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert {(chunk.model, chunk.usage, len(chunk.choices)) for chunk in chunks} == {(BASE_MODEL, None, 1)}
+    assert "engine" not in chunks[0].id
+
+
+def test_usage_comes_last_in_a_stream_that_asks_for_it(gateway, tenant):
+    stream = gateway.openai(tenant.key).chat.completions.create(
+        model=BASE_MODEL, messages=HI, stream=True, stream_options={"include_usage": True}
+    )
+
+    *chunks, last = stream
+
+    assert all(chunk.usage is None and "usage" in chunk.model_fields_set for chunk in chunks)
+    assert last.choices == []
+    assert last.usage.completion_tokens == 3
+
+
+def test_completions_are_answered_plain_and_streamed(gateway, tenant):
+    client = gateway.openai(tenant.key)
+
+    whole = client.completions.create(model=BASE_MODEL, prompt=["Hi", "Hi"], logprobs=1)
+    parts = list(client.completions.create(model=BASE_MODEL, prompt="Hi", stream=True))
+
+    assert [choice.text for choice in whole.choices] == ["Hello there."] * 2
+    assert whole.choices[0].logprobs.tokens == ["Hello", " there", "."]
+    assert (whole.object, whole.usage.completion_tokens) == ("text_completion", 6)
+    assert "".join(part.choices[0].text for part in parts) == "Hello there."
+
+
+def test_several_choices_are_put_together_and_their_prompt_is_paid_once(gateway, tenant, engine):
+    engine.scripts["twice"] = Script(prompt_tokens=9)
+
+    answer = gateway.openai(tenant.key).chat.completions.create(
+        model=BASE_MODEL, messages=[{"role": "user", "content": "twice"}], n=2, logprobs=True
+    )
+
+    assert [choice.message.content for choice in answer.choices] == ["Hello there."] * 2
+    assert [entry.token for entry in answer.choices[1].logprobs.content] == ["Hello", " there", "."]
+    event = wait_for_usage(tenant, 1)[0]
+    assert (event.input_tokens, event.output_tokens) == (9, 6)
+
+
+def test_the_engine_gets_its_own_name_a_salt_and_no_field_we_do_not_know(gateway, world, engine):
+    fields = {
+        "cache_salt": "mine", "priority": -5, "ignore_eos": True, "prompt_logprobs": 3, "kv_transfer_params": {},
+        "user": "u", "vllm_xargs": {}, "request_id": "x", "temperature": 0.5, "max_tokens": 9, "echo": True,
+    }  # fmt: skip
+    for tenant in (world.acme, world.rival):
+        gateway.http(tenant.key).post(
+            "/v1/chat/completions", json=fields | {"model": tenant.model_name, "messages": HI},
+            headers={"X-Vllm-Priority": "-5", "X-Session-ID": "s"},
+        ).raise_for_status()  # fmt: skip
+
+    acme, rival = engine.bodies[-2:]
+    assert set(acme) == {"model", "messages", "temperature", "max_tokens", "cache_salt", "stream", "stream_options"}
+    assert (acme["model"], rival["model"]) == (world.acme.lora_name, world.rival.lora_name)
+    assert acme["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    assert len(acme["cache_salt"]) == 64
+    assert len({acme["cache_salt"], rival["cache_salt"], "mine"}) == 3
+    assert not {name.lower() for name in engine.headers[-1]} & {"x-vllm-priority", "x-session-id"}
+
+
+def test_text_parts_reach_the_engine_as_one_text(gateway, tenant, engine):
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+
+    gateway.openai(tenant.key).chat.completions.create(model=BASE_MODEL, messages=[{"role": "user", "content": parts}])
+
+    assert engine.bodies[-1]["messages"] == [{"role": "user", "content": "one\ntwo"}]
+
+
+def test_every_answer_carries_a_request_id_and_keeps_the_callers(gateway, tenant):
+    http = gateway.http(tenant.key)
+    body = {"model": BASE_MODEL, "messages": HI}
+
+    own = http.post("/v1/chat/completions", json=body)
+    kept = http.post("/v1/chat/completions", json=body, headers={"x-request-id": "caller-12345"})
+    refused = http.post("/v1/chat/completions", json={})
+
+    assert own.headers["x-request-id"].startswith("req_")
+    assert kept.headers["x-request-id"] == "caller-12345"
+    assert refused.headers["x-request-id"].startswith("req_")
+
+
+# --- Who may ask ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_each_route_asks_for_a_key_with_the_scope_of_inference(gateway, world, path):
+    body = {"model": world.acme.model_name, "messages": HI, "prompt": "Hi"}
+    narrow = make_key(world.acme.organization, world.acme.owner, scopes=frozenset({"view"}))
+    answers = {
+        name: gateway.http(key).post(path, json=body)
+        for name, key in {
+            "owner": world.acme.key,
+            "no scope": narrow,
+            "outsider": world.rival.key,
+            "anonymous": None,
+            "malformed": "ann_live_nonsense",
+        }.items()
+    }
+
+    statuses = {name: answer.status_code for name, answer in answers.items()}
+    assert statuses == {"owner": 200, "no scope": 403, "outsider": 404, "anonymous": 401, "malformed": 401}
+    assert error_of(answers["no scope"])["code"] == "insufficient_permissions"
+    assert error_of(answers["anonymous"])["code"] == "invalid_api_key"
+    assert answers["anonymous"].headers["www-authenticate"] == "Bearer"
+
+
+def test_a_foreign_model_is_answered_like_one_that_does_not_exist(gateway, world):
+    http = gateway.http(world.acme.key)
+
+    foreign, unknown, internal = (
+        http.post("/v1/chat/completions", json={"model": name, "messages": HI})
+        for name in (world.rival.model_name, "ft:tiny:nobody:x:1", world.acme.lora_name)
+    )
+
+    assert foreign.status_code == unknown.status_code == internal.status_code == 404
+    assert foreign.content == unknown.content == internal.content
+    assert (error_of(foreign)["code"], error_of(foreign)["param"]) == ("model_not_found", "model")
+
+
+def test_a_revoked_key_stops_within_five_seconds(gateway, world):
+    key = make_key(world.acme.organization, world.acme.owner)
+    http = gateway.http(key)
+    body = {"model": BASE_MODEL, "messages": HI}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+
+    revoke_key(organization=world.acme.organization, key_id=key.key.pk, by=world.acme.owner, now=db_now())
+
+    wait_until(lambda: http.post("/v1/chat/completions", json=body).status_code == 401, "still served", seconds=5)
+
+
+def test_the_use_of_a_key_is_noted(gateway, world):
+    key = make_key(world.acme.organization, world.acme.owner)
+
+    gateway.openai(key).chat.completions.create(model=BASE_MODEL, messages=HI)
+
+    key.key.refresh_from_db()
+    assert key.key.last_used_at is not None
+
+
+def test_other_urls_and_methods_get_errors_of_the_same_shape(gateway, world):
+    http = gateway.http(world.acme.key)
+
+    assert http.post("/v1/embeddings").status_code == 404
+    assert error_of(http.post("/v1/responses"))["code"] == "unknown_url"
+    assert http.get("/v1/chat/completions").status_code == 405
+
+
+# --- Bad requests -----------------------------------------------------------------------------------------------------
+
+
+def schema(**fields: object) -> dict:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": fields}}}
+
+
+def nested(depth: int) -> dict:
+    return {"type": "object", "properties": {"a": nested(depth - 1)}} if depth else {}
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"model": None}, "model"),
+        ({"model": ""}, "model"),
+        ({"model": 3}, "model"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
+            "messages[0].content[0].type",
+        ),
+        ({"n": 5}, "n"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"top_logprobs": 6}, "top_logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "grammar"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        (schema(maxLength=100_000), "response_format.json_schema.schema"),
+        (schema(description="x" * 20_000), "response_format.json_schema.schema"),
+        (schema(properties={str(n): {} for n in range(200)}), "response_format.json_schema.schema"),
+        (schema(**nested(40)), "response_format.json_schema.schema"),
+        (schema(enum=list(range(600))), "response_format.json_schema.schema"),
+        (schema(pattern="a" * 600), "response_format.json_schema.schema"),
+    ],
+)
+def test_a_bad_field_is_named(gateway, world, change, param):
+    with pytest.raises(openai.BadRequestError) as refused:
+        gateway.openai(world.acme.key).post(
+            "/chat/completions", body={"model": BASE_MODEL, "messages": HI} | change, cast_to=object
+        )
+
+    assert refused.value.param == param
+    assert refused.value.body["message"]
+
+
+@pytest.mark.parametrize("prompt", [None, [], ["a"] * 9, ["a", 1], [[]]])
+def test_a_bad_prompt_is_named(gateway, world, prompt):
+    answer = gateway.http(world.acme.key).post("/v1/completions", json={"model": BASE_MODEL, "prompt": prompt})
+
+    assert (answer.status_code, error_of(answer)["param"]) == (400, "prompt")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'"x"', b"[" * 10_000])
+def test_a_body_that_is_no_json_object_is_refused(gateway, world, body):
+    answer = gateway.http(world.acme.key).post("/v1/chat/completions", content=body)
+
+    assert answer.status_code == 400
+    assert error_of(answer)["type"] == "invalid_request_error"
+
+
+def test_a_body_above_the_limit_is_refused(gateway, world):
+    body = {"model": BASE_MODEL, "messages": [{"role": "user", "content": "x" * 5 * 2**20}]}
+
+    answer = gateway.http(world.acme.key).post("/v1/chat/completions", json=body)
+
+    assert (answer.status_code, error_of(answer)["code"]) == (413, "request_too_large")
+
+
+def test_a_prompt_that_is_too_long_is_told_so_without_the_engines_words(gateway, tenant, engine):
+    engine.scripts["long"] = Script(
+        status=400,
+        error={
+            "message": "This model's maximum context length is 512 tokens. However, your prompt contains 700 input "
+            "tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input "
+            "prompt. (parameter=input_tokens, value=700)",
+            "type": "BadRequestError",
+            "param": "input_tokens",
+            "code": 400,
+        },
+    )
+
+    with pytest.raises(openai.BadRequestError) as refused:
+        gateway.openai(tenant.key).chat.completions.create(
+            model=BASE_MODEL, messages=[{"role": "user", "content": "long"}]
+        )
+
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
+    assert "512" in refused.value.message and "700" in refused.value.message
+    assert "parameter=" not in refused.value.message
+    assert wait_for_usage(tenant, 1)[0].output_tokens == 0
+
+
+def test_another_refusal_of_the_engine_shows_none_of_its_inside(gateway, tenant, engine):
+    engine.scripts["odd"] = Script(
+        status=400, error={"message": "Trace /opt/vllm/x.py a-01m7z34d0r6kwakqa9bydwv1d5", "param": None}
+    )
+
+    answer = gateway.http(tenant.key).post(
+        "/v1/chat/completions", json={"model": BASE_MODEL, "messages": [{"role": "user", "content": "odd"}]}
+    )
+
+    assert answer.status_code == 400
+    assert "a-01" not in answer.text and "vllm" not in answer.text
+
+
+# --- Engines that fail ------------------------------------------------------------------------------------------------
+
+
+def test_a_model_without_replica_asks_the_client_to_come_back(gateway, world):
+    make_served_model("waiting")
+    http = gateway.http(world.acme.key)
+    body = {"model": "waiting", "messages": HI}
+
+    answer = wait_until(
+        lambda: (found := http.post("/v1/chat/completions", json=body)).status_code == 503 and found, "no 503"
+    )
+
+    assert answer.headers["retry-after"]
+    assert "x-should-retry" not in answer.headers
+
+
+def test_a_model_without_a_price_gives_nothing_away(gateway, world, engine):
+    make_served_model("unpriced", engine.url, is_priced=False)
+    http = gateway.http(world.acme.key)
+    body = {"model": "unpriced", "messages": HI}
+
+    answer = wait_until(
+        lambda: (found := http.post("/v1/chat/completions", json=body)).status_code == 503 and found, "no 503"
+    )
+
+    assert (error_of(answer)["code"], answer.headers["x-should-retry"]) == ("price_not_set", "false")
+    assert "price" in error_of(answer)["message"]
+
+
+def test_another_replica_answers_when_one_cannot_be_reached(gateway, world, home, engine):
+    make_served_model("pair", f"unix://{home}/nobody.sock", engine.url)
+    http = gateway.http(world.acme.key)
+    wait_until(
+        lambda: http.post("/v1/completions", json={"model": "pair", "prompt": ""}).status_code != 404, "no route"
+    )
+
+    answers = [http.post("/v1/completions", json={"model": "pair", "prompt": "Hi"}) for _ in range(4)]
+
+    assert {answer.status_code for answer in answers} == {200}
+
+
+@pytest.mark.parametrize("script", [Script(status=503), Script(finish="abort", tokens=()), Script(fails_after=0)])
+def test_no_answer_at_all_is_a_503_that_costs_nothing(gateway, tenant, engine, script):
+    engine.scripts["nothing"] = script
+
+    answer = gateway.http(tenant.key).post(
+        "/v1/chat/completions",
+        json={"model": BASE_MODEL, "messages": [{"role": "user", "content": "nothing"}], "stream": True},
+    )
+
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"]
+    event = wait_for_usage(tenant, 1)[0]
+    assert (event.finish, event.input_tokens, event.output_tokens) == ("error", 0, 0)
+
+
+@pytest.mark.parametrize("ending", [{"fails_after": 2}, {"breaks_after": 2}, {"finish": "abort"}])
+def test_a_stream_that_fails_midway_ends_in_an_error_without_done_and_costs_nothing(gateway, tenant, engine, ending):
+    engine.scripts["fail"] = Script(delay_seconds=0.02, **ending)
+    messages = [{"role": "user", "content": "fail"}]
+
+    with pytest.raises(openai.APIError) as failed:
+        list(gateway.openai(tenant.key).chat.completions.create(model=BASE_MODEL, messages=messages, stream=True))
+    raw = gateway.http(tenant.key).post(
+        "/v1/chat/completions", json={"model": BASE_MODEL, "messages": messages, "stream": True}
+    )
+    whole = gateway.http(tenant.key).post("/v1/chat/completions", json={"model": BASE_MODEL, "messages": messages})
+
+    assert "vllm" not in failed.value.message
+    assert "[DONE]" not in raw.text
+    last = json.loads(raw.text.strip().split("\n\n")[-1].removeprefix("data: "))
+    assert last["error"]["code"] == "engine_error"
+    assert whole.status_code == 503
+    assert {(event.finish, event.output_tokens) for event in wait_for_usage(tenant, 3)} == {("error", 0)}
+
+
+# --- Money ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_customer_who_leaves_stops_the_engine_and_pays_for_what_it_wrote(gateway, tenant, engine, is_streamed):
+    text = f"endless {is_streamed}"
+    engine.scripts[text] = Script(tokens=("word ",) * 400, delay_seconds=0.02, prompt_tokens=5)
+    body = {"model": BASE_MODEL, "messages": [{"role": "user", "content": text}], "stream": is_streamed}
+
+    with gateway.http(tenant.key) as http:
+        request = http.build_request("POST", "/v1/chat/completions", json=body, timeout=0.5)
+        with suppress(httpx.ReadTimeout):  # without a stream the answer does not begin
+            lines = http.send(request, stream=True).iter_lines()
+            for _ in range(6):
+                next(lines)
+
+    event = wait_for_usage(tenant, 1)[0]
+    written = engine.generated[text]
+    assert (event.finish, event.input_tokens) == ("aborted", 5)
+    assert 0 < event.output_tokens <= written < 100
+    assert written - event.output_tokens <= 2
+
+
+def test_what_was_used_is_charged_exactly_and_the_slice_is_returned(gateway, tenant):
+    client = gateway.openai(tenant.key)
+    for _ in range(5):
+        client.chat.completions.create(model=BASE_MODEL, messages=HI)
+    events = wait_for_usage(tenant, 5)
+
+    rate_usage()
+
+    cost = rated(quantity=sum(e.input_tokens for e in events), price_nano=INPUT_NANO, per=PER)
+    cost += rated(quantity=sum(e.output_tokens for e in events), price_nano=OUTPUT_NANO, per=PER)
+    spending = get_spending(organization=tenant.organization)
+    assert (spending.inference_nano, spending.unrated_requests) == (cost, 0)
+    assert spending.tokens_billed == sum(e.input_tokens + e.output_tokens for e in events)
+    held = Hold.objects.filter(organization=tenant.organization, purpose="inference")
+    wait_until(lambda: not held.filter(status="open").exists(), "the slice was kept", seconds=15)
+    balance = get_balance(organization=tenant.organization)
+    assert (balance.available_nano, balance.held_nano) == (10 * USD - cost, 0)
+    assert get_ledger_sum_nano() == 0
+
+
+def test_an_exhausted_balance_is_refused_once_and_for_good(gateway, world):
+    poor = make_tenant("Poor", world.base_model, credit_nano=0)
+    body = {"model": BASE_MODEL, "messages": HI}
+
+    answer = gateway.http(poor.key).post("/v1/chat/completions", json=body)
+    with pytest.raises(openai.RateLimitError) as refused:
+        gateway.openai(poor.key, max_retries=2).chat.completions.create(**body)
+
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (429, "false")
+    assert refused.value.code == "insufficient_quota"
+    assert error_of(answer)["required_nano"] > 0
+    assert usage_of(poor) == []
+
+
+def test_many_requests_at_once_spend_no_more_than_there_is(gateway, world, engine):
+    engine.scripts["spend"] = Script(prompt_tokens=20, tokens=("x",) * 50, delay_seconds=0.001)
+    one = rated(quantity=20, price_nano=INPUT_NANO, per=PER) + rated(quantity=50, price_nano=OUTPUT_NANO, per=PER)
+    poor = make_tenant("Few", world.base_model, credit_nano=12 * one)
+    body = {"model": BASE_MODEL, "prompt": "spend", "max_tokens": 50}
+
+    with gateway.http(poor.key) as http, ThreadPoolExecutor(12) as lanes:
+        statuses = list(lanes.map(lambda _: http.post("/v1/completions", json=body).status_code, range(30)))
+
+    served = statuses.count(200)
+    assert set(statuses) == {200, 429}
+    assert 5 <= served <= 12
+    wait_for_usage(poor, served)
+    rate_usage()
+    assert get_spending(organization=poor.organization).inference_nano == served * one
+    assert get_ledger_sum_nano() == 0
+
+
+def test_requests_above_the_limit_per_minute_are_told_when_to_come_back(gateway, world):
+    limited = make_tenant("Limited", world.base_model)
+    with transaction.atomic():
+        set_quota(organization=limited.organization, by="system", now=db_now(), requests_per_minute=2)
+    http = gateway.http(limited.key)
+
+    answers = [http.post("/v1/chat/completions", json={"model": BASE_MODEL, "messages": HI}) for _ in range(3)]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert int(answers[2].headers["retry-after"]) >= 1
+    assert error_of(answers[2])["code"] == "rate_limit_exceeded"

@@ -1,0 +1,140 @@
+"""Reservations never exceed what was leased, and money nobody uses goes back."""
+
+import asyncio
+import random
+
+import pytest
+
+from apps.billing.operations import InsufficientBalance, insufficient_balance
+from apps.billing.slices import Slice
+from apps.core.errors import Unavailable
+from apps.gateway import purses as purses_module
+from apps.gateway.purses import Purses
+
+
+class Ledger:
+    """Stands where the threads to the database are: the same functions by name, over one wallet in memory."""
+
+    def __init__(self, wallet_nano: int) -> None:
+        self.wallet_nano = wallet_nano
+        self.amounts: dict[str, int] = {}
+        self.leases = 0
+        self.is_away = False
+
+    async def call(self, function, **arguments):
+        await asyncio.sleep(0)
+        if self.is_away:
+            raise purses_module.DATABASE_ERRORS[0]("away")
+        return getattr(self, function.__name__)(**arguments)
+
+    def lease_slice(self, *, organization: str, required_nano: int, by: str, hold_id: str | None) -> Slice:
+        self.leases += 1
+        if self.wallet_nano < required_nano:
+            raise insufficient_balance(self.wallet_nano, required_nano)
+        more = max(required_nano, self.wallet_nano // 20)
+        if hold_id not in self.amounts:
+            hold_id = f"hold_{len(self.amounts)}"
+            self.amounts[hold_id] = 0
+        self.wallet_nano -= more
+        self.amounts[hold_id] += more
+        return Slice(hold_id, self.amounts[hold_id])
+
+    def renew_slices(self, *, hold_ids: list[str]) -> frozenset[str]:
+        return frozenset(hold_ids) & frozenset(self.amounts)
+
+    def close_slice(self, *, hold_id: str, by: str) -> None:
+        self.amounts.pop(hold_id)
+
+
+def test_any_mix_of_reservations_stays_within_the_wallet():
+    ledger = Ledger(wallet_nano=10_000)
+    chance = random.Random(5)
+
+    async def spend(purses: Purses) -> int:
+        try:
+            reservation = await purses.reserve("org_1", worst := chance.randint(1, 300))
+        except InsufficientBalance:
+            return 0
+        await asyncio.sleep(chance.random() / 1000)
+        reservation.settle(spent := chance.randint(0, worst))
+        return spent
+
+    async def scenario() -> int:
+        purses = Purses(ledger, name="gateway_1")
+        return sum(await asyncio.gather(*(spend(purses) for _ in range(300))))
+
+    spent = asyncio.run(scenario())
+
+    assert 5_000 < spent <= 10_000
+    assert sum(ledger.amounts.values()) + ledger.wallet_nano == 10_000
+
+
+def test_requests_within_the_slice_ask_the_ledger_nothing():
+    ledger = Ledger(wallet_nano=1_000_000)
+
+    async def scenario() -> None:
+        purses = Purses(ledger, name="gateway_1")
+        for _ in range(50):
+            (await purses.reserve("org_1", 100)).settle(10)
+
+    asyncio.run(scenario())
+
+    assert ledger.leases == 1
+
+
+def test_a_refusal_is_remembered_for_a_moment_only(monkeypatch):
+    ledger = Ledger(wallet_nano=0)
+
+    async def scenario() -> None:
+        purses = Purses(ledger, name="gateway_1")
+        for _ in range(20):
+            with pytest.raises(InsufficientBalance):
+                await purses.reserve("org_1", 100)
+        ledger.wallet_nano = 1_000
+        monkeypatch.setattr(purses_module, "_REFUSAL_SECONDS", 0)
+        await purses.reserve("org_1", 100)
+
+    asyncio.run(scenario())
+
+    assert ledger.leases == 2
+
+
+def test_without_the_ledger_a_slice_serves_until_its_fence_and_no_longer(monkeypatch):
+    ledger = Ledger(wallet_nano=1_000_000)
+
+    async def scenario() -> None:
+        purses = Purses(ledger, name="gateway_1")
+        await purses.reserve("org_1", 100)
+        ledger.is_away = True
+        await purses.reserve("org_1", 100)
+        monkeypatch.setattr(purses_module, "FENCE_SECONDS", 0)
+        with pytest.raises(Unavailable):
+            await purses.reserve("org_1", 100)
+
+    asyncio.run(scenario())
+
+
+def test_a_slice_goes_back_when_its_last_request_is_recorded(monkeypatch):
+    ledger = Ledger(wallet_nano=1_000)
+
+    async def scenario() -> None:
+        purses = Purses(ledger, name="gateway_1")
+        reservation = await purses.reserve("org_1", 100)
+        reservation.settle(10)
+        await purses.return_idle(at_once=True)
+        assert ledger.amounts
+        purses.note_shipped(reservation.slice_id)
+        await purses.return_idle(at_once=True)
+        assert not ledger.amounts
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_costs_nothing_needs_no_money():
+    ledger = Ledger(wallet_nano=0)
+
+    async def scenario() -> str:
+        return (await Purses(ledger, name="gateway_1").reserve("org_1", 0)).slice_id
+
+    assert asyncio.run(scenario()) == ""
+    assert ledger.leases == 0
