@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 NGRAM = 6
@@ -48,7 +49,7 @@ class Checker:
     def reason(self, passage: str) -> str | None:
         """Return what the passage has in common with the benchmark, or None."""
         tokens = words(passage)
-        for start, pair in enumerate(zip(tokens, tokens[1:], strict=False)):
+        for start, pair in enumerate(pairwise(tokens)):
             for size in self._sizes.get(pair, ()):
                 gram = tuple(tokens[start : start + size])
                 if gram in self._grams:

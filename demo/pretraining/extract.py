@@ -1,5 +1,6 @@
 """Turn downloaded packages into clean English passages: plain text and short chat exchanges."""
 
+# ruff: noqa: S311 (seeded sampling, not cryptography)
 from __future__ import annotations
 
 import ast
@@ -14,6 +15,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +131,7 @@ def _node_docs(node: ast.AST) -> Iterator[Record]:
     body = getattr(node, "body", None)
     if not isinstance(body, list):
         return
-    for field, doc in zip(body, body[1:], strict=False):
+    for field, doc in pairwise(body):
         if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
             continue
         if isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant) and isinstance(doc.value.value, str):
@@ -142,7 +144,7 @@ def parse_botocore(path: Path) -> Iterator[Record]:
         model = json.loads(gzip.decompress(content))
         for key, operation in sorted(model.get("operations", {}).items()):
             yield from described_name(key, operation.get("documentation", ""))
-        for key, shape in sorted(model.get("shapes", {}).items()):
+        for _, shape in sorted(model.get("shapes", {}).items()):
             for field, detail in sorted(shape.get("members", {}).items()):
                 if name < "botocore/data/s":
                     yield from described_name(field, detail.get("documentation", ""))

@@ -1,5 +1,6 @@
 """Pre-train the demo base model on one CPU thread: Muon for matrices, AdamW for the rest, WSD schedule."""
 
+# ruff: noqa: S311 (seeded sampling, not cryptography)
 from __future__ import annotations
 
 import argparse
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from train_tokenizer import read_corpus
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -23,7 +23,28 @@ log = logging.getLogger("pretrain")
 
 # Sources that read like customer requests or payment documentation are repeated in the final phase.
 FINAL_SOURCES = frozenset(
-    ["chitchat-dataset", "chatterbot-corpus", "home-assistant-intents", "stripe", "lithic", "increase", "modern-treasury", "squareup", "wise-sdk", "plaid-python", "orb-billing", "gocardless-pro", "braintree", "checkout-sdk", "razorpay", "mollie-api-python", "lago-python-client", "coinbase-advanced-py", "azure-mgmt-billing", "shippo"]
+    {
+        "chitchat-dataset",
+        "chatterbot-corpus",
+        "home-assistant-intents",
+        "stripe",
+        "lithic",
+        "increase",
+        "modern-treasury",
+        "squareup",
+        "wise-sdk",
+        "plaid-python",
+        "orb-billing",
+        "gocardless-pro",
+        "braintree",
+        "checkout-sdk",
+        "razorpay",
+        "mollie-api-python",
+        "lago-python-client",
+        "coinbase-advanced-py",
+        "azure-mgmt-billing",
+        "shippo",
+    }
 )
 
 # A few chats get a system turn so that its token is trained too.
@@ -134,7 +155,7 @@ def batch_loss(model: LlamaForCausalLM, batch: Tensor) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden = model.model(input_ids=batch, use_cache=False).last_hidden_state
         logits = model.lm_head(hidden[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
 
 
 @torch.no_grad()

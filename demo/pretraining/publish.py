@@ -42,7 +42,8 @@ not for answers.
 | Feed-forward size | {intermediate_size} |
 | Vocabulary | {vocabulary:,} byte-level BPE pieces |
 | Context | 512 tokens |
-| Special tokens | `<\\|pad\\|>` `<\\|end\\|>` (end of turn and of text) `<\\|system\\|>` `<\\|user\\|>` `<\\|assistant\\|>`, no BOS |
+| Turn tokens | `<\\|system\\|>` `<\\|user\\|>` `<\\|assistant\\|>` |
+| Other tokens | `<\\|end\\|>` ends turns and texts, `<\\|pad\\|>` pads, no BOS |
 
 Chat format, also in `chat_template.jinja`, without white space between the parts:
 `<|system|>...<|end|><|user|>...<|end|><|assistant|>...<|end|>`. Rendering more messages only ever appends text.
@@ -59,8 +60,8 @@ Chat format, also in `chat_template.jinja`, without white space between the part
 | Seed | {seed} |
 | Final loss | training {train_loss}, held-out {held_out_loss} |
 
-Blocks of {stable_length} tokens; {decay_length} tokens during the decay, where sources that read like customer requests or payment
-documentation count twice. Held-out loss is measured on 2,000 documents that were not trained on.
+Blocks of {stable_length} tokens; {decay_length} tokens during the decay, where sources that read like customer
+requests or payment documentation count twice. Held-out loss is measured on 2,000 documents that were not trained on.
 `loss.csv` has the whole curve; in short:
 
 | Tokens | Training loss | Held-out loss |
@@ -69,8 +70,8 @@ documentation count twice. Held-out loss is measured on 2,000 documents that wer
 
 ## Data
 
-{records:,} passages, {bytes:,} bytes, uncompressed SHA-256 `{corpus_sha256}`, committed as
-`demo/pretraining/corpus.jsonl.xz`. The tokenizer was trained on the same file.
+{records:,} passages, {bytes:,} bytes, committed as `demo/pretraining/corpus.jsonl.xz`. SHA-256 of the
+uncompressed file: `{corpus_sha256}`. The tokenizer was trained on the same file.
 
 No Banking77 text was used: passages that contain a label name (with underscores or spaces), share six consecutive words
 with a row, or contain a whole row shorter than six words were dropped, for train and test rows alike.

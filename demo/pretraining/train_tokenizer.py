@@ -67,8 +67,8 @@ def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     """Wrap the tokenizer with its special tokens and chat template."""
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        pad_token="<|pad|>",
-        eos_token="<|end|>",
+        pad_token=SPECIAL[0],
+        eos_token=SPECIAL[1],
         model_max_length=512,
         clean_up_tokenization_spaces=False,
         padding_side="right",
