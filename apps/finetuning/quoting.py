@@ -15,6 +15,7 @@ from apps.catalog.queries import active_price
 from apps.contracts.runs import Hyperparameters
 from apps.contracts.worker_api import ProbeReport
 from apps.core.money import rated
+from apps.core.tenancy import system
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.estimates import architectures, gpus, published
 from apps.estimates.quote import Estimate, PoolFacts, QuoteRequest, quote
@@ -124,12 +125,15 @@ def _facts(
         live_workers=live,
         seconds_ahead=seconds_ahead(pool=pool),
         startup_seconds=report.startup_seconds if report else 0.0,
-        finished_ratios=tuple(
-            point.actual_seconds / point.estimated_seconds
-            for point in CalibrationPoint.objects.filter(run__pool=pool, estimated_seconds__gt=0).order_by("-id")[:200]
-            if point.estimated_seconds
-        ),
+        finished_ratios=_finished_ratios(pool),
     )
+
+
+def _finished_ratios(pool: GpuPool) -> tuple[float, ...]:
+    """How long finished runs of the pool took beside their estimates; all tenants' runs teach, none is shown."""
+    with system():
+        points = CalibrationPoint.objects.filter(run__pool=pool, estimated_seconds__gt=0).order_by("-id")[:200]
+        return tuple(point.actual_seconds / point.estimated_seconds for point in points if point.estimated_seconds)
 
 
 def newest_probe(*, pool: GpuPool, base_model: BaseModel, method: str) -> ThroughputProbe | None:
@@ -149,7 +153,9 @@ def newest_probes(*, pool: GpuPool) -> list[ThroughputProbe]:
 def seconds_ahead(*, pool: GpuPool) -> float:
     """Return the estimated training seconds of the runs waiting or running in the pool, by the work still to do."""
     ahead = 0.0
-    for run in Run.objects.filter(pool=pool, status__in=RUN_ACTIVE).select_related("job"):
+    with system():  # the queue is shared: other tenants' work counts, and only the sum is shown
+        runs = list(Run.objects.filter(pool=pool, status__in=RUN_ACTIVE).select_related("job"))
+    for run in runs:
         job = run.job
         done = job.step / job.total_steps if job.total_steps else 0.0
         ahead += (job.estimate.get("train_seconds_p50") or 0.0) * (1.0 - done)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from django.db.models import Sum
 
+from apps.core.tenancy import system
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
 from apps.finetuning.models import FineTuningJob, GpuPool, Quota, Run
 
@@ -28,8 +29,13 @@ def queue_order(*, pool: GpuPool, now: datetime.datetime) -> list[Run]:
 
 
 def queue_position(*, run: Run, now: datetime.datetime) -> int:
-    """Return 1 for the run that starts next. Raises ValueError when the run is not queued."""
-    return [queued.pk for queued in queue_order(pool=run.pool, now=now)].index(run.pk) + 1
+    """Return 1 for the run that starts next. Raises ValueError when the run is not queued.
+
+    Other tenants' runs are counted and never shown.
+    """
+    with system():
+        order = [queued.pk for queued in queue_order(pool=run.pool, now=now)]
+    return order.index(run.pk) + 1
 
 
 def _shares(organizations: set[str], now: datetime.datetime) -> dict[str, float]:

@@ -1,0 +1,70 @@
+"""Under the web's own role: what a tenant may see of a shared queue, and that deploying works without operator rights."""
+
+import pytest
+
+from apps.adapters.models import AdapterVersion
+from apps.core.clock import db_now
+from apps.core.outbox import deliver_due
+from apps.core.tenancy import tenant
+from apps.finetuning.models import FineTuningJob
+from apps.finetuning.quoting import seconds_ahead
+from apps.serving import operations
+from apps.serving.models import Deployment, Replica
+from tests.api.sdk import openai_client
+from tests.factories.accounts import make_key
+from tests.factories.finetuning import Floor, give_credit, make_job
+from tests.unit.finetuning.conftest import claim  # noqa: F401 - a fixture
+
+
+@pytest.fixture
+def floor(organization) -> Floor:
+    return Floor(organization)
+
+
+def test_another_tenants_work_counts_in_the_queue_without_being_seen(floor, rival, charlie):
+    ours = floor.job()
+    give_credit(rival)
+    theirs = make_job(rival, floor.base_model)
+
+    with tenant(organization=rival):
+        assert list(FineTuningJob.objects.values_list("pk", flat=True)) == [theirs.pk]
+        assert seconds_ahead(pool=floor.pool) == pytest.approx(
+            ours.estimate["train_seconds_p50"] + theirs.estimate["train_seconds_p50"]
+        )
+    outsider = openai_client(make_key(rival, charlie))
+    assert outsider.fine_tuning.jobs.retrieve(theirs.id).model_extra["queue_position"] == 2
+
+
+def test_a_tenant_undeploys_and_deletes_its_model_through_the_outbox(floor, organization, key, claim):  # noqa: F811
+    floor.job()
+    attempt = claim()
+    attempt.start()
+    attempt.succeed(floor.base_model)
+    deliver_due()
+    replica, _ = operations.register_replica(worker_id=floor.worker.pk, base_model=floor.base_model, url="unix:///x")
+    version = AdapterVersion.objects.get()
+    assert [a.lora_name for a in operations.desired_state(replica=replica).adapters] == [version.lora_name]
+
+    deleted = openai_client(key).models.delete(version.model_name)
+    deliver_due()
+
+    assert deleted.deleted
+    after = Replica.objects.get(pk=replica.pk)
+    assert after.generation > replica.generation
+    assert operations.desired_state(replica=after).adapters == ()
+    assert Deployment.objects.get().removed_at is not None
+    assert AdapterVersion.objects.get(pk=version.pk).model_name == version.model_name
+
+
+def test_a_name_is_never_given_twice(floor, organization, claim):  # noqa: F811
+    names = set()
+    for _ in range(2):
+        floor.job(suffix="triage")
+        attempt = claim()
+        attempt.start()
+        attempt.succeed(floor.base_model)
+        version = AdapterVersion.objects.order_by("-created_at").first()
+        names.add(version.model_name)
+        operations.delete_model(organization=organization, model_name=version.model_name, by="user_x", now=db_now())
+
+    assert len(names) == 2
