@@ -1,14 +1,15 @@
 """What customers of the gateway see and pay: a real gateway process under its own role, before a scripted engine."""
 
 import json
-from collections.abc import Iterator
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
-from django.core.management import call_command
 from django.db import transaction
 
 from apps.accounts.operations import revoke_key
@@ -18,71 +19,26 @@ from apps.billing.usage import rate_usage
 from apps.core.clock import db_now
 from apps.core.money import rated
 from apps.finetuning.quotas import set_quota
-from tests.api.gateway_process import (
+from tests.api.gateway.process import (
     BASE_MODEL,
     INPUT_NANO,
     OUTPUT_NANO,
     PER,
     USD,
-    GatewayProcess,
     Tenant,
-    World,
     make_served_model,
     make_tenant,
-    make_world,
-    running_gateway,
     usage_of,
     wait_for_usage,
     wait_until,
 )
-from tests.api.scripted_engine import Script, ScriptedEngine
+from tests.api.gateway.scripted_engine import Script
 from tests.factories.accounts import make_key
 
 HI = [{"role": "user", "content": "Hi"}]
 
 
-# The gateway is another process: it sees only what is committed, and the tests of this module share what it sees.
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def _django_db_helper() -> None:
-    """Neither a transaction around each test nor a flush after it."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _database(django_db_setup, django_db_blocker) -> Iterator[None]:
-    with django_db_blocker.unblock():
-        yield
-        call_command("flush", verbosity=0, interactive=False)
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    return tmp_path_factory.mktemp("gw")
-
-
-@pytest.fixture(scope="module")
-def engine(_database, home) -> Iterator[ScriptedEngine]:
-    with ScriptedEngine(home / "engine.sock").running() as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def world(engine) -> World:
-    return make_world(engine.url)
-
-
-@pytest.fixture(scope="module")
-def gateway(world, home) -> Iterator[GatewayProcess]:
-    with running_gateway(home) as gateway:
-        yield gateway
-
-
-@pytest.fixture(autouse=True)
-def _clients_closed(gateway) -> Iterator[None]:
-    yield
-    gateway.close_clients()
 
 
 @pytest.fixture
@@ -99,9 +55,11 @@ def error_of(response) -> dict:
 
 
 def test_a_chat_answer_is_whole_public_and_metered(gateway, tenant, engine):
-    engine.scripts["Hi"] = Script(prompt_tokens=12, cached_tokens=8)
+    engine.scripts["cached"] = Script(prompt_tokens=12, cached_tokens=8)
 
-    answer = gateway.openai(tenant.key).chat.completions.create(model=BASE_MODEL, messages=HI)
+    answer = gateway.openai(tenant.key).chat.completions.create(
+        model=BASE_MODEL, messages=[{"role": "user", "content": "cached"}]
+    )
 
     assert answer.choices[0].message.content == "Hello there."
     assert (answer.choices[0].finish_reason, answer.choices[0].message.role) == ("stop", "assistant")
@@ -549,3 +507,32 @@ def test_requests_above_the_limit_per_minute_are_told_when_to_come_back(gateway,
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert int(answers[2].headers["retry-after"]) >= 1
     assert error_of(answers[2])["code"] == "rate_limit_exceeded"
+
+
+# --- Both generations of the SDK --------------------------------------------------------------------------------------
+
+OLD_SDK = Path(__file__).resolve().parents[3] / ".anneal/openai-1.109.1"
+
+
+@pytest.mark.parametrize("sdk", ["installed", "1.109.1"])
+def test_both_generations_of_the_sdk_see_the_same(gateway, world, sdk):
+    if sdk != "installed" and not OLD_SDK.exists():
+        pytest.skip(f"{OLD_SDK} is missing: pip install --target {OLD_SDK} openai==1.109.1")
+    folder = "" if sdk == "installed" else str(OLD_SDK)
+    session = Path(__file__).with_name("sdk_session.py")
+    arguments = [str(gateway.socket), world.acme.key.secret, world.acme.model_name, world.rival.model_name, folder]
+
+    ran = subprocess.run([sys.executable, str(session), *arguments], capture_output=True, text=True, timeout=60)
+
+    assert ran.returncode == 0, ran.stderr
+    seen = json.loads(ran.stdout)
+    assert seen.pop("version") == (openai.__version__ if sdk == "installed" else sdk)
+    assert seen == {
+        "whole": "Hello there.",
+        "tokens": 14,
+        "streamed": "Hello there.",
+        "usage": 3,
+        "completion": "Hello there.",
+        "foreign": [404, "model_not_found", "model", True],
+        "bad": [400, "invalid_value", "n", True],
+    }

@@ -27,10 +27,10 @@ from apps.core.clock import db_now
 from apps.core.ids import new_id, new_ulid
 from apps.core.sealing import place_of, seal
 from apps.serving.models import Deployment, LoadedAdapter, Replica
-from tests.api.scripted_engine import TOKEN
+from tests.api.gateway.scripted_engine import TOKEN
 from tests.factories.accounts import make_key, make_organization, make_user
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 USD = 1_000_000_000
 INPUT_NANO, OUTPUT_NANO, PER = 50_000_000, 200_000_000, 1_000_000
 BASE_MODEL = "tiny"

@@ -1,0 +1,54 @@
+"""Fixtures of the modules that test the gateway as a process of its own.
+
+It sees only what is committed. So the tests of one module share one committed world, emptied when the module ends; the
+mark `django_db` only has the test database made, as `_django_db_helper` here wraps and flushes nothing.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.core.management import call_command
+
+from tests.api.gateway.process import GatewayProcess, World, make_world, running_gateway
+from tests.api.gateway.scripted_engine import ScriptedEngine
+
+
+@pytest.fixture
+def _django_db_helper() -> None:
+    """Neither a transaction around each test nor a flush after it."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _database(django_db_setup, django_db_blocker) -> Iterator[None]:
+    with django_db_blocker.unblock():
+        yield
+        call_command("flush", verbosity=0, interactive=False)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("gw")
+
+
+@pytest.fixture(scope="module")
+def engine(_database, home) -> Iterator[ScriptedEngine]:
+    with ScriptedEngine(home / "engine.sock").running() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def world(engine) -> World:
+    return make_world(engine.url)
+
+
+@pytest.fixture(scope="module")
+def gateway(world, home) -> Iterator[GatewayProcess]:
+    with running_gateway(home) as gateway:
+        yield gateway
+
+
+@pytest.fixture(autouse=True)
+def _clients_closed(gateway) -> Iterator[None]:
+    yield
+    gateway.close_clients()

@@ -1,0 +1,163 @@
+"""A gateway killed at any moment loses no request it answered, counts none twice and leaves no money behind."""
+
+import asyncio
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import httpx
+import pytest
+
+from apps.billing.models import Hold, UsageConflict
+from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
+from apps.billing.usage import rate_usage
+from apps.core.money import rated
+from apps.gateway.database import Database
+from apps.gateway.shipper import adopt
+from tests.api.gateway.process import (
+    BASE_MODEL,
+    INPUT_NANO,
+    OUTPUT_NANO,
+    PER,
+    USD,
+    GatewayProcess,
+    Tenant,
+    make_tenant,
+    usage_of,
+    wait_for_usage,
+    wait_until,
+)
+from tests.api.gateway.scripted_engine import Script
+
+pytestmark = pytest.mark.django_db
+LANES = 6
+
+
+@pytest.fixture
+def gateway(world, home) -> Iterator[GatewayProcess]:
+    gateway = GatewayProcess(home)
+    gateway.start()
+    yield gateway
+    gateway.close_clients()
+    gateway.kill()
+
+
+@pytest.fixture
+def tenant(world) -> Tenant:
+    return make_tenant("Northline", world.base_model)
+
+
+class Load:
+    """Customers who ask one question after the other, until their gateway is gone; remembers what was answered."""
+
+    def __init__(self, gateway: GatewayProcess, tenant: Tenant) -> None:
+        self.answered: list[str] = []
+        self._client = gateway.http(tenant.key)
+        self._lanes = [threading.Thread(target=self._ask) for _ in range(LANES)]
+        for lane in self._lanes:
+            lane.start()
+
+    def _ask(self) -> None:
+        body = {"model": BASE_MODEL, "prompt": "crash", "max_tokens": 20}
+        with suppress(httpx.TransportError):
+            while True:
+                answer = self._client.post("/v1/completions", json=body)
+                assert answer.status_code == 200, answer.text
+                self.answered.append(answer.json()["id"])
+
+    def wait(self) -> None:
+        for lane in self._lanes:
+            lane.join()
+
+
+def cost_of(tenant: Tenant) -> int:
+    events = usage_of(tenant)
+    return rated(quantity=sum(e.input_tokens for e in events), price_nano=INPUT_NANO, per=PER) + rated(
+        quantity=sum(e.output_tokens for e in events), price_nano=OUTPUT_NANO, per=PER
+    )
+
+
+def test_answers_given_before_kill_9_are_charged_once_and_the_rest_costs_nothing(gateway, tenant, engine):
+    engine.scripts["crash"] = Script(tokens=("x",) * 5, delay_seconds=0.002)
+    answered: list[str] = []
+    for _ in range(3):
+        load = Load(gateway, tenant)
+        wait_until(lambda load=load: len(load.answered) > 40, "no answers")
+        gateway.kill()
+        load.wait()
+        answered += load.answered
+        gateway.start()
+
+    wait_until(lambda: not [f for f in gateway.leftovers() if f.suffix == ".seg"], "the spool was not shipped")
+    wait_until(lambda: {i.replace("cmpl-", "use_") for i in answered} <= ids(tenant), "an answer was not recorded")
+
+    events = usage_of(tenant)
+    finished = [event for event in events if event.finish == "stop"]
+    lost = [event for event in events if event.finish == "lost"]
+    assert len(answered) == len(set(answered)) <= len(finished) <= len(answered) + 3 * LANES
+    assert len(events) == len(finished) + len(lost) + len([e for e in events if e.finish == "aborted"])
+    assert {event.input_tokens + event.output_tokens for event in lost} <= {0}
+    rate_usage()
+    assert get_spending(organization=tenant.organization).inference_nano == cost_of(tenant)
+    wait_until(
+        lambda: not Hold.objects.filter(organization=tenant.organization, status="open").exists(),
+        "a dead gateway's slice was kept",
+        seconds=20,
+    )
+    balance = get_balance(organization=tenant.organization)
+    assert (balance.available_nano, balance.held_nano) == (10 * USD - cost_of(tenant), 0)
+    assert get_ledger_sum_nano() == 0
+    assert not UsageConflict.objects.exists()
+
+
+def ids(tenant: Tenant) -> set[str]:
+    return {event.pk for event in usage_of(tenant)}
+
+
+def test_a_request_in_progress_at_kill_9_is_counted_as_lost(gateway, tenant, engine):
+    engine.scripts["slow"] = Script(tokens=("x",) * 200, delay_seconds=0.05)
+    body = {"model": BASE_MODEL, "prompt": "slow", "stream": True}
+    with gateway.http(tenant.key).stream("POST", "/v1/completions", json=body) as stream:
+        next(stream.iter_lines())
+        gateway.kill()
+
+    gateway.start()
+
+    (event,) = wait_for_usage(tenant, 1)
+    assert (event.finish, event.input_tokens, event.output_tokens, event.input_price) == ("lost", 0, 0, None)
+
+
+def test_shipping_what_was_shipped_before_adds_nothing(gateway, tenant, engine, home, tmp_path):
+    engine.scripts["crash"] = Script(tokens=("x",) * 5, delay_seconds=0.002)
+    load = Load(gateway, tenant)
+    wait_until(lambda: len(load.answered) > 20, "no answers")
+    gateway.kill()
+    load.wait()
+    kept = tmp_path / "kept"
+    shutil.copytree(home / "spool", kept)
+    database = Database()
+
+    asyncio.run(adopt(database, home / "spool"))
+    first = {event.pk: event.body_sha256 for event in usage_of(tenant)}
+    asyncio.run(adopt(database, kept))
+    database.close()
+
+    assert {event.pk: event.body_sha256 for event in usage_of(tenant)} == first
+    assert {i.replace("cmpl-", "use_") for i in load.answered} <= set(first)
+    assert list((home / "spool").iterdir()) == list(kept.iterdir()) == []
+    assert not UsageConflict.objects.exists()
+
+
+def test_a_gateway_told_to_stop_leaves_nothing_behind(gateway, tenant, home):
+    gateway.http(tenant.key).post("/v1/completions", json={"model": BASE_MODEL, "prompt": "Hi"}).raise_for_status()
+    gateway.close_clients()
+
+    started = time.monotonic()
+    gateway.stop()
+
+    assert time.monotonic() - started < 10
+    assert len(usage_of(tenant)) == 1
+    assert list((home / "spool").iterdir()) == []
+    assert not Hold.objects.filter(organization=tenant.organization, status="open").exists()
