@@ -23,7 +23,7 @@ from scripts.supervision import LaunchFailed, Supervision, end, find_leftovers, 
 
 MANAGE = (str(REPOSITORY / ".venv/bin/python"), "manage.py")
 MAIN_JOB = (str(REPOSITORY / ".venv/bin/python"), "demo/main_job.py")
-START_SECONDS = {Tier.SERVICES: 60.0, Tier.CONTROL: 90.0, Tier.ENGINES: 300.0}
+START_SECONDS = {Tier.SERVICES: 60.0, Tier.CONTROL: 90.0, Tier.SERVING: 300.0, Tier.TRAINING: 60.0}
 CI_ROWS = "1000"
 WATCHED = {
     ".venv": ("apps", "templates", "static"),

@@ -36,11 +36,15 @@ WORKER = frozenset({"ANNEAL_INTERNAL_URL", "ANNEAL_WORK_DIR", "ANNEAL_POOL", "AN
 
 
 class Tier(StrEnum):
-    """Programs of a tier start and stop together; the last tier stops first."""
+    """Programs of a tier start and stop together, each tier after the one before answers; the last stops first.
+
+    The trainer waits for the engine: it begins by measuring its speed, which an engine that loads would falsify.
+    """
 
     SERVICES = "services"
     CONTROL = "control"
-    ENGINES = "engines"
+    SERVING = "serving"
+    TRAINING = "training"
 
 
 @dataclass(frozen=True)
@@ -113,31 +117,21 @@ PROGRAMS: tuple[Program, ...] = (
         stop_seconds=100,  # the hard limit of a control task is 90 s
     ),
     Program(
+        # Reading a customer's file takes minutes: it must not hold up leases, mail and money.
+        "celery-data",
+        Tier.CONTROL,
+        f"{_CELERY} worker --queues data --concurrency 1 --pool prefork --without-gossip --without-mingle",
+        role="sys",
+    ),
+    Program(
         "beat",
         Tier.CONTROL,
         f"{_CELERY} beat --schedule ${{home}}/celerybeat-schedule --pidfile ''",
         role="sys",
     ),
     Program(
-        "trainer",
-        Tier.ENGINES,
-        "celery -A gpu_workers.celery_app worker --queues train.${pool} --pool solo --prefetch-multiplier 1"
-        " --without-gossip --without-mingle",
-        venv=".venv-engines",
-        needs=WORKER | {"ANNEAL_BROKER_KEY_PREFIX"},
-        options=frozenset({"ANNEAL_TRAINER_THREADS", "ANNEAL_BASE_MODELS", "ANNEAL_GPU_KEY", "ANNEAL_LOG_LEVEL"}),
-        variables=(
-            ("ANNEAL_WORK_DIR", "${trainer_dir}"),
-            ("CELERY_BROKER_URL", "${trainer_broker_url}"),
-            ("ANNEAL_WORKER_CREDENTIAL_FILE", "${home}/trainer/credential.json"),
-            ("ANNEAL_ENROLL_TOKEN_FILE", "${home}/trainer/enroll.token"),
-        ),
-        threads="${trainer_threads}",
-        stop_seconds=120,  # it checkpoints, reports and returns within 110 s
-    ),
-    Program(
         "vllm",
-        Tier.ENGINES,
+        Tier.SERVING,
         "gpu_workers.engine",
         venv=".venv-engines",
         needs=frozenset({"ANNEAL_WORK_DIR"}),
@@ -161,7 +155,7 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program(
         "serving-agent",
-        Tier.ENGINES,
+        Tier.SERVING,
         "gpu_workers.serving_agent",
         venv=".venv-engines",
         needs=WORKER | {"ANNEAL_REPLICA_LISTEN"},
@@ -173,6 +167,23 @@ PROGRAMS: tuple[Program, ...] = (
             ("ANNEAL_ENROLL_TOKEN_FILE", "${home}/replica/enroll.token"),
         ),
         stop_seconds=40,
+    ),
+    Program(
+        "trainer",
+        Tier.TRAINING,
+        "celery -A gpu_workers.celery_app worker --queues train.${pool} --pool solo --prefetch-multiplier 1"
+        " --without-gossip --without-mingle",
+        venv=".venv-engines",
+        needs=WORKER | {"ANNEAL_BROKER_KEY_PREFIX"},
+        options=frozenset({"ANNEAL_TRAINER_THREADS", "ANNEAL_BASE_MODELS", "ANNEAL_GPU_KEY", "ANNEAL_LOG_LEVEL"}),
+        variables=(
+            ("ANNEAL_WORK_DIR", "${trainer_dir}"),
+            ("CELERY_BROKER_URL", "${trainer_broker_url}"),
+            ("ANNEAL_WORKER_CREDENTIAL_FILE", "${home}/trainer/credential.json"),
+            ("ANNEAL_ENROLL_TOKEN_FILE", "${home}/trainer/enroll.token"),
+        ),
+        threads="${trainer_threads}",
+        stop_seconds=120,  # it checkpoints, reports and returns within 110 s
     ),
 )
 

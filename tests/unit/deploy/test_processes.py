@@ -21,7 +21,7 @@ from scripts.setup import Environment
 PLAIN_SHELL = {
     name: value for name, value in os.environ.items() if not re.match("ANNEAL_|DATABASE_|REDIS_|CELERY_", name)
 }
-WORKERS = [program for program in PROGRAMS if program.tier is Tier.ENGINES]
+WORKERS = [program for program in PROGRAMS if program.venv == ".venv-engines"]
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +51,7 @@ def test_each_control_program_logs_in_as_its_own_role(tmp_path: Path) -> None:
         "internal": ["anneal_internal"],
         "gateway": ["anneal_gateway"],
         "celery": ["anneal_sys"],
+        "celery-data": ["anneal_sys"],
         "beat": ["anneal_sys"],
     }
 
@@ -81,7 +82,7 @@ def test_secrets_are_made_once_and_readable_by_nobody_else(tmp_path: Path) -> No
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("secrets.json", "env", "ports.json")] == [0o600] * 3
 
 
-def test_supervisor_stops_the_engines_first_and_postgres_last(tmp_path: Path) -> None:
+def test_supervisor_stops_the_trainer_first_and_postgres_last(tmp_path: Path) -> None:
     text = render_supervisor(
         PROGRAMS,
         Place(dict.fromkeys(NAMES, "x"), pythons={".venv": "/py", ".venv-engines": "/py"}),
