@@ -493,15 +493,11 @@ def ensure_running(data_dir: Path, *, durable: bool = True, tcp_port: int | None
     finally:
         is_last = _is_last_user(users)
         users.close()
-        if is_last:
-            for process in started:
+        for process in started:
+            if is_last:
                 process.wait()
-        else:
-            _LEFT_TO_OTHERS.extend(started)
-
-
-# Keepers whose server is still in use by another process; referenced so that no child is reported as forgotten.
-_LEFT_TO_OTHERS: list[subprocess.Popen[bytes]] = []
+            else:
+                process.returncode = 0  # it stays for the others: no child of ours any more, and no forgotten one
 
 
 def _start_missing(
