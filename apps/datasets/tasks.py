@@ -11,8 +11,9 @@ from apps.core.errors import DomainError
 from apps.datasets import operations, queries
 from apps.datasets.models import DatasetVersion
 
-# 512 MB of small rows take about two minutes on one busy core; the lease, not this limit, says who is alive.
-_SOFT_LIMIT_SECONDS, _HARD_LIMIT_SECONDS = 840, 870
+# Long work has a queue and a worker of its own (apps/config/celery.py). Its message is acknowledged at once: a lost
+# validation is found by its lease, a lost count is asked for again by whoever needs it.
+_LONG = {"acks_late": False, "ignore_result": True, "soft_time_limit": 3_540, "time_limit": 3_600}
 
 
 def request_validation(*, key: str, payload: dict[str, Any]) -> None:
@@ -25,9 +26,7 @@ def request_count(*, key: str, payload: dict[str, Any]) -> None:
     count.delay(payload["version_id"], payload["base_model_id"])
 
 
-@shared_task(
-    name="datasets.count", ignore_result=True, soft_time_limit=_SOFT_LIMIT_SECONDS, time_limit=_HARD_LIMIT_SECONDS
-)
+@shared_task(name="datasets.count", **_LONG)
 def count(version_id: str, base_model_id: str) -> None:
     """Count a file's tokens under one model, unless they are counted or the file is gone."""
     version = DatasetVersion.objects.filter(pk=version_id, status="ready").first()
@@ -35,16 +34,20 @@ def count(version_id: str, base_model_id: str) -> None:
         _count_if_possible(version, BaseModel.objects.get(pk=base_model_id))
 
 
-@shared_task(
-    name="datasets.validate", ignore_result=True, soft_time_limit=_SOFT_LIMIT_SECONDS, time_limit=_HARD_LIMIT_SECONDS
-)
+@shared_task(name="datasets.validate", **_LONG)
 def validate(version_id: str) -> None:
-    """Validate a file, then count its tokens for each installed model, so that pages and quotes need not wait."""
+    """Validate a file and count its tokens for each installed model, so that pages and quotes need not wait.
+
+    The count of a large file is a task of its own, behind the validations that wait already.
+    """
     version = operations.validate_version(version_id=version_id, now=db_now())
     if version is None or version.status != "ready":
         return
     for base_model in list_base_models(only_installed=True):
-        _count_if_possible(version, base_model)
+        if version.bytes > operations.COUNT_NOW_BYTES:
+            operations.request_count(version=version, base_model=base_model)
+        else:
+            _count_if_possible(version, base_model)
 
 
 def _count_if_possible(version: DatasetVersion, base_model: BaseModel) -> None:

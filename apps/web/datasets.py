@@ -37,8 +37,6 @@ from apps.web.svg import histogram
 ROWS_SHOWN = 20
 ROWS_BEFORE = 3  # shown above a row that a link points at
 VIEWS = (("chat", "Chat"), ("tokens", "Tokens"), ("json", "JSON"))
-# Files up to this size are counted while the page is made; a larger one by a task, and the page looks again.
-COUNT_NOW_BYTES = 4_000_000
 _PENDING = ("uploaded", "validating")
 
 
@@ -304,7 +302,7 @@ def _count(
     if version.status != "ready" or model is None:
         return None, None, False
     found = queries.find_token_count(version=version, base_model=model)
-    if found or version.bytes > COUNT_NOW_BYTES:
+    if found or version.bytes > operations.COUNT_NOW_BYTES:
         if not found:
             operations.request_count(version=version, base_model=model)
         return found, None, found is None

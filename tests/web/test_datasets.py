@@ -8,9 +8,9 @@ from django.urls import reverse
 
 from apps.core.clock import db_now
 from apps.core.models import AuditEntry, OutboxMessage
+from apps.datasets import operations
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.quotas import set_quota
-from apps.web import datasets
 from tests.factories.catalog import make_base_model
 from tests.factories.datasets import jsonl, make_ready_version, make_version
 
@@ -170,7 +170,7 @@ def test_a_row_the_model_cannot_read_is_said_in_the_checks(organization, alice, 
 
 
 def test_a_large_file_is_counted_by_a_task(version, alice, client_for, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "COUNT_NOW_BYTES", 10)
+    monkeypatch.setattr(operations, "COUNT_NOW_BYTES", 10)
 
     for _ in range(2):
         body = client_for(alice).get(page_of(version)).content.decode()

@@ -30,6 +30,7 @@ from apps.datasets.operations import (
 )
 from apps.datasets.queries import (
     UnknownFile,
+    find_token_count,
     get_version,
     list_versions,
     list_waiting,
@@ -37,7 +38,7 @@ from apps.datasets.queries import (
     render_row,
     storage_used_bytes,
 )
-from apps.datasets.tasks import request_validation
+from apps.datasets.tasks import count, request_validation, validate
 from apps.datasets.validation import LINES_PER_OFFSET
 from tests.factories.catalog import make_base_model, make_listed_model
 from tests.factories.datasets import jsonl, make_ready_version, make_version
@@ -213,6 +214,22 @@ class TestValidation:
 
 
 class TestCounting:
+    def test_follows_validation_at_once_or_in_a_task_of_its_own(
+        self, organization: Organization, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        base_model = make_base_model()
+        small, large = make_version(organization), make_version(organization, jsonl(500))
+        monkeypatch.setattr(operations, "COUNT_NOW_BYTES", 10_000)
+
+        for version in (small, large):
+            validate(version.pk)
+
+        assert find_token_count(version=small, base_model=base_model)
+        assert find_token_count(version=large, base_model=base_model) is None
+        payload = OutboxMessage.objects.get(topic="dataset.count").payload
+        count(**payload)
+        assert find_token_count(version=large, base_model=base_model)
+
     def test_counts_what_the_model_would_see_and_train_on(self, organization: Organization) -> None:
         base_model = make_base_model()
         version = make_ready_version(organization)
