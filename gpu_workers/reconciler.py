@@ -10,6 +10,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,6 @@ class Reconciler:
         self._engine_state: EngineState | None = None
         self._loaded: set[str] = set()
         self._base_canary: Canary | None = None
-        self._base_sha256 = ""
         self._has_finished_first_pass = False
         self._condemned_generation = ""
         self._nan_baseline = 0
@@ -167,10 +167,10 @@ class Reconciler:
             raise EngineDown("the control plane has not said yet what to serve")
         if desired.base_lora_served_name != state.served_name:
             raise EngineDown("the engine serves another base model than desired")
+        if desired.base_model_sha256 not in ("", await asyncio.to_thread(_hash_weights, Path(state.model_path))):
+            raise EngineDown("the base model's weights are not the desired ones")
         if self._engine_state != state:
             await self._meet_engine(state)
-        if desired.base_model_sha256 not in ("", self._base_sha256):
-            raise EngineDown("the base model's weights are not the desired ones")
         base = self._get_base(state)
         await self._match_loaded(desired, models, base)
         await self._load_missing(desired, state, models, base)
@@ -183,7 +183,6 @@ class Reconciler:
         self._lose_engine("loading adapters")
         self._nan_baseline = await self.engine.count_corrupted_requests()
         self._base_canary = await self._ask_base(state)
-        self._base_sha256 = await asyncio.to_thread(_hash_weights, Path(state.model_path))
         self._engine_state = state
         self.door.set_slots(state.max_loras)
         desired = self._memory.desired
@@ -400,11 +399,18 @@ def _describe_url(listen: str) -> str:
 
 def _hash_weights(model: Path) -> str:
     """Return the SHA-256 of a model in one file; empty for one in several, which names no single sum."""
+    weights = model / "model.safetensors"
     try:
-        with open(model / "model.safetensors", "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        stat = weights.stat()
     except FileNotFoundError:
         return ""
+    return _hash_file(weights, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _hash_file(path: Path, *_version: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _may_come(trial: _Trial) -> bool:

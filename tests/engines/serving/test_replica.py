@@ -5,6 +5,7 @@ The engine starts twice: the tests run in order, the last ones kill it.
 
 import json
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -57,8 +58,9 @@ def make_adapters(plane: ControlPlane) -> dict[str, DesiredAdapter]:
 
 
 @pytest.fixture(scope="module")
-def plane() -> Iterator[ControlPlane]:
-    plane = ControlPlane(base_model_path=str(BASE_MODEL), served_name=SERVED_NAME)
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    base_model = shutil.copytree(BASE_MODEL, tmp_path_factory.mktemp("base") / "model")
+    plane = ControlPlane(base_model_path=str(base_model), served_name=SERVED_NAME)
     yield plane
     plane.close()
 
