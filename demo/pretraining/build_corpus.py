@@ -1,6 +1,5 @@
 """Fetch the pinned sources and write the decontaminated corpus: `corpus.jsonl.xz` and `corpus.json`."""
 
-# ruff: noqa: S311 (seeded sampling, not cryptography)
 from __future__ import annotations
 
 import argparse

@@ -1,6 +1,5 @@
 """Turn downloaded packages into clean English passages: plain text and short chat exchanges."""
 
-# ruff: noqa: S311 (seeded sampling, not cryptography)
 from __future__ import annotations
 
 import ast

@@ -4,7 +4,6 @@ Hyper-parameters are tuned with `--split tune`, which holds out 1,000 training r
 training rows and scores a seeded sample of the test rows.
 """
 
-# ruff: noqa: S311 (seeded sampling, not cryptography)
 from __future__ import annotations
 
 import argparse

@@ -1,6 +1,5 @@
 """Pre-train the demo base model on one CPU thread: Muon for matrices, AdamW for the rest, WSD schedule."""
 
-# ruff: noqa: S311 (seeded sampling, not cryptography)
 from __future__ import annotations
 
 import argparse
