@@ -29,7 +29,7 @@ from gpu_workers.train.model import fetch_base_model, load_model
 from gpu_workers.train.sft import build_trainer
 
 WARM_UP_STEPS = 3
-MEASURED_SECONDS = 9.0
+MEASURED_SECONDS = 6.0
 REPEATS = 5
 MIN_REPEATS = 3
 _BATCHES = 8

@@ -58,8 +58,9 @@ class Trainer(SFTTrainer):
         outputs = model(**inputs, fused_lm_head=True)
         return -outputs.log_probs.sum(), outputs.is_top1.sum(), outputs.label_mask.sum()
 
-    def _clip_grad_norm(self, model: Any) -> Any:
-        norm = super()._clip_grad_norm(model)
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """Called once an optimizer step, clipped or not."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         self.progress.window.grad_norm = norm
         self.progress.window.steps += 1
         return norm

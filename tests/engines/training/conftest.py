@@ -1,0 +1,93 @@
+"""A small Llama with the demo's tokenizer, made once, and the agent running real training children on it."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from apps.contracts.runs import Hyperparameters
+from gpu_workers.agent import Agent
+from gpu_workers.api_client import ApiClient
+from gpu_workers.config import WorkerConfig
+from tests.twins.control_plane import CREDENTIAL, ControlPlane, serve_control_plane
+
+DEMO = Path(__file__).parents[3] / "demo" / "base_model"
+
+RECIPE = Hyperparameters(
+    epochs=8,
+    batch_size=8,
+    learning_rate=5e-3,
+    lora_rank=4,
+    lora_alpha=8,
+    lora_dropout=0.1,  # draws random numbers in every step, so that a resume must restore them
+    max_length=64,
+    target_modules=("q_proj", "v_proj", "down_proj"),
+)
+COLOURS = ("red", "green", "blue", "black", "white")
+
+
+def make_rows(count: int, *, seed: int = 0) -> bytes:
+    """Rows a small model can learn: the answer repeats a word of the question."""
+    draw = random.Random(seed)
+    lines = []
+    for _ in range(count):
+        colour = draw.choice(COLOURS)
+        question = f"My {draw.choice(('car', 'house', 'hat'))} is {colour}" + " indeed" * draw.randint(0, 6)
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": colour}]
+        lines.append(json.dumps({"messages": messages}))
+    return ("\n".join(lines) + "\n").encode()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=6144,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        eos_token_id=1,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(DEMO / name, folder / name)
+    return folder
+
+
+@pytest.fixture
+def plane() -> Iterator[ControlPlane]:
+    with serve_control_plane() as plane:
+        yield plane
+
+
+@pytest.fixture
+def make_agent(plane: ControlPlane, tiny_model: Path, tmp_path: Path) -> Iterator[Callable[[], Agent]]:
+    clients: list[ApiClient] = []
+
+    def make() -> Agent:
+        config = WorkerConfig(
+            internal_url=plane.url,
+            credential_file=tmp_path / "credential.json",
+            work_dir=tmp_path / "work",
+            base_model_roots=(tiny_model.parent,),
+            trainer_threads=1,
+        )
+        clients.append(ApiClient(plane.url, credential=CREDENTIAL))
+        agent = Agent(config, clients[-1], prober=None)
+        agent.recover()
+        return agent
+
+    yield make
+    for client in clients:
+        client.close()

@@ -1,0 +1,269 @@
+"""The parts of the trainer, in this process."""
+
+import json
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerState
+
+from apps.contracts.chat import ChatRenderer, parse_row
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, RunSpec
+from apps.contracts.worker_api import ProbeRequest
+from gpu_workers.api_client import ApiClient
+from gpu_workers.artifacts import BrokenArtifact, seal_folder
+from gpu_workers.config import WorkerConfig
+from gpu_workers.events import EventTail, EventWriter
+from gpu_workers.probing import Prober
+from gpu_workers.train.callbacks import ProgressCallback, StopFlag
+from gpu_workers.train.checkpoint import IncompleteCheckpoint, explain_inexact_resume, geometry, open_checkpoint
+from gpu_workers.train.cpu_lora import speed_up_lora
+from gpu_workers.train.data import LengthGroupedSampler, PaddingCollator, encode_file
+from gpu_workers.train.export import adapter_config, check_finite
+from gpu_workers.train.failures import TrainingFailed
+from gpu_workers.train.model import fetch_base_model
+from gpu_workers.train.sft import _score_selected, build_trainer
+from tests.engines.training.conftest import DEMO, RECIPE, make_rows
+from tests.twins.control_plane import CREDENTIAL, ControlPlane
+
+NOTHING = DatasetRef(id="ds", sha256="", bytes=0, rows=0, url="")
+
+
+def make_spec(**changes: object) -> RunSpec:
+    base_model = BaseModelRef(id="bm_1", name="tiny")
+    fields = {"run_id": "run_1", "job_id": "ftjob-1", "organization_id": "org_1", "attempt": 1, "training": NOTHING}
+    return RunSpec(**fields | {"base_model": base_model, "hyperparameters": RECIPE} | changes)
+
+
+def make_peft_model(folder: Path, *, dropout: float = 0.0) -> torch.nn.Module:
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    config = LoraConfig(r=4, lora_alpha=8, lora_dropout=dropout, target_modules=["q_proj", "down_proj"])
+    model = get_peft_model(base, config)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)  # zeros would hide every error of the product
+    return model
+
+
+def make_batch() -> dict[str, torch.Tensor]:
+    rows = [{"input_ids": [3, 9, 8, 1, 4, 7, 1], "labels": [-100] * 5 + [7, 1]}]
+    rows += [{"input_ids": [3, 9, 1, 4, 5, 1], "labels": [-100] * 4 + [5, 1]}]
+    return PaddingCollator(0)(rows)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "Where is my card?"}, {"role": "assistant", "content": "card_arrival"}],
+        [
+            {"role": "system", "content": "Bref. Ünïcode 😀\n\n  spaces  "},
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": " leading"},
+            {"role": "user", "content": "b\n"},
+            {"role": "assistant", "content": "end "},
+        ],
+    ],
+)
+def test_our_tokens_are_those_of_apply_chat_template(messages):
+    theirs = AutoTokenizer.from_pretrained(DEMO).apply_chat_template(messages, tokenize=True)["input_ids"]
+
+    ours = ChatRenderer.from_folder(DEMO).render(parse_row(json.dumps({"messages": messages}).encode(), line_number=1))
+
+    assert list(ours.token_ids) == theirs
+
+
+def test_labels_stand_on_the_answer_and_its_end_alone(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(make_rows(3))
+    renderer = ChatRenderer.from_folder(DEMO)
+
+    rows = encode_file(tmp_path / "rows.jsonl", renderer, max_length=64)
+
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    for labels in rows.labels:
+        text = tokenizer.decode([label for label in labels if label != -100])
+        assert text.removesuffix("<|end|>") in ("red", "green", "blue", "black", "white")
+
+
+def test_rows_without_a_trained_token_left_end_the_job_with_a_reason(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(make_rows(3))
+
+    with pytest.raises(TrainingFailed) as failure:
+        encode_file(tmp_path / "rows.jsonl", ChatRenderer.from_folder(DEMO), max_length=3)
+
+    assert failure.value.code is FailureCode.NO_TRAINABLE_TOKENS
+
+
+def test_a_bad_row_is_named_by_its_line(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(make_rows(2) + b'{"messages": []}\n')
+
+    with pytest.raises(TrainingFailed, match="Line 3") as failure:
+        encode_file(tmp_path / "rows.jsonl", ChatRenderer.from_folder(DEMO), max_length=64)
+
+    assert failure.value.code is FailureCode.INVALID_TRAINING_FILE
+
+
+def test_an_epoch_has_every_row_once_in_an_order_of_seed_and_epoch_alone():
+    lengths = np.random.default_rng(0).integers(5, 60, 1003)
+    sampler = LengthGroupedSampler(lengths, batch_size=8, seed=1)
+
+    first, again = list(sampler), list(sampler)
+    sampler.epoch = 1
+    second = list(sampler)
+
+    assert sorted(first) == list(range(1003))
+    assert first == again
+    assert first != second
+    padding = [max(lengths[first[i : i + 8]]) - lengths[first[i : i + 8]].mean() for i in range(0, 1000, 8)]
+    assert np.mean(padding) < 2
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_the_fast_lora_product_is_that_of_peft(tiny_model, dropout):
+    batch = make_batch()
+    results = []
+    for is_fast in (False, True):
+        model = make_peft_model(tiny_model, dropout=dropout)
+        if is_fast:
+            assert speed_up_lora(model) == 4
+        torch.manual_seed(1)
+        loss, _, _ = _score_selected(model, batch)
+        loss.backward()
+        results.append((loss, {n: p.grad for n, p in model.named_parameters() if p.requires_grad}))
+
+    (loss, gradients), (fast_loss, fast_gradients) = results
+    torch.testing.assert_close(fast_loss, loss)
+    torch.testing.assert_close(fast_gradients, gradients)
+
+
+def test_our_loss_is_that_of_trl(tiny_model, tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(make_rows(8))
+    rows = encode_file(tmp_path / "rows.jsonl", ChatRenderer.from_folder(tiny_model), max_length=64)
+    trainer = build_trainer(
+        model=make_peft_model(tiny_model),
+        folder=tiny_model,
+        training=rows,
+        validation=None,
+        spec=make_spec(),
+        work_dir=tmp_path,
+        events=EventWriter(tmp_path / "events.jsonl"),
+        stop=StopFlag(),
+    )
+    batch = make_batch()
+
+    ours = trainer.loss_parts(trainer.model, batch)
+    trainer._scores_selected_only = False
+    theirs = trainer.loss_parts(trainer.model, batch)
+
+    assert trainer.events.close() is None
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.float(), other.float())
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
+    writer = EventWriter(tmp_path / "events.jsonl")
+    callback = ProgressCallback(writer, StopFlag(), checkpoint_interval_seconds=300, steps_per_epoch=10)
+    callback.window.loss, callback.window.steps = torch.tensor(math.nan), 1
+
+    with pytest.raises(TrainingFailed) as failure:
+        callback.report(TrainerState(global_step=3, max_steps=10), learning_rate=0.1)
+    writer.close()
+
+    assert failure.value.code is FailureCode.LOSS_NOT_FINITE
+    assert EventTail(tmp_path / "events.jsonl").read() == []
+
+
+def test_an_adapter_with_a_weight_that_is_no_number_is_never_exported():
+    with pytest.raises(TrainingFailed, match="lora_A"):
+        check_finite({"lora_A": torch.tensor([1.0, math.inf])})
+
+
+def test_the_adapter_config_holds_known_keys_and_no_path():
+    config = adapter_config(make_spec(base_model=BaseModelRef(id="bm_1", name="tiny", path="/secret/place")))
+
+    assert (config["peft_type"], config["r"], config["bias"]) == ("LORA", 4, "none")
+    assert "/secret/place" not in json.dumps(config)
+
+
+def seal(folder: Path, names: tuple[str, ...]) -> Path:
+    temporary = folder / "tmp"
+    temporary.mkdir(parents=True)
+    for name in names:
+        (temporary / name).write_bytes(name.encode() * 10)
+    final = folder / "checkpoint-3"
+    seal_folder(
+        temporary, final, lambda files: Manifest(kind="checkpoint", run_id="run_1", attempt=1, step=3, files=files)
+    )
+    return final
+
+
+def test_a_checkpoint_without_its_optimizer_is_refused(tmp_path):
+    folder = seal(tmp_path, ("adapter_model.safetensors", "trainer_state.json"))
+
+    with pytest.raises(IncompleteCheckpoint, match=r"optimizer\.pt"):
+        open_checkpoint(folder)
+
+
+def test_what_changed_since_a_checkpoint_is_told():
+    made_by = make_spec()
+    changed = msgspec.structs.replace(RECIPE, lora_dropout=0.9)
+    manifest = Manifest(kind="checkpoint", run_id="run_1", attempt=1, step=3, files=(), metadata=geometry(made_by))
+
+    assert explain_inexact_resume(manifest, made_by) is None
+    assert explain_inexact_resume(manifest, make_spec(hyperparameters=changed)) == "hyperparameters"
+
+
+@pytest.mark.parametrize("damage", ["truncate", "change", "remove", "no manifest"])
+def test_a_torn_checkpoint_is_refused(tmp_path, damage):
+    folder = seal(tmp_path, ("optimizer.pt",))
+    file = folder / "optimizer.pt"
+    match damage:
+        case "truncate":
+            file.write_bytes(file.read_bytes()[:-1])
+        case "change":
+            file.write_bytes(b"X" + file.read_bytes()[1:])
+        case "remove":
+            file.unlink()
+        case _:
+            (folder / "manifest.json").unlink()
+
+    with pytest.raises(BrokenArtifact):
+        open_checkpoint(folder)
+
+
+def test_a_base_model_with_other_files_than_registered_is_refused(tiny_model):
+    reference = BaseModelRef(id="bm_1", name="tiny", path=str(tiny_model), files_sha256={"config.json": "0" * 64})
+
+    with pytest.raises(TrainingFailed) as failure:
+        fetch_base_model(reference, hub_token=None)
+
+    assert failure.value.code is FailureCode.BASE_MODEL_UNAVAILABLE
+
+
+def test_a_missing_measurement_is_taken_and_reported(plane: ControlPlane, tiny_model, tmp_path):
+    reference = BaseModelRef(id="bm_1", name="tiny", path=str(tiny_model))
+    plane.probes = [ProbeRequest(base_model=reference, method="qlora", micro_batch_size=4, sequence_length=32)]
+    config = WorkerConfig(
+        internal_url=plane.url,
+        credential_file=tmp_path / "credential.json",
+        work_dir=tmp_path,
+        base_model_roots=(tiny_model.parent,),
+        trainer_threads=1,
+    )
+    api = ApiClient(plane.url, credential=CREDENTIAL)
+    prober = Prober(config, api, gpu_key="cpu")
+
+    assert prober.run_one(should_stop=lambda: False)
+    assert not prober.run_one(should_stop=lambda: False)
+    api.close()
+
+    [report] = plane.reports
+    assert 0 < report.tokens_per_second_low <= report.tokens_per_second <= report.tokens_per_second_high
+    assert (report.method, report.gpu_key, report.threads) == ("qlora", "cpu", 1)
+    assert report.peak_memory_bytes > 10**8
+    assert 0 < report.startup_seconds < 120

@@ -1,0 +1,133 @@
+"""Real runs: the agent with a control plane over HTTP, and torch in the child."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+import safetensors.torch
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import (
+    CheckpointSaved,
+    EvaluationCompleted,
+    Failed,
+    LogLine,
+    Method,
+    RunSpec,
+    StepCompleted,
+    Stopped,
+    Succeeded,
+    TrainingStarted,
+)
+from gpu_workers.agent import Agent
+from tests.engines.training.conftest import RECIPE, make_rows
+from tests.twins.control_plane import ControlPlane
+
+ROWS = make_rows(240)
+STEPS = 240 // RECIPE.batch_size * RECIPE.epochs
+
+
+def add_run(plane: ControlPlane, model: Path, **options: object) -> RunSpec:
+    return plane.add_run(ROWS, base_model=model, **{"hyperparameters": RECIPE} | options)
+
+
+def adapter_of(plane: ControlPlane, outcome: object) -> dict[str, torch.Tensor]:
+    assert isinstance(outcome, Succeeded), outcome
+    return safetensors.torch.load(plane.stored_files(outcome.upload_id)["adapter_model.safetensors"])
+
+
+def drain_in_thread(agent: Agent) -> threading.Thread:
+    thread = threading.Thread(target=agent.drain)
+    thread.start()
+    return thread
+
+
+def signal_child(work_dir: Path, number: signal.Signals) -> None:
+    [file] = (work_dir / "runs").glob("*/child.json")
+    os.kill(msgspec.json.decode(file.read_bytes())["pid"], number)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> dict[str, torch.Tensor]:
+    """The adapter of a run that nothing disturbed, filled by the first test that has one."""
+    return {}
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_a_run_learns_its_rows_and_delivers_an_adapter(plane, tiny_model, make_agent, uninterrupted, method, tmp_path):
+    recipe = msgspec.structs.replace(RECIPE, method=method)
+    add_run(plane, tiny_model, hyperparameters=recipe, validation=make_rows(40, seed=1))
+
+    make_agent().drain()
+
+    [outcome] = plane.outcomes
+    tensors = adapter_of(plane, outcome)
+    steps = plane.events_of(StepCompleted)
+    evaluations = plane.events_of(EvaluationCompleted)
+    [started] = plane.events_of(TrainingStarted)
+    assert (started.total_steps, started.start_step, started.rows) == (STEPS, 0, 240)
+    assert outcome.step == steps[-1].step == STEPS
+    assert outcome.trained_tokens == steps[-1].trained_tokens == started.trained_tokens_per_epoch * RECIPE.epochs
+    assert steps[-1].train_loss < steps[0].train_loss
+    assert steps[-1].train_mean_token_accuracy > 0.5 > steps[0].train_mean_token_accuracy
+    assert len(evaluations) == RECIPE.epochs
+    assert outcome.valid_loss == evaluations[-1].valid_loss < evaluations[0].valid_loss
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    assert_peft_loads(plane, outcome.upload_id, tiny_model, tmp_path / "loaded")
+    if method is Method.LORA:
+        uninterrupted |= tensors
+
+
+def assert_peft_loads(plane: ControlPlane, upload_id: str, model: Path, folder: Path) -> None:
+    folder.mkdir()
+    for name, content in plane.stored_files(upload_id).items():
+        (folder / name).write_bytes(content)
+    base = AutoModelForCausalLM.from_pretrained(model)
+    loaded = PeftModel.from_pretrained(base, folder)
+    prompt = torch.tensor([[3, 100, 200, 1, 4]])
+    assert not torch.equal(loaded(prompt).logits, AutoModelForCausalLM.from_pretrained(model)(prompt).logits)
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_resumed_in_the_middle_ends_with_the_same_adapter(
+    plane, tiny_model, make_agent, uninterrupted, end, tmp_path
+):
+    """SIGTERM: checkpoint at that step. SIGKILL: go on from the last checkpoint. The losses differ by 0 either way."""
+    add_run(plane, tiny_model, checkpoint_interval_seconds=1)
+    thread = drain_in_thread(make_agent())
+    plane.wait_for(lambda: plane.events_of(CheckpointSaved), timeout_seconds=120)
+    signal_child(tmp_path / "work", end)
+    thread.join(60)
+    [first] = plane.outcomes
+    saved = plane.events_of(CheckpointSaved)[-1]
+    assert isinstance(first, Stopped if end is signal.SIGTERM else Failed)
+    assert 0 < saved.step < STEPS
+    assert first.training_seconds == saved.training_seconds
+
+    plane.forget_lease()
+    add_run(plane, tiny_model, attempt=2, resume_from=plane.checkpoint_ref(saved))
+    make_agent().drain()
+
+    resumed = adapter_of(plane, plane.outcomes[1])
+    assert plane.events_of(TrainingStarted)[1].start_step == saved.step
+    assert plane.events_of(LogLine)[-1].message == f"Resumed from step {saved.step}."
+    assert plane.events_of(StepCompleted)[-1].trained_tokens == plane.outcomes[1].trained_tokens
+    assert resumed.keys() == uninterrupted.keys()
+    for name, tensor in resumed.items():
+        assert torch.equal(tensor, uninterrupted[name]), name
+
+
+def test_a_diverging_run_is_the_recipes_failure(plane, tiny_model, make_agent):
+    wild = msgspec.structs.replace(RECIPE, learning_rate=1e30, max_grad_norm=0.0, warmup_ratio=0.0)
+    add_run(plane, tiny_model, hyperparameters=wild)
+
+    make_agent().drain()
+
+    assert plane.outcomes[0].code is FailureCode.LOSS_NOT_FINITE
+    assert "learning rate" in plane.outcomes[0].message
