@@ -58,6 +58,12 @@ def delete_model(*, organization: Any, model_name: str, by: str, now: datetime.d
     return delete_version(version=version, by=by, now=now)
 
 
+def _abilities(observed: ObservedState) -> dict[str, Any]:
+    """What the replica says of itself, where it does: it may have moved or been given more since it enrolled."""
+    said = {"url": observed.url, "capacity": observed.capacity, "max_rank": observed.max_lora_rank}
+    return {name: value for name, value in said.items() if value}
+
+
 def _bump(base_model_id: str) -> None:
     with system():  # replicas are shared by all tenants: the web's own role may only read them
         Replica.objects.filter(base_model_id=base_model_id).update(generation=F("generation") + 1)
@@ -131,6 +137,7 @@ def record_observed(*, replica: Replica, observed: ObservedState) -> None:
         engine_generation=observed.engine_generation,
         reason=observed.reason[:300],
         observed_at=now,
+        **_abilities(observed),
     )
     states = {adapter.lora_name: adapter for adapter in observed.adapters}
     versions = AdapterVersion.objects.filter(lora_name__in=states)
