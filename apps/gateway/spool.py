@@ -9,6 +9,7 @@ died and ship what it left.
 import asyncio
 import fcntl
 import logging
+import math
 import os
 import queue
 import shutil
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 SEGMENT_BYTES = 8 * 1024 * 1024
 SEGMENT_SECONDS = 10.0
 LEAST_FREE_BYTES = 256 * 1024 * 1024
+_LOOK_SECONDS = 1.0
 _HEADER = struct.Struct("<II")
 _LARGEST_RECORD_BYTES = 64 * 1024
 
@@ -114,6 +116,8 @@ class Spool:
         self._holders: dict[str, list[_Segment]] = defaultdict(list)
         self._number = 0
         self._has_failed = False
+        self._is_roomy = True
+        self._looked_at = -math.inf
 
     def open(self) -> None:
         """Claim the folder and begin to write, for requests of the running event loop."""
@@ -138,7 +142,11 @@ class Spool:
 
     def has_room(self) -> bool:
         """Tell whether requests can be metered: without it none may be admitted."""
-        return not self._has_failed and shutil.disk_usage(self.folder).free >= LEAST_FREE_BYTES
+        now = time.monotonic()
+        if now - self._looked_at > _LOOK_SECONDS:
+            self._looked_at = now
+            self._is_roomy = shutil.disk_usage(self.folder).free >= LEAST_FREE_BYTES
+        return self._is_roomy and not self._has_failed
 
     def close(self) -> None:
         """Write what is waiting and let go of the folder; remove it when nothing is left to ship."""
