@@ -264,9 +264,11 @@ def _line(kind: str, bare: dict[str, float], gateway: dict[str, float]) -> dict[
     ratio = round(gateway["requests_per_second"] / bare["requests_per_second"], 3)
     added = round(gateway["p50_ms_alone"] - bare["p50_ms_alone"], 3)
     for name, figures in (("bare", bare), ("gateway", gateway)):
+        speed, cpu_ms = figures["requests_per_second"], figures["cpu_ms_per_request"]
+        alone, together = figures["p50_ms_alone"], figures["p50_ms"]
         sys.stdout.write(
-            f"{kind:9} {name:8} {figures['requests_per_second']:6.0f} req/s   "
-            f"p50 {figures['p50_ms_alone']:6.2f} ms alone   {figures['p50_ms']:6.2f} ms together   {figures['cpu_ms_per_request']:.2f} ms of CPU each\n"
+            f"{kind:9} {name:8} {speed:6.0f} req/s   p50 {alone:6.2f} ms alone   {together:6.2f} ms together   "
+            f"{cpu_ms:.2f} ms of CPU each\n"
         )
     sys.stdout.write(f"{kind:9} ratio {ratio:.2f}, {added:.2f} ms added\n")
     return {f"bare_{kind}": bare, f"gateway_{kind}": gateway, f"ratio_{kind}": ratio, f"added_ms_{kind}": added}
