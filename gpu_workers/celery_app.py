@@ -8,7 +8,7 @@ import logging
 from typing import Any
 
 from celery import Celery
-from celery.signals import worker_ready, worker_shutting_down
+from celery.signals import setup_logging, worker_ready, worker_shutting_down
 
 from gpu_workers.agent import Agent
 from gpu_workers.api_client import ApiClient
@@ -33,7 +33,6 @@ app.conf.update(
     worker_pool="solo",
     worker_enable_remote_control=False,  # its broker user may consume one queue and nothing else
     worker_send_task_events=False,
-    worker_hijack_root_logger=False,
     broker_connection_retry_on_startup=True,
     # Acknowledgements would need keys its user may not touch; a lost doorbell is rung again.
     broker_transport_options={"global_keyprefix": config.broker_key_prefix, "ack_emulation": False},
@@ -75,10 +74,16 @@ def wake(*, pool: str = "", **_: Any) -> None:
         trainer.agent.drain()
 
 
+@setup_logging.connect
+def _configure_logging(**_: Any) -> None:
+    """Log as every other process does; Celery would otherwise set up the root logger at its own level."""
+    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each URL, and a signed URL is a credential
+
+
 @worker_ready.connect
 def _begin(**_: Any) -> None:
     """Drain once at start: a doorbell rung while this process was down costs nothing."""
-    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     trainer.start(config).drain()
 
 
