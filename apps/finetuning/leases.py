@@ -10,7 +10,7 @@ from django.db import transaction
 
 from apps.catalog.queries import open_hub_token
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, Hyperparameters, RunSpec, SignedFile
+from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, Hyperparameters, Manifest, RunSpec, SignedFile
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, HeartbeatResponse
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, Status
@@ -153,7 +153,10 @@ def _dataset_ref(version: DatasetVersion) -> DatasetRef:
 
 
 def _checkpoint_ref(checkpoint: Checkpoint) -> CheckpointRef:
+    """Return where every file of the checkpoint lies; its manifest is one of them, for the worker verifies by it."""
     upload = checkpoint.upload
+    body = msgspec.json.encode(msgspec.convert(upload.manifest, Manifest))
+    manifest = {"name": "manifest.json", "sha256": upload.manifest_sha256, "bytes": len(body)}
     files = tuple(
         SignedFile(
             name=file["name"],
@@ -163,7 +166,7 @@ def _checkpoint_ref(checkpoint: Checkpoint) -> CheckpointRef:
                 f"{upload.object_prefix}/{file['name']}", "GET", expires_seconds=_URL_SECONDS, base="internal"
             ),
         )
-        for file in upload.manifest["files"]
+        for file in [*upload.manifest["files"], manifest]
     )
     return CheckpointRef(id=checkpoint.pk, step=checkpoint.step, manifest_sha256=upload.manifest_sha256, files=files)
 

@@ -1,0 +1,119 @@
+import hashlib
+from pathlib import Path
+
+import httpx
+import pytest
+
+from apps.contracts.runs import Manifest, SignedFile
+from gpu_workers.artifacts import BrokenArtifact, Interrupted, StoreUnavailable, Transfers, seal_folder, verify_folder
+
+CONTENT = b"weights" * 1000
+SIGNED = SignedFile(
+    name="a.bin",
+    url="http://store/a.bin?signature=secret",
+    sha256=hashlib.sha256(CONTENT).hexdigest(),
+    bytes=len(CONTENT),
+)
+
+
+def make_transfers(answer, **options) -> Transfers:
+    return Transfers(transport=httpx.MockTransport(answer), sleep=lambda seconds: None, **options)
+
+
+def seal(tmp_path: Path) -> tuple[Path, str]:
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    (draft / "a.bin").write_bytes(CONTENT)
+    (draft / "b.json").write_text("{}")
+    final = tmp_path / "final"
+    digest = seal_folder(
+        draft, final, lambda files: Manifest(kind="adapter", run_id="run_1", attempt=1, step=3, files=files)
+    )
+    return final, digest
+
+
+def test_a_sealed_folder_verifies_and_leaves_no_draft(tmp_path):
+    folder, digest = seal(tmp_path)
+
+    manifest = verify_folder(folder, manifest_sha256=digest)
+
+    assert [file.name for file in manifest.files] == ["a.bin", "b.json"]
+    assert not (tmp_path / "draft").exists()
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_another_manifest_than_the_registered_one_is_refused(tmp_path):
+    folder, _ = seal(tmp_path)
+
+    with pytest.raises(BrokenArtifact, match="not the one"):
+        verify_folder(folder, manifest_sha256="0" * 64)
+
+
+def test_a_download_appears_only_when_it_is_whole(tmp_path):
+    cut = make_transfers(lambda request: httpx.Response(200, content=CONTENT[:-1]))
+
+    with pytest.raises(BrokenArtifact):
+        cut.download(SIGNED, tmp_path / "a.bin")
+
+    assert not (tmp_path / "a.bin").exists()
+
+
+def test_a_download_longer_than_registered_is_cut_short(tmp_path):
+    endless = make_transfers(lambda request: httpx.Response(200, content=CONTENT * 100))
+
+    with pytest.raises(BrokenArtifact, match="longer"):
+        endless.download(SIGNED, tmp_path / "a.bin")
+
+    assert not (tmp_path / "a.bin").exists()
+
+
+def test_a_file_that_is_already_there_is_not_fetched_again(tmp_path):
+    (tmp_path / "a.bin").write_bytes(CONTENT)
+
+    make_transfers(lambda request: httpx.Response(500)).download(SIGNED, tmp_path / "a.bin")
+
+
+def test_a_store_in_trouble_is_tried_again(tmp_path):
+    answers = iter([httpx.Response(503), httpx.Response(500), httpx.Response(200, content=CONTENT)])
+
+    make_transfers(lambda request: next(answers)).download(SIGNED, tmp_path / "a.bin")
+
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+
+
+def test_a_refusal_of_the_store_is_final_and_tells_no_url(tmp_path):
+    calls = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        calls.append(request)
+        return httpx.Response(403)
+
+    with pytest.raises(StoreUnavailable) as failure:
+        make_transfers(answer).download(SIGNED, tmp_path / "a.bin")
+
+    assert len(calls) == 1
+    assert "secret" not in str(failure.value)
+
+
+def test_an_upload_announces_its_length_and_ends_with_the_manifest(tmp_path):
+    folder, _ = seal(tmp_path)
+    puts = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        puts.append((request.url.path, int(request.headers["Content-Length"]), len(request.read())))
+        return httpx.Response(200)
+
+    urls = {name: f"http://store/{name}" for name in ("a.bin", "b.json", "manifest.json")}
+    make_transfers(answer).upload_folder(folder, urls)
+
+    assert [path for path, _, _ in puts] == ["/a.bin", "/b.json", "/manifest.json"]
+    assert all(announced == sent for _, announced, sent in puts)
+
+
+def test_a_transfer_stops_when_the_lease_is_lost(tmp_path):
+    folder, _ = seal(tmp_path)
+
+    with pytest.raises(Interrupted):
+        make_transfers(lambda request: httpx.Response(200), should_stop=lambda: True).upload_folder(
+            folder, {"a.bin": ""}
+        )
