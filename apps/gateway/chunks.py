@@ -50,10 +50,18 @@ class EngineChoice(msgspec.Struct):
         return bool(self.text or (self.delta and (self.delta.content or self.delta.reasoning)))
 
 
+class EngineFault(msgspec.Struct):
+    """The engine's own error object, in a body or in a stream. `code` is an HTTP status, or a word of the proxy's."""
+
+    message: str = ""
+    param: str | None = None
+    code: int | str | None = None
+
+
 class EngineChunk(msgspec.Struct):
     choices: list[EngineChoice] = []
     usage: EngineUsage | None = None
-    error: dict[str, Any] | str | None = None
+    error: EngineFault | None = None
 
 
 class SseParser:

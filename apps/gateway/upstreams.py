@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 
 from apps.core.errors import DomainError, InvalidValue, Unavailable
-from apps.gateway.chunks import DONE, GOOD_ENDS, EngineChunk, Meter, SseParser, decode_chunk
+from apps.gateway.chunks import DONE, GOOD_ENDS, EngineChunk, EngineFault, Meter, SseParser, decode_chunk
 from apps.gateway.errors import ContextLengthExceeded, EngineError
 from apps.gateway.schema import EngineRequest
 from apps.serving.queries import Route, Upstream
@@ -35,6 +35,7 @@ _END_SECONDS = 2
 _ERROR_BYTES = 64 * 1024
 
 _DYING = ("cannot schedule new futures", "EngineCore encountered an issue")
+_NAN = "not JSON compliant"  # how an engine whose logits are not finite answers 400: its fault, not the request's
 _UNREACHABLE = (aiohttp.ClientConnectionError, TimeoutError)
 _TRUNCATED = (aiohttp.ClientError, TimeoutError, ValueError, msgspec.DecodeError)
 
@@ -103,7 +104,7 @@ class Upstreams:
             )
         except _UNREACHABLE as error:
             raise TryAnother(repr(error), is_unreached=isinstance(error, aiohttp.ClientConnectorError)) from error
-        answer = EngineAnswer(response, call.meter)
+        answer = EngineAnswer(response, call.request, call.meter)
         try:
             if response.status != 200:
                 raise await _refusal(response, call.request)
@@ -152,11 +153,20 @@ def _engine_body(route: Route, request: EngineRequest, cache_salt: str) -> dict[
 # --- One answer -------------------------------------------------------------------------------------------------------
 
 
+class _EngineFailed(Exception):
+    """The stream holds an error, or an end that is none."""
+
+    def __init__(self, fault: EngineFault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
 class EngineAnswer:
     """The chunks of one answer, metered as they arrive."""
 
-    def __init__(self, response: aiohttp.ClientResponse, meter: Meter) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, request: EngineRequest, meter: Meter) -> None:
         self._response = response
+        self._request = request
         self._meter = meter
         self._parser = SseParser()
         self._first: list[EngineChunk] = []
@@ -164,14 +174,19 @@ class EngineAnswer:
         self._has_said_done = False
 
     async def read_to_first_token(self) -> None:
-        """Hold back what comes before the first token: until then another replica can still take over."""
+        """Hold back what comes before the first token: until then another replica can still take over.
+
+        Raises TryAnother, or what the request itself is at fault for: some of that the engine finds only in the stream.
+        """
         try:
             while not self._is_done:
                 chunks = await self._read()
                 self._first.extend(chunks)
                 if any(choice.has_content or choice.finish_reason for chunk in chunks for choice in chunk.choices):
                     return
-        except (EngineError, *_TRUNCATED) as error:
+        except _EngineFailed as failed:
+            raise _meaning_of(failed.fault, failed.fault.code, self._request) from failed
+        except _TRUNCATED as error:
             raise TryAnother(repr(error)) from error
         raise TryAnother("it ended its answer before the first token")
 
@@ -181,6 +196,9 @@ class EngineAnswer:
             yield self._first
             while not self._is_done:
                 yield await self._read()
+        except _EngineFailed as failed:
+            logger.warning("the engine failed in the middle of an answer: %s", failed.fault.message[:500])
+            raise EngineError(_FAILED) from failed
         except _TRUNCATED as error:
             if self._meter.total is None:
                 raise EngineError(_FAILED) from error
@@ -201,10 +219,9 @@ class EngineAnswer:
                 self._has_said_done = True
                 break
             chunk = decode_chunk(payload)
-            # The engine sends [DONE] after an error too: the error decides, and it may have no text to show.
+            # The engine sends [DONE] after an error too: the error decides.
             if chunk.error is not None or any(c.finish_reason not in _GOOD_OR_NONE for c in chunk.choices):
-                logger.warning("the engine failed in the middle of an answer: %s", str(chunk.error)[:500])
-                raise EngineError(_FAILED)
+                raise _EngineFailed(chunk.error or EngineFault("the answer was aborted"))
             self._meter.observe(chunk)
             chunks.append(chunk)
         return chunks
@@ -214,7 +231,7 @@ class EngineAnswer:
         if self._is_done:
             self._response.release()
             return
-        with suppress(EngineError, *_TRUNCATED):
+        with suppress(_EngineFailed, *_TRUNCATED):
             self._decode(self._response.content.read_nowait())
         self._response.close()
 
@@ -226,13 +243,8 @@ _GOOD_OR_NONE = GOOD_ENDS | {None}
 # --- Refusals ---------------------------------------------------------------------------------------------------------
 
 
-class _ErrorBody(msgspec.Struct):
-    message: str = ""
-    param: str | None = None
-
-
 class _ErrorEnvelope(msgspec.Struct):
-    error: _ErrorBody
+    error: EngineFault
 
 
 _CONTEXT = re.compile(r"maximum context length is (\d+) tokens|max_model_len\D*(\d+)|max_total_tokens\D*(\d+)")
@@ -241,22 +253,27 @@ _OUTPUT_FIELDS = ("max_tokens", "max_completion_tokens")
 
 
 async def _refusal(response: aiohttp.ClientResponse, request: EngineRequest) -> Exception:
-    """Return what a status other than 200 means: TryAnother, or an error of ours without the engine's inside."""
+    """Return what a status other than 200 means."""
     raw = await response.content.read(_ERROR_BYTES)
     try:
         found = msgspec.json.decode(raw, type=_ErrorEnvelope).error
     except msgspec.DecodeError:
-        found = _ErrorBody(raw[:300].decode(errors="replace"))
-    logger.warning("replica answered %d: %s", response.status, found.message[:500])
-    if response.status in (400, 422):
+        found = EngineFault(raw[:300].decode(errors="replace"))
+    return _meaning_of(found, response.status, request)
+
+
+def _meaning_of(found: EngineFault, status: int | str | None, request: EngineRequest) -> Exception:
+    """Return TryAnother, or an error of ours without the engine's inside."""
+    logger.info("replica answered %s: %s", status, found.message[:500])
+    if status in (400, 422) and _NAN not in found.message:
         return _bad_request(found, request)
-    if response.status == 413:
+    if status == 413:
         return ContextLengthExceeded("The request is too long for this model.", param=request.prompt_param)
-    is_permanent = response.status == 500 and not any(text in found.message for text in _DYING)
-    return EngineError(_FAILED) if is_permanent else TryAnother(f"{response.status}: {found.message[:200]}")
+    is_permanent = status == 500 and not any(text in found.message for text in _DYING)
+    return EngineError(_FAILED) if is_permanent else TryAnother(f"{status}: {found.message[:200]}")
 
 
-def _bad_request(found: _ErrorBody, request: EngineRequest) -> DomainError:
+def _bad_request(found: EngineFault, request: EngineRequest) -> DomainError:
     limit = _CONTEXT.search(found.message)
     if found.param in _OUTPUT_FIELDS and limit:
         return InvalidValue(
@@ -265,6 +282,10 @@ def _bad_request(found: _ErrorBody, request: EngineRequest) -> DomainError:
         )
     if limit:
         return _too_long(found.message, _first(limit), request)
+    if "vocab" in found.message and not found.param:
+        return InvalidValue(
+            f"`{request.prompt_param}` holds token ids this model does not know.", param=request.prompt_param
+        )
     if found.param in request.fields:
         return InvalidValue(f"The model refuses the value of `{found.param}`.", param=found.param)
     return InvalidValue(

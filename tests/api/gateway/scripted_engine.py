@@ -106,7 +106,8 @@ class _Stream:
         for place, token in enumerate(self.script.tokens):
             for index in range(choices):
                 if sent == self.script.fails_after:
-                    await self._event({"error": {"message": "EngineCore died at /opt/vllm/x.py", "code": 500}})
+                    fault = {"message": "EngineCore encountered an issue at /opt/vllm/x.py", "code": 500}
+                    await self._event({"error": self.script.error or fault})
                     await self.response.write(b"data: [DONE]\n\n")
                     return
                 if sent == self.script.breaks_after:

@@ -345,6 +345,24 @@ def test_another_refusal_of_the_engine_shows_none_of_its_inside(gateway, tenant,
     assert "a-01" not in answer.text and "vllm" not in answer.text
 
 
+def test_a_refusal_that_comes_inside_the_stream_is_the_requests_fault_too(gateway, tenant, engine):
+    engine.scripts["bias"] = Script(
+        fails_after=0,
+        error={
+            "message": "token_id(s) [999999] in logit_bias contain out-of-vocab",
+            "param": "logit_bias",
+            "code": 400,
+        },
+    )
+
+    with pytest.raises(openai.BadRequestError) as refused:
+        gateway.openai(tenant.key).chat.completions.create(
+            model=BASE_MODEL, messages=[{"role": "user", "content": "bias"}], logit_bias={"999999": 1}
+        )
+
+    assert (refused.value.param, refused.value.code) == ("logit_bias", "invalid_value")
+
+
 # --- Engines that fail ------------------------------------------------------------------------------------------------
 
 

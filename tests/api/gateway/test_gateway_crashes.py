@@ -120,7 +120,8 @@ def test_a_request_in_progress_at_kill_9_is_counted_as_lost(gateway, tenant, eng
     engine.scripts["slow"] = Script(tokens=("x",) * 200, delay_seconds=0.05)
     body = {"model": BASE_MODEL, "prompt": "slow", "stream": True}
     with gateway.http(tenant.key).stream("POST", "/v1/completions", json=body) as stream:
-        next(stream.iter_lines())
+        lines = stream.iter_lines()  # kept: a dropped iterator closes the connection, which is an abort
+        next(lines)
         gateway.kill()
 
     gateway.start()
