@@ -6,6 +6,9 @@ from django.db.models import QuerySet
 
 from apps.adapters.models import AdapterVersion
 from apps.core.errors import NotFound
+from apps.core.object_store import store
+
+_DOWNLOAD_SECONDS = 300
 
 
 class ModelNotFound(NotFound):
@@ -26,6 +29,20 @@ def get_version(*, organization: Any, id: str) -> AdapterVersion:
 def get_version_by_name(*, organization: Any, model_name: str) -> AdapterVersion:
     """Return one of the organization's versions by its `ft:…` name. Raises ModelNotFound."""
     return _one(list_versions(organization=organization).filter(model_name=model_name), model_name)
+
+
+def list_siblings(*, version: AdapterVersion) -> QuerySet[AdapterVersion]:
+    """Return every usable version of the same adapter, newest first."""
+    return list_versions(organization=version.organization_id).filter(adapter_id=version.adapter_id)
+
+
+def download_url(*, version: AdapterVersion, name: str) -> str:
+    """Return a URL under which a browser can save one file for the next minutes. Raises NotFound."""
+    if all(file["name"] != name for file in version.manifest["files"]):
+        raise NotFound("This adapter has no such file.")
+    return store().signed_url(
+        f"{version.object_prefix}/{name}", "GET", expires_seconds=_DOWNLOAD_SECONDS, base="public", filename=name
+    )
 
 
 def _one(rows: QuerySet[AdapterVersion], asked: str) -> AdapterVersion:

@@ -7,7 +7,15 @@ from typing import Any
 
 from django.db.models import F, QuerySet, Sum
 
-from apps.billing.models import AccountKind, Hold, LedgerAccount, LedgerEntry, LedgerTransaction, UsageEvent, UsageSeries
+from apps.billing.models import (
+    AccountKind,
+    Hold,
+    LedgerAccount,
+    LedgerEntry,
+    LedgerTransaction,
+    UsageEvent,
+    UsageSeries,
+)
 
 _INPUT_SKUS = "inference:input:"  # every request has one line of input, so that its requests are counted once
 
@@ -62,6 +70,12 @@ def get_spending(*, organization: Any) -> Spending:
         inference_nano=sums["posted"] or 0,
         training_nano=training["nano"] or 0,
     )
+
+
+def sources_of_holds(*, organization: Any, ids: Collection[str]) -> dict[str, str]:
+    """Return what each hold is for, a job or a gateway, by the hold's id."""
+    holds = Hold.objects.for_organization(organization).filter(pk__in=list(ids))
+    return dict(holds.values_list("pk", "source"))
 
 
 def list_usage(*, organization: Any, since: datetime.date) -> QuerySet[UsageSeries]:

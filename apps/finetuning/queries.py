@@ -1,9 +1,11 @@
 """Reading jobs and what belongs to them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.db.models import QuerySet
 
+from apps.adapters.models import AdapterVersion
 from apps.core.errors import NotFound
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, JobEvent, Run, Worker
 
@@ -25,6 +27,12 @@ class JobNotFound(NotFound):
 def list_jobs(*, organization: Any) -> QuerySet[FineTuningJob]:
     """Return the organization's jobs, newest first."""
     return FineTuningJob.objects.for_organization(organization).select_related(*_WITH).order_by("-created_at", "-id")
+
+
+def find_jobs_of_adapters(*, organization: Any, versions: Iterable[AdapterVersion]) -> dict[str, FineTuningJob]:
+    """Return the job that made each version, by the version's id; none for one that no job of ours made."""
+    jobs = list_jobs(organization=organization).filter(adapter_version__in=[version.pk for version in versions])
+    return {str(job.adapter_version_id): job for job in jobs}
 
 
 def list_events(*, job: FineTuningJob) -> QuerySet[JobEvent]:

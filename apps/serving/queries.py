@@ -2,8 +2,10 @@
 
 import datetime
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.contracts.serving import LoadState
 from apps.core.clock import db_now
@@ -88,8 +90,37 @@ def _adapter_routes(ready: dict[str, tuple[str, Upstream]]) -> list[Route]:
     ]
 
 
+@dataclass(frozen=True)
+class ServingState:
+    """What an owner is told of a version: "off" when nobody asked for it, else the best that a replica says."""
+
+    state: str
+    reason: str = ""
+
+    @property
+    def is_deployed(self) -> bool:
+        return self.state != "off"
+
+
+def serving_states(*, versions: Iterable[AdapterVersion]) -> dict[str, ServingState]:
+    """Return the state of each version by its id."""
+    ids = [version.pk for version in versions]
+    deployed = set(
+        Deployment.objects.filter(adapter_version__in=ids, removed_at=None).values_list("adapter_version_id", flat=True)
+    )
+    spoken: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    rows = LoadedAdapter.objects.filter(adapter_version__in=deployed)
+    for version_id, state, reason in rows.values_list("adapter_version_id", "state", "reason"):
+        spoken[version_id].append((state, reason))
+    return {id: ServingState(*_best(spoken[id])) if id in deployed else ServingState("off") for id in ids}
+
+
 def loading_state(*, version_id: str) -> tuple[str, str]:
     """Return (state, reason) of a version for its owner: the best of its replicas, "waiting" before any spoke."""
     rows = list(LoadedAdapter.objects.filter(adapter_version_id=version_id).values_list("state", "reason"))
+    return _best(rows)
+
+
+def _best(rows: list[tuple[str, str]]) -> tuple[str, str]:
     order = [LoadState.LOADED, LoadState.LOADING, LoadState.FAILED, LoadState.REJECTED]
     return min(rows, key=lambda row: order.index(LoadState(row[0])), default=("waiting", ""))

@@ -53,6 +53,8 @@ STATUSES: dict[str, Status] = {
     "loading": Status("Loading", "info", live=True),
     "loaded": Status("Serving", "ok", "check"),
     "serving": Status("Serving", "ok", "check"),
+    "waiting": Status("Waiting to load", "", "clock"),
+    "off": Status("Not serving", "line", "power"),
     "unloading": Status("Unloading", "warn", "power"),
     "active": Status("Active", "ok", "check"),
     "revoked": Status("Revoked", "line", "ban"),
