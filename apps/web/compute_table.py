@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from apps.core.money import nano_to_usd, rated
 from apps.estimates.gpus import GIB
-from apps.estimates.memory import MemoryPart
+from apps.estimates.quote import Estimate
 from apps.finetuning.quoting import PoolQuote
 from apps.web import svg
 
@@ -72,7 +72,7 @@ def _row(quoted: PoolQuote, now: datetime.datetime, fix_url: FixUrl, **marks: bo
     text, url = _fix(quoted, fix_url)
     return ComputeRow(
         quoted=quoted,
-        bar=svg.memory_bar(memory_parts(estimate.parts), estimate.capacity_bytes / GIB),
+        bar=svg.memory_bar(_parts(estimate), estimate.capacity_bytes / GIB),
         hourly_nano=rated(quantity=HOUR_MS, price_nano=price.price_nano, per=price.per) if price else None,
         finish_seconds=seconds,
         finish_at=now + datetime.timedelta(seconds=seconds) if seconds is not None else None,
@@ -111,9 +111,9 @@ def _rank(row: ComputeRow, order: str) -> tuple[bool, float]:
     return not row.quoted.is_launchable, by.get(order, 0.0)
 
 
-def memory_parts(parts: Iterable[MemoryPart]) -> list[tuple[str, float]]:
-    """Return what fills the memory at the peak as a few (label, GiB) pairs, without empty ones."""
-    amounts = {part.key: part.bytes for part in parts}
+def memory_parts(parts: Iterable[tuple[str, int]]) -> list[tuple[str, float]]:
+    """Return the (key, bytes) parts of an estimate as a few (label, GiB) pairs, without empty ones."""
+    amounts = dict(parts)
     sums = [(label, sum(amounts.get(key, 0) for key in keys) / GIB) for label, keys in _GROUPS]
     return [(label, amount) for label, amount in sums if amount > 0]
 
@@ -121,9 +121,11 @@ def memory_parts(parts: Iterable[MemoryPart]) -> list[tuple[str, float]]:
 def memory_lines(row: ComputeRow, rows: Sequence[ComputeRow]) -> svg.MemoryLines:
     """Draw the chosen row's peak against the memory of every card on offer."""
     capacities = sorted({round(each.bar.capacity, 1) for each in rows})
-    return svg.memory_lines(
-        memory_parts(row.quoted.estimate.parts), capacities, chosen=round(row.bar.capacity, 1), unit="GB"
-    )
+    return svg.memory_lines(_parts(row.quoted.estimate), capacities, chosen=round(row.bar.capacity, 1), unit="GB")
+
+
+def _parts(estimate: Estimate) -> list[tuple[str, float]]:
+    return memory_parts((part.key, part.bytes) for part in estimate.parts)
 
 
 def cost_scatter(rows: Sequence[ComputeRow], *, chosen: ComputeRow | None) -> svg.Scatter | None:

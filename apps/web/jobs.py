@@ -25,7 +25,9 @@ from apps.finetuning.models import FineTuningJob, JobEvent
 from apps.finetuning.scheduling import queue_position
 from apps.web import svg
 from apps.web.access import organization_view
+from apps.web.compute_table import memory_parts
 from apps.web.live import follow_job
+from apps.web.wizard import again_url
 
 _PAGE = 25
 _MOST_POINTS = 1_500  # beyond it a chart shows no more and costs more
@@ -204,6 +206,7 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
         "events": [_shown(event) for event in queries.list_events(job=job).exclude(type="metrics")[:_SHOWN_EVENTS]],
         "recipe": _recipe(job),
         "samples": _samples(job),
+        "again_url": again_url(job),
         "is_live": job.status not in JOB_TERMINAL,
         "may_write": has_permission(membership.role, Permission.JOB_WRITE),
         "speed": metrics[-1].data.get("tokens_per_second") if metrics else None,
@@ -298,7 +301,7 @@ def _queue_position(job: FineTuningJob, now: datetime.datetime) -> int | None:
 def _memory_bar(job: FineTuningJob) -> svg.MemoryBar | None:
     if not job.estimate:
         return None
-    parts = [(part["label"], part["bytes"] / _GIB) for part in job.estimate["parts"]]
+    parts = memory_parts((part["key"], part["bytes"]) for part in job.estimate["parts"])
     return svg.memory_bar(parts, job.estimate["capacity_bytes"] / _GIB)
 
 
@@ -314,11 +317,16 @@ def _recipe(job: FineTuningJob) -> list[tuple[str, str]]:
         ("Method", "QLoRA, NF4" if recipe["quantization"] else "LoRA"),
         ("Rank, alpha", f"{recipe['lora_rank']}, {recipe['lora_alpha']}"),
         ("Learning rate", f"{recipe['learning_rate']:g}, {recipe['lr_scheduler']}"),
-        ("Batch", f"{recipe['batch_size']} rows, {recipe['gradient_accumulation_steps']} micro-steps"),
+        ("Batch", _batch(recipe)),
         ("Epochs", str(recipe["epochs"])),
         ("Longest row", f"{recipe['max_length']} tokens"),
         ("Seed", str(recipe["seed"])),
     ]
+
+
+def _batch(recipe: dict[str, Any]) -> str:
+    parts = recipe["gradient_accumulation_steps"]
+    return f"{recipe['batch_size']} rows" + (f" in {parts} parts" if parts > 1 else "")
 
 
 def _samples(job: FineTuningJob) -> list[dict[str, str]]:

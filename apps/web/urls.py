@@ -2,11 +2,25 @@
 
 from django.urls import path
 
-from apps.web import datasets, jobs, keys, members, organization, styleguide, theme, wizard
+from apps.web import (
+    adapters,
+    datasets,
+    jobs,
+    keys,
+    members,
+    organization,
+    overview,
+    playground,
+    styleguide,
+    theme,
+    usage,
+    wizard,
+)
 
 app_name = "web"
 
 urlpatterns = [
+    path("", overview.index, name="overview"),
     path("jobs", jobs.index, name="job_list"),
     path("jobs/new", wizard.new, name="job_new"),
     path("jobs/<str:job_id>", jobs.detail, name="job_detail"),
@@ -20,6 +34,16 @@ urlpatterns = [
     path("datasets/<str:file_id>", datasets.detail, name="dataset_detail"),
     path("datasets/<str:file_id>/download", datasets.download, name="dataset_download"),
     path("datasets/<str:file_id>/delete", datasets.delete, name="dataset_delete"),
+    path("adapters", adapters.index, name="adapter_list"),
+    path("adapters/<str:version_id>", adapters.detail, name="adapter_detail"),
+    path("adapters/<str:version_id>/download", adapters.download, name="adapter_download"),
+    path("adapters/<str:version_id>/deploy", adapters.deploy, name="adapter_deploy"),
+    path("adapters/<str:version_id>/undeploy", adapters.undeploy, name="adapter_undeploy"),
+    path("adapters/<str:version_id>/delete", adapters.delete, name="adapter_delete"),
+    path("playground", playground.show, name="playground"),
+    path("playground/token", playground.token, name="playground_token"),
+    path("usage", usage.show, name="usage"),
+    path("usage/export", usage.export, name="usage_export"),
     path("theme", theme.switch, name="theme"),
     path("organization", organization.settings, name="organization_settings"),
     path("organization/new", organization.create, name="organization_create"),

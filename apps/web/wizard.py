@@ -28,6 +28,7 @@ from apps.core.templatetags.ui import number, tokens
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.operations import request_count
 from apps.datasets.queries import find_token_count, get_version, list_versions
+from apps.finetuning.models import FineTuningJob
 from apps.finetuning.operations import JobRequest, counting_model, create_job, get_quotes, require_ready
 from apps.finetuning.quoting import PoolQuote
 from apps.web.access import organization_view
@@ -62,8 +63,6 @@ _STEP_OF_PARAM = {
     "compute.pool": "compute",
     "budget.max_cost": "compute",
 }
-# Files up to this size are counted while the page is made; a larger one by a task, and the page looks again.
-_COUNT_NOW_BYTES = 4_000_000
 _MODELS_SHOWN = 12
 
 
@@ -136,9 +135,9 @@ class Plan:
     @cached_property
     def is_counting(self) -> bool:
         """Whether the file is too large to count at once and a task is at it."""
-        if self.version is None or self.base_model is None or self.count or self.version.status != "ready":
+        if self.version is None or self.base_model is None or self.version.status != "ready":
             return False
-        return self.version.bytes > _COUNT_NOW_BYTES
+        return is_still_counting(version=self.version, base_model=counting_model(self.base_model))
 
     def quotes(self, method: str = "") -> list[PoolQuote]:
         """Return the quotes of the recipe (or of the same with another method). Raises what get_quotes raises."""
@@ -209,6 +208,25 @@ def _launch(request: HttpRequest, plan: Plan, membership: Membership) -> HttpRes
     except DomainError as refused:
         return _page(request, plan, "review", problem=refused, status=422)
     return redirect("web:job_detail", job_id=job.pk)
+
+
+def first_url(version: DatasetVersion | None, base_model: BaseModel | None) -> str:
+    """Return the wizard's address with what is already there filled in, as far as it can be answered at once."""
+    given = {"dataset": version.pk if version else "", "model": base_model.name if version and base_model else ""}
+    return Choices({}).url(**given)
+
+
+def again_url(job: FineTuningJob) -> str:
+    """Return the wizard's address at the compute step, with a job's own recipe."""
+    recipe = {name: str(job.hyperparameters[name]) for name in RECIPE_FIELDS if name in job.hyperparameters}
+    given = {
+        "dataset": job.training_file_id,
+        "validation": job.validation_file_id or "",
+        "model": job.base_model.name,
+        "method": job.method,
+        "suffix": job.suffix,
+    }
+    return Choices({}).url(**(given | recipe))
 
 
 # --- what the steps show --------------------------------------------------------------------------------------------

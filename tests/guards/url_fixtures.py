@@ -63,6 +63,7 @@ def signed(reason: str, *methods: str, **what: Any) -> Url:
 
 
 JOB = {"job_id": "job"}
+ADAPTER = {"version_id": "adapter_version"}
 FILE = {"file_id": "dataset_version"}
 
 URLS: dict[str, Url] = {
@@ -105,13 +106,30 @@ URLS: dict[str, Url] = {
     "web:dataset_download": page(get=P.VIEW, ids=FILE),
     "web:dataset_delete": page(get=P.DATASET_WRITE, post=P.DATASET_WRITE, ids=FILE),
     "web:job_list": page(get=P.VIEW),
-    "web:job_new": page(get=P.JOB_WRITE, post=P.JOB_WRITE),
     "web:job_detail": page(get=P.VIEW, ids=JOB),
     "web:job_chart": page(get=P.VIEW, ids=JOB),
     "web:job_stream": page(get=P.VIEW, ids=JOB),
     "web:job_cancel": page(post=P.JOB_WRITE, ids=JOB),
     "web:job_pause": page(post=P.JOB_WRITE, ids=JOB),
     "web:job_resume": page(post=P.JOB_WRITE, ids=JOB),
+    # overview, the wizard, adapters, playground, usage
+    "web:overview": page(get=P.VIEW),
+    "web:job_new": page(
+        get=P.JOB_WRITE,
+        post=P.JOB_WRITE,
+        data={"model": "anneal-demo", "method": "lora", "pool": "local-cpu", "cap_nano": "1000000000"},
+        refs={"dataset": "dataset_version"},
+    ),
+    "web:adapter_list": page(get=P.VIEW),
+    "web:adapter_detail": page(get=P.VIEW, ids=ADAPTER),
+    "web:adapter_download": page(get=P.VIEW, ids=ADAPTER),
+    "web:adapter_deploy": page(post=P.ADAPTER_WRITE, ids=ADAPTER),
+    "web:adapter_undeploy": page(post=P.ADAPTER_WRITE, ids=ADAPTER),
+    "web:adapter_delete": page(get=P.ADAPTER_DELETE, post=P.ADAPTER_DELETE, ids=ADAPTER),
+    "web:playground": page(get=P.VIEW),
+    "web:playground_token": page(post=P.INFERENCE),
+    "web:usage": page(get=P.VIEW),
+    "web:usage_export": page(get=P.VIEW),
     # the public API
     "api_me": api(GET=P.VIEW),
     "api_schema": public("documents the API; holds no data"),

@@ -1,0 +1,108 @@
+"""The playground: two models beside each other, streamed from the gateway with a member's own short-lived token."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_POST, require_safe
+
+from apps.accounts.models import Membership, Organization
+from apps.accounts.operations import issue_member_token
+from apps.accounts.roles import Permission, has_permission
+from apps.adapters.queries import list_versions
+from apps.catalog.models import BaseModel
+from apps.catalog.queries import active_price, inference_sku, list_base_models
+from apps.core.clock import db_now
+from apps.core.money import rated
+from apps.serving.queries import serving_states
+from apps.web.access import organization_view
+from apps.web.code_samples import chat_samples
+
+_MILLION = 1_000_000
+_ADAPTERS_OFFERED = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOption:
+    """A model that can be asked. Prices are nano-USD per million tokens, None where none is set."""
+
+    name: str
+    label: str
+    note: str = ""
+    base_name: str
+    input_nano: int | None
+    output_nano: int | None
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def show(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    """Show both columns: an adapter (?model=, else the newest) on the right, its base model on the left."""
+    bases, adapters = _options(organization)
+    left, right = _chosen(bases, adapters, request.GET.get("model", ""))
+    context = {
+        "columns": [{"number": 1, "chosen": left}, {"number": 2, "chosen": right}],
+        "bases": bases,
+        "adapters": adapters,
+        "samples": chat_samples(model=right or left),
+        "may_ask": has_permission(membership.role, Permission.INFERENCE),
+        "may_train": has_permission(membership.role, Permission.JOB_WRITE),
+    }
+    return render(request, "playground/show.html", context)
+
+
+@never_cache
+@require_POST
+@organization_view(Permission.INFERENCE)
+def token(request: HttpRequest, organization: Organization, membership: Membership) -> JsonResponse:
+    """Make the browser's own key: inference only, for minutes, metered and limited like any other."""
+    now = db_now()
+    issued = issue_member_token(organization=organization, user=membership.user, now=now)
+    expires_at = issued.key.expires_at
+    assert expires_at is not None
+    return JsonResponse({"token": issued.secret, "expires_in": int((expires_at - now).total_seconds())})
+
+
+def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelOption]]:
+    models = list(list_base_models(only_installed=True))
+    prices = {model.pk: _prices(model) for model in models}
+    bases = [
+        ModelOption(name=model.name, label=model.display_name, base_name=model.name, **prices[model.pk])
+        for model in models
+    ]
+    versions = list(list_versions(organization=organization)[:_ADAPTERS_OFFERED])
+    states = serving_states(versions=versions)
+    adapters = [
+        ModelOption(
+            name=version.model_name,
+            label=version.adapter.name + (f", version {version.number}" if version.number > 1 else ""),
+            note="" if states[version.pk].state == "loaded" else "not loaded yet",
+            base_name=version.adapter.base_model.name,
+            **prices[version.adapter.base_model_id],
+        )
+        for version in versions
+        if states[version.pk].is_deployed and version.adapter.base_model_id in prices
+    ]
+    return bases, adapters
+
+
+def _prices(model: BaseModel) -> dict[str, Any]:
+    rules = {
+        name: active_price(sku=inference_sku(model, direction=name.removesuffix("_nano")))
+        for name in ("input_nano", "output_nano")
+    }
+    return {
+        name: rated(quantity=_MILLION, price_nano=rule.price_nano, per=rule.per) if rule else None
+        for name, rule in rules.items()
+    }
+
+
+def _chosen(bases: list[ModelOption], adapters: list[ModelOption], wanted: str) -> tuple[str, str]:
+    """Return the names in the left and the right column; "" leaves a column out."""
+    first_base = bases[0].name if bases else ""
+    if any(option.name == wanted for option in bases):
+        return wanted, next((option.name for option in adapters if option.base_name == wanted), "")
+    right = next((option for option in adapters if option.name == wanted), adapters[0] if adapters else None)
+    return (right.base_name, right.name) if right else (first_base, "")

@@ -1,0 +1,213 @@
+"""Usage: what was spent by day and model, by job, and every movement of money; as pages and as CSV."""
+
+import datetime
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import require_safe
+
+from apps.accounts.models import Membership, Organization
+from apps.accounts.roles import Permission
+from apps.billing.models import AccountKind, LedgerTransaction, UsageSeries
+from apps.billing.queries import get_balance, list_transactions, list_usage, sources_of_holds
+from apps.core.clock import db_now
+from apps.core.money import NANO_PER_USD, nano_to_usd, rated
+from apps.finetuning.models import FineTuningJob
+from apps.finetuning.queries import list_jobs
+from apps.web import svg
+from apps.web.access import organization_view
+from apps.web.downloads import csv_chunks, stream_download
+from apps.web.jobs import title_of
+
+PERIODS = (7, 30, 90)
+TRAINING = "Training"
+_SERIES_SHOWN = 5  # more colours than that cannot be told apart; the rest is one
+_OTHER = "Other models"
+_PAGE = 20
+_JOBS_SHOWN = 10
+_CSV_HEADER = ("day", "kind", "subject", "sku", "unit", "quantity", "requests", "cost_usd")
+_WORDS = {
+    "grant": "Credit granted",
+    "hold": "Held",
+    "settle": "Settled, rest returned",
+    "usage": "Inference charged",
+    "release": "Returned",
+}
+
+
+@dataclass
+class ModelUse:
+    """What one model was used for in the period; `cost_nano` counts usage that is not charged yet, too."""
+
+    name: str
+    label: str
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_nano: int = 0
+
+
+@dataclass(frozen=True)
+class Movement:
+    """One ledger transaction as its owner sees it."""
+
+    at: datetime.datetime
+    words: str
+    reason: str
+    job_url: str
+    wallet_nano: int
+    held_nano: int
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def show(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    days = _days(request)
+    first, last = _period(days)
+    series = list(list_usage(organization=organization, since=first))
+    jobs = _billed_jobs(organization, first)
+    models = _by_model(series)
+    page = Paginator(list_transactions(organization=organization), _PAGE).get_page(request.GET.get("page"))
+    address = f"{reverse('web:usage')}?days={days}"
+    training_nano = sum(job.cost_nano for job in jobs)
+    inference_nano = sum(model.cost_nano for model in models)
+    context = {
+        "days": days,
+        "periods": [(f"{reverse('web:usage')}?days={each}", f"{each} days", each == days) for each in PERIODS],
+        "export_url": f"{reverse('web:usage_export')}?days={days}",
+        "balance": get_balance(organization=organization),
+        "training_nano": training_nano,
+        "inference_nano": inference_nano,
+        "requests": sum(model.requests for model in models),
+        "models": models,
+        "jobs": [{"job": job, "title": title_of(job)} for job in jobs[:_JOBS_SHOWN]],
+        "job_count": len(jobs),
+        "plot": _plot(series, jobs, models, first, last),
+        "decimals": 2 if training_nano + inference_nano >= NANO_PER_USD else 4,
+        "movements": _movements(organization, page.object_list),
+        "page": page,
+        "previous": f"{address}&page={page.previous_page_number()}#ledger" if page.has_previous() else "",
+        "next": f"{address}&page={page.next_page_number()}#ledger" if page.has_next() else "",
+    }
+    return render(request, "usage/show.html", context)
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def export(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponseBase:
+    """Send the period's usage as CSV, a line for each day, model and price, and one for each job."""
+    days = _days(request)
+    first, last = _period(days)
+    rows = list(_csv_rows(list_usage(organization=organization, since=first), _billed_jobs(organization, first)))
+    name = f"usage-{organization.slug}-{first}-{last}.csv"
+    return stream_download(
+        request, csv_chunks(_CSV_HEADER, rows), filename=name, content_type="text/csv; charset=utf-8"
+    )
+
+
+def _days(request: HttpRequest) -> int:
+    asked = request.GET.get("days", "")
+    return int(asked) if asked in map(str, PERIODS) else 30
+
+
+def _period(days: int) -> tuple[datetime.date, datetime.date]:
+    last = db_now().astimezone(datetime.UTC).date()
+    return last - datetime.timedelta(days=days - 1), last
+
+
+def _billed_jobs(organization: Organization, first: datetime.date) -> list[FineTuningJob]:
+    """Return the jobs that ended in the period and cost something, newest first."""
+    begin = datetime.datetime.combine(first, datetime.time(), datetime.UTC)
+    jobs = list_jobs(organization=organization).filter(finished_at__gte=begin, cost_nano__gt=0)
+    return list(jobs.order_by("-finished_at", "-id"))
+
+
+def _cost_nano(line: UsageSeries) -> int:
+    price = line.price_rule
+    return rated(quantity=line.quantity, price_nano=price.price_nano, per=price.per)
+
+
+def _by_model(series: Iterable[UsageSeries]) -> list[ModelUse]:
+    uses: dict[str, ModelUse] = {}
+    for line in series:
+        use = uses.setdefault(line.subject, ModelUse(line.subject, _label(line.subject)))
+        if line.sku.startswith("inference:input:"):
+            use.requests += line.request_count
+            use.input_tokens += line.quantity
+        else:
+            use.output_tokens += line.quantity
+        use.cost_nano += _cost_nano(line)
+    return sorted(uses.values(), key=lambda use: -use.cost_nano)
+
+
+def _label(model_name: str) -> str:
+    """Return a short name: of `ft:<base>:<organization>:<suffix>:<id>` the suffix, or the id where there is none."""
+    parts = model_name.split(":")
+    return (parts[3] or parts[4]) if len(parts) == 5 else model_name
+
+
+def _plot(
+    series: Iterable[UsageSeries],
+    jobs: Iterable[FineTuningJob],
+    models: list[ModelUse],
+    first: datetime.date,
+    last: datetime.date,
+) -> svg.Days:
+    shown = {model.name: model.label for model in models[:_SERIES_SHOWN]}
+    by_day: dict[datetime.date, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for job in jobs:
+        if job.finished_at:
+            by_day[job.finished_at.astimezone(datetime.UTC).date()][TRAINING] += float(nano_to_usd(job.cost_nano))
+    for line in series:
+        by_day[line.day][shown.get(line.subject, _OTHER)] += float(nano_to_usd(_cost_nano(line)))
+    days = [first + datetime.timedelta(days=number) for number in range((last - first).days + 1)]
+    names = [TRAINING, *dict.fromkeys(shown.values()), *([_OTHER] if len(models) > _SERIES_SHOWN else [])]
+    return svg.stacked_days([(f"{day:%-d %b}", dict(by_day[day])) for day in days], series=names)
+
+
+def _movements(organization: Organization, transactions: Iterable[LedgerTransaction]) -> list[Movement]:
+    listed = list(transactions)
+    holds = sources_of_holds(organization=organization, ids=[posted.source for posted in listed])
+    return [_movement(posted, holds.get(posted.source, posted.source)) for posted in listed]
+
+
+def _movement(posted: LedgerTransaction, source: str) -> Movement:
+    moved: dict[str, int] = defaultdict(int)
+    for entry in posted.entries.all():
+        if entry.organization_id == posted.organization_id:
+            moved[entry.account.kind] += entry.amount_nano
+    is_job = source.startswith("ftjob-")
+    return Movement(
+        at=posted.created_at,
+        words=_WORDS.get(posted.kind, posted.kind.capitalize()),
+        reason=source if is_job else _reason(posted),
+        job_url=reverse("web:job_detail", args=[source]) if is_job else "",
+        wallet_nano=moved[AccountKind.WALLET],
+        held_nano=moved[AccountKind.HOLD],
+    )
+
+
+def _reason(posted: LedgerTransaction) -> str:
+    """Return why money moved; a charge for requests names its price and its model."""
+    sku, _, model_name = posted.reason.partition(" ")
+    if posted.kind != "usage" or not model_name:
+        return posted.reason
+    return f"{_label(model_name)}, {'output' if ':output:' in sku else 'input'} tokens"
+
+
+def _csv_rows(series: Iterable[UsageSeries], jobs: Iterable[FineTuningJob]) -> Iterator[tuple[Any, ...]]:
+    for line in series:
+        yield (
+            line.day.isoformat(), "inference", line.subject, line.sku, line.price_rule.unit,
+            line.quantity, line.request_count, f"{nano_to_usd(_cost_nano(line)):f}",
+        )  # fmt: skip
+    for job in jobs:
+        day = job.finished_at.astimezone(datetime.UTC).date().isoformat() if job.finished_at else ""
+        sku = job.price_rule.sku if job.price_rule else ""
+        yield day, "training", job.pk, sku, "gpu_ms", job.billed_gpu_ms, "", f"{nano_to_usd(job.cost_nano):f}"

@@ -1,0 +1,133 @@
+"""The adapter pages: who sees them, files, serving, deletion."""
+
+import html
+import io
+import json
+import zipfile
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.conf import settings
+from django.test import AsyncClient
+
+from apps.adapters.models import AdapterVersion
+from apps.core.models import AuditEntry
+from apps.serving.models import Deployment, LoadedAdapter, Replica
+from apps.serving.operations import deploy
+from tests.unit.finetuning.conftest import claim, floor  # noqa: F401 - fixtures
+
+
+@pytest.fixture
+def version(floor, claim) -> AdapterVersion:  # noqa: F811
+    """An adapter that a job named triage left."""
+    job = floor.job(suffix="triage")
+    attempt = claim()
+    attempt.start()
+    attempt.succeed(floor.base_model)
+    job.refresh_from_db()
+    return job.adapter_version
+
+
+def text(response) -> str:
+    return html.unescape(response.content.decode())
+
+
+@pytest.mark.parametrize("path", ["/adapters", "/adapters/{id}", "/adapters/{id}/download"])
+def test_members_see_adapters_and_nobody_else_does(path, version, client_for, alice, bob, vera, charlie, rival):
+    url = path.format(id=version.pk)
+
+    assert [client_for(person).get(url).status_code for person in (alice, bob, vera)] == [200, 200, 200]
+    assert client_for(charlie).get(url).status_code == (200 if path == "/adapters" else 404)
+    assert client_for(None).get(url).status_code == 302
+
+
+def test_the_list_shows_lineage_and_state(version, client_for, vera, charlie, rival):
+    page = text(client_for(vera).get("/adapters"))
+
+    assert version.model_name in page
+    assert "Not serving" in page
+    assert version.model_name not in text(client_for(charlie).get("/adapters"))
+
+
+@pytest.mark.parametrize(("state", "words"), [("loaded", "Serving"), ("loading", "Loading"), ("failed", "Failed")])
+def test_the_state_is_what_a_replica_says(state, words, version, organization, floor, client_for, vera):  # noqa: F811
+    deploy(version=version, by="system")
+    waiting = text(client_for(vera).get(f"/adapters/{version.pk}"))
+    replica = Replica.objects.create(base_model=floor.base_model, url="unix:///x", token_sealed=b"x")
+    LoadedAdapter.objects.create(
+        organization=organization, replica=replica, adapter_version=version, state=state, reason="said the engine"
+    )
+
+    page = text(client_for(vera).get(f"/adapters/{version.pk}"))
+
+    assert "Waiting to load" in waiting
+    assert f"{words}</span>" in page
+    assert "said the engine" in page
+
+
+def test_the_page_shows_where_it_came_from_and_how_to_use_it(version, client_for, vera):
+    page = text(client_for(vera).get(f"/adapters/{version.pk}"))
+
+    assert f'"model": "{version.model_name}"' in page
+    assert "client.chat.completions.create" in page
+    assert "/jobs/ftjob-" in page
+    assert "adapter_model.safetensors" in page
+
+
+def test_one_file_is_a_signed_link_under_its_own_name(version, client_for, vera):
+    response = client_for(vera).get(f"/adapters/{version.pk}/download?file=adapter_config.json")
+
+    assert response.status_code == 302
+    assert response["Location"].startswith(f"{settings.PUBLIC_URL}/objects/{version.object_prefix}/adapter_config.json")
+    assert "filename=adapter_config.json" in response["Location"]
+    assert AuditEntry.objects.filter(action="adapter.downloaded", target=version.pk).exists()
+
+
+def test_a_file_outside_of_the_manifest_is_unknown(version, client_for, vera):
+    assert client_for(vera).get(f"/adapters/{version.pk}/download?file=../../secret").status_code == 404
+    assert client_for(vera).get(f"/adapters/{version.pk}/download?file=manifest.json").status_code == 404
+
+
+def test_the_whole_adapter_is_one_archive(version, client_for, vera):
+    response = client_for(vera).get(f"/adapters/{version.pk}/download")
+    archive = zipfile.ZipFile(io.BytesIO(b"".join(response.streaming_content)))
+
+    assert 'filename="triage-1.zip"' in response["Content-Disposition"]
+    assert archive.testzip() is None
+    assert sorted(archive.namelist()) == ["triage-1/adapter_config.json", "triage-1/adapter_model.safetensors"]
+    assert json.loads(archive.read("triage-1/adapter_config.json"))["r"] == 16
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_archive_streams_under_asgi(version, vera):
+    async def fetch() -> bytes:
+        client = AsyncClient()
+        await client.aforce_login(vera, backend=settings.AUTHENTICATION_BACKENDS[0])
+        response = await client.get(f"/adapters/{version.pk}/download")
+        return b"".join([chunk async for chunk in response.streaming_content])
+
+    assert zipfile.ZipFile(io.BytesIO(async_to_sync(fetch)())).testzip() is None
+
+
+def test_members_serve_and_stop_and_viewers_do_not(version, client_for, bob, vera):
+    for action in ("deploy", "undeploy"):
+        assert client_for(vera).post(f"/adapters/{version.pk}/{action}").status_code == 403
+
+    client_for(bob).post(f"/adapters/{version.pk}/deploy")
+    client_for(bob).post(f"/adapters/{version.pk}/deploy")
+    assert Deployment.objects.filter(removed_at=None).count() == 1
+
+    client_for(bob).post(f"/adapters/{version.pk}/undeploy")
+    assert not Deployment.objects.filter(removed_at=None).exists()
+
+
+def test_deleting_takes_the_name_typed_and_the_right_role(version, client_for, ann, bob):
+    url = f"/adapters/{version.pk}/delete"
+    deploy(version=version, by="system")
+
+    assert client_for(bob).post(url, {"confirm": "triage"}).status_code == 403
+    assert client_for(ann).post(url, {"confirm": "something else"}).status_code == 422
+    assert client_for(ann).post(url, {"confirm": "triage"}).status_code == 302
+    assert AdapterVersion.objects.get(pk=version.pk).deleted_at is not None
+    assert not Deployment.objects.filter(removed_at=None).exists()
+    assert client_for(ann).get(f"/adapters/{version.pk}").status_code == 404

@@ -1,0 +1,81 @@
+"""The first page: how to begin, what runs, what needs somebody."""
+
+import html
+
+import pytest
+
+from apps.contracts import runs as wire
+from apps.contracts.failures import FailureCode
+from tests.factories.accounts import make_key
+from tests.factories.datasets import make_ready_version
+from tests.unit.finetuning.conftest import claim, floor  # noqa: F401 - fixtures
+from tests.web.test_jobs import step
+
+
+def text(response) -> str:
+    return html.unescape(response.content.decode())
+
+
+def test_every_member_sees_it_and_others_only_their_own(floor, client_for, alice, bob, vera, charlie, rival):  # noqa: F811
+    floor.job(suffix="canary")
+
+    pages = [client_for(person).get("/") for person in (alice, bob, vera)]
+
+    assert [page.status_code for page in pages] == [200, 200, 200]
+    assert all("canary" in text(page) for page in pages)
+    assert "canary" not in text(client_for(charlie).get("/"))
+    assert client_for(None).get("/").status_code == 302
+
+
+def test_a_new_organization_is_shown_three_steps(floor, organization, alice, client_for):  # noqa: F811
+    before = text(client_for(alice).get("/"))
+    version = make_ready_version(organization, dataset_name="tickets")
+    make_key(organization, alice)
+    after = text(client_for(alice).get("/"))
+
+    assert "Make an API key" in before
+    assert "-F file=@tickets.jsonl" in before
+    assert 'class="done"' not in before
+    assert after.count('class="done"') == 2
+    assert f'"training_file": "{version.pk}"' in after
+    assert f"/jobs/new?dataset={version.pk}&model=anneal-demo" in after
+
+
+def test_the_steps_go_when_there_is_a_job(floor, alice, client_for):  # noqa: F811
+    floor.job()
+
+    assert "Make an API key" not in text(client_for(alice).get("/"))
+
+
+def test_a_running_job_shows_how_far_it_is_and_alone_to_htmx(floor, claim, alice, client_for):  # noqa: F811
+    job = floor.job(suffix="triage")
+    attempt = claim()
+    attempt.start(total_steps=10)
+    attempt.report(wire.StepCompleted, **step(4, 1.5))
+
+    page = text(client_for(alice).get("/"))
+    part = text(client_for(alice).get("/", headers={"HX-Request": "true"}))
+
+    assert f"/jobs/{job.pk}" in page
+    assert "<html" not in part
+    assert "4 of 10 steps" in part
+
+
+def test_a_failed_job_offers_to_try_again_with_its_own_recipe(floor, claim, bob, vera, client_for):  # noqa: F811
+    job = floor.job(suffix="triage", hyperparameters={"epochs": 4})
+    attempt = claim()
+    attempt.start()
+    attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
+
+    page = text(client_for(bob).get("/"))
+
+    assert "CUDA out of memory at step 3." in page
+    assert f"/jobs/new?dataset={job.training_file_id}&model=anneal-demo&method=lora&suffix=triage&epochs=4" in page
+    assert "Try again" not in text(client_for(vera).get("/"))
+
+
+@pytest.mark.parametrize("name", ["<b>bold</b>"])
+def test_a_name_is_text(name, floor, organization, alice, client_for):  # noqa: F811
+    make_ready_version(organization, b'{"messages": []}\n' * 12, dataset_name=name)
+
+    assert name not in client_for(alice).get("/").content.decode()

@@ -1,0 +1,79 @@
+"""The playground: which models it offers, and the token a browser asks the gateway with."""
+
+import html
+import re
+
+import pytest
+
+from apps.accounts.models import KeyKind
+from apps.accounts.queries import find_key
+from apps.catalog.operations import set_price
+from apps.core.clock import db_now
+from apps.serving.operations import deploy
+from tests.unit.finetuning.conftest import claim, floor  # noqa: F401 - fixtures
+
+
+def text(response) -> str:
+    return html.unescape(response.content.decode())
+
+
+@pytest.fixture
+def version(floor, claim):  # noqa: F811
+    job = floor.job(suffix="triage")
+    attempt = claim()
+    attempt.start()
+    attempt.succeed(floor.base_model)
+    job.refresh_from_db()
+    return job.adapter_version
+
+
+def selected(page: str) -> list[str]:
+    return re.findall(r'<option value="([^"]*)"[^>]* selected>', page)
+
+
+def test_members_see_it_and_each_their_own_models(version, client_for, alice, bob, vera, charlie, rival):
+    deploy(version=version, by="system")
+
+    assert [client_for(person).get("/playground").status_code for person in (alice, bob, vera)] == [200, 200, 200]
+    assert version.model_name not in text(client_for(charlie).get("/playground"))
+    assert client_for(None).get("/playground").status_code == 302
+
+
+def test_an_adapter_stands_beside_its_base(version, client_for, bob):
+    without = text(client_for(bob).get("/playground"))
+    deploy(version=version, by="system")
+
+    page = text(client_for(bob).get(f"/playground?model={version.model_name}"))
+
+    assert version.model_name not in without
+    assert selected(page) == ["anneal-demo", version.model_name]
+
+
+def test_prices_ride_on_the_options(version, client_for, bob):
+    for direction, price_nano in (("input", 100), ("output", 200)):
+        sku = f"inference:{direction}:anneal-demo"
+        set_price(sku=sku, unit="tokens", price_nano=price_nano, per=1_000, by="system", now=db_now())
+
+    page = text(client_for(bob).get("/playground"))
+
+    assert 'data-input="100000" data-output="200000"' in page
+
+
+def test_a_member_gets_a_token_for_inference_alone_and_for_minutes(organization, client_for, bob):
+    response = client_for(bob).post("/playground/token")
+    identity = find_key(secret=response.json()["token"])
+
+    assert (identity.organization_id, identity.created_by_id) == (organization.pk, bob.pk)
+    assert identity.scopes == {"inference"}
+    assert identity.kind == KeyKind.MEMBER
+    assert 0 < response.json()["expires_in"] <= 600
+    assert "no-store" in response["Cache-Control"]
+
+
+def test_a_viewer_gets_no_token_and_is_told_why(floor, client_for, vera):  # noqa: F811
+    assert client_for(vera).post("/playground/token").status_code == 403
+    assert "may look but not send" in text(client_for(vera).get("/playground"))
+
+
+def test_a_token_is_never_given_for_a_link(client_for, bob):
+    assert client_for(bob).get("/playground/token").status_code == 405

@@ -1,0 +1,146 @@
+"""The usage page: sums by model and job, the ledger, and a CSV that no spreadsheet runs."""
+
+import csv
+import datetime
+import html
+import io
+
+import pytest
+
+from apps.billing.usage import UsageRecord, rate_usage, record_usage
+from apps.catalog.operations import set_price
+from apps.core.clock import db_now
+from apps.core.ids import new_id
+from apps.web.downloads import csv_chunks
+from tests.unit.finetuning.conftest import claim, floor  # noqa: F401 - fixtures
+
+
+@pytest.fixture
+def prices(db):
+    return [
+        set_price(
+            sku=f"inference:{direction}:anneal-demo",
+            unit="tokens",
+            price_nano=nano,
+            per=1_000_000,
+            by="system",
+            now=db_now(),
+        )
+        for direction, nano in (("input", 100_000_000), ("output", 200_000_000))
+    ]
+
+
+@pytest.fixture
+def use(organization, prices):
+    """Return a function that records one request of a model."""
+
+    def record(model_name: str, *, days_ago: int = 0) -> None:
+        fields = {
+            "id": new_id("use"),
+            "organization_id": organization.pk,
+            "key_id": "key_1",
+            "model_name": model_name,
+            "adapter_version_id": "",
+            "slice_id": "",
+            "input_price_id": prices[0].pk,
+            "output_price_id": prices[1].pk,
+            "input_tokens": 1_000_000,
+            "cached_input_tokens": 0,
+            "output_tokens": 500_000,
+            "finish": "stop",
+            "latency_ms": 10,
+            "first_token_ms": 5,
+            "occurred_at": db_now() - datetime.timedelta(days=days_ago),
+        }
+        record_usage(records=[UsageRecord(**fields)])
+
+    return record
+
+
+def text(response) -> str:
+    return html.unescape(response.content.decode())
+
+
+def rows(response) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(b"".join(response.streaming_content).decode())))
+
+
+@pytest.mark.parametrize("path", ["/usage", "/usage/export"])
+def test_members_see_their_own_usage(path, use, floor, client_for, alice, bob, vera, charlie, rival):  # noqa: F811
+    use("ft:anneal-demo:acme:canary:01")
+
+    answers = [client_for(person).get(path) for person in (alice, bob, vera)]
+    other = client_for(charlie).get(path)
+
+    assert [answer.status_code for answer in answers] == [200, 200, 200]
+    body = b"".join(other.streaming_content).decode() if other.streaming else text(other)
+    assert (other.status_code, "canary" in body) == (200, False)
+    assert client_for(None).get(path).status_code == 302
+
+
+def test_what_a_model_cost_is_shown_before_and_after_it_is_charged(use, floor, client_for, vera):  # noqa: F811
+    use("ft:anneal-demo:acme:triage:01")
+    before = text(client_for(vera).get("/usage"))
+    rate_usage()
+    after = text(client_for(vera).get("/usage"))
+
+    assert "$0.20" in before
+    assert ">triage<" in before
+    assert "Inference charged" not in before
+    assert "Inference charged" in after
+    assert "triage, input tokens" in after
+
+
+def test_a_finished_job_is_in_the_sum_and_in_the_ledger(floor, claim, client_for, vera):  # noqa: F811
+    job = floor.job(suffix="triage")
+    attempt = claim()
+    attempt.start()
+    attempt.succeed(floor.base_model, seconds=20.0)
+
+    page = text(client_for(vera).get("/usage"))
+
+    assert "1 job ended" in page
+    assert page.count(f"/jobs/{job.pk}") == 3  # by job, held, settled
+    assert "Credit granted" in page
+
+
+@pytest.mark.parametrize(("days", "is_shown"), [("7", False), ("30", True), ("90", True), ("nonsense", True)])
+def test_the_period_is_in_the_address(days, is_shown, use, client_for, vera):
+    use("ft:anneal-demo:acme:older:01", days_ago=12)
+
+    assert (">older<" in text(client_for(vera).get(f"/usage?days={days}"))) == is_shown
+
+
+def test_the_export_adds_up(use, floor, claim, client_for, vera):  # noqa: F811
+    use("anneal-demo")
+    use("anneal-demo")
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    attempt.succeed(floor.base_model, seconds=20.0)
+
+    response = client_for(vera).get("/usage/export")
+    lines = rows(response)
+
+    by_sku = {line["sku"]: line for line in lines}
+    assert by_sku["inference:input:anneal-demo"]["quantity"] == "2000000"
+    assert by_sku["inference:input:anneal-demo"]["cost_usd"] == "0.2"
+    assert by_sku["training:local-cpu"] | {"day": ""} == {
+        "day": "",
+        "kind": "training",
+        "subject": job.pk,
+        "sku": "training:local-cpu",
+        "unit": "gpu_ms",
+        "quantity": "20000",
+        "requests": "",
+        "cost_usd": "0.02",
+    }
+    assert response["Content-Disposition"].startswith("attachment")
+
+
+@pytest.mark.parametrize("cell", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+def test_text_that_looks_like_a_formula_is_text(cell):
+    body = b"".join(csv_chunks(("name", "amount"), [(cell, -1)])).decode()
+
+    written = next(iter(csv.DictReader(io.StringIO(body, newline=""))))
+    assert written == {"name": f"'{cell}", "amount": "-1"}
