@@ -15,11 +15,11 @@ from apps.catalog.queries import get_base_model, list_base_models
 from apps.contracts.runs import Hyperparameters, Method
 from apps.core import audit, outbox
 from apps.core.clock import db_now
-from apps.core.errors import DomainError, InvalidState, InvalidValue
+from apps.core.errors import DomainError, InvalidState, InvalidValue, Unavailable
 from apps.core.transitions import advance, try_advance
 from apps.datasets.models import DatasetVersion
-from apps.datasets.operations import count_tokens
-from apps.datasets.queries import get_version
+from apps.datasets.operations import COUNT_NOW_BYTES, count_tokens, request_count
+from apps.datasets.queries import find_token_count, get_version
 from apps.finetuning import attempts, events, recipes
 from apps.finetuning.lifecycle import JOB_TERMINAL, JOB_TRANSITIONS, RUN_TRANSITIONS
 from apps.finetuning.models import FineTuningJob, Run
@@ -27,7 +27,6 @@ from apps.finetuning.quotas import require_room_for_job
 from apps.finetuning.quoting import PoolQuote, quote_pools, snapshot, with_plan
 
 SUFFIX = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?$")
-_COUNT_NOW_BYTES = 4_000_000  # larger files are counted by a task; the job waits in validating_files
 _MOST_METADATA = 16
 _RETRY_WINDOW = datetime.timedelta(minutes=10)
 
@@ -36,6 +35,12 @@ class InvalidTrainingFile(DomainError):
     """The file cannot be trained on; the message says what to change."""
 
     code = "invalid_training_file"
+
+
+class StillCounting(Unavailable):
+    """The file is large and its tokens are being counted; asking again later answers."""
+
+    code = "still_counting"
 
 
 class DoesNotFit(DomainError):
@@ -132,6 +137,9 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
 
 def _usable_file(organization: Any, file_id: str, param: str) -> DatasetVersion:
     version = get_version(organization=organization, id=file_id, param=param)
+    # Deleting takes the same lock: a file is either deleted before the job, or in use after it.
+    DatasetVersion.objects.select_for_update(of=("self",)).get(pk=version.pk)
+    version.refresh_from_db()
     if version.purpose != "fine-tune":
         raise InvalidTrainingFile(f"{file_id} was uploaded for {version.purpose!r}, not for 'fine-tune'.", param=param)
     if version.status == "invalid":
@@ -166,8 +174,7 @@ def _is_ready_to_admit(job: FineTuningJob) -> bool:
     files = [job.training_file, *([job.validation_file] if job.validation_file else [])]
     if any(version.status != "ready" for version in files):
         return False
-    counted = job.training_file.token_counts.filter(base_model=job.base_model).exists()
-    return counted or job.training_file.bytes <= _COUNT_NOW_BYTES
+    return not is_still_counting(version=job.training_file, base_model=job.base_model)
 
 
 def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
@@ -232,9 +239,19 @@ def get_quotes(
     """Return a quote for each open pool, counting the file's tokens first when nobody has yet.
 
     A model that is not installed has no tokenizer here: it is quoted by an installed one's count, and never launched.
+    Raises StillCounting for a file too large to count while somebody waits.
     """
-    count = count_tokens(version=version, base_model=counting_model(base_model))
+    counting = counting_model(base_model)
+    if is_still_counting(version=version, base_model=counting):
+        raise StillCounting(f"The tokens of {version.pk} are being counted: try again soon.", param="training_file")
+    count = count_tokens(version=version, base_model=counting)
     return quote_pools(base_model=base_model, version=version, count=count, hyperparameters=recipe, now=now)
+
+
+def is_still_counting(*, version: DatasetVersion, base_model: BaseModel) -> bool:
+    """Return whether the file is too large to count at once and its count, asked for at validation, is not there."""
+    is_large = version.bytes > COUNT_NOW_BYTES
+    return is_large and find_token_count(version=version, base_model=base_model) is None
 
 
 def counting_model(base_model: BaseModel) -> BaseModel:
@@ -280,6 +297,9 @@ def _admit_if_validated(job: FineTuningJob, now: datetime.datetime) -> None:
             raise _invalid_file(version, param)
         if version.status != "ready":
             return
+    if is_still_counting(version=job.training_file, base_model=job.base_model):
+        request_count(version=job.training_file, base_model=job.base_model)
+        return
     admit(job=job, now=now)
 
 

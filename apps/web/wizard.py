@@ -29,7 +29,14 @@ from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.operations import request_count
 from apps.datasets.queries import find_token_count, get_version, list_versions
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.operations import JobRequest, counting_model, create_job, get_quotes, require_ready
+from apps.finetuning.operations import (
+    JobRequest,
+    counting_model,
+    create_job,
+    get_quotes,
+    is_still_counting,
+    require_ready,
+)
 from apps.finetuning.quoting import PoolQuote
 from apps.web.access import organization_view
 from apps.web.code_samples import job_samples
