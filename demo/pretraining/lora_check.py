@@ -84,13 +84,13 @@ def factor(step: int, total: int, warmup: int, kind: str) -> float:
     return {"linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done)), "constant": 1.0}[kind]
 
 
-def train(model: torch.nn.Module, data: list[Any], options: argparse.Namespace, pad: int) -> float:
-    """Train the adapter and return the seconds it took."""
+def train(model: torch.nn.Module, data: list[Any], options: argparse.Namespace, pad: int) -> tuple[float, float]:
+    """Train the adapter and return the wall-clock and processor seconds it took."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=options.lr, weight_decay=0.0)
     per_epoch = math.ceil(len(data) / options.batch)
     total = per_epoch * options.epochs
-    rng, step, start = random.Random(options.seed), 0, time.monotonic()
+    rng, step, start, used = random.Random(options.seed), 0, time.monotonic(), time.process_time()
     model.train()
     for epoch in range(options.epochs):
         losses = []
@@ -109,7 +109,7 @@ def train(model: torch.nn.Module, data: list[Any], options: argparse.Namespace, 
             losses.append(loss.item())
             step += 1
         log.info("epoch=%d loss=%.4f seconds=%.0f", epoch + 1, sum(losses) / len(losses), time.monotonic() - start)
-    return time.monotonic() - start
+    return time.monotonic() - start, time.process_time() - used
 
 
 @torch.no_grad()
@@ -172,7 +172,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     model = load_model(options.model, options.method)
     rows, scoring = split_rows(options.split, options.limit)
-    seconds = 0.0
+    seconds = cpu = 0.0
     if options.method != "base":
         config = LoraConfig(
             r=options.rank,
@@ -182,9 +182,13 @@ def main() -> None:
             task_type="CAUSAL_LM",
         )
         model = get_peft_model(model, config)
-        seconds = train(model, examples(tokenizer, rows), options, tokenizer.pad_token_id)
+        seconds, cpu = train(model, examples(tokenizer, rows), options, tokenizer.pad_token_id)
     result = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
-    result |= {"train_seconds": round(seconds, 1), "accuracy": accuracy(model, tokenizer, scoring)}
+    result |= {
+        "train_seconds": round(seconds, 1),
+        "cpu_seconds": round(cpu, 1),
+        "accuracy": accuracy(model, tokenizer, scoring),
+    }
     if options.save:
         model.save_pretrained(options.save)
     sys.stdout.write(json.dumps(result) + "\n")
