@@ -1,0 +1,167 @@
+"""Every page of the product in a real browser: readable by everybody, no policy broken, and the wizard to its end."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from apps.accounts.models import Organization, User
+from apps.billing.models import Hold
+from apps.contracts import runs as wire
+from apps.contracts.failures import FailureCode
+from apps.core.templatetags.ui import usd
+from apps.finetuning import leases
+from apps.finetuning.models import FineTuningJob
+from apps.serving.operations import deploy
+from tests.browser.conftest import THEMES, overflow
+from tests.factories.finetuning import Floor, make_pool, make_training_file, make_worker
+from tests.unit.finetuning.conftest import Attempt
+from tests.web.test_jobs import step
+
+Open = Callable[..., Page]
+WIDTHS = (1440, 390)
+
+
+@dataclass(frozen=True)
+class Lived:
+    """An organization where something has happened already: a job that ended, one that failed, one under way."""
+
+    floor: Floor
+    done: FineTuningJob
+    failed: FineTuningJob
+    running: FineTuningJob
+
+    @property
+    def wizard(self) -> str:
+        return f"/jobs/new?dataset={self.done.training_file_id}&model={self.floor.base_model.name}"
+
+    def paths(self) -> list[str]:
+        adapter = f"/adapters/{self.done.adapter_version_id}"
+        return [
+            "/", "/adapters", adapter, f"{adapter}/delete", "/usage",
+            f"/playground?model={self.done.adapter_version.model_name}",
+            "/jobs", f"/jobs/{self.done.pk}", f"/jobs/{self.failed.pk}", f"/jobs/{self.running.pk}",
+            "/jobs/new", f"/jobs/new?dataset={self.done.training_file_id}", self.wizard,
+            f"{self.wizard}&method=lora", f"{self.wizard}&method=lora&epochs=900",
+            f"{self.wizard}&method=lora&pool={self.floor.pool.name}",
+        ]  # fmt: skip
+
+
+@pytest.fixture
+def floor(transactional_db: None, organization: Organization) -> Floor:
+    return Floor(organization)
+
+
+@pytest.fixture
+def lived(floor: Floor) -> Lived:
+    make_pool("idle")
+    make_pool("tiny", memory_bytes=2**20)
+
+    def claim() -> Attempt:
+        attempt = Attempt(leases.claim(worker=floor.worker, base_models=None))
+        attempt.start()
+        return attempt
+
+    done = floor.job(suffix="triage")
+    claim().succeed(floor.base_model)
+    failed = floor.job(suffix="refunds")
+    claim().finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
+    running = floor.job(suffix="escalations")
+    attempt = claim()
+    for number in range(1, 5):
+        attempt.report(wire.StepCompleted, **step(number, 3 / number))
+    done.refresh_from_db()
+    deploy(version=done.adapter_version, by="system")
+    return Lived(floor, done, failed, running)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_every_page_is_accessible_reflows_and_breaks_no_policy(
+    open_page: Open, violations: Callable[[Page], list[str]], lived: Lived, alice: User, theme: str
+) -> None:
+    page = open_page("/", user=alice, theme=theme)
+
+    for path in lived.paths():
+        page.goto(path)
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            assert violations(page) == [], f"{path} at {width} px"
+            assert overflow(page) == 0, f"{path} at {width} px"
+        _forget_refusals(page, open_page)
+
+
+def test_the_first_page_of_a_new_organization_is_accessible(
+    open_page: Open, violations: Callable[[Page], list[str]], floor: Floor, alice: User
+) -> None:
+    page = open_page("/", user=alice, width=390)
+
+    assert violations(page) == []
+    assert overflow(page) == 0
+
+
+def test_the_wizard_leads_from_a_dataset_to_a_launched_job(
+    open_page: Open, floor: Floor, organization: Organization, alice: User
+) -> None:
+    make_training_file(organization, floor.base_model, rows=4_000)
+    page = open_page("/jobs/new", user=alice)
+    proceed = page.locator("#wizard button[type=submit]")
+
+    proceed.click()
+    expect(page.locator("h1")).to_have_text("Choose a base model")
+    proceed.click()
+    expect(page.locator("h1")).to_have_text("Choose a method")
+    first_price = page.locator(".price-hero b").inner_text()
+    page.get_by_label("Epochs").fill("9")
+    page.get_by_label("Epochs").press("Tab")
+    expect(page.locator(".price-hero b")).not_to_have_text(first_price)  # without leaving the step
+    price = page.locator(".price-hero b").inner_text()
+    proceed.click()
+    expect(page.locator("h1")).to_have_text("Choose compute")
+    expect(page.locator(".price-hero b")).to_have_text(price)
+    page.get_by_label("Spend cap").fill("3.25")
+    proceed.click()
+    expect(page.locator("h1")).to_have_text("Review and launch")
+    expect(page.locator(".price-hero b")).to_have_text(price)
+    page.get_by_role("button", name="Launch, hold $3.25").click()
+
+    expect(page).to_have_url(re.compile(r"/jobs/ftjob-"))
+    job = FineTuningJob.objects.get()
+    assert usd(job.estimate["cost_nano_p50"]) == price
+    assert Hold.objects.get(pk=job.hold_id).amount_nano == 3_250_000_000
+    assert job.hyperparameters["epochs"] == 9
+
+
+def test_another_pool_changes_the_estimate_and_the_call_to_copy(open_page: Open, lived: Lived, alice: User) -> None:
+    floor = lived.floor
+    other = make_pool("second")
+    make_worker(other, credential="annw_another", base_model=floor.base_model)
+    page = open_page(f"{lived.wizard}&method=lora", user=alice)
+
+    page.locator(f"tr:has(#g-{other.name}) .c-cost").click()
+
+    expect(page.locator(f"#g-{other.name}")).to_be_checked()
+    expect(page.locator("#price-lines")).to_contain_text(other.name)
+    expect(page.locator("#copy-as-python-code")).to_contain_text(f'"pool": "{other.name}"')
+
+
+def test_the_wizard_works_without_script(open_page: Open, lived: Lived, alice: User) -> None:
+    page = open_page("/", user=alice)
+    context = page.context.browser.new_context(
+        base_url=page.url.rsplit("/", 1)[0], java_script_enabled=False, storage_state=page.context.storage_state()
+    )
+    plain = context.new_page()
+    plain.goto(f"{lived.wizard}&method=lora")
+    plain.locator("#wizard button[type=submit]").click()
+    plain.get_by_role("button", name=re.compile("^Launch, hold")).click()
+
+    assert re.search(r"/jobs/ftjob-", plain.url)
+    context.close()
+
+
+def _forget_refusals(page: Page, open_page: Open) -> None:
+    """A page that refuses a value answers 422, which Chromium writes to its console as a failed resource."""
+    complaints: list[str] = open_page.complaints  # type: ignore[attr-defined]
+    if "epochs=900" in page.url:
+        complaints[:] = [text for text in complaints if "422" not in text]
