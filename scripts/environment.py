@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import shlex
 import socket
@@ -18,6 +19,9 @@ LOCAL_POOL = "local-cpu"
 # torch loses more than it gains when its threads outnumber free cores, and a demo's matrices feed no more than this.
 MOST_TRAINER_THREADS = 4
 DRAIN_SECONDS = "3"  # what Ctrl-C may wait for answers that are being written
+
+_OURS = re.compile(r"ANNEAL_|DATABASE_|REDIS_URL|CELERY_|AWS_|DJANGO_SETTINGS_MODULE|FORWARDED_ALLOW_IPS")
+_NOT_SETTABLE = frozenset({"DATABASE_URL", "ANNEAL_HOME", "ANNEAL_WORK_DIR", "ANNEAL_DEBUG", "DJANGO_SETTINGS_MODULE"})
 
 
 class EnvironmentIncomplete(Exception):
@@ -56,10 +60,11 @@ def prepare(home: Path, *, is_debug: bool, is_launch: bool) -> Prepared:
     Raises EnvironmentIncomplete.
     """
     own = services(home)
-    embedded = None if _is_external(own) else own
+    given = _given_variables(home)
+    embedded = None if _is_external(given, own) else own
     runtime_dir = Path(own.runtime_dir)
     ports = _choose_ports(home) if is_launch else _last_ports(home)
-    known = _known_variables(home, runtime_dir, embedded, ports=ports, is_debug=is_debug)
+    known = _known_variables(home, runtime_dir, embedded, given, ports=ports, is_debug=is_debug)
     database_urls: dict[str, str] = {role: known.pop(f"DATABASE_{role.upper()}_URL") for role in ROLES}
     if is_launch:
         _write_private(home / "env", _env_file(home, known, database_urls))
@@ -75,11 +80,22 @@ def prepare(home: Path, *, is_debug: bool, is_launch: bool) -> Prepared:
     )
 
 
-def _is_external(own: EmbeddedServices) -> bool:
+def plain_environment() -> dict[str, str]:
+    """This process's environment without anything of ours: each program gets what it may know, and no more."""
+    return {name: value for name, value in os.environ.items() if not _OURS.match(name)}
+
+
+def _given_variables(home: Path) -> dict[str, str]:
+    """What the caller set for us; the variables of another data directory (a test run's, a shell's) are not for us."""
+    if Path(os.environ.get("ANNEAL_HOME", home)).resolve() != home:
+        return {}
+    return {name: value for name, value in os.environ.items() if value and _OURS.match(name)}
+
+
+def _is_external(given: Mapping[str, str], own: EmbeddedServices) -> bool:
     """Whether the variables name other services than our own (as they do in a shell that has read `env`)."""
     ours = {f"DATABASE_{role.upper()}_URL": own.database_url(role) for role in ROLES} | {"REDIS_URL": own.redis_url}
-    given = {name: os.environ[name] for name in ours if os.environ.get(name)}
-    if all(ours[name] == url for name, url in given.items()):
+    if all(given.get(name, url) == url for name, url in ours.items()):
         return False
     if missing := sorted(ours.keys() - given.keys()):
         raise EnvironmentIncomplete(f"for external PostgreSQL and Redis also set: {', '.join(missing)}")
@@ -87,7 +103,13 @@ def _is_external(own: EmbeddedServices) -> bool:
 
 
 def _known_variables(
-    home: Path, runtime_dir: Path, embedded: EmbeddedServices | None, *, ports: tuple[int, int], is_debug: bool
+    home: Path,
+    runtime_dir: Path,
+    embedded: EmbeddedServices | None,
+    given: Mapping[str, str],
+    *,
+    ports: tuple[int, int],
+    is_debug: bool,
 ) -> dict[str, str]:
     web_port, internal_port = ports
     defaults = _kept_secrets(home) | {
@@ -110,17 +132,10 @@ def _known_variables(
         defaults |= {f"DATABASE_{role.upper()}_URL": embedded.database_url(role) for role in ROLES}
         defaults |= {"REDIS_URL": embedded.redis_url, "CELERY_BROKER_URL": embedded.broker_url}
         defaults |= {"ANNEAL_TRAINER_BROKER_URL": embedded.trainer_broker_url}
-    given = {name: value for name, value in os.environ.items() if name in _settable(defaults)}
-    known = defaults | given
+    known = defaults | {name: value for name, value in given.items() if name not in _NOT_SETTABLE}
     known.setdefault("CELERY_BROKER_URL", known["REDIS_URL"])
     known.setdefault("ANNEAL_TRAINER_BROKER_URL", known["CELERY_BROKER_URL"])
     return known
-
-
-def _settable(defaults: Mapping[str, str]) -> set[str]:
-    named = {name for program in PROGRAMS for name in program.needs | program.options}
-    databases = {f"DATABASE_{role.upper()}_URL" for role in ROLES}
-    return (named | set(defaults) | databases) - {"DATABASE_URL", "ANNEAL_WORK_DIR", "DJANGO_SETTINGS_MODULE"}
 
 
 def _embedded_place(

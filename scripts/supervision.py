@@ -23,7 +23,7 @@ from gpu_workers.process_tree import (
     list_descendants,
     reap_children,
 )
-from scripts.environment import Prepared
+from scripts.environment import Prepared, plain_environment
 from scripts.processes import REPOSITORY, Program, Tier, render_supervisor
 
 LAUNCH_MARK = "ANNEAL_LAUNCH"  # in the environment of every program, with the data directory as its value
@@ -53,7 +53,12 @@ class Supervision:
             file.write(self._render())
         command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(config)]
         self._daemon = subprocess.Popen(
-            command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_launcher
+            command,
+            cwd=REPOSITORY,
+            env=plain_environment(),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_end_with_launcher,
         )
         give_up_at = time.monotonic() + 15
         while not self._answers():

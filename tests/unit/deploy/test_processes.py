@@ -13,7 +13,7 @@ import pytest
 
 from gpu_workers.config import EngineConfig
 from gpu_workers.engine import ReplicaBase, build_command, build_environment
-from scripts.environment import EnvironmentIncomplete, prepare
+from scripts.environment import EnvironmentIncomplete, plain_environment, prepare
 from scripts.processes import PROGRAMS, REPOSITORY, Place, Tier, render_supervisor
 from scripts.setup import Environment
 
@@ -67,8 +67,26 @@ def test_a_shell_that_has_read_the_env_file_still_means_the_embedded_services(
     assert prepare(tmp_path, is_debug=False, is_launch=True).services is not None
 
 
+def test_the_variables_of_another_data_directory_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANNEAL_HOME", "/somewhere/else")
+    monkeypatch.setenv("ANNEAL_PUBLIC_URL", "http://testserver")
+    monkeypatch.setenv("REDIS_URL", "redis://elsewhere")
+
+    assert prepare(tmp_path, is_debug=False, is_launch=False).public_url == "http://127.0.0.1:8000"
+
+
+def test_programs_inherit_nothing_of_ours_from_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ANNEAL_SECRET_KEY", "DATABASE_URL", "AWS_SECRET_ACCESS_KEY", "PLAIN"):
+        monkeypatch.setenv(name, "x")
+
+    inherited = plain_environment()
+
+    assert "PLAIN" in inherited and not {"ANNEAL_SECRET_KEY", "DATABASE_URL", "AWS_SECRET_ACCESS_KEY"} & set(inherited)
+
+
 def test_half_of_an_external_configuration_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", "redis://elsewhere")
+    monkeypatch.setenv("ANNEAL_HOME", str(tmp_path))
 
     with pytest.raises(EnvironmentIncomplete, match="DATABASE_APP_URL"):
         prepare(tmp_path, is_debug=False, is_launch=True)
@@ -116,7 +134,7 @@ SUPERVISE = """
 import json, sys, time
 from dataclasses import replace
 from pathlib import Path
-from scripts.environment import EnvironmentIncomplete, prepare
+from scripts.environment import EnvironmentIncomplete, plain_environment, prepare
 from scripts.processes import Program, Tier
 from scripts.supervision import LaunchFailed, Supervision, lock
 
