@@ -1,6 +1,7 @@
 """The gateway's way to the database: short calls in a few threads, never on the event loop."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,6 +12,7 @@ from django.db import InterfaceError, OperationalError, connection
 THREADS = 4
 # A restarted server leaves up to this many broken connections in the pool, each noticed at its next use.
 _ATTEMPTS = THREADS + 1
+_BROKEN_SECONDS = 1.0
 
 DATABASE_ERRORS = (OperationalError, InterfaceError)
 Arguments = ParamSpec("Arguments")
@@ -35,11 +37,13 @@ class Database:
 
 
 def _repeat(call: Callable[[], Result]) -> Result:
+    began_at = time.monotonic()
     for _ in range(_ATTEMPTS - 1):
         try:
             return _call(call)
         except DATABASE_ERRORS:
-            continue
+            if time.monotonic() - began_at > _BROKEN_SECONDS:
+                raise  # away, not only forgotten by the pool: another attempt would wait as long
     return _call(call)
 
 

@@ -23,6 +23,8 @@ FRESH_SECONDS = 1.0  # then looked up again beside the request
 USABLE_SECONDS = 2.0  # then looked up again before the request
 # While the database is away nobody can revoke a key either: those in use stay usable for as long as this.
 OUTAGE_SECONDS = 30.0
+_LONGEST_LOOKUP_SECONDS = 1.0  # a database that takes longer counts as away
+_TRY_AGAIN_SECONDS = 3.0
 _MOST_KEYS = 20_000
 _SHOWN_LENGTH = 13
 
@@ -58,6 +60,7 @@ class Keys:
         self._database = database
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._lookups: dict[str, asyncio.Task[_Entry]] = {}
+        self._away_until = 0.0
 
     async def identify(self, authorization: str | None) -> Caller:
         """Raises InvalidApiKey, PermissionDenied (no scope for inference), Unavailable."""
@@ -75,13 +78,16 @@ class Keys:
     async def _entry(self, secret: str) -> _Entry:
         known = fingerprint(secret)
         entry = self._entries.get(known)
-        if entry is not None and entry.age() < USABLE_SECONDS:
+        is_away = time.monotonic() < self._away_until
+        if entry is not None and entry.age() < (OUTAGE_SECONDS if is_away else USABLE_SECONDS):
             if entry.age() > FRESH_SECONDS:
                 self._begin_lookup(known, secret)
             return entry
         try:
-            return await asyncio.shield(self._begin_lookup(known, secret))
-        except DATABASE_ERRORS as error:
+            async with asyncio.timeout(_LONGEST_LOOKUP_SECONDS if entry else None):
+                return await asyncio.shield(self._begin_lookup(known, secret))
+        except (TimeoutError, *DATABASE_ERRORS) as error:
+            self._away_until = time.monotonic() + _TRY_AGAIN_SECONDS
             if entry is not None and entry.age() < OUTAGE_SECONDS:
                 return entry
             raise Unavailable("API keys cannot be checked at the moment. Try again shortly.") from error

@@ -5,14 +5,17 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import httpx
+import psycopg
 import pytest
+from django.db import connection
 
 from apps.billing.models import Hold, UsageConflict
 from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
 from apps.billing.usage import rate_usage
+from apps.catalog.models import BaseModel
 from apps.core.money import rated
 from apps.gateway.database import Database
 from apps.gateway.shipper import adopt
@@ -149,6 +152,43 @@ def test_shipping_what_was_shipped_before_adds_nothing(gateway, tenant, engine, 
     assert {i.replace("cmpl-", "use_") for i in load.answered} <= set(first)
     assert list((home / "spool").iterdir()) == list(kept.iterdir()) == []
     assert not UsageConflict.objects.exists()
+
+
+@contextmanager
+def database_away() -> Iterator[None]:
+    """Cut the gateway, and nobody else on this server, off its database."""
+    name = connection.settings_dict["NAME"]
+    host, port = connection.settings_dict["HOST"], connection.settings_dict["PORT"]
+    with psycopg.connect(host=host, port=port, user="postgres", dbname="postgres", autocommit=True) as superuser:
+        superuser.execute(f'REVOKE CONNECT ON DATABASE "{name}" FROM PUBLIC, anneal_gateway')
+        superuser.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'anneal_gateway' AND datname = %s",
+            [name],
+        )
+        try:
+            yield
+        finally:
+            superuser.execute(f'GRANT CONNECT ON DATABASE "{name}" TO PUBLIC, anneal_gateway')
+
+
+def test_known_customers_are_served_and_metered_while_the_database_is_away(gateway, tenant):
+    body = {"model": BASE_MODEL, "prompt": "Hi", "max_tokens": 5}
+    http = gateway.http(tenant.key)
+    http.post("/v1/completions", json=body).raise_for_status()
+
+    with database_away():
+        deadline = time.monotonic() + 6  # beyond what keys and routes are remembered for otherwise
+        statuses = []
+        while time.monotonic() < deadline:
+            statuses.append(http.post("/v1/completions", json=body).status_code)
+            time.sleep(0.1)
+        stranger = make_tenant("Stranger", BaseModel.objects.get(name=BASE_MODEL))
+        refused = gateway.http(stranger.key).post("/v1/completions", json=body)
+
+    assert set(statuses) == {200}
+    assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+    wait_until(lambda: len(usage_of(tenant)) == len(statuses) + 1, "requests were lost", seconds=30)
+    assert gateway.http(tenant.key).post("/v1/completions", json=body).status_code == 200
 
 
 def test_a_gateway_told_to_stop_leaves_nothing_behind(gateway, tenant, home):
