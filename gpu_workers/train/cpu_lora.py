@@ -9,11 +9,12 @@ import types
 from typing import Any
 
 import torch
+from bitsandbytes.nn import Linear4bit
 from peft.tuners.lora import LoraLayer
 
 
 def speed_up_lora(model: torch.nn.Module) -> int:
-    """Replace the forward of every plain LoRA layer whose base weight is a dense matrix; return how many."""
+    """Replace the forward of every plain LoRA layer on a dense or NF4 matrix; return how many."""
     layers = [module for module in model.modules() if isinstance(module, LoraLayer) and _is_plain(module)]
     for layer in layers:
         layer.forward = types.MethodType(_forward, layer)
@@ -23,20 +24,21 @@ def speed_up_lora(model: torch.nn.Module) -> int:
 def _is_plain(layer: LoraLayer) -> bool:
     base = layer.get_base_layer()
     has_one_adapter = list(layer.active_adapters) == list(layer.lora_A)
-    return type(base) is torch.nn.Linear and base.bias is None and has_one_adapter and not any(layer.use_dora.values())
+    is_known = type(base) in (torch.nn.Linear, Linear4bit) and base.bias is None
+    return is_known and has_one_adapter and not any(layer.use_dora.values())
 
 
 def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     name = layer.active_adapters[0]
-    weight = layer.get_base_layer().weight
+    base = layer.get_base_layer()
     down, up, scale = layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name]
     flat = x.reshape(-1, x.shape[-1])
     dropped = layer.lora_dropout[name](flat)
-    if dropped is flat:
-        output = _Product.apply(flat, weight, down, up, scale)
+    if dropped is flat and type(base) is torch.nn.Linear:
+        output = _Product.apply(flat, base.weight, down, up, scale)
     else:
         low = dropped @ down.to(flat.dtype).T
-        output = torch.addmm(flat @ weight.T, low, up.to(flat.dtype).T, alpha=scale)
+        output = torch.addmm(base(flat), low, up.to(flat.dtype).T, alpha=scale)
     return output.view(*x.shape[:-1], -1)
 
 

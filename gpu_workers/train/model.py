@@ -63,7 +63,16 @@ def load_model(folder: Path, hyperparameters: Hyperparameters) -> peft.PeftModel
         base = peft.prepare_model_for_kbit_training(
             base, use_gradient_checkpointing=hyperparameters.gradient_checkpointing
         )
+        if not torch.cuda.is_available():
+            _cast_float_weights(base, training_dtype())
     return peft.get_peft_model(base, lora_config(hyperparameters))
+
+
+def _cast_float_weights(base: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Take norms and embeddings back from float32: on a GPU autocast does it, and on a CPU every product would pay."""
+    for parameter in base.parameters():
+        if parameter.dtype is torch.float32:
+            parameter.data = parameter.data.to(dtype)
 
 
 def lora_config(hyperparameters: Hyperparameters) -> peft.LoraConfig:
