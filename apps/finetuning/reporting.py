@@ -273,6 +273,9 @@ def _finish_failed(run: Run, job: FineTuningJob, outcome: wire.Failed, now: date
         failure_message=outcome.message[:500],
         log_tail=outcome.log_tail[-20_000:],
     )
+    if outcome.code is FailureCode.CHECKPOINT_INVALID and run.resume_from:
+        run.resume_from.quarantined_at = now
+        run.resume_from.save(update_fields=["quarantined_at"])
     if outcome.code.is_retryable:
         events.append(job, level="warn", message=f"Attempt {run.attempt} failed: {outcome.message}")
         attempts.continue_or_give_up(job=job, run=run, code=outcome.code, now=now)

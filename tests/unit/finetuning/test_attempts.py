@@ -108,6 +108,22 @@ def test_three_attempts_without_progress_end_the_job_unbilled(floor, organizatio
     assert (charged(organization), get_balance(organization=organization).held_nano) == (0, 0)
 
 
+def test_a_broken_checkpoint_is_set_aside_and_the_one_before_is_used(floor, claim):
+    floor.job()
+    first = claim()
+    first.start()
+    first.checkpoint(step=2, seconds=4.0)
+    first.checkpoint(step=4, seconds=8.0)
+    first.fall_silent()
+    leases.reclaim_expired_leases()
+
+    second = claim()
+    second.finish(wire.Failed(code=FailureCode.CHECKPOINT_INVALID, message="optimizer.pt differs from its manifest."))
+
+    assert second.claimed.spec.resume_from.step == 4
+    assert claim().claimed.spec.resume_from.step == 2
+
+
 def test_a_users_mistake_is_not_tried_again_and_pays_for_durable_steps(floor, organization, claim, reload):
     job = floor.job()
     attempt = claim()
