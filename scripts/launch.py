@@ -48,7 +48,8 @@ def main() -> int:
     given = _arguments()
     home = given.home.resolve()
     home.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     try:
         with lock(home):
             return _run(given, home)
@@ -69,10 +70,11 @@ def _arguments() -> argparse.Namespace:
 
 
 def _run(given: argparse.Namespace, home: Path) -> int:
+    ready_file = home / "ready.json"
+    ready_file.unlink(missing_ok=True)
     _remove_earlier(home)
     prepared = prepare(home, is_debug=given.reload, is_launch=True)
     supervision = Supervision(prepared)
-    ready_file = home / "ready.json"
     code, figures = 1, None
     try:
         bring_up(prepared, supervision)
@@ -325,7 +327,7 @@ def _memory_line(supervision: Supervision) -> str:
 
 def _seconds_install() -> dict[str, object]:
     path = REPOSITORY / ".anneal/setup.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    return json.loads(path.read_text()) if path.exists() else {"seconds_install": None}
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from gpu_workers.process_tree import (
     identify,
     is_alive,
     kill_all,
+    kill_descendants,
     list_descendants,
     reap_children,
 )
@@ -93,22 +94,20 @@ class Supervision:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def stop(self) -> None:
-        """This method will stop every program, the engines first; a second Ctrl-C kills what is left."""
+        """This method will stop every program, the trainer first, and leave nothing; a second Ctrl-C kills at once.
+
+        What outlived an orderly stop is in `leftovers`, and ended.
+        """
         if self._daemon is None:
             return
         try:
             if self._daemon.poll() is None:
                 self._daemon.terminate()
             self._daemon.wait()
+            self.leftovers = find_leftovers(self.prepared.home)
+            end(self.leftovers)
         except KeyboardInterrupt:
-            sys.stdout.write("killing\n")
-        finally:
-            self._remove_leftovers()
-
-    def _remove_leftovers(self) -> None:
-        """This method will set `leftovers` to what outlived an orderly stop, and kill it."""
-        self.leftovers = find_leftovers(self.prepared.home)
-        end(self.leftovers)
+            kill_descendants(os.getpid())
 
     def tail(self, name: str, lines: int = 20) -> str:
         path = self.logs / f"{name}.log"
