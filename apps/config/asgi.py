@@ -1,6 +1,7 @@
 """The web process: dashboard and public API, with inference passed through to the gateway."""
 
 import os
+from typing import cast
 
 from django.conf import settings
 from django.core.asgi import get_asgi_application
@@ -9,7 +10,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "apps.config.settings.dev")  # n
 django_application = get_asgi_application()
 
 from apps.config.startup import guard_roles  # noqa: E402 - needs the app registry
+from apps.core.http import Application  # noqa: E402
 from apps.web.front_door import FrontDoor  # noqa: E402
 
 guard_roles()
-application = FrontDoor(django_application, gateway_url=settings.GATEWAY_URL)
+application = FrontDoor(cast(Application, django_application), gateway_url=settings.GATEWAY_URL)

@@ -1,4 +1,4 @@
-"""Under the web's own role: what a tenant may see of a shared queue, and that deploying works without operator rights."""
+"""Under the web's own role: what a tenant sees of a shared queue; deploying works without operator rights."""
 
 import pytest
 

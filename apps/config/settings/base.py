@@ -1,5 +1,6 @@
 """Settings of every process; dev, test, prod and internal change only what differs."""
 
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from django.urls import reverse_lazy
@@ -112,7 +113,7 @@ TEMPLATES = [
 ]
 
 
-def _database(url: str) -> dict[str, object]:
+def _database(url: str) -> dict[str, Any]:
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
     host = query.pop("host", None) or (unquote(parts.hostname) if parts.hostname else "")

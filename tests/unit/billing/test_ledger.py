@@ -104,7 +104,9 @@ def test_an_unbalanced_transaction_is_refused_by_the_database(organization):
             cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
 
-@pytest.mark.parametrize("statement", ["UPDATE billing_ledgerentry SET amount_nano = 1", "DELETE FROM billing_ledgerentry"])
+@pytest.mark.parametrize(
+    "statement", ["UPDATE billing_ledgerentry SET amount_nano=1", "DELETE FROM billing_ledgerentry"]
+)
 def test_entries_can_be_neither_changed_nor_deleted(organization, statement):
     grant(organization)
 

@@ -252,9 +252,7 @@ class TestTheDoorOfADirectory:
 
         assert fetch(url)[0] == 403
 
-    @pytest.mark.parametrize(
-        "key", ["../secret", "org/../../x", "org//a", "/etc/passwd", ".drafts/x", "a\n", "a b"]
-    )
+    @pytest.mark.parametrize("key", ["../secret", "org/../../x", "org//a", "/etc/passwd", ".drafts/x", "a\n", "a b"])
     def test_no_key_leads_out_of_the_directory(self, directory: DirectoryStore, key: str) -> None:
         (directory.root.parent / "secret").write_text("canary")
 
