@@ -81,7 +81,8 @@ class Choices:
 
     @classmethod
     def of(cls, query: QueryDict) -> "Choices":
-        return cls({name: query[name].strip() for name in _NAMES if query.get(name, "").strip()})
+        given = ((name, str(query.get(name, "")).strip()) for name in _NAMES)
+        return cls({name: value for name, value in given if value})
 
     def get(self, name: str) -> str:
         return self.values.get(name, "")
@@ -245,25 +246,21 @@ def _page(
     is_counting = plan.is_counting and step in ("method", "compute", "review")
     if is_counting and plan.version and plan.base_model:
         request_count(version=plan.version, base_model=counting_model(plan.base_model))
-    context = {} if is_counting else _CONTEXTS[step](request, plan)
+    context: dict[str, Any] = {"quote": None} | ({} if is_counting else _CONTEXTS[step](request, plan))
     problem = problem or context.get("problem")
     is_bad = bool(problem or any(context[name].errors for name in ("form", "cap_form") if name in context))
-    context = (
-        {
-            "step": step,
-            "heading": HEADINGS[step],
-            "steps": _steps(plan, step),
-            "hidden": plan.choices.hidden(step),
-            "plan": plan,
-            "is_counting": is_counting,
-            "quote": None,
-            "model_url": plan.choices.url(step="model"),
-        }
-        | context
-        | {"problem": problem, "problem_url": _mend_url(plan, problem, step)}
-    )
-    context["recipe"] = _recipe(plan, context["quote"])
-    context["spread"] = _spread(context["quote"])
+    context |= {
+        "step": step,
+        "heading": HEADINGS[step],
+        "steps": _steps(plan, step),
+        "hidden": plan.choices.hidden(step),
+        "plan": plan,
+        "recipe": _recipe(plan, context["quote"]),
+        "spread": _spread(context["quote"]),
+        "model_url": plan.choices.url(step="model"),
+        "problem": problem,
+        "problem_url": _mend_url(plan, problem, step),
+    }
     target = request.headers.get("HX-Target", "") if request.headers.get("HX-Request") else ""
     template = f"wizard/{'counting' if is_counting else step}.html"
     if target.endswith("#price-live"):
