@@ -48,7 +48,8 @@ def main() -> int:
     given = _arguments()
     home = given.home.resolve()
     home.mkdir(parents=True, exist_ok=True)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    # SIGINT too: a shell lets its background jobs ignore it.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
         with lock(home):
