@@ -1,6 +1,7 @@
 """The whole platform as a customer and a saboteur see it: public interfaces, and kill -9."""
 
 import csv
+import itertools
 import json
 import os
 import signal
@@ -41,7 +42,7 @@ class Platform:
         command = [sys.executable, "-m", "scripts.launch", "--home", str(home), "--no-main-job"]
         self._launcher = subprocess.Popen(command, cwd=ROOT, stdout=self._log, stderr=subprocess.STDOUT)
         until(self._is_ready, START_SECONDS, f"the platform did not start ({home / 'launch.log'})")
-        account = json.loads((home / "demo.json").read_text())
+        self.account = account = json.loads((home / "demo.json").read_text())
         self.url = json.loads((home / "ready.json").read_text())["public_url"]
         self.model, self.pool = account["base_model"], account["pool"]
         self.client = openai.OpenAI(api_key=account["api_key"], base_url=f"{self.url}/v1", max_retries=6)
@@ -63,9 +64,8 @@ class Platform:
     # --- as a customer ------------------------------------------------------------------------------------------
 
     def upload(self, rows: int) -> str:
-        with BANKING.open(newline="") as file:
-            lines = [_chat_row(row) for row, _ in zip(csv.DictReader(file), range(rows), strict=False)]
-        created = self.client.files.create(file=("rows.jsonl", "".join(lines).encode()), purpose="fine-tune")
+        lines = "".join(chat_rows(BANKING, rows))
+        created = self.client.files.create(file=("rows.jsonl", lines.encode()), purpose="fine-tune")
         checked = self.client.files.wait_for_processing(created.id, poll_interval=0.3, max_wait_seconds=60)
         assert checked.status == "processed", checked
         return checked.id
@@ -145,7 +145,7 @@ class Platform:
 def find_sockets(home: Path) -> list[Path]:
     """Return the supervisor's socket: in the data directory, or where its configuration says."""
     for line in (home / "supervisord.conf").read_text().splitlines():
-        if line.startswith("file=") or line.startswith("file ="):
+        if line.startswith(("file=", "file =")):
             return [Path(line.partition("=")[2].strip())]
     raise AssertionError("supervisord.conf names no socket")
 
@@ -154,9 +154,9 @@ def find_processes(words: str, home: Path) -> list[int]:
     """Return the processes of this data directory whose command line holds `words`."""
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (command := _read(entry / "cmdline")) and words in command:
-            if str(home) in _read(entry / "environ") + command:
-                found.append(int(entry.name))
+        command = _read(entry / "cmdline") if entry.name.isdigit() else ""
+        if words in command and str(home) in _read(entry / "environ") + command:
+            found.append(int(entry.name))
     return found
 
 
@@ -165,6 +165,12 @@ def _read(path: Path) -> str:
         return path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return ""
+
+
+def chat_rows(path: Path, count: int) -> list[str]:
+    """Return the first rows of a banking77 file as lines of a training file."""
+    with path.open(newline="") as file:
+        return [_chat_row(row) for row in itertools.islice(csv.DictReader(file), count)]
 
 
 def _chat_row(row: dict[str, str]) -> str:

@@ -80,7 +80,7 @@ def test_a_killed_trainer_costs_nothing_and_the_job_ends_once(platform: Platform
 
 def test_a_killed_engine_leaves_no_orphan_and_answers_again(platform: Platform, model: str):
     launcher = platform.pid("vllm")
-    engines = [pid for pid in find_processes("VLLM", platform.home) + find_processes("vllm", platform.home)]
+    engines = list(find_processes("VLLM", platform.home) + find_processes("vllm", platform.home))
 
     platform.kill("vllm")
 

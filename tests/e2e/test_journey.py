@@ -1,0 +1,102 @@
+"""A person clicks from sign-up to an answer of their own model; an operator gives them credit on the way."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.e2e.platform import BANKING, Platform, chat_rows
+
+pytestmark = pytest.mark.e2e
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PASSWORD = "correct-horse-battery"
+TRAINING_MS = 240_000
+
+
+@pytest.fixture(scope="session")
+def browser_type_launch_args() -> dict[str, Any]:
+    if CHROMIUM is None:
+        pytest.fail("Chromium is missing. Install it: apt-get install -y chromium", pytrace=False)
+    return {"executable_path": CHROMIUM, "args": ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]}
+
+
+@pytest.fixture
+def visit(browser: Browser, platform: Platform) -> Iterator[Any]:
+    """Return a maker of people: each has a browser of their own, and no page of theirs may complain."""
+    complaints: list[str] = []
+    contexts = []
+
+    def arrive() -> Page:
+        context = browser.new_context(base_url=platform.url, viewport={"width": 1440, "height": 900})
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+        return page
+
+    yield arrive
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def test_from_sign_up_to_an_answer(visit: Any, platform: Platform, file_id: str, tmp_path: Path):
+    person = visit()
+    sign_up(person, "nora@example.com", "Nora's Bakery")
+    give_credit(visit(), platform, "Nora's Bakery")
+
+    file = tmp_path / "questions.jsonl"
+    file.write_text("".join(chat_rows(BANKING, 600)))
+    person.goto("/datasets/upload")
+    person.set_input_files("input[type=file]", file)
+    person.get_by_role("button", name="Upload").click()
+    expect(person.get_by_text("600", exact=True).first).to_be_visible(timeout=60_000)
+
+    launch(person)
+    expect(person.get_by_role("link", name="Try it")).to_be_visible(timeout=TRAINING_MS)
+    person.get_by_role("link", name="Try it").click()
+
+    person.get_by_label("Message", exact=True).fill("My card has not arrived yet")
+    person.get_by_role("button", name="Send").click()
+    for column in ("1", "2"):
+        replies = person.get_by_role("log", name=f"Replies of column {column}")
+        expect(replies.locator(".msg").nth(1)).to_contain_text(re.compile(r"\w"), timeout=30_000)
+
+
+def sign_up(page: Page, email: str, organization: str) -> None:
+    page.goto("/accounts/signup/")
+    page.get_by_label("Name", exact=True).fill("Nora")
+    page.get_by_label("E-mail").fill(email)
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_label(re.compile("Organization")).fill(organization)
+    page.get_by_role("button", name="Create account").click()
+    expect(page.locator("h1")).to_be_visible()
+    expect(page).not_to_have_url(re.compile("signup"))
+
+
+def give_credit(page: Page, platform: Platform, organization: str) -> None:
+    page.goto("/accounts/login/")
+    page.get_by_label("E-mail").fill(platform.account["email"])
+    page.get_by_label("Password").fill(platform.account["password"])
+    page.get_by_role("button", name="Sign in").click()
+    page.goto("/staff/organizations")
+    page.get_by_role("link", name=f"Grant credit to {organization}").click()
+    page.get_by_label("Amount in dollars").fill("5")
+    page.get_by_label("Reason").fill("Welcome")
+    page.get_by_role("button", name="Grant", exact=True).click()
+    expect(page).to_have_url(re.compile("/staff/organizations$"))
+
+
+def launch(page: Page) -> None:
+    page.goto("/jobs/new")
+    proceed = page.locator("#wizard button[type=submit]")
+    for title in ("Choose a base model", "Choose a method", "Choose compute", "Review and launch"):
+        proceed.click()
+        expect(page.locator("h1")).to_have_text(title)
+    page.get_by_role("button", name=re.compile("^Launch, hold")).click()
+    expect(page).to_have_url(re.compile(r"/jobs/ftjob-"))
