@@ -20,10 +20,8 @@ DATA = Path(__file__).resolve().parent / "data"
 DEMO = Path(__file__).resolve().parents[2] / "demo"
 DEMO_MODEL = "anneal-demo"
 # What a new installation charges until its operator sets prices: enough to see money move, little enough for a demo.
-_CPU_HOUR_NANO = 12 * NANO_PER_CENT
 _MILLION_INPUT_TOKENS_NANO = 10 * NANO_PER_CENT
 _MILLION_OUTPUT_TOKENS_NANO = 20 * NANO_PER_CENT
-_HOUR_MS = 3_600_000
 _URL = re.compile(r"https?://\S+")
 
 
@@ -105,7 +103,7 @@ def _install_demo_model(*, by: str, now: datetime.datetime) -> str:
 
 
 def _seed_prices(*, by: str, now: datetime.datetime) -> int:
-    wanted = {"training:cpu": ("gpu_ms", _CPU_HOUR_NANO, _HOUR_MS)}
+    wanted: dict[str, tuple[str, int, int]] = {}
     for model in BaseModel.objects.filter(is_installed=True, retired_at=None):
         wanted[inference_sku(model, direction="input")] = ("tokens", _MILLION_INPUT_TOKENS_NANO, 1_000_000)
         wanted[inference_sku(model, direction="output")] = ("tokens", _MILLION_OUTPUT_TOKENS_NANO, 1_000_000)

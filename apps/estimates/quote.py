@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from apps.estimates.architectures import Architecture
+from apps.estimates.architectures import Architecture, active_linear_parameter_count
 from apps.estimates.calibration import Interval, time_interval
 from apps.estimates.gpus import GIB, Gpu
 from apps.estimates.memory import MemoryPart
@@ -12,6 +12,11 @@ from apps.estimates.placement import Fix, Placement, choose_plan, ways_to_fit
 from apps.estimates.plans import DEFAULT_TARGET_MODULES, TrainingPlan
 from apps.estimates.published import nearest
 from apps.estimates.throughput import ProbeRow, SpeedSource, Throughput, Unmeasured, tokens_per_second
+
+
+# A published speed of a model further away in size is not carried over: the fixed cost of a step, which such rows do not
+# state, would decide, and a model of a few million parameters be quoted millions of tokens a second.
+_COMPARABLE_SIZE = 20.0
 
 
 class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,13 +190,19 @@ def _obstacle(
 
 
 def _nearest_published(request: QuoteRequest, pool: PoolFacts, published: tuple[ProbeRow, ...]) -> ProbeRow | None:
-    return nearest(
+    found = nearest(
         published=published,
         gpu_key=pool.gpu.key,
         architecture=request.architecture,
         method=request.method,
         max_length=padded_length(request),
     )
+    return found if found and _is_comparable(request.architecture, found.architecture) else None
+
+
+def _is_comparable(asked: Architecture, measured: Architecture) -> bool:
+    ratio = active_linear_parameter_count(asked) / active_linear_parameter_count(measured)
+    return 1 / _COMPARABLE_SIZE <= ratio <= _COMPARABLE_SIZE
 
 
 def _speed(

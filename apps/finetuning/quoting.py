@@ -14,6 +14,7 @@ from apps.catalog.models import BaseModel, PriceRule
 from apps.catalog.queries import active_price
 from apps.contracts.runs import Hyperparameters
 from apps.contracts.worker_api import ProbeReport
+from apps.core.errors import InvalidValue
 from apps.core.money import rated
 from apps.core.tenancy import system
 from apps.datasets.models import DatasetVersion, TokenCount
@@ -27,6 +28,12 @@ LIVE_SECONDS = 60  # a worker not heard of for so long counts as away
 _CAP_OVER_P90 = 1.25  # room for a slow day before a run pauses at its cap
 _LEAST_CAP_SECONDS = 60
 _DATA = Path(__file__).resolve().parents[1] / "catalog" / "data"
+
+
+class CannotEstimate(InvalidValue):
+    """The base model is of a family whose memory and speed we cannot compute."""
+
+    code = "unsupported_architecture"
 
 
 @dataclass(frozen=True)
@@ -183,11 +190,14 @@ def _probe_row(probe: ThroughputProbe, report: ProbeReport) -> ProbeRow:
 
 
 def architecture_of(base_model: BaseModel) -> architectures.Architecture:
-    """Return the model's dimensions from its config.json, or from its seeded catalogue row."""
+    """Return the model's dimensions from its config.json, or from its seeded catalogue row. Raises CannotEstimate."""
     config = base_model.config
-    if "n_layers" in config:
-        return architectures.from_catalog_row(config)
-    return architectures.from_config(config)
+    try:
+        if "n_layers" in config:
+            return architectures.from_catalog_row(config)
+        return architectures.from_config(config)
+    except architectures.ArchitectureError as error:
+        raise CannotEstimate(f"{base_model.display_name} cannot be estimated: {error}", param="model") from error
 
 
 def _gpu_of(pool: GpuPool) -> gpus.Gpu:

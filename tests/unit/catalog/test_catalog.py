@@ -58,19 +58,18 @@ class TestSeed:
         assert (llama.parameter_count, llama.is_installed) == (8_030_261_248, False)
         assert llama.source_url.startswith("https://github.com/Lightning-AI/litgpt/")
         assert get_base_model(name="anneal-demo").is_installed
-        assert active_price(sku="training:cpu") and active_price(sku="inference:output:anneal-demo")
+        assert active_price(sku="inference:input:anneal-demo") and active_price(sku="inference:output:anneal-demo")
 
     def test_again_changes_nothing_even_a_price_the_operator_set(self) -> None:
         call_command("seed_catalog")
-        set_price(
-            sku="training:cpu", unit="gpu_ms", price_nano=5, per=1, by="user_1", now=NOW + datetime.timedelta(9999)
-        )
+        sku, later = "inference:input:anneal-demo", NOW + datetime.timedelta(9999)
+        set_price(sku=sku, unit="tokens", price_nano=5, per=1, by="user_1", now=later)
         before = (BaseModel.objects.count(), GpuType.objects.count(), PriceRule.objects.count())
 
         call_command("seed_catalog")
 
         assert (BaseModel.objects.count(), GpuType.objects.count(), PriceRule.objects.count()) == before
-        rule = active_price(sku="training:cpu")
+        rule = active_price(sku=sku)
         assert rule and rule.price_nano == 5
 
 
