@@ -13,9 +13,8 @@ from apps.estimates.plans import DEFAULT_TARGET_MODULES, TrainingPlan
 from apps.estimates.published import nearest
 from apps.estimates.throughput import ProbeRow, SpeedSource, Throughput, Unmeasured, tokens_per_second
 
-
-# A published speed of a model further away in size is not carried over: the fixed cost of a step, which such rows do not
-# state, would decide, and a model of a few million parameters be quoted millions of tokens a second.
+# A published speed of a model further away in size is not carried over: the fixed cost of a step, which such rows do
+# not state, would decide, and a model of a few million parameters be quoted millions of tokens a second.
 _COMPARABLE_SIZE = 20.0
 
 

@@ -70,7 +70,7 @@ def test_from_sign_up_to_an_answer(visit: Any, platform: Platform, file_id: str,
 
 def sign_up(page: Page, email: str, organization: str) -> None:
     page.goto("/accounts/signup/")
-    page.get_by_label(re.compile("^Name")).fill("Nora")
+    page.get_by_label(re.compile("^Your name")).fill("Nora")
     page.get_by_label("E-mail").fill(email)
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_label(re.compile("^Organization")).fill(organization)
