@@ -71,8 +71,8 @@ migrations: setup-dev ## write migrations for changed models
 shell: setup ## a Django shell as the role of management commands, all tenants in view
 	$(MANAGE) shell
 
-screenshots: setup-dev ## a picture of every page, into .anneal/screenshots
-	$(PYTEST) tests/browser/screenshots.py
+screenshots: setup-dev ## a picture of every page of a running demo, into .anneal/screenshots
+	$(WEB) -m scripts.screenshots
 
 clean: ## remove the environments and all data under .anneal
 	rm -rf .venv .venv-engines .anneal .mypy_cache .ruff_cache .pytest_cache
