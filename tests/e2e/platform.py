@@ -56,6 +56,8 @@ class Platform:
 
     def stop(self) -> int:
         """Stop it as Ctrl-C does and return the launcher's exit code: 0 means that no process was left."""
+        self.client.close()
+        self.native.close()
         self._launcher.send_signal(signal.SIGINT)
         code = self._launcher.wait(timeout=180)
         self._log.close()
@@ -126,7 +128,11 @@ class Platform:
 
     def pid(self, name: str) -> int:
         """Return the process id of a supervised program now; 0 when it is down."""
-        return self._supervisor().supervisor.getProcessInfo(name)["pid"]
+        socket = find_socket(self.home)
+        proxy = ServerProxy("http://localhost", transport=SupervisorTransport(None, None, f"unix://{socket}"))
+        with proxy:
+            programs = proxy.supervisor.getAllProcessInfo()
+        return next(program["pid"] for program in programs if program["name"] == name)
 
     def kill(self, name: str) -> int:
         """kill -9 a program, or for `training-child` the trainer's child; return the pid that died."""
@@ -137,16 +143,12 @@ class Platform:
     def _training_child(self) -> int:
         return until(lambda: find_processes("gpu_workers.train", self.home), 30, "no training child")[0]
 
-    def _supervisor(self) -> ServerProxy:
-        socket = next(iter(find_sockets(self.home)))
-        return ServerProxy("http://localhost", transport=SupervisorTransport(None, None, f"unix://{socket}"))
 
-
-def find_sockets(home: Path) -> list[Path]:
+def find_socket(home: Path) -> Path:
     """Return the supervisor's socket: in the data directory, or where its configuration says."""
     for line in (home / "supervisord.conf").read_text().splitlines():
         if line.startswith(("file=", "file =")):
-            return [Path(line.partition("=")[2].strip())]
+            return Path(line.partition("=")[2].strip())
     raise AssertionError("supervisord.conf names no socket")
 
 

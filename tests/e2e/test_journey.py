@@ -65,7 +65,7 @@ def test_from_sign_up_to_an_answer(visit: Any, platform: Platform, file_id: str,
     person.get_by_role("button", name="Send").click()
     for column in ("1", "2"):
         replies = person.get_by_role("log", name=f"Replies of column {column}")
-        expect(replies.locator(".msg").nth(1)).to_contain_text(re.compile(r"\w"), timeout=30_000)
+        expect(replies.locator(".bubble-assistant .txt")).to_contain_text(re.compile(r"\w"), timeout=30_000)
 
 
 def sign_up(page: Page, email: str, organization: str) -> None:

@@ -37,7 +37,8 @@ def test_a_job_becomes_a_model_that_answers_and_is_paid_once(platform: Platform,
     bill = platform.wait_for_settled_books()
     assert bill["ledger_sum_nano"] == 0
     assert bill["tokens_billed"] > 0
-    assert float(bill["held_usd"]) < 1
+    # What the gateway set aside returns when it has nothing more to do.
+    until(lambda: float(platform.billing()["held_usd"]) == 0, 30, "money is still held")
 
 
 def test_base_and_adapter_answer_side_by_side_and_strangers_get_404(platform: Platform, model: str):
