@@ -27,6 +27,7 @@ REQUIREMENTS = REPOSITORY / "requirements"
 DATA = REPOSITORY / ".anneal"
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 OLD_OPENAI = "openai==1.109.1"  # the oldest client generation the API is tested with, importable beside the newest
+OLD_OPENAI_NEEDS = ("distro==1.9.0",)  # what that generation imports and the newest does not
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PIP = ("-m", "pip", "--disable-pip-version-check", "install", "--no-compile", "--quiet", "--no-deps")
 
@@ -118,7 +119,7 @@ def install_old_openai(python: Path) -> None:
     """This function will put the old OpenAI client into a folder of its own, for the tests that use it."""
     target = DATA / OLD_OPENAI.replace("==", "-")
     if not (target / "openai").exists():
-        run([str(python), *PIP, "--target", str(target), OLD_OPENAI])
+        run([str(python), *PIP, "--target", str(target), OLD_OPENAI, *OLD_OPENAI_NEEDS])
 
 
 def install_browser() -> None:

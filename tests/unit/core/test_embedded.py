@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -217,11 +218,12 @@ def test_a_path_too_long_or_too_odd_for_a_socket_moves_to_a_private_short_one(tm
             Path(services.runtime_dir, name).rmdir()
 
 
-def test_a_runtime_directory_prepared_by_somebody_else_is_refused(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/run").symlink_to(elsewhere)
+def test_a_runtime_directory_prepared_by_somebody_else_is_refused() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # a longer path would be left for one under /tmp
+        data = Path(short) / "data"
+        data.mkdir()
+        (Path(short) / "elsewhere").mkdir()
+        (data / "run").symlink_to(Path(short) / "elsewhere")
 
-    with pytest.raises(EmbeddedServiceError, match="belongs to somebody else"):
-        embedded.services(tmp_path / "data")
+        with pytest.raises(EmbeddedServiceError, match="belongs to somebody else"):
+            embedded.services(data)
