@@ -208,8 +208,9 @@ def serve_postgres(
         try:
             _apply_roles(where, passwords=tcp_passwords(data_dir) if tcp_port else {})
         except EmbeddedServiceError:
-            server.stop()
-            raise
+            if not server.is_stopping:  # a stop asked for meanwhile cuts the roles short; the next start writes them
+                server.stop()
+                raise
     return server.wait(until_unused=_users_lock(data_dir) if until_unused else None)
 
 

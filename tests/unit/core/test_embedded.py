@@ -186,12 +186,10 @@ def test_sigterm_shuts_postgres_down_at_once_although_a_client_is_connected(tmp_
         stderr=subprocess.DEVNULL,
     )
     wait_until(lambda: embedded.is_postgres_ready(services))
-    client = psycopg.connect(services.database_url("app"))
+    with psycopg.connect(services.database_url("app")):
+        server.terminate()
 
-    server.terminate()
-
-    assert server.wait(timeout=10) == 0
-    client.close()
+        assert server.wait(timeout=10) == 0
 
 
 def test_a_loopback_port_asks_for_the_password_of_the_role(tmp_path: Path) -> None:
