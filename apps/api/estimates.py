@@ -6,7 +6,8 @@ import msgspec
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from apps.api.fine_tuning import LoraChoice, convert, parse_method
+from apps.api.fine_tuning import LoraChoice, parse_method
+from apps.api.parsers import read_body
 from apps.api.views import ApiView
 from apps.catalog.queries import get_base_model
 from apps.core.clock import db_now
@@ -29,7 +30,7 @@ class Estimates(ApiView):
     required_scope = {"POST": "view"}
 
     def post(self, request: Request) -> Response:
-        body = convert(request.data, EstimateRequest)
+        body = read_body(request.data, EstimateRequest)
         base_model = get_base_model(name=body.model)
         version = get_version(organization=self.organization, id=body.training_file, param="training_file")
         require_ready(version, "training_file")

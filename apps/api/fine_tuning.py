@@ -13,6 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.api.pagination import page
+from apps.api.parsers import read_body
 from apps.api.views import ApiView
 from apps.contracts.runs import Method
 from apps.core.clock import db_now
@@ -139,7 +140,7 @@ class JobCheckpoints(ApiView):
 
 def parse_request(data: Any, *, idempotency_key: str | None = None, is_retry: bool = False) -> JobRequest:
     """Return the domain's request. Raises InvalidValue naming the field."""
-    body = convert(data, CreateJob)
+    body = read_body(data, CreateJob)
     if body.method is not None and body.method.type != "supervised":
         raise InvalidValue(
             f"method.type {body.method.type!r} is not offered here: use 'supervised'.", param="method.type"
@@ -163,23 +164,6 @@ def parse_request(data: Any, *, idempotency_key: str | None = None, is_retry: bo
         fingerprint=hashlib.sha256(msgspec.json.encode(data, order="sorted")).hexdigest(),
         is_retry=is_retry,
     )
-
-
-def convert(data: Any, kind: type) -> Any:
-    """Return `data` as a struct. Raises InvalidValue with the path of the field at fault."""
-    try:
-        return msgspec.convert(data, kind, strict=False)
-    except msgspec.ValidationError as error:
-        text, _, path = str(error).partition(" - at `$")
-        param = path.strip("`.") or (text.split("`")[1] if "`" in text else None)
-        code = "missing_required_parameter" if "missing required field" in text else "invalid_value"
-        raise InvalidField(f"{text}.", param=param, code=code) from error
-
-
-class InvalidField(InvalidValue):
-    def __init__(self, message: str, *, param: str | None, code: str) -> None:
-        super().__init__(message, param=param)
-        self.code = code  # type: ignore[misc]
 
 
 def parse_method(quantization: str | None) -> Method:

@@ -14,6 +14,7 @@ from apps.core.errors import DomainError, InvalidValue
 T = TypeVar("T")
 _AT_PATH = re.compile(r"(?P<what>.*?) - at `\$(?P<path>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]+)`")
 _MAX_DEPTH = 64
 
 
@@ -53,6 +54,9 @@ def _explained(message: str) -> DomainError:
     if missing := _MISSING.fullmatch(what):
         name = f"{path}.{missing['name']}".lstrip(".")
         return MissingParameter(f"Missing required parameter: '{name}'.", param=name)
+    if unknown := _UNKNOWN.fullmatch(what):
+        name = f"{path}.{unknown['name']}".lstrip(".")
+        return InvalidValue(f"Unknown parameter: '{name}'.", param=name)
     return InvalidValue(f"Invalid value for '{path}': {what}." if path else f"{what}.", param=path or None)
 
 

@@ -35,7 +35,7 @@ def settings(request: HttpRequest, organization: Organization, membership: Membe
 @require_POST
 @person_view
 def switch(request: HttpRequest) -> HttpResponse:
-    """Make another of the person's organizations the current one of this session."""
+    """Make another of the person's organizations the current one in this browser."""
     assert isinstance(request.user, User)
     wanted = request.POST.get("organization", "")
     memberships = queries.list_memberships_of(user=request.user)
