@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from apps.core.errors import DomainError, Unavailable
+from apps.core.errors import DomainError
 from apps.core.http import (
     DEFAULT_BODY_BYTES,
     MIB,
@@ -97,9 +97,7 @@ class Inference:
             answering.result()
 
     async def _answer(self, caller: Caller, request: EngineRequest, client: "_Client") -> None:
-        route = self._services.routes.find(request.model_name, organization_id=caller.organization_id)
-        if not route.upstreams:
-            raise Unavailable("The model is being loaded and cannot answer yet. Try again shortly.", param="model")
+        route = await self._services.routes.find(request.model_name, organization_id=caller.organization_id)
         ulid = new_ulid()
         ticket = await self._services.metering.admit(caller, route, request, usage_id=f"use_{ulid}")
         renderer = Renderer(

@@ -2,11 +2,14 @@
 
 import asyncio
 import logging
+import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from apps.catalog.queries import list_active_prices
 from apps.core.clock import db_now
+from apps.core.errors import Unavailable
 from apps.gateway.database import DATABASE_ERRORS, Database
 from apps.gateway.errors import ModelNotFound, PriceNotSet
 from apps.serving.queries import Route, list_routes
@@ -14,6 +17,9 @@ from apps.serving.queries import Route, list_routes
 logger = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 1.0
+# A name not found may be of an adapter registered since the last reading: the table is read again, this often at most.
+LEAST_SECONDS_BETWEEN_REFRESHES = 0.25
+LONGEST_LOAD_SECONDS = 20.0  # how long a request waits for an adapter that a replica is loading
 
 
 @dataclass(frozen=True)
@@ -42,10 +48,28 @@ class Routes:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._table = _Table({}, {}, 0.0)
+        self._asked_at = -math.inf
+        self._reading = asyncio.Lock()
+        self._news = asyncio.Condition()
 
     async def refresh(self) -> None:
         """Raises one of DATABASE_ERRORS; what was read before stays in use."""
+        async with self._reading:
+            await self._read()
+
+    async def _read(self) -> None:
+        asked_at = time.monotonic()
         self._table = await self._database.call(_read)
+        self._asked_at = asked_at
+        async with self._news:
+            self._news.notify_all()
+
+    async def _refresh_since(self, moment: float) -> None:
+        """Have the table read after `moment`; all who ask meanwhile share one reading."""
+        async with self._reading:
+            if self._asked_at < moment:
+                await asyncio.sleep(self._asked_at + LEAST_SECONDS_BETWEEN_REFRESHES - time.monotonic())
+                await self._read()
 
     async def keep_fresh(self) -> None:
         """Refresh until cancelled."""
@@ -56,14 +80,33 @@ class Routes:
             except DATABASE_ERRORS as error:
                 logger.warning("routes not refreshed: %s", error)
 
-    def find(self, model_name: str, *, organization_id: str) -> Route:
-        """Return the route of a base model or of the organization's own adapter. Raises ModelNotFound."""
-        route = self._table.routes.get(model_name)
-        if route is None or route.organization_id not in (None, organization_id):
+    async def find(self, model_name: str, *, organization_id: str) -> Route:
+        """Return the route of a base model or of the organization's own adapter, once a replica can answer it.
+
+        An adapter that is being loaded is waited for. Raises ModelNotFound; Unavailable when no replica has it in time.
+        """
+        if self._visible(model_name, organization_id) is None:
+            with suppress(*DATABASE_ERRORS):
+                await self._refresh_since(time.monotonic())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LONGEST_LOAD_SECONDS), self._news:
+                await self._news.wait_for(lambda: not self._is_loading(model_name, organization_id))
+        route = self._visible(model_name, organization_id)
+        if route is None:
             raise ModelNotFound(
                 "The model does not exist or you do not have access to it. GET /v1/models lists yours.", param="model"
             )
+        if not route.upstreams:
+            raise Unavailable("The model is not loaded and cannot answer yet. Try again shortly.", param="model")
         return route
+
+    def _visible(self, model_name: str, organization_id: str) -> Route | None:
+        route = self._table.routes.get(model_name)
+        return route if route is not None and route.organization_id in (None, organization_id) else None
+
+    def _is_loading(self, model_name: str, organization_id: str) -> bool:
+        route = self._visible(model_name, organization_id)
+        return route is not None and route.is_loading
 
     def prices_of(self, route: Route) -> Prices:
         """Return what the route's tokens cost; adapters cost what their base does. Raises PriceNotSet."""

@@ -28,7 +28,8 @@ class Upstream:
 class Route:
     """How a public model name is answered. `organization_id` None: a base model, open to everybody.
 
-    A route without upstreams exists but cannot answer now: 503, where an unknown name is 404.
+    A route without upstreams exists but cannot answer now: 503, where an unknown name is 404. `is_loading`: there is a
+    replica to load it, none has it yet, and none has failed to.
     """
 
     model_name: str
@@ -38,6 +39,7 @@ class Route:
     adapter_version_id: str
     context_length: int
     upstreams: tuple[Upstream, ...]
+    is_loading: bool = False
 
 
 def list_routes() -> list[Route]:
@@ -71,9 +73,14 @@ def _base_routes(ready: dict[str, tuple[str, Upstream]]) -> list[Route]:
 
 def _adapter_routes(ready: dict[str, tuple[str, Upstream]]) -> list[Route]:
     loaded: dict[str, list[Upstream]] = defaultdict(list)
-    confirmed = LoadedAdapter.objects.filter(replica_id__in=ready, state=LoadState.LOADED)
-    for version_id, replica_id in confirmed.values_list("adapter_version_id", "replica_id"):
-        loaded[version_id].append(ready[replica_id][1])
+    refused: set[str] = set()
+    said = LoadedAdapter.objects.filter(replica_id__in=ready)
+    for version_id, replica_id, state in said.values_list("adapter_version_id", "replica_id", "state"):
+        if state == LoadState.LOADED:
+            loaded[version_id].append(ready[replica_id][1])
+        elif state != LoadState.LOADING:
+            refused.add(version_id)
+    bases = {base_id for base_id, _ in ready.values()}
     deployments = Deployment.objects.filter(removed_at=None, adapter_version__deleted_at=None)
     versions = [d.adapter_version for d in deployments.select_related("adapter_version__adapter__base_model")]
     return [
@@ -85,6 +92,7 @@ def _adapter_routes(ready: dict[str, tuple[str, Upstream]]) -> list[Route]:
             adapter_version_id=version.pk,
             context_length=version.adapter.base_model.context_length,
             upstreams=tuple(loaded[version.pk]),
+            is_loading=not loaded[version.pk] and version.pk not in refused and version.adapter.base_model_id in bases,
         )
         for version in versions
     ]

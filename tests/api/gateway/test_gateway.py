@@ -6,6 +6,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 
 import httpx
 import openai
@@ -19,6 +20,8 @@ from apps.billing.usage import rate_usage
 from apps.core.clock import db_now
 from apps.core.money import rated
 from apps.finetuning.quotas import set_quota
+from apps.gateway.routes import LONGEST_LOAD_SECONDS, REFRESH_SECONDS
+from apps.serving.models import LoadedAdapter
 from tests.api.gateway.process import (
     BASE_MODEL,
     INPUT_NANO,
@@ -26,6 +29,7 @@ from tests.api.gateway.process import (
     PER,
     USD,
     Tenant,
+    make_adapter,
     make_served_model,
     make_tenant,
     usage_of,
@@ -377,6 +381,33 @@ def test_a_model_without_replica_asks_the_client_to_come_back(gateway, world):
 
     assert answer.headers["retry-after"]
     assert "x-should-retry" not in answer.headers
+
+
+def test_a_request_waits_for_an_adapter_that_is_being_loaded(gateway, world):
+    version = make_adapter(world.acme.organization, world.base_model)
+    loading = LoadedAdapter.objects.filter(adapter_version=version)
+    loading.update(state="loading")
+    http = gateway.http(world.acme.key)
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(http.post, "/v1/chat/completions", json={"model": version.model_name, "messages": HI})
+        sleep(REFRESH_SECONDS + 0.5)  # the request came before the gateway had ever heard the name
+        was_waiting = not answer.done()
+        loading.update(state="loaded")
+
+        assert answer.result().status_code == 200, answer.result().text
+    assert was_waiting
+
+
+def test_an_adapter_that_no_replica_could_load_is_not_waited_for(gateway, world):
+    version = make_adapter(world.acme.organization, world.base_model)
+    LoadedAdapter.objects.filter(adapter_version=version).update(state="failed")
+
+    answer = gateway.http(world.acme.key).post(
+        "/v1/chat/completions", json={"model": version.model_name, "messages": HI}, timeout=LONGEST_LOAD_SECONDS / 2
+    )
+
+    assert (answer.status_code, error_of(answer)["param"]) == (503, "model")
 
 
 def test_a_model_without_a_price_gives_nothing_away(gateway, world, engine):
