@@ -16,6 +16,7 @@ class FailureCode(StrEnum):
     INVALID_TRAINING_FILE = "invalid_training_file"
     NO_TRAINABLE_TOKENS = "no_trainable_tokens"
     LOSS_NOT_FINITE = "loss_not_finite"
+    LOSS_IS_ZERO = "loss_is_zero"
     # Ours: the time is not billed.
     OUT_OF_MEMORY = "out_of_memory"
     BASE_MODEL_UNAVAILABLE = "base_model_unavailable"
@@ -42,7 +43,12 @@ class FailureCode(StrEnum):
 
 
 _USER_FAILURES = frozenset(
-    {FailureCode.INVALID_TRAINING_FILE, FailureCode.NO_TRAINABLE_TOKENS, FailureCode.LOSS_NOT_FINITE}
+    {
+        FailureCode.INVALID_TRAINING_FILE,
+        FailureCode.NO_TRAINABLE_TOKENS,
+        FailureCode.LOSS_NOT_FINITE,
+        FailureCode.LOSS_IS_ZERO,
+    }
 )
 _RETRYABLE = frozenset(
     {

@@ -15,9 +15,20 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True):
     """A wire type. Unknown fields are ignored on decode, so that old and new code can talk."""
 
 
+class Objective(StrEnum):
+    """What the rows teach: answers (chat rows), running text (text rows), or which of two answers is better."""
+
+    SUPERVISED = "supervised"
+    TEXT = "text"
+    DPO = "dpo"
+
+
 class Method(StrEnum):
+    """Which weights change. DoRA and rsLoRA are flags of LoRA and QLoRA, as in PEFT."""
+
     LORA = "lora"
     QLORA = "qlora"
+    FULL = "full"
 
 
 class Phase(StrEnum):
@@ -45,7 +56,7 @@ class Hyperparameters(Struct, frozen=True, kw_only=True):
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     max_length: int = 4096
-    packing: bool = False
+    packing: bool | None = None  # several rows in one sequence; None: where the attention kernel keeps them apart
     seed: int = 42
     lora_rank: int = 16
     lora_alpha: int = 32
@@ -60,6 +71,16 @@ class Hyperparameters(Struct, frozen=True, kw_only=True):
         "down_proj",
     )
     quantization: str | None = None  # "nf4" for QLoRA
+    objective: Objective = Objective.SUPERVISED
+    use_dora: bool = False
+    use_rslora: bool = False
+    dpo_beta: float = 0.1
+    early_stopping_patience: int | None = None  # evaluations without a better loss; None: train to the last step
+
+    @property
+    def is_servable(self) -> bool:
+        """Whether the result is a plain adapter, which the engine can load; else it is delivered as a whole model."""
+        return self.method is not Method.FULL and not self.use_dora
 
 
 class SignedFile(Struct, frozen=True, kw_only=True):
@@ -80,7 +101,7 @@ class ManifestFile(Struct, frozen=True, kw_only=True):
 class Manifest(Struct, frozen=True, kw_only=True):
     """The files of a checkpoint or an adapter; written last, so that an object with a manifest is whole."""
 
-    kind: str  # "checkpoint" | "adapter"
+    kind: str  # "checkpoint" | "adapter" | "model"
     run_id: str
     attempt: int
     step: int
@@ -111,7 +132,7 @@ class DatasetRef(Struct, frozen=True, kw_only=True):
 
 
 class CheckpointRef(Struct, frozen=True, kw_only=True):
-    """A verified checkpoint to resume from."""
+    """A verified checkpoint to resume from, or a checkpoint or adapter version of an earlier job to begin with."""
 
     id: str
     step: int
@@ -134,6 +155,10 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     checkpoint_interval_seconds: int = 300
     estimated_peak_bytes: int | None = None
     code_version: str = ""
+    start_from: CheckpointRef | None = None  # weights to begin with; nothing else of it is taken over
+    gpu_count: int = 1
+    parallelism: str = "single"  # "single" | "ddp" | "fsdp"
+    seconds_between_failures: float | None = None  # of the pool, measured; None: too few failures to tell
 
 
 # --- events -----------------------------------------------------------------------------------------------------
@@ -170,7 +195,10 @@ class StepCompleted(Event, frozen=True, kw_only=True, tag="step_completed"):
     trained_tokens: int
     tokens_per_second: float
     training_seconds: float
-    train_mean_token_accuracy: float | None = None
+    train_mean_token_accuracy: float | None = None  # of pairs ranked right, where the rows are preferences
+    memory_bytes: int | None = None  # reserved on the GPU, or resident on a CPU
+    gpu_utilization: float | None = None  # 0 to 1
+    eta_seconds: float | None = None
 
 
 class EvaluationCompleted(Event, frozen=True, kw_only=True, tag="evaluation_completed"):
@@ -217,6 +245,8 @@ class Succeeded(Outcome, frozen=True, kw_only=True, tag="succeeded"):
     step: int
     train_loss: float | None = None
     valid_loss: float | None = None
+    is_stopped_early: bool = False  # the evaluation got no better; `step` is the last one trained
+    best_step: int | None = None  # whose weights these are, where they are not the last step's
 
 
 class Failed(Outcome, frozen=True, kw_only=True, tag="failed"):

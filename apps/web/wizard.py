@@ -335,6 +335,7 @@ def _method_choices(by_method: Mapping[str, PoolQuote | None], chosen: str) -> l
     words = {
         "lora": ("LoRA", "Trains a small adapter beside the frozen model. The usual choice."),
         "qlora": ("QLoRA", "The same, with the frozen model in 4 bits: less memory, slower."),
+        "full": ("Full", "Trains every weight. The result is a whole model to download, not served here."),
     }
     return [
         {"value": value, "title": words[value][0], "text": words[value][1], "quote": quoted, "checked": value == chosen}
