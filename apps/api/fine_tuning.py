@@ -19,7 +19,8 @@ from apps.contracts.runs import Method
 from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.money import nano_to_usd, usd_to_nano
-from apps.finetuning import operations, queries
+from apps.finetuning import attempts, operations, queries
+from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
 from apps.finetuning.operations import JobRequest
 from apps.finetuning.scheduling import queue_position
@@ -76,6 +77,12 @@ class CreateJob(msgspec.Struct, forbid_unknown_fields=True):
     budget: BudgetChoice | None = None
 
 
+class ResumeJob(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /v1/fine_tuning/jobs/{id}/resume; OpenAI's clients send none."""
+
+    budget: BudgetChoice | None = None
+
+
 class JobList(ApiView):
     """List jobs, newest first; create one."""
 
@@ -112,12 +119,15 @@ class JobAction(ApiView):
 
     def post(self, request: Request, job_id: str) -> Response:
         job = queries.get_job(organization=self.organization, id=job_id)
-        act = {
-            "cancel": operations.request_cancellation,
-            "pause": operations.request_pause,
-            "resume": operations.resume,
-        }[self.action]
-        act(job=job, by=self.actor, now=db_now())
+        match self.action:
+            case "cancel":
+                operations.request_cancellation(job=job, by=self.actor, now=db_now())
+            case "pause":
+                operations.request_pause(job=job, by=self.actor, now=db_now())
+            case _:
+                body = read_body(request.data, ResumeJob)
+                cap_nano = _cap_nano(body.budget)
+                operations.resume(job=job, by=self.actor, now=db_now(), spend_cap_nano=cap_nano)
         return Response(job_object(queries.get_job(organization=self.organization, id=job_id)))
 
 
@@ -254,10 +264,17 @@ def _ours(job: FineTuningJob, recipe: dict[str, Any]) -> dict[str, Any]:
         "total_steps": job.total_steps,
         "queue_position": _queue_position(job),
         "waiting_reason": job.waiting_reason or None,
-        "held_usd": str(nano_to_usd(job.spend_cap_nano)) if job.hold_id else None,
+        "spend_cap_usd": str(nano_to_usd(job.spend_cap_nano)) if job.hold_id else None,
+        "held_usd": str(nano_to_usd(_held_nano(job))) if job.hold_id else None,
         "billed_gpu_seconds": job.billed_gpu_ms / 1000,
         "cost_usd": str(nano_to_usd(job.cost_nano)),
     }
+
+
+def _held_nano(job: FineTuningJob) -> int:
+    """What is set aside now: nothing once the job is paused or ended."""
+    is_held = job.status not in JOB_TERMINAL and job.status != "paused"
+    return attempts.resume_hold_nano(job=job) if is_held else 0
 
 
 def _queue_position(job: FineTuningJob) -> int | None:

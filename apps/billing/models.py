@@ -126,6 +126,7 @@ class Hold(OrganizationModel):
     source = models.CharField(max_length=64)
     amount_nano = models.BigIntegerField()
     captured_nano = models.BigIntegerField(default=0)
+    refunded_nano = models.BigIntegerField(default=0, help_text="Of what was captured, given back later.")
     used_nano = models.BigIntegerField(default=0, help_text="Slices: cost of the usage recorded against it so far.")
     status = models.CharField(max_length=12, choices=[("open", "open"), ("closed", "closed")], default="open")
     expires_at = models.DateTimeField(null=True)
@@ -137,6 +138,9 @@ class Hold(OrganizationModel):
             models.CheckConstraint(
                 condition=Q(amount_nano__gt=0, captured_nano__gte=0, captured_nano__lte=F("amount_nano")),
                 name="hold_captured_within",
+            ),
+            models.CheckConstraint(
+                condition=Q(refunded_nano__gte=0, refunded_nano__lte=F("captured_nano")), name="hold_refunded_within"
             ),
             models.UniqueConstraint(
                 fields=["source"], condition=Q(purpose="job", status="open"), name="hold_one_open_per_job"

@@ -4,6 +4,7 @@ import datetime
 from typing import Any
 
 from django.db import transaction
+from django.db.models import F
 
 from apps.billing.ledger import account, lock_wallet, post, posted_before
 from apps.billing.models import AccountKind, Hold, LedgerTransaction
@@ -120,6 +121,30 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
     found.status, found.captured_nano, found.closed_at = "closed", capture_nano, db_now()
     found.save(update_fields=["status", "captured_nano", "closed_at"])
     return found
+
+
+@transaction.atomic
+def refund_source(*, organization: Any, source: str, by: str, reason: str) -> int:
+    """Give back whatever was captured for `source` and not given back yet; return how much that was."""
+    wallet = lock_wallet(organization=organization)
+    holds = Hold.objects.filter(source=source, status="closed", captured_nano__gt=F("refunded_nano")).order_by("pk")
+    total = 0
+    for found in holds:
+        amount_nano = found.captured_nano - found.refunded_nano
+        post(
+            organization=organization,
+            kind="refund",
+            legs={account(organization=None, kind=AccountKind.REVENUE): -amount_nano, wallet: amount_nano},
+            by=by,
+            source=found.source,
+            idempotency_key=f"refund:{found.pk}",
+            request={"refund": found.pk, "amount_nano": amount_nano},
+            reason=reason,
+        )
+        found.refunded_nano = found.captured_nano
+        found.save(update_fields=["refunded_nano"])
+        total += amount_nano
+    return total
 
 
 def insufficient_balance(balance_nano: int, required_nano: int) -> InsufficientBalance:

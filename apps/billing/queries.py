@@ -17,6 +17,7 @@ from apps.billing.models import (
     UsageSeries,
 )
 
+_KEPT = F("captured_nano") - F("refunded_nano")
 _INPUT_SKUS = "inference:input:"  # every request has one line of input, so that its requests are counted once
 
 
@@ -24,6 +25,11 @@ _INPUT_SKUS = "inference:input:"  # every request has one line of input, so that
 class Balance:
     available_nano: int
     held_nano: int
+
+
+def get_captured_nano(*, source: str) -> int:
+    """Return what was charged for `source` so far, less what was given back."""
+    return Hold.objects.filter(source=source).aggregate(nano=Sum(_KEPT))["nano"] or 0
 
 
 def get_balance(*, organization: Any) -> Balance:
@@ -63,7 +69,7 @@ def get_spending(*, organization: Any) -> Spending:
     unrated = series.filter(sku__startswith=_INPUT_SKUS).aggregate(
         requests=Sum(F("request_count") - F("rated_request_count"))
     )
-    training = Hold.objects.filter(organization_id=organization_id, purpose="job").aggregate(nano=Sum("captured_nano"))
+    training = Hold.objects.filter(organization_id=organization_id, purpose="job").aggregate(nano=Sum(_KEPT))
     return Spending(
         tokens_billed=sums["tokens"] or 0,
         unrated_requests=unrated["requests"] or 0,

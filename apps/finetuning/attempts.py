@@ -5,14 +5,22 @@ from typing import Any
 
 from django.db.models import Sum
 
-from apps.billing.operations import settle_hold
+from apps.billing.operations import refund_source, settle_hold
+from apps.billing.queries import get_captured_nano
 from apps.contracts.failures import Blame, FailureCode
 from apps.core import audit, outbox
 from apps.core.money import rated
 from apps.core.transitions import advance, try_advance
 from apps.finetuning import events
-from apps.finetuning.lifecycle import JOB_TRANSITIONS, MAX_ATTEMPTS_WITHOUT_PROGRESS, MAX_LOST_ATTEMPTS
+from apps.finetuning.lifecycle import (
+    JOB_TRANSITIONS,
+    LEASE_SECONDS,
+    MAX_ATTEMPTS_WITHOUT_PROGRESS,
+    MAX_LOST_ATTEMPTS,
+)
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run
+
+STOP_IN_ORDER_MS = LEASE_SECONDS // 4 * 1000  # from the heartbeat that asks for it to the checkpoint
 
 FAILURE_MESSAGES: dict[FailureCode, str] = {
     FailureCode.OUT_OF_MEMORY: "Training ran out of memory. Choose a larger GPU, QLoRA, or a shorter max_length.",
@@ -99,10 +107,34 @@ def succeed_job(*, job: FineTuningJob, now: datetime.datetime, **changes: Any) -
 
 
 def pause_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
-    """Park the job with its checkpoint and its hold; resuming queues another attempt."""
+    """Park the job with its checkpoint: what is durable is paid, the rest of the hold goes back to the wallet."""
     try_advance(job, to="pausing", transitions=JOB_TRANSITIONS)
-    advance(job, to="paused", transitions=JOB_TRANSITIONS)
-    events.append(job, type="state", message="Paused; the last checkpoint is kept")
+    billed_ms = _billed_ms(job)
+    cost = cost_of(job=job, gpu_ms=billed_ms)
+    advance(job, to="paused", transitions=JOB_TRANSITIONS, billed_gpu_ms=billed_ms, cost_nano=cost, waiting_reason="")
+    _settle(job, cost, "paused")
+    events.append(job, type="state", message="Paused; the last checkpoint is kept", status="paused", cost_nano=cost)
+    audit.record(
+        organization=job.organization_id,
+        by=job.pause_requested_by or "system",
+        action="job.paused",
+        target=job.pk,
+        billed_gpu_ms=billed_ms,
+        cost_nano=cost,
+    )
+
+
+def resume_hold_nano(*, job: FineTuningJob) -> int:
+    """Return what resuming sets aside: the cap less what is paid already."""
+    return job.spend_cap_nano - get_captured_nano(source=job.pk)
+
+
+def is_at_cap(*, job: FineTuningJob, gpu_ms: int) -> bool:
+    """Return whether going on past so much GPU time, for as long as stopping in order takes, would pass the cap."""
+    if job.price_rule is None:
+        return False
+    quantity = gpu_ms + STOP_IN_ORDER_MS
+    return rated(quantity=quantity, price_nano=job.price_rule.price_nano, per=job.price_rule.per) >= job.spend_cap_nano
 
 
 def request_pause_at_cap(*, job: FineTuningJob, now: datetime.datetime) -> None:
@@ -128,6 +160,12 @@ def cost_of(*, job: FineTuningJob, gpu_ms: int) -> int:
     return min(cost, job.spend_cap_nano)
 
 
+def _settle(job: FineTuningJob, cost: int, status: str) -> None:
+    """Close the open hold: charge what earlier holds (closed at a pause) have not, and return the rest."""
+    rest = max(cost - get_captured_nano(source=job.pk), 0)
+    settle_hold(hold_id=job.hold_id, capture_nano=rest, by="system", reason=f"{job.pk} {status}")
+
+
 def _end_job(
     job: FineTuningJob,
     status: str,
@@ -139,6 +177,7 @@ def _end_job(
     **changes: Any,
 ) -> None:
     cost = cost_of(job=job, gpu_ms=billed_ms)
+    is_held = bool(job.hold_id) and job.status != "paused"
     advance(
         job,
         to=status,
@@ -149,8 +188,10 @@ def _end_job(
         waiting_reason="",
         **changes,
     )
-    if job.hold_id:
-        settle_hold(hold_id=job.hold_id, capture_nano=cost, by="system", reason=f"{job.pk} {status}")
+    if is_held:
+        _settle(job, cost, status)
+    if not cost:
+        refund_source(organization=job.organization_id, source=job.pk, by="system", reason=f"{job.pk} {status}")
     events.append(job, type="state", level=level, message=message, status=status, cost_nano=cost)
     audit.record(
         organization=job.organization_id,

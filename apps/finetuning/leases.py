@@ -15,7 +15,6 @@ from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, Heartbeat
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, Status
 from apps.core.ids import new_id
-from apps.core.money import rated
 from apps.core.object_store import store
 from apps.core.transitions import advance, try_advance
 from apps.datasets.models import DatasetVersion
@@ -211,12 +210,10 @@ def heartbeat(*, lease: Lease, beat: HeartbeatRequest) -> HeartbeatResponse:
 
 
 def _is_at_cap(job: FineTuningJob, run: Run, beat: HeartbeatRequest) -> bool:
-    if job.price_rule is None or job.pause_requested_at or job.cancel_requested_at:
+    if beat.training_seconds <= 0 or job.pause_requested_at or job.cancel_requested_at:
         return False
-    ahead_ms = LEASE_SECONDS // 4 * 1000  # time to checkpoint and stop before the cap is passed
-    quantity = attempts.billed_before(run=run) + int(beat.training_seconds * 1000) + ahead_ms
-    cost = rated(quantity=quantity, price_nano=job.price_rule.price_nano, per=job.price_rule.per)
-    return beat.training_seconds > 0 and cost >= job.spend_cap_nano
+    spent_ms = attempts.billed_before(run=run) + int(beat.training_seconds * 1000)
+    return attempts.is_at_cap(job=job, gpu_ms=spent_ms)
 
 
 def reclaim_expired_leases() -> int:

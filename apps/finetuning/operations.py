@@ -16,6 +16,7 @@ from apps.contracts.runs import Hyperparameters, Method
 from apps.core import audit, outbox
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, InvalidState, InvalidValue, Unavailable
+from apps.core.money import nano_to_usd
 from apps.core.transitions import advance, try_advance
 from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import COUNT_NOW_BYTES, count_tokens, request_count
@@ -345,20 +346,44 @@ def request_pause(*, job: FineTuningJob, by: str, now: datetime.datetime) -> Fin
 
 
 @transaction.atomic
-def resume(*, job: FineTuningJob, by: str, now: datetime.datetime) -> FineTuningJob:
-    """Queue a paused job again, from its last checkpoint. Raises InvalidState unless the job is paused."""
+def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nano: int | None = None) -> FineTuningJob:
+    """Hold what is left of the cap (or of a new one) and queue a paused job again, from its last checkpoint.
+
+    Raises InvalidState unless the job is paused and its cap leaves room to go on, and InsufficientBalance.
+    """
     job = _locked(job)
     if job.status != "paused":
         raise InvalidState(f"Only a paused job can be resumed; this one is {job.status}.", param="status")
-    billed_ms = sum(job.runs.values_list("billed_gpu_ms", flat=True))
-    if attempts.cost_of(job=job, gpu_ms=billed_ms) >= job.spend_cap_nano:
+    job.spend_cap_nano = spend_cap_nano or job.spend_cap_nano
+    if attempts.is_at_cap(job=job, gpu_ms=job.billed_gpu_ms):
+        spent, cap = nano_to_usd(job.cost_nano), nano_to_usd(job.spend_cap_nano)
         raise InvalidState(
-            "The job is at its spend cap; create a new job from its data to go on.", param="budget.max_cost"
+            f"The job has spent ${spent:.4f} of its cap of ${cap:.4f}: raise the cap to go on.",
+            param="budget.max_cost_usd",
         )
-    advance(job, to="queued", transitions=JOB_TRANSITIONS, pause_requested_at=None, pause_requested_by=None)
-    attempts.queue_attempt(job=job)
-    events.append(job, message="Resumed")
-    audit.record(organization=job.organization_id, by=by, action="job.resumed", target=job.pk)
+    run = attempts.queue_attempt(job=job)
+    amount_nano = attempts.resume_hold_nano(job=job)
+    held = hold(
+        organization=job.organization_id,
+        purpose="job",
+        source=job.pk,
+        amount_nano=amount_nano,
+        by=by,
+        idempotency_key=f"hold:{job.pk}:{run.attempt}",
+    )
+    advance(
+        job,
+        to="queued",
+        transitions=JOB_TRANSITIONS,
+        pause_requested_at=None,
+        pause_requested_by=None,
+        spend_cap_nano=job.spend_cap_nano,
+        hold_id=held.pk,
+    )
+    events.append(job, type="state", message="Resumed", hold_nano=amount_nano)
+    audit.record(
+        organization=job.organization_id, by=by, action="job.resumed", target=job.pk, cap_nano=job.spend_cap_nano
+    )
     return job
 
 

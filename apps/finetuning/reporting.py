@@ -285,7 +285,7 @@ def _finish_failed(run: Run, job: FineTuningJob, outcome: wire.Failed, now: date
 
 
 def _finish_stopped(run: Run, job: FineTuningJob, outcome: wire.Stopped, now: datetime.datetime) -> None:
-    if outcome.reason == "cancelled" and job.cancel_requested_at:
+    if job.cancel_requested_at and outcome.reason in ("cancelled", "paused"):  # asked for after the pause
         _end_run(run, "cancelled", outcome, now)
         attempts.cancel_job(job=job, now=now)
     elif outcome.reason == "paused" and job.pause_requested_at:

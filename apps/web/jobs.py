@@ -3,6 +3,8 @@
 import datetime
 import json
 from dataclasses import dataclass
+from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -18,6 +20,7 @@ from apps.accounts.models import Membership, Organization
 from apps.accounts.roles import Permission, has_permission
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
+from apps.core.money import nano_to_usd
 from apps.datasets.queries import download_url as file_url
 from apps.finetuning import attempts, operations, queries
 from apps.finetuning.lifecycle import JOB_TERMINAL
@@ -26,6 +29,7 @@ from apps.finetuning.scheduling import queue_position
 from apps.web import svg
 from apps.web.access import organization_view
 from apps.web.compute_table import memory_parts
+from apps.web.forms.wizard import CapForm
 from apps.web.live import follow_job
 from apps.web.wizard import again_url
 
@@ -140,7 +144,13 @@ def pause(request: HttpRequest, organization: Organization, membership: Membersh
 @require_POST
 @organization_view(Permission.JOB_WRITE)
 def resume(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
-    return _act(request, organization, membership, job_id, operations.resume, "The job is queued again.")
+    """Queue a paused job again; `cap` sets another one, as it must where the cap stopped the job."""
+    form = CapForm(request.POST)
+    if not form.is_valid():
+        messages.error(request, "The new cap is an amount in dollars, such as 2.50.")
+        return redirect("web:job_detail", job_id=job_id)
+    act = partial(operations.resume, spend_cap_nano=form.cap_nano)
+    return _act(request, organization, membership, job_id, act, "The job is queued again.")
 
 
 def _act(
@@ -199,6 +209,7 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
         "seconds_left": _seconds_left(job),
         "spent_nano": job.cost_nano if job.status in JOB_TERMINAL else _spent_nano(job),
         "queue_position": _queue_position(job, now),
+        "pause": _pause_state(job),
         "checkpoints": list(queries.list_checkpoints(job=job)[:10]),
         "runs": list(job.runs.order_by("attempt").select_related("worker")),
         "peak_bytes": max((run.peak_memory_bytes or 0 for run in job.runs.all()), default=0),
@@ -211,6 +222,17 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
         "may_write": has_permission(membership.role, Permission.JOB_WRITE),
         "speed": metrics[-1].data.get("tokens_per_second") if metrics else None,
         "file_url": file_url(version=job.training_file) if job.training_file.status != "deleted" else "",
+    }
+
+
+def _pause_state(job: FineTuningJob) -> dict[str, Any] | None:
+    """What resuming would set aside, and whether the cap must be raised first; None unless the job is paused."""
+    if job.status != "paused":
+        return None
+    return {
+        "hold_nano": attempts.resume_hold_nano(job=job),
+        "is_at_cap": attempts.is_at_cap(job=job, gpu_ms=job.billed_gpu_ms),
+        "suggested_cap": f"{max(nano_to_usd(job.spend_cap_nano) * 2, Decimal('0.01')):.2f}",
     }
 
 

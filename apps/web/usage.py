@@ -36,6 +36,7 @@ _WORDS = {
     "grant": "Credit granted",
     "hold": "Held",
     "settle": "Settled, rest returned",
+    "refund": "Given back",
     "usage": "Inference charged",
     "release": "Returned",
 }

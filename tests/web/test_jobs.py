@@ -96,6 +96,41 @@ def test_a_failed_job_says_why_and_what_was_paid(floor, client_for, alice, claim
     assert "You paid nothing." in page
 
 
+def test_pause_and_resume_show_their_price(floor, client_for, bob, vera, claim, reload):  # noqa: F811
+    job = floor.job(spend_cap_nano=60_000_000)
+    attempt = claim()
+    attempt.start()
+    attempt.checkpoint(step=3, seconds=9.0)
+    browser = client_for(bob)
+    assert "so far" in browser.get(f"/jobs/{job.pk}").content.decode()
+    assert client_for(vera).post(f"/jobs/{job.pk}/pause").status_code == 403
+    browser.post(f"/jobs/{job.pk}/pause")
+    attempt.finish(wire.Stopped(reason="paused", step=3, training_seconds=9.0))
+
+    page = browser.get(f"/jobs/{job.pk}").content.decode()
+    browser.post(f"/jobs/{job.pk}/resume")
+
+    assert "holds $0.05<" in page
+    assert reload(job).status == "queued"
+
+
+def test_a_job_at_its_cap_asks_for_a_higher_one(floor, client_for, bob, claim, reload):  # noqa: F811
+    job = floor.job(spend_cap_nano=30_000_000)
+    attempt = claim()
+    attempt.start()
+    attempt.beat(training_seconds=16.0)
+    attempt.checkpoint(step=5, seconds=17.0)
+    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=17.0))
+    browser = client_for(bob)
+
+    assert "Raise the cap and resume" in browser.get(f"/jobs/{job.pk}").content.decode()
+    browser.post(f"/jobs/{job.pk}/resume", {"cap": ""})
+    assert reload(job).status == "paused"
+    browser.post(f"/jobs/{job.pk}/resume", {"cap": "0.09"})
+
+    assert reload(job).status == "queued"
+
+
 def test_the_stream_of_a_foreign_job_is_not_found(floor, client_for, charlie, rival, alice):
     job = floor.job()
 

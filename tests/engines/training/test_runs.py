@@ -94,6 +94,22 @@ def assert_peft_loads(plane: ControlPlane, upload_id: str, model: Path, folder: 
     assert not torch.equal(loaded(prompt).logits, AutoModelForCausalLM.from_pretrained(model)(prompt).logits)
 
 
+def test_a_pause_saves_the_step_it_stops_at_and_ends_cleanly(plane, tiny_model, make_agent, tmp_path):
+    add_run(plane, tiny_model)  # an interval longer than the run: the pause alone makes a checkpoint
+    thread = drain_in_thread(make_agent())
+    plane.wait_for(lambda: plane.events_of(StepCompleted), timeout_seconds=120)
+    plane.is_pause_requested = True
+    thread.join(60)
+
+    [outcome] = plane.outcomes
+    [saved] = plane.events_of(CheckpointSaved)
+    assert isinstance(outcome, Stopped) and outcome.reason == "paused"
+    assert 0 < outcome.step == saved.step < STEPS
+    assert outcome.training_seconds == saved.training_seconds > 0
+    assert outcome.trained_tokens == plane.events_of(StepCompleted)[-1].trained_tokens
+    assert not list((tmp_path / "work" / "runs").iterdir())
+
+
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_resumed_in_the_middle_ends_with_the_same_adapter(
     plane, tiny_model, make_agent, uninterrupted, end, tmp_path

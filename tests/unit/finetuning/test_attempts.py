@@ -3,7 +3,7 @@
 import pytest
 
 from apps.billing.models import Hold
-from apps.billing.queries import get_balance, get_ledger_sum_nano
+from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.clock import db_now
@@ -180,21 +180,121 @@ def test_a_finished_job_cannot_be_cancelled(floor, claim):
         operations.request_cancellation(job=job, by="key_test", now=db_now())
 
 
-def test_a_paused_job_keeps_its_hold_and_resumes_from_its_checkpoint(floor, organization, claim, reload):
-    job = floor.job()
+def paused_at(attempt, job, *, step: int, seconds: float) -> None:
+    operations.request_pause(job=job, by="key_test", now=db_now())
+    assert attempt.beat().is_pause_requested
+    attempt.checkpoint(step=step, seconds=seconds)
+    attempt.finish(wire.Stopped(reason="paused", step=step, training_seconds=seconds))
+
+
+def test_a_pause_pays_for_durable_seconds_and_resuming_holds_the_rest_again(floor, organization, claim, reload):
+    job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
     attempt = claim()
     attempt.start()
-    operations.request_pause(job=reload(job), by="key_test", now=db_now())
-    assert attempt.beat().is_pause_requested
-    attempt.checkpoint(step=5, seconds=9.0)
-    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=9.0))
+    paused_at(attempt, job, step=5, seconds=9.0)
     assert reload(job).status == "paused"
+    assert (charged(organization), get_balance(organization=organization).held_nano) == (9 * MILLI_DOLLAR, 0)
 
     operations.resume(job=reload(job), by="key_test", now=db_now())
     resumed = claim()
 
     assert resumed.claimed.spec.resume_from.step == 5
-    assert get_balance(organization=organization).held_nano == job.spend_cap_nano
+    assert get_balance(organization=organization).held_nano == 51 * MILLI_DOLLAR
+
+
+def test_every_second_is_billed_once_over_two_pauses(floor, organization, claim, reload):
+    job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
+    for step, seconds in ((3, 5.0), (6, 7.0)):
+        attempt = claim()
+        attempt.start()
+        paused_at(attempt, reload(job), step=step, seconds=seconds)
+        operations.resume(job=reload(job), by="key_test", now=db_now())
+
+    last = claim()
+    last.start(start_step=6)
+    last.succeed(floor.base_model, seconds=8.0)
+
+    assert (reload(job).cost_nano, charged(organization)) == (20 * MILLI_DOLLAR, 20 * MILLI_DOLLAR)
+    assert get_spending(organization=organization).training_nano == 20 * MILLI_DOLLAR
+    assert get_balance(organization=organization).held_nano == 0
+
+
+def test_seconds_after_the_checkpoint_of_a_pause_are_not_billed(floor, organization, claim):
+    job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
+    attempt = claim()
+    attempt.start()
+    attempt.checkpoint(step=3, seconds=5.0)
+    operations.request_pause(job=job, by="key_test", now=db_now())
+    attempt.beat(step=5, training_seconds=9.0)
+
+    attempt.finish(wire.Stopped(reason="paused", step=3, training_seconds=5.0))
+
+    assert charged(organization) == 5 * MILLI_DOLLAR
+
+
+def test_what_a_pause_charged_is_given_back_when_the_platform_fails_the_job(floor, organization, claim, reload):
+    job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
+    attempt = claim()
+    attempt.start()
+    paused_at(attempt, job, step=5, seconds=9.0)
+    operations.resume(job=reload(job), by="key_test", now=db_now())
+
+    claim().finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="Out of memory."))
+
+    assert (reload(job).status, charged(organization)) == ("failed", 0)
+    assert get_spending(organization=organization).training_nano == 0
+
+
+def test_a_paused_job_can_be_cancelled_and_pays_no_more(floor, organization, claim, reload):
+    job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
+    attempt = claim()
+    attempt.start()
+    paused_at(attempt, job, step=5, seconds=9.0)
+
+    operations.request_cancellation(job=reload(job), by="key_test", now=db_now())
+
+    assert (reload(job).status, charged(organization)) == ("cancelled", 9 * MILLI_DOLLAR)
+
+
+def test_a_job_cancelled_while_it_pauses_ends(floor, claim, reload):
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    operations.request_pause(job=job, by="key_test", now=db_now())
+    attempt.beat()
+    operations.request_cancellation(job=reload(job), by="key_test", now=db_now())
+
+    attempt.finish(wire.Stopped(reason="paused"))
+
+    assert reload(job).status == "cancelled"
+
+
+def test_a_job_paused_at_its_cap_goes_on_only_with_a_higher_one(floor, organization, claim, reload):
+    job = floor.job(spend_cap_nano=30 * MILLI_DOLLAR)
+    attempt = claim()
+    attempt.start()
+    assert attempt.beat(training_seconds=16.0).is_pause_requested
+    attempt.checkpoint(step=5, seconds=17.0)
+    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=17.0))
+
+    with pytest.raises(InvalidState, match="raise the cap"):
+        operations.resume(job=reload(job), by="key_test", now=db_now())
+    operations.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=90 * MILLI_DOLLAR)
+
+    assert (reload(job).status, reload(job).spend_cap_nano) == ("queued", 90 * MILLI_DOLLAR)
+    assert get_balance(organization=organization).held_nano == 73 * MILLI_DOLLAR
+
+
+def test_resuming_without_the_money_leaves_the_job_paused(floor, organization, claim, reload):
+    job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
+    attempt = claim()
+    attempt.start()
+    paused_at(attempt, job, step=5, seconds=9.0)
+
+    with pytest.raises(QuotaExceeded):
+        operations.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=2 * CREDIT)
+
+    assert (reload(job).status, reload(job).runs.count()) == ("paused", 1)
 
 
 def test_a_run_about_to_pass_its_cap_is_asked_to_pause(floor, claim):
