@@ -1,68 +1,237 @@
-"""From what a customer asked to a complete recipe: OpenAI's fields, ours, the model's defaults, then the field's."""
+"""From what a customer asked to a complete recipe: theirs, the model's own, then what suits the method and the rows.
 
+Each value comes with the sentence that says why.
+"""
+
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from apps.catalog.models import BaseModel
-from apps.contracts.runs import Hyperparameters, Method
+from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.errors import InvalidValue
+from apps.finetuning.limits import SCHEDULERS, SERVABLE_RANKS, Limits, get_limits, require_within
 
-_BOUNDS: dict[str, tuple[float, float]] = {
-    "epochs": (1, 100),
-    "batch_size": (1, 1024),
-    "learning_rate": (1e-8, 1.0),
-    "warmup_ratio": (0.0, 0.5),
-    "weight_decay": (0.0, 1.0),
-    "max_grad_norm": (0.0, 100.0),
-    "max_length": (8, 1_048_576),
-    "lora_alpha": (1, 1024),
-    "lora_dropout": (0.0, 0.9),
-    "seed": (0, 2**31 - 1),
-}
-SERVABLE_RANKS = (8, 16, 32, 64)  # what every replica accepts: others would train and then not answer
-SCHEDULERS = ("cosine", "linear", "constant", "constant_with_warmup")
-_CHOSEN_BY_US = ("method", "quantization", "gradient_accumulation_steps", "gradient_checkpointing", "packing")
+__all__ = ["SCHEDULERS", "SERVABLE_RANKS", "Choice", "DataFacts", "Recipe", "choose", "resolve"]
+
+_CHOSEN_BY_US = ("method", "quantization", "objective", "gradient_accumulation_steps", "gradient_checkpointing")
+_AUTO = (None, "auto")
+# Of the model's own recipe, which was found with adapters on answers, what holds for any way to train.
+_ALWAYS_OF_THE_MODEL = ("lora_rank", "target_modules", "max_length", "seed")
+
+
+class DataFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the training file; None where it is not."""
+
+    rows: int | None = None
+    longest_row_tokens: int | None = None
+    has_validation: bool = False
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """One value of the recipe: who chose it, and why."""
+
+    name: str
+    value: Any
+    is_auto: bool
+    reason: str
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    hyperparameters: Hyperparameters
+    choices: tuple[Choice, ...]
+
+    def summary(self) -> str:
+        """Return the choices people ask about in one line."""
+        shown = [choice for choice in self.choices if choice.is_auto and choice.name in ("epochs", "learning_rate")]
+        return " ".join(choice.reason for choice in shown)
 
 
 def resolve(*, base_model: BaseModel, method: Method, asked: Mapping[str, Any]) -> Hyperparameters:
-    """Return the full recipe: `asked` over the model's own recipe over the defaults. Raises InvalidValue.
+    """Return `choose`'s recipe alone, for rows nobody has counted. Raises InvalidValue."""
+    return choose(base_model=base_model, method=method, asked=asked).hyperparameters
+
+
+def choose(
+    *,
+    base_model: BaseModel,
+    method: Method,
+    asked: Mapping[str, Any],
+    objective: Objective = Objective.SUPERVISED,
+    data: DataFacts | None = None,
+) -> Recipe:
+    """Return the full recipe with a reason for each value. Raises InvalidValue.
 
     Values None and "auto" mean "choose for me". `learning_rate_multiplier` scales the chosen learning rate.
     """
-    chosen = {name: value for name, value in asked.items() if value is not None and value != "auto"}
-    multiplier = float(_number("learning_rate_multiplier", chosen.pop("learning_rate_multiplier", 1.0), 1e-3, 1e3))
-    known = {field.name for field in msgspec.structs.fields(Hyperparameters)}
-    for name in chosen:
-        if name not in known or name in _CHOSEN_BY_US:
-            raise InvalidValue(f"{name!r} is not a hyperparameter you can set.", param=f"hyperparameters.{name}")
-    defaults = {name: value for name, value in base_model.default_recipe.items() if name in known}
-    merged = defaults | chosen | {"method": method, "quantization": "nf4" if method == Method.QLORA else None}
-    merged["max_length"] = min(merged.get("max_length", base_model.context_length), base_model.context_length)
-    if "learning_rate" not in chosen and multiplier != 1.0:
-        merged["learning_rate"] = merged.get("learning_rate", Hyperparameters().learning_rate) * multiplier
-    _check(merged)
+    limits = get_limits(base_model=base_model)
+    wanted = {name: value for name, value in asked.items() if value not in _AUTO}
+    multiplier = _multiplier(wanted.pop("learning_rate_multiplier", 1.0))
+    _require_settable(wanted, limits)
+    rules = _Rules(base_model, method, objective, data or DataFacts(), wanted)
+    choices = tuple(_scaled(_choice(name, wanted, rules), multiplier) for name in _ORDER)
+    values = {choice.name: choice.value for choice in choices}
+    require_within(limits, values)
+    _require_sensible(values, method)
+    quantization = "nf4" if method is Method.QLORA else None
+    fixed = {"method": method, "objective": objective, "quantization": quantization}
     try:
-        return msgspec.convert(merged, Hyperparameters, strict=False)
+        recipe = msgspec.convert(values | fixed, Hyperparameters, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidValue(str(error), param="hyperparameters") from error
+    return Recipe(hyperparameters=recipe, choices=choices)
 
 
-def _check(merged: Mapping[str, Any]) -> None:
-    for name, (low, high) in _BOUNDS.items():
-        if name in merged:
-            _number(name, merged[name], low, high)
-    if merged.get("lora_rank", 16) not in SERVABLE_RANKS:
-        raise InvalidValue(f"lora_rank must be one of {SERVABLE_RANKS}.", param="hyperparameters.lora_rank")
-    if merged.get("lr_scheduler", "cosine") not in SCHEDULERS:
-        raise InvalidValue(f"lr_scheduler must be one of {SCHEDULERS}.", param="hyperparameters.lr_scheduler")
-    allowed = set(Hyperparameters().target_modules)
-    if not set(merged.get("target_modules", allowed)) <= allowed:
-        raise InvalidValue(f"target_modules must be among {sorted(allowed)}.", param="hyperparameters.target_modules")
+def _choice(name: str, wanted: Mapping[str, Any], rules: "_Rules") -> Choice:
+    if name in wanted:
+        value = min(wanted[name], rules.context) if name == "max_length" and _is_number(wanted[name]) else wanted[name]
+        reason = "You set it." if value == wanted[name] else "What you set, cut to the model's context."
+        return Choice(name=name, value=value, is_auto=False, reason=reason)
+    value, reason = rules.of(name)
+    return Choice(name=name, value=value, is_auto=True, reason=reason)
 
 
-def _number(name: str, value: Any, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise InvalidValue(f"{name} must be a number from {low:g} to {high:g}.", param=f"hyperparameters.{name}")
-    return value
+def _scaled(choice: Choice, multiplier: float) -> Choice:
+    if choice.name != "learning_rate" or multiplier == 1.0 or not choice.is_auto:
+        return choice
+    reason = f"{choice.reason} Times your multiplier of {multiplier:g}."
+    return msgspec.structs.replace(choice, value=choice.value * multiplier, reason=reason)
+
+
+def _require_settable(wanted: Mapping[str, Any], limits: Limits) -> None:
+    for name in wanted:
+        if name in _CHOSEN_BY_US or limits.of(name) is None:
+            raise InvalidValue(f"{name!r} is not a hyperparameter you can set.", param=f"hyperparameters.{name}")
+
+
+def _require_sensible(values: Mapping[str, Any], method: Method) -> None:
+    if method is Method.FULL:
+        for name in ("use_dora", "use_rslora"):
+            if values[name]:
+                raise InvalidValue(f"{name} belongs to an adapter; full fine-tuning has none.", param=f"lora.{name}")
+
+
+def _multiplier(value: Any) -> float:
+    if not _is_number(value) or not 1e-3 <= value <= 1e3:
+        param = "hyperparameters.learning_rate_multiplier"
+        raise InvalidValue("learning_rate_multiplier must be a number from 0.001 to 1000.", param=param)
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class _Rules:
+    """How each value is chosen when nobody did. Later rules may look at `rank`, `alpha` and `epochs`."""
+
+    def __init__(
+        self, base_model: BaseModel, method: Method, objective: Objective, data: DataFacts, wanted: Mapping[str, Any]
+    ) -> None:
+        self._method = method
+        self._objective = objective
+        self._data = data
+        self.context = base_model.context_length
+        is_as_measured = method is not Method.FULL and objective is Objective.SUPERVISED
+        own = base_model.default_recipe
+        self._own = {name: value for name, value in own.items() if is_as_measured or name in _ALWAYS_OF_THE_MODEL}
+        self._wanted = wanted
+
+    def of(self, name: str) -> tuple[Any, str]:
+        """Return a value and its reason."""
+        if name == "max_length":
+            return self._max_length()
+        if name in self._own:
+            return self._own[name], "This model's own recipe, which was tried on it."
+        rule = getattr(self, f"_{name}", None)
+        return rule() if rule is not None else _PLAIN[name]
+
+    def _value(self, name: str) -> Any:
+        return self._wanted[name] if name in self._wanted else self.of(name)[0]
+
+    def _epochs(self) -> tuple[int, str]:
+        rows = self._data.rows
+        if self._objective is Objective.TEXT:
+            return 1, "1 epoch: running text is read once, more would be learned by heart."
+        if self._objective is Objective.DPO:
+            return 1, "1 epoch: preferences are overdone quickly."
+        if rows is None:
+            return 3, "3 epochs: usual for adapters on answers."
+        for most, epochs in ((100, 5), (10_000, 3), (100_000, 2)):
+            if rows <= most:
+                return epochs, f"{rows:,} rows: {epochs} epochs."
+        return 1, f"{rows:,} rows: 1 epoch, each new row teaches more than one seen before."
+
+    def _learning_rate(self) -> tuple[float, str]:
+        is_full = self._method is Method.FULL
+        rate = {
+            Objective.SUPERVISED: 2e-5 if is_full else 2e-4,
+            Objective.TEXT: 1e-5 if is_full else 1e-4,
+            Objective.DPO: 1e-6 if is_full else 1e-5,
+        }[self._objective]
+        what = {
+            Objective.SUPERVISED: "",
+            Objective.TEXT: " and running text moves it far",
+            Objective.DPO: " and preferences need small steps",
+        }[self._objective]
+        why = "every weight moves" if is_full else "an adapter starts from nothing"
+        return rate, f"{rate:.0e} because {why}{what}.".replace("e-0", "e-")
+
+    def _batch_size(self) -> tuple[int, str]:
+        rows = self._data.rows
+        if rows is not None and rows < 256:
+            return 8, f"8 rows a step: with {rows} rows, 16 would leave too few steps."
+        return 16, "16 rows a step: steady gradients, enough steps."
+
+    def _max_length(self) -> tuple[int, str]:
+        longest = self._data.longest_row_tokens
+        limit = min(self._own.get("max_length", self.context), self.context)
+        if longest is not None and longest <= limit:
+            return limit, f"{limit:,} tokens: your longest row has {longest:,}, so none is cut."
+        return limit, f"{limit:,} tokens: what the model takes in at once."
+
+    def _lora_rank(self) -> tuple[int, str]:
+        return 16, "16: enough for most tasks, and quick to serve."
+
+    def _lora_alpha(self) -> tuple[int, str]:
+        rank = self._value("lora_rank")
+        if not _is_number(rank) or rank <= 0:
+            return 32, "Twice the usual rank."
+        if self._value("use_rslora") is True:
+            alpha = max(1, round(2 * math.sqrt(rank)))
+            return alpha, f"{alpha}: twice the rank's root, because rsLoRA divides by the root."
+        return int(2 * rank), f"{int(2 * rank)}: twice the rank."
+
+    def _lora_dropout(self) -> tuple[float, str]:
+        if self._objective is Objective.DPO:
+            return 0.0, "0: both answers must be judged by the same model."
+        return 0.05, "0.05: a little, against learning rows by heart."
+
+    def _early_stopping_patience(self) -> tuple[int | None, str]:
+        epochs = self._value("epochs")
+        if self._data.has_validation and _is_number(epochs) and epochs > 2:
+            return 2, "Early stopping on: validation rows show when it gets no better; unused steps are not billed."
+        if not self._data.has_validation:
+            return None, "Early stopping off: there are no validation rows."
+        return None, "Early stopping off: too few epochs to wait for."
+
+
+_PLAIN: dict[str, tuple[Any, str]] = {
+    "warmup_ratio": (0.03, "3 % of the steps: the first ones are the roughest."),
+    "lr_scheduler": ("cosine", "Cosine: falls smoothly to zero."),
+    "weight_decay": (0.0, "0: adapters are small enough without."),
+    "max_grad_norm": (1.0, "1: a rare wild row cannot undo the others."),
+    "target_modules": (Hyperparameters().target_modules, "All linear layers: leaving some out costs quality."),
+    "use_dora": (False, "Off: slower, and its result is a whole model, not an adapter."),
+    "use_rslora": (False, "Off: helps from rank 64 on."),
+    "packing": (None, "Where the attention kernel keeps rows apart."),
+    "dpo_beta": (0.1, "0.1: usual."),
+    "seed": (42, "42: the same each time."),
+}
+_ORDER = (
+    "epochs", "learning_rate", "batch_size", "max_length", "early_stopping_patience", "warmup_ratio", "lr_scheduler",
+    "weight_decay", "max_grad_norm", "lora_rank", "use_dora", "use_rslora", "lora_alpha", "lora_dropout",
+    "target_modules", "packing", "dpo_beta", "seed",
+)  # fmt: skip

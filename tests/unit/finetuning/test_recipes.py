@@ -1,0 +1,102 @@
+"""What is chosen when nobody chooses, why, and what is refused."""
+
+import pytest
+
+from apps.catalog.models import BaseModel
+from apps.contracts.runs import Method, Objective
+from apps.core.errors import InvalidValue
+from apps.finetuning.limits import get_limits
+from apps.finetuning.recipes import DataFacts, choose
+
+MODEL = BaseModel(name="m", context_length=4096, parameter_count=1, config={"architectures": ["LlamaForCausalLM"]})
+OWN = BaseModel(name="own", context_length=512, parameter_count=1, default_recipe={"learning_rate": 1e-3, "epochs": 2})
+
+
+def recipe_of(base_model=MODEL, method=Method.LORA, asked=None, **more):
+    return choose(base_model=base_model, method=method, asked=asked or {}, **more)
+
+
+def reasons(recipe):
+    return {choice.name: choice.reason for choice in recipe.choices}
+
+
+def test_every_value_has_a_reason_and_says_who_chose_it():
+    recipe = recipe_of(asked={"epochs": 4, "batch_size": "auto"}, data=DataFacts(rows=412, has_validation=True))
+
+    by_name = {choice.name: choice for choice in recipe.choices}
+    assert all(choice.reason.endswith(".") for choice in recipe.choices)
+    assert (by_name["epochs"].value, by_name["epochs"].is_auto) == (4, False)
+    assert by_name["batch_size"].is_auto
+    assert recipe.hyperparameters.epochs == 4
+
+
+def test_few_rows_are_seen_often_and_stop_early_where_they_can_be_checked():
+    recipe = recipe_of(data=DataFacts(rows=412, has_validation=True))
+
+    assert reasons(recipe)["epochs"] == "412 rows: 3 epochs."
+    assert recipe.hyperparameters.early_stopping_patience == 2
+    assert recipe_of(data=DataFacts(rows=412)).hyperparameters.early_stopping_patience is None
+    assert recipe_of(data=DataFacts(rows=300_000)).hyperparameters.epochs == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "objective", "rate"),
+    [
+        (Method.LORA, Objective.SUPERVISED, 2e-4),
+        (Method.FULL, Objective.SUPERVISED, 2e-5),
+        (Method.QLORA, Objective.TEXT, 1e-4),
+        (Method.LORA, Objective.DPO, 1e-5),
+    ],
+)
+def test_the_learning_rate_follows_method_and_objective(method, objective, rate):
+    recipe = recipe_of(method=method, objective=objective)
+
+    assert recipe.hyperparameters.learning_rate == rate
+    assert "because" in reasons(recipe)["learning_rate"]
+
+
+def test_a_models_own_recipe_counts_where_it_was_measured():
+    assert recipe_of(OWN).hyperparameters.learning_rate == 1e-3
+    assert recipe_of(OWN, method=Method.FULL).hyperparameters.learning_rate == 2e-5
+    assert recipe_of(OWN, asked={"learning_rate_multiplier": 2}).hyperparameters.learning_rate == 2e-3
+
+
+def test_rslora_scales_by_the_root_of_the_rank():
+    assert recipe_of(asked={"lora_rank": 64}).hyperparameters.lora_alpha == 128
+    assert recipe_of(asked={"lora_rank": 64, "use_rslora": True}).hyperparameters.lora_alpha == 16
+
+
+@pytest.mark.parametrize(
+    ("asked", "method"),
+    [
+        ({"lora_rank": 7}, Method.LORA),
+        ({"epochs": 0}, Method.LORA),
+        ({"epochs": 1.5}, Method.LORA),
+        ({"learning_rate": True}, Method.LORA),
+        ({"target_modules": ["lm_head"]}, Method.LORA),
+        ({"target_modules": []}, Method.LORA),
+        ({"use_dora": 1}, Method.LORA),
+        ({"use_dora": True}, Method.FULL),
+        ({"gradient_checkpointing": True}, Method.LORA),
+        ({"nonsense": 1}, Method.LORA),
+    ],
+)
+def test_what_lies_outside_the_limits_is_refused_by_name(asked, method):
+    with pytest.raises(InvalidValue) as refused:
+        recipe_of(method=method, asked=asked)
+
+    [name] = asked
+    assert refused.value.param.endswith(name)
+
+
+def test_limits_say_what_is_served_and_what_is_only_delivered():
+    kinds = {kind.name: kind.delivered_as for kind in get_limits(base_model=MODEL).kinds}
+
+    assert kinds == {
+        "LoRA": "adapter",
+        "QLoRA": "adapter",
+        "DoRA": "model",
+        "QDoRA": "model",
+        "Full fine-tuning": "model",
+    }
+    assert get_limits(base_model=MODEL).of("max_length").maximum == 4096
