@@ -27,9 +27,11 @@ from apps.contracts.adapter_files import (
     check_adapter,
     clean_adapter_config,
     get_header_bytes,
+    get_scale,
     parse_config,
     parse_header,
 )
+from apps.contracts.parity import MAX_PARITY_BYTES, PARITY_FILE
 from apps.contracts.runs import SignedFile
 from apps.contracts.serving import DesiredAdapter
 
@@ -180,7 +182,7 @@ def find_bad_numbers(weights: Path, header: SafetensorsHeader, config: dict[str,
         for name, value in largest.items()
         if value > MAX_ABSOLUTE_WEIGHT
     ]
-    scale = config["lora_alpha"] / config["r"]
+    scale = get_scale(config)
     for name, value in largest.items():
         other = largest.get(name.replace(".lora_A.", ".lora_B."), 0.0)
         if ".lora_A." in name and scale * config["r"] * value * other > MAX_ABSOLUTE_DELTA:
@@ -203,17 +205,18 @@ def _find_largest(file: Any, dtype: str, items: int) -> float:
     return math.inf if top >= first_bad else decode(top)
 
 
-_WANTED = (CONFIG_FILE, WEIGHTS_FILE)
+_WANTED = (CONFIG_FILE, WEIGHTS_FILE, PARITY_FILE)
+_LIMITS = {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: MAX_WEIGHTS_BYTES, PARITY_FILE: MAX_PARITY_BYTES}
 
 
 def _get_files(adapter: DesiredAdapter, base: BaseIdentity) -> dict[str, SignedFile]:
     if adapter.rank > base.max_lora_rank:
         raise AdapterUnavailable(f"Rank {adapter.rank} is above this replica's {base.max_lora_rank}.")
     files = {file.name: file for file in adapter.files if file.name in _WANTED}
-    for name, limit in ((CONFIG_FILE, MAX_CONFIG_BYTES), (WEIGHTS_FILE, MAX_WEIGHTS_BYTES)):
-        if name not in files:
+    for name, limit in _LIMITS.items():
+        if name not in files and name != PARITY_FILE:  # adapters made before there were certificates have none
             raise AdapterRejected(f"The adapter has no {name}.")
-        if files[name].bytes > limit:
+        if name in files and files[name].bytes > limit:
             raise AdapterRejected(f"{name} has {files[name].bytes} bytes; at most {limit} are allowed.")
     return files
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -72,6 +72,26 @@ class _Completion(msgspec.Struct):
     choices: list[_Choice]
 
 
+class _TokenLogprob(msgspec.Struct):
+    logprob: float
+
+
+class _ScoredChoice(msgspec.Struct):
+    prompt_logprobs: list[dict[str, _TokenLogprob] | None]
+
+
+class _Scored(msgspec.Struct):
+    choices: list[_ScoredChoice]
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: list[int]
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
 class _Error(msgspec.Struct):
     message: str = ""
 
@@ -129,6 +149,30 @@ class EngineClient:
         values = tuple(math.nan if value is None else value for value in found.token_logprobs)
         return Canary(tokens=tuple(found.tokens), logprobs=values)
 
+    async def score_tokens(self, model: str, token_ids: Sequence[int]) -> tuple[float, ...]:
+        """Return the model's log-probability of every token but the first; raises EngineRefused where not finite."""
+        body = {
+            "model": model,
+            "prompt": list(token_ids),
+            "max_tokens": 1,
+            "temperature": 0,
+            "prompt_logprobs": 0,
+            "cache_salt": "parity",
+        }
+        answer = await self._request("POST", "/v1/completions", json=body, timeout_seconds=300)
+        found = msgspec.json.decode(answer, type=_Scored).choices[0].prompt_logprobs
+        return tuple(_logprob_of(token, entry) for token, entry in zip(token_ids[1:], found[1:], strict=True))
+
+    async def tokenize_chat(self, model: str, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Return the tokens that the engine's own chat template makes of the messages, ready for an answer."""
+        body = {"model": model, "messages": list(messages), "add_generation_prompt": True}
+        return msgspec.json.decode(
+            await self._request("POST", "/tokenize", json=body, timeout_seconds=60), type=_Tokenized
+        ).tokens
+
+    async def get_version(self) -> str:
+        return msgspec.json.decode(await self._request("GET", "/version", timeout_seconds=10), type=_Version).version
+
     async def count_corrupted_requests(self) -> int:
         """Return how many requests had NaN in their logits since the engine started."""
         body = await self._request("GET", "/metrics", timeout_seconds=10)
@@ -160,6 +204,11 @@ class EngineClient:
         if response.status >= 400:
             raise EngineRefused(response.status, _read_message(body))
         return body
+
+
+def _logprob_of(token: int, entry: dict[str, _TokenLogprob] | None) -> float:
+    found = (entry or {}).get(str(token))
+    return math.nan if found is None else found.logprob
 
 
 def _read_message(body: bytes) -> str:

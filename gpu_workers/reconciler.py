@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from apps.contracts.parity import ParityResult, problem_of
 from apps.contracts.serving import DesiredAdapter, DesiredState, LoadState, ObservedAdapter, ObservedState
 from apps.contracts.worker_api import EnrollResponse
 from gpu_workers.adapter_store import AdapterRejected, AdapterStore, AdapterUnavailable, BaseIdentity
@@ -24,6 +25,7 @@ from gpu_workers.config import ServingConfig
 from gpu_workers.engine import EnginePaths, EngineState, read_engine_state
 from gpu_workers.engine_client import LORA_NAME, Canary, EngineClient, EngineDown, EngineRefused
 from gpu_workers.front_door import FrontDoor
+from gpu_workers.parity_check import BaseDiffers, measure, read_probe
 from gpu_workers.private_files import write_private
 
 log = logging.getLogger("anneal.serving")
@@ -40,6 +42,7 @@ class _Trial(msgspec.Struct):
     reason: str = ""
     retry_at: float = 0.0
     suspicions: int = 0
+    parity: ParityResult | None = None
 
 
 class _Memory(msgspec.Struct):
@@ -108,7 +111,7 @@ class Reconciler:
         desired = self._memory.desired
         state = self._engine_state
         adapters = [
-            ObservedAdapter(lora_name=name, state=trial.state, reason=trial.reason[:300])
+            ObservedAdapter(lora_name=name, state=trial.state, reason=trial.reason[:300], parity=trial.parity)
             for name, trial in sorted(self._trials.items())
         ]
         return ObservedState(
@@ -311,7 +314,30 @@ class Reconciler:
             return "The adapter gives invalid numbers."
         if self._base_canary is not None and not canary.differs_from(self._base_canary):
             return "The adapter answers exactly as the base model does."
-        return ""
+        return await self._certify(name)
+
+    async def _certify(self, name: str) -> str | None:
+        """Hold the adapter's numbers against its trainer's; the same answers as `_get_verdict`."""
+        state, desired = self._engine_state, self._memory.desired
+        adapter = next((a for a in desired.adapters if a.lora_name == name), None) if desired else None
+        if state is None or adapter is None:
+            return None
+        probe = await asyncio.to_thread(read_probe, self._store.get_path(adapter, self._get_base(state)))
+        if probe is None:
+            return ""
+        try:
+            result = await measure(self.engine, probe, lora_name=name, base_name=state.served_name)
+        except EngineRefused as refusal:
+            await self._require_same_engine()
+            log.warning("%s could not be certified: %s", name, refusal)
+            self._postpone(name, "The engine could not score the adapter's rows now.")
+            return None
+        except BaseDiffers as difference:
+            self._postpone(name, f"This replica's base model differs from the trainer's: {difference}.")
+            return None
+        self._trials[name].parity = result
+        log.info("%s: %s", name, msgspec.json.encode(result).decode())
+        return problem_of(result)
 
     async def _require_same_engine(self) -> None:
         """Raise EngineDown if the engine died meanwhile: then a refusal says nothing about the adapter."""

@@ -4,8 +4,10 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models.functions import Now
 
+from apps.adapters.lifecycle import VERSION_TRANSITIONS
 from apps.core.ids import IdField
 from apps.core.tenancy import OrganizationModel
+from apps.core.transitions import choices_of, status_trigger
 
 
 class Adapter(OrganizationModel):
@@ -36,9 +38,16 @@ class AdapterVersion(OrganizationModel):
     method = models.CharField(max_length=16)
     chat_template_sha256 = models.CharField(max_length=64)
     metrics = models.JSONField(default=dict)
+    status = models.CharField(max_length=12, choices=choices_of(VERSION_TRANSITIONS), default="checking")
+    status_reason = models.CharField(max_length=300, blank=True)
+    certified_at = models.DateTimeField(null=True)
+    parity = models.JSONField(default=dict, help_text="apps.contracts.parity.ParityResult, {} before any engine spoke")
+    report = models.JSONField(default=dict, help_text="apps.contracts.evaluation.EvaluationReport, {} without one")
+    exports = models.JSONField(default=list, help_text="Other forms: kind, object_prefix, manifest, bytes")
     created_at = models.DateTimeField(db_default=Now())
     deleted_at = models.DateTimeField(null=True)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["adapter", "number"], name="adapter_version_once")]
         indexes = [models.Index(fields=["organization", "-created_at", "-id"], name="adapter_version_newest")]
+        triggers = [status_trigger("adapter_version_status", VERSION_TRANSITIONS)]

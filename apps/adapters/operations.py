@@ -3,15 +3,19 @@
 import datetime
 from typing import Any
 
+import msgspec
 from django.db import transaction
 from django.db.models import Max
 
 from apps.adapters.checks import problems_of
+from apps.adapters.lifecycle import VERSION_TRANSITIONS
 from apps.adapters.models import Adapter, AdapterVersion
 from apps.catalog.models import BaseModel
+from apps.contracts.parity import ParityResult
 from apps.core import audit, outbox
 from apps.core.errors import DomainError, InvalidState
 from apps.core.ids import new_id, ulid_of
+from apps.core.transitions import try_advance
 
 
 class AdapterRejected(DomainError):
@@ -35,10 +39,24 @@ def publish_version(
     rank: int,
     target_modules: list[str],
     metrics: dict[str, Any],
+    report: dict[str, Any] | None = None,
+    exports: list[dict[str, Any]] | None = None,
+    is_servable: bool = True,
 ) -> AdapterVersion:
-    """Check the files, register them under a new name and ask for them to be served. Raises AdapterRejected."""
-    problems = problems_of(
-        object_prefix=object_prefix, manifest=manifest, base_model=base_model, rank=rank, target_modules=target_modules
+    """Check the files, register them under a new name and ask for them to be served. Raises AdapterRejected.
+
+    Where the engine cannot load the result as an adapter it is registered as files alone.
+    """
+    problems = (
+        []
+        if not is_servable
+        else problems_of(
+            object_prefix=object_prefix,
+            manifest=manifest,
+            base_model=base_model,
+            rank=rank,
+            target_modules=target_modules,
+        )
     )
     if problems:
         raise AdapterRejected("The trained adapter cannot be served: " + "; ".join(problems[:3]))
@@ -62,12 +80,38 @@ def publish_version(
         method=method,
         chat_template_sha256=base_model.chat_template_sha256,
         metrics=metrics,
+        report=report or {},
+        exports=exports or [],
+        status="checking" if is_servable else "files_only",
     )
-    outbox.publish(topic="adapter.published", key=f"published:{version.pk}", payload={"version_id": version.pk})
+    if is_servable:
+        outbox.publish(topic="adapter.published", key=f"published:{version.pk}", payload={"version_id": version.pk})
     audit.record(
         organization=organization, by=source, action="adapter.published", target=version.pk, model=version.model_name
     )
     return version
+
+
+@transaction.atomic
+def record_verdict(
+    *, version: AdapterVersion, is_accepted: bool, reason: str, parity: ParityResult | None, now: datetime.datetime
+) -> bool:
+    """Take in what an engine made of the version: ready with a certificate, uncertified without one, or refused.
+
+    Returns whether the status changed; a version that is ready stays so, whatever a single replica says.
+    """
+    accepted = "uncertified" if parity is None else "ready"
+    status = accepted if is_accepted else "refused"
+    changes: dict[str, Any] = {"status_reason": "" if is_accepted else reason[:300]}
+    if parity is not None:
+        changes["parity"] = msgspec.to_builtins(parity)
+    if status == "ready":
+        changes["certified_at"] = now
+    if not try_advance(version, to=status, transitions=VERSION_TRANSITIONS, **changes):
+        return False
+    outbox.publish(topic="adapter.checked", key=f"checked:{version.pk}:{status}", payload={"version_id": version.pk})
+    audit.record(organization=version.organization_id, by="system", action=f"adapter.{status}", target=version.pk)
+    return True
 
 
 def _adapter(organization: Any, base_model: BaseModel, name: str) -> Adapter:
@@ -88,6 +132,9 @@ def delete_version(*, version: AdapterVersion, by: str, now: datetime.datetime) 
         raise InvalidState("This model was deleted already.", param="model")
     version.refresh_from_db()
     outbox.publish(topic="objects.delete", key=f"delete:{version.pk}", payload={"prefix": version.object_prefix})
+    for export in version.exports:
+        key = f"delete:{version.pk}:{export['kind']}"
+        outbox.publish(topic="objects.delete", key=key, payload={"prefix": export["object_prefix"]})
     audit.record(
         organization=version.organization_id,
         by=by,

@@ -36,12 +36,23 @@ def list_siblings(*, version: AdapterVersion) -> QuerySet[AdapterVersion]:
     return list_versions(organization=version.organization_id).filter(adapter_id=version.adapter_id)
 
 
-def download_url(*, version: AdapterVersion, name: str) -> str:
+def find_files(*, version: AdapterVersion, export: str = "") -> tuple[str, dict[str, Any]]:
+    """Return object prefix and manifest of the adapter, or of another form of it. Raises NotFound."""
+    if not export:
+        return version.object_prefix, version.manifest
+    for found in version.exports:
+        if found["kind"] == export:
+            return found["object_prefix"], found["manifest"]
+    raise NotFound("This adapter has no such export.")
+
+
+def download_url(*, version: AdapterVersion, name: str, export: str = "") -> str:
     """Return a URL under which a browser can save one file for the next minutes. Raises NotFound."""
-    if all(file["name"] != name for file in version.manifest["files"]):
+    prefix, manifest = find_files(version=version, export=export)
+    if all(file["name"] != name for file in manifest["files"]):
         raise NotFound("This adapter has no such file.")
     return store().signed_url(
-        f"{version.object_prefix}/{name}", "GET", expires_seconds=_DOWNLOAD_SECONDS, base="public", filename=name
+        f"{prefix}/{name}", "GET", expires_seconds=_DOWNLOAD_SECONDS, base="public", filename=name
     )
 
 

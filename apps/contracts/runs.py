@@ -6,13 +6,9 @@ changes meaning, a tag is never reused.
 
 from enum import StrEnum
 
-import msgspec
-
+from apps.contracts.evaluation import EvaluationPlan, EvaluationReport
 from apps.contracts.failures import FailureCode
-
-
-class Struct(msgspec.Struct, frozen=True, kw_only=True):
-    """A wire type. Unknown fields are ignored on decode, so that old and new code can talk."""
+from apps.contracts.struct import Struct as Struct
 
 
 class Objective(StrEnum):
@@ -159,6 +155,8 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     gpu_count: int = 1
     parallelism: str = "single"  # "single" | "ddp" | "fsdp"
     seconds_between_failures: float | None = None  # of the pool, measured; None: too few failures to tell
+    evaluation: EvaluationPlan | None = None  # None: the default plan, where there are held-out rows
+    exports: tuple[str, ...] = ()  # beside the adapter: "merged_16bit"
 
 
 # --- events -----------------------------------------------------------------------------------------------------
@@ -239,6 +237,14 @@ class Outcome(Struct, frozen=True, kw_only=True, tag_field="type"):
     peak_memory_bytes: int | None = None
 
 
+class Export(Struct, frozen=True, kw_only=True):
+    """Another form of the result, stored whole under an upload of its own."""
+
+    kind: str  # "merged_16bit"
+    upload_id: str
+    manifest_sha256: str
+
+
 class Succeeded(Outcome, frozen=True, kw_only=True, tag="succeeded"):
     upload_id: str
     manifest_sha256: str
@@ -247,6 +253,8 @@ class Succeeded(Outcome, frozen=True, kw_only=True, tag="succeeded"):
     valid_loss: float | None = None
     is_stopped_early: bool = False  # the evaluation got no better; `step` is the last one trained
     best_step: int | None = None  # whose weights these are, where they are not the last step's
+    report: EvaluationReport | None = None  # base and tuned on held-out rows
+    exports: tuple[Export, ...] = ()
 
 
 class Failed(Outcome, frozen=True, kw_only=True, tag="failed"):

@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 
+from apps.contracts.parity import ParityResult
 from apps.contracts.runs import SignedFile, Struct
 
 LORA_NAME_PATTERN = r"^a-[0-9a-z]{26}$"
@@ -38,6 +39,7 @@ class ObservedAdapter(Struct, frozen=True, kw_only=True):
     lora_name: str
     state: LoadState
     reason: str = ""
+    parity: ParityResult | None = None  # what certified it, or failed to
 
 
 class ObservedState(Struct, frozen=True, kw_only=True):

@@ -156,8 +156,8 @@ def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> 
     body = msgspec.json.encode(manifest)
     if hashlib.sha256(body).hexdigest() != manifest_sha256:
         raise InvalidValue("manifest_sha256 is not the hash of the manifest's own encoding", param="manifest_sha256")
-    if manifest.kind not in ("checkpoint", "adapter"):
-        raise InvalidValue("kind must be checkpoint or adapter", param="manifest.kind")
+    if manifest.kind not in ("checkpoint", "adapter", "model"):
+        raise InvalidValue("kind must be checkpoint, adapter or model", param="manifest.kind")
     upload, _ = Upload.objects.get_or_create(
         run=run,
         manifest_sha256=manifest_sha256,
@@ -260,7 +260,23 @@ def _publish(job: FineTuningJob, run: Run, upload: Upload, outcome: wire.Succeed
         rank=job.hyperparameters["lora_rank"],
         target_modules=list(job.hyperparameters["target_modules"]),
         metrics={"train_loss": outcome.train_loss, "valid_loss": outcome.valid_loss, "step": outcome.step},
+        report=msgspec.to_builtins(outcome.report) if outcome.report else {},
+        exports=[_export(run, export) for export in outcome.exports],
+        is_servable=msgspec.convert(job.hyperparameters, wire.Hyperparameters).is_servable,
     )
+
+
+def _export(run: Run, export: wire.Export) -> dict[str, Any]:
+    """Another form of the result, as it is kept with the version. Raises UploadIncomplete."""
+    upload = Upload.objects.get(pk=export.upload_id, run=run)
+    require_complete(upload=upload, manifest_sha256=export.manifest_sha256)
+    return {
+        "kind": export.kind,
+        "object_prefix": upload.object_prefix,
+        "manifest": upload.manifest,
+        "manifest_sha256": upload.manifest_sha256,
+        "bytes": sum(file["bytes"] for file in upload.manifest["files"]),
+    }
 
 
 def _finish_failed(run: Run, job: FineTuningJob, outcome: wire.Failed, now: datetime.datetime) -> None:

@@ -7,6 +7,7 @@ from celery import current_app, shared_task
 from apps.finetuning.leases import reclaim_expired_leases
 from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.operations import admit_when_ready
+from apps.finetuning.verdicts import tell_of_verdict
 
 _DOORBELL_EXPIRES_SECONDS = 300
 
@@ -38,6 +39,11 @@ def ring_doorbell(*, key: str, payload: dict[str, Any]) -> None:
 def admit(*, key: str, payload: dict[str, Any]) -> None:
     """Outbox handler of `job.admit`."""
     admit_when_ready(job_id=payload["job_id"])
+
+
+def tell_adapter_checked(*, key: str, payload: dict[str, Any]) -> None:
+    """Outbox handler of `adapter.checked`: the job that made the version says what came of it."""
+    tell_of_verdict(version_id=payload["version_id"])
 
 
 def _ring(pool: str) -> None:

@@ -8,13 +8,14 @@ from django.db import transaction
 from django.db.models import F
 
 from apps.adapters.models import AdapterVersion
-from apps.adapters.operations import delete_version
+from apps.adapters.operations import delete_version, record_verdict
 from apps.adapters.queries import get_version_by_name
 from apps.catalog.models import BaseModel
 from apps.contracts.runs import SignedFile
-from apps.contracts.serving import DesiredAdapter, DesiredState, LoadState, ObservedState
+from apps.contracts.serving import DesiredAdapter, DesiredState, LoadState, ObservedAdapter, ObservedState
 from apps.core import audit
 from apps.core.clock import db_now
+from apps.core.errors import InvalidState
 from apps.core.object_store import store
 from apps.core.sealing import place_of, seal, unseal
 from apps.core.tenancy import system
@@ -25,7 +26,9 @@ _URL_SECONDS = 3600
 
 @transaction.atomic
 def deploy(*, version: AdapterVersion, by: str) -> Deployment:
-    """Ask for the version to be served; deploying it again is the same wish."""
+    """Ask for the version to be served; deploying it again is the same wish. Raises InvalidState."""
+    if version.status == "files_only":
+        raise InvalidState("The engine cannot load this result as an adapter: download it as a whole model.")
     deployment, is_new = Deployment.objects.get_or_create(
         organization_id=version.organization_id, adapter_version=version, removed_at=None
     )
@@ -155,3 +158,12 @@ def record_observed(*, replica: Replica, observed: ObservedState) -> None:
                 "observed_at": now,
             },
         )
+        _record_verdict(version, seen, now)
+
+
+def _record_verdict(version: AdapterVersion, seen: ObservedAdapter, now: datetime.datetime) -> None:
+    """A replica that loads an adapter vouches for it; one that rejects it has tried it. Anything else says nothing."""
+    is_settled = seen.state in (LoadState.LOADED, LoadState.REJECTED)
+    if is_settled and version.status not in ("ready", "files_only"):
+        is_accepted = seen.state is LoadState.LOADED
+        record_verdict(version=version, is_accepted=is_accepted, reason=seen.reason, parity=seen.parity, now=now)

@@ -1,5 +1,6 @@
 """Adapters: what training left, where it answers, its files; serve it, stop serving it, delete it."""
 
+import json
 from typing import Any
 from urllib.parse import urlencode
 
@@ -18,12 +19,16 @@ from apps.adapters.models import AdapterVersion
 from apps.core import audit
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
+from apps.core.object_store import attachment
+from apps.finetuning.models import FineTuningJob
+from apps.finetuning.provenance import BUNDLE_FILE, CARD_FILE, model_card, reproducibility
 from apps.finetuning.queries import find_jobs_of_adapters
 from apps.serving import operations
 from apps.serving.queries import ServingState, serving_states
 from apps.web.access import organization_view
 from apps.web.code_samples import chat_samples
 from apps.web.downloads import stream_download, zip_chunks
+from apps.web.evaluation import evaluation_of
 
 _PAGE = 25
 _CHANGING = ("waiting", "loading")
@@ -80,6 +85,19 @@ def _detail(version: AdapterVersion, organization: Organization, membership: Mem
             for file in version.manifest["files"]
         ],
         "archive_url": _download_address(version),
+        "evaluation": evaluation_of(version),
+        "papers": [
+            {"label": label, "url": f"{_download_address(version)}?{urlencode({'file': name})}"}
+            for label, name in (("Model card", CARD_FILE), ("Reproducibility file", BUNDLE_FILE))
+        ],
+        "exports": [
+            {
+                "label": _EXPORTS.get(export["kind"], export["kind"]),
+                "bytes": export["bytes"],
+                "url": f"{_download_address(version)}?{urlencode({'export': export['kind']})}",
+            }
+            for export in version.exports
+        ],
         "siblings": queries.list_siblings(version=version),
         "samples": chat_samples(model=version.model_name),
         "may_write": has_permission(membership.role, Permission.ADAPTER_WRITE),
@@ -87,6 +105,7 @@ def _detail(version: AdapterVersion, organization: Organization, membership: Mem
     }
 
 
+_EXPORTS = {"merged_16bit": "Merged model, 16 bits"}
 _LABELS = {"train_loss": "Train loss", "valid_loss": "Validation loss"}
 
 
@@ -102,25 +121,49 @@ def download(
     """Send one file by a link good for minutes (?file=), or the whole adapter as an archive."""
     version = queries.get_version(organization=organization, id=version_id)
     name = request.GET.get("file", "")
-    url = queries.download_url(version=version, name=name) if name else ""
+    kind = request.GET.get("export", "")
+    job = find_jobs_of_adapters(organization=organization, versions=[version]).get(version.pk)
+    texts = _papers(job, version)
+    if name in texts:
+        return _text_file(name, texts[name])
+    prefix, manifest = queries.find_files(version=version, export=kind)
+    url = queries.download_url(version=version, name=name, export=kind) if name else ""
     audit.record(
         organization=organization, by=membership.user_id, action="adapter.downloaded", target=version.pk, file=name
     )
     if url:
         return HttpResponseRedirect(url, headers={"Cache-Control": "no-store"})
-    folder = f"{version.adapter.name}-{version.number}"
-    files = [
-        (f"{folder}/{file['name']}", f"{version.object_prefix}/{file['name']}") for file in version.manifest["files"]
-    ]
-    return stream_download(request, zip_chunks(files), filename=f"{folder}.zip", content_type="application/zip")
+    folder = "-".join(filter(None, (version.adapter.name, str(version.number), kind)))
+    files = [(f"{folder}/{file['name']}", f"{prefix}/{file['name']}") for file in manifest["files"]]
+    papers = [(f"{folder}/{name}", text) for name, text in texts.items()]
+    archive = zip_chunks(files, texts=papers)
+    return stream_download(request, archive, filename=f"{folder}.zip", content_type="application/zip")
+
+
+def _papers(job: FineTuningJob | None, version: AdapterVersion) -> dict[str, str]:
+    """Model card and reproducibility file by name; none for a version that no job of ours made."""
+    if job is None:
+        return {}
+    bundle = json.dumps(reproducibility(job=job, version=version), indent=2, default=str)
+    return {CARD_FILE: model_card(job=job, version=version), BUNDLE_FILE: bundle + "\n"}
+
+
+def _text_file(name: str, text: str) -> HttpResponse:
+    kind = "application/json" if name == BUNDLE_FILE else "text/markdown; charset=utf-8"
+    headers = {"Content-Disposition": attachment(name), "X-Content-Type-Options": "nosniff"}
+    return HttpResponse(text, content_type=kind, headers=headers)
 
 
 @require_POST
 @organization_view(Permission.ADAPTER_WRITE)
 def deploy(request: HttpRequest, organization: Organization, membership: Membership, version_id: str) -> HttpResponse:
     version = queries.get_version(organization=organization, id=version_id)
-    operations.deploy(version=version, by=membership.user_id)
-    messages.success(request, "It is being loaded and answers in a moment.")
+    try:
+        operations.deploy(version=version, by=membership.user_id)
+    except DomainError as refused:
+        messages.error(request, refused.message)
+    else:
+        messages.success(request, "It is being loaded and answers in a moment.")
     return redirect("web:adapter_detail", version_id=version.pk)
 
 

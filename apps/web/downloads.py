@@ -60,10 +60,12 @@ def _taken(buffer: io.StringIO) -> bytes:
     return text.encode()
 
 
-def zip_chunks(files: Sequence[tuple[str, str]]) -> Iterator[bytes]:
-    """Yield a ZIP archive of (name in the archive, object key) pairs, uncompressed: weights do not compress."""
+def zip_chunks(files: Sequence[tuple[str, str]], *, texts: Sequence[tuple[str, str]] = ()) -> Iterator[bytes]:
+    """Yield a ZIP archive of `texts` (name, content) and `files` (name, object key), uncompressed as weights are."""
     sink = _Sink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
+        for name, text in texts:
+            archive.writestr(name, text)
         for name, key in files:
             with store().open_stream(key) as stream, archive.open(name, "w", force_zip64=True) as member:
                 for chunk in read_chunks(stream):

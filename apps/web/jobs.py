@@ -29,6 +29,7 @@ from apps.finetuning.scheduling import queue_position
 from apps.web import svg
 from apps.web.access import organization_view
 from apps.web.compute_table import memory_parts
+from apps.web.evaluation import evaluation_of
 from apps.web.forms.wizard import CapForm
 from apps.web.live import follow_job
 from apps.web.wizard import again_url
@@ -210,6 +211,7 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
         "spent_nano": job.cost_nano if job.status in JOB_TERMINAL else _spent_nano(job),
         "queue_position": _queue_position(job, now),
         "pause": _pause_state(job),
+        "evaluation": evaluation_of(job.adapter_version),
         "checkpoints": list(queries.list_checkpoints(job=job)[:10]),
         "runs": list(job.runs.order_by("attempt").select_related("worker")),
         "peak_bytes": max((run.peak_memory_bytes or 0 for run in job.runs.all()), default=0),

@@ -11,7 +11,10 @@ from django.conf import settings
 from django.test import AsyncClient
 
 from apps.adapters.models import AdapterVersion
+from apps.contracts.evaluation import Comparison, EvaluationReport, Interval, WorseRow
+from apps.contracts.runs import Export
 from apps.core.models import AuditEntry
+from apps.finetuning.models import FineTuningJob
 from apps.serving.models import Deployment, LoadedAdapter, Replica
 from apps.serving.operations import deploy
 from tests.unit.finetuning.conftest import claim, floor  # noqa: F401 - fixtures
@@ -74,6 +77,72 @@ def test_the_page_shows_where_it_came_from_and_how_to_use_it(version, client_for
     assert "adapter_model.safetensors" in page
 
 
+REPORT = EvaluationReport(
+    rows=40,
+    answers=40,
+    grader="exact_match",
+    comparisons=(
+        Comparison(
+            name="exact_match",
+            base=Interval(value=0.1, low=0.04, high=0.23),
+            tuned=Interval(value=0.8, low=0.65, high=0.9),
+            difference=Interval(value=0.7, low=0.5, high=0.85),
+            method="Wilson 95 %",
+            rows=40,
+        ),
+    ),
+    worse_rows=1,
+    worse=(WorseRow(row=7, prompt="Where is <b>it</b>?", reference="here", base_loss=1.0, tuned_loss=2.0),),
+)
+
+
+@pytest.fixture
+def evaluated(floor, claim) -> AdapterVersion:  # noqa: F811
+    """A version with a report and a merged model."""
+    job = floor.job(suffix="evaluated")
+    attempt = claim()
+    attempt.start()
+    merged = attempt.upload("model", 10, {"model.safetensors": b"whole", "config.json": b"{}"})
+    export = Export(kind="merged_16bit", upload_id=merged.pk, manifest_sha256=merged.manifest_sha256)
+    attempt.succeed(floor.base_model, report=REPORT, exports=(export,))
+    job.refresh_from_db()
+    return job.adapter_version
+
+
+def test_base_and_tuned_stand_side_by_side_on_both_pages(evaluated, client_for, vera):
+    job = FineTuningJob.objects.get(adapter_version=evaluated)
+    for url in (f"/adapters/{evaluated.pk}", f"/jobs/{job.pk}"):
+        raw = client_for(vera).get(url).content.decode()
+
+        assert "Exact match" in raw and "0.800" in raw and "better" in raw
+        assert "1 row got worse" in raw and "Where is &lt;b&gt;it&lt;/b&gt;?" in raw
+        assert "Being certified" in raw
+
+
+def test_the_merged_model_is_an_archive_of_its_own(evaluated, client_for, vera, charlie, rival):
+    url = f"/adapters/{evaluated.pk}/download?export=merged_16bit"
+
+    body = b"".join(client_for(vera).get(url).streaming_content)
+
+    names = [name.split("/")[-1] for name in zipfile.ZipFile(io.BytesIO(body)).namelist()]
+    assert {"model.safetensors", "config.json", "README.md", "reproducibility.json"} <= set(names)
+    assert client_for(vera).get(f"/adapters/{evaluated.pk}/download?export=gguf").status_code == 404
+    assert client_for(charlie).get(url).status_code == 404
+
+
+def test_card_and_reproducibility_file_say_where_it_comes_from(evaluated, client_for, vera):
+    address = f"/adapters/{evaluated.pk}/download?file="
+    job = FineTuningJob.objects.get(adapter_version=evaluated)
+
+    card = client_for(vera).get(address + "README.md").content.decode()
+    bundle = json.loads(client_for(vera).get(address + "reproducibility.json").content)
+
+    assert card.startswith("---\nbase_model:") and "Exact match | 0.1000 [0.0400, 0.2300] | 0.8000" in card
+    assert bundle["training_file"]["sha256"] == job.training_file.sha256
+    assert (bundle["seed"], bundle["recipe"], bundle["cost_usd"]) == (job.seed, job.hyperparameters, "0.02")
+    assert bundle["energy"]["kwh"] is None and "not known" in bundle["energy"]["method"]
+
+
 def test_one_file_is_a_signed_link_under_its_own_name(version, client_for, vera):
     response = client_for(vera).get(f"/adapters/{version.pk}/download?file=adapter_config.json")
 
@@ -94,7 +163,8 @@ def test_the_whole_adapter_is_one_archive(version, client_for, vera):
 
     assert 'filename="triage-1.zip"' in response["Content-Disposition"]
     assert archive.testzip() is None
-    assert sorted(archive.namelist()) == ["triage-1/adapter_config.json", "triage-1/adapter_model.safetensors"]
+    names = ["README.md", "adapter_config.json", "adapter_model.safetensors", "reproducibility.json"]
+    assert sorted(archive.namelist()) == [f"triage-1/{name}" for name in names]
     assert json.loads(archive.read("triage-1/adapter_config.json"))["r"] == 16
 
 

@@ -274,6 +274,7 @@ OUTBOX_HANDLERS = {
     "train.wake": "apps.finetuning.tasks.ring_doorbell",
     "job.admit": "apps.finetuning.tasks.admit",
     "adapter.published": "apps.serving.tasks.deploy",
+    "adapter.checked": "apps.finetuning.tasks.tell_adapter_checked",
     "objects.delete": "apps.core.tasks.delete_objects",
 }
 

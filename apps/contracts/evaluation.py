@@ -1,0 +1,135 @@
+"""How a tuned model compares with its base on held-out rows, and how its answers are graded.
+
+A report travels with the outcome of a run and is stored with the adapter version; changes are additive only.
+"""
+
+import re
+from enum import StrEnum
+from typing import Any
+
+from apps.contracts.struct import Struct
+
+MAX_SCHEMA_BYTES = 16 * 1024
+MAX_PATTERN_CHARACTERS = 512
+# A pattern within a schema would run without a time limit.
+_REFUSED_SCHEMA_KEYS = frozenset({"pattern", "patternProperties", "$ref", "$dynamicRef"})
+
+
+class GraderKind(StrEnum):
+    EXACT_MATCH = "exact_match"  # the answer is the row's own, spaces around it aside
+    STRING_CHECK = "string_check"  # as OpenAI's grader of that name: eq, ne, like, ilike
+    REGEX = "regex"  # the pattern is found in the answer
+    JSON_SCHEMA = "json_schema"  # the answer is JSON and valid against the schema
+    ROUGE_L = "rouge_l"  # F1 of the longest common subsequence of words
+
+
+class Grader(Struct, frozen=True, kw_only=True):
+    """One way to score an answer between 0 and 1. `reference` None: the row's own answer."""
+
+    kind: GraderKind = GraderKind.EXACT_MATCH
+    operation: str = "eq"
+    reference: str | None = None
+    pattern: str = ""
+    schema: dict[str, Any] = {}
+
+
+class EvaluationPlan(Struct, frozen=True, kw_only=True):
+    """What is looked at after training. Rows are the first ones of the validation file, so that runs compare."""
+
+    grader: Grader = Grader()
+    max_rows: int = 500
+    max_answers: int = 100  # answers are written for so many of the rows
+    max_answer_tokens: int = 256
+    seconds: int = 240  # writing answers ends after that
+
+
+class Interval(Struct, frozen=True, kw_only=True):
+    """A value with its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """One measure of base and tuned on the same rows. `difference` is tuned less base, over pairs of rows."""
+
+    name: str
+    base: Interval
+    tuned: Interval
+    difference: Interval
+    method: str  # of the intervals of base and tuned
+    rows: int
+    is_higher_better: bool = True
+
+    @property
+    def verdict(self) -> str:
+        """Return "better", "worse" or "level": level when the interval of the difference holds zero."""
+        if self.difference.low <= 0 <= self.difference.high:
+            return "level"
+        return "better" if (self.difference.value > 0) == self.is_higher_better else "worse"
+
+
+class WorseRow(Struct, frozen=True, kw_only=True):
+    """A held-out row on which the tuned model does worse than its base; texts are cut."""
+
+    row: int  # counted from 1 among the rows looked at
+    prompt: str
+    reference: str
+    base_loss: float
+    tuned_loss: float
+    base_answer: str = ""
+    tuned_answer: str = ""
+    base_score: float | None = None
+    tuned_score: float | None = None
+
+
+class EvaluationReport(Struct, frozen=True, kw_only=True):
+    rows: int
+    answers: int = 0
+    grader: str = ""
+    comparisons: tuple[Comparison, ...] = ()
+    worse_rows: int = 0
+    worse: tuple[WorseRow, ...] = ()  # the worst of them
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+def problem_of(grader: Grader) -> str | None:
+    """Return why a grader cannot be used, or None."""
+    match grader.kind:
+        case GraderKind.STRING_CHECK if grader.operation not in ("eq", "ne", "like", "ilike"):
+            return "operation must be eq, ne, like or ilike."
+        case GraderKind.REGEX:
+            return _problem_of_pattern(grader.pattern)
+        case GraderKind.JSON_SCHEMA:
+            return _problem_of_schema(grader.schema)
+    return None
+
+
+def _problem_of_pattern(pattern: str) -> str | None:
+    if not pattern or len(pattern) > MAX_PATTERN_CHARACTERS:
+        return f"pattern has 1 to {MAX_PATTERN_CHARACTERS} characters."
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return f"pattern is not a regular expression: {error}."
+    return None
+
+
+def _problem_of_schema(schema: dict[str, Any]) -> str | None:
+    if not schema:
+        return "schema must be a JSON schema."
+    if len(repr(schema)) > MAX_SCHEMA_BYTES:
+        return f"schema is larger than {MAX_SCHEMA_BYTES // 1024} KiB."
+    if refused := _keys_of(schema) & _REFUSED_SCHEMA_KEYS:
+        return f"schema may not use {', '.join(sorted(refused))}."
+    return None
+
+
+def _keys_of(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        return set(value).union(*(_keys_of(item) for item in value.values()))
+    if isinstance(value, list):
+        return set().union(*(_keys_of(item) for item in value))
+    return set()

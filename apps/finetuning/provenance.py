@@ -1,0 +1,189 @@
+"""Where an adapter version comes from, to repeat it and to publish it: reproducibility file and model card."""
+
+import datetime
+import json
+from typing import Any
+
+import msgspec
+
+from apps.adapters.models import AdapterVersion
+from apps.contracts.evaluation import EvaluationReport
+from apps.core.money import nano_to_usd
+from apps.datasets.models import DatasetVersion
+from apps.finetuning.models import FineTuningJob
+
+FORMAT = "anneal-reproducibility/1"
+CARD_FILE, BUNDLE_FILE = "README.md", "reproducibility.json"
+_LABELS = {
+    "loss": "Loss per token",
+    "token_accuracy": "Token accuracy",
+    "exact_match": "Exact match",
+    "string_check": "String check",
+    "regex": "Regular expression",
+    "json_schema": "Valid JSON",
+    "rouge_l": "ROUGE-L",
+}
+
+
+def label_of(comparison_name: str) -> str:
+    return _LABELS.get(comparison_name, comparison_name)
+
+
+def report_of(version: AdapterVersion) -> EvaluationReport | None:
+    """Return the comparison of base and tuned that came with the version."""
+    return msgspec.convert(version.report, EvaluationReport) if version.report else None
+
+
+def reproducibility(*, job: FineTuningJob, version: AdapterVersion) -> dict[str, Any]:
+    """Return everything needed to train the same weights again, with what it cost."""
+    base = job.base_model
+    return {
+        "format": FORMAT,
+        "job": job.pk,
+        "model": version.model_name,
+        "created_at": _iso(job.created_at),
+        "finished_at": _iso(job.finished_at),
+        "base_model": {
+            "name": base.name,
+            "repo": base.repo or None,
+            "revision": base.revision or None,
+            "licence": base.licence or None,
+            "files_sha256": base.files_sha256,
+            "chat_template_sha256": version.chat_template_sha256,
+        },
+        "training_file": _file(job.training_file),
+        "validation_file": _file(job.validation_file) if job.validation_file else None,
+        "start_from": job.requested.get("start_from") or None,
+        "recipe": job.hyperparameters,
+        "seed": job.seed,
+        "software": version.manifest.get("metadata", {}),
+        "hardware": _hardware(job),
+        "attempts": list(job.runs.order_by("attempt").values("attempt", "status", "durable_step", "billed_gpu_ms")),
+        "result": {
+            "manifest_sha256": version.manifest_sha256,
+            "files": version.manifest["files"],
+            "step": version.metrics.get("step"),
+            "trained_tokens": job.trained_tokens,
+        },
+        "cost_usd": str(nano_to_usd(job.cost_nano)),
+        "billed_gpu_seconds": job.billed_gpu_ms / 1000,
+        "energy": energy(job=job),
+        "evaluation": version.report or None,
+        "parity": version.parity or None,
+    }
+
+
+def energy(*, job: FineTuningJob) -> dict[str, Any]:
+    """Return an upper estimate in kWh: the GPU's power limit over the billed time; None where no limit is known."""
+    watts = job.pool.gpu_type.specification.get("tdp_w") if job.pool else None
+    hours = job.billed_gpu_ms / 3_600_000
+    return {
+        "kwh": None if watts is None else round(watts * hours / 1000, 6),
+        "watts": watts,
+        "method": "power limit of the GPU x billed GPU time; host and cooling are not counted"
+        if watts is not None
+        else "not estimated: the power of this hardware is not known",
+    }
+
+
+def _hardware(job: FineTuningJob) -> dict[str, Any]:
+    return {"gpu_type": job.pool.gpu_type.name, "pool": job.pool.name} if job.pool else {}
+
+
+def _file(version: DatasetVersion) -> dict[str, Any]:
+    return {
+        "id": version.pk,
+        "filename": version.filename,
+        "sha256": version.sha256,
+        "bytes": version.bytes,
+        "rows": version.rows,
+    }
+
+
+def model_card(*, job: FineTuningJob, version: AdapterVersion) -> str:
+    """Return a model card in Markdown, with the metadata block the hub reads."""
+    base = job.base_model
+    recipe = job.hyperparameters
+    lines = [
+        "---",
+        f"base_model: {json.dumps(base.repo or base.name)}",
+        "library_name: peft",
+        "pipeline_tag: text-generation",
+        f"tags: [lora, {recipe['method']}]",
+        *([f"license: {json.dumps(base.licence)}"] if base.licence else []),
+        "---",
+        "",
+        f"# {version.adapter.name}, version {version.number}",
+        "",
+        f"An adapter of `{base.name}`" + (f" at commit `{base.revision}`" if base.revision else "") + ".",
+        "",
+        "## Training",
+        "",
+        *_table(("", ""), _training_facts(job, version)),
+        *_evaluation_lines(report_of(version)),
+        *_parity_lines(version),
+        "## Reproduce",
+        "",
+        f"`{BUNDLE_FILE}` beside this file holds the hashes of the data, the recipe, the seed and the versions.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _training_facts(job: FineTuningJob, version: AdapterVersion) -> list[tuple[str, str]]:
+    recipe = job.hyperparameters
+    used = energy(job=job)
+    return [
+        ("Data", f"{job.training_file.rows} rows, SHA-256 `{job.training_file.sha256[:16]}…`"),
+        ("Method", f"{recipe['method']}, rank {recipe['lora_rank']}, alpha {recipe['lora_alpha']}"),
+        ("Layers", ", ".join(version.target_modules)),
+        ("Epochs, steps", f"{recipe['epochs']}, {version.metrics.get('step')}"),
+        ("Learning rate", f"{recipe['learning_rate']:g}, {recipe['lr_scheduler']}"),
+        ("Seed", str(job.seed)),
+        ("Trained tokens", f"{job.trained_tokens:,}"),
+        ("Cost", f"${nano_to_usd(job.cost_nano)} for {job.billed_gpu_ms / 1000:g} GPU-seconds"),
+        ("Energy", f"at most {used['kwh']} kWh ({used['method']})" if used["kwh"] is not None else used["method"]),
+    ]
+
+
+def _evaluation_lines(report: EvaluationReport | None) -> list[str]:
+    if report is None:
+        return ["## Evaluation", "", "No held-out rows were given.", ""]
+    rows = [
+        (
+            label_of(found.name),
+            f"{found.base.value:.4f} [{found.base.low:.4f}, {found.base.high:.4f}]",
+            f"{found.tuned.value:.4f} [{found.tuned.low:.4f}, {found.tuned.high:.4f}]",
+            found.verdict,
+        )
+        for found in report.comparisons
+    ]
+    return [
+        "## Evaluation",
+        "",
+        f"On {report.rows} held-out rows ({report.answers} answers), base and tuned model, 95 % intervals:",
+        "",
+        *_table(("Measure", "Base", "Tuned", "Tuned is"), rows),
+        f"{report.worse_rows} rows got worse.",
+        "",
+    ]
+
+
+def _parity_lines(version: AdapterVersion) -> list[str]:
+    if version.status != "ready":
+        return []
+    parity = version.parity
+    words = (
+        f"Loaded by {parity['engine']}, its log-probabilities on {parity['tokens']} tokens are within "
+        f"{parity['tuned_difference']:.4f} nats of the trainer's on average ({parity['tolerance']:g} is allowed)."
+    )
+    return [words, ""]
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return [*lines, *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows), ""]
+
+
+def _iso(moment: datetime.datetime | None) -> str | None:
+    return moment.isoformat() if moment else None

@@ -1,0 +1,135 @@
+"""The parity certificate with a real engine: numbers of vLLM beside those of PEFT, for good and for exchanged weights.
+
+Measured here, vLLM 0.32.0 on a CPU against PEFT 0.21 in bfloat16, in nats a token: the base differs by 0.013, a weak
+adapter (0.04 from its base) by 0.014, a strong one (1.1 from its base) by 0.020; exchanged weights by 1.1.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from apps.contracts.parity import PARITY_FILE, TOLERANCE, ParityProbe
+from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Manifest, RunSpec
+from apps.contracts.serving import LoadState, ObservedAdapter
+from gpu_workers.artifacts import seal_folder
+from gpu_workers.train.publish import publish
+from tests.engines.serving.adapters import make_arrays, make_files
+from tests.engines.serving.control_plane import ControlPlane
+from tests.engines.serving.replica import Replica
+
+BASE_MODEL = Path(__file__).resolve().parents[3] / "demo" / "base_model"
+SERVED_NAME = "b-demo"
+RANK = 8
+QUESTIONS = ("My card was taken twice", "How do I change my PIN", "Where is my refund", "The app does not open")
+
+
+def name_of(word: str) -> str:
+    return "a-" + word.ljust(26, "0")
+
+
+STRONG, WEAK, SWAPPED, ZERO, RESHAPED = (name_of(word) for word in ("strong", "weak", "swapped", "zero", "template"))
+
+
+def publish_files(work_dir: Path, *, seed: int, size: float) -> dict[str, bytes]:
+    """Return an adapter's files with the probe that the publishing child wrote for them."""
+    work_dir.mkdir()
+    rows = [
+        {"messages": [{"role": "user", "content": f"{question} {n}"}, {"role": "assistant", "content": f"intent {n}"}]}
+        for n, question in enumerate(QUESTIONS * 4)
+    ]
+    (work_dir / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    temporary = work_dir / "tmp"
+    temporary.mkdir()
+    for name, content in make_files(make_arrays(BASE_MODEL, rank=RANK, seed=seed, size=size), rank=RANK).items():
+        (temporary / name).write_bytes(content)
+    seal_folder(
+        temporary,
+        work_dir / "adapter",
+        lambda files: Manifest(kind="adapter", run_id="run_1", attempt=1, step=1, files=files),
+    )
+    spec = RunSpec(
+        run_id="run_1",
+        job_id="ftjob-1",
+        organization_id="org_1",
+        attempt=1,
+        base_model=BaseModelRef(id="bm", name="demo", path=str(BASE_MODEL)),
+        training=DatasetRef(id="ds", sha256="", bytes=1, rows=len(rows), url=""),
+        hyperparameters=Hyperparameters(lora_rank=RANK, lora_alpha=2 * RANK, max_length=256),
+    )
+    folder = work_dir / publish(work_dir, spec, BASE_MODEL).adapter.folder
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
+
+
+def other_template(probe: bytes) -> bytes:
+    """The probe of a trainer that wrote chats in another way."""
+    found = msgspec.json.decode(probe, type=ParityProbe)
+    assert found.chat is not None
+    chat = msgspec.structs.replace(found.chat, token_ids=(*found.chat.token_ids, 5))
+    return msgspec.json.encode(msgspec.structs.replace(found, chat=chat))
+
+
+@pytest.fixture(scope="module")
+def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
+    folder = tmp_path_factory.mktemp("parity")
+    strong = publish_files(folder / "strong", seed=1, size=0.1)
+    weak = publish_files(folder / "weak", seed=2, size=0.02)
+    zero = publish_files(folder / "zero", seed=3, size=0.0)
+    plane = ControlPlane(base_model_path=str(shutil.copytree(BASE_MODEL, folder / "model")), served_name=SERVED_NAME)
+    files = {
+        STRONG: strong,
+        WEAK: weak,
+        SWAPPED: weak | {PARITY_FILE: strong[PARITY_FILE]},  # the certificate of other weights
+        ZERO: zero,
+        RESHAPED: weak | {PARITY_FILE: other_template(weak[PARITY_FILE])},
+    }
+    plane.want(*(plane.describe(name, data, rank=RANK) for name, data in files.items()))
+    replica = Replica(tmp_path_factory.mktemp("replica"), plane)
+    try:
+        replica.wait_until_ready()
+        yield replica
+    finally:
+        replica.stop()
+        plane.close()
+
+
+def seen(replica: Replica, name: str) -> ObservedAdapter:
+    row = replica.plane.get_adapter(name)
+    assert row is not None
+    return row
+
+
+@pytest.mark.parametrize("name", [STRONG, WEAK])
+def test_an_adapter_that_gives_the_trainers_numbers_is_certified(replica: Replica, name: str) -> None:
+    row = seen(replica, name)
+
+    assert row.state is LoadState.LOADED
+    assert row.parity is not None and row.parity.tokens > 100
+    assert row.parity.tuned_difference < TOLERANCE / 2  # room for noisier machines
+    assert row.parity.effect > 2 * row.parity.tuned_difference
+    assert row.parity.is_template_equal is True
+    assert row.parity.engine.startswith("vllm ")
+
+
+def test_an_adapter_whose_weights_were_exchanged_is_refused(replica: Replica) -> None:
+    row = seen(replica, SWAPPED)
+
+    assert row.state is LoadState.REJECTED and "not the weights that were trained" in row.reason
+    assert SWAPPED not in replica.list_loaded()
+    assert replica.complete(SWAPPED).status_code == 404
+
+
+def test_an_adapter_that_changes_nothing_is_refused(replica: Replica) -> None:
+    row = seen(replica, ZERO)
+
+    assert row.state is LoadState.REJECTED and "exactly as the base model" in row.reason
+    assert ZERO not in replica.list_loaded()
+
+
+def test_another_chat_template_than_the_trainers_is_refused(replica: Replica) -> None:
+    row = seen(replica, RESHAPED)
+
+    assert row.state is LoadState.REJECTED and "template" in row.reason

@@ -1,0 +1,199 @@
+"""What follows training: base and tuned compared, the parity probe, the merged model; on a real small model."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from apps.contracts.evaluation import EvaluationReport, Grader, GraderKind, problem_of
+from apps.contracts.parity import PARITY_FILE, ParityProbe
+from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, RunSpec
+from gpu_workers.artifacts import seal_folder, verify_folder
+from gpu_workers.publishing import MERGED_EXPORT, Published
+from gpu_workers.train.export import adapter_config
+from gpu_workers.train.graders import grade, rouge_l
+from gpu_workers.train.intervals import compare_ratio, compare_scores, wilson
+from gpu_workers.train.merge import NotMergeable, merge_adapter
+from gpu_workers.train.publish import publish
+from tests.engines.training.conftest import RECIPE, make_rows
+
+
+@pytest.mark.parametrize(
+    ("grader", "answer", "score"),
+    [
+        (Grader(), " red\n", 1.0),
+        (Grader(), "red car", 0.0),
+        (Grader(kind=GraderKind.STRING_CHECK, operation="ilike", reference="RED"), "a red car", 1.0),
+        (Grader(kind=GraderKind.STRING_CHECK, operation="ne", reference="red"), "red", 0.0),
+        (Grader(kind=GraderKind.REGEX, pattern=r"^r\w+$"), "red", 1.0),
+        (Grader(kind=GraderKind.REGEX, pattern=r"(a+)+$"), "a" * 60 + "b", 0.0),  # would run for years
+        (Grader(kind=GraderKind.JSON_SCHEMA, schema={"type": "object", "required": ["x"]}), '{"x": 1}', 1.0),
+        (Grader(kind=GraderKind.JSON_SCHEMA, schema={"type": "object", "required": ["x"]}), "{}", 0.0),
+        (Grader(kind=GraderKind.JSON_SCHEMA, schema={"type": "object"}), "no json", 0.0),
+    ],
+)
+def test_an_answer_is_graded(grader, answer, score):
+    assert problem_of(grader) is None
+    assert grade(grader, answer, "red") == score
+
+
+def test_rouge_l_is_the_f1_of_the_longest_common_subsequence():
+    assert rouge_l(
+        ["the", "cat", "sat", "on", "the", "mat"], ["the", "cat", "is", "on", "the", "mat"]
+    ) == pytest.approx(5 / 6)
+    assert rouge_l([], ["a"]) == 0.0
+
+
+def test_a_grader_that_could_run_for_ever_or_makes_no_sense_is_refused():
+    assert problem_of(Grader(kind=GraderKind.REGEX, pattern="(")) is not None
+    assert problem_of(Grader(kind=GraderKind.STRING_CHECK, operation="gt")) is not None
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(a+)+$"}}}
+    assert "pattern" in str(problem_of(Grader(kind=GraderKind.JSON_SCHEMA, schema=schema)))
+
+
+def test_intervals_are_wilsons_for_shares_and_hold_the_value_elsewhere():
+    interval = wilson(8, 10)
+    assert (interval.low, interval.high) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
+    assert wilson(0, 10).low == 0.0
+    draw = np.random.default_rng(1)
+    base, weight = draw.normal(2.0, 0.3, 200), np.ones(200)
+    loss = compare_ratio("loss", base, base - 0.5, weight, is_higher_better=False)
+    assert loss.verdict == "better" and loss.base.low < 2.0 < loss.base.high
+    level = compare_scores("exact_match", np.array([1.0, 0.0] * 20), np.array([0.0, 1.0] * 20))
+    assert (level.verdict, level.method) == ("level", "Wilson 95 %")
+
+
+@pytest.fixture(scope="module")
+def published(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Published]:
+    """An adapter of random weights, published with a merged model and JSON rows held out."""
+    work_dir = tmp_path_factory.mktemp("work")
+    (work_dir / "train.jsonl").write_bytes(make_rows(20))
+    (work_dir / "validation.jsonl").write_bytes(make_rows(12, seed=1))
+    file = DatasetRef(id="ds", sha256="", bytes=1, rows=12, url="")
+    spec = RunSpec(
+        run_id="run_1",
+        job_id="ftjob-1",
+        organization_id="org_1",
+        attempt=1,
+        base_model=BaseModelRef(id="bm", name="tiny", path=str(tiny_model)),
+        training=file,
+        validation=file,
+        hyperparameters=RECIPE,
+        exports=(MERGED_EXPORT,),
+    )
+    _write_adapter(work_dir, tiny_model, spec)
+    return work_dir, publish(work_dir, spec, tiny_model)
+
+
+def _write_adapter(work_dir: Path, base: Path, spec: RunSpec) -> None:
+    torch.manual_seed(3)
+    recipe = spec.hyperparameters
+    config = peft.LoraConfig(
+        r=recipe.lora_rank,
+        lora_alpha=recipe.lora_alpha,
+        target_modules=list(recipe.target_modules),
+        task_type="CAUSAL_LM",
+        init_lora_weights=False,
+    )
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16), config)
+    temporary = work_dir / "tmp-adapter"
+    model.save_pretrained(temporary)
+    (temporary / "README.md").unlink(missing_ok=True)
+    (temporary / "adapter_config.json").write_text(json.dumps(adapter_config(spec)))
+    seal_folder(
+        temporary,
+        work_dir / "adapter",
+        lambda files: Manifest(kind="adapter", run_id="run_1", attempt=1, step=5, files=files),
+    )
+
+
+def test_the_report_compares_both_models_on_the_held_out_rows(published):
+    report = published[1].report
+    assert isinstance(report, EvaluationReport)
+
+    names = [comparison.name for comparison in report.comparisons]
+
+    assert (report.rows, report.answers, names) == (12, 12, ["loss", "token_accuracy", "exact_match"])
+    for comparison in report.comparisons:
+        for interval in (comparison.base, comparison.tuned, comparison.difference):
+            assert interval.low <= interval.value <= interval.high
+    assert report.worse_rows >= len(report.worse) > 0  # random weights
+    worst = report.worse[0]
+    assert worst.tuned_loss > worst.base_loss and worst.reference in worst.prompt
+
+
+def test_the_probe_holds_what_peft_computes_for_the_exported_weights(published, tiny_model):
+    work_dir, result = published
+    folder = work_dir / result.adapter.folder
+    verify_folder(folder, manifest_sha256=result.adapter.manifest_sha256)
+    probe = msgspec.json.decode((folder / PARITY_FILE).read_bytes(), type=ParityProbe)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+    model = peft.PeftModel.from_pretrained(base, folder, autocast_adapter_dtype=False).eval()
+
+    row = probe.rows[0]
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([row.token_ids])).logits[0, :-1].float().log_softmax(-1)
+        expected = logits.gather(1, torch.tensor(row.token_ids[1:])[:, None])[:, 0]
+
+    assert torch.allclose(expected, torch.tensor(row.tuned), atol=1e-3)
+    assert np.abs(np.array(row.tuned) - np.array(row.base)).mean() > 0.01
+    assert len(probe.rows[-1].token_ids) > len(row.token_ids)
+    assert probe.chat is not None and probe.chat.messages[-1]["role"] == "user"
+
+
+def test_the_adapter_loads_by_itself_with_equal_logits(published, tiny_model, tmp_path, monkeypatch):
+    """AutoPeftModelForCausalLM finds the base by its name: here a folder of that name, elsewhere the hub."""
+    work_dir, result = published
+    os.symlink(tiny_model, tmp_path / "tiny")
+    monkeypatch.chdir(tmp_path)
+    prompt = torch.tensor([[3, 100, 200, 1, 4]])
+
+    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(
+        work_dir / result.adapter.folder, dtype=torch.bfloat16, autocast_adapter_dtype=False
+    )
+
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+    trained = peft.PeftModel.from_pretrained(base, work_dir / "adapter", autocast_adapter_dtype=False)
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(prompt).logits, trained.eval()(prompt).logits)
+
+
+def test_the_merged_model_answers_as_base_and_adapter_do(published, tiny_model):
+    work_dir, result = published
+    assert result.merged is not None
+    folder = work_dir / result.merged.folder
+    verify_folder(folder, manifest_sha256=result.merged.manifest_sha256)
+    prompt = torch.tensor([[3, 100, 200, 1, 4]])
+
+    merged = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    exact = peft.PeftModel.from_pretrained(base, work_dir / "adapter").eval()
+    with torch.no_grad():
+        expected, found = exact(prompt).logits, merged.eval()(prompt).logits
+        plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)(prompt).logits
+    assert (expected - found).abs().max() < 0.05 * (expected - plain).abs().max()
+    assert {tensor.dtype for tensor in _tensors(folder).values()} == {torch.bfloat16}
+    assert (folder / "tokenizer.json").is_file()
+
+
+def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_quantised_base_is_not_merged_into(tiny_model, published, tmp_path):
+    shutil.copytree(tiny_model, tmp_path / "quantised")
+    tensors = _tensors(tiny_model)
+    name = next(name for name in tensors if "q_proj" in name)
+    save_file(tensors | {name: tensors[name].to(torch.int8)}, tmp_path / "quantised" / "model.safetensors")
+
+    with pytest.raises(NotMergeable, match="16-bit"):
+        merge_adapter(tmp_path / "quantised", published[0] / "adapter", tmp_path / "merged")
