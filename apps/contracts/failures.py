@@ -1,14 +1,15 @@
-"""Why a run ended badly: a stable code, who is to blame, and whether another attempt may help.
+"""Why a run ended badly: a stable code, whose fault it is, the cause in one sentence, and whether trying again may help.
 
-Only the codes travel; wording for people lives with the pages and the API that show it.
+Only the codes travel; evidence and suggestions are found where the job is known.
 """
 
 from enum import StrEnum
 
 
 class Blame(StrEnum):
-    USER = "user"
+    CUSTOMER = "customer"
     PLATFORM = "platform"
+    PROVIDER = "provider"  # of hardware, storage or models: neither the customer nor this software
 
 
 class FailureCode(StrEnum):
@@ -33,8 +34,10 @@ class FailureCode(StrEnum):
 
     @property
     def blame(self) -> Blame:
-        """Whose fault it is: a user's failure bills the steps done, the platform's bills nothing further."""
-        return Blame.USER if self in _USER_FAILURES else Blame.PLATFORM
+        """Whose fault it is: only the customer's own bills the steps that were made durable."""
+        if self in _CUSTOMER_FAILURES:
+            return Blame.CUSTOMER
+        return Blame.PROVIDER if self in _PROVIDER_FAILURES else Blame.PLATFORM
 
     @property
     def is_retryable(self) -> bool:
@@ -42,7 +45,34 @@ class FailureCode(StrEnum):
         return self in _RETRYABLE
 
 
-_USER_FAILURES = frozenset(
+CAUSES: dict[FailureCode, str] = {
+    FailureCode.INVALID_TRAINING_FILE: "A row of the training file cannot be used.",
+    FailureCode.NO_TRAINABLE_TOKENS: "After rows were cut to max_length, none had a token left to train on.",
+    FailureCode.LOSS_NOT_FINITE: "The loss stopped being a number, as it does when the learning rate is too high.",
+    FailureCode.LOSS_IS_ZERO: "The loss was zero: the rows hold nothing the model could still learn.",
+    FailureCode.OUT_OF_MEMORY: "Training needed more memory than the machine has, also after it was made smaller.",
+    FailureCode.BASE_MODEL_UNAVAILABLE: "The base model could not be fetched, or was not the one pinned.",
+    FailureCode.OBJECT_STORE_UNAVAILABLE: "The object store did not take or give a file.",
+    FailureCode.DISK_FULL: "The disk of the machine was full.",
+    FailureCode.CHECKPOINT_INVALID: "No checkpoint could be resumed from.",
+    FailureCode.GPU_FAULT: "The GPU reported a fault.",
+    FailureCode.WORKER_LOST: "The machines that trained the job were lost too often.",
+    FailureCode.PREEMPTED: "The machines that trained the job were taken away too often.",
+    FailureCode.INCOMPLETE_TRAINING: "Training ended before its last step.",
+    FailureCode.ADAPTER_REJECTED: "The finished adapter is not one that the serving engine takes.",
+    FailureCode.CRASH_LOOP: "Three attempts in a row ended without getting further.",
+    FailureCode.INTERNAL_ERROR: "A fault of our own software ended the training.",
+}
+_PROVIDER_FAILURES = frozenset(
+    {
+        FailureCode.BASE_MODEL_UNAVAILABLE,
+        FailureCode.OBJECT_STORE_UNAVAILABLE,
+        FailureCode.GPU_FAULT,
+        FailureCode.WORKER_LOST,
+        FailureCode.PREEMPTED,
+    }
+)
+_CUSTOMER_FAILURES = frozenset(
     {
         FailureCode.INVALID_TRAINING_FILE,
         FailureCode.NO_TRAINABLE_TOKENS,

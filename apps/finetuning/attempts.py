@@ -7,7 +7,7 @@ from django.db.models import Sum
 
 from apps.billing.operations import refund_source, settle_hold
 from apps.billing.queries import get_captured_nano
-from apps.contracts.failures import Blame, FailureCode
+from apps.contracts.failures import CAUSES, Blame, FailureCode
 from apps.core import audit, outbox
 from apps.core.money import rated
 from apps.core.transitions import advance, try_advance
@@ -21,14 +21,6 @@ from apps.finetuning.lifecycle import (
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run
 
 STOP_IN_ORDER_MS = LEASE_SECONDS // 4 * 1000  # from the heartbeat that asks for it to the checkpoint
-
-FAILURE_MESSAGES: dict[FailureCode, str] = {
-    FailureCode.OUT_OF_MEMORY: "Training ran out of memory. Choose a larger GPU, QLoRA, or a shorter max_length.",
-    FailureCode.CRASH_LOOP: "Training stopped three times without getting further. Nothing was charged.",
-    FailureCode.WORKER_LOST: "The machines that trained this job were lost too often. Nothing was charged.",
-    FailureCode.LOSS_NOT_FINITE: "The loss became infinite. Lower the learning rate and try again.",
-    FailureCode.NO_TRAINABLE_TOKENS: "No row has a token to train on after truncation. Raise max_length.",
-}
 
 
 def latest_checkpoint(*, job: FineTuningJob) -> Checkpoint | None:
@@ -82,8 +74,8 @@ def billed_before(*, run: Run) -> int:
 
 def fail_job(*, job: FineTuningJob, code: FailureCode, message: str, now: datetime.datetime, param: str = "") -> None:
     """End the job as failed; the customer pays for durable steps only when the cause is theirs to fix."""
-    billed_ms = _billed_ms(job) if code.blame is Blame.USER else 0
-    text = message or FAILURE_MESSAGES.get(code, "Training failed on our side. Nothing was charged.")
+    billed_ms = _billed_ms(job) if code.blame is Blame.CUSTOMER else 0
+    text = message or CAUSES[code]
     _end_job(
         job,
         "failed",

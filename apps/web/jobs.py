@@ -23,6 +23,7 @@ from apps.core.errors import DomainError
 from apps.core.money import nano_to_usd
 from apps.datasets.queries import download_url as file_url
 from apps.finetuning import attempts, operations, queries
+from apps.finetuning.explanations import explain
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import FineTuningJob, JobEvent
 from apps.finetuning.scheduling import queue_position
@@ -212,6 +213,8 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
         "queue_position": _queue_position(job, now),
         "pause": _pause_state(job),
         "evaluation": evaluation_of(job.adapter_version),
+        "explanation": (why := explain(job=job, now=now)),
+        "retry_url": again_url(job, changes=why.suggestion.changes) if why and why.suggestion else "",
         "checkpoints": list(queries.list_checkpoints(job=job)[:10]),
         "runs": list(job.runs.order_by("attempt").select_related("worker")),
         "peak_bytes": max((run.peak_memory_bytes or 0 for run in job.runs.all()), default=0),

@@ -94,6 +94,8 @@ def test_a_failed_job_says_why_and_what_was_paid(floor, client_for, alice, claim
 
     assert "CUDA out of memory at step 3." in page
     assert "You paid nothing." in page
+    assert "Our fault" in page and "Train with QLoRA" in page and "about $0.0" in page
+    assert "method=qlora" in page
 
 
 def test_pause_and_resume_show_their_price(floor, client_for, bob, vera, claim, reload):  # noqa: F811
