@@ -12,8 +12,11 @@ from pathlib import Path
 import msgspec
 
 from apps.contracts.evaluation import EvaluationReport
+from apps.contracts.runs import Export, Succeeded
 from apps.contracts.struct import Struct
+from gpu_workers.events import AdapterReady
 from gpu_workers.executor import Child, SubprocessExecutor
+from gpu_workers.reporter import Uploader
 
 log = logging.getLogger(__name__)
 
@@ -67,3 +70,34 @@ def read_published(work_dir: Path) -> Published | None:
     except (FileNotFoundError, msgspec.DecodeError):
         log.warning("The publishing child left nothing")
         return None
+
+
+def alone(ready: AdapterReady) -> Published:
+    """Return the trained adapter as it is: no report, no probe."""
+    return Published(
+        adapter=SealedFolder(folder=ready.folder, manifest_sha256=ready.manifest_sha256, bytes=ready.bytes)
+    )
+
+
+def deliver(ready: AdapterReady, published: Published, work_dir: Path, uploader: Uploader) -> Succeeded:
+    """Store every folder and return what to report; raises what `Uploader.store` raises."""
+    places = uploader.store(work_dir / published.adapter.folder, published.adapter.manifest_sha256)
+    exports: tuple[Export, ...] = ()
+    if published.merged is not None:
+        digest = published.merged.manifest_sha256
+        merged = uploader.store(work_dir / published.merged.folder, digest)
+        exports = (Export(kind=MERGED_EXPORT, upload_id=merged.upload_id, manifest_sha256=digest),)
+    return Succeeded(
+        upload_id=places.upload_id,
+        manifest_sha256=published.adapter.manifest_sha256,
+        step=ready.step,
+        train_loss=ready.train_loss,
+        valid_loss=ready.valid_loss,
+        training_seconds=ready.training_seconds,
+        trained_tokens=ready.trained_tokens,
+        peak_memory_bytes=ready.peak_memory_bytes,
+        is_stopped_early=ready.is_stopped_early,
+        best_step=ready.best_step,
+        report=published.report,
+        exports=exports,
+    )

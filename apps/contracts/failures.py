@@ -1,4 +1,4 @@
-"""Why a run ended badly: a stable code, whose fault it is, the cause in one sentence, and whether trying again may help.
+"""Why a run ended badly: a stable code, whose fault it is, the cause in a sentence, whether trying again may help.
 
 Only the codes travel; evidence and suggestions are found where the job is known.
 """

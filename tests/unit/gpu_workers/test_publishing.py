@@ -1,0 +1,64 @@
+"""What the agent does with the publishing child's work, and without it: a trained adapter is never lost."""
+
+import sys
+
+from apps.contracts.runs import LogLine, Phase, PhaseChanged, Stopped, Succeeded
+from gpu_workers.executor import SubprocessExecutor
+from gpu_workers.publishing import Publisher
+from tests.unit.gpu_workers.test_agent import Draining, add_run, make_agent, models, plane  # noqa: F401 - fixtures
+
+PUBLISHER = "tests.unit.gpu_workers.scripted_publisher"
+
+
+def publisher(behaviour: str) -> Publisher:
+    return Publisher(SubprocessExecutor(threads=1, command=(sys.executable, "-m", PUBLISHER, behaviour)))
+
+
+def test_report_probe_and_merged_model_are_delivered_with_the_adapter(plane, models, tmp_path):  # noqa: F811
+    add_run(plane, models)
+
+    make_agent(plane, tmp_path, "succeed", publisher=publisher("publish")).drain()
+
+    [outcome] = plane.outcomes
+    assert isinstance(outcome, Succeeded) and outcome.report is not None and outcome.report.rows == 3
+    assert {"parity.json", "adapter_model.safetensors"} <= set(plane.stored_files(outcome.upload_id))
+    [export] = outcome.exports
+    assert export.kind == "merged_16bit" and "config.json" in plane.stored_files(export.upload_id)
+    assert outcome.training_seconds == 2.0
+    phases = [event.phase for event in plane.events_of(PhaseChanged)]
+    assert phases[-2:] == [Phase.EVALUATING, Phase.UPLOADING]
+
+
+def test_a_failed_evaluation_costs_the_report_and_not_the_adapter(plane, models, tmp_path):  # noqa: F811
+    add_run(plane, models)
+
+    make_agent(plane, tmp_path, "succeed", publisher=publisher("fail")).drain()
+
+    [outcome] = plane.outcomes
+    assert isinstance(outcome, Succeeded) and outcome.report is None
+    assert "adapter_model.safetensors" in plane.stored_files(outcome.upload_id)
+    assert "could not be evaluated" in plane.events_of(LogLine)[-1].message
+
+
+def test_a_worker_that_must_go_skips_the_evaluation_and_delivers(plane, models, tmp_path):  # noqa: F811
+    add_run(plane, models)
+    draining = Draining(make_agent(plane, tmp_path, "succeed", publisher=publisher("hang")))
+    plane.wait_for(lambda: any(event.phase is Phase.EVALUATING for event in plane.events_of(PhaseChanged)))
+
+    plane.is_drain_requested = True
+    draining.join()
+
+    [outcome] = plane.outcomes
+    assert isinstance(outcome, Succeeded) and outcome.report is None
+
+
+def test_a_cancellation_during_the_evaluation_is_obeyed(plane, models, tmp_path):  # noqa: F811
+    add_run(plane, models)
+    draining = Draining(make_agent(plane, tmp_path, "succeed", publisher=publisher("hang")))
+    plane.wait_for(lambda: any(event.phase is Phase.EVALUATING for event in plane.events_of(PhaseChanged)))
+
+    plane.is_cancel_requested = True
+    draining.join()
+
+    [outcome] = plane.outcomes
+    assert isinstance(outcome, Stopped) and outcome.reason == "cancelled"
