@@ -39,6 +39,7 @@ from gpu_workers.events import (
     LOG_FILE,
     RESUME_FOLDER,
     SPEC_FILE,
+    START_FOLDER,
     TRAINING_FILE,
     UNNUMBERED,
     VALIDATION_FILE,
@@ -53,6 +54,7 @@ from gpu_workers.executor import Child, SubprocessExecutor, kill_stale_children
 from gpu_workers.lease_keeper import LeaseKeeper
 from gpu_workers.preflight import NotReady, require_ready
 from gpu_workers.probing import Prober
+from gpu_workers.redaction import redact
 from gpu_workers.reporter import CheckpointUploader, Reporter, Uploader
 
 log = logging.getLogger(__name__)
@@ -221,7 +223,8 @@ class Attempt:
             base_model=msgspec.structs.replace(base_model, hub_token=None),
             training=_without_url(spec.training),
             validation=None if spec.validation is None else _without_url(spec.validation),
-            resume_from=self._download_checkpoint(),
+            resume_from=self._download_checkpoint(spec.resume_from, RESUME_FOLDER),
+            start_from=self._download_checkpoint(spec.start_from, START_FOLDER),
         )
         replace_file(self._work_dir / SPEC_FILE, msgspec.json.encode(child_spec), mode=0o600)
 
@@ -233,11 +236,10 @@ class Attempt:
         except BrokenArtifact as error:
             raise StoreUnavailable(f"the dataset is not the one registered: {error}") from error
 
-    def _download_checkpoint(self) -> CheckpointRef | None:
-        checkpoint = self._spec.resume_from
+    def _download_checkpoint(self, checkpoint: CheckpointRef | None, name: str) -> CheckpointRef | None:
         if checkpoint is None:
             return None
-        folder = self._work_dir / RESUME_FOLDER
+        folder = self._work_dir / name
         folder.mkdir(exist_ok=True)
         try:
             for file in checkpoint.files:
@@ -304,6 +306,8 @@ class Attempt:
             training_seconds=ready.training_seconds,
             trained_tokens=ready.trained_tokens,
             peak_memory_bytes=ready.peak_memory_bytes,
+            is_stopped_early=ready.is_stopped_early,
+            best_step=ready.best_step,
         )
 
     def _finish(self, outcome: RunOutcome) -> None:
@@ -376,7 +380,9 @@ class Attempt:
         return Failed(
             code=code,
             message=message,
-            log_tail=_tail_of(self._work_dir / LOG_FILE),
+            log_tail=redact(
+                _tail_of(self._work_dir / LOG_FILE), known=(self._spec.base_model.hub_token, self._lease.token)
+            ),
             training_seconds=durable.training_seconds,
             trained_tokens=durable.trained_tokens,
             peak_memory_bytes=peak_memory_bytes,

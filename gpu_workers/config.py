@@ -125,6 +125,18 @@ def child_environment(*, threads: int, extra: Mapping[str, str] | None = None) -
     return kept | fixed | dict(extra or {})
 
 
+def rank_environment(*, index: int, count: int, port: int) -> dict[str, str]:
+    """Return the environment of one of several training processes, by the names torch and accelerate read."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    return dict(os.environ) | place | {"RANK": str(index), "LOCAL_RANK": str(index), "LOCAL_WORLD_SIZE": str(count)}
+
+
+def read_launch_environment() -> tuple[int, int] | None:
+    """Return this process's index and the number of processes, or None where it was not started as one of several."""
+    rank, count = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    return None if rank is None or count is None else (int(rank), int(count))
+
+
 _SECRET_PREFIXES = (
     "ANNEAL_",
     "CELERY_",

@@ -28,6 +28,7 @@ LOG_FILE = "child.log"
 TRAINING_FILE = "train.jsonl"
 VALIDATION_FILE = "validation.jsonl"
 RESUME_FOLDER = "resume"
+START_FOLDER = "start"
 CHECKPOINTS_FOLDER = "checkpoints"
 ADAPTER_FOLDER = "adapter"
 
@@ -59,6 +60,8 @@ class AdapterReady(Struct, kw_only=True, tag_field="type", tag="adapter_ready"):
     train_loss: float | None = None
     valid_loss: float | None = None
     peak_memory_bytes: int | None = None
+    is_stopped_early: bool = False
+    best_step: int | None = None
 
 
 ChildEvent = (

@@ -7,6 +7,8 @@ from collections import deque
 from types import FrameType
 from typing import Any
 
+import torch
+import torch.distributed
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from apps.contracts.failures import FailureCode
@@ -14,6 +16,8 @@ from apps.contracts.runs import StepCompleted
 from gpu_workers.events import UNNUMBERED, EventWriter
 from gpu_workers.train.checkpoint import Progress
 from gpu_workers.train.failures import TrainingFailed
+from gpu_workers.train.memory import gpu_utilization, memory_bytes
+from gpu_workers.train.sharding import whole
 
 REPORT_INTERVAL_SECONDS = 0.25
 LOSS_WINDOW_STEPS = 50
@@ -47,6 +51,11 @@ class StopWatch:
         self._seconds = self.seconds
         self._since = None
 
+    def go_on_from(self, seconds: float) -> None:
+        """Forget what was spent on steps that are done again."""
+        self._seconds = seconds
+        self._since = None
+
     @property
     def seconds(self) -> float:
         return self._seconds + (0.0 if self._since is None else time.monotonic() - self._since)
@@ -59,9 +68,25 @@ class Window:
         self.steps = 0
         self.loss: Any = 0.0
         self.n_correct: Any = 0
+        self.n_scored: Any = 0  # what `n_correct` is a share of: trained tokens, or pairs
         self.n_trained: Any = 0
         self.n_tokens: Any = 0
         self.grad_norm: Any = None
+
+    def totals(self) -> list[float]:
+        """Return loss, correct, scored, trained and tokens, summed over all processes."""
+        parts = (self.loss, self.n_correct, self.n_scored, self.n_trained, self.n_tokens)
+        values = [float(part) for part in parts]
+        if not is_distributed():
+            return values
+        device = self.loss.device if isinstance(self.loss, torch.Tensor) else "cpu"
+        tensor = torch.tensor(values, dtype=torch.float64, device=device)
+        torch.distributed.all_reduce(tensor)
+        return tensor.tolist()
+
+
+def is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 class ProgressCallback(TrainerCallback):
@@ -75,10 +100,13 @@ class ProgressCallback(TrainerCallback):
         self.trained_tokens = 0
         self.recent_losses: deque[float] = deque(maxlen=LOSS_WINDOW_STEPS)
         self.saved_step = -1
+        self.saved_seconds = 0.0
+        self.interval_seconds = checkpoint_interval_seconds
         self._events = events
         self._stop = stop
-        self._interval = checkpoint_interval_seconds
         self.steps_per_epoch = steps_per_epoch
+        self._start_step = 0
+        self._start_seconds = 0.0
         self._reported_at = 0.0
         self._reported_seconds = 0.0
         self._saved_at = 0.0
@@ -90,18 +118,26 @@ class ProgressCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        self._start_step = state.global_step
+        self._start_seconds = self._reported_seconds = self.watch.seconds
         self._saved_at = self._reported_at = time.monotonic()
         self.watch.start()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         is_last = state.global_step >= state.max_steps
         now = time.monotonic()
-        should_save = now - self._saved_at >= self._interval and not is_last
-        if self._stop.is_set and not is_last:
+        is_stopping, is_save_due, is_report_due = as_rank_zero(
+            self._stop.is_set, now - self._saved_at >= self.interval_seconds, self._is_report_due(now)
+        )
+        should_save = is_save_due and not is_last
+        if is_stopping and not is_last:
             should_save = control.should_training_stop = True
-        if should_save or is_last or now - self._reported_at >= REPORT_INTERVAL_SECONDS:
+        if should_save or is_last or is_report_due:
             self.report(state, learning_rate=kwargs["lr_scheduler"].get_last_lr()[0])
         control.should_save = should_save
+
+    def _is_report_due(self, now: float) -> bool:
+        return now - self._reported_at >= REPORT_INTERVAL_SECONDS
 
     def restore(self, progress: Progress) -> None:
         """Go on counting from a checkpoint."""
@@ -111,17 +147,16 @@ class ProgressCallback(TrainerCallback):
 
     def note_saved(self, step: int) -> None:
         self.saved_step = step
+        self.saved_seconds = self.watch.seconds
         self._saved_at = time.monotonic()
 
     def report(self, state: TrainerState, *, learning_rate: float) -> None:
-        """Fold the window into the totals and write StepCompleted; raises TrainingFailed on a loss not finite."""
+        """Fold the window into the totals and write StepCompleted; raises TrainingFailed on a loss nobody can use."""
         window, self.window = self.window, Window()
-        loss = float(window.loss) / window.steps
-        n_trained, n_tokens = int(window.n_trained), int(window.n_tokens)
-        if not math.isfinite(loss):
-            message = f"The loss is not a finite number at step {state.global_step}; lower the learning rate."
-            raise TrainingFailed(FailureCode.LOSS_NOT_FINITE, message)
-        self.trained_tokens += n_trained
+        total_loss, n_correct, n_scored, n_trained, n_tokens = window.totals()
+        loss = total_loss / window.steps
+        _require_usable(loss, state.global_step)
+        self.trained_tokens += int(n_trained)
         self.recent_losses.append(loss)
         seconds = self.watch.seconds
         spent, self._reported_seconds = max(seconds - self._reported_seconds, 1e-6), seconds
@@ -134,13 +169,41 @@ class ProgressCallback(TrainerCallback):
                 epoch=state.global_step / self.steps_per_epoch,
                 train_loss=loss,
                 learning_rate=learning_rate,
-                grad_norm=_finite(window.grad_norm),
+                grad_norm=_finite(whole(window.grad_norm)),
                 trained_tokens=self.trained_tokens,
                 tokens_per_second=n_tokens / spent,
                 training_seconds=seconds,
-                train_mean_token_accuracy=int(window.n_correct) / n_trained if n_trained else None,
+                train_mean_token_accuracy=n_correct / n_scored if n_scored else None,
+                memory_bytes=memory_bytes(),
+                gpu_utilization=gpu_utilization(),
+                eta_seconds=self._eta_seconds(state, seconds),
             )
         )
+
+    def _eta_seconds(self, state: TrainerState, seconds: float) -> float | None:
+        done = state.global_step - self._start_step
+        if done <= 0:
+            return None
+        return (seconds - self._start_seconds) / done * (state.max_steps - state.global_step)
+
+
+def _require_usable(loss: float, step: int) -> None:
+    if not math.isfinite(loss):
+        message = f"The loss is not a finite number at step {step}; lower the learning rate."
+        raise TrainingFailed(FailureCode.LOSS_NOT_FINITE, message)
+    if loss == 0.0:
+        message = f"The loss is exactly zero at step {step}: nothing is left to learn from these rows."
+        raise TrainingFailed(FailureCode.LOSS_IS_ZERO, message)
+
+
+def as_rank_zero(*flags: bool) -> list[bool]:
+    """Return the first process's flags: clocks and signals differ, and all must save or stop at one step."""
+    if not is_distributed():
+        return list(flags)
+    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+    tensor = torch.tensor(flags, dtype=torch.uint8, device=device)
+    torch.distributed.broadcast(tensor, src=0)
+    return [bool(flag) for flag in tensor.tolist()]
 
 
 def _finite(value: Any) -> float | None:

@@ -1,6 +1,7 @@
 """Checkpoints that are whole or absent: everything an exact resume needs, hashed, flushed, renamed into place."""
 
 import importlib.metadata
+import os
 import random
 import shutil
 from pathlib import Path
@@ -10,17 +11,17 @@ import numpy as np
 import torch
 from transformers.trainer_callback import TrainerState
 
-from apps.contracts.runs import Manifest, RunSpec
+from apps.contracts.runs import Hyperparameters, Manifest, RunSpec
 from gpu_workers.artifacts import MANIFEST_FILE, seal_folder, verify_folder
-from gpu_workers.train.export import write_adapter
+from gpu_workers.train.export import CONFIG_FILE, WEIGHTS_FILE
+from gpu_workers.train.weights import MODEL_FILE, write_weights
 
 PROGRESS_FILE = "progress.json"
+BEST_FILE = "best.safetensors"
 KEPT = 2
 
 # What transformers resumes without a word when it is missing, with a wrong state.
 _REQUIRED = {
-    "adapter_model.safetensors",
-    "adapter_config.json",
     "optimizer.pt",
     "scheduler.pt",
     "rng_state.pth",
@@ -39,6 +40,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     trained_tokens: int
     recent_losses: tuple[float, ...] = ()
+    evaluated_step: int = 0
+    best_loss: float | None = None
+    best_step: int = 0
+    evaluations_since_best: int = 0
 
 
 class TrainingState(msgspec.Struct, kw_only=True):
@@ -49,6 +54,9 @@ class TrainingState(msgspec.Struct, kw_only=True):
     scheduler: torch.optim.lr_scheduler.LRScheduler
     trainer_state: TrainerState
     progress: Progress
+    best_weights: Path | None = None
+    state_dict: dict[str, torch.Tensor] | None = None  # gathered, where the live tensors are shards
+    optimizer_state: dict[str, object] | None = None  # likewise
 
 
 def save_checkpoint(root: Path, spec: RunSpec, state: TrainingState) -> tuple[Path, str]:
@@ -58,12 +66,14 @@ def save_checkpoint(root: Path, spec: RunSpec, state: TrainingState) -> tuple[Pa
     temporary, final = root / f"tmp-{step}", root / f"checkpoint-{step}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
-    write_adapter(temporary, state.model, spec, dtype=torch.float32)
-    torch.save(state.optimizer.state_dict(), temporary / "optimizer.pt")
+    write_weights(temporary, state.model, spec, dtype=torch.float32, state_dict=state.state_dict)
+    torch.save(state.optimizer_state or state.optimizer.state_dict(), temporary / "optimizer.pt")
     torch.save(state.scheduler.state_dict(), temporary / "scheduler.pt")
     torch.save(_rng_state(), temporary / "rng_state.pth")
     state.trainer_state.save_to_json(str(temporary / "trainer_state.json"))
     (temporary / PROGRESS_FILE).write_bytes(msgspec.json.encode(state.progress))
+    if state.best_weights is not None:
+        os.link(state.best_weights, temporary / BEST_FILE)
     digest = seal_folder(
         temporary,
         final,
@@ -83,7 +93,9 @@ def save_checkpoint(root: Path, spec: RunSpec, state: TrainingState) -> tuple[Pa
 def open_checkpoint(folder: Path) -> tuple[Manifest, Progress]:
     """Verify every hash and that nothing is missing; raises BrokenArtifact or IncompleteCheckpoint."""
     manifest = verify_folder(folder)
-    missing = _REQUIRED - {file.name for file in manifest.files}
+    names = {file.name for file in manifest.files}
+    weights = {MODEL_FILE} if MODEL_FILE in names else {WEIGHTS_FILE, CONFIG_FILE}
+    missing = (_REQUIRED | weights) - names
     if missing:
         raise IncompleteCheckpoint(f"The checkpoint lacks {', '.join(sorted(missing))}.")
     return manifest, msgspec.json.decode((folder / PROGRESS_FILE).read_bytes(), type=Progress)
@@ -106,6 +118,23 @@ def explain_inexact_resume(manifest: Manifest, spec: RunSpec) -> str | None:
     now = geometry(spec)
     changed = sorted(name for name, value in now.items() if manifest.metadata.get(name) != value)
     return ", ".join(changed) or None
+
+
+def adopt_plan(manifest: Manifest, recipe: Hyperparameters) -> Hyperparameters:
+    """Return the recipe with the checkpoint's micro-batch and gradient checkpointing, if nothing else differs.
+
+    An attempt that ran out of memory made them smaller; the next one need not run out of it again.
+    """
+    stored = manifest.metadata.get("hyperparameters")
+    if stored is None:
+        return recipe
+    then = msgspec.json.decode(stored, type=Hyperparameters)
+    adopted = msgspec.structs.replace(
+        recipe,
+        gradient_accumulation_steps=then.gradient_accumulation_steps,
+        gradient_checkpointing=then.gradient_checkpointing,
+    )
+    return adopted if adopted == then else recipe
 
 
 def _rng_state() -> dict[str, object]:

@@ -1,7 +1,6 @@
 """An adapter as files: safetensors and a config of known keys, nothing that could run code when loaded."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,38 +9,33 @@ import torch
 from safetensors.torch import save_file
 
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import Manifest, RunSpec
-from gpu_workers.artifacts import seal_folder
+from apps.contracts.runs import RunSpec
 from gpu_workers.train.failures import TrainingFailed
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 
 
-def export_adapter(final: Path, model: torch.nn.Module, spec: RunSpec, *, step: int) -> str:
-    """Write the finished adapter in bfloat16 with its manifest; return the manifest's SHA-256."""
-    temporary = final.with_name(f"tmp-{final.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    write_adapter(temporary, model, spec, dtype=torch.bfloat16)
-    return seal_folder(
-        temporary,
-        final,
-        lambda files: Manifest(kind="adapter", run_id=spec.run_id, attempt=spec.attempt, step=step, files=files),
-    )
-
-
-def write_adapter(folder: Path, model: torch.nn.Module, spec: RunSpec, *, dtype: torch.dtype) -> None:
+def write_adapter(
+    folder: Path,
+    model: torch.nn.Module,
+    spec: RunSpec,
+    *,
+    dtype: torch.dtype,
+    state_dict: dict[str, torch.Tensor] | None = None,
+) -> None:
     """Write weights and config; raises TrainingFailed when a weight is not a finite number."""
-    tensors = adapter_tensors(model, dtype=dtype)
+    tensors = adapter_tensors(model, dtype=dtype, state_dict=state_dict)
     check_finite(tensors)
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     (folder / CONFIG_FILE).write_text(json.dumps(adapter_config(spec), indent=2, sort_keys=True) + "\n")
 
 
-def adapter_tensors(model: torch.nn.Module, *, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def adapter_tensors(
+    model: torch.nn.Module, *, dtype: torch.dtype, state_dict: dict[str, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
     """Return the adapter's tensors alone (never embeddings), on the CPU, with PEFT's own names."""
-    state = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    state = peft.get_peft_model_state_dict(model, state_dict=state_dict, save_embedding_layers=False)
     return {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in sorted(state.items())}
 
 
@@ -69,6 +63,6 @@ def adapter_config(spec: RunSpec) -> dict[str, Any]:
         "revision": spec.base_model.revision,
         "target_modules": sorted(hyperparameters.target_modules),
         "task_type": "CAUSAL_LM",
-        "use_dora": False,
-        "use_rslora": False,
+        "use_dora": hyperparameters.use_dora,
+        "use_rslora": hyperparameters.use_rslora,
     }

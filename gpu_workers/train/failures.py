@@ -25,7 +25,7 @@ def classify(error: BaseException) -> TrainingFailed:
     """Return what to report for any exception of the child."""
     if isinstance(error, TrainingFailed):
         return error
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         return TrainingFailed(FailureCode.OUT_OF_MEMORY, "The job did not fit into the memory of the machine.")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return TrainingFailed(FailureCode.DISK_FULL, "The disk of the machine is full.")
@@ -34,8 +34,9 @@ def classify(error: BaseException) -> TrainingFailed:
     return TrainingFailed(FailureCode.INTERNAL_ERROR, f"Training stopped unexpectedly ({type(error).__name__}).")
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out, on the GPU or in the machine."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and bool(re.search(r"out of memory|can't allocate memory", text))

@@ -1,11 +1,33 @@
-"""The highest memory this process has reached, where it matters: on the GPU, or in the machine on a CPU."""
+"""Memory and load of what trains: on the GPU, or in the machine on a CPU."""
 
+import os
 import resource
+from pathlib import Path
 
 import torch
 
+try:
+    import pynvml
+except ImportError:  # a machine without GPUs needs no driver library
+    pynvml = None
+
 
 def peak_memory_bytes() -> int:
+    """Return the highest memory this process has reached."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_reserved()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def memory_bytes() -> int:
+    """Return what is reserved on the GPU now, or resident on a CPU."""
+    if torch.cuda.is_available():
+        return torch.cuda.memory_reserved()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def gpu_utilization() -> float | None:
+    """Return the share of the last moments in which the GPU worked, or None where nobody can tell."""
+    if not torch.cuda.is_available() or pynvml is None:
+        return None
+    return torch.cuda.utilization() / 100

@@ -1,4 +1,4 @@
-"""The base model with a fresh LoRA adapter, in the dtype that trains well and fast on this machine."""
+"""The model to train: the base with an adapter, or the base itself, in the precision this machine trains best."""
 
 import hashlib
 from pathlib import Path
@@ -7,17 +7,22 @@ from typing import Any
 import peft
 import torch
 from huggingface_hub import snapshot_download
-from transformers import AttentionInterface, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import BaseModelRef, Hyperparameters, Method
+from gpu_workers.train.attention import register_attention
 from gpu_workers.train.failures import TrainingFailed
+from gpu_workers.train.hardware import Engine, choose_engine, detect
+from gpu_workers.train.sharding import shard_model
 
-# bfloat16 attention's backward has no fast CPU kernel (measured 16 ms a layer against 2 ms in float32), so on a CPU
-# only the attention product runs in float32.
-CPU_ATTENTION = "sdpa_in_float32"
+try:
+    from liger_kernel.transformers import _apply_liger_kernel_to_instance
+except ImportError:  # a package of GPU machines; `Engine.uses_liger` tells
+    _apply_liger_kernel_to_instance = None
+
+ADAPTER_FILE = "adapter_model.safetensors"
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
@@ -56,16 +61,62 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def load_model(folder: Path, hyperparameters: Hyperparameters) -> peft.PeftModel:
-    """Return the base model, in NF4 for QLoRA, with a new adapter in float32; seeded by the caller."""
-    base = _load_base(folder, is_quantized=hyperparameters.method is Method.QLORA)
-    if hyperparameters.method is Method.QLORA:
-        base = peft.prepare_model_for_kbit_training(
-            base, use_gradient_checkpointing=hyperparameters.gradient_checkpointing
-        )
-        if not torch.cuda.is_available():
-            _cast_float_weights(base, training_dtype())
-    return peft.get_peft_model(base, lora_config(hyperparameters))
+def load_model(
+    folder: Path,
+    hyperparameters: Hyperparameters,
+    *,
+    start: Path | None = None,
+    engine: Engine | None = None,
+    is_sharded: bool = False,
+) -> torch.nn.Module:
+    """Return the model to train, its trained weights in float32; seeded by the caller.
+
+    `start` holds an adapter or a whole model of an earlier job to begin with. Sharded, it lies on all processes.
+    """
+    engine = engine or choose_engine(detect(), hyperparameters)
+    base = _load_base(folder, hyperparameters, engine, is_sharded=is_sharded)
+    if start is not None:
+        base = _begin_with(base, start, hyperparameters)
+    if is_sharded:
+        base = _shard(base, hyperparameters, engine)
+    if engine.uses_liger:
+        _apply_liger(base)
+    if hyperparameters.method is Method.FULL:
+        return base
+    if hyperparameters.method is Method.QLORA and not is_sharded:
+        base = _prepare_quantized(base, hyperparameters, engine)
+    model = peft.get_peft_model(base, lora_config(hyperparameters))
+    if start is not None and (start / ADAPTER_FILE).is_file():
+        _begin_with_adapter(model, start)
+    return model
+
+
+def _prepare_quantized(base: PreTrainedModel, hyperparameters: Hyperparameters, engine: Engine) -> PreTrainedModel:
+    base = peft.prepare_model_for_kbit_training(base, use_gradient_checkpointing=hyperparameters.gradient_checkpointing)
+    if not torch.cuda.is_available():
+        _cast_float_weights(base, engine.torch_dtype)
+    return base
+
+
+def _shard(base: PreTrainedModel, hyperparameters: Hyperparameters, engine: Engine) -> PreTrainedModel:
+    """Shards of one layer must have one dtype: NF4 is stored as the compute dtype, and nothing is cast up."""
+    if hyperparameters.method is not Method.FULL:
+        base.requires_grad_(False)
+        _cast_float_weights(base, engine.torch_dtype)
+    return shard_model(base)
+
+
+def lora_config(hyperparameters: Hyperparameters) -> peft.LoraConfig:
+    return peft.LoraConfig(
+        r=hyperparameters.lora_rank,
+        lora_alpha=hyperparameters.lora_alpha,
+        lora_dropout=hyperparameters.lora_dropout,
+        target_modules=sorted(hyperparameters.target_modules),
+        use_dora=hyperparameters.use_dora,
+        use_rslora=hyperparameters.use_rslora,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
 
 
 def _cast_float_weights(base: PreTrainedModel, dtype: torch.dtype) -> None:
@@ -75,61 +126,53 @@ def _cast_float_weights(base: PreTrainedModel, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def lora_config(hyperparameters: Hyperparameters) -> peft.LoraConfig:
-    return peft.LoraConfig(
-        r=hyperparameters.lora_rank,
-        lora_alpha=hyperparameters.lora_alpha,
-        lora_dropout=hyperparameters.lora_dropout,
-        target_modules=sorted(hyperparameters.target_modules),
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
+def _begin_with(base: PreTrainedModel, start: Path, hyperparameters: Hyperparameters) -> PreTrainedModel:
+    """Take over whole weights; an adapter is merged here only where every weight is to be trained."""
+    if (start / ADAPTER_FILE).is_file():
+        if hyperparameters.method is Method.FULL:
+            return peft.PeftModel.from_pretrained(base, start).merge_and_unload().requires_grad_(True)
+        return base
+    for file in sorted(start.glob("model*.safetensors")):
+        unknown = base.load_state_dict(load_file(file), strict=False).unexpected_keys
+        if unknown:
+            message = f"The model to continue from has other weights than the base model ({unknown[0]})."
+            raise TrainingFailed(FailureCode.CHECKPOINT_INVALID, message)
+    return base
 
 
-def _load_base(folder: Path, *, is_quantized: bool) -> PreTrainedModel:
-    dtype = training_dtype()
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": _attention(dtype)}
-    if torch.cuda.is_available():
-        options["device_map"] = {"": 0}
-    if is_quantized:
+def _begin_with_adapter(model: peft.PeftModel, start: Path) -> None:
+    tensors = {name: tensor.float() for name, tensor in load_file(start / ADAPTER_FILE).items()}
+    expected = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    if {name: tensor.shape for name, tensor in expected.items()} != {n: t.shape for n, t in tensors.items()}:
+        message = "The adapter to continue from has another rank or other layers than this recipe."
+        raise TrainingFailed(FailureCode.CHECKPOINT_INVALID, message)
+    peft.set_peft_model_state_dict(model, tensors)
+
+
+def _apply_liger(base: PreTrainedModel) -> None:
+    """Liger's layer kernels alone: the loss runs through the head's own fused path."""
+    _apply_liger_kernel_to_instance(model=base, fused_linear_cross_entropy=False, cross_entropy=False)
+
+
+def _load_base(folder: Path, hyperparameters: Hyperparameters, engine: Engine, *, is_sharded: bool) -> PreTrainedModel:
+    options: dict[str, Any] = {"dtype": engine.torch_dtype, "attn_implementation": _attention(engine)}
+    if torch.cuda.is_available() and not is_sharded:  # shards go to their GPU layer by layer
+        options["device_map"] = {"": torch.cuda.current_device()}
+    if hyperparameters.method is Method.QLORA:
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=dtype,
+            bnb_4bit_compute_dtype=engine.torch_dtype,
+            bnb_4bit_quant_storage=engine.torch_dtype if is_sharded else None,
         )
     return AutoModelForCausalLM.from_pretrained(
         folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, **options
     )
 
 
-def training_dtype() -> torch.dtype:
-    """bfloat16 where the hardware multiplies it, float32 elsewhere."""
-    if torch.cuda.is_available():
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if has_bf16 else torch.float32
-
-
-def _attention(dtype: torch.dtype) -> str:
-    if torch.cuda.is_available() or dtype is torch.float32:
-        return "sdpa"
-    AttentionInterface.register(CPU_ATTENTION, _attention_in_float32)
-    AttentionMaskInterface.register(CPU_ATTENTION, sdpa_mask)
-    return CPU_ATTENTION
-
-
-def _attention_in_float32(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    if attention_mask is not None and attention_mask.dtype is not torch.bool:
-        attention_mask = attention_mask.float()
-    output, weights = sdpa_attention_forward(
-        module, query.float(), key.float(), value.float(), attention_mask, **options
-    )
-    return output.to(query.dtype), weights
+def _attention(engine: Engine) -> str:
+    if engine.uses_flash_attention:
+        return "flash_attention_2"
+    is_plain = engine.dtype == "float32" or torch.cuda.is_available()
+    return "sdpa" if is_plain and not engine.is_packing else register_attention()

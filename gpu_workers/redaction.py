@@ -1,0 +1,30 @@
+"""Secrets out of a child's log before it leaves the machine: what looks like one, and those known by value."""
+
+import re
+from collections.abc import Iterable
+
+_MARK = "[removed]"
+_SHORTEST = 6  # shorter values would also strike innocent words
+_PATTERNS = (
+    re.compile(r"\b(?:hf|sk|pk|rk|ghp|gho|github_pat|glpat|xox[abp]|whsec|ann|annw)[_-][A-Za-z0-9_\-]{8,}"),
+    re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
+    re.compile(r"\beyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]+"),  # a JSON web token
+    re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"),  # user:password in an address
+    re.compile(r"(?i)(?<=bearer )[A-Za-z0-9._~+/\-]{8,}=*"),
+    re.compile(
+        r"(?i)(?<=[?&])(?:x-amz-[a-z-]+|signature|sig|token|access_token|key|expires)=[^&\s\"']+"
+    ),  # what opens a signed address
+    re.compile(
+        r"(?i)\b[\w-]*(?:password|passwd|secret|api[_-]?key|access[_-]?key|token)\b[\"']?\s*[=:]\s*[\"']?[^\s\"',}]{6,}"
+    ),
+    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
+)
+
+
+def redact(text: str, *, known: Iterable[str | None] = ()) -> str:
+    """Return the text without secrets; `known` are values that must not appear whatever they look like."""
+    for value in sorted({value for value in known if value and len(value) >= _SHORTEST}, key=len, reverse=True):
+        text = text.replace(value, _MARK)
+    for pattern in _PATTERNS:
+        text = pattern.sub(_MARK, text)
+    return text

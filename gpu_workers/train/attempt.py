@@ -1,0 +1,255 @@
+"""One attempt from its files to its result: encode, load, train, export; smaller when memory runs out."""
+
+import gc
+import os
+from pathlib import Path
+
+import msgspec
+import torch
+from transformers import set_seed
+
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import Hyperparameters, LogLine, Phase, PhaseChanged, RunSpec, Stopped
+from gpu_workers.artifacts import BrokenArtifact, folder_bytes, read_manifest
+from gpu_workers.events import (
+    ADAPTER_FOLDER,
+    CHECKPOINTS_FOLDER,
+    EVENTS_FILE,
+    RESUME_FOLDER,
+    START_FOLDER,
+    TRAINING_FILE,
+    UNNUMBERED,
+    VALIDATION_FILE,
+    AdapterReady,
+    ChildOutcome,
+    EventWriter,
+)
+from gpu_workers.train.callbacks import StopFlag
+from gpu_workers.train.checkpoint import (
+    IncompleteCheckpoint,
+    Progress,
+    adopt_plan,
+    explain_inexact_resume,
+    open_checkpoint,
+)
+from gpu_workers.train.failures import StopRequested, TrainingFailed, is_out_of_memory
+from gpu_workers.train.hardware import Engine, choose_engine, detect
+from gpu_workers.train.launch import Rank, first_rank_first
+from gpu_workers.train.memory import peak_memory_bytes
+from gpu_workers.train.model import fetch_base_model, load_model
+from gpu_workers.train.rows import Rows, encode
+from gpu_workers.train.running import RunTrainer
+from gpu_workers.train.sft import build_trainer, count_steps, micro_batch_size
+from gpu_workers.train.sharding import gather_trained, is_sharded
+from gpu_workers.train.weights import export_result
+
+
+class Attempt:
+    """The phases of one attempt, in order."""
+
+    def __init__(
+        self, spec: RunSpec, work_dir: Path, stop: StopFlag, *, hub_token: str | None, rank: Rank | None = None
+    ) -> None:
+        self._spec = spec
+        self._work_dir = work_dir
+        self._stop = stop
+        self._hub_token = hub_token
+        self._rank = rank or Rank()
+        self._events = EventWriter(work_dir / EVENTS_FILE if self._rank.is_first else Path(os.devnull))
+        self._is_engine_told = False
+        self.start_step = 0
+        self._spent_seconds = 0.0
+        self._base_folder = Path()
+
+    def run(self) -> ChildOutcome:
+        """Load, train, export; raises TrainingFailed or StopRequested."""
+        self._enter(Phase.DOWNLOADING)
+        with first_rank_first(self._rank):
+            folder = self._base_folder = fetch_base_model(self._spec.base_model, hub_token=self._hub_token)
+        self._enter(Phase.LOADING)
+        training = self._encode(TRAINING_FILE, folder)
+        validation = self._encode(VALIDATION_FILE, folder) if self._spec.validation is not None else None
+        resume = self._work_dir / RESUME_FOLDER if self._spec.resume_from is not None else None
+        while True:
+            resumed = self._open_resume(resume)
+            self._check_stop()
+            trainer = self._build(folder, training, validation)
+            try:
+                return self._train(trainer, resume, resumed)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._spent_seconds = trainer.progress.saved_seconds
+                smaller = _smaller(self._spec.hyperparameters, gpu_count=self._spec.gpu_count)
+                if smaller is None:
+                    raise
+            del trainer
+            _free_memory()
+            resume = self._shrink(smaller, resume)
+
+    def close(self) -> None:
+        self._events.close()
+
+    def _build(self, folder: Path, training: Rows, validation: Rows | None) -> RunTrainer:
+        recipe = self._spec.hyperparameters
+        engine = choose_engine(detect(), recipe, steps=count_steps(len(training), recipe))
+        self._tell(engine)
+        set_seed(recipe.seed)
+        trainer = build_trainer(
+            model=load_model(
+                folder,
+                recipe,
+                start=self._start(),
+                engine=engine,
+                is_sharded=self._rank.count > 1 and self._spec.parallelism == "fsdp",
+            ),
+            folder=folder,
+            training=training,
+            validation=validation,
+            spec=self._spec,
+            work_dir=self._work_dir,
+            events=self._events,
+            stop=self._stop,
+            engine=engine,
+        )
+        trainer.progress.is_announcing = True
+        trainer.progress.watch.go_on_from(self._spent_seconds)
+        return trainer
+
+    def _tell(self, engine: Engine) -> None:
+        if not self._is_engine_told:
+            for reason in engine.reasons:
+                self._say("info", reason)
+        self._is_engine_told = True
+
+    def _start(self) -> Path | None:
+        return self._work_dir / START_FOLDER if self._spec.start_from is not None else None
+
+    def _train(self, trainer: RunTrainer, resume: Path | None, resumed: Progress | None) -> ChildOutcome:
+        if resumed is not None:
+            trainer.progress.restore(resumed)
+            trainer.progress.best.restore(resumed, folder=resume)
+        self._check_stop()
+        trainer.train(resume_from_checkpoint=str(resume) if resumed else None)  # type: ignore[attr-defined]
+        step, total_steps = trainer.state.global_step, trainer.state.max_steps
+        trainer.progress.watch.pause()
+        if step < total_steps and self._stop.is_set:
+            return self._stopped(trainer, step)
+        if step != total_steps and not trainer.progress.is_stopped_early:
+            message = f"Training ended at step {step} of {total_steps}."
+            raise TrainingFailed(FailureCode.INCOMPLETE_TRAINING, message)
+        return self._export(trainer, step)
+
+    def _shrink(self, smaller: Hyperparameters, resume: Path | None) -> Path | None:
+        """Take the smaller recipe and the newest checkpoint of this attempt, or the one it began with."""
+        rows = micro_batch_size(smaller)
+        self._spec = msgspec.structs.replace(self._spec, hyperparameters=smaller)
+        newest = max((self._work_dir / CHECKPOINTS_FOLDER).glob("checkpoint-*"), key=_step_of, default=resume)
+        where = f"from step {_step_of(newest)}" if newest and newest != resume else "from where it began"
+        self._say(
+            "warn",
+            f"Memory ran out. Going on {where} with {rows} row{'s' if rows > 1 else ''} at a time, gradient "
+            f"checkpointing on and the same {smaller.batch_size} rows a step: slower, the same result.",
+        )
+        return newest
+
+    def _stopped(self, trainer: RunTrainer, step: int) -> Stopped:
+        return Stopped(
+            reason="stopped",
+            step=step,
+            training_seconds=trainer.progress.watch.seconds,
+            trained_tokens=trainer.progress.trained_tokens,
+            peak_memory_bytes=peak_memory_bytes(),
+        )
+
+    def _export(self, trainer: RunTrainer, step: int) -> AdapterReady:
+        best_step = trainer.progress.best.put_back(trainer)
+        folder = self._work_dir / ADAPTER_FOLDER
+        weights = gather_trained(trainer) if is_sharded(trainer) else None
+        digest = ""
+        if self._rank.is_first:
+            digest = export_result(
+                folder,
+                trainer.unwrapped_model,
+                self._spec,
+                step=step,
+                base_folder=self._base_folder,
+                state_dict=weights,
+            )
+        evaluation = trainer.progress.evaluation
+        valid_loss = None if evaluation is None else evaluation.valid_loss
+        return AdapterReady(
+            folder=ADAPTER_FOLDER,
+            manifest_sha256=digest,
+            bytes=folder_bytes(read_manifest(folder)) if self._rank.is_first else 0,
+            step=step,
+            training_seconds=trainer.progress.watch.seconds,
+            trained_tokens=trainer.progress.trained_tokens,
+            train_loss=trainer.progress.mean_recent_loss,
+            valid_loss=valid_loss if best_step is None else trainer.progress.best.loss,
+            peak_memory_bytes=peak_memory_bytes(),
+            is_stopped_early=trainer.progress.is_stopped_early,
+            best_step=best_step,
+        )
+
+    def _open_resume(self, folder: Path | None) -> Progress | None:
+        if folder is None:
+            return None
+        try:
+            manifest, progress = open_checkpoint(folder)
+        except (BrokenArtifact, IncompleteCheckpoint) as error:
+            raise TrainingFailed(FailureCode.CHECKPOINT_INVALID, f"The checkpoint cannot be used: {error}") from error
+        adopted = adopt_plan(manifest, self._spec.hyperparameters)
+        self._spec = msgspec.structs.replace(self._spec, hyperparameters=adopted)
+        changed = explain_inexact_resume(manifest, self._spec)
+        if changed is not None:
+            self._say("warn", f"Resumed from step {progress.step}, not bit-exact: {changed} changed.")
+        else:
+            self._say("info", f"Resumed from step {progress.step}.")
+        self.start_step = progress.step
+        return progress
+
+    def _encode(self, name: str, folder: Path) -> Rows:
+        recipe = self._spec.hyperparameters
+        rows = encode(self._work_dir / name, folder, recipe, chat_template=self._spec.base_model.chat_template)
+        if rows.n_truncated:
+            self._say("warn", f"{rows.n_truncated} rows were cut to {recipe.max_length} tokens.")
+        if rows.n_dropped:
+            self._say("warn", f"{rows.n_dropped} rows were left out: nothing trained remains after truncation.")
+        return rows
+
+    def _enter(self, phase: Phase) -> None:
+        self._check_stop()
+        self._events.write(PhaseChanged(sequence=UNNUMBERED, phase=phase))
+
+    def _say(self, level: str, message: str) -> None:
+        self._events.write(LogLine(sequence=UNNUMBERED, level=level, message=message))
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set:
+            raise StopRequested
+
+
+def _smaller(recipe: Hyperparameters, *, gpu_count: int) -> Hyperparameters | None:
+    """Return the recipe with half the micro-batch and checkpointing on, or None when nothing smaller is left."""
+    per_gpu = micro_batch_size(recipe) // gpu_count
+    accumulation = recipe.gradient_accumulation_steps
+    if per_gpu > 1:
+        accumulation = next(
+            steps
+            for steps in range(2 * accumulation, recipe.batch_size + 1)
+            if recipe.batch_size % (steps * gpu_count) == 0 or steps * gpu_count >= recipe.batch_size
+        )
+    elif recipe.gradient_checkpointing:
+        return None
+    return msgspec.structs.replace(recipe, gradient_accumulation_steps=accumulation, gradient_checkpointing=True)
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.rpartition("-")[2]) if "-" in folder.name else 0
+
+
+def _free_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

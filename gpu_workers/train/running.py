@@ -1,0 +1,273 @@
+"""What every objective's trainer shares: a resumable order of rows, sealed checkpoints, and the run's callback."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from apps.contracts.runs import (
+    EvaluationCompleted,
+    LogLine,
+    Phase,
+    PhaseChanged,
+    RunSpec,
+    TrainingStarted,
+)
+from gpu_workers.artifacts import folder_bytes, read_manifest
+from gpu_workers.events import CHECKPOINTS_FOLDER, UNNUMBERED, CheckpointReady, EventWriter
+from gpu_workers.train.callbacks import ProgressCallback, StopFlag, as_rank_zero, is_distributed
+from gpu_workers.train.checkpoint import Progress, TrainingState, save_checkpoint
+from gpu_workers.train.data import LengthGroupedSampler
+from gpu_workers.train.early_stopping import BestWeights
+from gpu_workers.train.evaluate import Evaluation, evaluate
+from gpu_workers.train.rehearsal import checkpoint_interval_seconds, rehearse
+from gpu_workers.train.rows import Rows
+from gpu_workers.train.sharding import gather_optimizer, gather_trained, is_sharded, scatter_model, scatter_optimizer
+from gpu_workers.train.weights import MODEL_FILE, save_trained
+
+
+class RunTrainer:
+    """Mixed into one of TRL's trainers, before it. `progress`, `events` and `eval_collator` are set by the builder."""
+
+    model: Any
+    optimizer: Any
+    lr_scheduler: Any
+    state: TrainerState
+    progress: "RunCallback"
+    events: EventWriter
+    eval_collator: Any
+
+    def __init__(self, *args: Any, spec: RunSpec, work_dir: Path, sampler: LengthGroupedSampler, **kwargs: Any) -> None:
+        self.spec = spec
+        self.work_dir = work_dir
+        self._sampler = sampler
+        super().__init__(*args, **kwargs)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> LengthGroupedSampler:
+        return self._sampler
+
+    def loss_parts(
+        self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return a batch's summed loss, what it got right, and how many it was scored on."""
+        raise NotImplementedError
+
+    def longest_rows(self) -> list[dict[str, Any]]:
+        """Return the micro-batch that needs the most memory, as the collator takes it."""
+        raise NotImplementedError
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """Called once an optimizer step, clipped or not."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[misc]
+        self.progress.window.grad_norm = norm
+        self.progress.window.steps += 1
+        return norm
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Keep nothing: the log history would grow with every step and travel in every checkpoint."""
+
+    def write_checkpoint(self, root: Path) -> tuple[Path, str] | None:
+        """Write everything a resume needs; every process takes part, the first one writes and gets the folder."""
+        sharded = is_sharded(self)
+        weights = gather_trained(self) if sharded else None
+        optimizer_state = gather_optimizer(self) if sharded else None
+        written = None
+        if self.args.process_index == 0:  # type: ignore[attr-defined]
+            state = TrainingState(
+                model=self.unwrapped_model,
+                optimizer=self.optimizer,
+                scheduler=self.lr_scheduler,
+                trainer_state=self.state,
+                progress=self.progress.snapshot(self.state.global_step),
+                best_weights=self.progress.best.file,
+                state_dict=weights,
+                optimizer_state=optimizer_state,
+            )
+            written = save_checkpoint(root, self.spec, state)
+        if is_distributed():
+            torch.distributed.barrier()
+        return written
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if is_sharded(self):
+            return scatter_model(self, Path(resume_from_checkpoint) / MODEL_FILE)
+        return super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or not is_sharded(self):
+            return super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        scatter_optimizer(self, Path(checkpoint) / "optimizer.pt")
+        scheduler = torch.load(Path(checkpoint) / "scheduler.pt", map_location="cpu", weights_only=True)
+        return self.lr_scheduler.load_state_dict(scheduler)
+
+    def save_trained(self, path: Path) -> None:
+        """Write what is trained, as it is now, for the first process to find."""
+        weights = gather_trained(self) if is_sharded(self) else None
+        if self.args.process_index == 0:  # type: ignore[attr-defined]
+            save_trained(path, self.unwrapped_model, self.spec, state_dict=weights)
+        if is_distributed():
+            torch.distributed.barrier()
+
+    @property
+    def unwrapped_model(self) -> Any:
+        return self.accelerator.unwrap_model(self.model)  # type: ignore[attr-defined]
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        progress, step = self.progress, self.state.global_step
+        progress.watch.pause()
+        written = self.write_checkpoint(self.work_dir / CHECKPOINTS_FOLDER)
+        progress.note_saved(step)
+        if written is not None:
+            folder, digest = written
+            self.events.write(
+                CheckpointReady(
+                    sequence=UNNUMBERED,
+                    step=step,
+                    folder=f"{CHECKPOINTS_FOLDER}/{folder.name}",
+                    manifest_sha256=digest,
+                    bytes=folder_bytes(read_manifest(folder)),
+                    trained_tokens=progress.trained_tokens,
+                    training_seconds=progress.watch.seconds,
+                    train_loss=progress.mean_recent_loss,
+                )
+            )
+        progress.watch.start()
+
+
+class RunCallback(ProgressCallback):
+    """ProgressCallback plus what needs the trainer: the rehearsal, the sampler's epoch, evaluation, early stopping."""
+
+    def __init__(
+        self,
+        *args: Any,
+        sampler: LengthGroupedSampler,
+        stop: StopFlag,
+        spec: RunSpec,
+        training: Rows,
+        validation: Rows | None,
+        work_dir: Path,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, stop=stop, **kwargs)
+        self.trainer: RunTrainer
+        self.validation = validation
+        self.evaluation: Evaluation | None = None
+        self.is_announcing = False  # a probe of speed trains without telling anybody
+        self.is_stopped_early = False
+        self.best = BestWeights(work_dir, spec)
+        self._training = training
+        self._evaluated_step = 0
+        self._spec = spec
+        self._sampler = sampler
+
+    def snapshot(self, step: int) -> Progress:
+        return Progress(
+            step=step,
+            trained_tokens=self.trained_tokens,
+            recent_losses=tuple(self.recent_losses),
+            evaluated_step=self._evaluated_step,
+            best_loss=self.best.loss,
+            best_step=self.best.step,
+            evaluations_since_best=self.best.evaluations_since,
+        )
+
+    def restore(self, progress: Progress) -> None:
+        super().restore(progress)
+        self._evaluated_step = progress.evaluated_step
+        self.best.restore(progress)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Rehearse, then announce the start: the first billed second follows."""
+        if self.is_announcing:
+            self._rehearse()
+            self._announce(state)
+        super().on_train_begin(args, state, control, **kwargs)
+        if self._evaluated_step < state.global_step and state.global_step % self.steps_per_epoch == 0:
+            self._evaluate(state, control)  # the attempt before ended between an epoch's last step and its evaluation
+
+    def _rehearse(self) -> None:
+        measured = rehearse(self.trainer, self.validation)
+        self.interval_seconds = checkpoint_interval_seconds(self._spec, save_seconds=measured.save_seconds)
+        self.say(
+            f"Rehearsed the longest batch, an evaluation and a checkpoint in {measured.seconds:.1f} s; "
+            f"a checkpoint takes {measured.save_seconds:.2f} s and is written every {self.interval_seconds:.0f} s."
+        )
+
+    def _announce(self, state: TrainerState) -> None:
+        self._events.write(
+            TrainingStarted(
+                sequence=UNNUMBERED,
+                total_steps=state.max_steps,
+                start_step=state.global_step,
+                rows=len(self._training),
+                trained_tokens_per_epoch=self._training.n_trained,
+            )
+        )
+        self._events.write(PhaseChanged(sequence=UNNUMBERED, phase=Phase.TRAINING))
+
+    def say(self, message: str, *, level: str = "info") -> None:
+        self._events.write(LogLine(sequence=UNNUMBERED, level=level, message=message))
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._sampler.epoch = state.global_step // self.steps_per_epoch
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.global_step % self.steps_per_epoch == 0:  # not where a stop ended the epoch early
+            self._evaluate(state, control)
+
+    def _evaluate(self, state: TrainerState, control: TrainerControl) -> None:
+        [is_stopping] = as_rank_zero(self._stop.is_set)
+        if self.validation is None or is_stopping:
+            return
+        self.watch.pause()
+        self._events.write(PhaseChanged(sequence=UNNUMBERED, phase=Phase.EVALUATING))
+        self.evaluation = evaluate_rows(
+            self.trainer,
+            self.validation,
+            should_stop=lambda: self._stop.is_set and not is_distributed(),  # processes would stop at other batches
+        )
+        if self.evaluation is not None:
+            self._evaluated_step = state.global_step
+            self._events.write(
+                EvaluationCompleted(
+                    sequence=UNNUMBERED,
+                    step=state.global_step,
+                    valid_loss=self.evaluation.valid_loss,
+                    valid_mean_token_accuracy=self.evaluation.valid_mean_token_accuracy,
+                )
+            )
+            self._stop_early(self.evaluation.valid_loss, state, control)
+        self._events.write(PhaseChanged(sequence=UNNUMBERED, phase=Phase.TRAINING))
+        self.watch.start()
+
+    def _stop_early(self, valid_loss: float, state: TrainerState, control: TrainerControl) -> None:
+        patience = self._spec.hyperparameters.early_stopping_patience
+        if patience is None:
+            return
+        self.best.note(valid_loss, state.global_step, self.trainer)
+        if self.best.evaluations_since >= patience and state.global_step < state.max_steps:
+            self.is_stopped_early = control.should_training_stop = True
+            self.say(
+                f"Stopped at step {state.global_step} of {state.max_steps}: {patience} evaluations without a better "
+                f"loss than {self.best.loss:.4f} at step {self.best.step}, whose weights are kept."
+            )
+
+
+def evaluate_rows(trainer: RunTrainer, rows: Rows, *, should_stop: Any) -> Evaluation | None:
+    """Return loss and accuracy over the rows, or None when told to stop in the middle."""
+    return evaluate(
+        trainer.model,
+        rows,  # type: ignore[arg-type]
+        collate=trainer.eval_collator,
+        batch_size=trainer.args.per_device_train_batch_size,  # type: ignore[attr-defined]
+        loss_parts=trainer.loss_parts,
+        should_stop=should_stop,
+    )

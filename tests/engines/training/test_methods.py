@@ -1,0 +1,158 @@
+"""Every objective and method really trains, and what it delivers loads."""
+
+import json
+
+import msgspec
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import DPOConfig, DPOTrainer
+
+from apps.contracts.chat import ChatRenderer
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import EvaluationCompleted, LogLine, Method, Objective, StepCompleted
+from gpu_workers.train import callbacks
+from gpu_workers.train.failures import TrainingFailed
+from gpu_workers.train.rows import encode_pairs, encode_text
+from tests.engines.training.attempts import SMALL, attempt, make_pairs, make_texts
+from tests.engines.training.conftest import DEMO, make_rows
+
+ROWS = make_rows(32)
+
+
+@pytest.fixture(autouse=True)
+def report_every_step(monkeypatch):
+    monkeypatch.setattr(callbacks, "REPORT_INTERVAL_SECONDS", 0.0)
+
+
+def recipe_of(**changes):
+    return msgspec.structs.replace(SMALL, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"use_dora": True}, {"use_rslora": True}, {"method": Method.QLORA, "use_dora": True}],
+    ids=["dora", "rslora", "qdora"],
+)
+def test_a_kind_of_adapter_learns_and_loads_in_peft(tiny_model, tmp_path, changes):
+    tried = attempt(tmp_path, tiny_model, ROWS, recipe=recipe_of(**changes))
+
+    steps = tried.of(StepCompleted)
+    config = json.loads((tried.result / "adapter_config.json").read_text())
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), tried.result)
+    assert steps[-1].train_loss < steps[0].train_loss
+    assert (config["use_dora"], config["use_rslora"]) == (
+        changes.get("use_dora", False),
+        changes.get("use_rslora", False),
+    )
+    prompt = torch.tensor([[3, 100, 200, 1, 4]])
+    assert not torch.equal(loaded(prompt).logits, AutoModelForCausalLM.from_pretrained(tiny_model)(prompt).logits)
+
+
+def test_full_training_delivers_a_whole_model(tiny_model, tmp_path):
+    tried = attempt(tmp_path, tiny_model, ROWS, recipe=recipe_of(method=Method.FULL, learning_rate=1e-3))
+
+    steps = tried.of(StepCompleted)
+    trained = AutoModelForCausalLM.from_pretrained(tried.result)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    assert steps[-1].train_loss < steps[0].train_loss
+    assert json.loads((tried.result / "manifest.json").read_text())["kind"] == "model"
+    changed = [n for n, p in trained.named_parameters() if not torch.equal(p, base.get_parameter(n))]
+    assert len(changed) == len(list(base.named_parameters()))
+    assert trained.dtype is torch.bfloat16
+    assert AutoTokenizer.from_pretrained(tried.result).chat_template
+
+
+def test_running_text_is_trained_to_its_last_token(tiny_model, tmp_path):
+    (tmp_path / "texts.jsonl").write_bytes(make_texts(2))
+
+    rows = encode_text(tmp_path / "texts.jsonl", tiny_model, max_length=16)
+    recipe = recipe_of(objective=Objective.TEXT, epochs=8, learning_rate=2e-2)
+    tried = attempt(tmp_path / "run", tiny_model, make_texts(16), recipe=recipe)
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    text = tokenizer.decode([token for piece in rows.input_ids for token in piece])
+    assert text.count("<|end|>") == 2
+    assert text.replace("<|end|>", "") == "".join(json.loads(line)["text"] for line in make_texts(2).splitlines())
+    assert all(labels[0] == -100 and -100 not in labels[1:] for labels in rows.labels)
+    steps = tried.of(StepCompleted)
+    assert steps[-1].train_loss < steps[0].train_loss * 0.8
+
+
+def test_preferences_are_learned(tiny_model, tmp_path):
+    recipe = recipe_of(objective=Objective.DPO, gradient_accumulation_steps=2)
+
+    tried = attempt(tmp_path, tiny_model, make_pairs(32), recipe=recipe, validation=make_pairs(8))
+
+    steps, evaluations = tried.of(StepCompleted), tried.of(EvaluationCompleted)
+    assert steps[0].train_loss == pytest.approx(0.6931, abs=1e-3)  # ln 2: nothing is preferred yet
+    assert steps[-1].train_loss < 0.65
+    assert steps[-1].train_mean_token_accuracy == 1.0
+    assert evaluations[-1].valid_loss < evaluations[0].valid_loss < 0.6931
+    assert tried.outcome.trained_tokens == steps[-1].trained_tokens > 0
+
+
+def test_pairs_are_tokenised_as_trl_does_it(tmp_path):
+    (tmp_path / "pairs.jsonl").write_bytes(make_pairs(4))
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    source = [json.loads(line) for line in make_pairs(4).splitlines()]
+
+    ours = encode_pairs(tmp_path / "pairs.jsonl", ChatRenderer.from_folder(DEMO), max_length=64).columns
+
+    for index, row in enumerate(source):
+        prompt = tokenizer.apply_chat_template(row["input"]["messages"], add_generation_prompt=True)["input_ids"]
+        whole = tokenizer.apply_chat_template(row["input"]["messages"] + row["preferred_output"])["input_ids"]
+        assert ours["prompt_ids"][index] == prompt
+        assert prompt + ours["chosen_ids"][index] == whole[: len(prompt) + len(ours["chosen_ids"][index])]
+        assert tokenizer.decode(ours["rejected_ids"][index]) == "I do not know<|end|>"
+    assert DPOTrainer.__name__ and DPOConfig.__name__
+
+
+def test_a_bad_preference_row_is_named_by_its_line(tmp_path):
+    (tmp_path / "pairs.jsonl").write_bytes(make_pairs(2) + b'\n{"input": {"messages": []}}\n')
+
+    with pytest.raises(TrainingFailed, match="Line 3") as failure:
+        encode_pairs(tmp_path / "pairs.jsonl", ChatRenderer.from_folder(DEMO), max_length=64)
+
+    assert failure.value.code is FailureCode.INVALID_TRAINING_FILE
+
+
+def test_a_job_begins_with_the_adapter_it_continues(tiny_model, tmp_path):
+    first = attempt(tmp_path / "first", tiny_model, ROWS)
+
+    second = attempt(tmp_path / "second", tiny_model, ROWS, start=first.result)
+
+    assert second.of(StepCompleted)[0].train_loss < first.of(StepCompleted)[2].train_loss
+    assert second.outcome.train_loss < first.outcome.train_loss
+
+
+def test_full_training_begins_with_a_model_or_with_an_adapter_merged(tiny_model, tmp_path):
+    full = recipe_of(method=Method.FULL, learning_rate=1e-3)
+    adapter = attempt(tmp_path / "adapter", tiny_model, ROWS)
+    model = attempt(tmp_path / "model", tiny_model, ROWS, recipe=full)
+
+    after_adapter = attempt(tmp_path / "a", tiny_model, ROWS, recipe=full, start=adapter.result)
+    after_model = attempt(tmp_path / "m", tiny_model, ROWS, recipe=full, start=model.result)
+
+    fresh = model.of(StepCompleted)[0].train_loss
+    assert after_adapter.of(StepCompleted)[0].train_loss < fresh * 0.8
+    assert after_model.of(StepCompleted)[0].train_loss < fresh * 0.8
+
+
+def test_an_adapter_of_another_rank_is_refused_as_a_beginning(tiny_model, tmp_path):
+    first = attempt(tmp_path / "first", tiny_model, ROWS)
+
+    with pytest.raises(TrainingFailed, match="another rank"):
+        attempt(tmp_path / "second", tiny_model, ROWS, recipe=recipe_of(lora_rank=8), start=first.result)
+
+
+def test_packed_rows_train_as_padded_ones_do(tiny_model, tmp_path):
+    plain = recipe_of(lora_dropout=0.0, epochs=1)
+
+    padded = attempt(tmp_path / "padded", tiny_model, ROWS, recipe=plain)
+    packed = attempt(tmp_path / "packed", tiny_model, ROWS, recipe=msgspec.structs.replace(plain, packing=True))
+
+    assert any("packed without padding" in line.message for line in packed.of(LogLine))
+    for mine, other in zip(packed.of(StepCompleted), padded.of(StepCompleted), strict=True):
+        assert mine.train_loss == pytest.approx(other.train_loss, rel=2e-3)

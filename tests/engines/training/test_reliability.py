@@ -1,0 +1,225 @@
+"""Runs that are interrupted, run out of memory, go wrong or get no better."""
+
+import math
+import random
+
+import msgspec
+import pytest
+import torch
+
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import EvaluationCompleted, LogLine, Method, StepCompleted, Stopped, TrainingStarted
+from gpu_workers.events import AdapterReady
+from gpu_workers.train import callbacks, rehearsal
+from gpu_workers.train.attempt import _smaller
+from gpu_workers.train.callbacks import StopFlag
+from gpu_workers.train.failures import TrainingFailed
+from gpu_workers.train.rehearsal import checkpoint_interval_seconds
+from gpu_workers.train.sft import Trainer
+from tests.engines.training.attempts import SMALL, attempt, make_pairs, make_run_spec
+from tests.engines.training.conftest import make_rows
+
+ROWS = make_rows(32)
+STEPS = 32 // SMALL.batch_size * SMALL.epochs
+
+
+@pytest.fixture(autouse=True)
+def report_every_step(monkeypatch):
+    monkeypatch.setattr(callbacks, "REPORT_INTERVAL_SECONDS", 0.0)
+
+
+class StopAt(StopFlag):
+    """SIGTERM during the step before `step` ends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+        super().__init__()
+        original = callbacks.ProgressCallback.on_step_end
+
+        def on_step_end(callback, args, state, control, **kwargs):
+            self.is_set = state.global_step == step
+            original(callback, args, state, control, **kwargs)
+
+        monkeypatch.setattr(callbacks.ProgressCallback, "on_step_end", on_step_end)
+
+
+@pytest.mark.parametrize("kind", ["supervised", "full", "dpo"])
+def test_a_run_interrupted_at_random_steps_ends_with_identical_weights(tiny_model, tmp_path, monkeypatch, kind):
+    """Six interruptions of one run, each resumed from the checkpoint before; dropout draws numbers in every step."""
+    recipe, rows = SMALL, ROWS
+    if kind == "full":
+        recipe = msgspec.structs.replace(SMALL, method=Method.FULL, learning_rate=1e-3)
+    if kind == "dpo":
+        recipe, rows = msgspec.structs.replace(SMALL, objective="dpo"), make_pairs(32)
+    validation = rows if kind != "full" else None
+    whole = attempt(tmp_path / "whole", tiny_model, rows, recipe=recipe, validation=validation)
+
+    resume = None
+    for index, step in enumerate(sorted(random.Random(7).sample(range(1, STEPS), 6))):
+        with monkeypatch.context() as patch:
+            part = attempt(
+                tmp_path / f"part{index}",
+                tiny_model,
+                rows,
+                recipe=recipe,
+                validation=validation,
+                resume=resume,
+                stop=StopAt(patch, step),
+            )
+        assert isinstance(part.outcome, Stopped)
+        assert part.outcome.step == step
+        resume = part.newest_checkpoint
+    last = attempt(tmp_path / "last", tiny_model, rows, recipe=recipe, validation=validation, resume=resume)
+
+    assert last.outcome.step == STEPS
+    assert last.outcome.trained_tokens == whole.outcome.trained_tokens
+    assert last.outcome.train_loss == whole.outcome.train_loss
+    tensors = whole.tensors()
+    assert last.tensors().keys() == tensors.keys()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in last.tensors().items())
+
+
+def test_a_rehearsal_leaves_no_trace(tiny_model, tmp_path, monkeypatch):
+    rehearsed = attempt(tmp_path / "rehearsed", tiny_model, ROWS, validation=ROWS)
+    unrehearsed_result = rehearsal.Rehearsal(seconds=0.0, save_seconds=0.0)
+    monkeypatch.setattr("gpu_workers.train.running.rehearse", lambda trainer, validation: unrehearsed_result)
+
+    plain = attempt(tmp_path / "plain", tiny_model, ROWS, validation=ROWS)
+
+    assert not (tmp_path / "rehearsed" / "rehearsal").exists()
+    assert all(torch.equal(tensor, plain.tensors()[name]) for name, tensor in rehearsed.tensors().items())
+
+
+def test_what_cannot_be_saved_fails_before_the_first_billed_second(tiny_model, tmp_path, monkeypatch):
+    def full_disk(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gpu_workers.train.running.save_checkpoint", full_disk)
+
+    with pytest.raises(OSError, match="No space"):
+        attempt(tmp_path, tiny_model, ROWS)
+
+    assert b"training_started" not in (tmp_path / "events.jsonl").read_bytes()
+
+
+class MemoryOf:
+    """A machine whose memory holds only so many rows at a time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rows: int, *, from_step: int = 0) -> None:
+        original = Trainer.loss_parts
+
+        def loss_parts(trainer, model, inputs):
+            if len(inputs["input_ids"]) > rows and trainer.state.global_step >= from_step:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+            return original(trainer, model, inputs)
+
+        monkeypatch.setattr(Trainer, "loss_parts", loss_parts)
+
+
+def test_out_of_memory_halves_the_micro_batch_and_goes_on_from_the_checkpoint(tiny_model, tmp_path, monkeypatch):
+    recipe = msgspec.structs.replace(SMALL, lora_dropout=0.0)
+    plain = attempt(tmp_path / "plain", tiny_model, ROWS, recipe=recipe)
+    MemoryOf(monkeypatch, 2, from_step=10)
+    monkeypatch.setattr("gpu_workers.train.running.checkpoint_interval_seconds", lambda spec, save_seconds: 0.0)
+
+    tried = attempt(tmp_path / "small", tiny_model, ROWS, recipe=recipe)
+
+    [told] = [line.message for line in tried.of(LogLine) if line.level == "warn" and "Memory" in line.message]
+    assert told == (
+        "Memory ran out. Going on from step 10 with 2 rows at a time, gradient checkpointing on and the same 4 rows "
+        "a step: slower, the same result."
+    )
+    assert [event.start_step for event in tried.of(TrainingStarted)] == [0, 10]
+    assert tried.outcome.step == STEPS
+    assert tried.outcome.trained_tokens == plain.outcome.trained_tokens
+    assert tried.outcome.train_loss == pytest.approx(plain.outcome.train_loss, rel=1e-2)
+
+
+def test_memory_that_holds_no_single_row_ends_the_run(tiny_model, tmp_path, monkeypatch):
+    MemoryOf(monkeypatch, 0)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        attempt(tmp_path, tiny_model, ROWS)
+
+    assert b"training_started" not in (tmp_path / "events.jsonl").read_bytes()
+
+
+def test_a_smaller_recipe_keeps_the_rows_of_a_step():
+    recipe = msgspec.structs.replace(SMALL, batch_size=12, gradient_accumulation_steps=1)
+    sizes = []
+    while (smaller := _smaller(recipe, gpu_count=1)) is not None:
+        recipe = smaller
+        sizes.append((recipe.gradient_accumulation_steps, recipe.gradient_checkpointing))
+
+    assert sizes == [(2, True), (4, True), (12, True)]
+
+
+def test_a_loss_of_zero_ends_the_run(tiny_model, tmp_path, monkeypatch):
+    original = Trainer.loss_parts
+
+    def loss_parts(trainer, model, inputs):
+        loss, n_correct, n_trained = original(trainer, model, inputs)
+        return loss * 0.0, n_correct, n_trained
+
+    monkeypatch.setattr(Trainer, "loss_parts", loss_parts)
+
+    with pytest.raises(TrainingFailed) as failure:
+        attempt(tmp_path, tiny_model, ROWS)
+
+    assert failure.value.code is FailureCode.LOSS_IS_ZERO
+
+
+def test_training_that_ends_short_of_its_last_step_is_no_success(tiny_model, tmp_path, monkeypatch):
+    original = callbacks.ProgressCallback.on_step_end
+
+    def give_up(callback, args, state, control, **kwargs):
+        original(callback, args, state, control, **kwargs)
+        control.should_training_stop = state.global_step == 5
+
+    monkeypatch.setattr(callbacks.ProgressCallback, "on_step_end", give_up)
+
+    with pytest.raises(TrainingFailed, match=f"step 5 of {STEPS}") as failure:
+        attempt(tmp_path, tiny_model, ROWS)
+
+    assert failure.value.code is FailureCode.INCOMPLETE_TRAINING
+
+
+def test_early_stopping_keeps_the_best_weights_and_says_so(tiny_model, tmp_path, monkeypatch):
+    """Other colours than those of the training rows: the more is learned, the worse they fit."""
+    patient = msgspec.structs.replace(SMALL, epochs=12, learning_rate=2e-2, early_stopping_patience=2)
+    other = make_rows(16, seed=3).replace(b'"assistant", "content": "', b'"assistant", "content": "not ')
+
+    tried = attempt(tmp_path, tiny_model, ROWS, recipe=patient, validation=other)
+
+    outcome, losses = tried.outcome, [event.valid_loss for event in tried.of(EvaluationCompleted)]
+    best = losses.index(min(losses))
+    assert isinstance(outcome, AdapterReady)
+    assert outcome.is_stopped_early
+    assert outcome.step == len(losses) * 8 < 12 * 8
+    assert len(losses) == best + 1 + 2
+    assert (outcome.best_step, outcome.valid_loss) == ((best + 1) * 8, min(losses))
+    assert any("whose weights are kept" in line.message for line in tried.of(LogLine))
+    again = attempt(
+        tmp_path / "again", tiny_model, ROWS, recipe=msgspec.structs.replace(patient, early_stopping_patience=100),
+        validation=other,
+    )  # fmt: skip
+    assert again.of(EvaluationCompleted)[best].valid_loss == min(losses)
+
+
+def test_the_cadence_of_checkpoints_is_youngs_and_dalys():
+    def interval(save_seconds, **changes):
+        return checkpoint_interval_seconds(make_run_spec(None, SMALL, **changes), save_seconds=save_seconds)
+
+    often = {"seconds_between_failures": 3600.0, "checkpoint_interval_seconds": 300}
+    assert interval(2.0) == 300  # nothing measured: what was asked
+    assert interval(2.0, **often) == pytest.approx(math.sqrt(2 * 2 * 3600) - 2)
+    assert interval(0.001, **often) == 15  # never so often that a fast disk is all that works
+    assert interval(20.0, **often) == 1000  # saving takes 2 % of the time at most
+    assert interval(2.0, **often | {"seconds_between_failures": 1e9}) == 300
+
+
+def test_progress_says_memory_and_time_left(tiny_model, tmp_path):
+    steps = attempt(tmp_path, tiny_model, ROWS).of(StepCompleted)
+
+    assert all(step.memory_bytes > 10**8 for step in steps)
+    assert steps[-1].eta_seconds == 0.0
+    assert steps[3].eta_seconds > steps[-2].eta_seconds > 0
