@@ -26,7 +26,6 @@ from apps.contracts.runs import (
     SignedFile,
     StepCompleted,
     Stopped,
-    Succeeded,
     TrainingStarted,
 )
 from apps.contracts.worker_api import ClaimRequest, ClaimResponse, HeartbeatRequest
@@ -54,6 +53,8 @@ from gpu_workers.executor import Child, SubprocessExecutor, kill_stale_children
 from gpu_workers.lease_keeper import LeaseKeeper
 from gpu_workers.preflight import NotReady, require_ready
 from gpu_workers.probing import Prober
+from gpu_workers.publishing import MODULE as PUBLISHING_CHILD
+from gpu_workers.publishing import Published, Publisher, alone, deliver
 from gpu_workers.redaction import redact
 from gpu_workers.reporter import CheckpointUploader, Reporter, Uploader
 
@@ -71,11 +72,20 @@ class Agent:
     """One trainer process. `drain()` works until nothing waits; `request_stop()` may come from a signal handler."""
 
     def __init__(
-        self, config: WorkerConfig, api: ApiClient, *, executor: SubprocessExecutor | None = None, prober: Prober | None
+        self,
+        config: WorkerConfig,
+        api: ApiClient,
+        *,
+        executor: SubprocessExecutor | None = None,
+        publisher: Publisher | None = None,
+        prober: Prober | None,
     ) -> None:
         self._config = config
         self._api = api
         self._executor = executor or SubprocessExecutor(threads=config.trainer_threads)
+        if publisher is None and executor is None:
+            publisher = Publisher(SubprocessExecutor(threads=config.trainer_threads, module=PUBLISHING_CHILD))
+        self._publisher = publisher
         self._prober = prober
         self._stop = threading.Event()
         self._runs_dir = config.work_dir / "runs"
@@ -120,7 +130,15 @@ class Agent:
         spec = claim.spec
         work_dir = self._runs_dir / f"{_safe(spec.run_id)}-{spec.attempt}"
         log.info("Claimed %s attempt %d", spec.run_id, spec.attempt)
-        attempt = Attempt(self._config, self._api, self._executor, claim, work_dir, is_stopping=self._stop.is_set)
+        attempt = Attempt(
+            self._config,
+            self._api,
+            self._executor,
+            claim,
+            work_dir,
+            publisher=self._publisher,
+            is_stopping=self._stop.is_set,
+        )
         try:
             attempt.run()
         finally:
@@ -150,9 +168,11 @@ class Attempt:
         claim: ClaimResponse,
         work_dir: Path,
         *,
+        publisher: Publisher | None,
         is_stopping: Callable[[], bool],
     ) -> None:
         self._config = config
+        self._publisher = publisher
         self._api = api
         self._executor = executor
         self._spec = claim.spec
@@ -294,21 +314,28 @@ class Attempt:
             case _:
                 return self._stopped()
 
-    def _store_adapter(self, ready: AdapterReady) -> RunOutcome:
-        self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.UPLOADING))
-        places = self._uploader.store(self._work_dir / ready.folder, ready.manifest_sha256)
-        return Succeeded(
-            upload_id=places.upload_id,
-            manifest_sha256=ready.manifest_sha256,
-            step=ready.step,
-            train_loss=ready.train_loss,
-            valid_loss=ready.valid_loss,
-            training_seconds=ready.training_seconds,
-            trained_tokens=ready.trained_tokens,
-            peak_memory_bytes=ready.peak_memory_bytes,
-            is_stopped_early=ready.is_stopped_early,
-            best_step=ready.best_step,
+    def _publish(self, ready: AdapterReady) -> Published:
+        """Have the result compared, probed and merged; when that fails, go on with the result alone."""
+        if self._publisher is None or self._stop_reason() is not None:
+            return alone(ready)
+        self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.EVALUATING))
+        child = self._child = self._publisher.start(self._work_dir, hub_token=self._spec.base_model.hub_token)
+        found = self._publisher.wait(
+            child, self._work_dir, should_stop=lambda: self._keeper.is_lost or self._stop_reason() is not None
         )
+        if self._keeper.is_lost:
+            raise Forgotten
+        if found is None:
+            message = "The result could not be evaluated on this machine; the adapter itself is complete."
+            self._report(LogLine(sequence=UNNUMBERED, level="warn", message=message))
+        return found or alone(ready)
+
+    def _store_adapter(self, ready: AdapterReady) -> RunOutcome:
+        published = self._publish(ready)
+        if self._stop_reason() == "cancelled":
+            return self._stopped()
+        self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.UPLOADING))
+        return deliver(ready, published, self._work_dir, self._uploader)
 
     def _finish(self, outcome: RunOutcome) -> None:
         """Report the end; raises StaleLease, Unauthorized, Unavailable or Forgotten."""
