@@ -8,20 +8,29 @@ from apps.contracts.parity import PARITY_FILE, EngineScores, ParityProbe, Parity
 from gpu_workers.engine_client import EngineClient
 
 
+class UnreadableProbe(Exception):
+    """The file is no probe: the adapter is not what a trainer of ours delivers."""
+
+
 class BaseDiffers(Exception):
     """The engine's base model gives other numbers than the trainer's: nothing can be said of an adapter here."""
 
 
 def read_probe(folder: Path) -> ParityProbe | None:
-    """Return the probe among an adapter's checked files; None for an adapter made without one."""
+    """Return the probe among an adapter's checked files, None where there is none; raises UnreadableProbe."""
     try:
         return msgspec.json.decode((folder / PARITY_FILE).read_bytes(), type=ParityProbe)
     except FileNotFoundError:
         return None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableProbe(str(error)) from error
 
 
 async def measure(engine: EngineClient, probe: ParityProbe, *, lora_name: str, base_name: str) -> ParityResult:
     """Score the probe's rows with and without the adapter; raises EngineRefused, EngineDown or BaseDiffers."""
+    longest = next((m.max_model_len for m in await engine.list_models() if m.id == base_name), None)
+    if longest is not None:
+        probe = probe.cut_to(longest - 1)  # one more token is asked for
     scores = [
         EngineScores(
             tuned=await engine.score_tokens(lora_name, row.token_ids),

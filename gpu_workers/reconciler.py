@@ -25,7 +25,7 @@ from gpu_workers.config import ServingConfig
 from gpu_workers.engine import EnginePaths, EngineState, read_engine_state
 from gpu_workers.engine_client import LORA_NAME, Canary, EngineClient, EngineDown, EngineRefused
 from gpu_workers.front_door import FrontDoor
-from gpu_workers.parity_check import BaseDiffers, measure, read_probe
+from gpu_workers.parity_check import BaseDiffers, UnreadableProbe, measure, read_probe
 from gpu_workers.private_files import write_private
 
 log = logging.getLogger("anneal.serving")
@@ -33,6 +33,7 @@ log = logging.getLogger("anneal.serving")
 QUARANTINE_SECONDS = 60.0  # adapters used this shortly before bad numbers appeared are suspects
 MAX_SUSPICIONS = 3  # alone counts twice: the base model or the hardware may have been at fault once
 RETRY_SECONDS = 10.0
+_BUSY = (404, 429, 503)  # what the engine answers when it cannot now
 
 
 class _Trial(msgspec.Struct):
@@ -306,7 +307,7 @@ class Reconciler:
             canary = await self.engine.ask_canary(name)
         except EngineRefused as refusal:
             await self._require_same_engine()
-            if refusal.status in (404, 429, 503):
+            if refusal.status in _BUSY:
                 self._postpone(name, "The engine was too busy to try the adapter.")
                 return None
             return "The adapter gives invalid numbers."
@@ -322,7 +323,10 @@ class Reconciler:
         adapter = next((a for a in desired.adapters if a.lora_name == name), None) if desired else None
         if state is None or adapter is None:
             return None
-        probe = await asyncio.to_thread(read_probe, self._store.get_path(adapter, self._get_base(state)))
+        try:
+            probe = await asyncio.to_thread(read_probe, self._store.get_path(adapter, self._get_base(state)))
+        except UnreadableProbe:
+            return "The adapter's parity rows cannot be read."
         if probe is None:
             return ""
         try:
@@ -330,6 +334,8 @@ class Reconciler:
         except EngineRefused as refusal:
             await self._require_same_engine()
             log.warning("%s could not be certified: %s", name, refusal)
+            if refusal.status not in _BUSY:
+                return "The engine refuses the adapter's parity rows."
             self._postpone(name, "The engine could not score the adapter's rows now.")
             return None
         except BaseDiffers as difference:

@@ -7,6 +7,8 @@ engine that loads the adapter scores the same tokens; only an adapter whose numb
 import math
 from collections.abc import Sequence
 
+import msgspec
+
 from apps.contracts.struct import Struct
 
 PARITY_FILE = "parity.json"
@@ -41,6 +43,19 @@ class ParityProbe(Struct, frozen=True, kw_only=True):
     dtype: str = ""
     tolerance: float = TOLERANCE
     software: dict[str, str] = {}
+
+
+    def cut_to(self, most_tokens: int) -> "ParityProbe":
+        """Return the probe with no row longer than an engine takes."""
+        rows = tuple(
+            ParityRow(
+                token_ids=row.token_ids[:most_tokens],
+                tuned=row.tuned[: most_tokens - 1],
+                base=row.base[: most_tokens - 1],
+            )
+            for row in self.rows
+        )
+        return msgspec.structs.replace(self, rows=rows)
 
 
 class ParityResult(Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from apps.contracts.evaluation import EvaluationReport, Grader, GraderKind, problem_of
 from apps.contracts.parity import PARITY_FILE, ParityProbe
-from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, RunSpec
+from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, RunSpec, Succeeded
 from gpu_workers.artifacts import seal_folder, verify_folder
 from gpu_workers.publishing import MERGED_EXPORT, Published
 from gpu_workers.train.export import adapter_config
@@ -156,12 +156,10 @@ def test_the_adapter_loads_by_itself_with_equal_logits(published, tiny_model, tm
     monkeypatch.chdir(tmp_path)
     prompt = torch.tensor([[3, 100, 200, 1, 4]])
 
-    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(
-        work_dir / result.adapter.folder, dtype=torch.bfloat16, autocast_adapter_dtype=False
-    )
+    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(work_dir / result.adapter.folder, dtype=torch.bfloat16)
 
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
-    trained = peft.PeftModel.from_pretrained(base, work_dir / "adapter", autocast_adapter_dtype=False)
+    trained = peft.PeftModel.from_pretrained(base, work_dir / "adapter")
     with torch.no_grad():
         assert torch.equal(loaded.eval()(prompt).logits, trained.eval()(prompt).logits)
 
@@ -187,6 +185,28 @@ def test_the_merged_model_answers_as_base_and_adapter_do(published, tiny_model):
 
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
+
+
+def test_a_trained_run_delivers_report_probe_and_merged_model(plane, tiny_model, make_agent):
+    """Agent, training child and publishing child as they are; a model that learnt its rows beats its base."""
+    spec = plane.add_run(
+        make_rows(120),
+        base_model=tiny_model,
+        hyperparameters=msgspec.structs.replace(RECIPE, epochs=6),
+        validation=make_rows(30, seed=1),
+    )
+    plane.queue[-1] = msgspec.structs.replace(spec, exports=(MERGED_EXPORT,))
+
+    make_agent().drain()
+
+    [outcome] = plane.outcomes
+    assert isinstance(outcome, Succeeded), outcome
+    assert outcome.report is not None and outcome.report.rows == 30
+    found = {comparison.name: comparison for comparison in outcome.report.comparisons}
+    assert (found["loss"].verdict, found["token_accuracy"].verdict) == ("better", "better")
+    assert found["loss"].tuned.value == pytest.approx(outcome.valid_loss, rel=0.1)  # the trainer's own last word
+    assert PARITY_FILE in plane.stored_files(outcome.upload_id)
+    assert "model.safetensors" in plane.stored_files(outcome.exports[0].upload_id)
 
 
 def test_a_quantised_base_is_not_merged_into(tiny_model, published, tmp_path):

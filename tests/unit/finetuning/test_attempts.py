@@ -46,6 +46,18 @@ def test_a_finished_job_has_an_adapter_and_pays_for_its_training_seconds(floor, 
     assert Hold.objects.get(pk=job.hold_id).status == "closed"
 
 
+def test_steps_that_early_stopping_left_out_are_not_billed(floor, organization, claim, reload):
+    job = floor.job()
+    attempt = claim()
+    attempt.start(total_steps=100)
+
+    attempt.succeed(floor.base_model, seconds=12.0, is_stopped_early=True, best_step=6)
+
+    assert (reload(job).status, reload(job).step) == ("succeeded", 10)
+    assert charged(organization) == 12 * MILLI_DOLLAR
+    assert reload(job).adapter_version.metrics["best_step"] == 6
+
+
 def test_the_bill_never_passes_the_cap(floor, organization, claim, reload):
     job = floor.job(spend_cap_nano=5 * MILLI_DOLLAR)
 
