@@ -1,5 +1,6 @@
 """docs/states.md, drawn from the tables that the code and the database obey."""
 
+from apps.adapters.lifecycle import VERSION_TRANSITIONS as ADAPTER_TRANSITIONS
 from apps.core.transitions import Transitions, terminal_states
 from apps.datasets.models import VERSION_TRANSITIONS
 from apps.finetuning.lifecycle import JOB_TRANSITIONS, RUN_TRANSITIONS
@@ -13,6 +14,7 @@ def render() -> str:
         "Fine-tuning job": (JOB_TRANSITIONS, "validating_files"),
         "Run (one attempt)": (RUN_TRANSITIONS, "queued"),
         "Dataset version": (VERSION_TRANSITIONS, "uploaded"),
+        "Adapter version": (ADAPTER_TRANSITIONS, "checking"),
     }
     return _HEAD + "".join(_machine(title, moves, first) for title, (moves, first) in machines.items())
 

@@ -27,6 +27,7 @@ from gpu_workers.api_client import ApiClient
 from gpu_workers.config import WorkerConfig
 from gpu_workers.executor import SubprocessExecutor
 from gpu_workers.process_tree import identify, is_alive
+from gpu_workers.publishing import Publisher
 from tests.twins.control_plane import CREDENTIAL, ControlPlane, serve_control_plane
 
 CHILD = "tests.unit.gpu_workers.scripted_child"
@@ -51,7 +52,7 @@ def models(tmp_path: Path) -> Path:
     return folder
 
 
-def make_agent(plane: ControlPlane, tmp_path: Path, behaviour: str) -> Agent:
+def make_agent(plane: ControlPlane, tmp_path: Path, behaviour: str, *, publisher: Publisher | None = None) -> Agent:
     config = WorkerConfig(
         internal_url=plane.url,
         credential_file=tmp_path / "credential.json",
@@ -60,7 +61,7 @@ def make_agent(plane: ControlPlane, tmp_path: Path, behaviour: str) -> Agent:
     )
     executor = SubprocessExecutor(threads=1, command=(sys.executable, "-m", CHILD, behaviour))
     CLIENTS.append(ApiClient(plane.url, credential=CREDENTIAL))
-    agent = Agent(config, CLIENTS[-1], executor=executor, prober=None)
+    agent = Agent(config, CLIENTS[-1], executor=executor, publisher=publisher, prober=None)
     agent.recover()
     return agent
 
