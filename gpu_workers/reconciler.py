@@ -315,7 +315,10 @@ class Reconciler:
             return "The adapter gives invalid numbers."
         if self._base_canary is not None and not canary.differs_from(self._base_canary):
             return "The adapter answers exactly as the base model does."
-        return await self._certify(name)
+        verdict = await self._certify(name)
+        if verdict == "" and await self.engine.count_corrupted_requests() > self._nan_baseline:
+            return "The adapter gives invalid numbers."
+        return verdict
 
     async def _certify(self, name: str) -> str | None:
         """Hold the adapter's numbers against its trainer's; the same answers as `_get_verdict`."""

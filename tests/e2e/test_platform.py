@@ -41,6 +41,37 @@ def test_a_job_becomes_a_model_that_answers_and_is_paid_once(platform: Platform,
     until(lambda: float(platform.billing()["held_usd"]) == 0, 30, "money is still held")
 
 
+def test_a_model_answers_only_with_a_certificate(platform: Platform, model: str):
+    found = platform.client.models.retrieve(model).model_extra
+
+    assert (found["status"], found["status_reason"]) == ("ready", None)
+    parity = found["parity"]
+    assert parity["tuned_difference"] < parity["tolerance"] < parity["effect"]
+    assert parity["is_template_equal"] is True and parity["engine"].startswith("vllm ")
+
+
+def test_a_job_pauses_at_a_checkpoint_resumes_and_is_paid_once(platform: Platform, file_id: str):
+    before = platform.wait_for_settled_books()
+    job_id = platform.create_job(file_id, epochs=2, exports=["merged_16bit"])
+    until(lambda: any(m.startswith("Step") for m in platform.messages(job_id)), 120, "no first step")
+
+    platform.client.fine_tuning.jobs.pause(job_id)
+    until(lambda: platform.job(job_id).status == "paused", 60, "the job does not pause")
+    paused = platform.job(job_id)
+    assert paused.model_extra["held_usd"] == "0"
+    checkpoint = platform.client.fine_tuning.jobs.checkpoints.list(job_id).data[0]
+    platform.client.fine_tuning.jobs.resume(job_id)
+    job = platform.wait_for_end(job_id)
+
+    assert job.status == "succeeded", job.error
+    assert f"Resumed from step {checkpoint.step_number}." in platform.messages(job_id)
+    after = platform.wait_for_settled_books()
+    assert float(after["training_usd"]) - float(before["training_usd"]) == pytest.approx(
+        float(job.model_extra["cost_usd"])
+    )
+    assert float(job.model_extra["cost_usd"]) > float(paused.model_extra["cost_usd"]) > 0
+
+
 def test_base_and_adapter_answer_side_by_side_and_strangers_get_404(platform: Platform, model: str):
     assert platform.ask(platform.model) != platform.ask(model)
 
