@@ -2,6 +2,7 @@
 
 import datetime
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -180,7 +181,7 @@ def _parity_lines(version: AdapterVersion) -> list[str]:
     return [words, ""]
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return [*lines, *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows), ""]
 
