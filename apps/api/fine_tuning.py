@@ -1,12 +1,13 @@
 """/v1/fine_tuning/jobs: OpenAI's surface, with our own fields beside theirs.
 
-Ours, sent in `extra_body`: `lora {rank, alpha, dropout, target_modules}`, `quantization "nf4"` (QLoRA),
-`recipe {learning_rate, epochs, …}` with the ecosystem's names, `compute {pool}`, `budget {max_cost_usd}`.
+Ours, sent in `extra_body`: `lora {rank, alpha, dropout, target_modules, use_dora, use_rslora}`, `quantization "nf4"`
+(QLoRA), `recipe {method, learning_rate, epochs, …}` with the ecosystem's names, `compute {pool}`,
+`budget {max_cost_usd}`.
 """
 
 import hashlib
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from rest_framework.request import Request
@@ -15,11 +16,14 @@ from rest_framework.response import Response
 from apps.api.pagination import page
 from apps.api.parsers import read_body
 from apps.api.views import ApiView
-from apps.contracts.runs import Method
+from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind, problem_of
+from apps.contracts.failures import Blame, FailureCode
+from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.money import nano_to_usd, usd_to_nano
 from apps.finetuning import attempts, operations, queries
+from apps.finetuning.explanations import Explanation, explain
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
 from apps.finetuning.operations import JobRequest
@@ -38,9 +42,21 @@ class Supervised(msgspec.Struct, forbid_unknown_fields=True):
     hyperparameters: OpenAiHyperparameters = msgspec.field(default_factory=OpenAiHyperparameters)
 
 
+class DpoHyperparameters(OpenAiHyperparameters, forbid_unknown_fields=True):
+    beta: Auto = "auto"
+
+
+class Dpo(msgspec.Struct, forbid_unknown_fields=True):
+    hyperparameters: DpoHyperparameters = msgspec.field(default_factory=DpoHyperparameters)
+
+
 class MethodChoice(msgspec.Struct):
+    """`text` is ours: continued pre-training on plain text."""
+
     type: str = "supervised"
     supervised: Supervised | None = None
+    dpo: Dpo | None = None
+    text: Supervised | None = None
 
 
 class LoraChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,6 +64,24 @@ class LoraChoice(msgspec.Struct, forbid_unknown_fields=True):
     alpha: int | None = None
     dropout: float | None = None
     target_modules: tuple[str, ...] | None = None
+    use_dora: bool | None = None
+    use_rslora: bool | None = None
+
+
+class GraderChoice(msgspec.Struct, forbid_unknown_fields=True):
+    type: GraderKind = GraderKind.EXACT_MATCH
+    operation: str = "eq"
+    reference: str | None = None
+    pattern: str = ""
+    schema: dict[str, Any] = {}
+
+
+class EvaluationChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """How base and tuned model are compared on the validation file after training."""
+
+    grader: GraderChoice = msgspec.field(default_factory=GraderChoice)
+    max_rows: Annotated[int, msgspec.Meta(ge=1, le=2_000)] = 500
+    max_answers: Annotated[int, msgspec.Meta(ge=0, le=500)] = 100
 
 
 class ComputeChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -73,6 +107,8 @@ class CreateJob(msgspec.Struct, forbid_unknown_fields=True):
     lora: LoraChoice | None = None
     quantization: str | None = None
     recipe: dict[str, Any] | None = None
+    evaluation: EvaluationChoice | None = None
+    exports: list[Literal["merged_16bit"]] | None = None
     compute: ComputeChoice | None = None
     budget: BudgetChoice | None = None
 
@@ -108,7 +144,12 @@ class JobDetail(ApiView):
     required_scope = {"GET": "view"}
 
     def get(self, request: Request, job_id: str) -> Response:
-        return Response(job_object(queries.get_job(organization=self.organization, id=job_id)))
+        """Return the job; a failed one with whose fault it is, the evidence and the suggested change with its price."""
+        job = queries.get_job(organization=self.organization, id=job_id)
+        found = job_object(job)
+        if why := explain(job=job, now=db_now()):
+            found["error"] |= _explained(why)
+        return Response(found)
 
 
 class JobAction(ApiView):
@@ -151,50 +192,96 @@ class JobCheckpoints(ApiView):
 def parse_request(data: Any, *, idempotency_key: str | None = None, is_retry: bool = False) -> JobRequest:
     """Return the domain's request. Raises InvalidValue naming the field."""
     body = read_body(data, CreateJob)
-    if body.method is not None and body.method.type != "supervised":
-        raise InvalidValue(
-            f"method.type {body.method.type!r} is not offered here: use 'supervised'.", param="method.type"
-        )
     if body.integrations:
         raise InvalidValue("No integration is available on this platform.", param="integrations")
-    method = parse_method(body.quantization)
+    recipe = dict(body.recipe or {})
+    method = parse_method(body.quantization, recipe.pop("method", None))
     return JobRequest(
         base_model=body.model,
         training_file=body.training_file,
         validation_file=body.validation_file,
         method=method,
-        hyperparameters=_hyperparameters(body),
+        objective=_objective(body.method),
+        hyperparameters=_hyperparameters(body) | recipe,
         pool=body.compute.pool if body.compute else None,
         spend_cap_nano=_cap_nano(body.budget),
         suffix=body.suffix or "",
         seed=body.seed,
         metadata=body.metadata or {},
-        requested={"method": msgspec.to_builtins(body.method) if body.method else None},
+        requested={
+            "method": msgspec.to_builtins(body.method) if body.method else None,
+            "evaluation": _evaluation_plan(body.evaluation),
+            "exports": body.exports or [],
+        },
         idempotency_key=idempotency_key,
         fingerprint=hashlib.sha256(msgspec.json.encode(data, order="sorted")).hexdigest(),
         is_retry=is_retry,
     )
 
 
-def parse_method(quantization: str | None) -> Method:
+def parse_method(quantization: str | None, method: Any = None) -> Method:
+    """Return how weights are trained: `method` of the recipe, or what the quantization implies."""
     if quantization not in (None, "none", "nf4"):
         raise InvalidValue("quantization must be 'nf4' (QLoRA) or left out (LoRA).", param="quantization")
-    return Method.QLORA if quantization == "nf4" else Method.LORA
+    if method is None:
+        return Method.QLORA if quantization == "nf4" else Method.LORA
+    if method not in list(Method):
+        raise InvalidValue(f"method must be one of {', '.join(Method)}.", param="recipe.method")
+    if quantization == "nf4" and method != Method.QLORA:
+        raise InvalidValue(f"quantization 'nf4' is QLoRA, not {method}.", param="quantization")
+    return Method(method)
+
+
+_OBJECTIVES = {"supervised": Objective.SUPERVISED, "dpo": Objective.DPO, "text": Objective.TEXT}
+
+
+def _objective(method: MethodChoice | None) -> Objective | None:
+    if method is None:
+        return None
+    if method.type not in _OBJECTIVES:
+        offered = ", ".join(repr(name) for name in _OBJECTIVES)
+        raise InvalidValue(f"method.type {method.type!r} is not offered here: use {offered}.", param="method.type")
+    return _OBJECTIVES[method.type]
+
+
+def _theirs(body: CreateJob) -> OpenAiHyperparameters:
+    given = getattr(body.method, body.method.type) if body.method else None
+    return given.hyperparameters if given else body.hyperparameters or OpenAiHyperparameters()
 
 
 def _hyperparameters(body: CreateJob) -> dict[str, Any]:
-    supervised = body.method.supervised if body.method else None
-    theirs = supervised.hyperparameters if supervised else body.hyperparameters or OpenAiHyperparameters()
+    theirs = _theirs(body)
     lora = body.lora or LoraChoice()
     return {
         "epochs": theirs.n_epochs,
         "batch_size": theirs.batch_size,
         "learning_rate_multiplier": theirs.learning_rate_multiplier,
+        "dpo_beta": theirs.beta if isinstance(theirs, DpoHyperparameters) else None,
         "lora_rank": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
         "target_modules": lora.target_modules,
-    } | (body.recipe or {})
+        "use_dora": lora.use_dora,
+        "use_rslora": lora.use_rslora,
+    }
+
+
+def _evaluation_plan(choice: EvaluationChoice | None) -> dict[str, Any] | None:
+    """Return the plan for the worker, None for the default one. Raises InvalidValue."""
+    if choice is None:
+        return None
+    asked = choice.grader
+    grader = Grader(
+        kind=asked.type,
+        operation=asked.operation,
+        reference=asked.reference,
+        pattern=asked.pattern,
+        schema=asked.schema,
+    )
+    if problem := problem_of(grader):
+        raise InvalidValue(problem, param="evaluation.grader")
+    plan = EvaluationPlan(grader=grader, max_rows=choice.max_rows, max_answers=choice.max_answers)
+    return dict(msgspec.to_builtins(plan))
 
 
 def _cap_nano(budget: BudgetChoice | None) -> int | None:
@@ -242,7 +329,7 @@ def job_object(job: FineTuningJob) -> dict[str, Any]:
         "training_file": job.training_file_id,
         "validation_file": job.validation_file_id,
         "hyperparameters": theirs,
-        "method": {"type": "supervised", "supervised": {"hyperparameters": theirs}},
+        "method": _method_object(recipe, theirs),
         "trained_tokens": job.trained_tokens if job.status == "succeeded" else None,
         "result_files": [],
         "seed": job.seed,
@@ -254,9 +341,18 @@ def job_object(job: FineTuningJob) -> dict[str, Any]:
     }
 
 
+def _method_object(recipe: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    kind = recipe.get("objective", Objective.SUPERVISED.value)
+    beta = {"beta": recipe["dpo_beta"]} if kind == Objective.DPO else {}
+    return {"type": kind, kind: {"hyperparameters": theirs | beta}}
+
+
 def _ours(job: FineTuningJob, recipe: dict[str, Any]) -> dict[str, Any]:
     return {
         "recipe": recipe,
+        "recipe_choices": job.requested.get("choices", []),
+        "continues": job.requested.get("start_from") or None,
+        "delivered_as": "adapter" if msgspec.convert(recipe, Hyperparameters).is_servable else "model",
         "pool": job.pool.name if job.pool else None,
         "gpu_type": job.pool.gpu_type.name if job.pool else None,
         "estimate": job.estimate or None,
@@ -286,7 +382,33 @@ def _queue_position(job: FineTuningJob) -> int | None:
 def _error(job: FineTuningJob) -> dict[str, Any] | None:
     if job.status != "failed":
         return None
-    return {"code": job.error_code, "message": job.error_message, "param": job.error_param or None}
+    return {
+        "code": job.error_code,
+        "message": job.error_message,
+        "param": job.error_param or None,
+        "blame": _blame(job.error_code),
+    }
+
+
+def _explained(why: Explanation) -> dict[str, Any]:
+    advice = why.suggestion
+    price = advice.price_nano if advice else None
+    return {
+        "cause": why.cause,
+        "evidence": msgspec.to_builtins(why.evidence),
+        "suggestion": advice
+        and {
+            "text": advice.text,
+            "changes": advice.changes,
+            "estimated_cost_usd": None if price is None else str(nano_to_usd(price)),
+            "pool": advice.pool or None,
+        },
+    }
+
+
+def _blame(code: str) -> str:
+    """Whose fault it is; what is no run's failure was refused before anything ran."""
+    return FailureCode(code).blame.value if code in list(FailureCode) else Blame.CUSTOMER.value
 
 
 def _estimated_finish(job: FineTuningJob) -> int | None:

@@ -3,7 +3,7 @@
 from django.urls import path
 from drf_spectacular.views import SpectacularJSONAPIView
 
-from apps.api import billing, estimates, files, fine_tuning, me, openai_models
+from apps.api import billing, estimates, files, fine_tuning, limits, me, openai_models
 from apps.api.errors import unknown_url
 
 _JOB = "v1/fine_tuning/jobs/<str:job_id>"
@@ -23,6 +23,7 @@ urlpatterns = [
     path(f"{_JOB}/checkpoints", fine_tuning.JobCheckpoints.as_view(), name="api_job_checkpoints"),
     path("api/v1/billing", billing.BillingView.as_view(), name="api_billing"),
     path("api/v1/estimates", estimates.Estimates.as_view(), name="api_estimates"),
+    path("api/v1/models/<path:model>/limits", limits.ModelLimits.as_view(), name="api_model_limits"),
     path("api/v1/me", me.MeView.as_view(), name="api_me"),
     path("api/v1/schema", SpectacularJSONAPIView.as_view(), name="api_schema"),
     # Last: what has no address here is an OpenAI-shaped 404, in debug mode too.

@@ -54,11 +54,11 @@ _NEUTRAL_KEYS = frozenset(
         "alora_invocation_tokens", "alpha_pattern", "arrow_config", "corda_config", "eva_config", "exclude_modules",
         "fan_in_fan_out", "kasa_config", "layer_replication", "layers_pattern", "layers_to_transform", "loftq_config",
         "lora_bias", "lora_ga_config", "megatron_config", "modules_to_save", "monteclora_config", "rank_pattern",
-        "target_parameters", "trainable_token_indices", "use_bdlora", "use_dora", "use_qalora", "use_rslora",
+        "target_parameters", "trainable_token_indices", "use_bdlora", "use_dora", "use_qalora",
         "velora_config",
     }
 )  # fmt: skip
-_VALUE_KEYS = frozenset({"peft_type", "r", "lora_alpha", "target_modules", "bias"})
+_VALUE_KEYS = frozenset({"peft_type", "r", "lora_alpha", "target_modules", "bias", "use_rslora"})
 CONFIG_KEYS = _IRRELEVANT_KEYS | _NEUTRAL_KEYS | _VALUE_KEYS
 
 
@@ -190,8 +190,14 @@ def clean_adapter_config(adapter_config: Mapping[str, Any], *, base_model: str) 
         "inference_mode": True,
         "modules_to_save": None,
         "use_dora": False,
-        "use_rslora": False,
+        "use_rslora": bool(adapter_config.get("use_rslora")),
     }
+
+
+def get_scale(adapter_config: Mapping[str, Any]) -> float:
+    """Return the factor of B @ A: alpha by the rank, or by its root with rsLoRA."""
+    rank = adapter_config["r"]
+    return float(adapter_config["lora_alpha"] / (math.sqrt(rank) if adapter_config.get("use_rslora") else rank))
 
 
 def _parse_object(data: bytes, what: str) -> dict[str, Any]:
@@ -284,9 +290,11 @@ def _check_values(config: Mapping[str, Any]) -> list[Problem]:
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or not 1 <= rank <= MAX_RANK:
         problems.append(Problem(ProblemCode.INVALID_VALUE, f"r must be a whole number from 1 to {MAX_RANK}."))
-    elif isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha <= MAX_SCALE * rank:
-        message = f"lora_alpha must be above 0 and at most {MAX_SCALE:g} times r."
+    elif isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < get_scale(config) <= MAX_SCALE:
+        message = f"lora_alpha must be above 0 and scale the adapter by at most {MAX_SCALE:g}."
         problems.append(Problem(ProblemCode.INVALID_VALUE, message))
+    if config.get("use_rslora") not in (None, False, True):
+        problems.append(Problem(ProblemCode.INVALID_VALUE, "use_rslora must be true or false."))
     modules = config.get("target_modules")
     if not isinstance(modules, list) or not modules or not set(map(str, modules)) <= set(TARGET_MODULES):
         message = f"target_modules must be a list out of {', '.join(TARGET_MODULES)}."

@@ -9,8 +9,9 @@ import msgspec
 from django.db import transaction
 
 from apps.catalog.queries import open_hub_token
+from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, Hyperparameters, Manifest, RunSpec, SignedFile
+from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, Hyperparameters, RunSpec
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, HeartbeatResponse
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, Status
@@ -19,6 +20,8 @@ from apps.core.object_store import store
 from apps.core.transitions import advance, try_advance
 from apps.datasets.models import DatasetVersion
 from apps.finetuning import attempts, events
+from apps.finetuning.beginnings import signed_ref, start_ref
+from apps.finetuning.failure_rates import seconds_between_failures
 from apps.finetuning.lifecycle import (
     HEARTBEAT_SECONDS,
     JOB_TRANSITIONS,
@@ -132,8 +135,12 @@ def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -
         validation=_dataset_ref(job.validation_file) if job.validation_file else None,
         hyperparameters=msgspec.convert(job.hyperparameters, Hyperparameters),
         resume_from=_checkpoint_ref(checkpoint) if checkpoint else None,
+        start_from=start_ref(job=job, expires_seconds=_URL_SECONDS),
+        seconds_between_failures=seconds_between_failures(pool=run.pool, now=db_now()),
         checkpoint_interval_seconds=checkpoint_interval(job.estimate.get("train_seconds_p50")),
         estimated_peak_bytes=job.estimate.get("peak_bytes"),
+        evaluation=msgspec.convert(job.requested.get("evaluation"), EvaluationPlan | None),
+        exports=tuple(job.requested.get("exports") or ()),
     )
 
 
@@ -152,22 +159,10 @@ def _dataset_ref(version: DatasetVersion) -> DatasetRef:
 
 
 def _checkpoint_ref(checkpoint: Checkpoint) -> CheckpointRef:
-    """Return where every file of the checkpoint lies; its manifest is one of them, for the worker verifies by it."""
     upload = checkpoint.upload
-    body = msgspec.json.encode(msgspec.convert(upload.manifest, Manifest))
-    manifest = {"name": "manifest.json", "sha256": upload.manifest_sha256, "bytes": len(body)}
-    files = tuple(
-        SignedFile(
-            name=file["name"],
-            sha256=file["sha256"],
-            bytes=file["bytes"],
-            url=store().signed_url(
-                f"{upload.object_prefix}/{file['name']}", "GET", expires_seconds=_URL_SECONDS, base="internal"
-            ),
-        )
-        for file in [*upload.manifest["files"], manifest]
+    return signed_ref(
+        checkpoint.pk, checkpoint.step, upload.manifest, upload.manifest_sha256, upload.object_prefix, _URL_SECONDS
     )
-    return CheckpointRef(id=checkpoint.pk, step=checkpoint.step, manifest_sha256=upload.manifest_sha256, files=files)
 
 
 @transaction.atomic

@@ -11,8 +11,8 @@ from django.db import transaction
 
 from apps.billing.operations import hold
 from apps.catalog.models import BaseModel
-from apps.catalog.queries import get_base_model, list_base_models
-from apps.contracts.runs import Hyperparameters, Method
+from apps.catalog.queries import list_base_models
+from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core import audit, outbox
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, InvalidState, InvalidValue, Unavailable
@@ -22,6 +22,7 @@ from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import COUNT_NOW_BYTES, count_tokens, request_count
 from apps.datasets.queries import find_token_count, get_version
 from apps.finetuning import attempts, events, recipes
+from apps.finetuning.beginnings import find_beginning
 from apps.finetuning.lifecycle import JOB_TERMINAL, JOB_TRANSITIONS, RUN_TRANSITIONS
 from apps.finetuning.models import FineTuningJob, Run
 from apps.finetuning.quotas import require_room_for_job
@@ -58,12 +59,16 @@ class CannotLaunch(DomainError):
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What the customer asks for. `hyperparameters` may leave anything out; `pool` None means the cheapest."""
+    """What the customer asks for. `hyperparameters` may leave anything out; `pool` None means the cheapest.
+
+    `base_model` may name an adapter version or a checkpoint to continue from; `objective` None follows the rows.
+    """
 
     base_model: str
     training_file: str
     validation_file: str | None = None
     method: Method = Method.LORA
+    objective: Objective | None = None
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     pool: str | None = None
     spend_cap_nano: int | None = None
@@ -107,11 +112,20 @@ def _created_before(organization: Any, request: JobRequest, by: str, now: dateti
 
 
 def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
-    base_model = get_base_model(name=request.base_model)
+    beginning = find_beginning(organization=organization, model=request.base_model)
+    base_model = beginning.base_model
     training_file = _usable_file(organization, request.training_file, "training_file")
     validation_file = request.validation_file and _usable_file(organization, request.validation_file, "validation_file")
     asked = dict(request.hyperparameters) | ({} if request.seed is None else {"seed": request.seed})
-    recipe = recipes.resolve(base_model=base_model, method=request.method, asked=asked)
+    objective = _objective(request.objective, training_file, validation_file or None)
+    chosen = recipes.choose(
+        base_model=base_model,
+        method=request.method,
+        asked=beginning.require_shape(asked, method=request.method),
+        objective=objective,
+        data=data_facts(version=training_file, validation=validation_file or None, base_model=base_model),
+    )
+    recipe = chosen.hyperparameters
     if request.suffix and not SUFFIX.fullmatch(request.suffix):
         raise InvalidValue(
             "suffix has up to 64 of a-z, 0-9 and -, and starts and ends with a letter or digit.", param="suffix"
@@ -128,7 +142,13 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
         method=request.method,
         hyperparameters=msgspec.to_builtins(recipe),
         requested=dict(request.requested)
-        | {"pool": request.pool, "spend_cap_nano": request.spend_cap_nano, "fingerprint": request.fingerprint},
+        | {
+            "pool": request.pool,
+            "spend_cap_nano": request.spend_cap_nano,
+            "fingerprint": request.fingerprint,
+            "start_from": beginning.start_from,
+            "choices": msgspec.to_builtins(chosen.choices),
+        },
         metadata=dict(request.metadata),
         seed=recipe.seed,
         created_by=by,
@@ -146,6 +166,48 @@ def _usable_file(organization: Any, file_id: str, param: str) -> DatasetVersion:
     if version.status == "invalid":
         raise _invalid_file(version, param)
     return version
+
+
+_ROWS_OF = {Objective.SUPERVISED: "chat", Objective.TEXT: "text", Objective.DPO: "preference"}
+
+
+def _objective(
+    asked: Objective | None, training_file: DatasetVersion, validation_file: DatasetVersion | None
+) -> Objective:
+    """Return what the rows are for. Raises InvalidTrainingFile when they are of another kind than was asked."""
+    objective = asked or objective_of(training_file)
+    for version, param in ((training_file, "training_file"), (validation_file, "validation_file")):
+        if version is not None and _kind_of(version) not in ("", _ROWS_OF[objective]):
+            raise InvalidTrainingFile(
+                f"{version.pk} holds {_kind_of(version)} rows; {objective} training needs {_ROWS_OF[objective]} rows.",
+                param=param,
+            )
+    return objective
+
+
+def _kind_of(version: DatasetVersion) -> str:
+    """Return the kind of the file's rows, "" until it is known; files without one are of conversations."""
+    return str(getattr(version, "kind", "chat"))
+
+
+def objective_of(version: DatasetVersion | None) -> Objective:
+    """Return what the file's rows are for; supervised training until their kind is known."""
+    kind = _kind_of(version) if version is not None else ""
+    return next((objective for objective, rows in _ROWS_OF.items() if rows == kind), Objective.SUPERVISED)
+
+
+def data_facts(
+    *, version: DatasetVersion | None, validation: DatasetVersion | None, base_model: BaseModel
+) -> recipes.DataFacts:
+    """Return what is known of the rows by now, for choosing a recipe."""
+    if version is None:
+        return recipes.DataFacts(has_validation=validation is not None)
+    count = find_token_count(version=version, base_model=base_model) if version.status == "ready" else None
+    return recipes.DataFacts(
+        rows=version.rows if version.status == "ready" else None,
+        longest_row_tokens=count.longest_row_tokens if count else None,
+        has_validation=validation is not None,
+    )
 
 
 def require_ready(version: DatasetVersion, param: str) -> None:

@@ -33,8 +33,10 @@ from apps.finetuning.operations import (
     JobRequest,
     counting_model,
     create_job,
+    data_facts,
     get_quotes,
     is_still_counting,
+    objective_of,
     require_ready,
 )
 from apps.finetuning.quoting import PoolQuote
@@ -132,7 +134,12 @@ class Plan:
 
     @cached_property
     def form(self) -> RecipeForm | None:
-        return RecipeForm(self.choices.values, base_model=self.base_model) if self.base_model else None
+        if self.base_model is None:
+            return None
+        facts = data_facts(version=self.version, validation=self.validation, base_model=self.base_model)
+        return RecipeForm(
+            self.choices.values, base_model=self.base_model, objective=objective_of(self.version), data=facts
+        )
 
     @property
     def count(self) -> TokenCount | None:
@@ -224,14 +231,15 @@ def first_url(version: DatasetVersion | None, base_model: BaseModel | None) -> s
     return Choices({}).url(**given)
 
 
-def again_url(job: FineTuningJob) -> str:
-    """Return the wizard's address at the compute step, with a job's own recipe."""
-    recipe = {name: str(job.hyperparameters[name]) for name in RECIPE_FIELDS if name in job.hyperparameters}
+def again_url(job: FineTuningJob, *, changes: Mapping[str, Any] | None = None) -> str:
+    """Return the wizard's address at the compute step, with a job's own recipe and what to change of it."""
+    values = job.hyperparameters | dict(changes or {})
+    recipe = {name: str(values[name]) for name in RECIPE_FIELDS if name in values}
     given = {
         "dataset": job.training_file_id,
         "validation": job.validation_file_id or "",
         "model": job.base_model.name,
-        "method": job.method,
+        "method": values.get("method", job.method),
         "suffix": job.suffix,
     }
     return Choices({}).url(**(given | recipe))

@@ -4,6 +4,7 @@ import openai
 import pytest
 
 from apps.contracts import runs as wire
+from apps.contracts.failures import FailureCode
 from apps.finetuning.models import FineTuningJob
 from tests.api.sdk import openai_client
 from tests.factories.accounts import make_key
@@ -55,6 +56,32 @@ def test_openais_hyperparameters_and_ours_both_arrive(client, file_id):
     assert (recipe["method"], recipe["learning_rate"]) == ("qlora", 0.001)
 
 
+def test_each_value_of_the_recipe_comes_with_its_reason(client, file_id):
+    job = create(client, file_id, hyperparameters={"n_epochs": 2}, extra_body={"lora": {"use_rslora": True}})
+
+    choices = {choice["name"]: choice for choice in job.model_extra["recipe_choices"]}
+    assert (choices["epochs"]["value"], choices["epochs"]["reason"]) == (2, "You set it.")
+    assert choices["learning_rate"]["is_auto"]
+    assert choices["learning_rate"]["reason"].endswith(".")
+    assert job.model_extra["recipe"]["use_rslora"] is True
+    assert (job.method.type, job.model_extra["delivered_as"]) == ("supervised", "adapter")
+
+
+def test_a_whole_model_is_said_to_be_delivered_before_it_is_trained(client, file_id):
+    dora = create(client, file_id, extra_body={"lora": {"use_dora": True}})
+
+    assert dora.model_extra["delivered_as"] == "model"
+
+
+def test_limits_of_a_model_drive_what_a_program_asks(client, floor):
+    answer = client.get(f"{client.base_url}".replace("/v1/", "/api/v1/models/anneal-demo/limits"), cast_to=object)
+
+    assert answer["hyperparameters"]["lora_rank"]["options"] == [8, 16, 32, 64]
+    assert answer["hyperparameters"]["max_length"]["maximum"] == floor.base_model.context_length
+    assert {kind["name"]: kind["delivered_as"] for kind in answer["kinds"]}["DoRA"] == "model"
+    assert answer["kinds"][0]["auto"]["dpo"]["learning_rate"]["reason"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
@@ -65,7 +92,20 @@ def test_openais_hyperparameters_and_ours_both_arrive(client, file_id):
         ({"extra_body": {"lora": {"rank": 12}}}, "hyperparameters.lora_rank", "invalid_value"),
         ({"extra_body": {"compute": {"pool": "moon"}}}, "compute.pool", "invalid_value"),
         ({"extra_body": {"colour": "red"}}, "colour", "invalid_value"),
-        ({"method": {"type": "dpo"}}, "method.type", "invalid_value"),
+        (
+            {"extra_body": {"evaluation": {"grader": {"type": "regex", "pattern": "("}}}},
+            "evaluation.grader",
+            "invalid_value",
+        ),
+        ({"extra_body": {"evaluation": {"max_rows": 0}}}, "evaluation.max_rows", "invalid_value"),
+        ({"extra_body": {"exports": ["gguf"]}}, "exports[0]", "invalid_value"),
+        ({"method": {"type": "reinforcement"}}, "method.type", "invalid_value"),
+        ({"method": {"type": "dpo"}}, "training_file", "invalid_training_file"),
+        ({"extra_body": {"recipe": {"method": "magic"}}}, "recipe.method", "invalid_value"),
+        ({"extra_body": {"recipe": {"method": "full"}, "quantization": "nf4"}}, "quantization", "invalid_value"),
+        ({"extra_body": {"recipe": {"method": "full"}, "lora": {"use_dora": True}}}, "lora.use_dora", "invalid_value"),
+        ({"model": "ft:nobody:nowhere::1"}, "model", "model_not_found"),
+        ({"model": "ftckpt_1"}, "model", "checkpoint_not_found"),
         ({"extra_body": {"budget": {"max_cost_usd": "lots"}}}, "budget.max_cost_usd", "invalid_value"),
     ],
 )
@@ -113,6 +153,19 @@ def test_an_idempotency_key_names_one_job(client, file_id):
     assert first.id == again.id
 
 
+def test_grader_and_exports_reach_the_worker(client, file_id, claim):  # noqa: F811
+    create(
+        client,
+        file_id,
+        extra_body={"exports": ["merged_16bit"], "evaluation": {"grader": {"type": "regex", "pattern": "^a"}}},
+    )
+
+    spec = claim().claimed.spec
+
+    assert spec.exports == ("merged_16bit",)
+    assert (spec.evaluation.grader.kind, spec.evaluation.grader.pattern) == ("regex", "^a")
+
+
 def test_lists_page_through_the_sdk(client, file_id):
     created = [create(client, file_id).id for _ in range(3)]
 
@@ -148,6 +201,23 @@ def test_a_job_runs_to_a_model_and_its_events_tell_the_story(client, floor, file
     assert done.trained_tokens == 500
     metrics = [event for event in client.fine_tuning.jobs.list_events(job.id) if event.type == "metrics"]
     assert metrics[0].data["train_loss"] == 2.5
+
+
+def test_a_failed_job_explains_itself(client, floor, file_id, claim):  # noqa: F811
+    job = create(client, file_id)
+    attempt: Attempt = claim()
+    attempt.start()
+    attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="Out of memory at step 3."))
+
+    error = client.fine_tuning.jobs.retrieve(job.id).error
+
+    assert (error.code, error.message) == ("out_of_memory", "Out of memory at step 3.")
+    extra = error.model_extra
+    assert (extra["blame"], extra["suggestion"]["changes"]["method"]) == ("platform", "qlora")
+    assert extra["evidence"][0] == {"name": "Reported", "value": "Out of memory at step 3."}
+    assert float(extra["suggestion"]["estimated_cost_usd"]) > 0
+    [listed] = client.fine_tuning.jobs.list()
+    assert listed.error.model_extra["blame"] == "platform"
 
 
 def test_cancel_takes_an_empty_body_and_only_a_live_job(client, file_id):

@@ -132,6 +132,7 @@ URLS: dict[str, Url] = {
     "web:usage_export": page(get=P.VIEW),
     # the public API
     "api_me": api(GET=P.VIEW),
+    "api_model_limits": api(GET=P.VIEW, ids={"model": "model_name"}),
     "api_schema": public("documents the API; holds no data"),
     "api_unknown": public("says that there is nothing"),
     "api_unknown_v1": public("says that there is nothing"),

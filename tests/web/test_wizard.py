@@ -115,7 +115,7 @@ def test_the_models_own_recipe_is_filled_in(floor, chosen, client_for, bob) -> N
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
-        ("epochs", "900", "epochs must be a number from 1 to 100."),
+        ("epochs", "900", "epochs must be a whole number from 1 to 100."),
         ("learning_rate", "nonsense", "Enter a number."),
         ("suffix", "Not a name", "Use up to 64 of a-z, 0-9 and -"),
     ],

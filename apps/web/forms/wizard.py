@@ -1,16 +1,17 @@
 """Forms of the new fine-tune wizard."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
-import msgspec
 from django import forms
 
 from apps.catalog.models import BaseModel
-from apps.contracts.runs import Hyperparameters, Method
+from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.errors import InvalidValue
 from apps.core.money import usd_to_nano
 from apps.finetuning import recipes
+from apps.finetuning.limits import Limits, get_limits
 from apps.finetuning.operations import SUFFIX
 
 RECIPE_FIELDS = ("epochs", "learning_rate", "batch_size", "max_length", "lora_rank", "lora_alpha")
@@ -19,9 +20,10 @@ _DECIMAL = {"step": "any", "inputmode": "decimal", "autocomplete": "off"}
 
 
 class RecipeForm(forms.Form):
-    """How to train: what is left out, or not yet asked, is the base model's own choice.
+    """How to train: what is left out, or not yet asked, is chosen for the model, the method and the rows.
 
-    Valid, it has `recipe`, complete, and `changed`, the fields that differ from the model's choice.
+    Each field says why its value was chosen. Valid, the form has `recipe`, complete, and `changed`, the fields that
+    differ from the choice.
     """
 
     method = forms.ChoiceField(choices=[(method.value, method.value) for method in Method])
@@ -63,14 +65,32 @@ class RecipeForm(forms.Form):
         widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "off", "spellcheck": "false"}),
     )
 
-    def __init__(self, given: Mapping[str, str], *, base_model: BaseModel) -> None:
-        self._base_model = base_model
+    def __init__(
+        self,
+        given: Mapping[str, str],
+        *,
+        base_model: BaseModel,
+        objective: Objective = Objective.SUPERVISED,
+        data: recipes.DataFacts | None = None,
+    ) -> None:
+        self._choose = partial(recipes.choose, base_model=base_model, objective=objective, data=data)
         method = given.get("method", Method.LORA.value)
-        self.defaults = _defaults(base_model, method if method in list(Method) else Method.LORA.value)
+        chosen = self._choose(method=Method(method if method in list(Method) else Method.LORA), asked={})
+        self.defaults = {choice.name: choice.value for choice in chosen.choices if choice.name in RECIPE_FIELDS}
         shown = {name: _written(self.defaults[name]) for name in RECIPE_FIELDS} | {"method": method}
         super().__init__(shown | {name: value for name, value in given.items() if value and name in self.base_fields})
+        self._explain(chosen.choices, get_limits(base_model=base_model))
         self.recipe: Hyperparameters | None = None
         self.changed: dict[str, Any] = {}
+
+    def _explain(self, choices: Iterable[recipes.Choice], limits: Limits) -> None:
+        for choice in choices:
+            limit = limits.of(choice.name)
+            if choice.name not in self.fields or limit is None:
+                continue
+            self.fields[choice.name].help_text = choice.reason
+            if limit.is_whole:
+                self.fields[choice.name].widget.attrs |= {"min": f"{limit.minimum:g}", "max": f"{limit.maximum:g}"}
 
     def clean(self) -> dict[str, Any]:
         cleaned: dict[str, Any] = super().clean() or self.cleaned_data
@@ -79,9 +99,7 @@ class RecipeForm(forms.Form):
         asked = {name: cleaned[name] for name in RECIPE_FIELDS if cleaned.get(name) is not None}
         self.changed = {name: value for name, value in asked.items() if value != self.defaults[name]}
         try:
-            self.recipe = recipes.resolve(
-                base_model=self._base_model, method=Method(cleaned["method"]), asked=self.changed
-            )
+            self.recipe = self._choose(method=Method(cleaned["method"]), asked=self.changed).hyperparameters
         except InvalidValue as error:
             name = (error.param or "").removeprefix("hyperparameters.")
             self.add_error(name if name in self.fields else None, error.message)
@@ -110,11 +128,6 @@ class CapForm(forms.Form):
         """Return the cap a valid form carries, None when it was left empty."""
         cap = self.cleaned_data.get("cap")
         return None if cap is None else usd_to_nano(cap)
-
-
-def _defaults(base_model: BaseModel, method: str) -> dict[str, Any]:
-    recipe = recipes.resolve(base_model=base_model, method=Method(method), asked={})
-    return {name: value for name, value in msgspec.structs.asdict(recipe).items() if name in RECIPE_FIELDS}
 
 
 def _written(value: Any) -> str:
