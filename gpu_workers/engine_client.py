@@ -31,6 +31,11 @@ class EngineRefused(Exception):
         self.status = status
         self.message = message
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether asking again later may help."""
+        return self.status in (404, 429, 503)
+
 
 class ServedModel(msgspec.Struct, frozen=True):
     """One row of the engine's own /v1/models. `root` is the folder it was loaded from."""

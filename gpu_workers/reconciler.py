@@ -25,7 +25,7 @@ from gpu_workers.config import ServingConfig
 from gpu_workers.engine import EnginePaths, EngineState, read_engine_state
 from gpu_workers.engine_client import LORA_NAME, Canary, EngineClient, EngineDown, EngineRefused
 from gpu_workers.front_door import FrontDoor
-from gpu_workers.parity_check import BaseDiffers, UnreadableProbe, measure, read_probe
+from gpu_workers.parity_check import CannotSay, Uncertifiable, measure
 from gpu_workers.private_files import write_private
 
 log = logging.getLogger("anneal.serving")
@@ -33,7 +33,6 @@ log = logging.getLogger("anneal.serving")
 QUARANTINE_SECONDS = 60.0  # adapters used this shortly before bad numbers appeared are suspects
 MAX_SUSPICIONS = 3  # alone counts twice: the base model or the hardware may have been at fault once
 RETRY_SECONDS = 10.0
-_BUSY = (404, 429, 503)  # what the engine answers when it cannot now
 
 
 class _Trial(msgspec.Struct):
@@ -307,7 +306,7 @@ class Reconciler:
             canary = await self.engine.ask_canary(name)
         except EngineRefused as refusal:
             await self._require_same_engine()
-            if refusal.status in _BUSY:
+            if refusal.is_busy:
                 self._postpone(name, "The engine was too busy to try the adapter.")
                 return None
             return "The adapter gives invalid numbers."
@@ -326,27 +325,18 @@ class Reconciler:
         adapter = next((a for a in desired.adapters if a.lora_name == name), None) if desired else None
         if state is None or adapter is None:
             return None
+        path = self._store.get_path(adapter, self._get_base(state))
         try:
-            probe = await asyncio.to_thread(read_probe, self._store.get_path(adapter, self._get_base(state)))
-        except UnreadableProbe:
-            return "The adapter's parity rows cannot be read."
-        if probe is None:
-            return ""
-        try:
-            result = await measure(self.engine, probe, lora_name=name, base_name=state.served_name)
-        except EngineRefused as refusal:
+            result = await measure(self.engine, path, lora_name=name, base_name=state.served_name)
+        except Uncertifiable as refusal:
             await self._require_same_engine()
-            log.warning("%s could not be certified: %s", name, refusal)
-            if refusal.status not in _BUSY:
-                return "The engine refuses the adapter's parity rows."
-            self._postpone(name, "The engine could not score the adapter's rows now.")
-            return None
-        except BaseDiffers as difference:
-            self._postpone(name, f"This replica's base model differs from the trainer's: {difference}.")
+            return str(refusal)
+        except CannotSay as trouble:
+            await self._require_same_engine()
+            self._postpone(name, str(trouble))
             return None
         self._trials[name].parity = result
-        log.info("%s: %s", name, msgspec.json.encode(result).decode())
-        return problem_of(result)
+        return "" if result is None else problem_of(result)
 
     async def _require_same_engine(self) -> None:
         """Raise EngineDown if the engine died meanwhile: then a refusal says nothing about the adapter."""

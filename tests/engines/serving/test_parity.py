@@ -31,7 +31,8 @@ def name_of(word: str) -> str:
     return "a-" + word.ljust(26, "0")
 
 
-STRONG, WEAK, SWAPPED, ZERO, RESHAPED = (name_of(word) for word in ("strong", "weak", "swapped", "zero", "template"))
+STRONG, WEAK, SWAPPED, ZERO = (name_of(word) for word in ("strong", "weak", "swapped", "zero"))
+RESHAPED, BROKEN, PLAIN = (name_of(word) for word in ("template", "broken", "plain"))
 
 
 def publish_files(work_dir: Path, *, seed: int, size: float) -> dict[str, bytes]:
@@ -85,6 +86,8 @@ def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
         SWAPPED: weak | {PARITY_FILE: strong[PARITY_FILE]},  # the certificate of other weights
         ZERO: zero,
         RESHAPED: weak | {PARITY_FILE: other_template(weak[PARITY_FILE])},
+        BROKEN: weak | {PARITY_FILE: b'{"rows": 7}'},
+        PLAIN: {name: content for name, content in weak.items() if name != PARITY_FILE},
     }
     plane.want(*(plane.describe(name, data, rank=RANK) for name, data in files.items()))
     replica = Replica(tmp_path_factory.mktemp("replica"), plane)
@@ -133,3 +136,15 @@ def test_another_chat_template_than_the_trainers_is_refused(replica: Replica) ->
     row = seen(replica, RESHAPED)
 
     assert row.state is LoadState.REJECTED and "template" in row.reason
+
+
+def test_a_probe_that_cannot_be_read_is_refused(replica: Replica) -> None:
+    row = seen(replica, BROKEN)
+
+    assert row.state is LoadState.REJECTED and "cannot be read" in row.reason
+
+
+def test_an_adapter_made_without_a_probe_is_served_without_a_certificate(replica: Replica) -> None:
+    row = seen(replica, PLAIN)
+
+    assert (row.state, row.parity) == (LoadState.LOADED, None)
