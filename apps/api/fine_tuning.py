@@ -22,7 +22,7 @@ from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.money import nano_to_usd, usd_to_nano
-from apps.finetuning import attempts, operations, queries
+from apps.finetuning import attempts, operations, queries, stopping
 from apps.finetuning.explanations import Explanation, explain
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
@@ -162,13 +162,13 @@ class JobAction(ApiView):
         job = queries.get_job(organization=self.organization, id=job_id)
         match self.action:
             case "cancel":
-                operations.request_cancellation(job=job, by=self.actor, now=db_now())
+                stopping.request_cancellation(job=job, by=self.actor, now=db_now())
             case "pause":
-                operations.request_pause(job=job, by=self.actor, now=db_now())
+                stopping.request_pause(job=job, by=self.actor, now=db_now())
             case _:
                 body = read_body(request.data, ResumeJob)
                 cap_nano = _cap_nano(body.budget)
-                operations.resume(job=job, by=self.actor, now=db_now(), spend_cap_nano=cap_nano)
+                stopping.resume(job=job, by=self.actor, now=db_now(), spend_cap_nano=cap_nano)
         return Response(job_object(queries.get_job(organization=self.organization, id=job_id)))
 
 

@@ -1,4 +1,4 @@
-"""Jobs, from the customer's side: create, cancel, pause, resume."""
+"""Jobs, from the customer's side: what is asked for becomes a job with its cost held. How it stops: `stopping`."""
 
 import datetime
 import re
@@ -15,16 +15,15 @@ from apps.catalog.queries import list_base_models
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core import audit, outbox
 from apps.core.clock import db_now
-from apps.core.errors import DomainError, InvalidState, InvalidValue, Unavailable
-from apps.core.money import nano_to_usd
-from apps.core.transitions import advance, try_advance
+from apps.core.errors import DomainError, InvalidValue, Unavailable
+from apps.core.transitions import advance
 from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import COUNT_NOW_BYTES, count_tokens, request_count
 from apps.datasets.queries import find_token_count, get_version
 from apps.finetuning import attempts, events, recipes
 from apps.finetuning.beginnings import find_beginning
-from apps.finetuning.lifecycle import JOB_TERMINAL, JOB_TRANSITIONS, RUN_TRANSITIONS
-from apps.finetuning.models import FineTuningJob, Run
+from apps.finetuning.lifecycle import JOB_TRANSITIONS
+from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotas import require_room_for_job
 from apps.finetuning.quoting import PoolQuote, quote_pools, snapshot, with_plan
 
@@ -378,84 +377,3 @@ def _refuse(job: FineTuningJob, refused: DomainError, now: datetime.datetime) ->
     )
     events.append(job, type="state", level="error", message=f"Failed: {refused.message}", status="failed")
     audit.record(organization=job.organization_id, by="system", action="job.failed", target=job.pk, code=refused.code)
-
-
-@transaction.atomic
-def request_cancellation(*, job: FineTuningJob, by: str, now: datetime.datetime) -> FineTuningJob:
-    """Cancel at once what no worker holds; else ask the worker, who keeps the checkpoint. Raises InvalidState."""
-    job = _locked(job)
-    if job.status in JOB_TERMINAL:
-        raise InvalidState(f"The job has already {job.status}.", param="status")
-    if job.cancel_requested_at is None:
-        job.cancel_requested_at, job.cancel_requested_by = now, by
-        job.save(update_fields=["cancel_requested_at", "cancel_requested_by"])
-        events.append(job, message="Cancellation requested")
-        audit.record(organization=job.organization_id, by=by, action="job.cancel_requested", target=job.pk)
-    if _release_queued_run(job, now):
-        attempts.cancel_job(job=job, now=now)
-    return job
-
-
-@transaction.atomic
-def request_pause(*, job: FineTuningJob, by: str, now: datetime.datetime) -> FineTuningJob:
-    """Ask the worker to checkpoint and stop, keeping the hold. Raises InvalidState unless the job is running."""
-    job = _locked(job)
-    if not try_advance(job, to="pausing", transitions=JOB_TRANSITIONS, pause_requested_at=now, pause_requested_by=by):
-        raise InvalidState(f"Only a running job can be paused; this one is {job.status}.", param="status")
-    events.append(job, message="Pause requested")
-    audit.record(organization=job.organization_id, by=by, action="job.pause_requested", target=job.pk)
-    return job
-
-
-@transaction.atomic
-def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nano: int | None = None) -> FineTuningJob:
-    """Hold what is left of the cap (or of a new one) and queue a paused job again, from its last checkpoint.
-
-    Raises InvalidState unless the job is paused and its cap leaves room to go on, and InsufficientBalance.
-    """
-    job = _locked(job)
-    if job.status != "paused":
-        raise InvalidState(f"Only a paused job can be resumed; this one is {job.status}.", param="status")
-    job.spend_cap_nano = spend_cap_nano or job.spend_cap_nano
-    if attempts.is_at_cap(job=job, gpu_ms=job.billed_gpu_ms):
-        spent, cap = nano_to_usd(job.cost_nano), nano_to_usd(job.spend_cap_nano)
-        raise InvalidState(
-            f"The job has spent ${spent:.4f} of its cap of ${cap:.4f}: raise the cap to go on.",
-            param="budget.max_cost_usd",
-        )
-    run = attempts.queue_attempt(job=job)
-    amount_nano = attempts.resume_hold_nano(job=job)
-    held = hold(
-        organization=job.organization_id,
-        purpose="job",
-        source=job.pk,
-        amount_nano=amount_nano,
-        by=by,
-        idempotency_key=f"hold:{job.pk}:{run.attempt}",
-    )
-    advance(
-        job,
-        to="queued",
-        transitions=JOB_TRANSITIONS,
-        pause_requested_at=None,
-        pause_requested_by=None,
-        spend_cap_nano=job.spend_cap_nano,
-        hold_id=held.pk,
-    )
-    events.append(job, type="state", message="Resumed", hold_nano=amount_nano)
-    audit.record(
-        organization=job.organization_id, by=by, action="job.resumed", target=job.pk, cap_nano=job.spend_cap_nano
-    )
-    return job
-
-
-def _locked(job: FineTuningJob) -> FineTuningJob:
-    locked = FineTuningJob.objects.select_for_update(of=("self",)).select_related("price_rule", "pool", "base_model")
-    return locked.get(pk=job.pk)
-
-
-def _release_queued_run(job: FineTuningJob, now: datetime.datetime) -> bool:
-    """Cancel the attempt nobody has claimed; return whether the job is without an active attempt now."""
-    for run in Run.objects.filter(job=job, status="queued"):
-        try_advance(run, to="cancelled", transitions=RUN_TRANSITIONS, finished_at=now)
-    return not Run.objects.filter(job=job, status__in=("queued", "leased", "running")).exists()

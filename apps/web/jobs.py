@@ -22,7 +22,7 @@ from apps.core.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.money import nano_to_usd
 from apps.datasets.queries import download_url as file_url
-from apps.finetuning import attempts, operations, queries
+from apps.finetuning import attempts, queries, stopping
 from apps.finetuning.explanations import explain
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import FineTuningJob, JobEvent
@@ -130,17 +130,13 @@ stream.access = _open_stream.access  # type: ignore[attr-defined]
 @require_POST
 @organization_view(Permission.JOB_WRITE)
 def cancel(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
-    return _act(
-        request, organization, membership, job_id, operations.request_cancellation, "The job is being cancelled."
-    )
+    return _act(request, organization, membership, job_id, stopping.request_cancellation, "The job is being cancelled.")
 
 
 @require_POST
 @organization_view(Permission.JOB_WRITE)
 def pause(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
-    return _act(
-        request, organization, membership, job_id, operations.request_pause, "Saving a checkpoint, then pausing."
-    )
+    return _act(request, organization, membership, job_id, stopping.request_pause, "Saving a checkpoint, then pausing.")
 
 
 @require_POST
@@ -151,7 +147,7 @@ def resume(request: HttpRequest, organization: Organization, membership: Members
     if not form.is_valid():
         messages.error(request, "The new cap is an amount in dollars, such as 2.50.")
         return redirect("web:job_detail", job_id=job_id)
-    act = partial(operations.resume, spend_cap_nano=form.cap_nano)
+    act = partial(stopping.resume, spend_cap_nano=form.cap_nano)
     return _act(request, organization, membership, job_id, act, "The job is queued again.")
 
 

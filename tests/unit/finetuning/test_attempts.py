@@ -8,7 +8,7 @@ from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.clock import db_now
 from apps.core.errors import InvalidState, QuotaExceeded
-from apps.finetuning import leases, operations, pools, quotas
+from apps.finetuning import leases, pools, quotas, stopping
 from apps.finetuning.leases import StaleLease
 from apps.finetuning.models import Checkpoint, Run
 from apps.finetuning.reporting import UploadIncomplete
@@ -152,7 +152,7 @@ def test_a_users_mistake_is_not_tried_again_and_pays_for_durable_steps(floor, or
 def test_a_queued_job_is_cancelled_at_once_for_nothing(floor, organization, claim):
     job = floor.job()
 
-    job = operations.request_cancellation(job=job, by="key_test", now=db_now())
+    job = stopping.request_cancellation(job=job, by="key_test", now=db_now())
 
     assert (job.status, charged(organization), claim()) == ("cancelled", 0, None)
 
@@ -162,7 +162,7 @@ def test_a_running_job_keeps_its_checkpoint_when_cancelled_and_pays_up_to_it(flo
     attempt = claim()
     attempt.start()
 
-    operations.request_cancellation(job=job, by="key_test", now=db_now())
+    stopping.request_cancellation(job=job, by="key_test", now=db_now())
     assert attempt.beat(step=3).is_cancel_requested
     attempt.checkpoint(step=3, seconds=6.0)
     attempt.finish(wire.Stopped(reason="cancelled", step=3, training_seconds=6.0))
@@ -174,7 +174,7 @@ def test_a_running_job_keeps_its_checkpoint_when_cancelled_and_pays_up_to_it(flo
 def test_cancelling_a_job_whose_worker_died_still_ends_it(floor, claim, reload):
     job = floor.job()
     attempt = claim()
-    operations.request_cancellation(job=job, by="key_test", now=db_now())
+    stopping.request_cancellation(job=job, by="key_test", now=db_now())
 
     attempt.fall_silent()
     leases.reclaim_expired_leases()
@@ -189,11 +189,11 @@ def test_a_finished_job_cannot_be_cancelled(floor, claim):
     attempt.succeed(floor.base_model)
 
     with pytest.raises(InvalidState):
-        operations.request_cancellation(job=job, by="key_test", now=db_now())
+        stopping.request_cancellation(job=job, by="key_test", now=db_now())
 
 
 def paused_at(attempt, job, *, step: int, seconds: float) -> None:
-    operations.request_pause(job=job, by="key_test", now=db_now())
+    stopping.request_pause(job=job, by="key_test", now=db_now())
     assert attempt.beat().is_pause_requested
     attempt.checkpoint(step=step, seconds=seconds)
     attempt.finish(wire.Stopped(reason="paused", step=step, training_seconds=seconds))
@@ -207,7 +207,7 @@ def test_a_pause_pays_for_durable_seconds_and_resuming_holds_the_rest_again(floo
     assert reload(job).status == "paused"
     assert (charged(organization), get_balance(organization=organization).held_nano) == (9 * MILLI_DOLLAR, 0)
 
-    operations.resume(job=reload(job), by="key_test", now=db_now())
+    stopping.resume(job=reload(job), by="key_test", now=db_now())
     resumed = claim()
 
     assert resumed.claimed.spec.resume_from.step == 5
@@ -220,7 +220,7 @@ def test_every_second_is_billed_once_over_two_pauses(floor, organization, claim,
         attempt = claim()
         attempt.start()
         paused_at(attempt, reload(job), step=step, seconds=seconds)
-        operations.resume(job=reload(job), by="key_test", now=db_now())
+        stopping.resume(job=reload(job), by="key_test", now=db_now())
 
     last = claim()
     last.start(start_step=6)
@@ -236,7 +236,7 @@ def test_seconds_after_the_checkpoint_of_a_pause_are_not_billed(floor, organizat
     attempt = claim()
     attempt.start()
     attempt.checkpoint(step=3, seconds=5.0)
-    operations.request_pause(job=job, by="key_test", now=db_now())
+    stopping.request_pause(job=job, by="key_test", now=db_now())
     attempt.beat(step=5, training_seconds=9.0)
 
     attempt.finish(wire.Stopped(reason="paused", step=3, training_seconds=5.0))
@@ -249,7 +249,7 @@ def test_what_a_pause_charged_is_given_back_when_the_platform_fails_the_job(floo
     attempt = claim()
     attempt.start()
     paused_at(attempt, job, step=5, seconds=9.0)
-    operations.resume(job=reload(job), by="key_test", now=db_now())
+    stopping.resume(job=reload(job), by="key_test", now=db_now())
 
     claim().finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="Out of memory."))
 
@@ -263,7 +263,7 @@ def test_a_paused_job_can_be_cancelled_and_pays_no_more(floor, organization, cla
     attempt.start()
     paused_at(attempt, job, step=5, seconds=9.0)
 
-    operations.request_cancellation(job=reload(job), by="key_test", now=db_now())
+    stopping.request_cancellation(job=reload(job), by="key_test", now=db_now())
 
     assert (reload(job).status, charged(organization)) == ("cancelled", 9 * MILLI_DOLLAR)
 
@@ -272,9 +272,9 @@ def test_a_job_cancelled_while_it_pauses_ends(floor, claim, reload):
     job = floor.job()
     attempt = claim()
     attempt.start()
-    operations.request_pause(job=job, by="key_test", now=db_now())
+    stopping.request_pause(job=job, by="key_test", now=db_now())
     attempt.beat()
-    operations.request_cancellation(job=reload(job), by="key_test", now=db_now())
+    stopping.request_cancellation(job=reload(job), by="key_test", now=db_now())
 
     attempt.finish(wire.Stopped(reason="paused"))
 
@@ -290,8 +290,8 @@ def test_a_job_paused_at_its_cap_goes_on_only_with_a_higher_one(floor, organizat
     attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=17.0))
 
     with pytest.raises(InvalidState, match="raise the cap"):
-        operations.resume(job=reload(job), by="key_test", now=db_now())
-    operations.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=90 * MILLI_DOLLAR)
+        stopping.resume(job=reload(job), by="key_test", now=db_now())
+    stopping.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=90 * MILLI_DOLLAR)
 
     assert (reload(job).status, reload(job).spend_cap_nano) == ("queued", 90 * MILLI_DOLLAR)
     assert get_balance(organization=organization).held_nano == 73 * MILLI_DOLLAR
@@ -304,7 +304,7 @@ def test_resuming_without_the_money_leaves_the_job_paused(floor, organization, c
     paused_at(attempt, job, step=5, seconds=9.0)
 
     with pytest.raises(QuotaExceeded):
-        operations.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=2 * CREDIT)
+        stopping.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=2 * CREDIT)
 
     assert (reload(job).status, reload(job).runs.count()) == ("paused", 1)
 
