@@ -105,6 +105,9 @@ def _record_step(job: FineTuningJob, event: wire.StepCompleted) -> None:
         "learning_rate": event.learning_rate,
         "grad_norm": event.grad_norm,
         "tokens_per_second": event.tokens_per_second,
+        "memory_bytes": event.memory_bytes,
+        "gpu_utilization": event.gpu_utilization,
+        "eta_seconds": event.eta_seconds,
     }
     message = f"Step {event.step}/{event.total_steps}: training loss={event.train_loss:.4f}"
     events.append(job, type="metrics", message=message, **data)

@@ -39,7 +39,8 @@ def job_samples(
 
 def _our_fields(method: str, recipe: Mapping[str, Any], pool: str, cap_usd: str) -> dict[str, Any]:
     lora = {name: recipe[f"lora_{name}"] for name in ("rank", "alpha") if f"lora_{name}" in recipe}
-    rest = {name: value for name, value in recipe.items() if not name.startswith("lora_")}
+    whole = {"method": method} if method == "full" else {}
+    rest = whole | {name: value for name, value in recipe.items() if not name.startswith("lora_")}
     fields: dict[str, Any] = {
         "quantization": "nf4" if method == "qlora" else None,
         "lora": lora,

@@ -57,6 +57,8 @@ class Attempt:
         self._rank = rank or Rank()
         self._events = EventWriter(work_dir / EVENTS_FILE if self._rank.is_first else Path(os.devnull))
         self._is_engine_told = False
+        self._is_announced = False
+        self._is_shrunk = False
         self.start_step = 0
         self._spent_seconds = 0.0
         self._base_folder = Path()
@@ -80,6 +82,7 @@ class Attempt:
                 if not is_out_of_memory(error):
                     raise
                 self._spent_seconds = trainer.progress.saved_seconds
+                self._is_announced = trainer.progress.is_announced
                 smaller = _smaller(self._spec.hyperparameters, gpu_count=self._spec.gpu_count)
                 if smaller is None:
                     raise
@@ -112,7 +115,8 @@ class Attempt:
             stop=self._stop,
             engine=engine,
         )
-        trainer.progress.is_announcing = True
+        trainer.progress.is_rehearsing = True
+        trainer.progress.is_announced = self._is_announced
         trainer.progress.watch.go_on_from(self._spent_seconds)
         return trainer
 
@@ -143,6 +147,7 @@ class Attempt:
     def _shrink(self, smaller: Hyperparameters, resume: Path | None) -> Path | None:
         """Take the smaller recipe and the newest checkpoint of this attempt, or the one it began with."""
         rows = micro_batch_size(smaller)
+        self._is_shrunk = True
         self._spec = msgspec.structs.replace(self._spec, hyperparameters=smaller)
         newest = max((self._work_dir / CHECKPOINTS_FOLDER).glob("checkpoint-*"), key=_step_of, default=resume)
         where = f"from step {_step_of(newest)}" if newest and newest != resume else "from where it began"
@@ -199,8 +204,9 @@ class Attempt:
             manifest, progress = open_checkpoint(folder)
         except (BrokenArtifact, IncompleteCheckpoint) as error:
             raise TrainingFailed(FailureCode.CHECKPOINT_INVALID, f"The checkpoint cannot be used: {error}") from error
-        adopted = adopt_plan(manifest, self._spec.hyperparameters)
-        self._spec = msgspec.structs.replace(self._spec, hyperparameters=adopted)
+        if folder.name == RESUME_FOLDER and not self._is_shrunk:  # an own checkpoint's plan is the one that was too big
+            adopted = adopt_plan(manifest, self._spec.hyperparameters)
+            self._spec = msgspec.structs.replace(self._spec, hyperparameters=adopted)
         changed = explain_inexact_resume(manifest, self._spec)
         if changed is not None:
             self._say("warn", f"Resumed from step {progress.step}, not bit-exact: {changed} changed.")

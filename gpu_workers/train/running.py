@@ -154,7 +154,8 @@ class RunCallback(ProgressCallback):
         self.trainer: RunTrainer
         self.validation = validation
         self.evaluation: Evaluation | None = None
-        self.is_announcing = False  # a probe of speed trains without telling anybody
+        self.is_rehearsing = False  # a probe of speed trains without, and tells nobody
+        self.is_announced = False
         self.is_stopped_early = False
         self.best = BestWeights(work_dir, spec)
         self._training = training
@@ -182,7 +183,7 @@ class RunCallback(ProgressCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Rehearse, then announce the start: the first billed second follows."""
-        if self.is_announcing:
+        if self.is_rehearsing:
             self._rehearse()
             self._announce(state)
         super().on_train_begin(args, state, control, **kwargs)
@@ -198,15 +199,18 @@ class RunCallback(ProgressCallback):
         )
 
     def _announce(self, state: TrainerState) -> None:
-        self._events.write(
-            TrainingStarted(
-                sequence=UNNUMBERED,
-                total_steps=state.max_steps,
-                start_step=state.global_step,
-                rows=len(self._training),
-                trained_tokens_per_epoch=self._training.n_trained,
+        """Say once an attempt that it starts; a second beginning, with smaller batches, is told in words."""
+        if not self.is_announced:
+            self._events.write(
+                TrainingStarted(
+                    sequence=UNNUMBERED,
+                    total_steps=state.max_steps,
+                    start_step=state.global_step,
+                    rows=len(self._training),
+                    trained_tokens_per_epoch=self._training.n_trained,
+                )
             )
-        )
+        self.is_announced = True
         self._events.write(PhaseChanged(sequence=UNNUMBERED, phase=Phase.TRAINING))
 
     def say(self, message: str, *, level: str = "info") -> None:

@@ -254,10 +254,17 @@ def test_another_tenants_file_is_unknown(chosen, client_for, charlie, rival) -> 
     assert (foreign.status_code, missing.status_code) == (404, 404)
 
 
+def test_the_method_step_says_why_each_value_was_chosen(chosen, client_for, bob) -> None:
+    body = text(page(client_for(bob), dataset=chosen["dataset"], model=chosen["model"], method="full", step="method"))
+
+    assert "2e-5 because every weight moves." in body
+
+
 def test_the_call_to_copy_holds_what_was_chosen(chosen, client_for, bob) -> None:
-    body = text(page(client_for(bob), **(chosen | {"method": "qlora", "lora_rank": "32", "cap": "1.5"})))
+    asked = chosen | {"method": "qlora", "epochs": "6", "lora_rank": "32", "cap": "1.5"}
+    body = text(page(client_for(bob), **asked))
 
     assert '"quantization": "nf4"' in body
     assert '"rank": 32' in body
-    assert '"epochs": 5' in body
+    assert '"epochs": 6' in body
     assert '"max_cost_usd": "1.5"' in body

@@ -128,7 +128,7 @@ def test_out_of_memory_halves_the_micro_batch_and_goes_on_from_the_checkpoint(ti
         "Memory ran out. Going on from step 10 with 2 rows at a time, gradient checkpointing on and the same 4 rows "
         "a step: slower, the same result."
     )
-    assert [event.start_step for event in tried.of(TrainingStarted)] == [0, 10]
+    assert [event.start_step for event in tried.of(TrainingStarted)] == [0]  # billing begins once
     assert tried.outcome.step == STEPS
     assert tried.outcome.trained_tokens == plain.outcome.trained_tokens
     assert tried.outcome.train_loss == pytest.approx(plain.outcome.train_loss, rel=1e-2)

@@ -59,7 +59,7 @@ def uninterrupted() -> dict[str, torch.Tensor]:
     return {}
 
 
-@pytest.mark.parametrize("method", list(Method))
+@pytest.mark.parametrize("method", [Method.LORA, Method.QLORA])
 def test_a_run_learns_its_rows_and_delivers_an_adapter(plane, tiny_model, make_agent, uninterrupted, method, tmp_path):
     recipe = msgspec.structs.replace(RECIPE, method=method)
     add_run(plane, tiny_model, hyperparameters=recipe, validation=make_rows(40, seed=1))
@@ -132,7 +132,7 @@ def test_a_run_resumed_in_the_middle_ends_with_the_same_adapter(
 
     resumed = adapter_of(plane, plane.outcomes[1])
     assert plane.events_of(TrainingStarted)[1].start_step == saved.step
-    assert plane.events_of(LogLine)[-1].message == f"Resumed from step {saved.step}."
+    assert f"Resumed from step {saved.step}." in [line.message for line in plane.events_of(LogLine)]
     assert plane.events_of(StepCompleted)[-1].trained_tokens == plane.outcomes[1].trained_tokens
     assert resumed.keys() == uninterrupted.keys()
     for name, tensor in resumed.items():

@@ -189,7 +189,7 @@ def test_tensors_other_than_the_table_are_named(change: dict[str, Tensor | None]
         ({"peft_type": None}, ProblemCode.UNSUPPORTED_FEATURE),
         ({"bias": "all"}, ProblemCode.UNSUPPORTED_FEATURE),
         ({"use_dora": True}, ProblemCode.UNSUPPORTED_FEATURE),
-        ({"use_rslora": True}, ProblemCode.UNSUPPORTED_FEATURE),
+        ({"use_rslora": "yes"}, ProblemCode.INVALID_VALUE),
         ({"modules_to_save": ["lm_head"]}, ProblemCode.UNSUPPORTED_FEATURE),
         ({"rank_pattern": {"q_proj": 4}}, ProblemCode.UNSUPPORTED_FEATURE),
         ({"layer_replication": [[0, 2]]}, ProblemCode.UNSUPPORTED_FEATURE),

@@ -1,0 +1,68 @@
+"""The engine that follows from a machine, without the machine."""
+
+import msgspec
+import pytest
+
+from apps.contracts.runs import Hyperparameters, Method, Objective
+from gpu_workers.train.hardware import Hardware, choose_engine, detect
+
+H100 = Hardware(
+    name="H100", capability=(9, 0), has_bf16=True, has_flash_attention=True, has_liger=True, has_triton=True
+)
+T4 = Hardware(name="T4", capability=(7, 5), has_triton=True)
+CPU = Hardware(name="the CPU", has_bf16=True)
+OLD_CPU = Hardware(name="the CPU")
+
+
+def engine_of(hardware, *, steps=0, **recipe):
+    return choose_engine(hardware, Hyperparameters(**recipe), steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "method", "dtype", "autocast"),
+    [
+        (H100, Method.LORA, "bfloat16", "bf16"),
+        (H100, Method.FULL, "float32", "bf16"),
+        (T4, Method.QLORA, "float16", "fp16"),
+        (T4, Method.FULL, "float32", "fp16"),
+        (CPU, Method.LORA, "bfloat16", None),
+        (CPU, Method.FULL, "float32", None),
+        (OLD_CPU, Method.LORA, "float32", None),
+    ],
+)
+def test_precision_follows_the_hardware_and_what_is_trained(hardware, method, dtype, autocast):
+    engine = engine_of(hardware, method=method)
+
+    assert (engine.dtype, engine.autocast) == (dtype, autocast)
+
+
+def test_rows_are_packed_where_a_kernel_keeps_them_apart():
+    assert engine_of(H100).is_packing
+    assert engine_of(msgspec.structs.replace(H100, has_flash_attention=False)).is_packing  # torch's own varlen kernel
+    assert not engine_of(H100, packing=False).is_packing
+    assert not engine_of(H100, objective=Objective.DPO).is_packing
+    assert not engine_of(T4).is_packing
+    assert not engine_of(CPU).is_packing
+    assert engine_of(CPU, packing=True).is_packing
+
+
+def test_compiling_is_left_to_long_runs_of_plain_batches():
+    assert engine_of(H100, packing=False, steps=5_000).is_compiled
+    assert not engine_of(H100, packing=False, steps=50).is_compiled
+    assert not engine_of(H100, packing=False, steps=5_000, method=Method.QLORA).is_compiled
+    assert not engine_of(CPU, steps=5_000).is_compiled
+
+
+@pytest.mark.parametrize("hardware", [H100, T4, CPU, OLD_CPU, detect()])
+def test_every_choice_says_why(hardware):
+    engine = engine_of(hardware)
+
+    assert [reason.partition(":")[0] for reason in engine.reasons] == [
+        "Precision",
+        "Batches",
+        "Attention",
+        "Kernels",
+        "torch.compile",
+        "Optimizer",
+    ]
+    assert all(reason.endswith(".") for reason in engine.reasons)
