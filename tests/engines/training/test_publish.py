@@ -102,6 +102,8 @@ def _write_adapter(work_dir: Path, base: Path, spec: RunSpec) -> None:
         target_modules=list(recipe.target_modules),
         task_type="CAUSAL_LM",
         init_lora_weights=False,
+        use_dora=recipe.use_dora,
+        use_rslora=recipe.use_rslora,
     )
     model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16), config)
     temporary = work_dir / "tmp-adapter"
@@ -181,6 +183,31 @@ def test_the_merged_model_answers_as_base_and_adapter_do(published, tiny_model):
     assert (expected - found).abs().max() < 0.05 * (expected - plain).abs().max()
     assert {tensor.dtype for tensor in _tensors(folder).values()} == {torch.bfloat16}
     assert (folder / "tokenizer.json").is_file()
+
+
+@pytest.mark.parametrize("flags", [{"use_dora": True}, {"use_rslora": True}])
+def test_dora_and_rslora_merge_as_peft_applies_them(flags, published, tiny_model, tmp_path):
+    spec = RunSpec(
+        run_id="run_1",
+        job_id="ftjob-1",
+        organization_id="org_1",
+        attempt=1,
+        base_model=BaseModelRef(id="bm", name="tiny", path=str(tiny_model)),
+        training=DatasetRef(id="ds", sha256="", bytes=1, rows=1, url=""),
+        hyperparameters=msgspec.structs.replace(RECIPE, **flags),
+    )
+    _write_adapter(tmp_path, tiny_model, spec)
+    prompt = torch.tensor([[3, 100, 200, 1, 4]])
+
+    merge_adapter(tiny_model, tmp_path / "adapter", tmp_path / "merged")
+
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    with torch.no_grad():
+        plain = base(prompt).logits
+        expected = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()(prompt).logits
+        found = merged.eval()(prompt).logits
+    assert (expected - found).abs().max() < 0.05 * (expected - plain).abs().max()
 
 
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:
