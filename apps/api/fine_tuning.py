@@ -364,6 +364,7 @@ def _ours(job: FineTuningJob, recipe: dict[str, Any]) -> dict[str, Any]:
         "held_usd": str(nano_to_usd(_held_nano(job))) if job.hold_id else None,
         "billed_gpu_seconds": job.billed_gpu_ms / 1000,
         "cost_usd": str(nano_to_usd(job.cost_nano)),
+        "adapter_status": job.adapter_version.status if job.adapter_version else None,
     }
 
 
