@@ -316,19 +316,21 @@ class Attempt:
 
     def _publish(self, ready: AdapterReady) -> Published:
         """Have the result compared, probed and merged; when that fails, go on with the result alone."""
-        if self._publisher is None or self._stop_reason() is not None:
+        if self._publisher is None or self._must_leave():
             return alone(ready)
         self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.EVALUATING))
         child = self._child = self._publisher.start(self._work_dir, hub_token=self._spec.base_model.hub_token)
-        found = self._publisher.wait(
-            child, self._work_dir, should_stop=lambda: self._keeper.is_lost or self._stop_reason() is not None
-        )
+        found = self._publisher.wait(child, self._work_dir, should_stop=self._must_leave)
         if self._keeper.is_lost:
             raise Forgotten
         if found is None:
             message = "The result could not be evaluated on this machine; the adapter itself is complete."
             self._report(LogLine(sequence=UNNUMBERED, level="warn", message=message))
         return found or alone(ready)
+
+    def _must_leave(self) -> bool:
+        """Whether to give up what follows training; a pause comes too late to stop anything."""
+        return self._keeper.is_lost or self._stop_reason() in ("cancelled", "preempted")
 
     def _store_adapter(self, ready: AdapterReady) -> RunOutcome:
         published = self._publish(ready)

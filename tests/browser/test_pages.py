@@ -8,9 +8,12 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from apps.accounts.models import Organization, User
+from apps.adapters.operations import record_verdict
 from apps.billing.models import Hold
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
+from apps.contracts.parity import ParityResult
+from apps.core.clock import db_now
 from apps.core.templatetags.ui import usd
 from apps.finetuning import leases
 from apps.finetuning.models import FineTuningJob
@@ -18,20 +21,32 @@ from apps.serving.operations import deploy
 from tests.browser.conftest import THEMES, overflow
 from tests.factories.finetuning import Floor, make_pool, make_training_file, make_worker
 from tests.unit.finetuning.conftest import Attempt
+from tests.web.test_adapters import REPORT
 from tests.web.test_jobs import step
 
 Open = Callable[..., Page]
 WIDTHS = (1440, 390)
+CERTIFIED = ParityResult(
+    tokens=627,
+    tuned_difference=0.0123,
+    base_difference=0.0137,
+    largest_difference=0.12,
+    effect=2.18,
+    tolerance=0.05,
+    is_template_equal=True,
+    engine="vllm 0.32.0",
+)
 
 
 @dataclass(frozen=True)
 class Lived:
-    """An organization where something has happened already: a job that ended, one that failed, one under way."""
+    """An organization where something has happened: a job that ended, one failed, one under way, one at its cap."""
 
     floor: Floor
     done: FineTuningJob
     failed: FineTuningJob
     running: FineTuningJob
+    capped: FineTuningJob
 
     @property
     def wizard(self) -> str:
@@ -43,6 +58,7 @@ class Lived:
             "/", "/adapters", adapter, f"{adapter}/delete", "/usage",
             f"/playground?model={self.done.adapter_version.model_name}",
             "/jobs", f"/jobs/{self.done.pk}", f"/jobs/{self.failed.pk}", f"/jobs/{self.running.pk}",
+            f"/jobs/{self.capped.pk}",
             "/jobs/new", f"/jobs/new?dataset={self.done.training_file_id}", self.wizard,
             f"{self.wizard}&method=lora", f"{self.wizard}&method=lora&epochs=900",
             f"{self.wizard}&method=lora&pool={self.floor.pool.name}",
@@ -65,7 +81,12 @@ def lived(floor: Floor) -> Lived:
         return attempt
 
     done = floor.job(suffix="triage")
-    claim().succeed(floor.base_model)
+    claim().succeed(floor.base_model, report=REPORT)
+    capped = floor.job(suffix="capped", spend_cap_nano=30_000_000)
+    attempt = claim()
+    attempt.beat(training_seconds=16.0)
+    attempt.checkpoint(step=5, seconds=17.0)
+    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=17.0))
     failed = floor.job(suffix="refunds")
     claim().finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
     running = floor.job(suffix="escalations")
@@ -74,7 +95,8 @@ def lived(floor: Floor) -> Lived:
         attempt.report(wire.StepCompleted, **step(number, 3 / number))
     done.refresh_from_db()
     deploy(version=done.adapter_version, by="system")
-    return Lived(floor, done, failed, running)
+    record_verdict(version=done.adapter_version, is_accepted=True, reason="", parity=CERTIFIED, now=db_now())
+    return Lived(floor, done, failed, running, capped)
 
 
 @pytest.mark.parametrize("theme", THEMES)

@@ -125,7 +125,7 @@ def test_a_job_at_its_cap_asks_for_a_higher_one(floor, client_for, bob, claim, r
     attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=17.0))
     browser = client_for(bob)
 
-    assert "Raise the cap and resume" in browser.get(f"/jobs/{job.pk}").content.decode()
+    assert "Raise the cap to go on" in browser.get(f"/jobs/{job.pk}").content.decode()
     browser.post(f"/jobs/{job.pk}/resume", {"cap": ""})
     assert reload(job).status == "paused"
     browser.post(f"/jobs/{job.pk}/resume", {"cap": "0.09"})

@@ -62,3 +62,15 @@ def test_a_cancellation_during_the_evaluation_is_obeyed(plane, models, tmp_path)
 
     [outcome] = plane.outcomes
     assert isinstance(outcome, Stopped) and outcome.reason == "cancelled"
+
+
+def test_a_pause_after_the_last_step_changes_nothing(plane, models, tmp_path):  # noqa: F811
+    add_run(plane, models)
+    draining = Draining(make_agent(plane, tmp_path, "succeed", publisher=publisher("slow")))
+    plane.wait_for(lambda: any(event.phase is Phase.EVALUATING for event in plane.events_of(PhaseChanged)))
+
+    plane.is_pause_requested = True
+    draining.join()
+
+    [outcome] = plane.outcomes
+    assert isinstance(outcome, Succeeded) and outcome.report is not None
