@@ -36,6 +36,8 @@ from apps.finetuning.scheduling import queue_order
 
 _URL_SECONDS = 3600
 _LEAST_CHECKPOINT_SECONDS, _MOST_CHECKPOINT_SECONDS = 15.0, 300.0
+# Placements of an estimate that keep the model whole on every GPU; the others lie in shards.
+_WHOLE_ON_EACH = {"single": "single", "ddp": "ddp"}
 NO_LEASE = {"lease_id": None, "lease_token_sha256": None, "lease_expires_at": None}
 
 
@@ -135,6 +137,8 @@ def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -
         validation=_dataset_ref(job.validation_file) if job.validation_file else None,
         hyperparameters=msgspec.convert(job.hyperparameters, Hyperparameters),
         resume_from=_checkpoint_ref(checkpoint) if checkpoint else None,
+        gpu_count=job.estimate.get("gpu_count") or 1,
+        parallelism=_WHOLE_ON_EACH.get(job.estimate.get("parallelism") or "single", "fsdp"),
         start_from=start_ref(job=job, expires_seconds=_URL_SECONDS),
         seconds_between_failures=seconds_between_failures(pool=run.pool, now=db_now()),
         checkpoint_interval_seconds=checkpoint_interval(job.estimate.get("train_seconds_p50")),
