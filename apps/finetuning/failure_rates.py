@@ -1,6 +1,7 @@
 """How often a pool's workers are lost, from its own runs: what the cadence of checkpoints is computed from."""
 
 import datetime
+from typing import Any
 
 from apps.finetuning.models import GpuPool, Run
 
@@ -14,7 +15,7 @@ def seconds_between_failures(*, pool: GpuPool, now: datetime.datetime) -> float 
     For claims, whose login sees every tenant: the machines are shared, and only the mean leaves.
     """
     runs = Run.objects.filter(pool=pool, training_started_at__isnull=False, finished_at__gte=now - _WINDOW)
-    ended = list(runs.values_list("status", "training_started_at", "finished_at"))
+    ended: list[Any] = list(runs.values_list("status", "training_started_at", "finished_at"))
     lost = sum(status == "lost" for status, _, _ in ended)
     if lost < _LEAST_FAILURES:
         return None
