@@ -270,7 +270,8 @@ def show_bill(platform: Platform, stage: Stage, job: Any) -> dict[str, Any]:
     extra = job.model_extra
     stage.line(
         "bill",
-        f"training {extra['billed_gpu_seconds']:.1f} s = ${extra['cost_usd']}; rest of ${extra['spend_cap_usd']} released",
+        f"training {extra['billed_gpu_seconds']:.1f} s = ${extra['cost_usd']}; "
+        f"rest of ${extra['spend_cap_usd']} released",
     )
     stage.line("", f"{bill['tokens_billed']:,} tokens of inference = ${bill['inference_usd']}")
     stage.line("", f"balance ${bill['available_usd']}, held ${bill['held_usd']}, ledger sum {bill['ledger_sum_nano']}")

@@ -283,12 +283,12 @@ def test_who_may_pause_and_resume(
     api_client,
     organization,
     floor,
-    claim,
+    claim,  # noqa: F811
     alice,
     bob,
     vera,
     rival,
-    charlie,  # noqa: F811
+    charlie,
 ):
     floor.job()
     attempt: Attempt = claim()
