@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from apps.contracts.evaluation import EvaluationReport, Grader, GraderKind, problem_of
 from apps.contracts.parity import PARITY_FILE, ParityProbe
-from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, RunSpec, Succeeded
+from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, Method, Objective, RunSpec, Succeeded
 from gpu_workers.artifacts import seal_folder, verify_folder
 from gpu_workers.publishing import MERGED_EXPORT, Published
 from gpu_workers.train.export import adapter_config
@@ -212,6 +212,85 @@ def test_dora_and_rslora_merge_as_peft_applies_them(flags, published, tiny_model
 
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
+
+
+def make_pairs(count: int) -> bytes:
+    rows = [
+        {
+            "input": {"messages": [{"role": "user", "content": f"My car is red {number}"}]},
+            "preferred_output": [{"role": "assistant", "content": "red"}],
+            "non_preferred_output": [{"role": "assistant", "content": "blue"}],
+        }
+        for number in range(count)
+    ]
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def make_texts(count: int) -> bytes:
+    return "".join(json.dumps({"text": f"The card number {n} was taken twice."}) + "\n" for n in range(count)).encode()
+
+
+@pytest.mark.parametrize(
+    ("objective", "rows", "measures"),
+    [
+        (Objective.DPO, make_pairs(8), ["loss", "token_accuracy", "exact_match"]),
+        (Objective.TEXT, make_texts(8), ["loss", "token_accuracy"]),
+    ],
+)
+def test_preferences_and_running_text_are_compared_too(objective, rows, measures, tiny_model, tmp_path):
+    for name in ("train.jsonl", "validation.jsonl"):
+        (tmp_path / name).write_bytes(rows)
+    file = DatasetRef(id="ds", sha256="", bytes=1, rows=8, url="")
+    spec = RunSpec(
+        run_id="run_1",
+        job_id="ftjob-1",
+        organization_id="org_1",
+        attempt=1,
+        base_model=BaseModelRef(id="bm", name="tiny", path=str(tiny_model)),
+        training=file,
+        validation=file,
+        hyperparameters=msgspec.structs.replace(RECIPE, objective=objective),
+    )
+    _write_adapter(tmp_path, tiny_model, spec)
+
+    result = publish(tmp_path, spec, tiny_model)
+
+    assert result.report is not None and result.report.rows == 8
+    assert [found.name for found in result.report.comparisons] == measures
+    probe = msgspec.json.decode((tmp_path / "published" / PARITY_FILE).read_bytes(), type=ParityProbe)
+    assert probe.chat is None and len(probe.rows) == 7
+
+
+def test_a_whole_model_is_compared_and_delivered_without_a_probe(tiny_model, tmp_path):
+    (tmp_path / "train.jsonl").write_bytes(make_rows(8))
+    (tmp_path / "validation.jsonl").write_bytes(make_rows(8, seed=1))
+    file = DatasetRef(id="ds", sha256="", bytes=1, rows=8, url="")
+    spec = RunSpec(
+        run_id="run_1",
+        job_id="ftjob-1",
+        organization_id="org_1",
+        attempt=1,
+        base_model=BaseModelRef(id="bm", name="tiny", path=str(tiny_model)),
+        training=file,
+        validation=file,
+        hyperparameters=msgspec.structs.replace(RECIPE, method=Method.FULL),
+    )
+    torch.manual_seed(9)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+    model.model.layers[0].self_attn.q_proj.weight.data.normal_()
+    model.save_pretrained(tmp_path / "tmp-model")
+    seal_folder(
+        tmp_path / "tmp-model",
+        tmp_path / "adapter",
+        lambda files: Manifest(kind="model", run_id="run_1", attempt=1, step=5, files=files),
+    )
+
+    result = publish(tmp_path, spec, tiny_model)
+
+    assert result.report is not None and result.merged is None
+    assert result.report.comparisons[0].base.value != result.report.comparisons[0].tuned.value
+    manifest = verify_folder(tmp_path / "published", manifest_sha256=result.adapter.manifest_sha256)
+    assert manifest.kind == "model" and PARITY_FILE not in {file.name for file in manifest.files}
 
 
 def test_a_trained_run_delivers_report_probe_and_merged_model(plane, tiny_model, make_agent):
