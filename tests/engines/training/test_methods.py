@@ -77,7 +77,8 @@ def test_running_text_is_trained_to_its_last_token(tiny_model, tmp_path):
     assert text.replace("<|end|>", "") == "".join(json.loads(line)["text"] for line in make_texts(2).splitlines())
     assert all(labels[0] == -100 and -100 not in labels[1:] for labels in rows.labels)
     steps = tried.of(StepCompleted)
-    assert steps[-1].train_loss < steps[0].train_loss * 0.8
+    assert steps[-1].train_loss < steps[0].train_loss - 0.5
+    assert steps[-1].train_mean_token_accuracy > 0.3 > steps[0].train_mean_token_accuracy
 
 
 def test_preferences_are_learned(tiny_model, tmp_path):
@@ -136,8 +137,8 @@ def test_full_training_begins_with_a_model_or_with_an_adapter_merged(tiny_model,
     after_model = attempt(tmp_path / "m", tiny_model, ROWS, recipe=full, start=model.result)
 
     fresh = model.of(StepCompleted)[0].train_loss
-    assert after_adapter.of(StepCompleted)[0].train_loss < fresh * 0.8
-    assert after_model.of(StepCompleted)[0].train_loss < fresh * 0.8
+    assert after_adapter.of(StepCompleted)[0].train_loss < fresh - 0.3
+    assert after_model.of(StepCompleted)[0].train_loss < fresh - 0.1
 
 
 def test_an_adapter_of_another_rank_is_refused_as_a_beginning(tiny_model, tmp_path):
