@@ -77,18 +77,18 @@ def load_model(
     base = _load_base(folder, hyperparameters, engine, is_sharded=is_sharded)
     if start is not None:
         base = _begin_with(base, start, hyperparameters)
-    if is_sharded:
-        base = _shard(base, hyperparameters, engine)
     if engine.uses_liger:
         _apply_liger(base)
     if hyperparameters.method is Method.FULL:
-        return base
+        return shard_model(base, base) if is_sharded else base
+    if is_sharded:  # shards of one layer must have one dtype: NF4 is stored as the compute dtype, nothing is cast up
+        _cast_float_weights(base, engine.torch_dtype)
     if hyperparameters.method is Method.QLORA and not is_sharded:
         base = _prepare_quantized(base, hyperparameters, engine)
     model = peft.get_peft_model(base, lora_config(hyperparameters))
     if start is not None and (start / ADAPTER_FILE).is_file():
         _begin_with_adapter(model, start)
-    return model
+    return shard_model(model, base) if is_sharded else model
 
 
 def _prepare_quantized(base: PreTrainedModel, hyperparameters: Hyperparameters, engine: Engine) -> PreTrainedModel:
@@ -96,14 +96,6 @@ def _prepare_quantized(base: PreTrainedModel, hyperparameters: Hyperparameters, 
     if not torch.cuda.is_available():
         _cast_float_weights(base, engine.torch_dtype)
     return base
-
-
-def _shard(base: PreTrainedModel, hyperparameters: Hyperparameters, engine: Engine) -> PreTrainedModel:
-    """Shards of one layer must have one dtype: NF4 is stored as the compute dtype, and nothing is cast up."""
-    if hyperparameters.method is not Method.FULL:
-        base.requires_grad_(False)
-        _cast_float_weights(base, engine.torch_dtype)
-    return shard_model(base)
 
 
 def lora_config(hyperparameters: Hyperparameters) -> peft.LoraConfig:

@@ -24,7 +24,14 @@ from gpu_workers.train.early_stopping import BestWeights
 from gpu_workers.train.evaluate import Evaluation, evaluate
 from gpu_workers.train.rehearsal import checkpoint_interval_seconds, rehearse
 from gpu_workers.train.rows import Rows
-from gpu_workers.train.sharding import gather_optimizer, gather_trained, is_sharded, scatter_model, scatter_optimizer
+from gpu_workers.train.sharding import (
+    average_gradients,
+    gather_optimizer,
+    gather_trained,
+    is_sharded,
+    scatter_model,
+    scatter_optimizer,
+)
 from gpu_workers.train.weights import MODEL_FILE, save_trained
 
 
@@ -89,6 +96,9 @@ class RunTrainer:
         if is_distributed():
             torch.distributed.barrier()
         return written
+
+    def _sync_replicated_trainable_parameters(self, model: torch.nn.Module) -> None:
+        average_gradients(self, model)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if is_sharded(self):

@@ -1,7 +1,7 @@
 """A model that lies in shards on several processes (FSDP), and its weights gathered to be written as one.
 
-The base is sharded before an adapter is added: the adapter stays whole on every process, small as it is, and the
-trainer averages its gradients. With full training every weight is a shard.
+The base alone is sharded: an adapter stays whole on every process, small as it is, and its gradients are averaged
+here. With full training every weight is a shard.
 """
 
 from pathlib import Path
@@ -28,16 +28,37 @@ _GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _SCATTERED = StateDictOptions(full_state_dict=True, strict=False)
 
 
-def shard_model(base: PreTrainedModel) -> PreTrainedModel:
-    """Shard layer by layer, so that no process ever holds two whole layers, and tell the trainer so."""
+def shard_model(model: torch.nn.Module, base: PreTrainedModel) -> torch.nn.Module:
+    """Shard `base` inside `model` layer by layer, so that no process ever holds two whole layers; return `model`.
+
+    What belongs to an adapter stays whole.
+    """
+    adapter = set() if model is base else {parameter for parameter in model.parameters() if parameter.requires_grad}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
     for layer in base.get_decoder().layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(base, mesh=mesh)
-    # By this name transformers' trainer knows a model that takes care of placement and gradients itself.
-    base.is_distributed_loading_by_transformers = True
-    return base
+        fully_shard(layer, mesh=mesh, ignored_params=adapter)
+    fully_shard(base, mesh=mesh, ignored_params=adapter)
+    # By this mark transformers' trainer knows a model that takes care of placement and gradients itself.
+    base._is_distributed_loading_by_transformers = True
+    return model
+
+
+def average_gradients(trainer: "RunTrainer", model: torch.nn.Module) -> None:
+    """Keep what is trained whole on every process the same on all: one start, and the mean of the gradients.
+
+    transformers' own does it by an operation that only NCCL has.
+    """
+
+    def average(parameter: torch.Tensor) -> None:
+        if trainer.accelerator.sync_gradients and parameter.grad is not None:  # type: ignore[attr-defined]
+            torch.distributed.all_reduce(parameter.grad)
+            parameter.grad /= torch.distributed.get_world_size()
+
+    for parameter in model.parameters():
+        if parameter.requires_grad and not isinstance(parameter, DTensor):
+            torch.distributed.broadcast(parameter.data, src=0)
+            parameter.register_post_accumulate_grad_hook(average)
 
 
 def is_sharded(trainer: "RunTrainer") -> bool:

@@ -1,0 +1,79 @@
+"""Several processes train as one does. Here two, on the CPU, over gloo."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from apps.contracts.runs import Method, StepCompleted
+from gpu_workers.events import EVENTS_FILE, AdapterReady, read_outcome
+from gpu_workers.train import callbacks
+from tests.engines.training.attempts import SMALL, Tried, attempt, make_run_spec, prepare
+from tests.engines.training.conftest import make_rows
+
+ROWS = make_rows(32)
+REPOSITORY = Path(__file__).parents[3]
+PLAIN = msgspec.structs.replace(SMALL, lora_dropout=0.0, epochs=2)
+
+
+def run_two(work_dir: Path, model: Path, **changes: object) -> Tried:
+    work_dir.mkdir()
+    prepare(work_dir, ROWS)
+    spec = make_run_spec(model, **({"recipe": PLAIN, "gpu_count": 2} | changes))
+    (work_dir / "spec.json").write_bytes(msgspec.json.encode(spec))
+    done = subprocess.run(
+        [sys.executable, "-m", "gpu_workers.train", str(work_dir / "spec.json"), str(work_dir)],
+        cwd=REPOSITORY,
+        env=dict(os.environ) | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        input=b"{}\n",
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    outcome = read_outcome(work_dir)
+    assert isinstance(outcome, AdapterReady), (outcome, done.stderr[-3000:].decode())
+    return Tried(work_dir, outcome)
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_model, tmp_path_factory):
+    """What one process makes of the same recipe, by method."""
+    made: dict[Method, Tried] = {}
+
+    def train(method: Method) -> Tried:
+        if method not in made:
+            recipe = msgspec.structs.replace(PLAIN, method=method)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(callbacks, "REPORT_INTERVAL_SECONDS", 0.0)
+                made[method] = attempt(tmp_path_factory.mktemp(method), tiny_model, ROWS, recipe=recipe)
+        return made[method]
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "method"),
+    [("ddp", Method.LORA), ("fsdp", Method.LORA), ("fsdp", Method.QLORA), ("fsdp", Method.FULL)],
+)
+def test_two_processes_lose_as_one_does(tiny_model, tmp_path, alone, parallelism, method):
+    recipe = msgspec.structs.replace(PLAIN, method=method)
+    single = alone(method)
+
+    tried = run_two(tmp_path / "two", tiny_model, recipe=recipe, parallelism=parallelism)
+
+    losses = {step.step: step.train_loss for step in single.of(StepCompleted)}
+    steps = tried.of(StepCompleted)
+    assert steps[-1].step == 16
+    assert tried.outcome.trained_tokens == single.outcome.trained_tokens
+    assert steps[0].train_loss == pytest.approx(losses[steps[0].step], rel=5e-3) or steps[0].step > 1
+    assert tried.outcome.train_loss == pytest.approx(single.outcome.train_loss, rel=3e-2)
+    mine, other = tried.tensors(), single.tensors()
+    assert mine.keys() == other.keys()
+    assert all(mine[name].shape == tensor.shape for name, tensor in other.items())
+    flat = [torch.cat([tensors[name].float().flatten() for name in sorted(other)]) for tensors in (mine, other)]
+    assert torch.nn.functional.cosine_similarity(*flat, dim=0) > 0.9
+    assert (tmp_path / "two" / EVENTS_FILE).read_bytes().count(b"training_started") == 1
