@@ -52,7 +52,8 @@ def test_a_model_answers_only_with_a_certificate(platform: Platform, model: str)
 
 def test_a_job_pauses_at_a_checkpoint_resumes_and_is_paid_once(platform: Platform, file_id: str):
     before = platform.wait_for_settled_books()
-    job_id = platform.create_job(file_id, epochs=2, exports=["merged_16bit"])
+    options = {"exports": ["merged_16bit"], "budget": {"max_cost_usd": "1"}}  # a slow machine must not reach the cap
+    job_id = platform.create_job(file_id, epochs=2, **options)
     until(lambda: any(m.startswith("Step") for m in platform.messages(job_id)), 120, "no first step")
 
     platform.client.fine_tuning.jobs.pause(job_id)
