@@ -329,3 +329,23 @@ def test_estimates_show_every_pool_with_its_parts(api_client, key, floor, file_i
     assert sum(part["bytes"] for part in pool["estimate"]["parts"]) == pool["estimate"]["peak_bytes"]
     assert pool["estimate"]["speed_source"]["kind"] == "probe"
     assert float(pool["cost_usd"]["p10"]) <= float(pool["cost_usd"]["p50"]) <= float(pool["hold_usd"])
+
+
+def test_a_job_continues_a_fine_tuned_model_in_its_shape(client, floor, file_id, claim):  # noqa: F811
+    create(client, file_id, extra_body={"lora": {"rank": 8, "use_rslora": True}})
+    first: Attempt = claim()
+    first.start()
+    first.succeed(floor.base_model)
+    model = client.fine_tuning.jobs.list().data[0].fine_tuned_model
+
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(client, file_id, model=model, extra_body={"lora": {"rank": 16}})
+    job = create(client, file_id, model=model)
+    second: Attempt = claim()
+
+    recipe = job.model_extra["recipe"]
+    assert refused.value.param == "hyperparameters.lora_rank"
+    assert (recipe["lora_rank"], recipe["use_rslora"], job.model_extra["continues"]["model"]) == (8, True, model)
+    start = second.claimed.spec.start_from
+    assert {file.name for file in start.files} == {"adapter_config.json", "adapter_model.safetensors", "manifest.json"}
+    assert second.claimed.spec.resume_from is None

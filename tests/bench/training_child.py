@@ -86,6 +86,8 @@ def main(path: Path) -> None:
         meter = Meter()
         meter.watch(trainer)
         trainer.train()
+        if meter.steps <= WARM_UP_STEPS:
+            raise SystemExit(f"{request.variant}: {meter.steps} steps are too few to measure; ask for more.")
         result = {
             "variant": request.variant,
             "steps": meter.steps,
@@ -145,7 +147,7 @@ def _trl(request: Request, work_dir: Path) -> SFTTrainer:
         )
     config = SFTConfig(
         output_dir=str(work_dir),
-        per_device_train_batch_size=request.batch_size,
+        per_device_train_batch_size=_sequences_a_step(request),
         num_train_epochs=request.epochs,
         learning_rate=request.learning_rate,
         max_length=request.max_length,
@@ -159,6 +161,14 @@ def _trl(request: Request, work_dir: Path) -> SFTTrainer:
         r=request.rank, lora_alpha=2 * request.rank, target_modules=list(_TARGETS), task_type="CAUSAL_LM"
     )
     return SFTTrainer(model=request.model, args=config, train_dataset=data, peft_config=adapter)
+
+
+def _sequences_a_step(request: Request) -> int:
+    """Packed sequences hold several rows each: so many of them that a step sees as many tokens as without packing."""
+    if request.variant != "trl-packed":
+        return request.batch_size
+    rows = encode_file(Path(request.rows), load_renderer(Path(request.model), ""), max_length=request.max_length)
+    return max(1, round(request.batch_size * float(rows.lengths.mean()) / request.max_length))
 
 
 @torch.no_grad()
