@@ -65,24 +65,13 @@ def write_weights(
         write_adapter(folder, model, spec, dtype=dtype, state_dict=state_dict)
         return
     assert isinstance(model, PreTrainedModel)
-    tensors = {name: tensor.detach().to("cpu", dtype) for name, tensor in (state_dict or model.state_dict()).items()}
+    tied = model.all_tied_weights_keys or {}  # written once, under the name they are tied to
+    whole = {name: tensor for name, tensor in (state_dict or model.state_dict()).items() if name not in tied}
+    tensors = {name: tensor.detach().to("cpu", dtype) for name, tensor in whole.items()}
     check_finite(tensors)
-    model.save_pretrained(folder, state_dict=_shared_as_in(model, tensors), max_shard_size=_ONE_FILE)
+    model.save_pretrained(folder, state_dict=tensors, max_shard_size=_ONE_FILE)
     config = json.loads((folder / "config.json").read_text())  # transformers writes the dtype of the live model
     (folder / "config.json").write_text(json.dumps(config | {"dtype": str(dtype).removeprefix("torch.")}, indent=2))
-
-
-def _shared_as_in(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Give tied weights one memory again, so that they are written once."""
-    own = model.state_dict()
-    first: dict[int, str] = {}
-    for name in tensors:
-        pointer = own[name].data_ptr() if name in own else 0
-        if pointer and pointer in first:
-            tensors[name] = tensors[first[pointer]]
-        elif pointer:
-            first[pointer] = name
-    return tensors
 
 
 def trained_tensors(
