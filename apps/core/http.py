@@ -87,6 +87,10 @@ class BodyLimit(NamedTuple):
     limit_bytes: int
 
 
+# Signed objects, checked to the byte where they are stored; this is the ceiling of any one of them.
+OBJECT_LIMIT = BodyLimit("PUT", "/objects/", 8 * 1024 * MIB)
+
+
 class LimitBodies:
     """ASGI: refuse a body above its path's limit before it fills a disk, whether or not its length was declared.
 

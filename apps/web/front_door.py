@@ -13,6 +13,7 @@ import aiohttp
 from apps.core.errors import Unavailable
 from apps.core.http import (
     MIB,
+    OBJECT_LIMIT,
     REQUEST_ID_HEADER,
     Application,
     BodyLimit,
@@ -31,7 +32,7 @@ UPLOAD_BYTES = 513 * MIB
 BODY_LIMITS = (
     BodyLimit("POST", "/v1/files", UPLOAD_BYTES),
     BodyLimit("POST", "/datasets", UPLOAD_BYTES),
-    BodyLimit("PUT", "/objects/", 8 * 1024 * MIB),
+    OBJECT_LIMIT,
 )
 
 # RFC 9110 §7.6.1: these speak of one connection only. Cookies belong to the dashboard and stay here.
