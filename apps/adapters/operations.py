@@ -11,7 +11,6 @@ from apps.adapters.models import Adapter, AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.core import audit, outbox
 from apps.core.errors import DomainError, InvalidState
-from apps.core.ids import new_id, ulid_of
 
 
 class AdapterRejected(DomainError):
@@ -28,6 +27,7 @@ def publish_version(
     job_id: str,
     suffix: str,
     source: str,
+    ulid: str,
     object_prefix: str,
     manifest: dict[str, Any],
     manifest_sha256: str,
@@ -36,7 +36,10 @@ def publish_version(
     target_modules: list[str],
     metrics: dict[str, Any],
 ) -> AdapterVersion:
-    """Check the files, register them under a new name and ask for them to be served. Raises AdapterRejected."""
+    """Check the files, register them under a new name and ask for them to be served. Raises AdapterRejected.
+
+    `ulid` makes the names of the version, and makes them once: those of a job are known before it ends.
+    """
     problems = problems_of(
         object_prefix=object_prefix, manifest=manifest, base_model=base_model, rank=rank, target_modules=target_modules
     )
@@ -44,14 +47,14 @@ def publish_version(
         raise AdapterRejected("The trained adapter cannot be served: " + "; ".join(problems[:3]))
     adapter = _adapter(organization, base_model, suffix or job_id)
     number = (adapter.versions.aggregate(last=Max("number"))["last"] or 0) + 1
-    version_id = new_id("adpv")
+    version_id = f"adpv_{ulid}"
     version = AdapterVersion.objects.create(
         pk=version_id,
         organization=organization,
         adapter=adapter,
         number=number,
-        model_name=f"ft:{base_model.name}:{organization.slug}:{suffix}:{ulid_of(version_id)[-10:]}",
-        lora_name=f"a-{ulid_of(version_id)}",
+        model_name=model_name_of(base_model=base_model, organization=organization, suffix=suffix, ulid=ulid),
+        lora_name=f"a-{ulid}",
         source=source,
         object_prefix=object_prefix,
         manifest=manifest,
@@ -68,6 +71,11 @@ def publish_version(
         organization=organization, by=source, action="adapter.published", target=version.pk, model=version.model_name
     )
     return version
+
+
+def model_name_of(*, base_model: BaseModel, organization: Any, suffix: str, ulid: str) -> str:
+    """Return the public name of a version, never used again: OpenAI's form, ft:base:organization:suffix:id."""
+    return f"ft:{base_model.name}:{organization.slug}:{suffix}:{ulid[-10:]}"
 
 
 def _adapter(organization: Any, base_model: BaseModel, name: str) -> Adapter:

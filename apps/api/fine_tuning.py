@@ -12,12 +12,14 @@ import msgspec
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from apps.adapters.operations import model_name_of
 from apps.api.pagination import page
 from apps.api.parsers import read_body
 from apps.api.views import ApiView
 from apps.contracts.runs import Method
 from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
+from apps.core.ids import ulid_of
 from apps.core.money import nano_to_usd, usd_to_nano
 from apps.finetuning import operations, queries
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
@@ -261,7 +263,7 @@ def _ours(job: FineTuningJob, recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def _queue_position(job: FineTuningJob) -> int | None:
-    """The place among the organization's own view of the queue; other tenants' runs are counted, never shown."""
+    """The place in the pool's whole queue; other tenants' runs are counted, never shown."""
     run = queries.get_active_run(job=job) if job.status == "queued" else None
     return queue_position(run=run, now=db_now()) if run and run.status == "queued" else None
 
@@ -297,11 +299,17 @@ def checkpoint_object(row: Checkpoint) -> dict[str, Any]:
         "id": row.pk,
         "object": "fine_tuning.job.checkpoint",
         "created_at": _unix(row.created_at),
-        "fine_tuned_model_checkpoint": f"{row.job.base_model.name}:ckpt-step-{row.step}",
+        "fine_tuned_model_checkpoint": f"{_model_name(row.job)}:ckpt-step-{row.step}",
         "fine_tuning_job_id": row.job_id,
         "step_number": row.step,
         "metrics": metrics,
     }
+
+
+def _model_name(job: FineTuningJob) -> str:
+    return model_name_of(
+        base_model=job.base_model, organization=job.organization, suffix=job.suffix, ulid=ulid_of(job.pk)
+    )
 
 
 def _unix(moment: Any) -> int | None:

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models import Max
 
 from apps.catalog.models import BaseModel
@@ -17,6 +17,7 @@ from apps.core import audit, outbox
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded, Status
 from apps.core.ids import new_id
+from apps.core.locks import lock
 from apps.core.object_store import ObjectMissing, StoredObject, object_key, read_chunks, store
 from apps.core.transitions import advance, try_advance
 from apps.datasets.counting import count_rows
@@ -179,8 +180,7 @@ def _register(
 
 def _serialize_uploads(organization_id: str) -> None:
     """This function will let one upload of an organization register at a time: version numbers and storage add up."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"uploads:{organization_id}"])
+    lock(f"uploads:{organization_id}")
 
 
 # --- validating -------------------------------------------------------------------------------------------------------

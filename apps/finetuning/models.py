@@ -284,6 +284,7 @@ class Checkpoint(OrganizationModel):
     step = models.PositiveIntegerField()
     metrics = models.JSONField(default=dict)
     bytes = models.BigIntegerField()
+    billed_gpu_ms = models.BigIntegerField(default=0, help_text="The run's time up to this step.")
     created_at = models.DateTimeField(db_default=Now())
     quarantined_at = models.DateTimeField(null=True)
     deleted_at = models.DateTimeField(null=True)

@@ -13,7 +13,7 @@ from apps.billing.operations import hold
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import get_base_model, list_base_models
 from apps.contracts.runs import Hyperparameters, Method
-from apps.core import audit, outbox
+from apps.core import audit, locks, outbox
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, InvalidState, InvalidValue, Unavailable
 from apps.core.transitions import advance, try_advance
@@ -35,6 +35,12 @@ class InvalidTrainingFile(DomainError):
     """The file cannot be trained on; the message says what to change."""
 
     code = "invalid_training_file"
+
+
+class IdempotencyKeyReused(DomainError):
+    """The same key came with two different requests; neither can be taken for a repetition of the other."""
+
+    code = "idempotency_key_reused"
 
 
 class StillCounting(Unavailable):
@@ -96,9 +102,15 @@ def create_job(*, organization: Any, request: JobRequest, by: str, now: datetime
 
 
 def _created_before(organization: Any, request: JobRequest, by: str, now: datetime.datetime) -> FineTuningJob | None:
+    """Return the job that this request, repeated, made before; one that is being made is waited for."""
+    if repeated := request.idempotency_key or request.fingerprint:
+        locks.lock(f"job:{getattr(organization, 'pk', organization)}:{repeated}")
     jobs = FineTuningJob.objects.for_organization(organization)
     if request.idempotency_key is not None:
-        return jobs.filter(idempotency_key=request.idempotency_key).first()
+        found = jobs.filter(idempotency_key=request.idempotency_key).first()
+        if found is not None and found.requested.get("fingerprint") != request.fingerprint:
+            raise IdempotencyKeyReused("This Idempotency-Key was sent with another body: use a new key for a new job.")
+        return found
     if request.is_retry:
         recent = jobs.filter(created_by=by, created_at__gte=now - _RETRY_WINDOW)
         return recent.filter(requested__fingerprint=request.fingerprint).order_by("-created_at").first()

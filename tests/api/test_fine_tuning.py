@@ -113,6 +113,15 @@ def test_an_idempotency_key_names_one_job(client, file_id):
     assert first.id == again.id
 
 
+def test_an_idempotency_key_cannot_stand_for_two_requests(client, file_id):
+    create(client, file_id, extra_headers={"Idempotency-Key": "k1"})
+
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(client, file_id, seed=7, extra_headers={"Idempotency-Key": "k1"})
+
+    assert refused.value.code == "idempotency_key_reused"
+
+
 def test_lists_page_through_the_sdk(client, file_id):
     created = [create(client, file_id).id for _ in range(3)]
 
