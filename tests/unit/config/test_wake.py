@@ -25,7 +25,12 @@ def dead_port() -> int:
 
 
 def test_a_committed_request_succeeds_without_the_broker(
-    monkeypatch: Any, dead_port: int, client_for: Any, alice: User, organization: Organization, django_capture_on_commit_callbacks: Any
+    monkeypatch: Any,
+    dead_port: int,
+    client_for: Any,
+    alice: User,
+    organization: Organization,
+    django_capture_on_commit_callbacks: Any,
 ) -> None:
     monkeypatch.setenv("CELERY_BROKER_URL", f"redis://127.0.0.1:{dead_port}/0")
     started_at = time.monotonic()
