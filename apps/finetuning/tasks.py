@@ -8,8 +8,6 @@ from apps.finetuning.leases import reclaim_expired_leases
 from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.operations import admit_when_ready
 
-_DOORBELL_EXPIRES_SECONDS = 300
-
 
 @shared_task(name="finetuning.reclaim_expired_leases")
 def reclaim(**_: Any) -> None:
@@ -41,10 +39,13 @@ def admit(*, key: str, payload: dict[str, Any]) -> None:
 
 
 def _ring(pool: str) -> None:
-    current_app.send_task(
-        "train.wake",
-        kwargs={"pool": pool},
-        queue=f"train.{pool}",
-        expires=_DOORBELL_EXPIRES_SECONDS,
-        ignore_result=True,
-    )
+    """Put one doorbell into the pool's queue, unless one lies there: a pool without a worker would pile them up.
+
+    It does not expire: only a consumer would find that out, and whatever lies there must wake the next one.
+    """
+    queue = f"train.{pool}"
+    with current_app.producer_or_acquire() as producer:
+        if not producer.channel.queue_declare(queue).message_count:
+            current_app.send_task(
+                "train.wake", kwargs={"pool": pool}, queue=queue, ignore_result=True, producer=producer
+            )

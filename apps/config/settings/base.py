@@ -151,6 +151,8 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "accounts.membership": "read",
         "adapters": "read",
         "serving": "read",
+        "serving.deployment": "write",  # a request for an adapter is noted, so that the replicas keep it
+        "serving.replica": "write",
         "catalog": "read",
         "billing": "write",
         "core.outboxmessage": "add",

@@ -54,6 +54,7 @@ STATUSES: dict[str, Status] = {
     "loaded": Status("Serving", "ok", "check"),
     "serving": Status("Serving", "ok", "check"),
     "waiting": Status("Waiting to load", "", "clock"),
+    "cold": Status("Cold", "", "power"),
     "off": Status("Not serving", "line", "power"),
     "unloading": Status("Unloading", "warn", "power"),
     "active": Status("Active", "ok", "check"),
