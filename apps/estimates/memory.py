@@ -19,6 +19,7 @@ from apps.estimates.architectures import (
 )
 from apps.estimates.gpus import GIB, MIB, Gpu
 from apps.estimates.plans import Method, TrainingPlan
+from apps.estimates.stacks import ANNEAL
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -107,8 +108,8 @@ def weight_bytes(*, architecture: Architecture, plan: TrainingPlan) -> int:
     width = DTYPE_BYTES[plan.compute_dtype]
     if plan.method != Method.QLORA:
         return parameter_count(architecture) * width
-    per_weight = _NF4_DOUBLE_QUANT_BYTES if plan.double_quantization else _NF4_BYTES
-    other_width = 4 if plan.upcast_non_quantized else width
+    per_weight = _NF4_DOUBLE_QUANT_BYTES if ANNEAL.double_quantization else _NF4_BYTES
+    other_width = 4 if ANNEAL.upcasts_unquantized else width
     quantized = round(linear_parameter_count(architecture) * per_weight)
     return quantized + other_parameter_count(architecture) * other_width
 
@@ -144,7 +145,7 @@ def _training_state(architecture: Architecture, plan: TrainingPlan) -> dict[str,
     trained = trained_parameter_count(architecture=architecture, plan=plan)
     if plan.method == Method.FULL:
         width = DTYPE_BYTES[plan.compute_dtype]
-        has_master = plan.master_weights and width < _FP32_MASTER_BYTES
+        has_master = ANNEAL.master_weights and width < _FP32_MASTER_BYTES
         state = _FP32_MASTER_BYTES + _moment_bytes(plan, 4) if has_master else _moment_bytes(plan, width)
         return {"gradients": trained * width, "optimizer": round(trained * state)}
     # PEFT keeps adapters of a 16-bit base in fp32 (autocast_adapter_dtype); TRL casts those of a 4-bit base to bf16.
@@ -205,7 +206,7 @@ def _saved_input_bytes_per_token(architecture: Architecture, plan: TrainingPlan,
 
 
 def _layer_bytes_per_row(architecture: Architecture, plan: TrainingPlan) -> int:
-    if plan.attention != "eager":
+    if ANNEAL.attention != "eager":
         return 0
     return architecture.n_heads * plan.max_length**2 * _EAGER_BYTES_PER_SCORE
 
@@ -223,8 +224,10 @@ def _mlp_width(architecture: Architecture) -> int:
 
 def _loss_bytes(architecture: Architecture, plan: TrainingPlan, gpu: Gpu) -> int:
     tokens, width = plan.tokens_per_micro_step, DTYPE_BYTES[plan.compute_dtype]
-    head_gradient = head_parameter_count(architecture) * 4 if plan.method == Method.FULL and plan.loss == "tiled" else 0
-    if plan.loss == "tiled":
+    head_gradient = (
+        head_parameter_count(architecture) * 4 if plan.method == Method.FULL and ANNEAL.loss == "tiled" else 0
+    )
+    if ANNEAL.loss == "tiled":
         tile = min(tokens, _TILE_TOKENS) * min(architecture.vocab_size, _TILE_VOCABULARY)
         per_value = width + (_TORCH_TILE_BYTES if gpu.is_cpu else 0)
         hidden = tokens * architecture.hidden_size * (width + 4)  # selected positions, and their gradient in fp32
@@ -235,7 +238,7 @@ def _loss_bytes(architecture: Architecture, plan: TrainingPlan, gpu: Gpu) -> int
 
 def _kept_logits_bytes(architecture: Architecture, plan: TrainingPlan) -> int:
     """The stock loss returns its logits, which stay alive through the backward pass."""
-    if plan.loss == "tiled":
+    if ANNEAL.loss == "tiled":
         return 0
     return plan.tokens_per_micro_step * architecture.vocab_size * DTYPE_BYTES[plan.compute_dtype]
 

@@ -23,7 +23,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """One change that makes the job fit. `key`: "method", "max_length", "gpu" or "none" (nothing on one GPU does)."""
+    """One change that makes the job fit, and what it then costs. `key`: "micro_batch", "checkpointing", "method",
+    "max_length", "gpu_count", "offload", "gpu" (another type) or "none" (nothing offered holds it)."""
 
     key: str
     text: str
@@ -31,6 +32,11 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     method: str | None = None
     max_length: int | None = None
     gpu_key: str | None = None
+    gpu_count: int | None = None
+    micro_batch_size: int | None = None
+    cpu_offload: bool = False
+    train_seconds_p50: float | None = None
+    cost_nano_p50: int | None = None
 
 
 def choose_plan(

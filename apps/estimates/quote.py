@@ -9,57 +9,35 @@ from apps.estimates.calibration import Interval, time_interval
 from apps.estimates.gpus import GIB, Gpu
 from apps.estimates.memory import MemoryPart
 from apps.estimates.placement import Fix, Placement, choose_plan, ways_to_fit
-from apps.estimates.plans import DEFAULT_TARGET_MODULES, TrainingPlan
+from apps.estimates.plans import TrainingPlan
 from apps.estimates.published import nearest
+from apps.estimates.requests import Correction, PoolFacts, QuoteRequest
 from apps.estimates.throughput import ProbeRow, SpeedSource, Throughput, Unmeasured, tokens_per_second
 
 # A published speed of a model further away in size is not carried over: the fixed cost of a step, which such rows do
 # not state, would decide, and a model of a few million parameters be quoted millions of tokens a second.
 _COMPARABLE_SIZE = 20.0
+_GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+
+__all__ = ["Correction", "Estimate", "PoolFacts", "QuoteRequest", "TimePart", "quote", "quote_placements"]
 
 
-class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One job. `tokens` and `trained_tokens` are per epoch, after truncation to `max_length`, without padding."""
+class TimePart(msgspec.Struct, frozen=True):
+    """`key`: compute, attention, head, adapters, dequantization, memory, fixed, communication, optimizer."""
 
-    architecture: Architecture
-    method: str
-    max_length: int
-    batch_size: int
-    epochs: int
-    rows: int
-    tokens: int
-    trained_tokens: int
-    longest_row_tokens: int
-    lora_rank: int = 16
-    target_modules: tuple[str, ...] = DEFAULT_TARGET_MODULES
-
-    def __post_init__(self) -> None:
-        for name in ("max_length", "batch_size", "epochs", "rows", "tokens", "longest_row_tokens", "lora_rank"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
-
-
-class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a pool now. The price is `price_nano` nano-USD for each `price_per_seconds` of one GPU.
-
-    `seconds_ahead` is the expected training time of the runs waiting or running before this one, over all workers.
-    `finished_ratios` are measured / predicted training times of the pool's finished runs.
-    """
-
-    gpu: Gpu
-    probe: ProbeRow | None = None
-    price_nano: int | None = None
-    price_per_seconds: int = 3600
-    live_workers: int = 0
-    seconds_ahead: float = 0.0
-    startup_seconds: float = 0.0
-    finished_ratios: tuple[float, ...] = ()
+    key: str
+    label: str
+    seconds: float
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer for one pool. Time and cost are None when the job does not fit or nobody measured the GPU.
+    """The answer for one pool and number of GPUs. Time and cost are None when the job does not fit or no speed can be
+    known (a CPU that nobody measured).
 
-    `queue_seconds` is None without live workers: nobody knows when one comes. Billing covers training seconds only.
+    Memory is of one GPU: `peak_bytes` is the median of `peak_bytes_p10` to `peak_bytes_p90`, and a job fits where the
+    p90 does. Times are of the whole job; `queue_seconds` and `finish_seconds_*` are None without live workers: nobody
+    knows when one comes. Billing covers training seconds (evaluations and checkpoints are part of them) of all GPUs,
+    never queue, start-up or download.
     """
 
     gpu_key: str
@@ -75,7 +53,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     total_tokens: int
     total_trained_tokens: int
-    tokens_per_second: float | None
+    tokens_per_second: float | None  # of all GPUs together
     train_seconds_p10: float | None
     train_seconds_p50: float | None
     train_seconds_p90: float | None
@@ -89,6 +67,26 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     cost_nano_p90: int | None
     interval_origin: str | None
     speed_source: SpeedSource
+    gpu_count: int = 1
+    parallelism: str = "single"
+    stack: str = "anneal"
+    peak_bytes_p10: int = 0
+    peak_bytes_p90: int = 0
+    memory_origin: str = ""
+    utilisation: float | None = None  # share of the GPU's dense peak that useful arithmetic reaches
+    bottleneck: str | None = None  # "compute" | "memory_bandwidth" | "interconnect" | "fixed_cost"
+    time_parts: tuple[TimePart, ...] = ()  # seconds of one optimizer step by what they are spent on
+    evaluation_seconds: float | None = None
+    checkpoint_seconds: float | None = None
+    download_seconds: float = 0.0
+    finish_seconds_p10: float | None = None
+    finish_seconds_p50: float | None = None
+    finish_seconds_p90: float | None = None
+    cost_nano_per_million_trained_tokens: int | None = None
+    cost_nano_per_a100_hour: int | None = None  # price of the work one A100 80 GB SXM does in an hour
+    is_spot: bool = False
+    interruptions: float = 0.0  # expected number during the job
+    redone_seconds: float = 0.0  # expected work done twice, and restarts, because of them
 
 
 def quote(
@@ -97,6 +95,7 @@ def quote(
     pool: PoolFacts,
     published: tuple[ProbeRow, ...] = (),
     other_gpus: tuple[Gpu, ...] = (),
+    gpu_count: int = 1,
 ) -> Estimate:
     """Estimate the job on this pool: from the pool's probe, else from the nearest published row of its GPU type.
 
@@ -137,6 +136,23 @@ def quote(
         cost_nano_p90=costs[2],
         interval_origin=seconds[3].origin if seconds else None,
         speed_source=_speed_source(speed),
+    )
+
+
+def quote_placements(
+    *,
+    request: QuoteRequest,
+    pool: PoolFacts,
+    published: tuple[ProbeRow, ...] = (),
+    other_gpus: tuple[Gpu, ...] = (),
+    gpu_counts: tuple[int, ...] | None = None,
+) -> tuple[Estimate, ...]:
+    """One estimate for each sensible number of GPUs of this pool (powers of two up to what it has), fewest first."""
+    most = pool.max_gpu_count or pool.gpus_per_worker
+    counts = gpu_counts or tuple(count for count in _GPU_COUNTS if count <= most)
+    return tuple(
+        quote(request=request, pool=pool, published=published, other_gpus=other_gpus, gpu_count=count)
+        for count in counts
     )
 
 
