@@ -220,6 +220,7 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
 def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
     recipe = msgspec.convert(job.hyperparameters, Hyperparameters)
     quotes = get_quotes(base_model=job.base_model, version=job.training_file, recipe=recipe, now=now)
+    quotes = [quoted for quoted in quotes if quoted.gpu_count == 1]  # what a run trains on; more are quoted only
     if name := job.requested.get("pool"):
         quotes = [quoted for quoted in quotes if quoted.pool.name == name]
         if not quotes:
