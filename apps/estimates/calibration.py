@@ -1,14 +1,260 @@
-"""How far a predicted time may be off: factors for p10, p50 and p90, and where they come from."""
+"""What finished runs teach an estimate: factors on the physics for a pool, a model family and a method, with a spread.
+
+Everything is fitted on the logarithm of actual / physics, by medians in which the physics holds some votes of its own.
+So the physics stands until runs outvote it, one run that went wrong moves nothing, and a level without runs of its own
+(a family nobody trained here yet) takes what the levels above it know.
+"""
 
 import math
-from collections.abc import Sequence
-from statistics import quantiles
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import median, quantiles
 
 import msgspec
 
 from apps.estimates.throughput import ProbeRow, Throughput
 
+# The formulas a ratio was measured against. Change it with them: a ratio to other formulas teaches nothing.
+PHYSICS = "1"
+
 _Z90 = 1.2816  # 90th percentile of the standard normal distribution
+
+# Votes of the physics, in runs. Chosen in the simulation of tests/bench/calibration.py: with fewer at the pool, some
+# seed was for some runs a point worse than the physics where that was right; with more, 20 runs taught less.
+_POOL_VOTES = 6.0
+_GROUP_VOTES = 6.0
+# A run counts half after so many newer ones of its pool: drivers, clocks and neighbours change.
+_HALF_LIFE_RUNS = 300
+# A run older than these weighs a sixteenth, and is left out.
+MOST_RUNS = 1_200
+# How many runs the physics' own interval is worth beside what was seen, and the pool's other runs beside a group's own:
+# in the same simulation 80 to 86 % of runs then fall inside P10 to P90.
+_SPREAD_VOTES = 2.0
+_NEIGHBOUR_VOTES = 40.0
+_SWEEPS = 2
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """Multiply a predicted value by these. `origin` says, in words for people, what they were fitted on."""
+
+    p10: float
+    p50: float
+    p90: float
+    origin: str
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished run: actual / physics of its training time and of its peak memory, where both are known."""
+
+    family: str
+    method: str
+    time_ratio: float | None = None
+    memory_ratio: float | None = None
+
+
+class Band(msgspec.Struct, frozen=True):
+    """Where four fifths of the runs lay around their fitted factor, in logarithms."""
+
+    low: float
+    high: float
+
+
+class Learned(msgspec.Struct, frozen=True, kw_only=True):
+    """Offsets (logarithms) of a pool, its methods, families and pairs of them; a level without runs is absent."""
+
+    runs: int = 0
+    votes: float = 0.0  # of the runs, by their age
+    pool: float = 0.0
+    methods: dict[str, float] = {}
+    families: dict[str, float] = {}
+    pairs: dict[str, float] = {}
+    bands: dict[str, Band] = {}
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """What one pool's runs taught. `number` counts the pool's versions, `physics` the formulas it corrects."""
+
+    time: Learned = Learned()
+    memory: Learned = Learned()
+    number: int = 0
+    physics: str = PHYSICS
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """Median absolute error with and without a calibration, each run judged by a fit that did not see it."""
+
+    runs: int
+    physics: float | None
+    calibrated: float | None
+
+
+def fit(observations: Sequence[Observation], *, number: int = 0) -> Calibration:
+    """Fit a pool's runs, given oldest first."""
+    recent = observations[-MOST_RUNS:]
+    return Calibration(
+        time=_learn([(o.family, o.method, o.time_ratio) for o in recent]),
+        memory=_learn([(o.family, o.method, o.memory_ratio) for o in recent]),
+        number=number,
+    )
+
+
+def adjust(learned: Learned | None, *, family: str, method: str, spread: float, origin: str) -> Interval:
+    """Return the factors for one job. `spread` and `origin` are the physics' own, which hold without any run."""
+    physics = interval_from_spread(spread=spread, origin=origin)
+    if learned is None or not learned.runs:
+        return physics
+    offset = _offset(learned, family, method)
+    band = learned.bands[_band_key(learned, family, method)]
+    share = learned.votes / (learned.votes + _SPREAD_VOTES)
+    return Interval(
+        p10=math.exp(offset + share * band.low - (1 - share) * _Z90 * spread),
+        p50=math.exp(offset),
+        p90=math.exp(offset + share * band.high + (1 - share) * _Z90 * spread),
+        origin=f"{learned.runs:,} finished runs of this pool",
+    )
+
+
+def check(observations: Sequence[Observation], *, quantity: str, folds: int = 5) -> Check:
+    """Return what a calibration would have been worth. `quantity` is "time_ratio" or "memory_ratio"."""
+    known = [o for o in observations[-MOST_RUNS:] if getattr(o, quantity)]
+    before, after = [], []
+    for fold in range(folds):
+        learned = _learn([_row(o, quantity) for index, o in enumerate(known) if index % folds != fold])
+        for observation in known[fold::folds]:
+            ratio = getattr(observation, quantity)
+            factor = math.exp(_offset(learned, observation.family, observation.method))
+            before.append(abs(1 / ratio - 1))
+            after.append(abs(factor / ratio - 1))
+    return Check(
+        runs=len(known), physics=median(before) if before else None, calibrated=median(after) if after else None
+    )
+
+
+def interval_from_spread(*, spread: float, origin: str) -> Interval:
+    """A log-normal interval around 1 of this standard deviation of the logarithm."""
+    return Interval(p10=math.exp(-_Z90 * spread), p50=1.0, p90=math.exp(_Z90 * spread), origin=origin)
+
+
+# --- fitting ------------------------------------------------------------------------------------------------------
+
+Row = tuple[str, str, float | None]
+
+
+def _row(observation: Observation, quantity: str) -> Row:
+    return observation.family, observation.method, getattr(observation, quantity)
+
+
+def _learn(rows: Sequence[Row]) -> Learned:
+    known = [(family, method, math.log(ratio)) for family, method, ratio in rows if ratio and ratio > 0]
+    if not known:
+        return Learned()
+    weights = [0.5 ** (age / _HALF_LIFE_RUNS) for age in range(len(known) - 1, -1, -1)]
+    learned = Learned(runs=len(known), votes=sum(weights))
+    for _ in range(_SWEEPS):
+        learned = _sweep(learned, known, weights)
+    return msgspec.structs.replace(learned, bands=_bands(learned, known, weights))
+
+
+def _sweep(learned: Learned, rows: Sequence[tuple[str, str, float]], weights: Sequence[float]) -> Learned:
+    """Fit each level on what the others leave over."""
+    pool = _voted_median([y - _offset(learned, f, m) + learned.pool for f, m, y in rows], weights, _POOL_VOTES)
+    learned = msgspec.structs.replace(learned, pool=pool)
+    for name, key in _LEVELS:
+        present = getattr(learned, name)
+        values: dict[str, list[float]] = defaultdict(list)
+        votes: dict[str, list[float]] = defaultdict(list)
+        for (family, method, y), weight in zip(rows, weights, strict=True):
+            group = key(family, method)
+            values[group].append(y - _offset(learned, family, method) + present.get(group, 0.0))
+            votes[group].append(weight)
+        fitted = {group: _voted_median(values[group], votes[group], _GROUP_VOTES) for group in values}
+        learned = msgspec.structs.replace(learned, **{name: fitted})
+    return learned
+
+
+def _pair(family: str, method: str) -> str:
+    return f"{family}|{method}"
+
+
+_LEVELS = (("methods", lambda _, method: method), ("families", lambda family, _: family), ("pairs", _pair))
+
+
+def _offset(learned: Learned, family: str, method: str) -> float:
+    return (
+        learned.pool
+        + learned.methods.get(method, 0.0)
+        + learned.families.get(family, 0.0)
+        + learned.pairs.get(_pair(family, method), 0.0)
+    )
+
+
+def _voted_median(values: Sequence[float], weights: Sequence[float], physics_votes: float) -> float:
+    """Weighted median of the values and of zero, which has `physics_votes`: one of the values, never between two."""
+    pairs = sorted(zip([*values, 0.0], [*weights, physics_votes], strict=True))
+    half, below = sum(weight for _, weight in pairs) / 2, 0.0
+    for value, weight in pairs:
+        below += weight
+        if below >= half:
+            return value
+    return pairs[-1][0]
+
+
+def _quantile(values: Sequence[float], weights: Sequence[float], share: float) -> float:
+    """The value at this share of the weight, each value in the middle of its own; between two, in proportion."""
+    pairs = sorted(zip(values, weights, strict=True))
+    wanted = share * sum(weights)
+    middle = pairs[0][1] / 2
+    for (value, weight), (following, next_weight) in pairwise(pairs):
+        step = (weight + next_weight) / 2
+        if wanted <= middle + step:
+            return value + (following - value) * max(0.0, (wanted - middle) / step)
+        middle += step
+    return pairs[-1][0]
+
+
+# --- spread -------------------------------------------------------------------------------------------------------
+
+
+def _band_key(learned: Learned, family: str, method: str) -> str:
+    """What of a job the pool has seen: the pair, or its method or family alone, or neither ("|")."""
+    if _pair(family, method) in learned.pairs:
+        return _pair(family, method)
+    return _pair(family if family in learned.families else "", method if method in learned.methods else "")
+
+
+def _bands(learned: Learned, rows: Sequence[tuple[str, str, float]], weights: Sequence[float]) -> dict[str, Band]:
+    """A band for every answer of `_band_key`: residuals against the levels such a job has, no others."""
+    alone = [_pair("", method) for method in learned.methods] + [_pair(family, "") for family in learned.families]
+    both = [_pair(family, method) for family in learned.families for method in learned.methods]
+    return {key: _band(key, learned, rows, weights) for key in ["|", *alone, *both]}
+
+
+def _band(key: str, learned: Learned, rows: Sequence[tuple[str, str, float]], weights: Sequence[float]) -> Band:
+    family, _, method = key.partition("|")
+    own = [(not family or f == family) and (not method or m == method) for f, m, _ in rows]
+    levels = _levels_of(learned, family, method)
+    residuals = [y - _offset(levels, f, m) for f, m, y in rows]
+    others = sum(weight for weight, is_own in zip(weights, own, strict=True) if not is_own)
+    share = min(1.0, _NEIGHBOUR_VOTES / others) if others else 0.0
+    votes = [weight if is_own else weight * share for weight, is_own in zip(weights, own, strict=True)]
+    # One more run than were seen stands outside each end: the finite-sample correction of conformal prediction.
+    reach = min(1.0, 0.9 * (learned.votes + 1) / learned.votes)
+    return Band(min(0.0, _quantile(residuals, votes, 1 - reach)), max(0.0, _quantile(residuals, votes, reach)))
+
+
+def _levels_of(learned: Learned, family: str, method: str) -> Learned:
+    """The levels a job of this key has offsets from; without its own family, all runs are seen without theirs."""
+    nothing: Mapping[str, float] = {}
+    return msgspec.structs.replace(
+        learned,
+        methods=learned.methods if method else nothing,
+        families=learned.families if family else nothing,
+        pairs=learned.pairs if _pair(family, method) in learned.pairs else nothing,
+    )
+
+
+# --- the spread of a speed carried from one measurement to another ----------------------------------------------------
 
 # Spread (of the logarithm of predicted / measured time; four fifths lie within p10 to p90) when a speed is carried from
 # one measurement to another on the same GPU type, leave-one-out over the published bf16 rows, as printed by
@@ -18,15 +264,6 @@ TRANSFER_SPREAD_OTHER_STACK = 0.50
 # Repeats of one training loop on an otherwise idle machine still vary: clocks, allocator, data loader.
 _LEAST_REPEAT_SPREAD = 0.02
 _LEAST_FINISHED_RUNS = 10
-
-
-class Interval(msgspec.Struct, frozen=True, kw_only=True):
-    """Multiply a predicted time by these. `origin` says, in words for people, what they were fitted on."""
-
-    p10: float
-    p50: float
-    p90: float
-    origin: str
 
 
 def time_interval(*, probe: ProbeRow, throughput: Throughput, method: str, ratios: Sequence[float] = ()) -> Interval:
@@ -42,11 +279,6 @@ def time_interval(*, probe: ProbeRow, throughput: Throughput, method: str, ratio
     if transfer > 0:
         origin += ", and of carrying a speed to another model, method or length"
     return interval_from_spread(spread=math.hypot(repeats, transfer), origin=origin)
-
-
-def interval_from_spread(*, spread: float, origin: str) -> Interval:
-    """A log-normal interval around 1 of this standard deviation of the logarithm."""
-    return Interval(p10=math.exp(-_Z90 * spread), p50=1.0, p90=math.exp(_Z90 * spread), origin=origin)
 
 
 def interval_from_ratios(ratios: Sequence[float]) -> Interval:
