@@ -13,6 +13,7 @@ from statistics import median, quantiles
 
 import msgspec
 
+from apps.estimates.requests import Correction
 from apps.estimates.throughput import ProbeRow, Throughput
 
 # The formulas a ratio was measured against. Change it with them: a ratio to other formulas teaches nothing.
@@ -28,20 +29,16 @@ _GROUP_VOTES = 6.0
 _HALF_LIFE_RUNS = 300
 # A run older than these weighs a sixteenth, and is left out.
 MOST_RUNS = 1_200
-# How many runs the physics' own interval is worth beside what was seen, and the pool's other runs beside a group's own:
+# Fewer runs than these do not show a tenth: the physics' own interval stands.
+_LEAST_RUNS_FOR_SPREAD = 10.0
+# Spread (standard deviation of the logarithm) of the physics on hardware nobody calibrated, and
+# how many runs it is worth beside what was seen, and the pool's other runs beside a group's own:
 # in the same simulation 80 to 86 % of runs then fall inside P10 to P90.
 _SPREAD_VOTES = 2.0
+_TIME_SPREAD = 0.30
+_MEMORY_SPREAD = 0.08
 _NEIGHBOUR_VOTES = 40.0
 _SWEEPS = 2
-
-
-class Interval(msgspec.Struct, frozen=True, kw_only=True):
-    """Multiply a predicted value by these. `origin` says, in words for people, what they were fitted on."""
-
-    p10: float
-    p50: float
-    p90: float
-    origin: str
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,19 +96,36 @@ def fit(observations: Sequence[Observation], *, number: int = 0) -> Calibration:
     )
 
 
-def adjust(learned: Learned | None, *, family: str, method: str, spread: float, origin: str) -> Interval:
-    """Return the factors for one job. `spread` and `origin` are the physics' own, which hold without any run."""
-    physics = interval_from_spread(spread=spread, origin=origin)
-    if learned is None or not learned.runs:
-        return physics
-    offset = _offset(learned, family, method)
+def correct(calibration: Calibration, *, family: str, method: str) -> Correction | None:
+    """Return what a pool's runs say of one job; None where they say nothing yet."""
+    if calibration.physics != PHYSICS or not (calibration.time.runs or calibration.memory.runs):
+        return None
+    time = _factors(calibration.time, family, method, _TIME_SPREAD)
+    memory = _factors(calibration.memory, family, method, _MEMORY_SPREAD)
+    runs = max(calibration.time.runs, calibration.memory.runs)
+    return Correction(
+        origin=f"{runs:,} finished run{'s' if runs > 1 else ''} of this pool",
+        runs=runs,
+        version=calibration.number,
+        time_factor=time[0],
+        time_p10=time[1],
+        time_p90=time[2],
+        memory_factor=memory[0],
+        memory_p10=memory[1],
+        memory_p90=memory[2],
+    )
+
+
+def _factors(learned: Learned, family: str, method: str, spread: float) -> tuple[float, float | None, float | None]:
+    """The factor, and P10 and P90 around it once there are runs enough to tell them."""
+    if learned.votes < _LEAST_RUNS_FOR_SPREAD:
+        return math.exp(_offset(learned, family, method)), None, None
     band = learned.bands[_band_key(learned, family, method)]
     share = learned.votes / (learned.votes + _SPREAD_VOTES)
-    return Interval(
-        p10=math.exp(offset + share * band.low - (1 - share) * _Z90 * spread),
-        p50=math.exp(offset),
-        p90=math.exp(offset + share * band.high + (1 - share) * _Z90 * spread),
-        origin=f"{learned.runs:,} finished runs of this pool",
+    return (
+        math.exp(_offset(learned, family, method)),
+        math.exp(share * band.low - (1 - share) * _Z90 * spread),
+        math.exp(share * band.high + (1 - share) * _Z90 * spread),
     )
 
 
@@ -129,11 +143,6 @@ def check(observations: Sequence[Observation], *, quantity: str, folds: int = 5)
     return Check(
         runs=len(known), physics=median(before) if before else None, calibrated=median(after) if after else None
     )
-
-
-def interval_from_spread(*, spread: float, origin: str) -> Interval:
-    """A log-normal interval around 1 of this standard deviation of the logarithm."""
-    return Interval(p10=math.exp(-_Z90 * spread), p50=1.0, p90=math.exp(_Z90 * spread), origin=origin)
 
 
 # --- fitting ------------------------------------------------------------------------------------------------------
@@ -264,6 +273,20 @@ TRANSFER_SPREAD_OTHER_STACK = 0.50
 # Repeats of one training loop on an otherwise idle machine still vary: clocks, allocator, data loader.
 _LEAST_REPEAT_SPREAD = 0.02
 _LEAST_FINISHED_RUNS = 10
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """Multiply a predicted value by these. `origin` says, in words for people, what they were fitted on."""
+
+    p10: float
+    p50: float
+    p90: float
+    origin: str
+
+
+def interval_from_spread(*, spread: float, origin: str) -> Interval:
+    """A log-normal interval around 1 of this standard deviation of the logarithm."""
+    return Interval(p10=math.exp(-_Z90 * spread), p50=1.0, p90=math.exp(_Z90 * spread), origin=origin)
 
 
 def time_interval(*, probe: ProbeRow, throughput: Throughput, method: str, ratios: Sequence[float] = ()) -> Interval:

@@ -15,7 +15,7 @@ from statistics import median
 
 import msgspec
 
-from apps.estimates.calibration import Calibration, Observation, adjust, fit
+from apps.estimates.calibration import Calibration, Observation, correct, fit
 
 SEEDS, RUNS, HELD_OUT = 50, 2_000, 400
 # True time / physics: a pool that is slower or faster by 30 %, and pools of which the physics is (nearly) right.
@@ -28,7 +28,6 @@ FAMILY_SPREAD, METHOD_SPREAD, PAIR_SPREAD = 0.03, 0.03, 0.02
 NOISE = 0.04
 # Of a hundred runs, six shared their machine or throttled (30 % to 200 % slower), one was cut short or mis-timed.
 SLOW_SHARE, FAST_SHARE = 0.06, 0.01
-PHYSICS_SPREAD = 0.30
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,20 +112,17 @@ def _refits(runs: int) -> list[int]:
     return counts
 
 
-def _factor(calibration: Calibration, run: Observation) -> tuple[float, float, float]:
-    interval = adjust(calibration.time, family=run.family, method=run.method, spread=PHYSICS_SPREAD, origin="")
-    return interval.p10, interval.p50, interval.p90
-
-
 def _error(calibration: Calibration, run: Observation) -> float:
     assert run.time_ratio is not None
-    return abs(_factor(calibration, run)[1] / run.time_ratio - 1)
+    correction = correct(calibration, family=run.family, method=run.method)
+    return abs((correction.time_factor if correction else 1.0) / run.time_ratio - 1)
 
 
 def _is_inside(calibration: Calibration, run: Observation) -> bool:
-    low, _, high = _factor(calibration, run)
-    assert run.time_ratio is not None
-    return low <= run.time_ratio <= high
+    correction = correct(calibration, family=run.family, method=run.method)
+    assert run.time_ratio is not None and correction and correction.time_p10 and correction.time_p90
+    residual = run.time_ratio / correction.time_factor
+    return correction.time_p10 <= residual <= correction.time_p90
 
 
 def _median_error(calibration: Calibration, runs: Sequence[Observation]) -> float:
