@@ -8,17 +8,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from django.db.models import Case, F, Q, Value, When, Window
-from django.db.models.functions import RowNumber
+from django.db.models import Case, Q, Value, When
 
 from apps.catalog.models import BaseModel, PriceRule
 from apps.catalog.queries import list_active_prices
 from apps.core.tenancy import system
+from apps.estimates.requests import Correction
+from apps.finetuning.calibrations import correction_of
 from apps.finetuning.lifecycle import RUN_ACTIVE
-from apps.finetuning.models import CalibrationPoint, GpuPool, Run, ThroughputProbe, Worker
+from apps.finetuning.models import GpuPool, Run, ThroughputProbe, Worker
 
 LIVE_SECONDS = 60  # a worker not heard of for so long counts as away
-_TEACHING_RUNS = 200  # finished runs of a pool that its interval is read from, the newest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class PoolState:
 
     `probe` is the newest measurement for the method: of the same model if there is one, else of any.
     `seconds_ahead` is the expected training time of the work waiting or running, over all workers.
-    `finished_ratios` are actual over estimated times of finished runs; all tenants' runs teach, none is shown.
+    `correction` is what finished runs taught; all tenants' runs teach, none is shown.
     """
 
     pool: GpuPool
@@ -36,17 +36,16 @@ class PoolState:
     gpus_per_worker: int
     probe: ThroughputProbe | None
     seconds_ahead: float
-    finished_ratios: tuple[float, ...]
+    correction: Correction | None
 
 
-def open_pool_states(*, base_model: BaseModel, method: str, now: datetime.datetime) -> list[PoolState]:
-    """Return every pool that takes jobs, with what is known of it."""
-    pools = list(GpuPool.objects.filter(is_open=True).select_related("gpu_type").order_by("name"))
+def open_pool_states(*, base_model: BaseModel, family: str, method: str, now: datetime.datetime) -> list[PoolState]:
+    """Return every pool that takes jobs, with what is known of it. `family` is the architecture's model_type."""
+    pools = list(GpuPool.objects.filter(is_open=True).select_related("gpu_type", "calibration").order_by("name"))
     prices = {rule.sku: rule for rule in list_active_prices(prefix="training:")}
     gpus = _gpus_of_live_workers(pools, now)
     probes = _newest_probes(pools, base_model, method)
     ahead = _seconds_ahead(pools)
-    ratios = _finished_ratios(pools)
     return [
         PoolState(
             pool=pool,
@@ -55,7 +54,7 @@ def open_pool_states(*, base_model: BaseModel, method: str, now: datetime.dateti
             gpus_per_worker=max(gpus[pool.pk], default=0),
             probe=probes.get(pool.pk),
             seconds_ahead=ahead[pool.pk],
-            finished_ratios=tuple(ratios[pool.pk]),
+            correction=correction_of(pool=pool, family=family, method=method),
         )
         for pool in pools
     ]
@@ -73,7 +72,7 @@ def live_worker_filter(now: datetime.datetime) -> Q:
 
 def newest_probes(*, pool: GpuPool) -> list[ThroughputProbe]:
     """Return the pool's newest measurement of each base model and method."""
-    probes = ThroughputProbe.objects.filter(pool=pool).select_related("base_model", "worker")
+    probes = ThroughputProbe.objects.filter(pool=pool, base_model__isnull=False).select_related("base_model", "worker")
     return list(probes.order_by("base_model", "method", "-measured_at").distinct("base_model", "method"))
 
 
@@ -93,7 +92,9 @@ def _gpus_of_live_workers(pools: Sequence[GpuPool], now: datetime.datetime) -> d
 
 def _newest_probes(pools: Sequence[GpuPool], base_model: BaseModel, method: str) -> dict[str, ThroughputProbe]:
     is_other = Case(When(base_model=base_model, then=Value(0)), default=Value(1))
-    probes = ThroughputProbe.objects.filter(pool__in=pools, method=method).select_related("base_model")
+    probes = ThroughputProbe.objects.filter(pool__in=pools, method=method, base_model__isnull=False).select_related(
+        "base_model"
+    )
     newest = probes.annotate(is_other=is_other).order_by("pool", "is_other", "-measured_at").distinct("pool")
     return {probe.pool_id: probe for probe in newest}
 
@@ -108,16 +109,3 @@ def _seconds_ahead(pools: Sequence[GpuPool]) -> dict[str, float]:
             done = step / total_steps if total_steps else 0.0
             ahead[pool_id] += (seconds or 0.0) * (1.0 - done)
     return ahead
-
-
-def _finished_ratios(pools: Sequence[GpuPool]) -> dict[str, list[float]]:
-    newest = Window(RowNumber(), partition_by=F("run__pool"), order_by=F("id").desc())
-    with system():
-        points = CalibrationPoint.objects.filter(run__pool__in=pools, estimated_seconds__gt=0).annotate(newest=newest)
-        rows = points.filter(newest__lte=_TEACHING_RUNS).values_list(
-            "run__pool_id", "actual_seconds", "estimated_seconds"
-        )
-        ratios: dict[str, list[float]] = defaultdict(list)
-        for pool_id, actual, estimated in rows:
-            ratios[pool_id].append(actual / estimated)
-    return ratios

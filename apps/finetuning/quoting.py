@@ -21,6 +21,7 @@ from apps.estimates.errors import EstimateError
 from apps.estimates.placement import Fix
 from apps.estimates.quote import Estimate, PoolFacts, QuoteRequest, quote_placements
 from apps.estimates.ranking import Choice, Ranking, rank
+from apps.estimates.requests import Correction
 from apps.estimates.throughput import ProbeRow, SpeedSource
 from apps.finetuning.models import GpuPool, ThroughputProbe
 from apps.finetuning.pool_facts import PoolState, open_pool_states
@@ -64,6 +65,7 @@ class PoolQuote:
     live_workers: int
     cap_nano: int | None
     block_reason: str
+    correction: Correction | None = None
     ways: tuple["Way", ...] = ()
 
     @property
@@ -107,7 +109,9 @@ def quote_pools(
     Raises CannotEstimate, NothingToTrain, InvalidValue; each names the field at fault.
     """
     request = _request(base_model, version, count, hyperparameters)
-    states = open_pool_states(base_model=base_model, method=request.method, now=now)
+    states = open_pool_states(
+        base_model=base_model, family=request.architecture.model_type, method=request.method, now=now
+    )
     quotes = [quoted for state in states for quoted in _quote_pool(state, request, base_model)]
     return sorted(_with_ways(quotes), key=_by_use)
 
@@ -219,7 +223,7 @@ def _facts(state: PoolState, base_model: BaseModel) -> PoolFacts:
         live_workers=state.live_workers,
         seconds_ahead=state.seconds_ahead,
         startup_seconds=report.startup_seconds if report else 0.0,
-        finished_ratios=state.finished_ratios,
+        correction=state.correction,
         gpus_per_worker=max(1, state.gpus_per_worker),
     )
 
@@ -288,6 +292,7 @@ def _pool_quote(state: PoolState, estimate: Estimate, base_model: BaseModel) -> 
         live_workers=state.live_workers,
         cap_nano=_cap_nano(estimate, state.price),
         block_reason=_block_reason(state, estimate, base_model),
+        correction=state.correction,
     )
 
 
