@@ -25,6 +25,12 @@ _Z90 = 1.2816  # 90th percentile of the standard normal distribution
 # seed was for some runs a point worse than the physics where that was right; with more, 20 runs taught less.
 _POOL_VOTES = 6.0
 _GROUP_VOTES = 6.0
+# The physics loses votes beyond so many standard errors of the median, 1.2533 sigma / sqrt(n), sigma from the median
+# deviation: runs of one week share models and data, and agree with each other more than chance allows.
+_CERTAIN_ERRORS = 4.0
+_MEDIAN_ERROR = 1.2533
+_MAD_TO_SIGMA = 1.4826
+_LEAST_SCATTER = 0.05  # what a few runs that happen to agree may claim at most
 # A run counts half after so many newer ones of its pool: drivers, clocks and neighbours change.
 _HALF_LIFE_RUNS = 300
 # A run older than these weighs a sixteenth, and is left out.
@@ -199,9 +205,20 @@ def _offset(learned: Learned, family: str, method: str) -> float:
 
 
 def _voted_median(values: Sequence[float], weights: Sequence[float], physics_votes: float) -> float:
-    """Weighted median of the values and of zero, which has `physics_votes`: one of the values, never between two."""
-    pairs = sorted(zip([*values, 0.0], [*weights, physics_votes], strict=True))
-    half, below = sum(weight for _, weight in pairs) / 2, 0.0
+    """Weighted median of the values and of zero, which holds `physics_votes`, fewer where many runs clearly deny it."""
+    runs = sum(weights)
+    plain = _median(values, weights)
+    scatter = max(_LEAST_SCATTER, _MAD_TO_SIGMA * _median([abs(value - plain) for value in values], weights))
+    error = _MEDIAN_ERROR * scatter / math.sqrt(runs)
+    doubt = min(1.0, (_CERTAIN_ERRORS * error / plain) ** 2) if plain else 1.0
+    votes = physics_votes * max(doubt, min(1.0, physics_votes / runs))
+    return _median([*values, 0.0], [*weights, votes])
+
+
+def _median(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Weighted median: one of the values, never between two."""
+    pairs = sorted(zip(values, weights, strict=True))
+    half, below = sum(weights) / 2, 0.0
     for value, weight in pairs:
         below += weight
         if below >= half:

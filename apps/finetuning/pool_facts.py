@@ -18,6 +18,7 @@ from apps.finetuning.calibrations import correction_of
 from apps.finetuning.lifecycle import RUN_ACTIVE
 from apps.finetuning.models import GpuPool, Run, ThroughputProbe, Worker
 
+_SHOWN_SHAPES = 40
 LIVE_SECONDS = 60  # a worker not heard of for so long counts as away
 
 
@@ -74,6 +75,11 @@ def newest_probes(*, pool: GpuPool) -> list[ThroughputProbe]:
     """Return the pool's newest measurement of each base model and method."""
     probes = ThroughputProbe.objects.filter(pool=pool, base_model__isnull=False).select_related("base_model", "worker")
     return list(probes.order_by("base_model", "method", "-measured_at").distinct("base_model", "method"))
+
+
+def list_shape_probes(*, pool: GpuPool) -> list[ThroughputProbe]:
+    """Return the points of the pool's newest calibrations on made-up weights, newest first."""
+    return list(ThroughputProbe.objects.filter(pool=pool, base_model=None).order_by("-measured_at")[:_SHOWN_SHAPES])
 
 
 def seconds_ahead(*, pool: GpuPool) -> float:
