@@ -12,6 +12,7 @@ import msgspec
 from django.db import transaction
 from django.db.models import QuerySet
 
+from apps.core.error_chart import ErrorChart, error_chart
 from apps.finetuning.calibrations import list_points
 from apps.finetuning.models import CalibrationPoint, GpuPool, PoolAccuracy
 
@@ -90,6 +91,28 @@ def measure(points: Sequence[CalibrationPoint]) -> Report:
         ),
         cost=_error([_cost(point) for point in points]),
         running=_running(points),
+    )
+
+
+def list_errors(report: Report) -> list[tuple[str, Error]]:
+    """Return the errors with what they are of, for people."""
+    named = (
+        ("Training time", report.time),
+        ("Peak memory", report.memory),
+        ("Tokens per second", report.tokens_per_second),
+        ("Cost", report.cost),
+    )
+    return [(name, error) for name, error in named if error]
+
+
+def draw_running_error(report: Report) -> ErrorChart | None:
+    """Return the chart of the running error; None while there is nothing to draw."""
+    return error_chart(
+        [moment.runs for moment in report.running],
+        [
+            ("one", "Training time", [moment.time for moment in report.running]),
+            ("two", "Peak memory", [moment.memory for moment in report.running]),
+        ],
     )
 
 

@@ -8,9 +8,10 @@ from apps.core.clock import db_now
 from apps.core.models import AuditEntry
 from apps.estimates.calibration import PHYSICS
 from apps.finetuning import accuracy, calibrations
-from apps.finetuning.models import CalibrationPoint, FineTuningJob, GpuPool, PoolAccuracy, Run
+from apps.finetuning.models import CalibrationPoint, FineTuningJob, GpuPool, PoolAccuracy
 from tests.factories.accounts import make_organization
 from tests.factories.finetuning import give_credit, make_job
+from tests.factories.outcomes import leave_queue, teach
 
 
 def finish(job: FineTuningJob, claim, base_model, **fields) -> CalibrationPoint:
@@ -20,26 +21,10 @@ def finish(job: FineTuningJob, claim, base_model, **fields) -> CalibrationPoint:
     return CalibrationPoint.objects.get(run__job=job)
 
 
-def teach(job: FineTuningJob, count: int, *, time: float = 1.3, organization=None, **fields) -> None:
-    """Points of runs that took `time` times what the physics said, as if they had been jobs of their own."""
-    for _ in range(count):
-        run = Run.objects.create(
-            organization=organization or job.organization, job=job, attempt=job.runs.count() + 1, pool=job.pool
-        )
-        Run.objects.filter(pk=run.pk).update(status="cancelled", finished_at=db_now())
-        point = {
-            "outcome": "succeeded", "family": "llama", "method": "lora", "attempts": 1, "physics": PHYSICS,
-            "estimated_seconds": 100.0, "estimated_seconds_p10": 60.0, "estimated_seconds_p90": 150.0,
-            "actual_seconds": 100.0 * time, "estimated_peak_bytes": 10**9, "actual_peak_bytes": 10**9,
-        } | fields  # fmt: skip
-        CalibrationPoint.objects.create(organization=run.organization, run=run, pool=job.pool, **point)
-
-
 @pytest.fixture
 def taught(floor) -> FineTuningJob:
     """A job that ran, and 24 runs of its pool that took 30 % longer than the physics said."""
-    job = floor.job()
-    Run.objects.filter(job=job).update(status="cancelled", finished_at=db_now())
+    job = leave_queue(floor.job())
     teach(job, 24)
     return job
 
@@ -151,8 +136,7 @@ def test_the_next_quote_is_made_with_the_version_in_use(taught, floor):
 def test_everybody_sees_a_pool_only_above_the_floor_and_in_steps(taught, floor, charlie):
     rival = make_organization("Rival", owner=charlie)
     give_credit(rival)
-    theirs = make_job(rival, floor.base_model)
-    Run.objects.filter(job=theirs).update(status="cancelled", finished_at=db_now())
+    theirs = leave_queue(make_job(rival, floor.base_model))
 
     accuracy.refresh_public_reports(now=db_now())
     assert not PoolAccuracy.objects.exists()
