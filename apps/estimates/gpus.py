@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from apps.estimates.errors import EstimateError
+
 GIB = 1024**3
 MIB = 1024**2
 
@@ -13,6 +15,9 @@ MIB = 1024**2
 # least share among the types with an observation in gpus.json: HBM 79.15/80 (A100), GDDR6 with ECC 14.563/16 (T4).
 _HBM_USABLE_SHARE = 0.987
 _GDDR_USABLE_SHARE = 0.910
+# Best measured matrix product / data sheet where nobody measured it: 0.87 on A100, 0.73-0.80 on the types of 700 W and
+# more that cannot hold their clock (mamf_bf16_tflops_measured in gpus.json).
+_GEMM_SHARE, _GEMM_SHARE_LARGE, _LARGE_FLOPS = 0.87, 0.78, 5e14
 _HBM_KEY_PREFIXES = ("a100", "h100", "h200", "b200", "b300", "gb", "mi3", "v100")
 
 
@@ -26,9 +31,18 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "cuda"  # "cuda" | "rocm" | "cpu"
     memory_bandwidth_bytes_per_second: int | None = None
     bf16_flops: float | None = None
+    fp16_flops: float | None = None
     nvlink_bytes_per_second: int | None = None
     memory_is_observed: bool = True
+    measured_gemm_flops: float | None = None  # of the best 16-bit matrix product anyone found (mamf-finder)
+    has_nvlink_switch: bool = False  # every GPU reaches every other at the full rate
     sources: tuple[str, ...] = ()
+
+    @property
+    def reachable_flops(self) -> float:
+        """Of 16-bit matrix products: as measured, else the share of the data sheet that measured types reach."""
+        sheet = self.bf16_flops or self.fp16_flops or 0.0
+        return self.measured_gemm_flops or sheet * (_GEMM_SHARE if sheet < _LARGE_FLOPS else _GEMM_SHARE_LARGE)
 
     @property
     def is_cpu(self) -> bool:
@@ -52,7 +66,10 @@ def from_row(row: Mapping[str, Any]) -> Gpu:
         memory_bandwidth_bytes_per_second=round(bandwidth * 1e9) if bandwidth else None,
         # Cards before Ampere have no bf16 matrix units; their fp16 peak is not this figure.
         bf16_flops=tflops["bf16"] * 1e12 if tflops.get("bf16") else None,
+        fp16_flops=tflops["fp16"] * 1e12 if tflops.get("fp16") else None,
         nvlink_bytes_per_second=_nvlink(row["interconnect"]),
+        measured_gemm_flops=_tera(row.get("mamf_bf16_tflops_measured")),
+        has_nvlink_switch="bridge" not in row["interconnect"]["kind"] and _nvlink(row["interconnect"]) is not None,
         memory_is_observed=is_observed,
         sources=tuple(row["sources"]),
     )
@@ -68,11 +85,22 @@ def load(path: Path) -> dict[str, Gpu]:
     return from_rows(msgspec.json.decode(path.read_bytes())["gpus"])
 
 
+def find(types: Mapping[str, Gpu], key: str) -> Gpu:
+    """The type of this key; raises EstimateError naming `gpu` and the keys there are."""
+    if key not in types:
+        raise EstimateError("gpu", f"GPU type {key!r} is not known; known: {', '.join(sorted(types))}")
+    return types[key]
+
+
 def _memory(row: Mapping[str, Any]) -> tuple[int, bool]:
     if observed := row.get("usable_gib_observed") or row.get("total_gib"):
         return int(observed * GIB), True
     share = _HBM_USABLE_SHARE if row["key"].startswith(_HBM_KEY_PREFIXES) else _GDDR_USABLE_SHARE
     return int(row["memory_gb_label"] * share * GIB), False
+
+
+def _tera(value: float | None) -> float | None:
+    return value * 1e12 if value else None
 
 
 def _nvlink(interconnect: Mapping[str, Any]) -> int | None:

@@ -87,6 +87,10 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     is_packed: bool = False
     gpu_count: int = 1
     parallelism: str = "single"
+    quantization: str = "nf4"  # QLoRA's base: nf4, gptq_int4, gptq_int8 or int8
+    attention: str = "flash"  # "flash" and SDPA grow with length, "eager" with its square
+    trains_embeddings: bool = False  # LoRA with embedding and head in modules_to_save
+    is_deepspeed: bool = False
     cpu_offload: bool = False  # weights, gradients and optimizer state rest in the host's memory (FSDP, ZeRO-3)
 
     @property

@@ -20,6 +20,8 @@ _METRICS = {"peak_vram_gb": MEMORY, "tokens_per_s_per_gpu": TIME, "seconds_per_i
 _GRADES = ("A", "B")
 # "1024 samples" in the notes of a row of total minutes makes its tokens known.
 _SAMPLES = re.compile(r"\b([\d,]+) samples, one epoch")
+# A row means GiB where it says so or shows the division; a bare "GB" is 1e9 bytes.
+_GIB = re.compile(r"GiB|1024|2\^30", re.IGNORECASE)
 _SPLIT_MODEL = re.compile(r"\b(TP|PP|CP)([2-9]|\d\d)", re.IGNORECASE)
 _DEGREE = re.compile(r"\bFSDP(\d+)")
 _LOW_PRECISION = re.compile(r"fp8|float8|nvfp4", re.IGNORECASE)
@@ -56,11 +58,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     gpu_key: str
     measured: float
     counter: str = ""
-    has_fixed_lengths: bool = False
-    quantization: str = "nf4"
-    trains_embeddings: bool = False
     precision: str = "bf16"
-    attention: str = "flash"
 
 
 class Excluded(msgspec.Struct, frozen=True):
@@ -83,9 +81,7 @@ def read_row(row: Mapping[str, Any], architectures: Mapping[str, Architecture]) 
     return Job(
         id=row["id"], source=row["source"], kind=kind, method=row["method"], architecture=architecture,
         plan=_plan(row, architecture, stack), stack=stack, gpu_key=row["gpu_key"] or "", measured=measured,
-        counter=_counter(row), has_fixed_lengths=_has_fixed_lengths(row), quantization=_quantization(row),
-        trains_embeddings="modules_to_save" in str(row.get("targets")),
-        attention="eager" if str(row.get("attention")).lower() == "eager" else "flash",
+        counter=_counter(row),
         precision="fp8" if _LOW_PRECISION.search(str(row.get("precision"))) else "bf16",
     )  # fmt: skip
 
@@ -126,7 +122,7 @@ def _measured(row: Mapping[str, Any], kind: str) -> float:
     if kind == MEMORY:
         unit = str(row.get("unit_note"))
         per_gpu = value / gpus if "SUM over all GPUs" in unit else value
-        return per_gpu * (1e9 if "/1e9" in unit else GIB)
+        return per_gpu * (GIB if _GIB.search(unit.replace("GB vs GiB unstated", "")) else 1e9)
     tokens = float(row["seq_len"]) * float(row["micro_batch"])
     if row["metric"] == "tokens_per_s_per_gpu":
         return 1 / value
@@ -150,10 +146,14 @@ def _plan(row: Mapping[str, Any], architecture: Architecture, stack: str) -> Tra
         gradient_accumulation_steps=int(row.get("grad_accum") or 1),
         gradient_checkpointing=bool(row["grad_ckpt"]),
         lora_rank=int(row.get("rank") or 16),
-        lora_dropout=0.0 if stack in ("peft", "fsdp_qlora", "unsloth") else 0.05,
+        lora_dropout=0.0 if stack in ("peft", "unsloth") else 0.05,
         target_modules=target_modules(row, architecture),
         optimizer="adamw_8bit" if "8bit" in str(row.get("optimizer")) else "adamw",
-        is_packed=bool(row.get("packing")),
+        is_packed=_has_fixed_lengths(row),
+        quantization=_quantization(row),
+        attention="eager" if str(row.get("attention")).lower() == "eager" else "flash",
+        trains_embeddings="modules_to_save" in str(row.get("targets")),
+        is_deepspeed=bool(re.search(r"deepspeed|zero-?[123]", str(row.get("parallelism")), re.IGNORECASE)),
         gpu_count=gpus,
         parallelism=_parallelism(row, gpus),
         cpu_offload="offload" in str(row.get("parallelism")).lower(),

@@ -18,7 +18,7 @@ from apps.core.money import rated
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.estimates import architectures, gpus, published
 from apps.estimates.errors import EstimateError
-from apps.estimates.placement import Fix
+from apps.estimates.fixes import Fix
 from apps.estimates.quote import Estimate, PoolFacts, QuoteRequest, quote_placements
 from apps.estimates.ranking import Choice, Ranking, rank
 from apps.estimates.requests import Correction
