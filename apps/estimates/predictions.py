@@ -3,7 +3,7 @@
 import msgspec
 
 from apps.estimates.gpus import Gpu
-from apps.estimates.memory import CONTEXT_BYTES, peak_memory
+from apps.estimates.memory import CONTEXT_BYTES, MemoryModel
 from apps.estimates.rows import MEMORY, Job
 from apps.estimates.shapes import Shape, shape_of
 from apps.estimates.stacks import STACKS
@@ -38,11 +38,17 @@ def predict(prepared: Prepared, constants: Constants = CONSTANTS) -> float | Non
 def memory_bytes(prepared: Prepared) -> float:
     """torch's counters leave the CUDA context out; a figure without a counter's name is taken for the device's."""
     job = prepared.job
-    estimate = peak_memory(architecture=job.architecture, plan=job.plan, gpu=prepared.gpu, stack=STACKS[job.stack])
+    estimate = MemoryModel(prepared.shape, job.plan, prepared.gpu, STACKS[job.stack]).estimate(job.plan)
     if job.counter == "allocated":
         return float(estimate.allocated_bytes)
     shown = estimate.reserved_bytes
     return float(shown if job.counter.startswith("reserved") else shown + CONTEXT_BYTES)
+
+
+def known_bytes(prepared: Prepared) -> float:
+    """The part of the figure that is certain: weights on one GPU."""
+    plan, stack = prepared.job.plan, STACKS[prepared.job.stack]
+    return MemoryModel(prepared.shape, plan, prepared.gpu, stack).weights
 
 
 def seconds_per_token(prepared: Prepared, constants: Constants = CONSTANTS) -> float | None:

@@ -13,6 +13,7 @@ import msgspec
 from apps.estimates.architectures import Architecture, linear_layers
 from apps.estimates.errors import EstimateError
 from apps.estimates.gpus import GIB
+from apps.estimates.names import gpu_key
 from apps.estimates.plans import DEFAULT_TARGET_MODULES, Method, TrainingPlan, parse_method
 
 MEMORY, TIME = "peak_memory", "time"
@@ -76,12 +77,12 @@ def read_row(row: Mapping[str, Any], architectures: Mapping[str, Architecture]) 
     try:
         measured = _measured(row, kind)
     except EstimateError as error:
-        return Excluded(str(row["id"]), kind, str(error))
+        return Excluded(str(row.get("id")), kind, str(error))
     stack = framework(row)
     return Job(
-        id=row["id"], source=row["source"], kind=kind, method=row["method"], architecture=architecture,
-        plan=_plan(row, architecture, stack), stack=stack, gpu_key=row["gpu_key"] or "", measured=measured,
-        counter=_counter(row),
+        id=str(row.get("id")), source=str(row.get("source")), kind=kind, method=row["method"],
+        architecture=architecture, plan=_plan(row, architecture, stack), stack=stack, measured=measured,
+        gpu_key=gpu_key(row.get("gpu_key"), row.get("gpu")), counter=_counter(row),
         precision="fp8" if _LOW_PRECISION.search(str(row.get("precision"))) else "bf16",
     )  # fmt: skip
 
@@ -96,7 +97,7 @@ def _obstacle(row: Mapping[str, Any], architectures: Mapping[str, Architecture],
     parallelism, precision = str(row.get("parallelism")), str(row.get("precision"))
     checks = (
         (kind != "", f"metric {row.get('metric')} is neither peak memory nor time"),
-        (row.get("quality") in _GRADES, "grade is not A or B"),
+        (row.get("quality", "A") in _GRADES, "grade is not A or B"),
         (str(row.get("method")) in (*Method, "dora", "rslora"), "method is not LoRA, QLoRA, DoRA or full"),
         (row.get("model") in architectures, "the model's shape is not known"),
         (bool(row.get("seq_len")), "sequence length is not stated"),
