@@ -35,7 +35,7 @@ _HALF_LIFE_RUNS = 300
 # A run older than these weighs a sixteenth, and is left out.
 MOST_RUNS = 1_200
 # Fewer runs than these do not show a tenth: the physics' own interval stands.
-_LEAST_RUNS_FOR_SPREAD = 10.0
+_LEAST_RUNS_FOR_SPREAD = 10
 # Spread (standard deviation of the logarithm) of the physics on hardware nobody calibrated, and
 # how many runs it is worth beside what was seen, and the pool's other runs beside a group's own:
 # in the same simulation 80 to 86 % of runs then fall inside P10 to P90.
@@ -123,7 +123,7 @@ def correct(calibration: Calibration, *, family: str, method: str) -> Correction
 
 def _factors(learned: Learned, family: str, method: str, spread: float) -> tuple[float, float | None, float | None]:
     """The factor, and P10 and P90 around it once there are runs enough to tell them."""
-    if learned.votes < _LEAST_RUNS_FOR_SPREAD:
+    if learned.runs < _LEAST_RUNS_FOR_SPREAD:
         return math.exp(_offset(learned, family, method)), None, None
     band = learned.bands[_band_key(learned, family, method)]
     share = learned.votes / (learned.votes + _SPREAD_VOTES)

@@ -26,7 +26,8 @@ _MOST_RUNS = 500
 class Error(msgspec.Struct, frozen=True, kw_only=True):
     """Errors of one quantity, |estimate / actual - 1|. `bias` is the median with its sign; above zero: said too much.
 
-    `coverage`: the share of runs that ended within P10 to P90 of their estimate; 0.8 is what was promised.
+    `coverage`: the share of runs that ended within P10 to P90 of their estimate, where most had such a range; 0.8 is
+    what was promised.
     """
 
     runs: int
@@ -156,7 +157,7 @@ def _error(pairs: Sequence[Pair]) -> Error | None:
         median=median(sizes),
         p90=sizes[-(-9 * len(sizes) // 10) - 1],
         bias=median(signed),
-        coverage=sum(ranged) / len(ranged) if ranged else None,
+        coverage=sum(ranged) / len(ranged) if 2 * len(ranged) > len(known) else None,
     )
 
 
