@@ -137,7 +137,7 @@ def _way_object(way: Way) -> dict[str, Any]:
         "changes": changes,
         "pool": way.pool,
         "cost_usd": usd(way.cost_nano),
-        "price_reason": way.price_reason or None,
+        "note": way.note or None,
     }
 
 

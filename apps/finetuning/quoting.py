@@ -30,6 +30,7 @@ _CAP_OVER_P90 = 1.25  # room for a slow day before a run pauses at its cap
 _LEAST_CAP_SECONDS = 60
 _DATA = Path(__file__).resolve().parents[1] / "catalog" / "data"
 GPU_COUNTS = (1, 2, 4, 8)  # of one machine; a count that does not divide the batch would train another batch
+_NOT_HERE = {"offload": "The trainer does not do this yet.", "none": ""}
 _LAUNCHABLE_GPUS = 1  # what the trainer runs a job on; more are quoted
 # What the estimator calls a thing -> the request's field it came from; the rest are hyperparameters.
 _PARAMS = {
@@ -86,14 +87,14 @@ class PoolQuote:
 class Way:
     """One change that makes the job fit. `changes` are the recipe's fields to set, `pool` the one to take instead.
 
-    `cost_nano` is None where nobody can price it; then `price_reason` says why.
+    `cost_nano` is None where nobody can price it; `note` says what keeps it from being applied here, if anything does.
     """
 
     fix: Fix
     changes: Mapping[str, Any]
     pool: str | None
     cost_nano: int | None
-    price_reason: str = ""
+    note: str = ""
 
 
 def quote_pools(
@@ -216,8 +217,8 @@ def _facts(state: PoolState, base_model: BaseModel) -> PoolFacts:
     report = msgspec.convert(state.probe.report, ProbeReport) if state.probe else None
     price = state.price
     return PoolFacts(
-        gpu=_gpu_of(state.pool),
-        probe=_probe_row(state.probe, report) if state.probe and report else None,
+        gpu=gpu_of(state.pool),
+        probe=probe_row(state.probe, report) if state.probe and report else None,
         price_nano=price.price_nano if price else None,
         price_per_seconds=price.per // 1000 if price else 3600,
         live_workers=state.live_workers,
@@ -228,7 +229,8 @@ def _facts(state: PoolState, base_model: BaseModel) -> PoolFacts:
     )
 
 
-def _probe_row(probe: ThroughputProbe, report: ProbeReport) -> ProbeRow:
+def probe_row(probe: ThroughputProbe, report: ProbeReport) -> ProbeRow:
+    """Return a base model's measured speed as the estimator reads it."""
     source = SpeedSource(
         kind="probe",
         text=f"Measured on this pool with {probe.base_model.display_name}",
@@ -248,7 +250,8 @@ def _probe_row(probe: ThroughputProbe, report: ProbeReport) -> ProbeRow:
     )
 
 
-def _gpu_of(pool: GpuPool) -> gpus.Gpu:
+def gpu_of(pool: GpuPool) -> gpus.Gpu:
+    """Return the pool's GPU type with what of its memory one job may use."""
     if pool.gpu_type_id == "cpu":
         return gpus.cpu(memory_bytes=pool.memory_bytes)
     return msgspec.structs.replace(_gpu_types()[pool.gpu_type_id], memory_bytes=pool.memory_bytes)
@@ -325,28 +328,47 @@ def _block_reason(state: PoolState, estimate: Estimate, base_model: BaseModel) -
 
 
 def _with_ways(quotes: list[PoolQuote]) -> list[PoolQuote]:
-    """Give each quote that does not fit its ways out; a way to another GPU type leads to the pool that offers it."""
+    """Give each quote that does not fit its ways out."""
     return [replace(quoted, ways=_ways(quoted, quotes)) if not quoted.estimate.fits else quoted for quoted in quotes]
 
 
 def _ways(quoted: PoolQuote, quotes: list[PoolQuote]) -> tuple[Way, ...]:
-    return tuple(_way(fix, quotes) for fix in quoted.estimate.fixes)
+    """Return the estimator's changes of the recipe, then more GPUs of the pool and another pool as they are quoted;
+    a GPU type that nobody offers here is named only where no pool holds the job."""
+    changes = [_change(fix) for fix in quoted.estimate.fixes if fix.key not in ("gpu", "gpu_count")]
+    more = [_more_gpus(other) for other in quotes if other.pool.pk == quoted.pool.pk and other.estimate.fits]
+    others = [other for other in quotes if other.gpu_count == 1 and other.estimate.fits]
+    elsewhere = [_elsewhere(min(others, key=_by_use))] if others else []
+    unoffered = [
+        Way(fix=fix, changes={}, pool=None, cost_nano=None, note="No pool here offers it.")
+        for fix in quoted.estimate.fixes
+        if fix.key == "gpu" and not others
+    ]
+    return (*changes, *more[:1], *elsewhere, *unoffered)
 
 
-def _way(fix: Fix, quotes: list[PoolQuote]) -> Way:
-    changes: dict[str, Any] = {}
-    if fix.method:
-        changes["method"] = fix.method
-    if fix.max_length:
-        changes["max_length"] = fix.max_length
-    if fix.gpu_key is None:
-        return Way(fix=fix, changes=changes, pool=None, cost_nano=fix.cost_nano_p50)
-    offered = [q for q in quotes if q.pool.gpu_type_id == fix.gpu_key and q.gpu_count == (fix.gpu_count or 1)]
-    best = min(offered, key=_by_use, default=None)
-    if best is None:
-        return Way(fix=fix, changes=changes, pool=None, cost_nano=None, price_reason="No pool here offers it.")
-    cost = fix.cost_nano_p50 if changes else best.estimate.cost_nano_p50
-    return Way(fix=fix, changes=changes, pool=best.pool.name, cost_nano=cost)
+def _change(fix: Fix) -> Way:
+    changes = {name: value for name, value in (("method", fix.method), ("max_length", fix.max_length)) if value}
+    note = "" if changes else _NOT_HERE.get(fix.key, "")
+    return Way(fix=fix, changes=changes, pool=None, cost_nano=fix.cost_nano_p50, note=note)
+
+
+def _more_gpus(quoted: PoolQuote) -> Way:
+    text = f"Use {quoted.gpu_count} GPUs: that needs {_gib(quoted.estimate.peak_bytes)} on each"
+    fix = Fix(key="gpu_count", text=f"{text}.", peak_bytes=quoted.estimate.peak_bytes, gpu_count=quoted.gpu_count)
+    return Way(fix=fix, changes={}, pool=None, cost_nano=quoted.estimate.cost_nano_p50, note=quoted.block_reason)
+
+
+def _elsewhere(quoted: PoolQuote) -> Way:
+    estimate, pool = quoted.estimate, quoted.pool
+    text = f"Use {pool.gpu_type.name} in {pool.name}: {_gib(estimate.peak_bytes)} of {_gib(estimate.capacity_bytes)}."
+    fix = Fix(key="gpu", text=text, peak_bytes=estimate.peak_bytes, gpu_key=pool.gpu_type_id)
+    taken = pool.name if quoted.is_launchable else None
+    return Way(fix=fix, changes={}, pool=taken, cost_nano=estimate.cost_nano_p50, note=quoted.block_reason)
+
+
+def _gib(amount: int) -> str:
+    return f"{amount / gpus.GIB:,.1f} GiB"
 
 
 @cache

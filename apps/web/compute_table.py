@@ -15,6 +15,7 @@ from apps.web import svg
 
 HOUR_MS = 3_600_000
 ORDERS = (("", "Recommended"), ("cost", "Cost"), ("finish", "Finish"))
+_FAR_COST = 4  # times the cheapest: beyond, an option that something beats is not drawn
 _LABELLED_POINTS = 8  # of the scatter; beyond, only those that matter carry their name
 # What people tell apart, in the order of the bar; the estimate knows finer parts.
 _GROUPS = (
@@ -98,10 +99,17 @@ class ComputeRow:
 
 def compute_rows(quotes: Sequence[PoolQuote], *, view: TableView) -> list[ComputeRow]:
     """Return the table's rows in the order asked for; launchable ones first, the recommended one before them all."""
-    ranked = [quoted for quoted in quotes if quoted.is_launchable] or [q for q in quotes if finish_seconds(q.estimate)]
-    has_choice = len(ranked) > 1
+    has_choice = len(_ranked(quotes)) > 1
     rows = [_row(quoted, view, has_choice=has_choice) for quoted in quotes]
     return sorted(rows, key=lambda row: _rank(row, view.order))
+
+
+def _ranked(quotes: Iterable[PoolQuote]) -> set[str]:
+    """Return what badges are chosen among: what can be launched; where nothing can, what has a time and a price."""
+    listed = list(quotes)
+    launchable = {quoted.key for quoted in listed if quoted.is_launchable}
+    timed = {q.key for q in listed if finish_seconds(q.estimate) and q.estimate.cost_nano_p50 is not None}
+    return launchable or timed
 
 
 def _row(quoted: PoolQuote, view: TableView, *, has_choice: bool) -> ComputeRow:
@@ -140,14 +148,13 @@ def _way_out(way: Way, view: TableView) -> WayOut:
     short = {
         "method": "QLoRA fits" if fix.method == "qlora" else "LoRA fits",
         "max_length": f"{fix.max_length or 0:,} tokens a row fit",
-        "gpu_count": f"{fix.gpu_count or 0} GPUs hold it",
     }.get(fix.key, "")
     return WayOut(
         text=fix.text,
         short=f"{short}, {fix.peak_bytes / GIB:.1f} GB" if short else "",
         url=view.way_url(**changes) if changes else "",
         cost_nano=way.cost_nano,
-        note=way.price_reason,
+        note=way.note,
     )
 
 
@@ -187,11 +194,15 @@ def cost_scatter(rows: Sequence[ComputeRow], *, chosen: ComputeRow | None, view:
     """Draw cost against finish of every row that has both, or None when none has.
 
     A pool without a live worker is drawn as if one were free now. Of many options only those that nothing beats, and
-    the chosen one, carry their names; all are in the table beside the picture.
+    the chosen one, carry their names, and what costs many times the cheapest is left out: it would press all others
+    into a corner. All are in the table beside the picture.
     """
     timed = [(row, finish_seconds(row.quoted.estimate)) for row in rows]
-    drawn = [(row, finish) for row, finish in timed if finish and row.cost_nano is not None]
+    priced = [(row, finish) for row, finish in timed if finish and row.cost_nano is not None]
+    ranked = _ranked(row.quoted for row in rows)
     named = {*view.ranking.front, chosen.quoted.key if chosen else ""}
+    most = _FAR_COST * min((row.cost_nano or 0 for row, _ in priced), default=0)
+    drawn = [(row, finish) for row, finish in priced if row.quoted.key in named or (row.cost_nano or 0) <= most]
     options = [
         svg.Option(
             key=row.quoted.key,
@@ -199,6 +210,7 @@ def cost_scatter(rows: Sequence[ComputeRow], *, chosen: ComputeRow | None, view:
             title=f"{row.quoted.key}: {usd(row.cost_nano)}, {about(finish[1])}",
             seconds=finish[1],
             cost=float(nano_to_usd(row.cost_nano or 0)),
+            muted=row.quoted.key not in ranked,
         )
         for row, finish in drawn
     ]

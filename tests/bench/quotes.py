@@ -2,11 +2,13 @@
 
     python -m pytest tests/bench/quotes.py -s
 
-Prints one line of JSON: the median and the slowest tenth of the view's milliseconds and of its parts, and the number of
-database queries. Each request asks for another recipe, so that nothing could have been kept from the one before.
+Prints one line of JSON: median and 90th percentile of the view's milliseconds and of its quotes', by the clock and of
+CPU, and the number of database queries. Each request asks for another recipe, so that nothing could have been kept
+from the one before.
 """
 
 import json
+import sys
 import time
 from collections.abc import Callable
 
@@ -48,16 +50,24 @@ def test_the_panel_of_thirty_pools_is_drawn_within_its_budget(market, client_for
         connection,
     ) as captured:
         panel(*recipes[1])
+        queries = len(captured)
     figures = {"pools": len(market.pools), "view": timed(panel, recipes), "quotes": timed(quotes, recipes)}
-    print(json.dumps(figures | {"queries": len(captured)}))
-    assert figures["view"]["p50_ms"] < BUDGET_MS
+    sys.stdout.write(json.dumps(figures | {"queries": queries}) + "\n")
+    assert figures["view"]["cpu_p50_ms"] < BUDGET_MS
 
 
 def timed(call: Callable[..., None], recipes: list[tuple[int, int, int]]) -> dict[str, float]:
+    """Milliseconds by the clock and of this process's own CPU: the clock counts what else the machine does."""
     spans = []
     for recipe in recipes:
-        started = time.perf_counter()
+        started, busy = time.perf_counter(), time.process_time()
         call(*recipe)
-        spans.append((time.perf_counter() - started) * 1000)
-    spans.sort()
-    return {"p50_ms": round(spans[len(spans) // 2], 1), "p90_ms": round(spans[len(spans) * 9 // 10], 1)}
+        spans.append(((time.perf_counter() - started) * 1000, (time.process_time() - busy) * 1000))
+    clock, cpu = (sorted(column) for column in zip(*spans, strict=True))
+    tenth = len(spans) * 9 // 10
+    return {
+        "p50_ms": round(clock[len(spans) // 2], 1),
+        "p90_ms": round(clock[tenth], 1),
+        "cpu_p50_ms": round(cpu[len(spans) // 2], 1),
+        "cpu_p90_ms": round(cpu[tenth], 1),
+    }
