@@ -34,7 +34,8 @@ _LEAST_SCATTER = 0.05  # what a few runs that happen to agree may claim at most
 _HALF_LIFE_RUNS = 300
 # A run older than these weighs a sixteenth, and is left out.
 MOST_RUNS = 1_200
-# Fewer runs than these do not show a tenth: the physics' own interval stands.
+# Fewer finished runs than these do not show a tenth: the physics' own interval stands. Points of the grid do not count
+# here, since they were measured alone and in order.
 _LEAST_RUNS_FOR_SPREAD = 10
 # Spread (standard deviation of the logarithm) of the physics on hardware nobody calibrated, and
 # how many runs it is worth beside what was seen, and the pool's other runs beside a group's own:
@@ -47,12 +48,14 @@ _SWEEPS = 2
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished run: actual / physics of its training time and of its peak memory, where both are known."""
+    """Actual / physics of training time and of peak memory, where known: of a finished run, or of a point of the grid
+    that was measured on made-up weights."""
 
     family: str
     method: str
     time_ratio: float | None = None
     memory_ratio: float | None = None
+    is_point: bool = False
 
 
 class Band(msgspec.Struct, frozen=True):
@@ -81,6 +84,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     memory: Learned = Learned()
     number: int = 0
     physics: str = PHYSICS
+    runs: int = 0
+    points: int = 0
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +103,8 @@ def fit(observations: Sequence[Observation], *, number: int = 0) -> Calibration:
         time=_learn([(o.family, o.method, o.time_ratio) for o in recent]),
         memory=_learn([(o.family, o.method, o.memory_ratio) for o in recent]),
         number=number,
+        runs=sum(not o.is_point for o in recent),
+        points=sum(o.is_point for o in recent),
     )
 
 
@@ -105,12 +112,12 @@ def correct(calibration: Calibration, *, family: str, method: str) -> Correction
     """Return what a pool's runs say of one job; None where they say nothing yet."""
     if calibration.physics != PHYSICS or not (calibration.time.runs or calibration.memory.runs):
         return None
-    time = _factors(calibration.time, family, method, _TIME_SPREAD)
-    memory = _factors(calibration.memory, family, method, _MEMORY_SPREAD)
-    runs = max(calibration.time.runs, calibration.memory.runs)
+    is_ranged = calibration.runs >= _LEAST_RUNS_FOR_SPREAD
+    time = _factors(calibration.time, family, method, _TIME_SPREAD if is_ranged else None)
+    memory = _factors(calibration.memory, family, method, _MEMORY_SPREAD if is_ranged else None)
     return Correction(
-        origin=f"{runs:,} finished run{'s' if runs > 1 else ''} of this pool",
-        runs=runs,
+        origin=_origin(calibration),
+        runs=calibration.runs,
         version=calibration.number,
         time_factor=time[0],
         time_p10=time[1],
@@ -121,9 +128,17 @@ def correct(calibration: Calibration, *, family: str, method: str) -> Correction
     )
 
 
-def _factors(learned: Learned, family: str, method: str, spread: float) -> tuple[float, float | None, float | None]:
-    """The factor, and P10 and P90 around it once there are runs enough to tell them."""
-    if learned.runs < _LEAST_RUNS_FOR_SPREAD:
+def _origin(calibration: Calibration) -> str:
+    counts = ((calibration.runs, "finished run"), (calibration.points, "measured point"))
+    words = [f"{count:,} {noun}{'s' if count > 1 else ''}" for count, noun in counts if count]
+    return f"{' and '.join(words)} of this pool"
+
+
+def _factors(
+    learned: Learned, family: str, method: str, spread: float | None
+) -> tuple[float, float | None, float | None]:
+    """The factor, and P10 and P90 around it where a spread of the physics is given to start from."""
+    if spread is None or not learned.runs:
         return math.exp(_offset(learned, family, method)), None, None
     band = learned.bands[_band_key(learned, family, method)]
     share = learned.votes / (learned.votes + _SPREAD_VOTES)

@@ -5,6 +5,7 @@ import math
 
 import msgspec
 
+from apps.estimates.architectures import active_linear_parameter_count
 from apps.estimates.gpus import Gpu
 from apps.estimates.placement import Task, padded_length
 from apps.estimates.plans import Method, TrainingPlan
@@ -49,6 +50,7 @@ class Duration(msgspec.Struct, frozen=True, kw_only=True):
     bottleneck: str
     a100_seconds: float
     probe_factor: float = 1.0
+    probe_distance: float = 0.0  # doublings between the probe's work and this job's; 1 for another method
 
 
 def duration(task: Task, plan: TrainingPlan, pool: PoolFacts) -> Duration | None:
@@ -88,6 +90,7 @@ def duration(task: Task, plan: TrainingPlan, pool: PoolFacts) -> Duration | None
         bottleneck=step.bottleneck,
         a100_seconds=_a100_seconds(task, plan, length, micro_steps * plan.gpu_count),
         probe_factor=factor,
+        probe_distance=_probe_distance(pool.probe, task, plan, length) if pool.probe else 0.0,
     )
 
 
@@ -116,6 +119,14 @@ def probe_factor(probe: ProbeRow, gpu: Gpu) -> float:
         shape=shape, plan=plan, gpu=gpu, stack=ANNEAL, row_tokens=probe.tokens_per_micro_step / rows, rows=rows
     )
     return probe.tokens_per_micro_step / probe.tokens_per_second / (step.micro_step + step.optimizer)
+
+
+def _probe_distance(probe: ProbeRow, task: Task, plan: TrainingPlan, length: float) -> float:
+    if probe.method != task.request.method:
+        return 1.0
+    work = abs(math.log2(task.shape.active_linear / active_linear_parameter_count(probe.architecture)))
+    tokens = abs(math.log2(length * plan.micro_batch_size / probe.tokens_per_micro_step)) / 2
+    return round(max(work, tokens), 3) if max(work, tokens) > 0.1 else 0.0
 
 
 def padded_mean(request: QuoteRequest, rows: int) -> float:

@@ -7,7 +7,7 @@ import msgspec
 from apps.estimates.durations import duration
 from apps.estimates.gpus import GIB, Gpu
 from apps.estimates.intervals import memory_interval, time_interval
-from apps.estimates.placement import Placement, Task, choose_plan, padded_length, smallest_placement, task_of
+from apps.estimates.placement import Placement, Task, choose_plan, longest_length, smallest_placement, task_of
 from apps.estimates.plans import Method
 from apps.estimates.requests import PoolFacts
 
@@ -84,13 +84,8 @@ def _shorter(task: Task, pool: PoolFacts, gpu_count: int) -> Iterator[Fix]:
 
 
 def _longest(task: Task, pool: PoolFacts, gpu_count: int) -> int:
-    margin, fitting, too_long = memory_interval(pool).margin, 0, -(-padded_length(task.request) // _LENGTH_STEP)
-    while too_long - fitting > 1:
-        middle = (fitting + too_long) // 2
-        shorter = _with_length(task, middle * _LENGTH_STEP)
-        is_enough = smallest_placement(shorter, pool.gpu, gpu_count=gpu_count, margin=margin).fits
-        fitting, too_long = (middle, too_long) if is_enough else (fitting, middle)
-    return fitting * _LENGTH_STEP
+    margin = memory_interval(pool).margin
+    return longest_length(task, pool.gpu, gpu_count=gpu_count, margin=margin, step=_LENGTH_STEP)
 
 
 def _with_length(task: Task, length: int) -> Task:

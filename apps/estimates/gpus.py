@@ -15,6 +15,20 @@ MIB = 1024**2
 # least share among the types with an observation in gpus.json: HBM 79.15/80 (A100), GDDR6 with ECC 14.563/16 (T4).
 _HBM_USABLE_SHARE = 0.987
 _GDDR_USABLE_SHARE = 0.910
+# Multiprocessors x boost clock in GHz, from NVIDIA's data sheets and architecture white papers: each multiprocessor
+# evaluates 16 exponentials a clock (CUDA C programming guide, throughput of native arithmetic instructions).
+_EXPONENTIALS_PER_CLOCK = 16
+_EXPONENTIALS_PER_BYTE = 1.2  # of an A100 80GB: 2.44e12 exponentials and 2.04e12 bytes a second
+_MULTIPROCESSORS = {
+    "a100": (108, 1.41), "h100-pcie": (114, 1.755), "h100": (132, 1.83), "h200": (132, 1.83), "b200": (148, 1.965),
+    "b300": (160, 1.965), "gb200": (148, 1.965), "gb300": (160, 1.965), "l40s": (142, 2.52), "l40": (142, 2.49),
+    "l4": (58, 2.04), "rtx-4090": (128, 2.52), "rtx-5090": (170, 2.41), "rtx-6000-ada": (142, 2.505),
+    "rtx-pro-6000": (188, 2.6), "a10g": (80, 1.695), "t4": (40, 1.59), "v100": (80, 1.53), "rtx-a6000": (84, 1.80),
+    "rtx-3090": (82, 1.695), "rtx-4080": (76, 2.505),
+}  # fmt: skip
+# GeForce cards multiply 16-bit numbers with fp32 sums at half the rate their units have (Ampere and Ada white papers),
+# and clock above the data sheet: what feeds the units is never the limit, and the sheet's figure is reached.
+_GEFORCE_PREFIXES, _GEFORCE_SHARE = ("rtx-30", "rtx-40", "rtx-50"), 1.0
 # Best measured matrix product / data sheet where nobody measured it: 0.87 on A100, 0.73-0.80 on the types of 700 W and
 # more that cannot hold their clock (mamf_bf16_tflops_measured in gpus.json).
 _GEMM_SHARE, _GEMM_SHARE_LARGE, _LARGE_FLOPS = 0.87, 0.78, 5e14
@@ -42,7 +56,18 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     def reachable_flops(self) -> float:
         """Of 16-bit matrix products: as measured, else the share of the data sheet that measured types reach."""
         sheet = self.bf16_flops or self.fp16_flops or 0.0
+        if self.key.startswith(_GEFORCE_PREFIXES):
+            return self.measured_gemm_flops or sheet * _GEFORCE_SHARE
         return self.measured_gemm_flops or sheet * (_GEMM_SHARE if sheet < _LARGE_FLOPS else _GEMM_SHARE_LARGE)
+
+    @property
+    def exponentials_per_second(self) -> float:
+        """What softmax waits for; a type not listed is taken to have as many for its bandwidth as an A100."""
+        for prefix in sorted(_MULTIPROCESSORS, key=len, reverse=True):
+            if self.key.startswith(prefix):
+                count, gigahertz = _MULTIPROCESSORS[prefix]
+                return count * gigahertz * 1e9 * _EXPONENTIALS_PER_CLOCK
+        return (self.memory_bandwidth_bytes_per_second or 0.0) * _EXPONENTIALS_PER_BYTE
 
     @property
     def is_cpu(self) -> bool:

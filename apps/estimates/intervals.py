@@ -11,6 +11,7 @@ import msgspec
 
 from apps.estimates.durations import Duration
 from apps.estimates.requests import Correction, PoolFacts
+from apps.estimates.throughput import ProbeRow
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,10 +25,12 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
 
 # Of memory, the weights are known: these are of the rest.
 MEMORY = Interval(p10=0.89, p50=1.0, p90=1.25, origin="160 published runs of other training loops")
-TIME = Interval(p10=0.79, p50=1.0, p90=1.35, origin="324 published runs of other training loops, none of this pool")
-# A probe measures the pool itself; what remains is carrying it to another model, length and batch: the same quantiles
-# within one source and GPU type, each row predicted from another of them.
-PROBED = Interval(p10=0.86, p50=1.0, p90=1.17, origin="this pool's own probe, carried over to this job")
+TIME = Interval(p10=0.89, p50=1.0, p90=1.40, origin="324 published runs of other training loops, none of this pool")
+# A probe measures the pool itself; what remains is carrying it to another model, length and batch: median over sources
+# and GPU types of the same quantiles, each row predicted from another of its source and type.
+PROBED = Interval(p10=0.81, p50=1.0, p90=1.23, origin="this pool's own probe, carried over to this job")
+# Repeats of one training loop on an otherwise idle machine still vary: clocks, allocator, data loader.
+_REPEATS = 0.02
 # On a CPU resident memory was measured at 1.44 to 1.88 times what was alive; the reserve is the middle.
 CPU_MEMORY = Interval(p10=0.82, p50=1.0, p90=1.10, origin="four jobs measured on a CPU")
 _LEAST_FINISHED_RUNS = 10
@@ -61,7 +64,7 @@ def memory_interval(pool: PoolFacts) -> MemoryInterval:
 
 def time_interval(pool: PoolFacts, times: Duration) -> Interval:
     """What finished runs taught; else the probe's spread; else that of the formulas alone."""
-    base = _probed(pool) if pool.probe is not None else TIME
+    base = _probed(pool.probe, times) if pool.probe is not None else TIME
     if pool.correction is not None:
         return _corrected(pool.correction, base)
     if len(pool.finished_ratios) >= _LEAST_FINISHED_RUNS:
@@ -80,12 +83,13 @@ def _corrected(learned: Correction, base: Interval) -> Interval:
     )
 
 
-def _probed(pool: PoolFacts) -> Interval:
-    """The probe's fastest and slowest repeats widen what carrying it over costs anyway."""
-    probe = pool.probe
-    if probe is None or not probe.tokens_per_second_low or not probe.tokens_per_second_high:
-        return PROBED
-    repeats = math.log(probe.tokens_per_second_high / probe.tokens_per_second_low) / 2
-    low = math.hypot(math.log(PROBED.p10), repeats)
-    high = math.hypot(math.log(PROBED.p90), repeats)
-    return msgspec.structs.replace(PROBED, p10=math.exp(-low), p90=math.exp(high))
+def _probed(probe: ProbeRow, times: Duration) -> Interval:
+    """The probe's repeats for its own job, growing to the full spread of a carried speed at twice or half its work."""
+    repeats, low, high = _REPEATS, probe.tokens_per_second_low, probe.tokens_per_second_high
+    if low and high and high > low:
+        repeats = max(_REPEATS, math.log(high / low) / 2)
+    share = min(1.0, times.probe_distance)
+    down = math.hypot(repeats, share * math.log(PROBED.p10))
+    up = math.hypot(repeats, share * math.log(PROBED.p90))
+    origin = PROBED.origin if share > 0 else "spread of the probe's repeats"
+    return Interval(p10=math.exp(-down), p50=1.0, p90=math.exp(up), origin=origin)

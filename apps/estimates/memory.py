@@ -162,24 +162,39 @@ class MemoryModel:
 
     def estimate(self, plan: TrainingPlan) -> MemoryEstimate:
         moments = self._moments(plan.micro_batch_size, plan.max_length, plan.gradient_checkpointing)
-        totals = {moment.phase: self._total(moment) for moment in moments}
-        peak = max(moments, key=self._total)
+        alive = [self._alive(moment) for moment in moments]
+        varying = [moment.varying for moment in moments]
+        totals = [held + self.reserve_share * share for held, share in zip(alive, varying, strict=True)]
+        highest = max(totals)
         varied = self._reserve_share(plan)
-        reserved = max(self._alive(moment) + varied * moment.varying for moment in moments)
-        capacity = max(self.gpu.memory_bytes, self._total(peak)) if self.gpu.memory_bytes else reserved
+        reserved = max(held + varied * share for held, share in zip(alive, varying, strict=True))
+        if self.gpu.memory_bytes:
+            reserved = min(reserved, max(self.gpu.memory_bytes, highest))
+        peak = moments[totals.index(highest)]
         listed = self._parts(peak)
         return MemoryEstimate(
             peak_bytes=sum(part.bytes for part in listed),
             phase=peak.phase,
             parts=listed,
-            phase_bytes={name: round(total) for name, total in totals.items()},
-            reserved_bytes=round(min(reserved, capacity) - self.framework + _CUBLAS_BYTES),
-            allocated_bytes=round(max(map(self._alive, moments)) - self.framework),
+            phase_bytes={moment.phase: round(total) for moment, total in zip(moments, totals, strict=True)},
+            reserved_bytes=round(reserved - self.framework + _CUBLAS_BYTES),
+            allocated_bytes=round(max(alive) - self.framework),
         )
 
     def peak(self, rows: int, length: int, checkpointing: bool) -> float:
         """The figure of `estimate`, without its parts: for searches."""
-        return max(map(self._total, self._moments(rows, length, checkpointing)))
+        t, tokens, widened = self.per_token, rows * length, 1 + self.reserve_share
+        saved, working = t.activations(rows, length, checkpointing)
+        at_rest = self.weights + self.adapter + self.framework
+        held = at_rest + self.optimizer + self.gathered
+        kept = self.gradients if self.keeps_gradients else 0.0
+        return max(
+            at_rest + widened * self.load,
+            held + kept + widened * (saved + t.loss(tokens)),
+            held + (self.gradients if checkpointing else kept) + widened * (saved + working + self.workspace),
+            at_rest + self.gradients + self.optimizer + self.step_copy + self.buckets,
+            held + widened * (working + t.evaluation(tokens) + self.workspace),
+        )
 
     def needed(self, rows: int, length: int, checkpointing: bool, margin: tuple[float, float]) -> float:
         """The peak with a margin on the whole and on what is not weights."""
@@ -211,9 +226,6 @@ class MemoryModel:
     def _alive(self, moment: "_Moment") -> float:
         held = moment.gradients + moment.optimizer + moment.communication + moment.varying
         return self.weights + self.adapter + self.framework + held
-
-    def _total(self, moment: "_Moment") -> float:
-        return self._alive(moment) + self.reserve_share * moment.varying
 
     def _parts(self, moment: "_Moment") -> tuple[MemoryPart, ...]:
         amounts = {

@@ -47,29 +47,48 @@ def choose_plan(
     Tried are each way to share the model among the GPUs, with and without recomputing activations, each with the
     largest micro-batch that fits.
     """
-    found: list[tuple[float, TrainingPlan, MemoryModel]] = []
+    sizes = _micro_batch_sizes(task.request, gpu_count)
+    found: list[tuple[TrainingPlan, MemoryModel]] = []
     smallest: tuple[float, TrainingPlan, MemoryModel] | None = None
     for parallelism in _parallelisms(task.request, gpu_count):
         base = _base_plan(task.request, gpu, gpu_count, parallelism)
         for checkpointing in _checkpointings(task.request):
-            plan, model, needed = _largest(task, base, gpu, margin, checkpointing)
+            plan, model, needed = _largest(task, base, sizes, gpu, margin, checkpointing)
             if needed <= gpu.memory_bytes:
-                found.append((_seconds_per_row(task, plan, gpu, node_bytes_per_second), plan, model))
+                found.append((plan, model))
             elif smallest is None or needed < smallest[0]:
                 smallest = (needed, plan, model)
-    best = min(found, key=lambda option: option[0], default=None) or smallest
-    assert best is not None  # there is always one way to share and one to checkpoint
-    _, plan, model = best
-    return Placement(fits=bool(found), plan=plan, memory=model.estimate(plan))
+    if not found:
+        assert smallest is not None  # there is always one way to share and one to checkpoint
+        return Placement(fits=False, plan=smallest[1], memory=smallest[2].estimate(smallest[1]))
+    plan, model = found[0]
+    if len(found) > 1:
+        plan, model = min(found, key=lambda option: _seconds_per_row(task, option[0], gpu, node_bytes_per_second))
+    return Placement(fits=True, plan=plan, memory=model.estimate(plan))
 
 
 def smallest_placement(task: Task, gpu: Gpu, *, gpu_count: int = 1, margin: Margin = NO_MARGIN) -> Placement:
     """The least memory this request can take on these GPUs: single rows, everything recomputed and divided."""
-    parallelism = _parallelisms(task.request, gpu_count)[-1]
-    plan = _with_rows(_base_plan(task.request, gpu, gpu_count, parallelism), task.request, 1, True)
-    model = _model(task, plan, gpu)
+    plan, model = _smallest(task, gpu, gpu_count)
     fits = model.needed(1, plan.max_length, True, margin) <= gpu.memory_bytes
     return Placement(fits=fits, plan=plan, memory=model.estimate(plan))
+
+
+def longest_length(task: Task, gpu: Gpu, *, gpu_count: int, margin: Margin, step: int) -> int:
+    """The longest multiple of `step` that fits below the request's own, 0 if none: memory never falls with length."""
+    plan, model = _smallest(task, gpu, gpu_count)
+    fitting, too_long = 0, -(-plan.max_length // step)
+    while too_long - fitting > 1:
+        middle = (fitting + too_long) // 2
+        is_enough = model.needed(1, middle * step, True, margin) <= gpu.memory_bytes
+        fitting, too_long = (middle, too_long) if is_enough else (fitting, middle)
+    return fitting * step
+
+
+def _smallest(task: Task, gpu: Gpu, gpu_count: int) -> tuple[TrainingPlan, MemoryModel]:
+    parallelism = _parallelisms(task.request, gpu_count)[-1]
+    plan = _with_rows(_base_plan(task.request, gpu, gpu_count, parallelism), task.request, 1, True)
+    return plan, _model(task, plan, gpu)
 
 
 def compute_dtype(gpu: Gpu) -> str:
@@ -118,28 +137,32 @@ def _checkpointings(request: QuoteRequest) -> tuple[bool, ...]:
     return (False, True) if request.gradient_checkpointing is None else (request.gradient_checkpointing,)
 
 
+def _micro_batch_sizes(request: QuoteRequest, gpu_count: int) -> tuple[int, ...]:
+    """Smallest first."""
+    if request.micro_batch_size is not None:
+        return (request.micro_batch_size,)
+    return divisors(request.batch_size // gpu_count)[::-1]
+
+
 def _largest(
-    task: Task, base: TrainingPlan, gpu: Gpu, margin: Margin, checkpointing: bool
+    task: Task, base: TrainingPlan, sizes: tuple[int, ...], gpu: Gpu, margin: Margin, checkpointing: bool
 ) -> tuple[TrainingPlan, MemoryModel, float]:
     """The plan, and what it needs with its margin. Halving: memory never falls with the micro-batch."""
     request = task.request
-    model = _model(task, _with_rows(base, request, 1, checkpointing), gpu)
-    if request.micro_batch_size is not None:
-        sizes: tuple[int, ...] = (request.micro_batch_size,)
-    else:
-        sizes = divisors(request.batch_size // base.gpu_count)[::-1]
-    low, high = 0, len(sizes)
+    model = _model(task, _with_rows(base, request, sizes[0], checkpointing), gpu)
+    low, high, needed = 0, len(sizes), 0.0
     while low < high:
         middle = (low + high) // 2
-        if model.needed(sizes[middle], base.max_length, checkpointing, margin) <= gpu.memory_bytes:
-            low = middle + 1
+        needs = model.needed(sizes[middle], base.max_length, checkpointing, margin)
+        if needs <= gpu.memory_bytes:
+            low, needed = middle + 1, needs
         else:
             high = middle
-    rows = sizes[max(low - 1, 0)]
-    plan = _with_rows(base, request, rows, checkpointing)
-    if plan.gradient_accumulation_steps == 1 and task.request.method == Method.FULL:
+            needed = needed if low else needs
+    plan = _with_rows(base, request, sizes[max(low - 1, 0)], checkpointing)
+    if plan.gradient_accumulation_steps == 1 and request.method == Method.FULL:
         model = _model(task, plan, gpu)  # gradients need not outlive the micro-step
-    return plan, model, model.needed(rows, base.max_length, checkpointing, margin)
+    return plan, model, needed
 
 
 def _seconds_per_row(task: Task, plan: TrainingPlan, gpu: Gpu, node_bytes_per_second: float) -> float:

@@ -21,6 +21,9 @@ _LIMITS = {
 }
 
 
+_METHODS, _OPTIMIZERS = frozenset(Method), frozenset(Optimizer)
+
+
 class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One job. `tokens` and `trained_tokens` are per epoch, after truncation to `max_length`, without padding.
 
@@ -55,20 +58,34 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name, most in _LIMITS.items():
-            _require(name, 1 <= getattr(self, name) <= most, f"{name} must be between 1 and {most:,}")
-        _require("method", self.method in set(Method), f"method {self.method!r} is not lora, qlora or full")
-        _require("optimizer", self.optimizer in set(Optimizer), f"optimizer {self.optimizer!r} is not known")
-        _require("stack", self.stack in STACKS, f"stack {self.stack!r} is not known; known: {', '.join(STACKS)}")
-        _require("lora_dropout", 0 <= self.lora_dropout < 1, "lora_dropout must be at least 0 and below 1")
-        most = self.architecture.hidden_size
-        _require("lora_rank", 1 <= self.lora_rank <= most, f"lora_rank must be between 1 and hidden_size {most:,}")
-        sizes = (self.evaluations, self.evaluation_tokens, self.checkpoints)
-        _require("evaluations", min(sizes) >= 0, "evaluations, evaluation_tokens and checkpoints cannot be negative")
+            if not 1 <= getattr(self, name) <= most:
+                raise EstimateError(name, f"{name} must be between 1 and {most:,}")
+        if self.method not in _METHODS:
+            raise EstimateError("method", f"method {self.method!r} is not lora, qlora or full")
+        if self.optimizer not in _OPTIMIZERS:
+            raise EstimateError("optimizer", f"optimizer {self.optimizer!r} is not known")
+        if self.stack not in STACKS:
+            raise EstimateError("stack", f"stack {self.stack!r} is not known; known: {', '.join(STACKS)}")
+        if not 0 <= self.lora_dropout < 1:
+            raise EstimateError("lora_dropout", "lora_dropout must be at least 0 and below 1")
+        if not 1 <= self.lora_rank <= self.architecture.hidden_size:
+            most = self.architecture.hidden_size
+            raise EstimateError("lora_rank", f"lora_rank must be between 1 and hidden_size {most:,}")
+        if self.trained_tokens > self.tokens:
+            raise EstimateError("trained_tokens", "trained_tokens cannot exceed tokens")
+        self._check_choices()
+
+    def _check_choices(self) -> None:
+        for name in ("evaluations", "evaluation_tokens", "checkpoints"):
+            if getattr(self, name) < 0:
+                raise EstimateError(name, f"{name} cannot be negative")
         micro = self.micro_batch_size
-        is_divisor = micro is None or (micro >= 1 and self.batch_size % micro == 0)
-        _require("micro_batch_size", is_divisor, "micro_batch_size must divide batch_size")
-        _require("use_dora", not (self.use_dora and self.method == Method.FULL), "DoRA is an adapter method")
-        _require("trained_tokens", self.trained_tokens <= self.tokens, "trained_tokens cannot exceed tokens")
+        if micro is not None and (micro < 1 or self.batch_size % micro):
+            raise EstimateError("micro_batch_size", "micro_batch_size must divide batch_size")
+        if self.use_dora and self.method == Method.FULL:
+            raise EstimateError("use_dora", "DoRA is an adapter method")
+        if any(length < 1 or rows < 0 for length, rows in self.row_lengths):
+            raise EstimateError("row_lengths", "row_lengths are pairs of a length of at least 1 and a number of rows")
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,8 +133,3 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     download_bytes: int = 0
     download_bytes_per_second: float = 200e6
     correction: Correction | None = None
-
-
-def _require(field: str, holds: bool, message: str) -> None:
-    if not holds:
-        raise EstimateError(field, message)

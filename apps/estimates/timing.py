@@ -19,15 +19,15 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     or a host's time, none belongs to one GPU or publisher."""
 
     gemm: float = 0.85  # share of the best measured matrix product that a training job's products reach
-    narrow: float = 50.0  # hidden size at which that halves
-    attention: float = 0.62  # the same share for FlashAttention kernels' products
-    softmax: float = 3.2  # bytes of bandwidth that a score's exponential and scaling are worth (not tensor cores)
-    elementwise: float = 2.24  # bytes moved between products, as a multiple of those counted below
-    adapter: float = 0.22  # bytes an unfused adapter moves, as a multiple of those counted below
+    narrow: float = 180.0  # hidden size at which that halves
+    attention: float = 0.56  # the same share for FlashAttention kernels' products
+    softmax: float = 3.5  # exponentials that a score's softmax and scaling are worth, outside the tensor cores
+    elementwise: float = 1.4  # bytes moved between products, as a multiple of those counted below
+    adapter: float = 0.54  # bytes an unfused adapter moves, as a multiple of those counted below
     dequantization: float = 0.63  # share of the bandwidth that dequantisation kernels reach
-    launch_seconds: float = 16e-6  # of one operator, in eager PyTorch
-    exposed: float = 0.70  # share of communication that computation does not hide, where it could
-    link: float = 0.7  # share of a link's rate that collectives reach
+    launch_seconds: float = 15.6e-6  # of one operator, in eager PyTorch
+    exposed: float = 0.56  # share of communication that computation does not hide, where it could
+    link: float = 0.56  # share of a link's rate that collectives reach
     micro_step_seconds: float = 0.005  # data loading, bookkeeping; assumed, not fitted
 
 
@@ -124,7 +124,7 @@ def step_time(
     scores = _PRODUCT * row_tokens * shape.query * shape.n_layers * tokens  # causal: half of the square
     passes = 1 + _ATTENTION_BACKWARD + (1 if again else 0)
     pairs = scores / (2 * _PRODUCT * shape.architecture.head_dim)
-    attention = passes * (scores / (peak * k.attention) + pairs * k.softmax / bandwidth)
+    attention = passes * (scores / (peak * k.attention) + pairs * k.softmax / gpu.exponentials_per_second)
     memory_bytes = tokens * shape.n_layers * (_HIDDEN_BYTES * shape.hidden + _FF_BYTES * shape.active_ff)
     if plan.attention == "eager":
         attention *= 2
