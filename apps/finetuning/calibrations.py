@@ -10,8 +10,8 @@ from django.db.models import QuerySet
 from apps.core import audit
 from apps.core.clock import db_now
 from apps.core.errors import NotFound
-from apps.estimates.calibration import MOST_RUNS, PHYSICS, Calibration, Check, Observation, check, correct, fit
-from apps.estimates.requests import Correction
+from apps.estimates.calibration import MOST_RUNS, PHYSICS, Check, Observation, check, fit
+from apps.finetuning.grid_points import observe_grid
 from apps.finetuning.models import CalibrationPoint, CalibrationVersion, GpuPool
 
 # A new version when the runs grew by this share: every run while they are few, and not one a run for ever.
@@ -28,8 +28,9 @@ class FittedOn(msgspec.Struct, frozen=True, kw_only=True):
     """What a version was fitted on, and what it would have been worth on runs it did not see."""
 
     runs: int
-    first_at: datetime.datetime
-    last_at: datetime.datetime
+    points: int  # measured on made-up weights, predicted as this pool's quotes would have been
+    first_at: datetime.datetime | None
+    last_at: datetime.datetime | None
     methods: dict[str, int]
     families: dict[str, int]
     resumed: int  # left out: a resumed attempt warms up twice
@@ -51,17 +52,19 @@ def refit_pool(*, pool_id: str, now: datetime.datetime) -> CalibrationVersion | 
     pool = GpuPool.objects.select_for_update(of=("self",)).get(pk=pool_id)
     points = list_points(pool=pool)
     fitting = [point for point in points if _is_fit_for(point)]
+    grid = observe_grid(pool=pool)
     newest = pool.calibrations.order_by("-number").first()
-    if not fitting or not _has_grown(newest, fitting):
+    if not (fitting or grid) or not _has_grown(newest, fitting, grid):
         return None
-    observations = [_observation(point) for point in fitting]
+    # Points first, as if they were the oldest: with time, runs take their place.
+    observations = [*grid, *(_observation(point) for point in fitting)]
     number = newest.number + 1 if newest else 1
     version = CalibrationVersion.objects.create(
         pool=pool,
         number=number,
         calibration=msgspec.to_builtins(fit(observations, number=number)),
         fitted_on=msgspec.to_builtins(_fitted_on(points, fitting, observations)),
-        last_point=fitting[-1].pk,
+        last_point=fitting[-1].pk if fitting else 0,
         created_at=now,
     )
     if pool.calibration_pinned_at is None:
@@ -98,13 +101,6 @@ def list_points(*, pool: GpuPool) -> list[CalibrationPoint]:
     return list(CalibrationPoint.objects.filter(pool=pool).order_by("-pk")[: 2 * MOST_RUNS])[::-1]
 
 
-def correction_of(*, pool: GpuPool, family: str, method: str) -> Correction | None:
-    """Return what the pool's version in use says of a job; None without one."""
-    if pool.calibration is None:
-        return None
-    return correct(msgspec.convert(pool.calibration.calibration, Calibration), family=family, method=method)
-
-
 def _choose(
     pool: GpuPool, version: CalibrationVersion | None, *, pinned_at: datetime.datetime | None, by: str, action: str
 ) -> None:
@@ -120,8 +116,10 @@ def _is_fit_for(point: CalibrationPoint) -> bool:
     return point.outcome == "succeeded" and point.attempts == 1 and point.physics == PHYSICS
 
 
-def _has_grown(newest: CalibrationVersion | None, fitting: Sequence[CalibrationPoint]) -> bool:
-    if newest is None or newest.calibration["physics"] != PHYSICS:
+def _has_grown(
+    newest: CalibrationVersion | None, fitting: Sequence[CalibrationPoint], grid: Sequence[Observation]
+) -> bool:
+    if newest is None or newest.calibration["physics"] != PHYSICS or newest.fitted_on["points"] != len(grid):
         return True
     fresh = sum(point.pk > newest.last_point for point in fitting)
     return fresh >= max(1.0, _GROWTH * newest.fitted_on["runs"])
@@ -146,8 +144,9 @@ def _fitted_on(
 ) -> FittedOn:
     return FittedOn(
         runs=len(fitting),
-        first_at=fitting[0].created_at,
-        last_at=fitting[-1].created_at,
+        points=sum(observation.is_point for observation in observations),
+        first_at=fitting[0].created_at if fitting else None,
+        last_at=fitting[-1].created_at if fitting else None,
         methods=_count([point.method for point in fitting]),
         families=_count([point.family for point in fitting]),
         resumed=sum(point.outcome == "succeeded" and point.attempts > 1 for point in points),

@@ -14,7 +14,7 @@ from apps.catalog.models import BaseModel, PriceRule
 from apps.catalog.queries import list_active_prices
 from apps.core.tenancy import system
 from apps.estimates.requests import Correction
-from apps.finetuning.calibrations import correction_of
+from apps.finetuning.corrections import correction_of
 from apps.finetuning.lifecycle import RUN_ACTIVE
 from apps.finetuning.models import GpuPool, Run, ThroughputProbe, Worker
 

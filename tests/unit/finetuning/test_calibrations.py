@@ -1,5 +1,6 @@
 """Finished runs leave a row beside their estimate; from the rows come versions, which an operator may undo."""
 
+import msgspec
 import pytest
 
 from apps.contracts import runs as wire
@@ -7,10 +8,13 @@ from apps.contracts.failures import FailureCode
 from apps.core.clock import db_now
 from apps.core.models import AuditEntry
 from apps.estimates.calibration import PHYSICS
-from apps.finetuning import accuracy, calibrations
+from apps.finetuning import accuracy, calibrations, grid_points
+from apps.finetuning.corrections import correction_of
 from apps.finetuning.models import CalibrationPoint, FineTuningJob, GpuPool, PoolAccuracy
+from apps.finetuning.pool_facts import newest_probes
+from apps.finetuning.pools import record_probe
 from tests.factories.accounts import make_organization
-from tests.factories.finetuning import give_credit, make_job
+from tests.factories.finetuning import give_credit, make_job, probe_report
 from tests.factories.outcomes import leave_queue, teach
 
 
@@ -66,7 +70,7 @@ def test_a_version_is_fitted_used_and_kept_with_what_it_was_fitted_on(taught):
     (version,) = calibrations.refit_pools(now=db_now())
 
     pool = GpuPool.objects.get(pk=taught.pool_id)
-    correction = calibrations.correction_of(pool=pool, family="llama", method="lora")
+    correction = correction_of(pool=pool, family="llama", method="lora")
     assert (pool.calibration, version.number) == (version, 1)
     assert correction.time_factor == pytest.approx(1.3)
     assert correction.memory_factor == pytest.approx(1.0)
@@ -94,7 +98,7 @@ def test_a_correction_in_the_estimate_is_taken_out_before_fitting(taught):
     calibrations.refit_pools(now=db_now())
 
     pool = GpuPool.objects.get(pk=taught.pool_id)
-    assert calibrations.correction_of(pool=pool, family="llama", method="lora").time_factor == pytest.approx(1.3)
+    assert correction_of(pool=pool, family="llama", method="lora").time_factor == pytest.approx(1.3)
 
 
 def test_an_operator_goes_back_to_a_version_or_to_none_and_it_stays(taught):
@@ -107,7 +111,7 @@ def test_an_operator_goes_back_to_a_version_or_to_none_and_it_stays(taught):
 
     pool.refresh_from_db()
     assert pool.calibration is None
-    assert calibrations.correction_of(pool=pool, family="llama", method="lora") is None
+    assert correction_of(pool=pool, family="llama", method="lora") is None
     assert [version.number for version in calibrations.list_versions(pool=pool)] == [2, 1]
     calibrations.use_version(pool=pool, number=1, by="user_olga")
     assert GpuPool.objects.get(pk=pool.pk).calibration.number == 1
@@ -156,3 +160,37 @@ def test_everybody_sees_a_pool_only_above_the_floor_and_in_steps(taught, floor, 
     CalibrationPoint.objects.filter(organization=rival).delete()
     accuracy.refresh_public_reports(now=db_now())
     assert not PoolAccuracy.objects.exists()
+
+
+def measure_grid(floor, *, factor: float, count: int) -> None:
+    """Report points on made-up weights whose speed is the quoted one divided by `factor`."""
+    config = {
+        "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 192, "intermediate_size": 512,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 4096, "tie_word_embeddings": True,
+    }  # fmt: skip
+    for rank in range(8, 8 + count):
+        report = msgspec.structs.replace(
+            probe_report(floor.base_model), base_model_id="", shape="small", config=config, lora_rank=rank
+        )
+        (predicted,) = (
+            observation.time_ratio
+            for observation in [grid_points._observe(report, floor.pool, newest_probes(pool=floor.pool)[0])]
+        )
+        slower = msgspec.structs.replace(report, tokens_per_second=report.tokens_per_second * predicted / factor)
+        record_probe(
+            worker=floor.worker, base_model=None, shape="small", method="lora", report=msgspec.to_builtins(slower)
+        )
+
+
+def test_a_measured_grid_teaches_before_the_first_run(floor):
+    measure_grid(floor, factor=1.4, count=12)
+
+    (version,) = calibrations.refit_pools(now=db_now())
+
+    pool = GpuPool.objects.get(pk=floor.pool.pk)
+    correction = correction_of(pool=pool, family="llama", method="lora")
+    assert correction.time_factor == pytest.approx(1.4)
+    assert (correction.time_p10, correction.time_p90) == (None, None), "points alone name no range"
+    assert correction.origin == "12 measured points of this pool"
+    assert (version.fitted_on["runs"], version.fitted_on["points"]) == (0, 12)
+    assert calibrations.refit_pools(now=db_now()) == []
