@@ -78,7 +78,7 @@ def test_waiting_for_the_answer_dims_what_is_stale_and_moves_nothing(
 ) -> None:
     page = open_page(f"{market.wizard}&step=compute", user=alice)
     held: list[Route] = []
-    page.route(re.compile("step=compute.*epochs=4"), held.append)
+    page.route(re.compile("step=compute.*epochs=4"), lambda route: held.append(route))
     places = [page.locator(selector) for selector in ("#compute-live", "#compute-more", "#price-live", "#price-act")]
     before = [place.bounding_box() for place in places]
     page.evaluate(RECORD_SHIFTS)
