@@ -18,6 +18,8 @@ _GDDR_USABLE_SHARE = 0.910
 # Multiprocessors x boost clock in GHz, from NVIDIA's data sheets and architecture white papers: each multiprocessor
 # evaluates 16 exponentials a clock (CUDA C programming guide, throughput of native arithmetic instructions).
 _EXPONENTIALS_PER_CLOCK = 16
+# One way over 16 lanes, as bandwidth tests reach it (generation 4: 25 of 31.5 GB/s; CUDA samples bandwidthTest).
+_PCIE = {"PCIe5": 50e9, "PCIe4": 25e9, "PCIe3": 12.5e9}
 _EXPONENTIALS_PER_BYTE = 1.2  # of an A100 80GB: 2.44e12 exponentials and 2.04e12 bytes a second
 _MULTIPROCESSORS = {
     "a100": (108, 1.41), "h100-pcie": (114, 1.755), "h100": (132, 1.83), "h200": (132, 1.83), "b200": (148, 1.965),
@@ -49,6 +51,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_bytes_per_second: int | None = None
     memory_is_observed: bool = True
     measured_gemm_flops: float | None = None  # of the best 16-bit matrix product anyone found (mamf-finder)
+    pcie_bytes_per_second: float = 25e9  # 16 lanes one way, as reached: generation 4; 5 twice, 3 half of it
     has_nvlink_switch: bool = False  # every GPU reaches every other at the full rate
     sources: tuple[str, ...] = ()
 
@@ -93,6 +96,7 @@ def from_row(row: Mapping[str, Any]) -> Gpu:
         bf16_flops=tflops["bf16"] * 1e12 if tflops.get("bf16") else None,
         fp16_flops=tflops["fp16"] * 1e12 if tflops.get("fp16") else None,
         nvlink_bytes_per_second=_nvlink(row["interconnect"]),
+        pcie_bytes_per_second=next((v for k, v in _PCIE.items() if k in row["interconnect"]["kind"]), 25e9),
         measured_gemm_flops=_tera(row.get("mamf_bf16_tflops_measured")),
         has_nvlink_switch="bridge" not in row["interconnect"]["kind"] and _nvlink(row["interconnect"]) is not None,
         memory_is_observed=is_observed,

@@ -172,11 +172,15 @@ class MemoryModel:
             reserved = min(reserved, max(self.gpu.memory_bytes, highest))
         peak = moments[totals.index(highest)]
         listed = self._parts(peak)
+        rounded = sum(part.bytes for part in listed)
         return MemoryEstimate(
-            peak_bytes=sum(part.bytes for part in listed),
+            peak_bytes=rounded,
             phase=peak.phase,
             parts=listed,
-            phase_bytes={moment.phase: round(total) for moment, total in zip(moments, totals, strict=True)},
+            phase_bytes={
+                moment.phase: min(round(total), rounded) if moment is not peak else rounded
+                for moment, total in zip(moments, totals, strict=True)
+            },
             reserved_bytes=round(reserved - self.framework + _CUBLAS_BYTES),
             allocated_bytes=round(max(alive) - self.framework),
         )

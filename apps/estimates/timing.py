@@ -64,8 +64,7 @@ _FP8_GAIN = 1.4
 # operators over all of them (torch/optim/adamw.py _multi_tensor_adamw), and the norm of the gradients.
 _OPTIMIZER_BYTES = {"mixed": 28.0, "pure": 14.0}
 _FOREACH_OPTIMIZER_BYTES = {"mixed": 96.0, "pure": 48.0}
-# PCIe without peer-to-peer goes through the host; 16 lanes of generation 4, one way.
-PCIE_BYTES_PER_SECOND = 25e9
+# PCIe without peer-to-peer goes through the host: each byte crosses twice.
 _HOST_PCIE_SHARE = 0.5
 # A CPU has no data sheet here: only the ratio of two jobs on it is used, with a probe. Shape of a server core pair.
 _CPU_FLOPS, _CPU_BYTES_PER_SECOND = 4e11, 20_000_000_000
@@ -158,7 +157,7 @@ def step_time(
         dequantization=dequantization,
         fixed=fixed,
         communication=communication,
-        optimizer=_optimizer(shape, plan, stack, bandwidth),
+        optimizer=_optimizer(shape, plan, stack, gpu),
         micro_step=busy + fixed + communication,
         flops=useful + scores * (1 + _ATTENTION_BACKWARD),
     )
@@ -203,11 +202,11 @@ def link_bytes_per_second(gpu: Gpu, *, gpu_count: int, gpus_per_node: int, node_
     """One way, for each GPU, over the slowest link of a ring through all of them."""
     if gpu_count > gpus_per_node:
         # Each GPU of a machine has its own network adapter: a ring enters and leaves on all of them at once.
-        inside = gpu.nvlink_bytes_per_second or 2 * PCIE_BYTES_PER_SECOND * _HOST_PCIE_SHARE
+        inside = gpu.nvlink_bytes_per_second or 2 * gpu.pcie_bytes_per_second * _HOST_PCIE_SHARE
         return min(node_bytes_per_second * gpus_per_node, inside / 2)
     if gpu.nvlink_bytes_per_second and gpu.has_nvlink_switch:
         return gpu.nvlink_bytes_per_second / 2
-    return PCIE_BYTES_PER_SECOND * _HOST_PCIE_SHARE
+    return gpu.pcie_bytes_per_second * _HOST_PCIE_SHARE
 
 
 def _communication(
@@ -237,17 +236,17 @@ def _communication(
     link = link_bytes_per_second(
         gpu, gpu_count=n, gpus_per_node=gpus_per_node, node_bytes_per_second=node_bytes_per_second
     )
-    seconds = exchanged / (link * k.link) + host / (PCIE_BYTES_PER_SECOND * k.link)
+    seconds = exchanged / (link * k.link) + host / (gpu.pcie_bytes_per_second * k.link)
     # Part of it never overlaps (first layer, last gradients); the rest only as far as there is work to hide behind.
     return k.exposed * seconds + max(0.0, (1 - k.exposed) * seconds - busy)
 
 
-def _optimizer(shape: Shape, plan: TrainingPlan, stack: StackProfile, bandwidth: float) -> float:
+def _optimizer(shape: Shape, plan: TrainingPlan, stack: StackProfile, gpu: Gpu) -> float:
     """States and weights are read and written once; sharded ones in their parts."""
     trained = shape.total if plan.method == Method.FULL else shape.adapter
     is_sharded = plan.parallelism in (Parallelism.ZERO1, Parallelism.ZERO2, Parallelism.ZERO3)
     per_parameter = (_FOREACH_OPTIMIZER_BYTES if stack.has_step_copy else _OPTIMIZER_BYTES)[stack.full_state]
     moved = trained * per_parameter / (plan.gpu_count if is_sharded else 1)
     if plan.cpu_offload:
-        return moved / PCIE_BYTES_PER_SECOND
-    return moved / bandwidth
+        return moved / gpu.pcie_bytes_per_second
+    return moved / float(gpu.memory_bandwidth_bytes_per_second or 1)
