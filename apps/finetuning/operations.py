@@ -200,7 +200,7 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
         transitions=JOB_TRANSITIONS,
         pool=quoted.pool,
         price_rule=quoted.price,
-        estimate=snapshot(estimate) | outcomes.provenance(msgspec.to_builtins(quoted.correction)),
+        estimate=snapshot(estimate) | outcomes.provenance(base_model=job.base_model, correction=quoted.correction),
         hyperparameters=msgspec.to_builtins(recipe),
         spend_cap_nano=cap_nano,
         hold_id=held.pk,

@@ -3,7 +3,11 @@
 import datetime
 from typing import Any
 
+import msgspec
+
+from apps.catalog.models import BaseModel
 from apps.estimates.calibration import PHYSICS
+from apps.estimates.requests import Correction
 from apps.finetuning.models import CalibrationPoint, FineTuningJob, Run
 from apps.finetuning.quoting import architecture_of
 
@@ -49,7 +53,7 @@ def _record(run: Run, job: FineTuningJob, *, outcome: str, **actual: Any) -> Non
         run=run,
         pool_id=run.pool_id,
         outcome=outcome,
-        family=architecture_of(job.base_model).model_type,
+        family=job.estimate.get("family", ""),
         method=job.method,
         attempts=run.attempt,
         physics=job.estimate.get("physics", ""),
@@ -61,6 +65,10 @@ def _record(run: Run, job: FineTuningJob, *, outcome: str, **actual: Any) -> Non
     )
 
 
-def provenance(correction: Any) -> dict[str, Any]:
-    """Return what the estimate kept with a job must say of itself to be learned from."""
-    return {"physics": PHYSICS, "correction": correction}
+def provenance(*, base_model: BaseModel, correction: Correction | None) -> dict[str, Any]:
+    """Return what the estimate kept with a job must say of itself to be learned from, at the moment of launch."""
+    return {
+        "physics": PHYSICS,
+        "family": architecture_of(base_model).model_type,
+        "correction": msgspec.to_builtins(correction),
+    }
