@@ -303,6 +303,7 @@ class Attempt:
             valid_loss=ready.valid_loss,
             training_seconds=ready.training_seconds,
             trained_tokens=ready.trained_tokens,
+            tokens=ready.tokens,
             peak_memory_bytes=ready.peak_memory_bytes,
         )
 

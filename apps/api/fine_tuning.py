@@ -1,7 +1,8 @@
 """/v1/fine_tuning/jobs: OpenAI's surface, with our own fields beside theirs.
 
 Ours, sent in `extra_body`: `lora {rank, alpha, dropout, target_modules}`, `quantization "nf4"` (QLoRA),
-`recipe {learning_rate, epochs, …}` with the ecosystem's names, `compute {pool}`, `budget {max_cost_usd}`.
+`recipe {learning_rate, epochs, …}` with the ecosystem's names, `compute {pool}`, `budget {max_cost_usd}`, and
+`dry_run`, which answers with what the job would take and whether it would start, and creates nothing.
 """
 
 import hashlib
@@ -13,10 +14,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.adapters.operations import model_name_of
+from apps.api.estimates import options_object, parse_needed_by, usd
 from apps.api.pagination import page
 from apps.api.parsers import read_body
+from apps.api.recipes import LoraChoice, adapter_fields, parse_method
 from apps.api.views import ApiView
-from apps.contracts.runs import Method
 from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.ids import ulid_of
@@ -24,6 +26,7 @@ from apps.core.money import nano_to_usd, usd_to_nano
 from apps.finetuning import operations, queries
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
 from apps.finetuning.operations import JobRequest
+from apps.finetuning.rehearsal import Rehearsal, rehearse_job
 from apps.finetuning.scheduling import queue_position
 
 Auto = Any  # a number, or "auto"
@@ -42,13 +45,6 @@ class Supervised(msgspec.Struct, forbid_unknown_fields=True):
 class MethodChoice(msgspec.Struct):
     type: str = "supervised"
     supervised: Supervised | None = None
-
-
-class LoraChoice(msgspec.Struct, forbid_unknown_fields=True):
-    rank: int | None = None
-    alpha: int | None = None
-    dropout: float | None = None
-    target_modules: tuple[str, ...] | None = None
 
 
 class ComputeChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -76,10 +72,12 @@ class CreateJob(msgspec.Struct, forbid_unknown_fields=True):
     recipe: dict[str, Any] | None = None
     compute: ComputeChoice | None = None
     budget: BudgetChoice | None = None
+    dry_run: bool = False
+    needed_by: int | str | None = None
 
 
 class JobList(ApiView):
-    """List jobs, newest first; create one."""
+    """List jobs, newest first; create one, or rehearse it."""
 
     required_scope = {"GET": "view", "POST": "job.write"}
 
@@ -89,14 +87,29 @@ class JobList(ApiView):
         return Response(page(request, rows, job_object))
 
     def post(self, request: Request) -> Response:
+        body = read_body(request.data, CreateJob)
         asked = parse_request(
+            body,
             request.data,
             idempotency_key=request.headers.get("Idempotency-Key"),
             # OpenAI's SDK sends no such key, but counts its retries: one of them must not become a second job.
             is_retry=request.headers.get("X-Stainless-Retry-Count", "0") not in ("", "0"),
         )
+        if body.dry_run:
+            return Response(self._rehearse(body, asked))
+        if body.needed_by is not None:
+            text = (
+                "needed_by is answered by a dry run: send dry_run, then create the job with the compute.pool you chose."
+            )
+            raise InvalidValue(text, param="needed_by")
         job = operations.create_job(organization=self.organization, request=asked, by=self.actor, now=db_now())
         return Response(job_object(queries.get_job(organization=self.organization, id=job.pk)))
+
+    def _rehearse(self, body: CreateJob, asked: JobRequest) -> dict[str, Any]:
+        now = db_now()
+        needed_by = parse_needed_by(body.needed_by, now)
+        rehearsal = rehearse_job(organization=self.organization, request=asked, by=self.actor, now=now)
+        return dry_run_object(asked, rehearsal) | options_object(rehearsal.quotes, needed_by=needed_by, now=now)
 
 
 class JobDetail(ApiView):
@@ -140,9 +153,10 @@ class JobCheckpoints(ApiView):
         return Response(page(request, rows, checkpoint_object, default_limit=10, order=("-step", "-id")))
 
 
-def parse_request(data: Any, *, idempotency_key: str | None = None, is_retry: bool = False) -> JobRequest:
-    """Return the domain's request. Raises InvalidValue naming the field."""
-    body = read_body(data, CreateJob)
+def parse_request(
+    body: CreateJob, data: Any, *, idempotency_key: str | None = None, is_retry: bool = False
+) -> JobRequest:
+    """Return the domain's request; `data` is the body as sent. Raises InvalidValue naming the field."""
     if body.method is not None and body.method.type != "supervised":
         raise InvalidValue(
             f"method.type {body.method.type!r} is not offered here: use 'supervised'.", param="method.type"
@@ -168,25 +182,15 @@ def parse_request(data: Any, *, idempotency_key: str | None = None, is_retry: bo
     )
 
 
-def parse_method(quantization: str | None) -> Method:
-    if quantization not in (None, "none", "nf4"):
-        raise InvalidValue("quantization must be 'nf4' (QLoRA) or left out (LoRA).", param="quantization")
-    return Method.QLORA if quantization == "nf4" else Method.LORA
-
-
 def _hyperparameters(body: CreateJob) -> dict[str, Any]:
     supervised = body.method.supervised if body.method else None
     theirs = supervised.hyperparameters if supervised else body.hyperparameters or OpenAiHyperparameters()
-    lora = body.lora or LoraChoice()
-    return {
+    chosen = {
         "epochs": theirs.n_epochs,
         "batch_size": theirs.batch_size,
         "learning_rate_multiplier": theirs.learning_rate_multiplier,
-        "lora_rank": lora.rank,
-        "lora_alpha": lora.alpha,
-        "lora_dropout": lora.dropout,
-        "target_modules": lora.target_modules,
-    } | (body.recipe or {})
+    }
+    return chosen | adapter_fields(body.lora) | (body.recipe or {})
 
 
 def _cap_nano(budget: BudgetChoice | None) -> int | None:
@@ -243,6 +247,22 @@ def job_object(job: FineTuningJob) -> dict[str, Any]:
         "integrations": [],
         "metadata": job.metadata,
         **_ours(job, recipe),
+    }
+
+
+def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> dict[str, Any]:
+    """Return what creating the job would have done; `refusal` is the error that it would have been answered with."""
+    refusal = rehearsal.refusal
+    return {
+        "object": "fine_tuning.job.dry_run",
+        "model": asked.base_model,
+        "training_file": asked.training_file,
+        "validation_file": asked.validation_file,
+        "recipe": msgspec.to_builtins(rehearsal.recipe),
+        "would_start": refusal is None,
+        "refusal": refusal.as_openai()["error"] if refusal else None,
+        "pool": rehearsal.pool,
+        "hold_usd": usd(rehearsal.hold_nano),
     }
 
 

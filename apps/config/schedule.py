@@ -5,6 +5,7 @@ SCHEDULE = {
     "reclaim expired leases": {"task": "finetuning.reclaim_expired_leases", "schedule": 15.0},
     "ring doorbells": {"task": "finetuning.ring_doorbells", "schedule": 15.0},
     "admit waiting jobs": {"task": "finetuning.admit_waiting", "schedule": 5.0},
+    "learn from finished runs": {"task": "finetuning.learn_from_runs", "schedule": 300.0},
     "validate waiting datasets": {"task": "datasets.validate_waiting", "schedule": 15.0},
     "delete expired datasets": {"task": "datasets.delete_expired", "schedule": 300.0},
     "rate usage": {"task": "billing.rate_usage", "schedule": 5.0},

@@ -204,10 +204,13 @@ RunEvent = PhaseChanged | TrainingStarted | StepCompleted | EvaluationCompleted 
 
 class Outcome(Struct, frozen=True, kw_only=True, tag_field="type"):
     """How the attempt ended. `training_seconds` runs from TrainingStarted to the last training step, by the
-    worker's monotonic clock, and counts only time whose steps are durable (checkpointed, or in the adapter)."""
+    worker's monotonic clock, and counts only time whose steps are durable (checkpointed, or in the adapter).
+    `tokens` are all real tokens that passed, prompts too and padding not, cumulative over the job as `trained_tokens`;
+    `peak_memory_bytes` is what torch had reserved at most on a GPU, what was resident on a CPU."""
 
     training_seconds: float = 0.0
     trained_tokens: int = 0
+    tokens: int | None = None
     peak_memory_bytes: int | None = None
 
 

@@ -9,13 +9,11 @@ from typing import Any
 
 import msgspec
 
+from apps.estimates.errors import EstimateError
 
-class ArchitectureError(ValueError):
+
+class ArchitectureError(EstimateError):
     """The configuration cannot be read as a decoder model. `field` names what is missing or wrong."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
 
 
 class ModuleNames(msgspec.Struct, frozen=True):

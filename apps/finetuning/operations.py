@@ -20,7 +20,7 @@ from apps.core.transitions import advance, try_advance
 from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import COUNT_NOW_BYTES, count_tokens, request_count
 from apps.datasets.queries import find_token_count, get_version
-from apps.finetuning import attempts, events, recipes
+from apps.finetuning import attempts, events, outcomes, recipes
 from apps.finetuning.lifecycle import JOB_TERMINAL, JOB_TRANSITIONS, RUN_TRANSITIONS
 from apps.finetuning.models import FineTuningJob, Run
 from apps.finetuning.quotas import require_room_for_job
@@ -212,7 +212,7 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
         transitions=JOB_TRANSITIONS,
         pool=quoted.pool,
         price_rule=quoted.price,
-        estimate=snapshot(estimate),
+        estimate=snapshot(estimate) | outcomes.provenance(base_model=job.base_model, correction=quoted.correction),
         hyperparameters=msgspec.to_builtins(recipe),
         spend_cap_nano=cap_nano,
         hold_id=held.pk,
@@ -232,6 +232,7 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
 def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
     recipe = msgspec.convert(job.hyperparameters, Hyperparameters)
     quotes = get_quotes(base_model=job.base_model, version=job.training_file, recipe=recipe, now=now)
+    quotes = [quoted for quoted in quotes if quoted.gpu_count == 1]  # what a run trains on; more are quoted only
     if name := job.requested.get("pool"):
         quotes = [quoted for quoted in quotes if quoted.pool.name == name]
         if not quotes:

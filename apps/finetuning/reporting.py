@@ -19,10 +19,10 @@ from apps.core.errors import DomainError, InvalidValue
 from apps.core.ids import ulid_of
 from apps.core.object_store import ObjectMissing, hash_object, object_key, read_object, store
 from apps.core.transitions import advance, try_advance
-from apps.finetuning import attempts, events
+from apps.finetuning import attempts, events, outcomes
 from apps.finetuning.leases import NO_LEASE, Lease, lock_run
 from apps.finetuning.lifecycle import RUN_TRANSITIONS
-from apps.finetuning.models import CalibrationPoint, Checkpoint, FineTuningJob, Run, Upload
+from apps.finetuning.models import Checkpoint, FineTuningJob, Run, Upload
 
 MANIFEST_NAME = "manifest.json"
 _PUT_SECONDS = 900
@@ -244,7 +244,7 @@ def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now
     attempts.succeed_job(
         job=job, now=now, adapter_version=version, trained_tokens=outcome.trained_tokens, step=outcome.step
     )
-    _remember_accuracy_of_estimate(run, job, outcome)
+    outcomes.record_success(run=run, job=job, tokens=outcome.tokens, now=now)
     _forget_checkpoints_after_success(job)
 
 
@@ -284,6 +284,8 @@ def _finish_failed(run: Run, job: FineTuningJob, outcome: wire.Failed, now: date
     else:
         param = "training_file" if outcome.code is FailureCode.INVALID_TRAINING_FILE else ""
         attempts.fail_job(job=job, code=outcome.code, message=outcome.message, now=now, param=param)
+    if outcome.code is FailureCode.OUT_OF_MEMORY:
+        outcomes.record_out_of_memory(run=run, job=job)
 
 
 def _set_aside(checkpoint: Checkpoint, now: datetime.datetime) -> None:
@@ -318,19 +320,6 @@ def _end_run(run: Run, status: str, outcome: wire.Outcome, now: datetime.datetim
         finished_at=now,
         peak_memory_bytes=outcome.peak_memory_bytes,
         **(NO_LEASE | changes),
-    )
-
-
-def _remember_accuracy_of_estimate(run: Run, job: FineTuningJob, outcome: wire.Succeeded) -> None:
-    if run.attempt > 1:
-        return  # a resumed attempt did part of the work: its time says nothing about the estimate
-    CalibrationPoint.objects.create(
-        organization_id=job.organization_id,
-        run=run,
-        estimated_seconds=job.estimate.get("train_seconds_p50"),
-        actual_seconds=run.billed_gpu_ms / 1000,
-        estimated_peak_bytes=job.estimate.get("peak_bytes"),
-        actual_peak_bytes=outcome.peak_memory_bytes,
     )
 
 

@@ -4,6 +4,9 @@ from typing import Any
 
 from celery import current_app, shared_task
 
+from apps.core.clock import db_now
+from apps.finetuning.accuracy import refresh_public_reports
+from apps.finetuning.calibrations import refit_pools
 from apps.finetuning.leases import reclaim_expired_leases
 from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.operations import admit_when_ready
@@ -26,6 +29,14 @@ def admit_waiting(**_: Any) -> None:
     """Look again at jobs whose files were not validated yet."""
     for job_id in FineTuningJob.objects.filter(status="validating_files").values_list("pk", flat=True):
         admit_when_ready(job_id=job_id)
+
+
+@shared_task(name="finetuning.learn_from_runs")
+def learn_from_runs(**_: Any) -> None:
+    """Refit what pools' finished runs teach, and what everybody may see of how good estimates were."""
+    now = db_now()
+    refit_pools(now=now)
+    refresh_public_reports(now=now)
 
 
 def ring_doorbell(*, key: str, payload: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from apps.core.errors import DomainError
 from apps.core.forms import add_domain_error
 from apps.finetuning import pools, queries
 from apps.finetuning.models import GpuPool, Worker
-from apps.finetuning.quoting import live_worker_filter, newest_probes, seconds_ahead, training_sku
+from apps.finetuning.pool_facts import live_worker_filter, newest_probes, seconds_ahead, training_sku
 from apps.staff.access import operator_id, operator_view
 from apps.staff.forms import GIB, PoolEditForm, PoolForm, WorkerTokenForm
 

@@ -26,6 +26,7 @@ from apps.finetuning.scheduling import queue_position
 from apps.web import svg
 from apps.web.access import organization_view
 from apps.web.compute_table import memory_parts
+from apps.web.job_outcome import outcome_rows
 from apps.web.live import follow_job
 from apps.web.wizard import again_url
 
@@ -204,6 +205,7 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
         "peak_bytes": max((run.peak_memory_bytes or 0 for run in job.runs.all()), default=0),
         "memory": _memory_bar(job),
         "events": [_shown(event) for event in queries.list_events(job=job).exclude(type="metrics")[:_SHOWN_EVENTS]],
+        "outcome": outcome_rows(job),
         "recipe": _recipe(job),
         "samples": _samples(job),
         "again_url": again_url(job),

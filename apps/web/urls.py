@@ -3,6 +3,7 @@
 from django.urls import path
 
 from apps.web import (
+    accuracy,
     adapters,
     datasets,
     jobs,
@@ -44,6 +45,7 @@ urlpatterns = [
     path("playground/token", playground.token, name="playground_token"),
     path("usage", usage.show, name="usage"),
     path("usage/export", usage.export, name="usage_export"),
+    path("accuracy", accuracy.show, name="accuracy"),
     path("theme", theme.switch, name="theme"),
     path("organization", organization.settings, name="organization_settings"),
     path("organization/new", organization.create, name="organization_create"),

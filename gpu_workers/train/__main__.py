@@ -148,6 +148,7 @@ class Attempt:
             step=step,
             training_seconds=trainer.progress.watch.seconds,
             trained_tokens=trainer.progress.trained_tokens,
+            tokens=trainer.progress.tokens,
             train_loss=trainer.progress.mean_recent_loss,
             valid_loss=None if evaluation is None else evaluation.valid_loss,
             peak_memory_bytes=peak_memory_bytes(),

@@ -73,6 +73,7 @@ class ProgressCallback(TrainerCallback):
         self.window = Window()
         self.watch = StopWatch()
         self.trained_tokens = 0
+        self.tokens: int | None = 0
         self.recent_losses: deque[float] = deque(maxlen=LOSS_WINDOW_STEPS)
         self.saved_step = -1
         self._events = events
@@ -106,6 +107,7 @@ class ProgressCallback(TrainerCallback):
     def restore(self, progress: Progress) -> None:
         """Go on counting from a checkpoint."""
         self.trained_tokens = progress.trained_tokens
+        self.tokens = progress.tokens
         self.recent_losses.extend(progress.recent_losses)
         self.saved_step = progress.step
 
@@ -122,6 +124,7 @@ class ProgressCallback(TrainerCallback):
             message = f"The loss is not a finite number at step {state.global_step}; lower the learning rate."
             raise TrainingFailed(FailureCode.LOSS_NOT_FINITE, message)
         self.trained_tokens += n_trained
+        self.tokens = None if self.tokens is None else self.tokens + n_tokens
         self.recent_losses.append(loss)
         seconds = self.watch.seconds
         spent, self._reported_seconds = max(seconds - self._reported_seconds, 1e-6), seconds

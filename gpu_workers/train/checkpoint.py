@@ -39,6 +39,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     trained_tokens: int
     recent_losses: tuple[float, ...] = ()
+    tokens: int | None = None  # None: written before tokens were counted, so the job's total is not known
 
 
 class TrainingState(msgspec.Struct, kw_only=True):

@@ -58,7 +58,11 @@ def _sha256(path: Path) -> str:
 
 def load_model(folder: Path, hyperparameters: Hyperparameters) -> peft.PeftModel:
     """Return the base model, in NF4 for QLoRA, with a new adapter in float32; seeded by the caller."""
-    base = _load_base(folder, is_quantized=hyperparameters.method is Method.QLORA)
+    return adapt(_load_base(folder, is_quantized=hyperparameters.method is Method.QLORA), hyperparameters)
+
+
+def adapt(base: PreTrainedModel, hyperparameters: Hyperparameters) -> peft.PeftModel:
+    """Give a loaded base model its new adapter."""
     if hyperparameters.method is Method.QLORA:
         base = peft.prepare_model_for_kbit_training(
             base, use_gradient_checkpointing=hyperparameters.gradient_checkpointing
@@ -88,18 +92,22 @@ def lora_config(hyperparameters: Hyperparameters) -> peft.LoraConfig:
 
 def _load_base(folder: Path, *, is_quantized: bool) -> PreTrainedModel:
     dtype = training_dtype()
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": _attention(dtype)}
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention_implementation(dtype)}
     if torch.cuda.is_available():
         options["device_map"] = {"": 0}
     if is_quantized:
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=dtype,
-        )
+        options["quantization_config"] = quantization_config(dtype)
     return AutoModelForCausalLM.from_pretrained(
         folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, **options
+    )
+
+
+def quantization_config(dtype: torch.dtype) -> BitsAndBytesConfig:
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
     )
 
 
@@ -111,7 +119,8 @@ def training_dtype() -> torch.dtype:
     return torch.bfloat16 if has_bf16 else torch.float32
 
 
-def _attention(dtype: torch.dtype) -> str:
+def attention_implementation(dtype: torch.dtype) -> str:
+    """Return the name of the attention to load a model with, registered where it is ours."""
     if torch.cuda.is_available() or dtype is torch.float32:
         return "sdpa"
     AttentionInterface.register(CPU_ATTENTION, _attention_in_float32)

@@ -73,7 +73,10 @@ class Trainer(SFTTrainer):
         progress.watch.pause()
         step = self.state.global_step
         counts = Progress(
-            step=step, trained_tokens=progress.trained_tokens, recent_losses=tuple(progress.recent_losses)
+            step=step,
+            trained_tokens=progress.trained_tokens,
+            recent_losses=tuple(progress.recent_losses),
+            tokens=progress.tokens,
         )
         folder, digest = save_checkpoint(
             self._root,

@@ -98,6 +98,7 @@ URLS: dict[str, Url] = {
     "web:organization_settings": page(get=P.VIEW, post=P.ORGANIZATION_MANAGE, data={"name": "New"}),
     "web:organization_create": person("GET", "POST", data={"name": "Another"}),
     "web:organization_switch": person("POST", refs={"organization": "organization"}),
+    "web:accuracy": public("figures over several organizations' runs, above a floor; tests/web/test_accuracy.py"),
     "web:theme": public("a cookie of the reader's own", "POST", data={"theme": "dark"}),
     # datasets and jobs
     "web:dataset_list": page(get=P.VIEW),
@@ -158,6 +159,9 @@ URLS: dict[str, Url] = {
     "staff:pool_list": staff("GET", "POST"),
     "staff:pool_detail": staff("GET", "POST", ids={"pool_id": "pool"}),
     "staff:pool_token": staff("POST", ids={"pool_id": "pool"}, data={"kind": "trainer"}),
+    "staff:pool_calibrations": staff("GET", ids={"pool_id": "pool"}),
+    "staff:calibration_use": staff("POST", ids={"pool_id": "pool"}, data={"number": ""}),
+    "staff:calibration_follow": staff("POST", ids={"pool_id": "pool"}),
     "staff:worker_cordon": staff("POST", ids={"worker_id": "worker"}),
     "staff:worker_uncordon": staff("POST", ids={"worker_id": "worker"}),
     "staff:worker_drain": staff("POST", ids={"worker_id": "worker"}),

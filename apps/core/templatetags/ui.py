@@ -150,6 +150,16 @@ def percent(share: float | None, decimals: int = 0) -> str:
 
 
 @register.filter
+def signed_percent(share: float | None, decimals: int = 0) -> str:
+    """Write a difference as a share with its sign: +3.1%, −12.0%, 0.0%."""
+    if share is None:
+        return NONE
+    value = round(share * 100, decimals)
+    sign = "+" if value > 0 else MINUS if value < 0 else ""
+    return f"{sign}{abs(value):.{decimals}f}%"
+
+
+@register.filter
 def duration(seconds: float | None) -> str:
     """Write a measured span with its two largest units: 9s, 3m 40s, 1h 24m, 2d 3h."""
     if seconds is None:

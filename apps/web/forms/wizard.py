@@ -1,5 +1,6 @@
 """Forms of the new fine-tune wizard."""
 
+import datetime
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ from django import forms
 
 from apps.catalog.models import BaseModel
 from apps.contracts.runs import Hyperparameters, Method
+from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.money import usd_to_nano
 from apps.finetuning import recipes
@@ -24,7 +26,7 @@ class RecipeForm(forms.Form):
     Valid, it has `recipe`, complete, and `changed`, the fields that differ from the model's choice.
     """
 
-    method = forms.ChoiceField(choices=[(method.value, method.value) for method in Method])
+    method = forms.ChoiceField(label="Method", choices=[(Method.LORA.value, "LoRA"), (Method.QLORA.value, "QLoRA")])
     epochs = forms.IntegerField(
         label="Epochs",
         help_text="How often each row is seen.",
@@ -88,9 +90,14 @@ class RecipeForm(forms.Form):
         return cleaned
 
 
-class CapForm(forms.Form):
-    """The most a run may cost; empty takes the suggested cap."""
+class ComputeForm(forms.Form):
+    """When the adapter is needed, and the most a run may cost; empty means any time, and the suggested cap."""
 
+    needed_by = forms.CharField(
+        required=False,
+        label="Needed by",
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local", "autocomplete": "off", "data-utc": ""}),
+    )
     cap = forms.DecimalField(
         required=False,
         label="Spend cap",
@@ -98,6 +105,26 @@ class CapForm(forms.Form):
         decimal_places=9,
         widget=forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off", "class": "num"}),
     )
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        shown = {name: given[name] for name in self.base_fields if given.get(name)}
+        if "needed_by" in shown:
+            shown["needed_by"] = shown["needed_by"].removesuffix("Z")  # as the control wants it
+        super().__init__(shown)
+
+    def clean_needed_by(self) -> datetime.datetime | None:
+        """Read a moment without a zone as UTC: the page's script sends nothing else."""
+        text = self.cleaned_data["needed_by"]
+        if not text:
+            return None
+        try:
+            moment = datetime.datetime.fromisoformat(text)
+        except ValueError as error:
+            raise forms.ValidationError("Enter a date and a time.") from error
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+        if moment <= db_now():
+            raise forms.ValidationError("This moment has passed.")
+        return moment
 
     def clean_cap(self) -> Any:
         cap = self.cleaned_data["cap"]
@@ -107,9 +134,15 @@ class CapForm(forms.Form):
 
     @property
     def cap_nano(self) -> int | None:
-        """Return the cap a valid form carries, None when it was left empty."""
+        """Return the cap of a form that was checked, None when it was left empty or is wrong."""
         cap = self.cleaned_data.get("cap")
         return None if cap is None else usd_to_nano(cap)
+
+    @property
+    def deadline(self) -> datetime.datetime | None:
+        """Return the deadline of a form that was checked, None when there is none or it is wrong."""
+        moment: datetime.datetime | None = self.cleaned_data.get("needed_by")
+        return moment
 
 
 def _defaults(base_model: BaseModel, method: str) -> dict[str, Any]:

@@ -66,7 +66,9 @@ class Attempt:
             training_seconds=seconds,
         )
 
-    def succeed(self, base_model: Any, *, seconds: float = 20.0, files: dict[str, bytes] | None = None) -> None:
+    def succeed(
+        self, base_model: Any, *, seconds: float = 20.0, files: dict[str, bytes] | None = None, **fields: Any
+    ) -> None:
         files = files or adapter_files(base_model, rank=self.claimed.spec.hyperparameters.lora_rank)
         upload = self.upload("adapter", 10, files)
         self.finish(
@@ -76,6 +78,7 @@ class Attempt:
                 step=10,
                 training_seconds=seconds,
                 trained_tokens=500,
+                **fields,
             )
         )
 
