@@ -29,7 +29,7 @@ class Encoded:
 
     def __init__(self, rows: list[RenderedRow], *, n_dropped: int, n_truncated: int) -> None:
         self.input_ids = [row.token_ids for row in rows]
-        self.labels = [_labels(row) for row in rows]
+        self.labels = [row.labels(IGNORED) for row in rows]
         self.lengths = np.array([row.n_tokens for row in rows], dtype=np.int64)
         self.n_trained = sum(row.n_trained for row in rows)
         self.n_dropped = n_dropped
@@ -80,10 +80,6 @@ def _rows(path: Path) -> Iterator[ChatRow]:
     with path.open("rb") as file:
         for line in split_lines(iter(lambda: file.read(_CHUNK_BYTES), b"")):
             yield parse_line(line)
-
-
-def _labels(row: RenderedRow) -> list[int]:
-    return [token if trained else IGNORED for token, trained in zip(row.token_ids, row.trained_mask, strict=True)]
 
 
 class PaddingCollator:
