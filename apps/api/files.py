@@ -16,7 +16,7 @@ from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.object_store import CHUNK_BYTES
 from apps.core.object_views import object_response
-from apps.datasets import operations, queries
+from apps.datasets import intake, operations, queries
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.quotas import get_quota
 
@@ -43,9 +43,9 @@ class FileList(ApiView):
 
     def post(self, request: Request) -> Response:
         purpose, upload = _required_purpose(request.data), _required_file(request)
-        if (upload.size or 0) > operations.MAX_FILE_BYTES:
-            raise operations.FileTooLarge("A file may have up to 512 MiB; split it.", param="file")
-        version = operations.create_version(
+        if (upload.size or 0) > intake.MAX_FILE_BYTES:
+            raise intake.FileTooLarge("A file may have up to 512 MiB; split it.", param="file")
+        version = intake.create_version(
             organization=self.organization,
             filename=upload.name or "",
             purpose=purpose,

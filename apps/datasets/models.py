@@ -12,7 +12,7 @@ VERSION_TRANSITIONS: Transitions = {
     "uploaded": frozenset({"validating", "deleted"}),
     "validating": frozenset({"ready", "invalid", "uploaded"}),
     "ready": frozenset({"deleted"}),
-    "invalid": frozenset({"deleted"}),
+    "invalid": frozenset({"uploaded", "deleted"}),  # read again with other columns
     "deleted": frozenset(),
 }
 
@@ -44,12 +44,20 @@ class DatasetVersion(OrganizationModel):
     status = models.CharField(max_length=16, choices=choices_of(VERSION_TRANSITIONS), default="uploaded")
     purpose = models.CharField(max_length=24, default="fine-tune")
     filename = models.CharField(max_length=255)
-    object_key = models.CharField(max_length=300)
+    object_key = models.CharField(max_length=300, help_text="The file as it was uploaded.")
     bytes = models.BigIntegerField()
-    sha256 = models.CharField(max_length=64)
+    sha256 = models.CharField(max_length=64, help_text="Empty until a repaired version is written.")
+    kind = models.CharField(max_length=16, default="", help_text="chat, preference or text; empty until known.")
+    layout = models.JSONField(default=dict, help_text="What the file is: container, mapping, columns, first rows.")
+    given_mapping = models.JSONField(null=True, help_text="Which column is what, where a person said so.")
+    rows_key = models.CharField(max_length=300, default="", help_text="Its rows as JSONL, unless the file is that.")
+    rows_bytes = models.BigIntegerField(default=0)
+    rows_sha256 = models.CharField(max_length=64, default="")
+    derived_from = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="derived")
+    repair = models.CharField(max_length=8, default="", help_text="How the rows of `derived_from` become this file.")
     rows = models.BigIntegerField(null=True)
     error_count = models.BigIntegerField(default=0)
-    errors = models.JSONField(default=list, help_text="First errors: line, code, message, param, fix.")
+    errors = models.JSONField(default=list, help_text="First problems: line, code, message, param, fix.")
     line_offsets = models.JSONField(default=list, help_text="Where every LINES_PER_OFFSET-th line starts, for paging.")
     created_by = models.CharField(max_length=64)
     created_at = models.DateTimeField(db_default=Now())
@@ -65,6 +73,19 @@ class DatasetVersion(OrganizationModel):
         ]
         indexes = [models.Index(fields=["organization", "-created_at", "-id"], name="dataset_version_newest")]
         triggers = [status_trigger("dataset_version_status", VERSION_TRANSITIONS)]
+
+    @property
+    def data_key(self) -> str:
+        """The object that holds the rows as JSONL: what pages, counts and training read."""
+        return self.rows_key or self.object_key
+
+    @property
+    def data_bytes(self) -> int:
+        return self.rows_bytes if self.rows_key else self.bytes
+
+    @property
+    def data_sha256(self) -> str:
+        return self.rows_sha256 if self.rows_key else self.sha256
 
 
 class TokenCount(OrganizationModel):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
-from django.db.models import Count, Q, QuerySet, Sum
+from django.db.models import Count, F, Q, QuerySet, Sum
 
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer
@@ -13,7 +13,8 @@ from apps.contracts.chat import ChatRow, Line, RenderedRow, RowError, parse_line
 from apps.core.errors import NotFound
 from apps.core.object_store import read_chunks, store
 from apps.datasets.models import DatasetVersion, TokenCount
-from apps.datasets.validation import LINES_PER_OFFSET, MAX_LINE_BYTES, LineError, from_row_error, too_long
+from apps.datasets.problems import MAX_LINE_BYTES, LineError, from_row_error, too_long
+from apps.datasets.stream import LINES_PER_OFFSET
 
 DOWNLOAD_SECONDS = 300
 _RAW_LIMIT_CHARS = 20_000
@@ -65,7 +66,7 @@ def list_siblings(*, version: DatasetVersion) -> QuerySet[DatasetVersion]:
 def storage_used_bytes(*, organization: Any) -> int:
     """Return what the organization's files occupy."""
     versions = DatasetVersion.objects.for_organization(organization).exclude(status="deleted")
-    return versions.aggregate(total=Sum("bytes"))["total"] or 0
+    return versions.aggregate(total=Sum(F("bytes") + F("rows_bytes")))["total"] or 0
 
 
 def list_waiting(*, now: datetime.datetime, limit: int = 100) -> list[str]:
@@ -108,7 +109,7 @@ def read_rows(*, version: DatasetVersion, first_line: int = 1, limit: int = 20) 
     offset = version.line_offsets[index] if version.line_offsets else 0
     before = index * LINES_PER_OFFSET
     previews: list[RowPreview] = []
-    with store().open_stream(version.object_key, offset=offset) as stream:
+    with store().open_stream(version.data_key, offset=offset) as stream:
         for line in split_lines(read_chunks(stream), max_line_bytes=MAX_LINE_BYTES):
             if before + line.number >= first_line:
                 previews.append(_preview(Line(before + line.number, line.data, line.is_too_long)))
@@ -137,6 +138,6 @@ def render_row(*, version: DatasetVersion, line: int, base_model: BaseModel) -> 
 
 def iterate_rows(*, version: DatasetVersion) -> Iterator[ChatRow]:
     """Yield every row of a ready file in order, with bounded memory. Raises RowError."""
-    with store().open_stream(version.object_key) as stream:
+    with store().open_stream(version.data_key) as stream:
         for line in split_lines(read_chunks(stream), max_line_bytes=MAX_LINE_BYTES):
             yield parse_line(line)

@@ -8,7 +8,7 @@ from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
-from apps.datasets import operations, queries
+from apps.datasets import operations, queries, validating
 from apps.datasets.models import DatasetVersion
 
 # Long work has a queue and a worker of its own (apps/config/celery.py). Its message is acknowledged at once: a lost
@@ -40,7 +40,7 @@ def validate(version_id: str) -> None:
 
     The count of a large file is a task of its own, behind the validations that wait already.
     """
-    version = operations.validate_version(version_id=version_id, now=db_now())
+    version = validating.validate_version(version_id=version_id, now=db_now())
     if version is None or version.status != "ready":
         return
     for base_model in list_base_models(only_installed=True):

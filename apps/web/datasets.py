@@ -24,10 +24,10 @@ from apps.core.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.forms import add_domain_error
 from apps.core.object_store import CHUNK_BYTES
-from apps.datasets import operations, queries
+from apps.datasets import intake, operations, queries
 from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.problems import MIN_ROWS
 from apps.datasets.queries import RowPreview
-from apps.datasets.validation import MIN_ROWS
 from apps.finetuning.quotas import get_quota
 from apps.web.access import organization_view
 from apps.web.forms.datasets import UploadForm
@@ -92,7 +92,7 @@ def upload(request: HttpRequest, organization: Organization, membership: Members
 def _create(form: UploadForm, organization: Organization, membership: Membership) -> DatasetVersion | None:
     file = form.cleaned_data["file"]
     try:
-        return operations.create_version(
+        return intake.create_version(
             organization=organization,
             filename=file.name,
             purpose="fine-tune",

@@ -18,9 +18,10 @@ from apps.accounts.operations import IssuedKey
 from apps.accounts.roles import SCOPES
 from apps.core.clock import db_now
 from apps.core.models import AuditEntry
-from apps.datasets import operations
+from apps.datasets import intake
 from apps.datasets.models import DatasetVersion
-from apps.datasets.operations import count_tokens, validate_version
+from apps.datasets.operations import count_tokens
+from apps.datasets.validating import _Lease, validate_version
 from apps.finetuning.quotas import set_quota
 from tests.api.sdk import openai_client
 from tests.factories.accounts import make_key
@@ -148,7 +149,7 @@ class TestCreate:
         assert response.status_code == 415
 
     def test_refuses_a_file_that_is_too_large(self, client, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(operations, "MAX_FILE_BYTES", 100)
+        monkeypatch.setattr(intake, "MAX_FILE_BYTES", 100)
 
         with pytest.raises(openai.APIStatusError) as refused:
             upload(client)
@@ -175,12 +176,12 @@ class TestReport:
         assert file.model_extra and file.model_extra["validation"]["error_count"] == 1
         assert file.model_extra["validation"]["errors"][0] == {
             "line": 13, "code": "invalid_role", "message": "`messages[0]` has the role `robot`.",
-            "param": "messages[0].role", "fix": "Use system, developer, user or assistant.",
+            "param": "messages[0].role", "fix": "Use system, developer, user, assistant or tool.",
         }  # fmt: skip
 
     def test_a_file_being_validated_is_uploaded_to_the_sdk(self, client, organization) -> None:
         version = make_version(organization)
-        operations._Lease(version, db_now()).take()
+        _Lease(version, db_now()).take()
 
         assert client.files.retrieve(version.pk).status == "uploaded"
 

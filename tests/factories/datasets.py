@@ -5,8 +5,9 @@ from typing import Any
 
 from apps.accounts.models import Organization
 from apps.core.clock import db_now
+from apps.datasets.intake import create_version
 from apps.datasets.models import DatasetVersion
-from apps.datasets.operations import create_version, validate_version
+from apps.datasets.validating import validate_version
 
 
 def chat_row(question: str = "Where is my card?", answer: str = "card_arrival") -> dict[str, Any]:
