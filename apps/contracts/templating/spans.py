@@ -38,7 +38,7 @@ class SpanFinder:
         """
         text, marked = self._template.render(messages, tools)
         if trained is None:
-            return text, [(_shared_length(text, self.render_prompt(messages[:-1], tools)), len(text))]
+            return text, [(self._shared_length(text, self.render_prompt(messages[:-1], tools)), len(text))]
         marked = marked or self._marked_by_twin(messages, tools, text)
         chosen = _choose(marked, messages, trained) if marked else None
         if chosen is not None:
@@ -48,6 +48,13 @@ class SpanFinder:
     def render_prompt(self, messages: Messages, tools: Tools) -> str:
         """Return what an inference request of these messages starts from."""
         return self._template.render(messages, tools, add_generation_prompt=True)[0]
+
+    def _shared_length(self, text: str, before: str) -> int:
+        """Return how much of a prompt the text begins with; what parts them may begin alike, but for control tokens."""
+        if text.startswith(before):
+            return len(before)
+        parting = next((at for at, (a, b) in enumerate(zip(text, before, strict=False)) if a != b), len(text))
+        return max((found.end() for found in self._control.finditer(text, 0, parting)), default=parting)
 
     def _marked_by_twin(self, messages: Messages, tools: Tools, text: str) -> list[Span]:
         if self._twin is None:
@@ -105,10 +112,3 @@ def _choose(marked: list[Span], messages: Messages, trained: Sequence[int]) -> l
     if len(marked) == len(answers):
         return [marked[answers.index(index)] for index in trained]
     return None
-
-
-def _shared_length(one: str, other: str) -> int:
-    """Return how many first characters two texts have in common."""
-    if one.startswith(other):
-        return len(other)
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
