@@ -2,19 +2,20 @@
 
 import datetime
 
+import msgspec
 from django.db import transaction
 
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer
-from apps.contracts.chat import RowError, parse_line, split_lines
+from apps.contracts.chat import RowError
 from apps.core import audit, outbox
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, InvalidState
-from apps.core.object_store import read_chunks, store
 from apps.core.transitions import advance
-from apps.datasets.counting import count_rows
+from apps.datasets.counting import count_rows, measure_rows
 from apps.datasets.models import VERSION_TRANSITIONS, Dataset, DatasetVersion, TokenCount
-from apps.datasets.problems import MAX_LINE_BYTES, from_row_error
+from apps.datasets.problems import from_row_error
+from apps.datasets.rows import iterate_rows
 from apps.datasets.validating import take_over_from_the_dead
 
 # Up to this size tokens are counted while somebody waits: about 15,000 short rows, measured at 3,000 to 6,000 a second.
@@ -55,9 +56,8 @@ def count_tokens(*, version: DatasetVersion, base_model: BaseModel) -> TokenCoun
         raise NotReady(f"{version.pk} is {version.status}; tokens are counted once it is ready.", param="training_file")
     renderer = chat_renderer(base_model=base_model)
     try:
-        with store().open_stream(version.data_key) as stream:
-            lines = split_lines(read_chunks(stream), max_line_bytes=MAX_LINE_BYTES)
-            lengths = count_rows(renderer.render_many(parse_line(line) for line in lines))
+        with iterate_rows(version=version) as rows:
+            lengths = count_rows(measure_rows(renderer, rows), longest_limit=base_model.context_length)
     except RowError as error:
         found_error = from_row_error(error)
         raise RowRefused(
@@ -74,6 +74,7 @@ def count_tokens(*, version: DatasetVersion, base_model: BaseModel) -> TokenCoun
             "trained_tokens": lengths.trained_tokens,
             "longest_row_tokens": lengths.longest_row_tokens,
             "histogram": lengths.histogram,
+            "cuts": msgspec.to_builtins(lengths.cuts),
         },
     )
     return count

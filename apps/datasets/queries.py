@@ -12,7 +12,7 @@ from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import ChatRow, Line, RenderedRow, RowError, parse_line, split_lines
 from apps.core.errors import NotFound
 from apps.core.object_store import read_chunks, store
-from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.models import DatasetVersion, TokenCount, Upload
 from apps.datasets.problems import MAX_LINE_BYTES, LineError, from_row_error, too_long
 from apps.datasets.stream import LINES_PER_OFFSET
 
@@ -64,9 +64,11 @@ def list_siblings(*, version: DatasetVersion) -> QuerySet[DatasetVersion]:
 
 
 def storage_used_bytes(*, organization: Any) -> int:
-    """Return what the organization's files occupy."""
+    """Return what the organization's files occupy, with the uploads that are under way."""
     versions = DatasetVersion.objects.for_organization(organization).exclude(status="deleted")
-    return versions.aggregate(total=Sum(F("bytes") + F("rows_bytes")))["total"] or 0
+    kept = versions.aggregate(total=Sum(F("bytes") + F("rows_bytes")))["total"] or 0
+    coming = Upload.objects.for_organization(organization).filter(status="pending")
+    return kept + (coming.aggregate(total=Sum("bytes"))["total"] or 0)
 
 
 def list_waiting(*, now: datetime.datetime, limit: int = 100) -> list[str]:

@@ -34,6 +34,7 @@ from apps.web.forms.datasets import UploadForm
 from apps.web.row_view import RowView, row_view
 from apps.web.svg import histogram
 
+IN_PARTS_FROM_BYTES = 32 * 1024**2  # below, one request is quicker and sending it again costs little
 ROWS_SHOWN = 20
 ROWS_BEFORE = 3  # shown above a row that a link points at
 VIEWS = (("chat", "Chat"), ("tokens", "Tokens"), ("json", "JSON"))
@@ -54,6 +55,7 @@ def index(request: HttpRequest, organization: Organization, membership: Membersh
         "model": model,
         "models": _model_options(),
         "form": UploadForm(),
+        "parts_from_bytes": IN_PARTS_FROM_BYTES,
         "may_upload": has_permission(membership.role, Permission.DATASET_WRITE),
         "is_live": any(version.status in _PENDING for version in versions),
         "command": _command(),
@@ -85,7 +87,7 @@ def upload(request: HttpRequest, organization: Organization, membership: Members
         version = _create(form, organization, membership)
         if version:
             return redirect("web:dataset_detail", version.pk)
-    context = {"form": form, "command": _command(" \\\n  ")}
+    context = {"form": form, "command": _command(" \\\n  "), "parts_from_bytes": IN_PARTS_FROM_BYTES}
     return render(request, "datasets/upload.html", context, status=422 if form.is_bound else 200)
 
 

@@ -28,8 +28,10 @@ INFERENCE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 CONNECT_TIMEOUT_SECONDS = 5
 # A multipart envelope around the largest file the API takes, 512 MB (OpenAI's own limit).
 UPLOAD_BYTES = 513 * MIB
+PART_BYTES = 65 * MIB  # the same around a part of an upload
 BODY_LIMITS = (
     BodyLimit("POST", "/v1/files", UPLOAD_BYTES),
+    BodyLimit("POST", "/v1/uploads/", PART_BYTES),
     BodyLimit("POST", "/datasets", UPLOAD_BYTES),
     BodyLimit("PUT", "/objects/", 8 * 1024 * MIB),
 )
