@@ -5,6 +5,7 @@ from django.urls import path
 from apps.web import (
     adapters,
     dataset_columns,
+    dataset_detail,
     dataset_uploads,
     datasets,
     jobs,
@@ -38,7 +39,7 @@ urlpatterns = [
     path("datasets/uploads/<str:upload_id>/sign", dataset_uploads.sign, name="dataset_upload_sign"),
     path("datasets/uploads/<str:upload_id>/complete", dataset_uploads.complete, name="dataset_upload_complete"),
     path("datasets/uploads/<str:upload_id>/cancel", dataset_uploads.cancel, name="dataset_upload_cancel"),
-    path("datasets/<str:file_id>", datasets.detail, name="dataset_detail"),
+    path("datasets/<str:file_id>", dataset_detail.detail, name="dataset_detail"),
     path("datasets/<str:file_id>/download", datasets.download, name="dataset_download"),
     path("datasets/<str:file_id>/columns", dataset_columns.columns, name="dataset_columns"),
     path("datasets/<str:file_id>/repair", dataset_columns.repair, name="dataset_repair"),
