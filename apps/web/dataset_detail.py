@@ -172,7 +172,8 @@ def _length_checks(count: TokenCount, address: Address) -> list[Check]:
     text = f"{over:,} {_plural(over, 'row')} over {limit:,} tokens will be cut"
     checks = [Check("warn", text, "", _find(address, OVER))]
     if lost:
-        text = f"{lost:,} {_plural(lost, 'row')} of these {'trains' if lost == 1 else 'train'} nothing and are left out"
+        verbs = ("trains", "is") if lost == 1 else ("train", "are")
+        text = f"{lost:,} {_plural(lost, 'row')} of these {verbs[0]} nothing and {verbs[1]} left out"
         checks.append(
             Check("warn", text, "Raise the limit or shorten what comes before the answer.", _find(address, LOST))
         )
