@@ -8,7 +8,8 @@ from itertools import chain, islice
 
 import msgspec
 
-from apps.contracts.chat import Line, RowErrorCode, RowKind
+from apps.contracts.chat import Line, RowError, RowErrorCode, RowKind
+from apps.contracts.chat.lines import parse_json
 from apps.datasets.containers import GZIP_SIGNATURE, BadRow, Container, Row, gunzip, recognize, rows_of
 from apps.datasets.conversion import Unconvertible, convert
 from apps.datasets.formats import OPTIONAL, Mapping, detect
@@ -258,6 +259,8 @@ class Pass:
             line = row if self._passes_unchanged or row.is_too_long else self._converted(row)
         except Unconvertible as error:
             return self._bad(row, error.at(row.number))
+        except RowError as error:
+            return self._bad(row, from_row_error(error))
         problem = check_line(line, self.kind)
         if problem:
             return self._bad(line, problem)
@@ -265,6 +268,7 @@ class Pass:
         return line.data
 
     def _converted(self, row: Line) -> Line:
+        parse_json(row.data, row.number)  # a key given twice, say: conversion would take one and not tell
         data = convert(row.data, self.mapping) if self.mapping else row.data
         return Line(row.number, data, is_too_long=len(data) > MAX_LINE_BYTES)
 

@@ -200,6 +200,7 @@ def test_columns_nobody_can_guess_are_asked_for_and_then_read_as_told() -> None:
     [
         (lines(PAIRS[0]) + lines({"prompt": "Hi", "completion": None}, 1), "a.jsonl", None, "missing_value", 13),
         (lines(PAIRS[0]) + lines({"prompt": "Hi", "completion": [1]}, 1), "a.jsonl", None, "invalid_value", 13),
+        (lines(PAIRS[0]) + b'{"prompt": 1, "prompt": 2, "completion": 3}\n', "a.jsonl", None, "duplicate_key", 13),
         (table(PAIRS) + b"only one\n", "a.csv", None, "invalid_table", 13),
         (table(PAIRS) + b'"never closed,' + b"xxxxx\n" * 200_000, "a.csv", None, "invalid_table", 13),
         (b"a,a\n1,2\n", "a.csv", None, "invalid_table", 1),
