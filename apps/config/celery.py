@@ -24,7 +24,12 @@ app.config_from_object(
         "accept_content": ["json"],
         "task_default_queue": "control",
         # Reading a customer's file takes minutes: it must not hold up leases, mail and money.
-        "task_routes": {"datasets.validate": {"queue": "data"}, "datasets.count": {"queue": "data"}},
+        "task_routes": {
+            "datasets.validate": {"queue": "data"},
+            "datasets.count": {"queue": "data"},
+            "datasets.inspect": {"queue": "data"},
+            "datasets.sweep_orphans": {"queue": "data"},
+        },
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
         "task_soft_time_limit": 60,

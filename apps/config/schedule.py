@@ -8,6 +8,8 @@ SCHEDULE = {
     "learn from finished runs": {"task": "finetuning.learn_from_runs", "schedule": 300.0},
     "validate waiting datasets": {"task": "datasets.validate_waiting", "schedule": 15.0},
     "delete expired datasets": {"task": "datasets.delete_expired", "schedule": 300.0},
+    "expire uploads": {"task": "datasets.expire_uploads", "schedule": 300.0},
+    "sweep orphaned objects": {"task": "datasets.sweep_orphans", "schedule": 86_400.0},
     "rate usage": {"task": "billing.rate_usage", "schedule": 5.0},
     "close expired holds": {"task": "billing.close_expired_holds", "schedule": 30.0},
 }

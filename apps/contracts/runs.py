@@ -60,6 +60,8 @@ class Hyperparameters(Struct, frozen=True, kw_only=True):
         "down_proj",
     )
     quantization: str | None = None  # "nf4" for QLoRA
+    train_on: str = "assistant"  # "all": inputs are trained too
+    validation_share: float = 0.0  # held out of the training file by apps.contracts.split, with `seed`
 
 
 class SignedFile(Struct, frozen=True, kw_only=True):
@@ -108,6 +110,7 @@ class DatasetRef(Struct, frozen=True, kw_only=True):
     bytes: int
     rows: int
     url: str
+    kind: str = "chat"  # "chat" | "preference" | "text"
 
 
 class CheckpointRef(Struct, frozen=True, kw_only=True):

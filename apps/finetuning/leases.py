@@ -151,8 +151,15 @@ def checkpoint_interval(estimated_seconds: float | None) -> int:
 
 
 def _dataset_ref(version: DatasetVersion) -> DatasetRef:
-    url = store().signed_url(version.object_key, "GET", expires_seconds=_URL_SECONDS, base="internal")
-    return DatasetRef(id=version.pk, sha256=version.sha256, bytes=version.bytes, rows=version.rows or 0, url=url)
+    url = store().signed_url(version.data_key, "GET", expires_seconds=_URL_SECONDS, base="internal")
+    return DatasetRef(
+        id=version.pk,
+        sha256=version.data_sha256,
+        bytes=version.data_bytes,
+        rows=version.rows or 0,
+        url=url,
+        kind=version.kind or "chat",
+    )
 
 
 def _checkpoint_ref(checkpoint: Checkpoint) -> CheckpointRef:

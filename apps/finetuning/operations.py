@@ -123,6 +123,9 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
     validation_file = request.validation_file and _usable_file(organization, request.validation_file, "validation_file")
     asked = dict(request.hyperparameters) | ({} if request.seed is None else {"seed": request.seed})
     recipe = recipes.resolve(base_model=base_model, method=request.method, asked=asked)
+    if validation_file and recipe.validation_share:
+        message = "Give a validation file or a share to hold out, not both."
+        raise InvalidValue(message, param="hyperparameters.validation_share")
     if request.suffix and not SUFFIX.fullmatch(request.suffix):
         raise InvalidValue(
             "suffix has up to 64 of a-z, 0-9 and -, and starts and ends with a letter or digit.", param="suffix"

@@ -7,6 +7,7 @@ import msgspec
 
 from apps.catalog.models import BaseModel
 from apps.contracts.runs import Hyperparameters, Method
+from apps.contracts.split import MAX_SHARE
 from apps.core.errors import InvalidValue
 
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -20,8 +21,10 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "lora_alpha": (1, 1024),
     "lora_dropout": (0.0, 0.9),
     "seed": (0, 2**31 - 1),
+    "validation_share": (0.0, MAX_SHARE),
 }
 SERVABLE_RANKS = (8, 16, 32, 64)  # what every replica accepts: others would train and then not answer
+TRAIN_ON = ("assistant", "all")
 SCHEDULERS = ("cosine", "linear", "constant", "constant_with_warmup")
 _CHOSEN_BY_US = ("method", "quantization", "gradient_accumulation_steps", "gradient_checkpointing", "packing")
 
@@ -57,6 +60,8 @@ def _check(merged: Mapping[str, Any]) -> None:
         raise InvalidValue(f"lora_rank must be one of {SERVABLE_RANKS}.", param="hyperparameters.lora_rank")
     if merged.get("lr_scheduler", "cosine") not in SCHEDULERS:
         raise InvalidValue(f"lr_scheduler must be one of {SCHEDULERS}.", param="hyperparameters.lr_scheduler")
+    if merged.get("train_on", "assistant") not in TRAIN_ON:
+        raise InvalidValue(f"train_on must be one of {TRAIN_ON}.", param="hyperparameters.train_on")
     allowed = set(Hyperparameters().target_modules)
     if not set(merged.get("target_modules", allowed)) <= allowed:
         raise InvalidValue(f"target_modules must be among {sorted(allowed)}.", param="hyperparameters.target_modules")

@@ -20,6 +20,7 @@ from apps.core.http import DEFAULT_BODY_BYTES, MIB, Allowance, BodyLimit, Scope
 
 # A multipart envelope around the largest file the API takes, 512 MB (OpenAI's own limit).
 UPLOAD_BYTES = 513 * MIB
+PART_BYTES = 65 * MIB  # the same around a part of an upload
 
 
 class NotSignedIn(DomainError):
@@ -31,17 +32,27 @@ class NotSignedIn(DomainError):
 
 async def judge_upload(scope: Scope) -> Allowance:
     """Return the whole limit for a caller we know, else the default one."""
+    return await _judge(scope, UPLOAD_BYTES)
+
+
+async def judge_part(scope: Scope) -> Allowance:
+    """Return the limit of a part for a caller we know, else the default one."""
+    return await _judge(scope, PART_BYTES)
+
+
+async def _judge(scope: Scope, limit_bytes: int) -> Allowance:
     headers = dict(scope["headers"])
     secret = _bearer_secret(headers.get(b"authorization", b"").decode("latin-1"))
     session_key = parse_cookie(headers.get(b"cookie", b"").decode("latin-1")).get(settings.SESSION_COOKIE_NAME, "")
     if (secret or session_key) and await sync_to_async(_is_known, thread_sensitive=False)(secret, session_key):
-        return Allowance(UPLOAD_BYTES)
+        return Allowance(limit_bytes)
     message = f"A body above {DEFAULT_BODY_BYTES // MIB} MiB needs a valid API key, or a session that is signed in."
     return Allowance(DEFAULT_BODY_BYTES, NotSignedIn(message))
 
 
 UPLOAD_LIMITS = (
     BodyLimit("POST", "/v1/files", UPLOAD_BYTES, judge_upload),
+    BodyLimit("POST", "/v1/uploads/", PART_BYTES, judge_part),
     BodyLimit("POST", "/datasets", UPLOAD_BYTES, judge_upload),
 )
 

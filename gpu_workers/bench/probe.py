@@ -6,6 +6,7 @@ training child and writes probe.json.
 """
 
 import itertools
+import math
 import statistics
 import sys
 import time
@@ -127,8 +128,8 @@ def _made_up_rows(folder: Path, request: ProbeRequest) -> Encoded:
     tokens = np.random.default_rng(0).integers(
         0, config.get_text_config().vocab_size, (request.micro_batch_size * _BATCHES, length)
     )
-    trained = tuple(position >= length * (1 - _TRAINED_SHARE) for position in range(length))
-    rows = [RenderedRow(text="", segments=(), token_ids=tuple(row.tolist()), trained_mask=trained) for row in tokens]
+    trained = ((math.ceil(length * (1 - _TRAINED_SHARE)), length),)
+    rows = [RenderedRow(text="", spans=(), token_ids=row.tolist(), trained=trained) for row in tokens]
     return Encoded(rows, n_dropped=0, n_truncated=0)
 
 

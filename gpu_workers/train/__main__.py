@@ -7,14 +7,17 @@ signal included: the process died without an outcome, and the agent decides what
 
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import torch
 from transformers import set_seed
 
+from apps.contracts.chat import ChatRenderer, RowKind, TrainOn
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import Failed, LogLine, Phase, PhaseChanged, RunSpec, Stopped, TrainingStarted
+from apps.contracts.runs import DatasetRef, Failed, LogLine, Phase, PhaseChanged, RunSpec, Stopped, TrainingStarted
+from apps.contracts.split import Split
 from gpu_workers.artifacts import BrokenArtifact, folder_bytes, read_manifest
 from gpu_workers.events import (
     ADAPTER_FOLDER,
@@ -30,7 +33,7 @@ from gpu_workers.events import (
 )
 from gpu_workers.train.callbacks import StopFlag
 from gpu_workers.train.checkpoint import IncompleteCheckpoint, Progress, explain_inexact_resume, open_checkpoint
-from gpu_workers.train.data import Encoded, encode_file, load_renderer
+from gpu_workers.train.data import Encoded, encode_file, hold_out, identities_of, load_renderer
 from gpu_workers.train.export import export_adapter
 from gpu_workers.train.failures import StopRequested, TrainingFailed, classify
 from gpu_workers.train.memory import peak_memory_bytes
@@ -85,8 +88,7 @@ class Attempt:
         self._enter(Phase.DOWNLOADING)
         folder = fetch_base_model(spec.base_model, hub_token=self._hub_token)
         self._enter(Phase.LOADING)
-        training = self._encode(TRAINING_FILE, folder)
-        validation = self._encode(VALIDATION_FILE, folder) if spec.validation is not None else None
+        training, validation = self._encode_both(folder)
         resumed = self._open_resume()
         self._check_stop()
         set_seed(spec.hyperparameters.seed)
@@ -169,11 +171,43 @@ class Attempt:
         self.start_step = progress.step
         return progress
 
-    def _encode(self, name: str, folder: Path) -> Encoded:
-        renderer = load_renderer(folder, self._spec.base_model.chat_template)
-        rows = encode_file(self._work_dir / name, renderer, max_length=self._spec.hyperparameters.max_length)
+    def _encode_both(self, folder: Path) -> tuple[Encoded, Encoded | None]:
+        """Return the rows to train on and those to validate on; no row is in both, nor is an equal one."""
+        spec, recipe = self._spec, self._spec.hyperparameters
+        renderer = load_renderer(folder, spec.base_model.chat_template)
+        kind = RowKind(spec.training.kind)
+        if kind is RowKind.PREFERENCE:
+            raise TrainingFailed(FailureCode.INVALID_TRAINING_FILE, "Preference rows need the method dpo.")
+        path = self._work_dir / TRAINING_FILE
+        if spec.validation is None and not recipe.validation_share:
+            return self._encode(path, renderer, kind), None
+        seen = identities_of(path, kind=kind)
+        if spec.validation is None:
+            held = hold_out(seen, Split(recipe.validation_share, recipe.seed))
+            self._say("info", f"{sum(held)} of {len(held)} rows are held out for validation (seed {recipe.seed}).")
+            training = self._encode(path, renderer, kind, keep=[not each for each in held])
+            return training, self._encode(path, renderer, kind, keep=held)
+        return self._encode(path, renderer, kind), self._encode_validation(spec.validation, renderer, set(seen))
+
+    def _encode_validation(self, ref: DatasetRef, renderer: ChatRenderer, trained: set[int]) -> Encoded | None:
+        path, kind = self._work_dir / VALIDATION_FILE, RowKind(ref.kind)
+        keep = [identity not in trained for identity in identities_of(path, kind=kind)]
+        if not all(keep):
+            count = len(keep) - sum(keep)
+            self._say("warn", f"{count} validation rows are in the training file too and are left out of validation.")
+        if not any(keep):
+            return None
+        return self._encode(path, renderer, kind, keep=keep)
+
+    def _encode(
+        self, path: Path, renderer: ChatRenderer, kind: RowKind, *, keep: Sequence[bool] | None = None
+    ) -> Encoded:
+        recipe = self._spec.hyperparameters
+        rows = encode_file(
+            path, renderer, max_length=recipe.max_length, kind=kind, train_on=TrainOn(recipe.train_on), keep=keep
+        )
         if rows.n_truncated:
-            self._say("warn", f"{rows.n_truncated} rows were cut to {self._spec.hyperparameters.max_length} tokens.")
+            self._say("warn", f"{rows.n_truncated} rows were cut to {recipe.max_length} tokens.")
         if rows.n_dropped:
             self._say("warn", f"{rows.n_dropped} rows were left out: nothing trained remains after truncation.")
         return rows

@@ -13,7 +13,7 @@ class Migration(migrations.Migration):
     dependencies = [
         ('accounts', '0002_find_api_key'),
         ('catalog', '0001_initial'),
-        ('finetuning', '0001_initial'),
+        ('finetuning', '0002_checkpoint_billed_gpu_ms'),
     ]
 
     operations = [
