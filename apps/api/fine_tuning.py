@@ -57,6 +57,9 @@ class BudgetChoice(msgspec.Struct, forbid_unknown_fields=True):
     max_cost_usd: str | int | float | None = None
 
 
+_LONGEST_KEY = 200
+
+
 class CreateJob(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /v1/fine_tuning/jobs."""
 
@@ -89,7 +92,7 @@ class JobList(ApiView):
     def post(self, request: Request) -> Response:
         asked = parse_request(
             request.data,
-            idempotency_key=request.headers.get("Idempotency-Key"),
+            idempotency_key=_idempotency_key(request),
             # OpenAI's SDK sends no such key, but counts its retries: one of them must not become a second job.
             is_retry=request.headers.get("X-Stainless-Retry-Count", "0") not in ("", "0"),
         )
@@ -136,6 +139,13 @@ class JobCheckpoints(ApiView):
         job = queries.get_job(organization=self.organization, id=job_id)
         rows = queries.list_checkpoints(job=job)
         return Response(page(request, rows, checkpoint_object, default_limit=10, order=("-step", "-id")))
+
+
+def _idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("Idempotency-Key")
+    if key is not None and len(key) > _LONGEST_KEY:
+        raise InvalidValue(f"Idempotency-Key has at most {_LONGEST_KEY} characters.", param="Idempotency-Key")
+    return key
 
 
 def parse_request(data: Any, *, idempotency_key: str | None = None, is_retry: bool = False) -> JobRequest:
