@@ -224,7 +224,7 @@ def _metrics(job: FineTuningJob) -> QuerySet[JobEvent]:
     return job.events.filter(type="metrics")
 
 
-def _with_number(job: FineTuningJob, name: str) -> QuerySet[JobEvent]:
+def _with_number(job: FineTuningJob, name: str) -> QuerySet[Any]:
     """Return the events that report this metric, with its value as `number`."""
     number = Cast(KeyTextTransform(name, "data"), FloatField())
     return _metrics(job).annotate(number=number).filter(number__isnull=False)
