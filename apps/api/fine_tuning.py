@@ -55,6 +55,9 @@ class BudgetChoice(msgspec.Struct, forbid_unknown_fields=True):
     max_cost_usd: str | int | float | None = None
 
 
+_LONGEST_KEY = 200
+
+
 class CreateJob(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /v1/fine_tuning/jobs."""
 
@@ -91,7 +94,7 @@ class JobList(ApiView):
         asked = parse_request(
             body,
             request.data,
-            idempotency_key=request.headers.get("Idempotency-Key"),
+            idempotency_key=_idempotency_key(request),
             # OpenAI's SDK sends no such key, but counts its retries: one of them must not become a second job.
             is_retry=request.headers.get("X-Stainless-Retry-Count", "0") not in ("", "0"),
         )
@@ -151,6 +154,13 @@ class JobCheckpoints(ApiView):
         job = queries.get_job(organization=self.organization, id=job_id)
         rows = queries.list_checkpoints(job=job)
         return Response(page(request, rows, checkpoint_object, default_limit=10, order=("-step", "-id")))
+
+
+def _idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("Idempotency-Key")
+    if key is not None and len(key) > _LONGEST_KEY:
+        raise InvalidValue(f"Idempotency-Key has at most {_LONGEST_KEY} characters.", param="Idempotency-Key")
+    return key
 
 
 def parse_request(

@@ -2,6 +2,7 @@
 
 SCHEDULE = {
     "deliver outbox": {"task": "core.deliver_outbox", "schedule": 5.0},
+    "prune outbox": {"task": "core.prune_outbox", "schedule": 600.0},
     "reclaim expired leases": {"task": "finetuning.reclaim_expired_leases", "schedule": 15.0},
     "ring doorbells": {"task": "finetuning.ring_doorbells", "schedule": 15.0},
     "admit waiting jobs": {"task": "finetuning.admit_waiting", "schedule": 5.0},

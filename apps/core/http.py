@@ -7,10 +7,12 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.template.loader import render_to_string
+from django.utils.deprecation import MiddlewareMixin
 
 from apps.core.errors import DomainError, NotFound, Status
 from apps.core.ids import new_id
@@ -74,6 +76,14 @@ class RequestIdMiddleware:
 def _with_id(response: HttpResponseBase, identifier: str) -> HttpResponseBase:
     response.headers[REQUEST_ID_HEADER] = identifier
     return response
+
+
+class RefuseNulMiddleware(MiddlewareMixin):
+    """Refuse NUL in paths and queries once: PostgreSQL stores none, so a lookup by one would fail as a bug does."""
+
+    def process_request(self, request: HttpRequest) -> HttpResponse | None:
+        has_nul = "\0" in request.path or "\0" in unquote(request.META.get("QUERY_STRING", ""))
+        return bad_request(request) if has_nul else None
 
 
 # --- Limits on bodies -------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ OBJECT_LIMIT = BodyLimit("PUT", _PREFIX, LARGEST_OBJECT_BYTES, judge_put, is_jud
 
 def _read_grant(method: str | None, key: str, query: QueryDict) -> Grant:
     try:
-        size = int(query["bytes"]) if "bytes" in query else None
+        size = int(str(query["bytes"])) if "bytes" in query else None
         grant = Grant(query.get("method", ""), key, int(query.get("expires", "")), query.get("filename", ""), size)
     except ValueError:
         raise InvalidSignature("The link is incomplete.") from None

@@ -6,12 +6,13 @@ either may do with it is decided by the view.
 
 from importlib import import_module
 from types import SimpleNamespace
+from typing import cast
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.contrib.auth import get_user
 from django.db import close_old_connections
-from django.http import parse_cookie
+from django.http import HttpRequest, parse_cookie
 
 from apps.accounts.keys import is_well_formed
 from apps.accounts.queries import find_key
@@ -72,4 +73,5 @@ def _is_known(secret: str, session_key: str) -> bool:
 
 def _is_signed_in(session_key: str) -> bool:
     session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
-    return get_user(SimpleNamespace(session=session)).is_authenticated
+    # Of the request get_user looks at the session only.
+    return get_user(cast(HttpRequest, SimpleNamespace(session=session))).is_authenticated

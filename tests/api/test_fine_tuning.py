@@ -67,6 +67,9 @@ def test_openais_hyperparameters_and_ours_both_arrive(client, file_id):
         ({"extra_body": {"colour": "red"}}, "colour", "invalid_value"),
         ({"method": {"type": "dpo"}}, "method.type", "invalid_value"),
         ({"extra_body": {"budget": {"max_cost_usd": "lots"}}}, "budget.max_cost_usd", "invalid_value"),
+        ({"extra_body": {"budget": {"max_cost_usd": "Infinity"}}}, "budget.max_cost_usd", "invalid_value"),
+        ({"extra_body": {"budget": {"max_cost_usd": "1e1000000"}}}, "budget.max_cost_usd", "invalid_value"),
+        ({"extra_headers": {"Idempotency-Key": "k" * 201}}, "Idempotency-Key", "invalid_value"),
     ],
 )
 def test_a_bad_field_is_named_and_nothing_is_left_behind(client, file_id, fields, param, code):
