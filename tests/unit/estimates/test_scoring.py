@@ -9,7 +9,7 @@ from apps.estimates import score
 from apps.estimates.accuracy import Point, accuracy
 from apps.estimates.gpus import GIB
 from apps.estimates.names import gpu_key, plain_name
-from apps.estimates.rows import Excluded, Job, read_row
+from apps.estimates.rows import Excluded, Job, framework, read_row
 from tests.bench.scored_rows import LIST, scored_rows
 
 ROW = {
@@ -59,6 +59,14 @@ def test_the_value_never_decides_whether_a_row_counts(models):
 )
 def test_a_unit_is_gib_only_where_the_row_says_so(models, unit, value):
     assert read_row(ROW | {"unit_note": unit, "value": 1.0}, models).measured == value
+
+
+@pytest.mark.parametrize(
+    ("notes", "stack"),
+    [("", "hf"), ("Liger kernel", "hf+tiled"), ("axolotl, cut cross entropy", "axolotl+tiled"), ("unsloth", "unsloth")],
+)
+def test_a_row_names_its_framework_and_its_loss(notes, stack):
+    assert framework(ROW | {"notes": notes}) == stack
 
 
 def test_names_of_other_publishers_are_found():
