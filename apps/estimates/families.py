@@ -160,7 +160,7 @@ def _intermediate_size(text: Mapping[str, Any], traits: Mapping[str, Any], famil
     if family == "qwen" and size is not None:
         return size // 2  # the first Qwen counts gate and up together
     if size is None and family in {"gpt2", "falcon", "mpt"}:
-        return hidden_size * int(text.get("expansion_ratio") or 4)
+        return 4 * hidden_size  # transformers' MPT reads no expansion_ratio either
     return size if size is not None else _required(text, traits, "intermediate_size")
 
 

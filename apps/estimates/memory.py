@@ -49,7 +49,7 @@ _CPU_PROCESS_BYTES = 640 * MIB
 _RESERVE_SHARE = 0.10
 # When lengths vary, blocks cached for shorter rows are too small for a longer one, and pile up until the card is full
 # and the cache is dropped: replaying a training step's allocations with lengths of mean 3,234 and deviation 2,547
-# against torch's best-fit rules gives 2.0 to 3.0 times what is alive after 60 rows,
+# against torch's best-fit rules gives 1.9 to 4.7 times what is alive after 60 rows,
 # median 2.6 (tests/bench/allocator.py).
 _VARIED_RESERVE_SHARE = 1.6
 # glibc keeps most of what a training step frees: the peak resident set of four LoRA jobs (42 M and 67 M parameters,

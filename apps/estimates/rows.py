@@ -15,6 +15,7 @@ from apps.estimates.errors import EstimateError
 from apps.estimates.gpus import GIB
 from apps.estimates.names import gpu_key
 from apps.estimates.plans import DEFAULT_TARGET_MODULES, Method, TrainingPlan, parse_method
+from apps.estimates.stacks import STACKS, TILED_SUFFIX
 
 MEMORY, TIME = "peak_memory", "time"
 _METRICS = {"peak_vram_gb": MEMORY, "tokens_per_s_per_gpu": TIME, "seconds_per_iter": TIME, "minutes_total": TIME}
@@ -25,6 +26,7 @@ _SAMPLES = re.compile(r"\b([\d,]+) samples, one epoch")
 _GIB = re.compile(r"GiB|1024|2\^30", re.IGNORECASE)
 _SPLIT_MODEL = re.compile(r"\b(TP|PP|CP)([2-9]|\d\d)", re.IGNORECASE)
 _DEGREE = re.compile(r"\bFSDP(\d+)")
+_FUSED_LOSS = re.compile(r"liger|cut.cross.entropy|\bcce\b|fused.(linear.)?cross.entropy", re.IGNORECASE)
 _LOW_PRECISION = re.compile(r"fp8|float8|nvfp4", re.IGNORECASE)
 # What a source calls a framework's modules -> the names of transformers.
 _LITGPT = {
@@ -90,7 +92,9 @@ def read_row(row: Mapping[str, Any], architectures: Mapping[str, Architecture]) 
 def framework(row: Mapping[str, Any]) -> str:
     """The stack profile a row was measured with, by what it says of itself; "hf" where it says nothing."""
     text = " ".join(str(row.get(key)) for key in ("source", "source_url", "notes", "parallelism", "attention"))
-    return next((key for key, pattern in _FRAMEWORKS if re.search(pattern, text, re.IGNORECASE)), "hf")
+    found = next((key for key, pattern in _FRAMEWORKS if re.search(pattern, text, re.IGNORECASE)), "hf")
+    tiled = f"{found}{TILED_SUFFIX}"
+    return tiled if tiled in STACKS and _FUSED_LOSS.search(text) else found
 
 
 def _obstacle(row: Mapping[str, Any], architectures: Mapping[str, Architecture], kind: str) -> str:

@@ -128,17 +128,18 @@ _PROFILES = (
     StackProfile(
         key="axolotl",
         name="Axolotl",
-        upcasts_unquantized=True,
         full_state="pure",
         repeats_key_values=False,
-        sources=("axolotl docs",),
+        sources=("axolotl loaders/model.py: embeddings and head back to the compute type after the k-bit preparation",),
     ),
     StackProfile(
         key="llama_factory",
         name="LLaMA-Factory",
-        upcasts_unquantized=True,
         full_state="mixed",
-        sources=("LLaMA-Factory README: full AMP 18 bytes, pure bf16 8",),
+        sources=(
+            "LLaMA-Factory README: full AMP 18 bytes, pure bf16 8",
+            "model_utils/checkpointing.py: upcast_layernorm and upcast_lmhead_output are off by default",
+        ),
     ),
     StackProfile(
         key="torchtune",
@@ -194,3 +195,16 @@ _PROFILES = (
     ),
 )
 STACKS: dict[str, StackProfile] = {profile.key: profile for profile in _PROFILES}
+# Any of them with a fused head and loss switched on (Liger, cut cross entropy): no logits are ever whole.
+TILED_SUFFIX = "+tiled"
+STACKS |= {
+    f"{profile.key}{TILED_SUFFIX}": msgspec.structs.replace(
+        profile,
+        key=f"{profile.key}{TILED_SUFFIX}",
+        name=f"{profile.name}, fused loss",
+        loss_bytes=0.0,
+        is_tiled_loss=True,
+    )
+    for profile in _PROFILES
+    if not profile.is_tiled_loss
+}

@@ -230,7 +230,9 @@ def _facts(state: PoolState, base_model: BaseModel) -> PoolFacts:
 
 
 def probe_row(probe: ThroughputProbe, report: ProbeReport) -> ProbeRow:
-    """Return a base model's measured speed as the estimator reads it."""
+    """Return a base model's measured speed as the estimator reads it. Raises ValueError for made-up weights."""
+    if probe.base_model is None:
+        raise ValueError("a point on made-up weights is no base model's speed")
     source = SpeedSource(
         kind="probe",
         text=f"Measured on this pool with {probe.base_model.display_name}",
