@@ -53,7 +53,7 @@ class FileList(ApiView):
             filename=upload.name or "",
             purpose=purpose,
             chunks=upload.chunks(CHUNK_BYTES),
-            mapping=read_mapping(request.data.get("mapping")),
+            mapping=read_mapping(request.POST.get("mapping")),
             by=self.actor,
             now=db_now(),
             expires_after_seconds=_expires_after(request.data),

@@ -302,7 +302,8 @@ class _Array:
     def _next_character(self) -> str:
         """Skip blanks; return the character after them, "" at the end of the file."""
         while True:
-            self._at = _BLANK.match(self._text, self._at).end()  # type: ignore[union-attr] - it matches nothing too
+            blank = _BLANK.match(self._text, self._at)
+            self._at = blank.end() if blank else self._at
             if self._at < len(self._text):
                 return self._text[self._at]
             if not self._read_more():

@@ -159,10 +159,9 @@ def check_mapping(mapping: Mapping) -> Mapping:
             raise InvalidValue(f"{mapping.format} has no field '{field[:40]}'.", param=f"mapping.columns.{field[:40]}")
         if len(column) > _COLUMN_NAME_LIMIT:
             raise InvalidValue("The column's name is too long.", param=f"mapping.columns.{field}")
-    for field in fields.values():
-        if field.is_required and field.name not in columns:
-            message = f"Say which column holds '{field.name}'."
-            raise InvalidValue(message, param=f"mapping.columns.{field.name}")
+    for name, wanted in fields.items():
+        if wanted.is_required and name not in columns:
+            raise InvalidValue(f"Say which column holds '{name}'.", param=f"mapping.columns.{name}")
     return Mapping(format=mapping.format, columns=columns)
 
 

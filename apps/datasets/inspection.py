@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Callable, Iterable
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -54,71 +55,96 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     identities: array  # type: ignore[type-arg]
 
 
-class _Findings:
+class _Found:
+    """The rows that have a finding: how many, and the first of them."""
+
     def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
         self._first: dict[str, list[FoundRow]] = {}
 
     def add(self, code: str, line: int, other: int = 0) -> None:
-        self._counts[code] = self._counts.get(code, 0) + 1
+        self._rows[code] = self._rows.get(code, 0) + 1
         first = self._first.setdefault(code, [])
         if len(first) < KEPT_ROWS:
             first.append(FoundRow(line, other))
 
     def listed(self) -> tuple[Finding, ...]:
         order = [code.value for code in FindingCode]
-        codes = sorted(self._counts, key=order.index)
-        return tuple(Finding(code=code, rows=self._counts[code], first=tuple(self._first[code])) for code in codes)
+        codes = sorted(self._rows, key=order.index)
+        return tuple(Finding(code=code, rows=self._rows[code], first=tuple(self._first[code])) for code in codes)
+
+
+class _Pass:
+    """What a pass keeps of each row: a few numbers in arrays, compared once all rows are in."""
+
+    def __init__(self) -> None:
+        self.found = _Found()
+        self.identities, self.lines = array("Q"), array("I")
+        self._prompts = array("Q")  # 0: the row has no prompt
+        self._near = NearCopies()
+        self._near_rows: list[array[int]] = [array("I"), array("I")]  # (row, the line it is nearly like)
+
+    def take(self, row: Row) -> None:
+        """Note one row."""
+        index, line = len(self.lines), row.line_number
+        self.identities.append(row_identity(row))
+        self.lines.append(line)
+        is_answer = isinstance(row, ChatRow) and len(row.messages) > 1
+        self._prompts.append(row_identity(ChatRow(row.messages[:-1], tools=row.tools)) if is_answer else 0)
+        alike = self._near.find(_own_words(row), line)
+        if alike is not None:
+            for column, value in zip(self._near_rows, (index, alike), strict=True):
+                column.append(value)
+        for code in _own(row):
+            self.found.add(code, line)
+
+    def finish(self) -> Inspection:
+        """Compare the rows with each other."""
+        copies = self._copies()
+        for index, other in zip(*self._near_rows, strict=True):
+            if not copies[index]:
+                self.found.add(FindingCode.NEAR_COPY, self.lines[index], other)
+        firsts = _first_of_each(self._prompts)
+        for index, prompt in enumerate(self._prompts):
+            first = firsts.get(prompt, index) if prompt else index
+            if first != index and not copies[index] and self.identities[first] != self.identities[index]:
+                self.found.add(FindingCode.CONFLICTING_ANSWERS, self.lines[index], self.lines[first])
+        return Inspection(findings=self.found.listed(), identities=self.identities)
+
+    def _copies(self) -> bytearray:
+        """Note the rows that repeat an earlier one; return a 1 for each of them."""
+        firsts, copies = _first_of_each(self.identities), bytearray(len(self.identities))
+        for index, identity in enumerate(self.identities):
+            first = firsts.get(identity, index)
+            if first != index:
+                copies[index] = 1
+                self.found.add(FindingCode.EXACT_COPY, self.lines[index], self.lines[first])
+        return copies
+
+
+def _first_of_each(numbers: "array[int]") -> dict[int, int]:
+    """Return where each number that is there more than once stands first."""
+    repeated = {one for one, other in pairwise(sorted(numbers)) if one == other}
+    firsts: dict[int, int] = {}
+    for index, number in enumerate(numbers):
+        if number in repeated:
+            firsts.setdefault(number, index)
+    return firsts
 
 
 def inspect_rows(rows: Iterable[Row], *, on_progress: Callable[[], None] = lambda: None) -> Inspection:
-    """Return the findings of rows in file order.
-
-    Memory grows by a few dozen bytes a row for exact copies, and has a bound for near ones.
-    """
-    findings, identities = _Findings(), array("Q")
-    copies, near, answers = _Copies(), NearCopies(), _Copies()
+    """Return the findings of rows in file order. Memory is some 20 bytes a row, and bounded for near copies."""
+    taken = _Pass()
     for count, row in enumerate(rows, 1):
-        identity, line = row_identity(row), row.line_number
-        identities.append(identity)
-        first = copies.find(identity, line)
-        if first:
-            findings.add(FindingCode.EXACT_COPY, line, first)
-        else:
-            _compare(row, line, findings, near, answers)
-        for code in _own(row):
-            findings.add(code, line)
+        taken.take(row)
         if count % _PROGRESS_ROWS == 0:
             on_progress()
-    return Inspection(findings=findings.listed(), identities=identities)
+    return taken.finish()
 
 
 def hints_of(row: Row) -> set[Hint]:
     """Return what personal data a row seems to hold."""
     return find_hints("\n".join(_contents(row)))
-
-
-class _Copies:
-    """The first line of each number."""
-
-    def __init__(self) -> None:
-        self._lines: dict[int, int] = {}
-
-    def find(self, number: int, line: int) -> int:
-        """Return the line that had this number before, or 0."""
-        first = self._lines.setdefault(number, line)
-        return 0 if first == line else first
-
-
-def _compare(row: Row, line: int, findings: _Findings, near: NearCopies, answers: _Copies) -> None:
-    alike = near.find(_own_words(row), line)
-    if alike:
-        findings.add(FindingCode.NEAR_COPY, line, alike)
-    if isinstance(row, ChatRow) and len(row.messages) > 1:
-        prompt = ChatRow(row.messages[:-1], tools=row.tools)
-        other = answers.find(row_identity(prompt), line)
-        if other:
-            findings.add(FindingCode.CONFLICTING_ANSWERS, line, other)
 
 
 def _own(row: Row) -> list[str]:

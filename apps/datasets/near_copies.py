@@ -16,7 +16,7 @@ BINS = 16
 ALIKE_BINS = 13  # of 16: a similarity of about 0.8
 LEAST_WORDS = 6
 _BANDS = tuple((index, index + BINS // 2) for index in range(BINS // 2))
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(rb"[\w\x80-\xff]+")
 _EMPTY = 0xFFFFFFFF
 
 
@@ -57,14 +57,13 @@ class NearCopies:
 
 def sketch(text: str) -> list[int] | None:
     """Return the bins of a text, or None where it has too few words to be nearly like another."""
-    words = _WORD.findall(text.casefold())
+    words = _WORD.findall(text.casefold().encode("utf-8", "replace"))
     if len(words) < LEAST_WORDS:
         return None
+    hashes = list(map(zlib.crc32, words))
     bins = [_EMPTY] * BINS
-    crc32 = zlib.crc32
-    for pair in set(pairwise(words)):
-        value = crc32(f"{pair[0]} {pair[1]}".encode("utf-8", "replace")) * 0x9E3779B1 & 0xFFFFFFFF
-        at, value = value & 15, value >> 4
+    for value in {(one * 0x9E3779B1 + other * 0x85EBCA77 >> 7) & 0xFFFFFFFF for one, other in pairwise(hashes)}:
+        at = value & 15
         if value < bins[at]:
             bins[at] = value
     return _filled(bins)
@@ -77,5 +76,5 @@ def _filled(bins: list[int]) -> list[int]:
         distance = 0
         while bins[(at + distance) % BINS] == _EMPTY:
             distance += 1
-        filled[at] = (bins[(at + distance) % BINS] + distance * 0x10000000) & 0xFFFFFFFF
+        filled[at] = (bins[(at + distance) % BINS] + distance * 0x10000001) & 0xFFFFFFFF
     return filled

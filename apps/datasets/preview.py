@@ -77,5 +77,5 @@ def _row(number: int, text: str, mapping: Mapping | None) -> PreviewedRow:
         kept = convert(text.encode("utf-8", "replace"), check_mapping(mapping))
     except Unconvertible as error:
         return PreviewedRow(number=number, source=text, error=error.at(number))
-    error = check_line(Line(number, kept), mapping.kind)
-    return PreviewedRow(number=number, source=text, kept=kept.decode(), error=error)
+    problem = check_line(Line(number, kept), mapping.kind)
+    return PreviewedRow(number=number, source=text, kept=kept.decode(), error=problem)

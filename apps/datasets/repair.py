@@ -135,7 +135,8 @@ _ROLES = {
 
 def _parent(row: Any, param: str) -> tuple[Any, str]:
     """Return the object a path ends in, and the last name of the path; None when there is no such place."""
-    *steps, last = [name or int(index) for name, index in _STEP.findall(param)] or [""]
+    path: list[Any] = [name or int(index) for name, index in _STEP.findall(param)] or [""]
+    *steps, last = path
     for step in steps:
         try:
             row = row[step]

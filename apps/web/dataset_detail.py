@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -126,10 +127,20 @@ def _summary(
         "hidden_error_count": version.error_count - len(version.errors),
         "held_count": sum(looked.held) if looked.held is not None else None,
         "kept_count": looked.held.count(False) if looked.held is not None else None,
+        "training_query": _training_query(address, looked),
         "held_url": address.url(find=HELD_OUT, first=1, line=1),
         "siblings": queries.list_siblings(version=version),
         "jobs": version.jobs.select_related("base_model").order_by("-created_at")[:10],
     }
+
+
+def _training_query(address: Address, looked: Looked) -> str:
+    """Return what the wizard must know to train what this page shows, as more of its query."""
+    longest = looked.model.context_length if looked.model else address.limit
+    chosen = {"max_length": address.limit} if address.limit < longest else {}
+    if address.share:
+        chosen |= {"validation_share": address.split.share, "seed": address.seed}
+    return f"&{urlencode(chosen)}" if chosen else ""
 
 
 def _people(version: DatasetVersion, organization: Organization, member: Membership) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class Part:
     is_trained: bool
     pieces: tuple[Piece, ...]
     is_cut: bool = False
+    is_first_cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,10 +155,12 @@ def _parts(text: str, span: Span, controls: Sequence[Span], trained: Sequence[Sp
         for low, high in pairwise(edges)
         if high > low
     ]
-    grouped = groupby(pieces, key=lambda piece: piece[0])
-    return tuple(
-        Part(is_trained, tuple(piece for _, piece in group), is_cut) for (is_trained, is_cut), group in grouped
-    )
+    parts, position = [], start
+    for (is_trained, is_cut), group in groupby(pieces, key=lambda piece: piece[0]):
+        inside_part = tuple(piece for _, piece in group)
+        parts.append(Part(is_trained, inside_part, is_cut, is_first_cut=is_cut and position == cut))
+        position += sum(len(piece.text) for piece in inside_part)
+    return tuple(parts)
 
 
 def _covers(spans: Sequence[Span], position: int) -> bool:

@@ -1,6 +1,9 @@
 """Our own calls on files: columns and repair; and what /v1/uploads answers to strangers."""
 
+import json
+
 import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
 
 from apps.core.clock import db_now
 from apps.datasets.models import DatasetVersion
@@ -93,3 +96,13 @@ def test_a_viewer_may_not_upload(organization, alice, api_client) -> None:
 
     assert api_client(viewer).post("/v1/uploads", body, format="json").status_code == 403
     assert not DatasetVersion.objects.exists()
+
+
+def test_a_mapping_may_come_with_the_upload(key, api_client) -> None:
+    file = SimpleUploadedFile("a.csv", TABLE)
+    form = {"file": file, "purpose": "fine-tune", "mapping": json.dumps(MAPPING)}
+
+    made = api_client(key).post("/v1/files", form, format="multipart").json()
+    validated = validate_version(version_id=made["id"], now=db_now())
+
+    assert validated and (validated.status, validated.kind, validated.rows) == ("ready", "chat", 12)

@@ -55,9 +55,25 @@ def test_openais_hyperparameters_and_ours_both_arrive(client, file_id):
     assert (recipe["method"], recipe["learning_rate"]) == ("qlora", 0.001)
 
 
+def test_a_held_out_share_and_its_seed_are_part_of_the_job(client, file_id):
+    job = create(client, file_id, seed=7, extra_body={"recipe": {"validation_share": 0.1, "train_on": "all"}})
+
+    recipe = job.model_extra["recipe"]
+    assert (recipe["validation_share"], recipe["seed"], recipe["train_on"]) == (0.1, 7, "all")
+
+
+def test_a_validation_file_and_a_share_exclude_each_other(client, file_id):
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(client, file_id, validation_file=file_id, extra_body={"recipe": {"validation_share": 0.1}})
+
+    assert refused.value.param == "hyperparameters.validation_share"
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
+        ({"extra_body": {"recipe": {"validation_share": 0.6}}}, "hyperparameters.validation_share", "invalid_value"),
+        ({"extra_body": {"recipe": {"train_on": "dreams"}}}, "hyperparameters.train_on", "invalid_value"),
         ({"model": "gpt-9"}, "model", "model_not_found"),
         ({"training_file": "file-unknown"}, "training_file", "file_not_found"),
         ({"suffix": "Not Allowed"}, "suffix", "invalid_value"),

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from apps.contracts.chat import ChatRenderer, RowKind, parse_row_as, split_lines
-from apps.datasets.counting import count_rows
+from apps.datasets.counting import count_rows, measure_rows
 from apps.datasets.problems import MAX_LINE_BYTES
 from apps.datasets.stream import CHUNK_BYTES
 from apps.datasets.validation import validate_file
@@ -184,7 +184,7 @@ def validate(file: Path) -> dict[str, Any]:
 def ingest(file: Path) -> dict[str, Any]:
     """Validate, then count tokens and trained tokens: what the product does with an upload."""
     validate(file)
-    lengths = count_rows(ChatRenderer.from_folder(MODEL).render_many(_rows(file)))
+    lengths = count_rows(measure_rows(ChatRenderer.from_folder(MODEL), _rows(file)))
     return {"tokens": lengths.tokens, "trained_tokens": lengths.trained_tokens}
 
 

@@ -342,6 +342,7 @@ def test_the_split_of_a_share_and_seed_is_shown(looked_at, alice, client_for) ->
     held = held_out_rows(inspection=inspection, split=Split(0.2, 7))
     assert f"{held.count(False)} train, {sum(held)} held out" in body
     assert body.count(">held out</span>") == sum(held)
+    assert "&amp;validation_share=0.2&amp;seed=7" in body
     listed = client_for(alice).get(page_of(looked_at, share=20, seed=7, find="held_out")).content.decode()
     lines = [int(line) for line in re.findall(r'<span class="n">(\d+)</span>', listed)]
     assert lines == [at for at, is_held in enumerate(held, 1) if is_held]

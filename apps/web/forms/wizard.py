@@ -15,7 +15,9 @@ from apps.core.money import usd_to_nano
 from apps.finetuning import recipes
 from apps.finetuning.operations import SUFFIX
 
-RECIPE_FIELDS = ("epochs", "learning_rate", "batch_size", "max_length", "lora_rank", "lora_alpha")
+RECIPE_FIELDS = (
+    "epochs", "learning_rate", "batch_size", "max_length", "lora_rank", "lora_alpha", "validation_share", "seed",
+)  # fmt: skip
 _NUMBER = {"inputmode": "numeric", "autocomplete": "off"}
 _DECIMAL = {"step": "any", "inputmode": "decimal", "autocomplete": "off"}
 
@@ -54,6 +56,16 @@ class RecipeForm(forms.Form):
     lora_alpha = forms.IntegerField(
         label="Alpha",
         help_text="Strength of the adapter; often twice the rank.",
+        widget=forms.NumberInput(attrs=_NUMBER),
+    )
+    validation_share = forms.FloatField(
+        label="Held out",
+        help_text="Share of the rows kept for validation, 0 to 0.5; equal rows stay together.",
+        widget=forms.NumberInput(attrs=_DECIMAL),
+    )
+    seed = forms.IntegerField(
+        label="Seed",
+        help_text="Decides which rows are held out and their order.",
         widget=forms.NumberInput(attrs=_NUMBER),
     )
     suffix = forms.RegexField(

@@ -243,7 +243,8 @@ class TestSweeping:
         assert upload.status == "expired"
         assert OutboxMessage.objects.get(topic="objects.delete").payload["prefix"].endswith(upload.pk)
 
-    def test_objects_in_no_row_go_after_a_day_and_no_others(self, organization: Organization) -> None:
+    @pytest.mark.parametrize("any_store", ["directory"], indirect=True)
+    def test_objects_in_no_row_go_after_a_day_and_no_others(self, organization: Organization, any_store: str) -> None:
         directory = store()
         assert isinstance(directory, DirectoryStore)
         kept, upload = make_ready_version(organization), make_upload(organization)
