@@ -92,7 +92,7 @@ class Platform:
         until(look, 180, "no pool became launchable")
 
     def create_job(self, file_id: str, *, epochs: int, **extra: Any) -> str:
-        # A cap far above the quote: a busy machine makes a job dearer, and being paused for it is another test's matter.
+        # Far above the quote: a busy machine makes a job dearer, and being paused for that is another test's matter.
         budget = {"max_cost_usd": 1.0}
         body = {"compute": {"pool": self.pool}, "recipe": {"epochs": epochs}, "budget": budget} | extra
         return self.client.fine_tuning.jobs.create(model=self.model, training_file=file_id, extra_body=body).id
