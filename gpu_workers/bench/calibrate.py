@@ -3,7 +3,8 @@
 Each point is one probe (gpu_workers.bench.probe) in a child of its own: the trainer's own loop on a model with made-up
 weights of real shapes, on one GPU or, on a machine without, on small shapes by the CPU. The points are printed, written
 to --into as JSON lines, and with --post reported through the internal API by this worker's credential (the environment
-of the worker: ANNEAL_INTERNAL_URL, ANNEAL_WORK_DIR). A point that does not fit is a point too: `did_not_fit`.
+of the worker: ANNEAL_INTERNAL_URL, ANNEAL_WORK_DIR), unless the machine was busy with something else. A point that does
+not fit is a point too: `did_not_fit`.
 """
 
 import argparse
@@ -186,7 +187,9 @@ def _keep(measured: tuple[Point, ProbeReport | None, str], machine: Machine, giv
     if given.into:
         with given.into.open("ab") as file:
             file.write(line)
-    if given.post and report is not None:
+    if given.post and report is not None and row["is_busy"]:
+        log.warning("Not reported: this machine is busy with something else (load %s).", row["load_1m"])
+    elif given.post and report is not None:
         config = read_config()
         api = ApiClient(config.internal_url, credential=load_credential(config.credential_file).credential)
         api.report_probe(report)
@@ -196,13 +199,15 @@ def _keep(measured: tuple[Point, ProbeReport | None, str], machine: Machine, giv
 
 def _conditions(machine: Machine) -> dict[str, Any]:
     """What else decides a figure: the machine, how busy it was, and when."""
+    cores, load = machine.cores, os.getloadavg()[0]
     return {
         "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "is_busy": load > cores + 1,  # more than this point alone: its speed says nothing
         "gpu_key": machine.gpu_key,
         "driver": machine.gpus[0].driver,
-        "cores": machine.cores,
+        "cores": cores,
         "memory_bytes": machine.memory_bytes,
-        "load_1m": round(os.getloadavg()[0], 2),
+        "load_1m": round(load, 2),
         "platform": platform.platform(),
     }
 

@@ -1,5 +1,6 @@
 """The grid of made-up shapes: models as the trainer would load them, one child a point, reported as probes are."""
 
+import argparse
 import json
 
 import msgspec
@@ -47,6 +48,7 @@ def test_a_made_up_model_computes_in_the_four_bits_the_trainer_loads(folder):
 
 def test_a_point_is_measured_in_a_child_and_reported(plane: ControlPlane, tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "CPU_GRID", (POINT,))
+    monkeypatch.setattr("gpu_workers.bench.calibrate.os.getloadavg", lambda: (0.5, 0.5, 0.5))
     (tmp_path / "credential.json").write_text(
         json.dumps({"worker_id": "worker_1", "credential": CREDENTIAL, "pool": "cpu"})
     )
@@ -89,3 +91,18 @@ def test_a_cuda_card_is_measured_on_the_real_shapes_in_order_of_worth():
         ("llama-3.2-1b", "lora"), ("llama-3.1-8b", "lora"), ("llama-3.1-8b", "qlora"), ("llama-3.1-70b", "qlora"),
     }  # fmt: skip
     assert {point.shape for point in (*CUDA_GRID, *CPU_GRID)} == set(SHAPES)
+
+
+def test_a_point_of_a_busy_machine_is_kept_and_not_reported(plane: ControlPlane, tmp_path, monkeypatch):
+    monkeypatch.setattr("gpu_workers.bench.calibrate.os.getloadavg", lambda: (99.0, 0.0, 0.0))
+    report = ProbeReport(
+        base_model_id="", method="lora", gpu_key="cpu", micro_batch_size=1, sequence_length=8, lora_rank=8, threads=1,
+        tokens_per_second=1.0, tokens_per_second_low=1.0, tokens_per_second_high=1.0, seconds_per_micro_step=8.0,
+        peak_memory_bytes=1, startup_seconds=1.0, shape="small-3m", config={},
+    )  # fmt: skip
+    given = argparse.Namespace(into=tmp_path / "points.jsonl", post=True)
+
+    assert calibrate._keep((POINT, report, ""), inspect_machine(tmp_path), given)
+
+    assert json.loads(given.into.read_text())["is_busy"]
+    assert plane.reports == []
