@@ -13,7 +13,7 @@ from itertools import pairwise
 
 MOST_ROWS = 200_000
 BINS = 16
-ALIKE_BINS = 13  # of 16: a similarity of about 0.8
+ALIKE_BINS = 11  # of 16: a similarity of about 0.7
 LEAST_WORDS = 6
 _BANDS = tuple((index, index + BINS // 2) for index in range(BINS // 2))
 _WORD = re.compile(rb"[\w\x80-\xff]+")

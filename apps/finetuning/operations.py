@@ -12,6 +12,7 @@ from django.db import transaction
 from apps.billing.operations import hold
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import get_base_model, list_base_models
+from apps.contracts.chat import RowKind
 from apps.contracts.runs import Hyperparameters, Method
 from apps.core import audit, locks, outbox
 from apps.core.clock import db_now
@@ -194,6 +195,9 @@ def _is_ready_to_admit(job: FineTuningJob) -> bool:
 
 def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     """Choose the pool, set the cost aside and queue the first attempt. Raises what `create_job` raises."""
+    if job.training_file.kind == RowKind.PREFERENCE:
+        message = f"{job.training_file.pk} holds preferences; the method {job.method} trains conversations or text."
+        raise InvalidTrainingFile(message, param="training_file")
     quoted = _choose_pool(job, now)
     estimate = quoted.estimate
     cap_nano = job.requested.get("spend_cap_nano") or quoted.cap_nano

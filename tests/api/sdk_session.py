@@ -19,7 +19,7 @@ client = openai.OpenAI(api_key=key, base_url=f"{base_url}/v1", max_retries=0)
 created = client.files.create(
     file=("train.jsonl", ROWS), purpose="fine-tune", expires_after={"anchor": "created_at", "seconds": 7200}
 )
-processed = client.files.wait_for_processing(created.id, poll_interval=0.2, max_wait_seconds=60)
+processed = client.files.wait_for_processing(created.id, poll_interval=0.2, max_wait_seconds=240)
 seen = {
     "version": openai.__version__,
     "created": created.to_dict(),

@@ -1,5 +1,7 @@
 """/v1/fine_tuning/jobs as OpenAI's own SDK uses it, and as strangers try to."""
 
+import json
+
 import openai
 import pytest
 
@@ -7,6 +9,7 @@ from apps.contracts import runs as wire
 from apps.finetuning.models import FineTuningJob
 from tests.api.sdk import openai_client
 from tests.factories.accounts import make_key
+from tests.factories.datasets import make_ready_version
 from tests.factories.finetuning import Floor, make_training_file
 from tests.unit.finetuning.conftest import Attempt, claim  # noqa: F401 - a fixture
 
@@ -60,6 +63,20 @@ def test_a_held_out_share_and_its_seed_are_part_of_the_job(client, file_id):
 
     recipe = job.model_extra["recipe"]
     assert (recipe["validation_share"], recipe["seed"], recipe["train_on"]) == (0.1, 7, "all")
+
+
+def test_preferences_are_no_conversations_to_fine_tune_on(client, floor):
+    pair = {
+        "input": {"messages": [{"role": "user", "content": "Where is it?"}]},
+        "preferred_output": [{"role": "assistant", "content": "On its way."}],
+        "non_preferred_output": [{"role": "assistant", "content": "No idea."}],
+    }
+    version = make_ready_version(floor.organization, (json.dumps(pair).encode() + b"\n") * 12)
+
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(client, version.pk)
+
+    assert refused.value.param == "training_file" and "preferences" in str(refused.value)
 
 
 def test_a_validation_file_and_a_share_exclude_each_other(client, file_id):
