@@ -52,7 +52,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """What a pass found, and each row's identity in file order (for splits and overlaps)."""
 
     findings: tuple[Finding, ...]
-    identities: array  # type: ignore[type-arg]
+    identities: array[int]
 
 
 class _Found:
@@ -89,8 +89,10 @@ class _Pass:
         index, line = len(self.lines), row.line_number
         self.identities.append(row_identity(row))
         self.lines.append(line)
-        is_answer = isinstance(row, ChatRow) and len(row.messages) > 1
-        self._prompts.append(row_identity(ChatRow(row.messages[:-1], tools=row.tools)) if is_answer else 0)
+        prompt = 0
+        if isinstance(row, ChatRow) and len(row.messages) > 1:
+            prompt = row_identity(ChatRow(row.messages[:-1], tools=row.tools))
+        self._prompts.append(prompt)
         alike = self._near.find(_own_words(row), line)
         if alike is not None:
             for column, value in zip(self._near_rows, (index, alike), strict=True):

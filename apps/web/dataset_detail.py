@@ -137,7 +137,7 @@ def _summary(
 def _training_query(address: Address, looked: Looked) -> str:
     """Return what the wizard must know to train what this page shows, as more of its query."""
     longest = looked.model.context_length if looked.model else address.limit
-    chosen = {"max_length": address.limit} if address.limit < longest else {}
+    chosen: dict[str, float] = {"max_length": address.limit} if address.limit < longest else {}
     if address.share:
         chosen |= {"validation_share": address.split.share, "seed": address.seed}
     return f"&{urlencode(chosen)}" if chosen else ""

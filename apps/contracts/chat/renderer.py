@@ -57,7 +57,7 @@ class ChatRenderer:
     def from_folder(cls, folder: Path, *, chat_template: str = "") -> "ChatRenderer":
         """Read tokenizer, special tokens and (unless given) template as `from_pretrained` does from the same folder."""
         texts = read_model_texts(folder, chat_template)
-        return cls(texts.chat_template, folder / "tokenizer.json", **texts.tokens)
+        return cls(texts.chat_template, folder / "tokenizer.json", **texts.tokens)  # type: ignore[arg-type]
 
     @property
     def special_tokens(self) -> dict[str, str]:

@@ -30,7 +30,7 @@ class LoadedTemplate:
 
     def render(self, rows: list[dict[str, Any]]) -> list[Any]:
         """Return [text, spans] or an error for each row."""
-        return [_guarded(lambda row=row: self._finder.render(row["messages"], row["tools"], row["trained"]))  # type: ignore[misc]
+        return [_guarded(lambda row=row: self._finder.render(row["messages"], row["tools"], row["trained"]))
                 for row in rows]  # fmt: skip
 
     def prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> Any:

@@ -125,19 +125,19 @@ class _StandIn(str):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def startswith(self, prefix: Any, *bounds: Any) -> bool:  # type: ignore[override]
+    def startswith(self, prefix: Any, *bounds: Any) -> bool:
         return self._ask("startswith", prefix, *bounds)
 
-    def endswith(self, suffix: Any, *bounds: Any) -> bool:  # type: ignore[override]
+    def endswith(self, suffix: Any, *bounds: Any) -> bool:
         return self._ask("endswith", suffix, *bounds)
 
-    def strip(self, characters: Any = None) -> "_StandIn":  # type: ignore[override]
+    def strip(self, characters: Any = None) -> "_StandIn":
         return self._stripped("strip", characters)
 
-    def lstrip(self, characters: Any = None) -> "_StandIn":  # type: ignore[override]
+    def lstrip(self, characters: Any = None) -> "_StandIn":
         return self._stripped("lstrip", characters)
 
-    def rstrip(self, characters: Any = None) -> "_StandIn":  # type: ignore[override]
+    def rstrip(self, characters: Any = None) -> "_StandIn":
         return self._stripped("rstrip", characters)
 
     def _stripped(self, how: str, characters: Any) -> "_StandIn":
@@ -195,14 +195,14 @@ def _holds_stand_in(value: Any, depth: int = 5) -> bool:
 def _compile_for_tracing(source: str) -> jinja2.Template | None:
     """Return the template for stand-ins, or None where it builds strings out of sight (macros, `~`, captures)."""
     environment = make_environment(_TracingSandbox)
-    hidden = (
+    hidden: tuple[type[jinja2.nodes.Node], ...] = (
         jinja2.nodes.Concat,
         jinja2.nodes.Macro,
         jinja2.nodes.CallBlock,
         jinja2.nodes.AssignBlock,
         jinja2.nodes.FilterBlock,
     )
-    if environment.parse(source).find(hidden):
+    if environment.parse(source).find(hidden):  # type: ignore[arg-type] - its stub takes no tuple
         return None
     for name, function in environment.filters.items():
         if name not in _ALLOWED_FILTERS:
