@@ -202,7 +202,7 @@ def _compile_for_tracing(source: str) -> jinja2.Template | None:
         jinja2.nodes.AssignBlock,
         jinja2.nodes.FilterBlock,
     )
-    if environment.parse(source).find(hidden):  # type: ignore[arg-type] - its stub takes no tuple
+    if environment.parse(source).find(hidden):  # type: ignore[arg-type]
         return None
     for name, function in environment.filters.items():
         if name not in _ALLOWED_FILTERS:
