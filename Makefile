@@ -48,7 +48,10 @@ test-e2e: setup-dev # the whole platform as processes, short selection
 chaos: setup-dev ## kill -9 of every process at every point (long)
 	$(PYTEST) -m chaos tests/e2e
 
-bench-%: setup-dev ## one benchmark of tests/bench, e.g. make bench-estimate_error
+bench-quotes: setup-dev # distinct quotes a second on one core, placement search included
+	$(WEB) -m tests.bench.quote_rate
+
+bench-%: setup-dev ## one benchmark of tests/bench, e.g. make bench-estimates
 	$(WEB) -m tests.bench.$*
 
 # --- write -------------------------------------------------------------------------------------------------------

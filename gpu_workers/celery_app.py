@@ -8,6 +8,8 @@ import logging
 from typing import Any
 
 from celery import Celery
+from celery.exceptions import WorkerShutdown
+from celery.platforms import EX_FAILURE
 from celery.signals import setup_logging, worker_ready, worker_shutting_down
 
 from gpu_workers.agent import Agent
@@ -83,8 +85,16 @@ def _configure_logging(**_: Any) -> None:
 
 @worker_ready.connect
 def _begin(**_: Any) -> None:
-    """Drain once at start: a doorbell rung while this process was down costs nothing."""
-    trainer.start(config).drain()
+    """Drain once at start: a doorbell rung while this process was down costs nothing.
+
+    Celery only logs what a receiver raises, and a worker that could not start would look alive and do nothing: it ends
+    instead, and its supervisor starts another.
+    """
+    try:
+        trainer.start(config).drain()
+    except Exception as error:
+        log.exception("The trainer could not start")
+        raise WorkerShutdown(EX_FAILURE) from error
 
 
 @worker_shutting_down.connect

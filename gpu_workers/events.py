@@ -57,6 +57,7 @@ class AdapterReady(Struct, kw_only=True, tag_field="type", tag="adapter_ready"):
     step: int
     training_seconds: float
     trained_tokens: int
+    tokens: int | None = None
     train_loss: float | None = None
     valid_loss: float | None = None
     peak_memory_bytes: int | None = None

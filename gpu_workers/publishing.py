@@ -95,6 +95,7 @@ def deliver(ready: AdapterReady, published: Published, work_dir: Path, uploader:
         valid_loss=ready.valid_loss,
         training_seconds=ready.training_seconds,
         trained_tokens=ready.trained_tokens,
+        tokens=ready.tokens,
         peak_memory_bytes=ready.peak_memory_bytes,
         is_stopped_early=ready.is_stopped_early,
         best_step=ready.best_step,

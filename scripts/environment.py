@@ -95,10 +95,14 @@ def _given_variables(home: Path) -> dict[str, str]:
 def _is_external(given: Mapping[str, str], own: EmbeddedServices) -> bool:
     """Whether the variables name other services than our own (as they do in a shell that has read `env`)."""
     ours = {f"DATABASE_{role.upper()}_URL": own.database_url(role) for role in ROLES} | {"REDIS_URL": own.redis_url}
-    if all(given.get(name, url) == url for name, url in ours.items()):
+    is_plain_ours = given.get("DATABASE_URL", "") in ("", *ours.values())  # a shell that has read `env` has that of sys
+    if is_plain_ours and all(given.get(name, url) == url for name, url in ours.items()):
         return False
     if missing := sorted(ours.keys() - given.keys()):
-        raise EnvironmentIncomplete(f"for external PostgreSQL and Redis also set: {', '.join(missing)}")
+        raise EnvironmentIncomplete(
+            f"for external PostgreSQL and Redis also set: {', '.join(missing)} (each process has a role of its own, so "
+            "DATABASE_URL alone is not enough)"
+        )
     return True
 
 

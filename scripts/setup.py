@@ -28,6 +28,11 @@ DATA = REPOSITORY / ".anneal"
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 OLD_OPENAI = "openai==1.109.1"  # the oldest client generation the API is tested with, importable beside the newest
 OLD_OPENAI_NEEDS = ("distro==1.9.0",)  # what that generation imports and the newest does not
+# `anneal` from any folder; -P: an `apps` folder of the place it is called from is not ours.
+COMMAND = """#!/bin/sh
+here=$(dirname "$(readlink -f "$0")")
+PYTHONPATH="$here/../..${PYTHONPATH:+:$PYTHONPATH}" exec "$here/python" -P -m apps.cli "$@"
+"""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PIP = ("-m", "pip", "--disable-pip-version-check", "install", "--no-compile", "--quiet", "--no-deps")
 
@@ -115,6 +120,14 @@ def check_torch_build(environment: Environment) -> None:
         raise SetupFailed(f"pip chose a {build} build of torch for {environment.name}: see `pip config list`")
 
 
+def install_command(environment: Environment) -> None:
+    """This function will put the `anneal` command into an environment."""
+    command = environment.directory / "bin/anneal"
+    if not command.exists() or command.read_text() != COMMAND:
+        command.write_text(COMMAND)
+        command.chmod(0o755)
+
+
 def install_old_openai(python: Path) -> None:
     """This function will put the old OpenAI client into a folder of its own, for the tests that use it."""
     target = DATA / OLD_OPENAI.replace("==", "-")
@@ -167,6 +180,7 @@ def set_up(*, dev: bool, browser: bool) -> float | None:
         with ThreadPoolExecutor(len(stale)) as pool:
             for done in [pool.submit(stage, e.name, partial(install, e)) for e in stale]:
                 done.result()
+    install_command(wanted[-1])
     if dev:
         install_old_openai(wanted[-1].python)
     if browser:

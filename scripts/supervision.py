@@ -27,7 +27,9 @@ from gpu_workers.process_tree import (
 from scripts.environment import Prepared, plain_environment
 from scripts.processes import REPOSITORY, Program, Tier, render_supervisor
 
-LAUNCH_MARK = "ANNEAL_LAUNCH"  # in the environment of every program, with the data directory as its value
+# In the environment of every program, with the data directory as its value. Not ANNEAL_…: workers take those away from
+# their engine and their training child, which must be found too.
+LAUNCH_MARK = "LAUNCHED_BY_ANNEAL"
 POLITE_SECONDS = 15.0
 
 

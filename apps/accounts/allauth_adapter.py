@@ -5,6 +5,7 @@ from typing import Any
 from allauth.account.adapter import DefaultAccountAdapter
 from django.conf import settings
 from django.db import transaction
+from django.http import HttpRequest
 
 from apps.accounts.models import User
 from apps.core import outbox
@@ -23,6 +24,10 @@ class AccountAdapter(DefaultAccountAdapter):
     def send_password_reset_mail(self, user: User, email: str, context: dict[str, Any]) -> None:
         """Queue the mail without its token, which is made when the mail is sent."""
         self._queue({"kind": "password_reset", "user_id": user.pk, "email": email})
+
+    def send_confirmation_mail(self, request: HttpRequest, emailconfirmation: Any, signup: bool) -> None:
+        """Queue the mail without its link, which is made when the mail is sent."""
+        self._queue({"kind": "email_confirmation", "address_id": emailconfirmation.email_address.pk})
 
     def send_mail(self, template_prefix: str, email: str, context: dict[str, Any]) -> None:
         site = {"name": "Anneal", "domain": settings.PUBLIC_URL}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from allauth.account import app_settings as allauth_settings
+from allauth.account.models import EmailAddress, EmailConfirmationHMAC
 from django.conf import settings
 from django.core.mail import EmailMessage
 from django.template.loader import render_to_string
@@ -45,6 +46,14 @@ def _password_reset(payload: Payload) -> EmailMessage | None:
     return _written("password_reset", to=payload["email"], user=user, link=link)
 
 
+def _email_confirmation(payload: Payload) -> EmailMessage | None:
+    address = EmailAddress.objects.filter(pk=payload["address_id"], verified=False).select_related("user").first()
+    if address is None:
+        return None
+    link = _link("account_confirm_email", key=EmailConfirmationHMAC(address).key)
+    return _written("email_confirmation", to=address.email, address=address, link=link)
+
+
 def _plain(payload: Payload) -> EmailMessage:
     """Send a text written by the caller; it must hold no secret."""
     return EmailMessage(payload["subject"], payload["body"], settings.DEFAULT_FROM_EMAIL, [payload["to"]])
@@ -64,5 +73,6 @@ def _link(name: str, **arguments: str) -> str:
 _KINDS: dict[str, Callable[[Payload], EmailMessage | None]] = {
     "invitation": _invitation,
     "password_reset": _password_reset,
+    "email_confirmation": _email_confirmation,
     "plain": _plain,
 }

@@ -14,7 +14,6 @@ from apps.catalog.models import BaseModel
 from apps.contracts.parity import ParityResult
 from apps.core import audit, outbox
 from apps.core.errors import DomainError, InvalidState
-from apps.core.ids import new_id, ulid_of
 from apps.core.transitions import try_advance
 
 
@@ -32,6 +31,7 @@ def publish_version(
     job_id: str,
     suffix: str,
     source: str,
+    ulid: str,
     object_prefix: str,
     manifest: dict[str, Any],
     manifest_sha256: str,
@@ -45,6 +45,7 @@ def publish_version(
 ) -> AdapterVersion:
     """Check the files, register them under a new name and ask for them to be served. Raises AdapterRejected.
 
+    `ulid` makes the names of the version, and makes them once: those of a job are known before it ends.
     Where the engine cannot load the result as an adapter it is registered as files alone.
     """
     problems = (
@@ -62,14 +63,14 @@ def publish_version(
         raise AdapterRejected("The trained adapter cannot be served: " + "; ".join(problems[:3]))
     adapter = _adapter(organization, base_model, suffix or job_id)
     number = (adapter.versions.aggregate(last=Max("number"))["last"] or 0) + 1
-    version_id = new_id("adpv")
+    version_id = f"adpv_{ulid}"
     version = AdapterVersion.objects.create(
         pk=version_id,
         organization=organization,
         adapter=adapter,
         number=number,
-        model_name=f"ft:{base_model.name}:{organization.slug}:{suffix}:{ulid_of(version_id)[-10:]}",
-        lora_name=f"a-{ulid_of(version_id)}",
+        model_name=model_name_of(base_model=base_model, organization=organization, suffix=suffix, ulid=ulid),
+        lora_name=f"a-{ulid}",
         source=source,
         object_prefix=object_prefix,
         manifest=manifest,
@@ -112,6 +113,11 @@ def record_verdict(
     outbox.publish(topic="adapter.checked", key=f"checked:{version.pk}:{status}", payload={"version_id": version.pk})
     audit.record(organization=version.organization_id, by="system", action=f"adapter.{status}", target=version.pk)
     return True
+
+
+def model_name_of(*, base_model: BaseModel, organization: Any, suffix: str, ulid: str) -> str:
+    """Return the public name of a version, never used again: OpenAI's form, ft:base:organization:suffix:id."""
+    return f"ft:{base_model.name}:{organization.slug}:{suffix}:{ulid[-10:]}"
 
 
 def _adapter(organization: Any, base_model: BaseModel, name: str) -> Adapter:

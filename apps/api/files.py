@@ -16,11 +16,14 @@ from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.object_store import CHUNK_BYTES
 from apps.core.object_views import object_response
-from apps.datasets import operations, queries
+from apps.datasets import intake, operations, queries
+from apps.datasets.formats import read_mapping
 from apps.datasets.models import DatasetVersion
+from apps.datasets.problems import KEPT_PROBLEMS
 from apps.finetuning.quotas import get_quota
 
 MAX_LIMIT = 10_000
+LISTED_ERRORS = 20  # of each file; all that are kept come with the file itself
 _ORDERS = {"asc": ("created_at", "id"), "desc": ("-created_at", "-id")}
 _STATUSES = {"uploaded": "uploaded", "validating": "uploaded", "ready": "processed", "invalid": "error"}
 # What other services keep files for and this one does not; said by name, so that nobody thinks of a typo.
@@ -43,13 +46,14 @@ class FileList(ApiView):
 
     def post(self, request: Request) -> Response:
         purpose, upload = _required_purpose(request.data), _required_file(request)
-        if (upload.size or 0) > operations.MAX_FILE_BYTES:
-            raise operations.FileTooLarge("A file may have up to 512 MiB; split it.", param="file")
-        version = operations.create_version(
+        if (upload.size or 0) > intake.MAX_FILE_BYTES:
+            raise intake.FileTooLarge("A file may have up to 512 MiB; split it.", param="file")
+        version = intake.create_version(
             organization=self.organization,
             filename=upload.name or "",
             purpose=purpose,
             chunks=upload.chunks(CHUNK_BYTES),
+            mapping=read_mapping(request.POST.get("mapping")),
             by=self.actor,
             now=db_now(),
             expires_after_seconds=_expires_after(request.data),
@@ -63,7 +67,7 @@ class FileDetail(ApiView):
 
     def get(self, request: Request, file_id: str) -> Response:
         version = queries.get_version(organization=self.organization, id=file_id)
-        return Response(file_object(version, tokens=_tokens(version)))
+        return Response(file_object(version, tokens=_tokens(version), most_errors=KEPT_PROBLEMS))
 
     def delete(self, request: Request, file_id: str) -> Response:
         version = queries.get_version(organization=self.organization, id=file_id)
@@ -80,7 +84,9 @@ class FileContent(ApiView):
         return object_response(request._request, version.object_key, filename=version.filename)
 
 
-def file_object(version: DatasetVersion, *, tokens: dict[str, Any] | None = None) -> dict[str, Any]:
+def file_object(
+    version: DatasetVersion, *, tokens: dict[str, Any] | None = None, most_errors: int = LISTED_ERRORS
+) -> dict[str, Any]:
     """Return OpenAI's file object; `validation` is ours, its errors named as in their batch errors."""
     first = version.errors[0] if version.errors else None
     return {
@@ -93,12 +99,16 @@ def file_object(version: DatasetVersion, *, tokens: dict[str, Any] | None = None
         "purpose": version.purpose,
         "status": _STATUSES[version.status],
         "status_details": f"Line {first['line']}: {first['message']} {first['fix']}" if first else None,
-        "sha256": version.sha256,
+        "sha256": version.sha256 or None,
+        "kind": version.kind or None,
+        "format": (version.layout.get("mapping") or {}).get("format"),
+        "container": version.layout.get("container") or None,
+        "derived_from": version.derived_from_id,
         "validation": {
             "rows": version.rows,
             "tokens": tokens,
             "error_count": version.error_count,
-            "errors": version.errors,
+            "errors": version.errors[:most_errors],
         },
     }
 
@@ -119,10 +129,15 @@ def _required_purpose(data: Any) -> str:
     purpose = data.get("purpose")
     if not purpose or not isinstance(purpose, str):
         raise MissingParameter("Missing required parameter: 'purpose'. Use 'fine-tune' or 'evals'.", param="purpose")
+    refuse_other_purposes(purpose)
+    return purpose
+
+
+def refuse_other_purposes(purpose: str) -> None:
+    """Raise InvalidValue for a purpose that exists elsewhere, saying so."""
     if purpose in _OTHER_PURPOSES:
         message = f"Files for '{purpose}' are not kept here; use 'fine-tune' or 'evals'."
         raise InvalidValue(message, param="purpose")
-    return purpose
 
 
 def _required_file(request: Request) -> UploadedFile:

@@ -2,7 +2,8 @@
 
 Ours, sent in `extra_body`: `lora {rank, alpha, dropout, target_modules, use_dora, use_rslora}`, `quantization "nf4"`
 (QLoRA), `recipe {method, learning_rate, epochs, …}` with the ecosystem's names, `compute {pool}`,
-`budget {max_cost_usd}`.
+`budget {max_cost_usd}`, and `dry_run`, which answers with what the job would take and whether it would start, and
+creates nothing.
 """
 
 import hashlib
@@ -13,20 +14,25 @@ import msgspec
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from apps.adapters.operations import model_name_of
+from apps.api.estimates import options_object, parse_needed_by, usd
 from apps.api.pagination import page
 from apps.api.parsers import read_body
+from apps.api.recipes import LoraChoice, adapter_fields, parse_method
 from apps.api.views import ApiView
 from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind, problem_of
 from apps.contracts.failures import Blame, FailureCode
-from apps.contracts.runs import Hyperparameters, Method, Objective
+from apps.contracts.runs import Hyperparameters, Objective
 from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
+from apps.core.ids import ulid_of
 from apps.core.money import nano_to_usd, usd_to_nano
 from apps.finetuning import attempts, operations, queries, stopping
 from apps.finetuning.explanations import Explanation, explain
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
 from apps.finetuning.operations import JobRequest
+from apps.finetuning.rehearsal import Rehearsal, rehearse_job
 from apps.finetuning.scheduling import queue_position
 
 Auto = Any  # a number, or "auto"
@@ -59,15 +65,6 @@ class MethodChoice(msgspec.Struct):
     text: Supervised | None = None
 
 
-class LoraChoice(msgspec.Struct, forbid_unknown_fields=True):
-    rank: int | None = None
-    alpha: int | None = None
-    dropout: float | None = None
-    target_modules: tuple[str, ...] | None = None
-    use_dora: bool | None = None
-    use_rslora: bool | None = None
-
-
 class GraderChoice(msgspec.Struct, forbid_unknown_fields=True):
     type: GraderKind = GraderKind.EXACT_MATCH
     operation: str = "eq"
@@ -92,6 +89,9 @@ class BudgetChoice(msgspec.Struct, forbid_unknown_fields=True):
     max_cost_usd: str | int | float | None = None
 
 
+_LONGEST_KEY = 200
+
+
 class CreateJob(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /v1/fine_tuning/jobs."""
 
@@ -111,6 +111,8 @@ class CreateJob(msgspec.Struct, forbid_unknown_fields=True):
     exports: list[Literal["merged_16bit"]] | None = None
     compute: ComputeChoice | None = None
     budget: BudgetChoice | None = None
+    dry_run: bool = False
+    needed_by: int | str | None = None
 
 
 class ResumeJob(msgspec.Struct, forbid_unknown_fields=True):
@@ -120,7 +122,7 @@ class ResumeJob(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class JobList(ApiView):
-    """List jobs, newest first; create one."""
+    """List jobs, newest first; create one, or rehearse it."""
 
     required_scope = {"GET": "view", "POST": "job.write"}
 
@@ -130,14 +132,29 @@ class JobList(ApiView):
         return Response(page(request, rows, job_object))
 
     def post(self, request: Request) -> Response:
+        body = read_body(request.data, CreateJob)
         asked = parse_request(
+            body,
             request.data,
-            idempotency_key=request.headers.get("Idempotency-Key"),
+            idempotency_key=_idempotency_key(request),
             # OpenAI's SDK sends no such key, but counts its retries: one of them must not become a second job.
             is_retry=request.headers.get("X-Stainless-Retry-Count", "0") not in ("", "0"),
         )
+        if body.dry_run:
+            return Response(self._rehearse(body, asked))
+        if body.needed_by is not None:
+            text = (
+                "needed_by is answered by a dry run: send dry_run, then create the job with the compute.pool you chose."
+            )
+            raise InvalidValue(text, param="needed_by")
         job = operations.create_job(organization=self.organization, request=asked, by=self.actor, now=db_now())
         return Response(job_object(queries.get_job(organization=self.organization, id=job.pk)))
+
+    def _rehearse(self, body: CreateJob, asked: JobRequest) -> dict[str, Any]:
+        now = db_now()
+        needed_by = parse_needed_by(body.needed_by, now)
+        rehearsal = rehearse_job(organization=self.organization, request=asked, by=self.actor, now=now)
+        return dry_run_object(asked, rehearsal) | options_object(rehearsal.quotes, needed_by=needed_by, now=now)
 
 
 class JobDetail(ApiView):
@@ -189,9 +206,17 @@ class JobCheckpoints(ApiView):
         return Response(page(request, rows, checkpoint_object, default_limit=10, order=("-step", "-id")))
 
 
-def parse_request(data: Any, *, idempotency_key: str | None = None, is_retry: bool = False) -> JobRequest:
-    """Return the domain's request. Raises InvalidValue naming the field."""
-    body = read_body(data, CreateJob)
+def _idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("Idempotency-Key")
+    if key is not None and len(key) > _LONGEST_KEY:
+        raise InvalidValue(f"Idempotency-Key has at most {_LONGEST_KEY} characters.", param="Idempotency-Key")
+    return key
+
+
+def parse_request(
+    body: CreateJob, data: Any, *, idempotency_key: str | None = None, is_retry: bool = False
+) -> JobRequest:
+    """Return the domain's request; `data` is the body as sent. Raises InvalidValue naming the field."""
     if body.integrations:
         raise InvalidValue("No integration is available on this platform.", param="integrations")
     recipe = dict(body.recipe or {})
@@ -219,19 +244,6 @@ def parse_request(data: Any, *, idempotency_key: str | None = None, is_retry: bo
     )
 
 
-def parse_method(quantization: str | None, method: Any = None) -> Method:
-    """Return how weights are trained: `method` of the recipe, or what the quantization implies."""
-    if quantization not in (None, "none", "nf4"):
-        raise InvalidValue("quantization must be 'nf4' (QLoRA) or left out (LoRA).", param="quantization")
-    if method is None:
-        return Method.QLORA if quantization == "nf4" else Method.LORA
-    if method not in list(Method):
-        raise InvalidValue(f"method must be one of {', '.join(Method)}.", param="recipe.method")
-    if quantization == "nf4" and method != Method.QLORA:
-        raise InvalidValue(f"quantization 'nf4' is QLoRA, not {method}.", param="quantization")
-    return Method(method)
-
-
 _OBJECTIVES = {"supervised": Objective.SUPERVISED, "dpo": Objective.DPO, "text": Objective.TEXT}
 
 
@@ -251,19 +263,13 @@ def _theirs(body: CreateJob) -> OpenAiHyperparameters:
 
 def _hyperparameters(body: CreateJob) -> dict[str, Any]:
     theirs = _theirs(body)
-    lora = body.lora or LoraChoice()
-    return {
+    chosen = {
         "epochs": theirs.n_epochs,
         "batch_size": theirs.batch_size,
         "learning_rate_multiplier": theirs.learning_rate_multiplier,
         "dpo_beta": theirs.beta if isinstance(theirs, DpoHyperparameters) else None,
-        "lora_rank": lora.rank,
-        "lora_alpha": lora.alpha,
-        "lora_dropout": lora.dropout,
-        "target_modules": lora.target_modules,
-        "use_dora": lora.use_dora,
-        "use_rslora": lora.use_rslora,
     }
+    return chosen | adapter_fields(body.lora)
 
 
 def _evaluation_plan(choice: EvaluationChoice | None) -> dict[str, Any] | None:
@@ -347,6 +353,22 @@ def _method_object(recipe: dict[str, Any], theirs: dict[str, Any]) -> dict[str, 
     return {"type": kind, kind: {"hyperparameters": theirs | beta}}
 
 
+def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> dict[str, Any]:
+    """Return what creating the job would have done; `refusal` is the error that it would have been answered with."""
+    refusal = rehearsal.refusal
+    return {
+        "object": "fine_tuning.job.dry_run",
+        "model": asked.base_model,
+        "training_file": asked.training_file,
+        "validation_file": asked.validation_file,
+        "recipe": msgspec.to_builtins(rehearsal.recipe),
+        "would_start": refusal is None,
+        "refusal": refusal.as_openai()["error"] if refusal else None,
+        "pool": rehearsal.pool,
+        "hold_usd": usd(rehearsal.hold_nano),
+    }
+
+
 def _ours(job: FineTuningJob, recipe: dict[str, Any]) -> dict[str, Any]:
     return {
         "recipe": recipe,
@@ -375,7 +397,7 @@ def _held_nano(job: FineTuningJob) -> int:
 
 
 def _queue_position(job: FineTuningJob) -> int | None:
-    """The place among the organization's own view of the queue; other tenants' runs are counted, never shown."""
+    """The place in the pool's whole queue; other tenants' runs are counted, never shown."""
     run = queries.get_active_run(job=job) if job.status == "queued" else None
     return queue_position(run=run, now=db_now()) if run and run.status == "queued" else None
 
@@ -437,11 +459,17 @@ def checkpoint_object(row: Checkpoint) -> dict[str, Any]:
         "id": row.pk,
         "object": "fine_tuning.job.checkpoint",
         "created_at": _unix(row.created_at),
-        "fine_tuned_model_checkpoint": f"{row.job.base_model.name}:ckpt-step-{row.step}",
+        "fine_tuned_model_checkpoint": f"{_model_name(row.job)}:ckpt-step-{row.step}",
         "fine_tuning_job_id": row.job_id,
         "step_number": row.step,
         "metrics": metrics,
     }
+
+
+def _model_name(job: FineTuningJob) -> str:
+    return model_name_of(
+        base_model=job.base_model, organization=job.organization, suffix=job.suffix, ulid=ulid_of(job.pk)
+    )
 
 
 def _unix(moment: Any) -> int | None:

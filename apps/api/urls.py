@@ -3,7 +3,7 @@
 from django.urls import path
 from drf_spectacular.views import SpectacularJSONAPIView
 
-from apps.api import billing, estimates, files, fine_tuning, limits, me, openai_models
+from apps.api import billing, datasets, estimates, files, fine_tuning, limits, me, openai_models, uploads
 from apps.api.errors import unknown_url
 
 _JOB = "v1/fine_tuning/jobs/<str:job_id>"
@@ -12,6 +12,10 @@ urlpatterns = [
     path("v1/files", files.FileList.as_view(), name="api_file_list"),
     path("v1/files/<str:file_id>", files.FileDetail.as_view(), name="api_file_detail"),
     path("v1/files/<str:file_id>/content", files.FileContent.as_view(), name="api_file_content"),
+    path("v1/uploads", uploads.UploadList.as_view(), name="api_upload_list"),
+    path("v1/uploads/<str:upload_id>/parts", uploads.UploadParts.as_view(), name="api_upload_parts"),
+    path("v1/uploads/<str:upload_id>/complete", uploads.UploadComplete.as_view(), name="api_upload_complete"),
+    path("v1/uploads/<str:upload_id>/cancel", uploads.UploadCancel.as_view(), name="api_upload_cancel"),
     path("v1/models", openai_models.ModelList.as_view(), name="api_model_list"),
     path("v1/models/<path:model>", openai_models.ModelDetail.as_view(), name="api_model_detail"),
     path("v1/fine_tuning/jobs", fine_tuning.JobList.as_view(), name="api_job_list"),
@@ -24,6 +28,8 @@ urlpatterns = [
     path("api/v1/billing", billing.BillingView.as_view(), name="api_billing"),
     path("api/v1/estimates", estimates.Estimates.as_view(), name="api_estimates"),
     path("api/v1/models/<path:model>/limits", limits.ModelLimits.as_view(), name="api_model_limits"),
+    path("api/v1/files/<str:file_id>/columns", datasets.FileColumns.as_view(), name="api_file_columns"),
+    path("api/v1/files/<str:file_id>/repair", datasets.FileRepair.as_view(), name="api_file_repair"),
     path("api/v1/me", me.MeView.as_view(), name="api_me"),
     path("api/v1/schema", SpectacularJSONAPIView.as_view(), name="api_schema"),
     # Last: what has no address here is an OpenAI-shaped 404, in debug mode too.

@@ -1,9 +1,19 @@
 """The control plane's Celery: short idempotent tasks; long work is a row, and its message only a doorbell."""
 
+import logging
+
 from celery import Celery
 from django.conf import settings
+from kombu.exceptions import KombuError
+from kombu.pools import producers
 
 from apps.config.schedule import SCHEDULE
+
+logger = logging.getLogger(__name__)
+
+# A request waits for this publish and must not for long: the periodic sweep delivers whatever it lost.
+_WAKE_OPTIONS = {"max_retries": 0, "socket_connect_timeout": 1, "socket_timeout": 1}
+_WAKE_SECONDS = 1
 
 app = Celery("anneal")
 app.config_from_object(
@@ -14,7 +24,12 @@ app.config_from_object(
         "accept_content": ["json"],
         "task_default_queue": "control",
         # Reading a customer's file takes minutes: it must not hold up leases, mail and money.
-        "task_routes": {"datasets.validate": {"queue": "data"}, "datasets.count": {"queue": "data"}},
+        "task_routes": {
+            "datasets.validate": {"queue": "data"},
+            "datasets.count": {"queue": "data"},
+            "datasets.inspect": {"queue": "data"},
+            "datasets.sweep_orphans": {"queue": "data"},
+        },
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
         "task_soft_time_limit": 60,
@@ -34,7 +49,9 @@ app.autodiscover_tasks(
 
 def wake_outbox() -> None:
     """Ask for a delivery of the outbox now; when the broker is away, the periodic sweep delivers."""
+    connection = app.connection_for_write(transport_options=_WAKE_OPTIONS)
     try:
-        app.send_task("core.deliver_outbox", retry=False)
-    except app.connection_for_write().recoverable_connection_errors:
-        return
+        with producers[connection].acquire(block=True, timeout=_WAKE_SECONDS) as producer:
+            app.send_task("core.deliver_outbox", producer=producer, retry=False)
+    except (KombuError, *connection.connection_errors, *connection.channel_errors) as error:
+        logger.warning("the outbox was not woken: %s", type(error).__name__)

@@ -44,7 +44,6 @@ class ParityProbe(Struct, frozen=True, kw_only=True):
     tolerance: float = TOLERANCE
     software: dict[str, str] = {}
 
-
     def cut_to(self, most_tokens: int) -> "ParityProbe":
         """Return the probe with no row longer than an engine takes."""
         rows = tuple(

@@ -72,6 +72,8 @@ class Hyperparameters(Struct, frozen=True, kw_only=True):
     use_rslora: bool = False
     dpo_beta: float = 0.1
     early_stopping_patience: int | None = None  # evaluations without a better loss; None: train to the last step
+    train_on: str = "assistant"  # "all": inputs are trained too
+    validation_share: float = 0.0  # held out of the training file by apps.contracts.split, with `seed`
 
     @property
     def is_servable(self) -> bool:
@@ -125,6 +127,7 @@ class DatasetRef(Struct, frozen=True, kw_only=True):
     bytes: int
     rows: int
     url: str
+    kind: str = "chat"  # "chat" | "preference" | "text"
 
 
 class CheckpointRef(Struct, frozen=True, kw_only=True):
@@ -230,10 +233,13 @@ RunEvent = PhaseChanged | TrainingStarted | StepCompleted | EvaluationCompleted 
 
 class Outcome(Struct, frozen=True, kw_only=True, tag_field="type"):
     """How the attempt ended. `training_seconds` runs from TrainingStarted to the last training step, by the
-    worker's monotonic clock, and counts only time whose steps are durable (checkpointed, or in the adapter)."""
+    worker's monotonic clock, and counts only time whose steps are durable (checkpointed, or in the adapter).
+    `tokens` are all real tokens that passed, prompts too and padding not, cumulative over the job as `trained_tokens`;
+    `peak_memory_bytes` is what torch had reserved at most on a GPU, what was resident on a CPU."""
 
     training_seconds: float = 0.0
     trained_tokens: int = 0
+    tokens: int | None = None
     peak_memory_bytes: int | None = None
 
 

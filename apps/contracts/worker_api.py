@@ -4,6 +4,8 @@ A worker credential (`Authorization: Bearer annw_…`) opens `claim`, `probes` a
 everything under its lease, and nothing else. A stale lease gets 409 `stale_lease`: the worker must stop at once.
 """
 
+from typing import Any
+
 from apps.contracts.runs import BaseModelRef, Manifest, RunEvent, RunOutcome, RunSpec, Struct
 
 API_VERSION = 1
@@ -96,7 +98,11 @@ class FinishResponse(Struct, frozen=True, kw_only=True):
 
 
 class ProbeReport(Struct, frozen=True, kw_only=True):
-    """One short measured training loop on this worker: the row every time estimate of its pool starts from."""
+    """One short measured training loop on this worker: the row every time estimate of its pool starts from.
+
+    Of a base model, or (`base_model_id` empty) of made-up weights of a `shape` whose config.json is `config`.
+    `peak_memory_bytes` is reserved by torch on a GPU, resident on a CPU; `peak_allocated_bytes` is a GPU's alone.
+    """
 
     base_model_id: str
     method: str
@@ -112,6 +118,12 @@ class ProbeReport(Struct, frozen=True, kw_only=True):
     peak_memory_bytes: int
     startup_seconds: float
     software: dict[str, str] = {}
+    shape: str = ""
+    config: dict[str, Any] | None = None
+    gradient_checkpointing: bool = False
+    peak_allocated_bytes: int | None = None
+    device: str = ""  # the driver's or the processor's own name for it
+    measured_steps: int = 0
 
 
 class ProbeRequest(Struct, frozen=True, kw_only=True):
@@ -122,6 +134,9 @@ class ProbeRequest(Struct, frozen=True, kw_only=True):
     micro_batch_size: int
     sequence_length: int
     lora_rank: int = 16
+    gradient_checkpointing: bool = False
+    shape: str = ""
+    config: dict[str, Any] | None = None  # config.json to make weights up for, in place of the base model's files
 
 
 class MissingProbes(Struct, frozen=True, kw_only=True):

@@ -7,10 +7,12 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.template.loader import render_to_string
+from django.utils.deprecation import MiddlewareMixin
 
 from apps.core.errors import DomainError, NotFound, Status
 from apps.core.ids import new_id
@@ -76,21 +78,44 @@ def _with_id(response: HttpResponseBase, identifier: str) -> HttpResponseBase:
     return response
 
 
+class RefuseNulMiddleware(MiddlewareMixin):
+    """Refuse NUL in paths and queries once: PostgreSQL stores none, so a lookup by one would fail as a bug does."""
+
+    def process_request(self, request: HttpRequest) -> HttpResponse | None:
+        has_nul = "\0" in request.path or "\0" in unquote(request.META.get("QUERY_STRING", ""))
+        return bad_request(request) if has_nul else None
+
+
 # --- Limits on bodies -------------------------------------------------------------------------------------------------
 
 
+class Allowance(NamedTuple):
+    """How much of a request's body is taken, and what to answer beyond it where "too large" is not the reason."""
+
+    limit_bytes: int
+    refusal: DomainError | None = None
+
+
 class BodyLimit(NamedTuple):
-    """The largest body of requests whose path starts with `prefix`."""
+    """The largest body of requests whose path starts with `prefix`.
+
+    `judge` decides on one request before any of its body is read: it returns what this one may send, at most
+    `limit_bytes`, or raises a DomainError to refuse it. Bodies up to the default limit need no judging unless
+    `is_judged_always`.
+    """
 
     method: str
     prefix: str
     limit_bytes: int
+    judge: Callable[[Scope], Awaitable[Allowance]] | None = None
+    is_judged_always: bool = False
 
 
 class LimitBodies:
     """ASGI: refuse a body above its path's limit before it fills a disk, whether or not its length was declared.
 
-    Django reads a body to its end before any view runs, so a limit in a view comes too late.
+    Django writes a body to the disk to its end before any view runs, so a limit in a view comes too late, and so does
+    its question who is asking: paths that take much are judged here.
     """
 
     def __init__(self, application: Application, limits: Sequence[BodyLimit] = ()) -> None:
@@ -101,21 +126,36 @@ class LimitBodies:
         if scope["type"] != "http":
             await self._application(scope, receive, send)
             return
-        counted = _CountedBody(receive, send, limit_bytes=self._limit_of(scope))
-        if declared_length(scope) > counted.limit_bytes:
-            await send_error(send, _too_large(counted.limit_bytes))
+        try:
+            allowance = await self._allowance(scope)
+        except DomainError as refusal:
+            await send_error(send, refusal)
             return
+        error = allowance.refusal or _too_large(allowance.limit_bytes)
+        if declared_length(scope) > allowance.limit_bytes:
+            await send_error(send, error)
+            return
+        counted = _CountedBody(receive, send, limit_bytes=allowance.limit_bytes)
         await self._application(scope, counted.receive, counted.send)
         if counted.is_exceeded and not counted.has_answered:
-            await send_error(send, _too_large(counted.limit_bytes))
+            await send_error(send, error)
 
-    def _limit_of(self, scope: Scope) -> int:
+    async def _allowance(self, scope: Scope) -> Allowance:
+        limit = self._limit_of(scope)
+        if limit is None:
+            return Allowance(DEFAULT_BODY_BYTES)
+        if limit.judge is None or (_is_small(scope) and not limit.is_judged_always):
+            return Allowance(limit.limit_bytes)
+        allowance = await limit.judge(scope)
+        return allowance._replace(limit_bytes=min(allowance.limit_bytes, limit.limit_bytes))
+
+    def _limit_of(self, scope: Scope) -> BodyLimit | None:
         matching = (
-            limit.limit_bytes
+            limit
             for limit in self._limits
             if limit.method == scope["method"] and scope["path"].startswith(limit.prefix)
         )
-        return next(matching, DEFAULT_BODY_BYTES)
+        return next(matching, None)
 
 
 class _CountedBody:
@@ -147,6 +187,11 @@ def declared_length(scope: Scope) -> int:
         if name == b"content-length":
             return int(value) if value.isdigit() else 0
     return 0
+
+
+def _is_small(scope: Scope) -> bool:
+    """Tell whether the request announced a body within the default limit."""
+    return 0 < declared_length(scope) <= DEFAULT_BODY_BYTES
 
 
 def _too_large(limit_bytes: int) -> TooLarge:

@@ -4,6 +4,7 @@ from decimal import Decimal
 
 NANO_PER_USD = 1_000_000_000
 NANO_PER_CENT = 10_000_000
+LARGEST_USD = 9_000_000_000
 
 
 def rated(*, quantity: int, price_nano: int, per: int) -> int:
@@ -17,7 +18,9 @@ def rated(*, quantity: int, price_nano: int, per: int) -> int:
 
 
 def usd_to_nano(usd: Decimal) -> int:
-    """Return the exact nano amount. Raises ValueError when the amount has more than nine decimals."""
+    """Return the exact nano amount. Raises ValueError for more than nine decimals, and for more than a bigint holds."""
+    if not usd.is_finite() or usd.copy_abs() > LARGEST_USD:
+        raise ValueError(f"an amount is at most {LARGEST_USD} dollars")
     nano = usd * NANO_PER_USD
     if nano != nano.to_integral_value():
         raise ValueError("an amount has at most nine decimals")

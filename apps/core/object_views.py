@@ -17,11 +17,13 @@ from django.http import (
     HttpResponse,
     HttpResponseBase,
     JsonResponse,
+    QueryDict,
     StreamingHttpResponse,
 )
 from django.views.decorators.csrf import csrf_exempt
 
 from apps.core.errors import DomainError
+from apps.core.http import MIB, Allowance, BodyLimit, Scope
 from apps.core.object_store import (
     CHECKSUM_HEADER,
     CHUNK_BYTES,
@@ -38,6 +40,8 @@ from apps.core.object_store import (
     store,
 )
 
+_PREFIX = "/objects/"
+LARGEST_OBJECT_BYTES = 8 * 1024 * MIB
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
@@ -51,7 +55,7 @@ async def signed_object(request: HttpRequest, key: str) -> HttpResponseBase:
     if request.method not in ("GET", "HEAD", "PUT"):
         return HttpResponse(status=405, headers={"Allow": "GET, HEAD, PUT"})
     try:
-        grant = _read_grant(request, key)
+        grant = _read_grant(request.method, key, request.GET)
         directory = _directory()
         if request.method == "PUT":
             return await _receive(request, directory, grant)
@@ -67,15 +71,25 @@ def _directory() -> DirectoryStore:
     return directory
 
 
-def _read_grant(request: HttpRequest, key: str) -> Grant:
-    query = request.GET
+async def judge_put(scope: Scope) -> Allowance:
+    """Return what the URL of a PUT was signed for, before a byte of its body is read. Raises InvalidSignature."""
+    _directory()
+    query = QueryDict(scope.get("query_string", b"").decode("latin-1"))
+    grant = _read_grant(scope["method"], scope["path"].removeprefix(_PREFIX), query)
+    return Allowance(UNSIZED_PUT_LIMIT_BYTES if grant.content_bytes is None else grant.content_bytes)
+
+
+OBJECT_LIMIT = BodyLimit("PUT", _PREFIX, LARGEST_OBJECT_BYTES, judge_put, is_judged_always=True)
+
+
+def _read_grant(method: str | None, key: str, query: QueryDict) -> Grant:
     try:
-        size = int(query["bytes"]) if "bytes" in query else None
+        size = int(str(query["bytes"])) if "bytes" in query else None
         grant = Grant(query.get("method", ""), key, int(query.get("expires", "")), query.get("filename", ""), size)
     except ValueError:
         raise InvalidSignature("The link is incomplete.") from None
     check_grant(grant, query.get("signature", ""))
-    wanted = "GET" if request.method == "HEAD" else request.method
+    wanted = "GET" if method == "HEAD" else method
     if grant.method != wanted or len(key) > KEY_LIMIT or not KEY.fullmatch(key):
         raise InvalidSignature("The link was made for something else.")
     return grant

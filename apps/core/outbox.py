@@ -5,6 +5,7 @@ Handlers are named in settings.OUTBOX_HANDLERS (topic -> dotted path of a Celery
 """
 
 import datetime
+import logging
 from typing import Any
 
 from django.conf import settings
@@ -15,9 +16,16 @@ from apps.core.audit import require_transaction
 from apps.core.clock import db_now
 from apps.core.models import OutboxMessage
 
-MAX_ATTEMPTS = 20
+logger = logging.getLogger(__name__)
+
+# From here on an effect is shown to the operators; it is tried again every hour until somebody mends its cause.
+STUCK_ATTEMPTS = 8
+KEPT = datetime.timedelta(days=7)  # a message that was sent
+_PRUNED_AT_ONCE = 10_000
 _BACKOFF_SECONDS = 2
 _BACKOFF_LIMIT_SECONDS = 3600
+_BACKOFF_DOUBLINGS = 12  # then the limit is reached
+_MOST_COUNTED = 30_000  # what its column holds
 
 
 def publish(*, topic: str, key: str, payload: dict[str, Any]) -> None:
@@ -40,7 +48,7 @@ def deliver_due(*, limit: int = 100) -> int:
 def _deliver_one() -> bool:
     with transaction.atomic():
         now = db_now()
-        due = OutboxMessage.objects.filter(sent_at=None, attempts__lt=MAX_ATTEMPTS, next_attempt_at__lte=now)
+        due = OutboxMessage.objects.filter(sent_at=None, next_attempt_at__lte=now)
         message = due.select_for_update(skip_locked=True).order_by("id").first()
         if message is None:
             return False
@@ -50,13 +58,33 @@ def _deliver_one() -> bool:
 
 def _attempt(message: OutboxMessage, now: datetime.datetime) -> None:
     handler = import_string(settings.OUTBOX_HANDLERS[message.topic])
-    message.attempts += 1
+    message.attempts = min(message.attempts + 1, _MOST_COUNTED)
     try:
         with transaction.atomic():
             handler(key=message.key, payload=message.payload)
         message.sent_at = now
     except Exception as error:  # noqa: BLE001 - a process edge: the message stays and is tried again later
-        delay = min(_BACKOFF_SECONDS**message.attempts, _BACKOFF_LIMIT_SECONDS)
+        delay = min(_BACKOFF_SECONDS ** min(message.attempts, _BACKOFF_DOUBLINGS), _BACKOFF_LIMIT_SECONDS)
         message.next_attempt_at = now + datetime.timedelta(seconds=delay)
         message.last_error = f"{type(error).__name__}: {error}"[:500]
+        # The error's own words may quote an address or a link: they stay in the table, for operators.
+        logger.warning(
+            "outbox message %d (%s) failed %d times: %s",
+            message.pk,
+            message.topic,
+            message.attempts,
+            type(error).__name__,
+        )
     message.save(update_fields=["attempts", "sent_at", "next_attempt_at", "last_error"])
+
+
+def list_stuck(*, limit: int = 50) -> list[OutboxMessage]:
+    """Return the messages that were tried in vain again and again, oldest first."""
+    stuck = OutboxMessage.objects.filter(sent_at=None, attempts__gte=STUCK_ATTEMPTS).order_by("id")
+    return list(stuck[:limit])
+
+
+def prune(*, now: datetime.datetime) -> int:
+    """Delete messages that were sent long ago; return how many. A key used again after that is a new effect."""
+    old = OutboxMessage.objects.filter(sent_at__lt=now - KEPT).order_by("id").values("pk")[:_PRUNED_AT_ONCE]
+    return OutboxMessage.objects.filter(pk__in=old).delete()[0]

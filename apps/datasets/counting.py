@@ -1,15 +1,42 @@
 """Tokens of a version under one base model, counted in one pass with bounded memory."""
 
 import math
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import msgspec
 
-from apps.contracts.chat import RenderedRow
+from apps.contracts.chat import ChatRenderer, PreferenceRow, RenderedRow, Row
 
 HISTOGRAM_BARS = 24
 _TAIL_SHARE = 0.995  # the bars spread over the rows below this quantile; one last bar holds the tail
+# The limits a page offers; what each would cut is counted in the same pass.
+LIMITS = (256, 512, 1_024, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536, 131_072)
+KEPT_LINES = 200
+
+
+class MeasuredRow(msgspec.Struct, frozen=True):
+    """One row as it is trained: one sequence, or both answers of a preference."""
+
+    line: int
+    sequences: tuple[RenderedRow, ...]
+
+    @property
+    def longest(self) -> int:
+        return max(sequence.n_tokens for sequence in self.sequences)
+
+
+class Cut(msgspec.Struct, kw_only=True):
+    """What a limit would do: rows it shortens, rows it leaves nothing trained of, and the tokens left."""
+
+    limit: int
+    over: int = 0
+    untrained: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    over_lines: list[int] = msgspec.field(default_factory=list)
+    untrained_lines: list[int] = msgspec.field(default_factory=list)
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,22 +47,65 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
     trained_tokens: int
     longest_row_tokens: int
     histogram: tuple[tuple[int, int], ...]  # ascending (upper bound in tokens, rows)
+    cuts: tuple[Cut, ...] = ()
 
 
-def count_rows(rows: Iterable[RenderedRow]) -> Lengths:
+def measure_rows(renderer: ChatRenderer, rows: Iterable[Row]) -> Iterator[MeasuredRow]:
+    """Render rows of one kind in order, batches at a time; raises RowError."""
+    waiting: deque[tuple[int, int]] = deque()  # (line, sequences)
+
+    def sequences() -> Iterator[Any]:
+        for row in rows:
+            sides = (row.chosen, row.rejected) if isinstance(row, PreferenceRow) else (row,)
+            waiting.append((row.line_number, len(sides)))
+            yield from sides
+
+    rendered = renderer.render_many(sequences())
+    for first in rendered:
+        line, count = waiting.popleft()
+        yield MeasuredRow(line, (first, *(next(rendered) for _ in range(count - 1))))
+
+
+def count_rows(rows: Iterable[MeasuredRow], *, longest_limit: int = LIMITS[-1]) -> Lengths:
     """Add up the rows' tokens. Memory is one entry per distinct length."""
     lengths: Counter[int] = Counter()
-    trained = 0
+    tokens = trained = 0
+    cuts = [Cut(limit=limit) for limit in LIMITS if limit <= longest_limit]
     for row in rows:
-        lengths[row.n_tokens] += 1
-        trained += row.n_trained
+        longest = row.longest
+        lengths[longest] += 1
+        row_tokens = sum([sequence.n_tokens for sequence in row.sequences])
+        row_trained = sum([sequence.n_trained for sequence in row.sequences])
+        tokens, trained = tokens + row_tokens, trained + row_trained
+        for cut in cuts:
+            if longest <= cut.limit:
+                break
+            _note(cut, row, row_tokens, row_trained)
+    for cut in cuts:
+        cut.tokens, cut.trained_tokens = tokens - cut.tokens, trained - cut.trained_tokens
     return Lengths(
         rows=lengths.total(),
-        tokens=sum(length * count for length, count in lengths.items()),
+        tokens=tokens,
         trained_tokens=trained,
         longest_row_tokens=max(lengths, default=0),
         histogram=histogram_of(lengths),
+        cuts=tuple(cuts),
     )
+
+
+def _note(cut: Cut, row: MeasuredRow, tokens: int, trained: int) -> None:
+    """Add what the limit takes away from one row."""
+    kept = [sequence.truncate(cut.limit) for sequence in row.sequences]
+    left = sum(sequence.n_trained for sequence in kept)
+    cut.over += 1
+    cut.tokens += tokens - sum(sequence.n_tokens for sequence in kept)
+    cut.trained_tokens += trained - left
+    if len(cut.over_lines) < KEPT_LINES:
+        cut.over_lines.append(row.line)
+    if not left:
+        cut.untrained += 1
+        if len(cut.untrained_lines) < KEPT_LINES:
+            cut.untrained_lines.append(row.line)
 
 
 def histogram_of(lengths: Counter[int]) -> tuple[tuple[int, int], ...]:

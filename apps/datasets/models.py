@@ -12,7 +12,7 @@ VERSION_TRANSITIONS: Transitions = {
     "uploaded": frozenset({"validating", "deleted"}),
     "validating": frozenset({"ready", "invalid", "uploaded"}),
     "ready": frozenset({"deleted"}),
-    "invalid": frozenset({"deleted"}),
+    "invalid": frozenset({"uploaded", "deleted"}),  # read again with other columns
     "deleted": frozenset(),
 }
 
@@ -44,12 +44,20 @@ class DatasetVersion(OrganizationModel):
     status = models.CharField(max_length=16, choices=choices_of(VERSION_TRANSITIONS), default="uploaded")
     purpose = models.CharField(max_length=24, default="fine-tune")
     filename = models.CharField(max_length=255)
-    object_key = models.CharField(max_length=300)
+    object_key = models.CharField(max_length=300, help_text="The file as it was uploaded.")
     bytes = models.BigIntegerField()
-    sha256 = models.CharField(max_length=64)
+    sha256 = models.CharField(max_length=64, help_text="Empty until a repaired version is written.")
+    kind = models.CharField(max_length=16, default="", help_text="chat, preference or text; empty until known.")
+    layout = models.JSONField(default=dict, help_text="What the file is: container, mapping, columns, first rows.")
+    given_mapping = models.JSONField(null=True, help_text="Which column is what, where a person said so.")
+    rows_key = models.CharField(max_length=300, default="", help_text="Its rows as JSONL, unless the file is that.")
+    rows_bytes = models.BigIntegerField(default=0)
+    rows_sha256 = models.CharField(max_length=64, default="")
+    derived_from = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="derived")
+    repair = models.CharField(max_length=8, default="", help_text="How the rows of `derived_from` become this file.")
     rows = models.BigIntegerField(null=True)
     error_count = models.BigIntegerField(default=0)
-    errors = models.JSONField(default=list, help_text="First errors: line, code, message, param, fix.")
+    errors = models.JSONField(default=list, help_text="First problems: line, code, message, param, fix.")
     line_offsets = models.JSONField(default=list, help_text="Where every LINES_PER_OFFSET-th line starts, for paging.")
     created_by = models.CharField(max_length=64)
     created_at = models.DateTimeField(db_default=Now())
@@ -66,6 +74,19 @@ class DatasetVersion(OrganizationModel):
         indexes = [models.Index(fields=["organization", "-created_at", "-id"], name="dataset_version_newest")]
         triggers = [status_trigger("dataset_version_status", VERSION_TRANSITIONS)]
 
+    @property
+    def data_key(self) -> str:
+        """The object that holds the rows as JSONL: what pages, counts and training read."""
+        return self.rows_key or self.object_key
+
+    @property
+    def data_bytes(self) -> int:
+        return self.rows_bytes if self.rows_key else self.bytes
+
+    @property
+    def data_sha256(self) -> str:
+        return self.rows_sha256 if self.rows_key else self.sha256
+
 
 class TokenCount(OrganizationModel):
     """Tokens of a version under one base model's tokenizer and chat template, counted once and kept."""
@@ -77,9 +98,63 @@ class TokenCount(OrganizationModel):
     trained_tokens = models.BigIntegerField()
     longest_row_tokens = models.PositiveIntegerField()
     histogram = models.JSONField(help_text="Ascending [upper bound in tokens, rows] pairs.")
+    cuts = models.JSONField(default=list, help_text="What each usual limit would cut: apps.datasets.counting.Cut.")
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["version", "base_model", "chat_template_sha256"], name="token_count_once")
         ]
+
+
+UPLOAD_TRANSITIONS: Transitions = {
+    "pending": frozenset({"completed", "cancelled", "expired"}),
+    "completed": frozenset(),
+    "cancelled": frozenset(),
+    "expired": frozenset(),
+}
+
+
+class Upload(OrganizationModel):
+    """A file on its way here in parts. Parts are objects of their own, put together when the upload is completed."""
+
+    id = IdField(prefix="upload")
+    status = models.CharField(max_length=16, choices=choices_of(UPLOAD_TRANSITIONS), default="pending")
+    purpose = models.CharField(max_length=24)
+    filename = models.CharField(max_length=255)
+    mime_type = models.CharField(max_length=120)
+    bytes = models.BigIntegerField(help_text="What all parts have together.")
+    part_bytes = models.PositiveIntegerField(null=True, help_text="The size of planned parts; null where none are.")
+    dataset_name = models.CharField(max_length=120, default="")
+    given_mapping = models.JSONField(null=True)
+    file_expires_after_seconds = models.PositiveIntegerField(null=True)
+    part_ids = models.JSONField(default=list, help_text="The parts it was completed with, in their order.")
+    version = models.ForeignKey(DatasetVersion, on_delete=models.PROTECT, null=True, related_name="+")
+    created_by = models.CharField(max_length=64)
+    created_at = models.DateTimeField(db_default=Now())
+    expires_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(bytes__gt=0), name="upload_size")]
+        indexes = [models.Index(fields=["expires_at"], condition=Q(status="pending"), name="upload_pending")]
+        triggers = [status_trigger("upload_status", UPLOAD_TRANSITIONS)]
+
+
+class UploadPart(OrganizationModel):
+    """One part of an upload that arrived through the API, in whatever order."""
+
+    id = IdField(prefix="part")
+    upload = models.ForeignKey(Upload, on_delete=models.CASCADE, related_name="parts")
+    bytes = models.BigIntegerField()
+    created_at = models.DateTimeField(db_default=Now())
+
+
+class VersionInspection(OrganizationModel):
+    """What one pass over a version's rows found: copies, conflicts, hints at personal data. Never changes the rows."""
+
+    version = models.OneToOneField(DatasetVersion, on_delete=models.CASCADE, related_name="inspection")
+    rules = models.PositiveIntegerField(help_text="apps.datasets.inspection.INSPECTION_VERSION of the pass.")
+    findings = models.JSONField(help_text="apps.datasets.inspection.Finding, the first rows of each with it.")
+    distinct_rows = models.BigIntegerField()
+    identities_key = models.CharField(max_length=300, help_text="Eight bytes for each row: what decides its split.")
+    created_at = models.DateTimeField(db_default=Now())

@@ -1,19 +1,21 @@
 """Reading datasets: lists, one version, its rows and how a base model sees them."""
 
 import datetime
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from django.db.models import Count, Q, QuerySet, Sum
+from django.db.models import Count, F, Q, QuerySet, Sum
 
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer
-from apps.contracts.chat import ChatRow, Line, RenderedRow, RowError, parse_line, split_lines
+from apps.contracts.chat import ChatRow, Line, RenderedRow, Row, RowError, RowKind, parse_line_as, split_lines
 from apps.core.errors import NotFound
 from apps.core.object_store import read_chunks, store
-from apps.datasets.models import DatasetVersion, TokenCount
-from apps.datasets.validation import LINES_PER_OFFSET, MAX_LINE_BYTES, LineError, from_row_error, too_long
+from apps.datasets.models import DatasetVersion, TokenCount, Upload
+from apps.datasets.problems import MAX_LINE_BYTES, LineError, from_row_error, too_long
+from apps.datasets.rows import kind_of
+from apps.datasets.stream import LINES_PER_OFFSET
 
 DOWNLOAD_SECONDS = 300
 _RAW_LIMIT_CHARS = 20_000
@@ -30,7 +32,7 @@ class RowPreview(msgspec.Struct, frozen=True, kw_only=True):
 
     line: int
     raw: str
-    row: ChatRow | None = None
+    row: Row | None = None
     error: LineError | None = None
 
 
@@ -63,9 +65,11 @@ def list_siblings(*, version: DatasetVersion) -> QuerySet[DatasetVersion]:
 
 
 def storage_used_bytes(*, organization: Any) -> int:
-    """Return what the organization's files occupy."""
+    """Return what the organization's files occupy, with the uploads that are under way."""
     versions = DatasetVersion.objects.for_organization(organization).exclude(status="deleted")
-    return versions.aggregate(total=Sum("bytes"))["total"] or 0
+    kept = versions.aggregate(total=Sum(F("bytes") + F("rows_bytes")))["total"] or 0
+    coming = Upload.objects.for_organization(organization).filter(status="pending")
+    return kept + (coming.aggregate(total=Sum("bytes"))["total"] or 0)
 
 
 def list_waiting(*, now: datetime.datetime, limit: int = 100) -> list[str]:
@@ -108,21 +112,22 @@ def read_rows(*, version: DatasetVersion, first_line: int = 1, limit: int = 20) 
     offset = version.line_offsets[index] if version.line_offsets else 0
     before = index * LINES_PER_OFFSET
     previews: list[RowPreview] = []
-    with store().open_stream(version.object_key, offset=offset) as stream:
+    kind = kind_of(version)
+    with store().open_stream(version.data_key, offset=offset) as stream:
         for line in split_lines(read_chunks(stream), max_line_bytes=MAX_LINE_BYTES):
             if before + line.number >= first_line:
-                previews.append(_preview(Line(before + line.number, line.data, line.is_too_long)))
+                previews.append(_preview(Line(before + line.number, line.data, line.is_too_long), kind))
             if len(previews) == limit:
                 break
     return previews
 
 
-def _preview(line: Line) -> RowPreview:
+def _preview(line: Line, kind: RowKind) -> RowPreview:
     raw = line.data[: 4 * _RAW_LIMIT_CHARS].decode("utf-8", "replace")[:_RAW_LIMIT_CHARS]
     if line.is_too_long:
         return RowPreview(line=line.number, raw=raw, error=too_long(line.number))
     try:
-        return RowPreview(line=line.number, raw=raw, row=parse_line(line))
+        return RowPreview(line=line.number, raw=raw, row=parse_line_as(line, kind))
     except RowError as error:
         return RowPreview(line=line.number, raw=raw, error=from_row_error(error))
 
@@ -130,13 +135,6 @@ def _preview(line: Line) -> RowPreview:
 def render_row(*, version: DatasetVersion, line: int, base_model: BaseModel) -> RenderedRow:
     """Return one row as the model sees it. Raises UnknownFile, ModelNotInstalled, or the row's own RowError."""
     found = read_rows(version=version, first_line=line, limit=1)
-    if not found or found[0].line != line or found[0].row is None:
+    if not found or found[0].line != line or not isinstance(found[0].row, ChatRow):
         raise UnknownFile(f"Line {line} of {version.pk} is no row.", param="line")
     return chat_renderer(base_model=base_model).render(found[0].row)
-
-
-def iterate_rows(*, version: DatasetVersion) -> Iterator[ChatRow]:
-    """Yield every row of a ready file in order, with bounded memory. Raises RowError."""
-    with store().open_stream(version.object_key) as stream:
-        for line in split_lines(read_chunks(stream), max_line_bytes=MAX_LINE_BYTES):
-            yield parse_line(line)

@@ -8,7 +8,7 @@ from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
-from apps.datasets import operations, queries
+from apps.datasets import inspecting, operations, queries, sweeping, uploads, validating
 from apps.datasets.models import DatasetVersion
 
 # Long work has a queue and a worker of its own (apps/config/celery.py). Its message is acknowledged at once: a lost
@@ -26,6 +26,19 @@ def request_count(*, key: str, payload: dict[str, Any]) -> None:
     count.delay(payload["version_id"], payload["base_model_id"])
 
 
+def request_inspection(*, key: str, payload: dict[str, Any]) -> None:
+    """Outbox handler of `dataset.inspect`."""
+    inspect.delay(payload["version_id"])
+
+
+@shared_task(name="datasets.inspect", **_LONG)
+def inspect(version_id: str) -> None:
+    """Look through a file's rows for copies and personal data, unless that is done or the file is gone."""
+    version = DatasetVersion.objects.filter(pk=version_id, status="ready").first()
+    if version:
+        inspecting.inspect_version(version=version)
+
+
 @shared_task(name="datasets.count", **_LONG)
 def count(version_id: str, base_model_id: str) -> None:
     """Count a file's tokens under one model, unless they are counted or the file is gone."""
@@ -40,7 +53,7 @@ def validate(version_id: str) -> None:
 
     The count of a large file is a task of its own, behind the validations that wait already.
     """
-    version = operations.validate_version(version_id=version_id, now=db_now())
+    version = validating.validate_version(version_id=version_id, now=db_now())
     if version is None or version.status != "ready":
         return
     for base_model in list_base_models(only_installed=True):
@@ -48,6 +61,7 @@ def validate(version_id: str) -> None:
             operations.request_count(version=version, base_model=base_model)
         else:
             _count_if_possible(version, base_model)
+    inspecting.request_inspection(version=version)
 
 
 def _count_if_possible(version: DatasetVersion, base_model: BaseModel) -> None:
@@ -62,6 +76,16 @@ def validate_waiting() -> None:
     """Ask again for validations whose message or worker was lost."""
     for version_id in queries.list_waiting(now=db_now()):
         validate.delay(version_id)
+
+
+@shared_task(name="datasets.expire_uploads", ignore_result=True)
+def expire_uploads() -> None:
+    uploads.expire_uploads(now=db_now())
+
+
+@shared_task(name="datasets.sweep_orphans", **_LONG)
+def sweep_orphans() -> None:
+    sweeping.sweep_orphans(now=db_now())
 
 
 @shared_task(name="datasets.delete_expired", ignore_result=True)

@@ -1,49 +1,56 @@
-"""One pass over a JSONL file with bounded memory: rows counted, every bad line named, page offsets noted.
+"""One pass over a file with bounded memory: what it is, its rows as rows of ours, and everything wrong with it.
 
 Rows are judged by apps.contracts.chat alone; this module adds what only a whole file can have wrong with it.
 """
 
-import hashlib
-import re
 from collections.abc import Callable, Iterable, Iterator
-from enum import StrEnum
-from typing import Any
+from itertools import chain, islice
 
 import msgspec
 
-from apps.contracts.chat import Line, RowError, RowErrorCode, parse_line, split_lines
+from apps.contracts.chat import Line, RowError, RowErrorCode, RowKind
+from apps.contracts.chat.lines import parse_json
+from apps.datasets.containers import GZIP_SIGNATURE, BadRow, Container, Row, gunzip, recognize, rows_of
+from apps.datasets.conversion import Unconvertible, convert
+from apps.datasets.formats import OPTIONAL, Mapping, detect
+from apps.datasets.problems import (
+    KEPT_PROBLEMS,
+    MAX_LINE_BYTES,
+    MAX_ROWS,
+    MIN_ROWS,
+    FileErrorCode,
+    LineError,
+    Rejected,
+    as_json,
+    from_row_error,
+    shown,
+    too_long,
+)
+from apps.datasets.row_checks import check_line, count_if_plain
+from apps.datasets.stream import LINES_PER_OFFSET, UTF8_MARK, Hashed, LineOffsets, Peekable
 
-MIN_ROWS = 10
-MAX_ROWS = 2_000_000
-MAX_LINE_BYTES = 1024 * 1024
-KEPT_ERRORS = 100
-LINES_PER_OFFSET = 256
-_SNIFFED_BYTES = 512
-_PROGRESS_ROWS = 1_000
+__all__ = [
+    "LINES_PER_OFFSET",
+    "MAX_LINE_BYTES",
+    "MAX_ROWS",
+    "MIN_ROWS",
+    "FileErrorCode",
+    "LineError",
+    "Pass",
+    "Report",
+    "as_json",
+    "from_row_error",
+    "too_long",
+    "validate_file",
+]
 
+_SAMPLED_ROWS = 64
+_SHOWN_ROWS = 5
+_HEAD_BYTES = 64 * 1024
+_OUTPUT_BYTES = 256 * 1024
 
-class FileErrorCode(StrEnum):
-    """What can be wrong with a file as a whole; lines have the codes of RowErrorCode."""
-
-    EMPTY_FILE = "empty_file"
-    NOT_JSONL = "not_jsonl"
-    JSON_ARRAY = "json_array"
-    BYTE_ORDER_MARK = "byte_order_mark"
-    NOT_UTF8 = "not_utf8"
-    TRUNCATED_LAST_LINE = "truncated_last_line"
-    TOO_FEW_ROWS = "too_few_rows"
-    TOO_MANY_ROWS = "too_many_rows"
-    CONTENT_CHANGED = "content_changed"
-
-
-class LineError(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to fix, as it is stored and shown."""
-
-    line: int
-    code: str
-    message: str
-    param: str | None = None
-    fix: str = ""
+# A bad row and what is wrong with it -> the rows to keep in its place.
+Repair = Callable[[Line, LineError, RowKind], bytes | None]
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,154 +61,318 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[LineError, ...]
     line_offsets: tuple[int, ...]
     sha256: str
+    kind: str = ""
+    container: str = ""
+    is_gzip: bool = False
+    mapping: Mapping | None = None
+    columns: tuple[str, ...] = ()
+    sample: tuple[str, ...] = ()
+    is_rejected: bool = False
+    repaired: int = 0
+    dropped: int = 0
 
     @property
     def is_valid(self) -> bool:
         return self.error_count == 0
 
 
-class _Rejected(Exception):
-    """The file is so unlike JSONL that naming each line would help nobody."""
+class Pass:
+    """A file being read once. After `start`, iterating yields its rows as JSONL; after that, `report` is known.
 
-    def __init__(self, error: LineError) -> None:
-        super().__init__(error.message)
-        self.error = error
-
-
-def validate_lines(chunks: Iterable[bytes], *, on_progress: Callable[[], None] = lambda: None) -> Report:
-    """Judge a file from its bytes in order; `on_progress` is called every thousand rows.
-
-    The whole stream is read even when the file is rejected at its first bytes, so that its hash is always known.
+    `is_verbatim` says that the rows are the file itself, so that nobody needs to keep what is yielded. A repairing pass
+    leaves bad rows out, or has them replaced; any other yields them as they are, so that line numbers agree.
     """
-    tap = _Tap(chunks)
-    findings = _Findings()
-    try:
-        _judge(tap, findings, on_progress)
-    except _Rejected as rejected:
-        findings.add(rejected.error)
-        tap.drain(on_progress)
-    return Report(
-        rows=findings.rows,
-        error_count=findings.count,
-        errors=tuple(findings.kept),
-        line_offsets=tuple(tap.offsets),
-        sha256=tap.digest.hexdigest(),
-    )
 
+    def __init__(
+        self,
+        chunks: Iterable[bytes],
+        *,
+        filename: str = "",
+        mapping: Mapping | None = None,
+        repair: Repair | None = None,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._source = Hashed(_watched(chunks, on_progress))
+        self._filename, self._given, self._repair, self._on_progress = filename, mapping, repair, on_progress
+        self._offsets = LineOffsets()
+        self._findings = _Findings()
+        self._rejection: LineError | None = None
+        self._rows: Iterator[Row] = iter(())
+        self._text = Peekable(())
+        self.container = Container.JSONL
+        self.is_gzip = False
+        self.mapping: Mapping | None = None
+        self.columns: tuple[str, ...] = ()
+        self._sample: tuple[str, ...] = ()
+        self.is_verbatim = False
 
-def too_long(line: int) -> LineError:
-    return LineError(
-        line=line,
-        code=RowErrorCode.LINE_TOO_LONG,
-        message=f"The line is longer than {MAX_LINE_BYTES // 1024**2} MiB.",
-        fix="Put one conversation on each line, separated by newlines; split very long conversations.",
-    )
-
-
-def from_row_error(error: RowError) -> LineError:
-    """Return a row's error as it is stored."""
-    return LineError(
-        line=error.line,
-        code=str(error.code),
-        message=_storable(error.message),
-        param=error.param and _storable(error.param),
-        fix=_storable(error.fix),
-    )
-
-
-class _Tap:
-    """The stream on its way to the parser: hashed, its line starts noted, its first and last bytes remembered."""
-
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self.digest = hashlib.sha256()
-        self.offsets: list[int] = [0]
-        self.last_byte = b""
-        self._chunks = iter(chunks)
-        self._first: bytes | None = None
-        self._size = self._lines = 0
-
-    def peek(self) -> bytes:
-        """Return the first bytes of the file without consuming them."""
-        parts: list[bytes] = []
-        while sum(map(len, parts)) < _SNIFFED_BYTES and (chunk := next(self._chunks, b"")):
-            parts.append(chunk)
-        self._first = b"".join(parts)
-        return self._first[:_SNIFFED_BYTES]
+    def start(self) -> None:
+        """Find out what the file is, reading no more of it than that takes."""
+        try:
+            self._open()
+        except Rejected as rejected:
+            self._rejection = rejected.error
 
     def __iter__(self) -> Iterator[bytes]:
-        if self._first:
-            yield self._take(self._first)
-        for chunk in self._chunks:
-            yield self._take(chunk)
+        """Read all there is, whatever is wrong with it, so that the file's hash is always known."""
+        try:
+            if self._rejection is None:
+                pieces = self._check_blocks() if self._takes_blocks else self._check_rows()
+                yield from (self._offsets.note(piece) for piece in pieces)
+                self._finish()
+        except Rejected as rejected:
+            self._rejection = rejected.error
+        if self._rejection is not None:
+            self._findings.add(self._rejection)
+        for _ in self._source:
+            pass
 
-    def drain(self, on_progress: Callable[[], None]) -> None:
-        for _ in self:
-            on_progress()
+    @property
+    def kind(self) -> RowKind:
+        return self.mapping.kind if self.mapping else RowKind.CHAT
 
-    def _take(self, chunk: bytes) -> bytes:
-        self._first = None
-        self.digest.update(chunk)
-        self._note_offsets(chunk)
-        self._size += len(chunk)
-        self.last_byte = chunk[-1:] or self.last_byte
-        return chunk
+    @property
+    def report(self) -> Report:
+        found = self._findings
+        return Report(
+            rows=found.rows,
+            error_count=found.count,
+            errors=tuple(found.kept),
+            line_offsets=tuple(self._offsets.offsets),
+            sha256=self._source.sha256,
+            kind=str(self.kind) if self.mapping or not found.count else "",
+            container=self.container,
+            is_gzip=self.is_gzip,
+            mapping=self.mapping,
+            columns=self.columns,
+            sample=self._sample,
+            is_rejected=self._rejection is not None,
+            repaired=found.repaired,
+            dropped=found.dropped,
+        )
 
-    def _note_offsets(self, chunk: bytes) -> None:
-        ends, position = chunk.count(b"\n"), -1
-        left = ends
-        while left >= (missing := LINES_PER_OFFSET - self._lines):
-            for _ in range(missing):
-                position = chunk.index(b"\n", position + 1)
-            self.offsets.append(self._size + position + 1)
-            left, self._lines = left - missing, 0
-        self._lines += left
+    # --- opening ---
+
+    def _open(self) -> None:
+        self._text = Peekable(self._source)
+        if self._text.peek(2) == GZIP_SIGNATURE:
+            self.is_gzip, self._text = True, Peekable(gunzip(self._text))
+        head = self._text.peek(_HEAD_BYTES)
+        self.container = recognize(head, self._filename)
+        if self.container is Container.JSONL:
+            sample = _lines_of(head if b"\n" in head else self._text.peek(MAX_LINE_BYTES + 1))
+        else:
+            rows = rows_of(self.container, self._text, head=head)
+            first = list(islice(rows, _SAMPLED_ROWS))
+            self._rows = chain(first, rows)
+            sample = [row.data for row in first if isinstance(row, Line)]
+        self._choose_mapping(sample)
+        has_mark = head.startswith(UTF8_MARK)
+        is_plain = self.container is Container.JSONL and not self.is_gzip and not has_mark and not self._repair
+        self.is_verbatim = is_plain and self._passes_unchanged
+        if self.container is Container.JSONL:
+            if has_mark:
+                self._text = Peekable(_without_mark(self._text))
+            if not self._takes_blocks:
+                self._rows = rows_of(self.container, self._text)
+
+    def _choose_mapping(self, sample: list[bytes]) -> None:
+        self._sample = tuple(shown(data) for data in sample[:_SHOWN_ROWS])
+        names = [found for data in sample if (found := _columns_of(data)) is not None]
+        self.columns = tuple(dict.fromkeys(name for row in names for name in row))[:200]
+        self.mapping = self._given or detect(names)
+        if self._given:
+            _require_columns(self._given, names, self.columns)
+        elif self.mapping is None and names:
+            listed = ", ".join(f"`{name[:40]}`" for name in self.columns[:12])
+            raise Rejected(
+                FileErrorCode.UNKNOWN_COLUMNS,
+                f"Which columns are to be learned is not clear: the rows have {listed}.",
+                "Say which column is what, or use `messages`.",
+            )
+
+    @property
+    def _passes_unchanged(self) -> bool:
+        """Whether rows are rows of ours as they stand. Tables name more columns than ours, so they never do."""
+        is_table = self.container in (Container.CSV, Container.PARQUET)
+        return not is_table and not self._given and (self.mapping is None or self.mapping.is_verbatim)
+
+    @property
+    def _takes_blocks(self) -> bool:
+        return self.container is Container.JSONL and self._passes_unchanged and not self._repair
+
+    # --- reading ---
+
+    def _check_blocks(self) -> Iterator[bytes]:
+        """Judge a JSONL file of our own rows, many lines at once where that is possible."""
+        line_number = 1
+        pending = b""
+        for chunk in self._text:
+            end = chunk.rfind(b"\n") + 1
+            if not end:
+                pending += chunk
+                if len(pending) > 2 * MAX_LINE_BYTES:
+                    pending = b" " * (2 * MAX_LINE_BYTES)  # too long already: what it says no longer matters
+                yield chunk
+                continue
+            block, pending = pending + chunk[:end], chunk[end:]
+            self._check_block(block, line_number)
+            line_number += block.count(b"\n")
+            yield chunk
+        if pending:
+            self._check_block(pending, line_number)
+
+    def _check_block(self, block: bytes, first: int) -> None:
+        rows = count_if_plain(block, self.kind)
+        if rows is not None:
+            self._findings.release()
+            self._findings.rows += rows
+        else:
+            for line in rows_of(Container.JSONL, [block]):
+                assert isinstance(line, Line)
+                line = Line(line.number + first - 1, line.data, line.is_too_long)
+                self._findings.row(line.number, check_line(line, self.kind))
+        self._findings.require_few(first)
+
+    def _check_rows(self) -> Iterator[bytes]:
+        """Judge rows one by one, converted to ours first; yield them in pieces."""
+        out, size, last = list[bytes](), 0, 0
+        for row in self._rows:
+            data = self._judge(row)
+            if row.number % 1_000 == 0:
+                self._on_progress()
+                self._findings.require_few(row.number)
+            if data is not None:
+                gap = 0 if self._repair else row.number - last - 1  # blank lines: what a line is called must not change
+                out.append(b"\n" * gap + data + b"\n")
+                size += len(out[-1])
+            last = row.number
+            if size >= _OUTPUT_BYTES:
+                yield b"".join(out)
+                out, size = [], 0
+        yield b"".join(out)
+
+    def _judge(self, row: Row) -> bytes | None:
+        if isinstance(row, BadRow):
+            return self._bad(Line(row.number, row.data), row.error)
+        try:
+            line = row if self._passes_unchanged or row.is_too_long else self._converted(row)
+        except Unconvertible as error:
+            return self._bad(row, error.at(row.number))
+        except RowError as error:
+            return self._bad(row, from_row_error(error))
+        problem = check_line(line, self.kind)
+        if problem:
+            return self._bad(line, problem)
+        self._findings.row(row.number, None)
+        return line.data
+
+    def _converted(self, row: Line) -> Line:
+        parse_json(row.data, row.number)  # a key given twice, say: conversion would take one and not tell
+        data = convert(row.data, self.mapping) if self.mapping else row.data
+        return Line(row.number, data, is_too_long=len(data) > MAX_LINE_BYTES)
+
+    def _bad(self, line: Line, problem: LineError) -> bytes | None:
+        if self._repair is None:
+            self._findings.row(line.number, problem)
+            return b"{}" if line.is_too_long else line.data
+        data = self._repair(line, problem, self.kind)
+        if data is None:
+            self._findings.dropped += 1
+        else:
+            self._findings.repaired += 1
+            self._findings.row(line.number, None)
+        return data
+
+    def _finish(self) -> None:
+        found = self._findings
+        found.finish(is_ended=self._source.last_byte == b"\n" or not self._takes_blocks)
+        if found.rows < MIN_ROWS:
+            found.add(_too_few_rows(found.rows, max(1, found.last_line)))
+
+
+def validate_file(chunks: Iterable[bytes], *, filename: str = "", mapping: Mapping | None = None) -> Report:
+    """Judge a file from its bytes in order and keep nothing of it."""
+    reading = Pass(chunks, filename=filename, mapping=mapping)
+    reading.start()
+    for _ in reading:
+        pass
+    return reading.report
 
 
 class _Findings:
+    """Problems counted. The latest is held back: whether it is the last decides what it is called."""
+
     def __init__(self) -> None:
-        self.rows = self.count = 0
+        self.rows = self.count = self.repaired = self.dropped = self.last_line = 0
         self.kept: list[LineError] = []
+        self._held: LineError | None = None
+
+    def row(self, number: int, problem: LineError | None) -> None:
+        self.release()
+        self.rows += 1
+        self.last_line = number
+        self._held = problem
+
+    def release(self) -> None:
+        if self._held is not None:
+            self.add(self._held)
+            self._held = None
 
     def add(self, error: LineError) -> None:
         self.count += 1
-        if len(self.kept) < KEPT_ERRORS:
+        if len(self.kept) < KEPT_PROBLEMS:
             self.kept.append(error)
 
+    def finish(self, *, is_ended: bool) -> None:
+        if self._held is not None and not is_ended:
+            self._held = _name_last_error(self._held)
+        self.release()
 
-def _judge(tap: _Tap, findings: _Findings, on_progress: Callable[[], None]) -> None:
-    _reject_other_formats(tap.peek())
-    # One line is held back: whether it is the last decides what its error is called.
-    held: tuple[Line, LineError] | None = None
-    last_line = 0
-    for line in split_lines(tap, max_line_bytes=MAX_LINE_BYTES):
-        if held:
-            findings.add(held[1])
-        findings.rows += 1
-        last_line = line.number
-        error = _check(line)
-        held = (line, error) if error else None
-        if findings.rows % _PROGRESS_ROWS == 0:
-            on_progress()
-        if findings.rows > MAX_ROWS:
-            raise _Rejected(_too_many_rows(line.number))
-    if held:
-        findings.add(_name_last_error(held[1], is_ended=tap.last_byte == b"\n"))
-    if findings.rows < MIN_ROWS:
-        findings.add(_too_few_rows(findings.rows, last_line or 1))
+    def require_few(self, line: int) -> None:
+        if self.rows > MAX_ROWS:
+            message = f"The file has more than {MAX_ROWS:,} rows."
+            raise Rejected(FileErrorCode.TOO_MANY_ROWS, message, "Split it into several files.", line=line)
 
 
-def _check(line: Line) -> LineError | None:
-    if line.is_too_long:
-        return too_long(line.number)
+def _watched(chunks: Iterable[bytes], on_progress: Callable[[], None]) -> Iterator[bytes]:
+    for chunk in chunks:
+        on_progress()
+        yield chunk
+
+
+def _lines_of(head: bytes) -> list[bytes]:
+    """Return the first lines of a JSONL file, without one that is cut."""
+    lines = head.removeprefix(UTF8_MARK).split(b"\n")
+    whole = lines[:-1] if len(head) >= _HEAD_BYTES else lines
+    return [line for line in whole[:_SAMPLED_ROWS] if line.strip()]
+
+
+def _columns_of(data: bytes) -> list[str] | None:
     try:
-        parse_line(line)
-    except RowError as error:
-        return from_row_error(error)
-    return None
+        return list(msgspec.json.decode(data, type=dict[str, msgspec.Raw]))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
 
 
-def _name_last_error(error: LineError, *, is_ended: bool) -> LineError:
-    if is_ended or error.code not in (RowErrorCode.INVALID_JSON, RowErrorCode.NOT_UTF8):
+def _require_columns(mapping: Mapping, rows: list[list[str]], columns: tuple[str, ...]) -> None:
+    """Raise Rejected for a mapping that names a column no row has."""
+    for field, column in mapping.columns.items():
+        is_own = column == field  # a format chosen without columns: those it can do without may be missing
+        if rows and column not in columns and not (is_own and field in OPTIONAL[mapping.format]):
+            message = f"No column is called `{column[:80]}`, which was chosen for `{field}`."
+            listed = ", ".join(f"`{name[:40]}`" for name in columns[:12])
+            raise Rejected(FileErrorCode.MISSING_COLUMN, message, f"Choose one of {listed}.")
+
+
+def _without_mark(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    pieces = iter(chunks)
+    yield next(pieces, b"").removeprefix(UTF8_MARK)
+    yield from pieces
+
+
+def _name_last_error(error: LineError) -> LineError:
+    if error.code not in (RowErrorCode.INVALID_JSON, RowErrorCode.NOT_UTF8):
         return error
     return LineError(
         line=error.line,
@@ -225,66 +396,3 @@ def _too_few_rows(rows: int, line: int) -> LineError:
         message=f"The file has {rows} {'row' if rows == 1 else 'rows'}; fine-tuning needs at least {MIN_ROWS}.",
         fix="Add more examples.",
     )
-
-
-def _too_many_rows(line: int) -> LineError:
-    return LineError(
-        line=line,
-        code=FileErrorCode.TOO_MANY_ROWS,
-        message=f"The file has more than {MAX_ROWS:,} rows.",
-        fix="Split it into several files.",
-    )
-
-
-# --- what a file is by its first bytes --------------------------------------------------------------------------------
-
-_SIGNATURES = (
-    (b"PK\x03\x04", "a ZIP archive (or an Office document)"),
-    (b"PAR1", "a Parquet file"),
-    (b"\x1f\x8b", "a gzip archive"),
-    (b"\x89PNG", "a PNG image"),
-    (b"\xff\xd8\xff", "a JPEG image"),
-    (b"%PDF", "a PDF document"),
-    (b"ARROW1", "an Arrow file"),
-    (b"SQLite format 3", "a SQLite database"),
-    (b"\x28\xb5\x2f\xfd", "a Zstandard archive"),
-    (b"BZh", "a bzip2 archive"),
-    (b"\xfd7zXZ", "an xz archive"),
-    (b"7z\xbc\xaf", "a 7-Zip archive"),
-    (b"\x7fELF", "a program"),
-    (b"<", "an HTML or XML document"),
-)
-_UTF8_MARK = b"\xef\xbb\xbf"
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_JSONL_FIX = 'Save it as JSONL: UTF-8 text with one object like {"messages": [...]} on each line.'
-
-
-def _reject_other_formats(head: bytes) -> None:
-    """Raise _Rejected for a file that is not what it says; one error is worth more than one for each line."""
-    if head.startswith(_UTF16_MARKS):
-        raise _rejected(FileErrorCode.NOT_UTF8, "The file is UTF-16 text, not UTF-8.", "Save it as UTF-8.")
-    if head.startswith(_UTF8_MARK):
-        fix = "Save it as UTF-8 without a byte order mark (BOM)."
-        raise _rejected(FileErrorCode.BYTE_ORDER_MARK, "The file starts with a byte order mark.", fix)
-    for signature, kind in _SIGNATURES:
-        if head.startswith(signature):
-            raise _rejected(FileErrorCode.NOT_JSONL, f"The file is {kind}, not JSONL.", _JSONL_FIX)
-    if head.lstrip()[:1] == b"[":
-        fix = "Write each object of the array on a line of its own, without the brackets around them."
-        raise _rejected(FileErrorCode.JSON_ARRAY, "The file is one JSON array, not JSONL.", fix)
-
-
-def _rejected(code: FileErrorCode, message: str, fix: str) -> _Rejected:
-    return _Rejected(LineError(line=1, code=code, message=message, fix=fix))
-
-
-# PostgreSQL's jsonb takes neither NUL nor half a surrogate pair, and a page should not obey bidi controls.
-_UNSTORABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
-
-
-def _storable(text: str) -> str:
-    return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[:500]
-
-
-def as_json(errors: Iterable[LineError]) -> list[dict[str, Any]]:
-    return [msgspec.to_builtins(error) for error in errors]

@@ -1,74 +1,294 @@
-"""How far a predicted time may be off: factors for p10, p50 and p90, and where they come from."""
+"""What finished runs teach an estimate: factors on the physics for a pool, a model family and a method, with a spread.
+
+Everything is fitted on the logarithm of actual / physics, by medians in which the physics holds some votes of its own.
+So the physics stands until runs outvote it, one run that went wrong moves nothing, and a level without runs of its own
+(a family nobody trained here yet) takes what the levels above it know.
+"""
 
 import math
-from collections.abc import Sequence
-from statistics import quantiles
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import median
 
 import msgspec
 
-from apps.estimates.throughput import ProbeRow, Throughput
+from apps.estimates.requests import Correction
+
+# The formulas a ratio was measured against. Change it with them: a ratio to other formulas teaches nothing.
+PHYSICS = "2"
 
 _Z90 = 1.2816  # 90th percentile of the standard normal distribution
 
-# Spread (of the logarithm of predicted / measured time; four fifths lie within p10 to p90) when a speed is carried from
-# one measurement to another on the same GPU type, leave-one-out over the published bf16 rows, as printed by
-# `python -m tests.bench.estimate_error`: "time, same stack", single GPU, n = 67; "time, other stack", all, n = 293.
-TRANSFER_SPREAD_SAME_STACK = 0.44
-TRANSFER_SPREAD_OTHER_STACK = 0.50
-# Repeats of one training loop on an otherwise idle machine still vary: clocks, allocator, data loader.
-_LEAST_REPEAT_SPREAD = 0.02
-_LEAST_FINISHED_RUNS = 10
+# Votes of the physics, in runs. Chosen in the simulation of tests/bench/calibration.py: with fewer at the pool, some
+# seed was for some runs a point worse than the physics where that was right; with more, 20 runs taught less.
+_POOL_VOTES = 6.0
+_GROUP_VOTES = 6.0
+# The physics loses votes beyond so many standard errors of the median, 1.2533 sigma / sqrt(n), sigma from the median
+# deviation: runs of one week share models and data, and agree with each other more than chance allows.
+_CERTAIN_ERRORS = 4.0
+_MEDIAN_ERROR = 1.2533
+_MAD_TO_SIGMA = 1.4826
+_LEAST_SCATTER = 0.05  # what a few runs that happen to agree may claim at most
+# A run counts half after so many newer ones of its pool: drivers, clocks and neighbours change.
+_HALF_LIFE_RUNS = 300
+# A run older than these weighs a sixteenth, and is left out.
+MOST_RUNS = 1_200
+# Fewer finished runs than these do not show a tenth: the physics' own interval stands. Points of the grid do not count
+# here, since they were measured alone and in order.
+_LEAST_RUNS_FOR_SPREAD = 10
+# Spread (standard deviation of the logarithm) of the physics on hardware nobody calibrated, and
+# how many runs it is worth beside what was seen, and the pool's other runs beside a group's own:
+# in the same simulation 80 to 86 % of runs then fall inside P10 to P90.
+_SPREAD_VOTES = 2.0
+_TIME_SPREAD = 0.30
+_MEMORY_SPREAD = 0.08
+_NEIGHBOUR_VOTES = 40.0
+_SWEEPS = 2
 
 
-class Interval(msgspec.Struct, frozen=True, kw_only=True):
-    """Multiply a predicted time by these. `origin` says, in words for people, what they were fitted on."""
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """Actual / physics of training time and of peak memory, where known: of a finished run, or of a point of the grid
+    that was measured on made-up weights."""
 
-    p10: float
-    p50: float
-    p90: float
-    origin: str
-
-
-def time_interval(*, probe: ProbeRow, throughput: Throughput, method: str, ratios: Sequence[float] = ()) -> Interval:
-    """The interval of a time scaled from `probe`. `ratios` are measured / predicted times of the pool's finished runs;
-    ten of them replace every assumption."""
-    if len(ratios) >= _LEAST_FINISHED_RUNS:
-        return interval_from_ratios(ratios)
-    if probe.source.kind != "probe":
-        origin = "spread between published measurements of one GPU type, carried over from another stack"
-        return interval_from_spread(spread=TRANSFER_SPREAD_OTHER_STACK, origin=origin)
-    repeats, transfer = _repeat_spread(probe), _transfer_spread(probe, throughput, method)
-    origin = "spread of the probe's repeats"
-    if transfer > 0:
-        origin += ", and of carrying a speed to another model, method or length"
-    return interval_from_spread(spread=math.hypot(repeats, transfer), origin=origin)
+    family: str
+    method: str
+    time_ratio: float | None = None
+    memory_ratio: float | None = None
+    is_point: bool = False
 
 
-def interval_from_spread(*, spread: float, origin: str) -> Interval:
-    """A log-normal interval around 1 of this standard deviation of the logarithm."""
-    return Interval(p10=math.exp(-_Z90 * spread), p50=1.0, p90=math.exp(_Z90 * spread), origin=origin)
+class Band(msgspec.Struct, frozen=True):
+    """Where four fifths of the runs lay around their fitted factor, in logarithms."""
+
+    low: float
+    high: float
 
 
-def interval_from_ratios(ratios: Sequence[float]) -> Interval:
-    """Empirical deciles of measured / predicted times."""
-    deciles = quantiles(ratios, n=10, method="inclusive")
-    return Interval(
-        p10=deciles[0], p50=deciles[4], p90=deciles[8], origin=f"this pool's last {len(ratios)} finished runs"
+class Learned(msgspec.Struct, frozen=True, kw_only=True):
+    """Offsets (logarithms) of a pool, its methods, families and pairs of them; a level without runs is absent."""
+
+    runs: int = 0
+    votes: float = 0.0  # of the runs, by their age
+    pool: float = 0.0
+    methods: dict[str, float] = {}
+    families: dict[str, float] = {}
+    pairs: dict[str, float] = {}
+    bands: dict[str, Band] = {}
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """What one pool's runs taught. `number` counts the pool's versions, `physics` the formulas it corrects."""
+
+    time: Learned = Learned()
+    memory: Learned = Learned()
+    number: int = 0
+    physics: str = PHYSICS
+    runs: int = 0
+    points: int = 0
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """Median absolute error with and without a calibration, each run judged by a fit that did not see it."""
+
+    runs: int
+    physics: float | None
+    calibrated: float | None
+
+
+def fit(observations: Sequence[Observation], *, number: int = 0) -> Calibration:
+    """Fit a pool's runs, given oldest first."""
+    recent = observations[-MOST_RUNS:]
+    return Calibration(
+        time=_learn([(o.family, o.method, o.time_ratio) for o in recent]),
+        memory=_learn([(o.family, o.method, o.memory_ratio) for o in recent]),
+        number=number,
+        runs=sum(not o.is_point for o in recent),
+        points=sum(o.is_point for o in recent),
     )
 
 
-def _repeat_spread(probe: ProbeRow) -> float:
-    """The probe's fastest and slowest repeats, read as its 10th and 90th percentile."""
-    low, high = probe.tokens_per_second_low, probe.tokens_per_second_high
-    if not low or not high or high <= low:
-        return _LEAST_REPEAT_SPREAD
-    return max(_LEAST_REPEAT_SPREAD, math.log(high / low) / (2 * _Z90))
+def correct(calibration: Calibration, *, family: str, method: str) -> Correction | None:
+    """Return what a pool's runs say of one job; None where they say nothing yet."""
+    if calibration.physics != PHYSICS or not (calibration.time.runs or calibration.memory.runs):
+        return None
+    is_ranged = calibration.runs >= _LEAST_RUNS_FOR_SPREAD
+    time = _factors(calibration.time, family, method, _TIME_SPREAD if is_ranged else None)
+    memory = _factors(calibration.memory, family, method, _MEMORY_SPREAD if is_ranged else None)
+    return Correction(
+        origin=_origin(calibration),
+        runs=calibration.runs,
+        version=calibration.number,
+        time_factor=time[0],
+        time_p10=time[1],
+        time_p90=time[2],
+        memory_factor=memory[0],
+        memory_p10=memory[1],
+        memory_p90=memory[2],
+    )
 
 
-def _transfer_spread(probe: ProbeRow, throughput: Throughput, method: str) -> float:
-    """None for the probe's own job, growing to the measured spread at twice or half its work per token, or at a
-    quarter or four times its tokens per micro-step (their fixed time is rarely known)."""
-    work = abs(math.log2(throughput.flops_per_token / throughput.probe_flops_per_token))
-    tokens = abs(math.log2(throughput.tokens_per_micro_step / probe.tokens_per_micro_step)) / 2
-    share = 1.0 if method != probe.method else min(1.0, max(work, tokens))
-    return TRANSFER_SPREAD_SAME_STACK * share
+def _origin(calibration: Calibration) -> str:
+    counts = ((calibration.runs, "finished run"), (calibration.points, "measured point"))
+    words = [f"{count:,} {noun}{'s' if count > 1 else ''}" for count, noun in counts if count]
+    return f"{' and '.join(words)} of this pool"
+
+
+def _factors(
+    learned: Learned, family: str, method: str, spread: float | None
+) -> tuple[float, float | None, float | None]:
+    """The factor, and P10 and P90 around it where a spread of the physics is given to start from."""
+    if spread is None or not learned.runs:
+        return math.exp(_offset(learned, family, method)), None, None
+    band = learned.bands[_band_key(learned, family, method)]
+    share = learned.votes / (learned.votes + _SPREAD_VOTES)
+    return (
+        math.exp(_offset(learned, family, method)),
+        math.exp(share * band.low - (1 - share) * _Z90 * spread),
+        math.exp(share * band.high + (1 - share) * _Z90 * spread),
+    )
+
+
+def check(observations: Sequence[Observation], *, quantity: str, folds: int = 5) -> Check:
+    """Return what a calibration would have been worth. `quantity` is "time_ratio" or "memory_ratio"."""
+    known = [o for o in observations[-MOST_RUNS:] if getattr(o, quantity)]
+    before, after = [], []
+    for fold in range(folds):
+        learned = _learn([_row(o, quantity) for index, o in enumerate(known) if index % folds != fold])
+        for observation in known[fold::folds]:
+            ratio = getattr(observation, quantity)
+            factor = math.exp(_offset(learned, observation.family, observation.method))
+            before.append(abs(1 / ratio - 1))
+            after.append(abs(factor / ratio - 1))
+    return Check(
+        runs=len(known), physics=median(before) if before else None, calibrated=median(after) if after else None
+    )
+
+
+# --- fitting ------------------------------------------------------------------------------------------------------
+
+Row = tuple[str, str, float | None]
+
+
+def _row(observation: Observation, quantity: str) -> Row:
+    return observation.family, observation.method, getattr(observation, quantity)
+
+
+def _learn(rows: Sequence[Row]) -> Learned:
+    known = [(family, method, math.log(ratio)) for family, method, ratio in rows if ratio and ratio > 0]
+    if not known:
+        return Learned()
+    weights = [0.5 ** (age / _HALF_LIFE_RUNS) for age in range(len(known) - 1, -1, -1)]
+    learned = Learned(runs=len(known), votes=sum(weights))
+    for _ in range(_SWEEPS):
+        learned = _sweep(learned, known, weights)
+    return msgspec.structs.replace(learned, bands=_bands(learned, known, weights))
+
+
+def _sweep(learned: Learned, rows: Sequence[tuple[str, str, float]], weights: Sequence[float]) -> Learned:
+    """Fit each level on what the others leave over."""
+    pool = _voted_median([y - _offset(learned, f, m) + learned.pool for f, m, y in rows], weights, _POOL_VOTES)
+    learned = msgspec.structs.replace(learned, pool=pool)
+    for name, key in _LEVELS:
+        present = getattr(learned, name)
+        values: dict[str, list[float]] = defaultdict(list)
+        votes: dict[str, list[float]] = defaultdict(list)
+        for (family, method, y), weight in zip(rows, weights, strict=True):
+            group = key(family, method)
+            values[group].append(y - _offset(learned, family, method) + present.get(group, 0.0))
+            votes[group].append(weight)
+        fitted = {group: _voted_median(values[group], votes[group], _GROUP_VOTES) for group in values}
+        learned = msgspec.structs.replace(learned, **{name: fitted})
+    return learned
+
+
+def _pair(family: str, method: str) -> str:
+    return f"{family}|{method}"
+
+
+_LEVELS = (("methods", lambda _, method: method), ("families", lambda family, _: family), ("pairs", _pair))
+
+
+def _offset(learned: Learned, family: str, method: str) -> float:
+    return (
+        learned.pool
+        + learned.methods.get(method, 0.0)
+        + learned.families.get(family, 0.0)
+        + learned.pairs.get(_pair(family, method), 0.0)
+    )
+
+
+def _voted_median(values: Sequence[float], weights: Sequence[float], physics_votes: float) -> float:
+    """Weighted median of the values and of zero, which holds `physics_votes`, fewer where many runs clearly deny it."""
+    runs = sum(weights)
+    plain = _median(values, weights)
+    scatter = max(_LEAST_SCATTER, _MAD_TO_SIGMA * _median([abs(value - plain) for value in values], weights))
+    error = _MEDIAN_ERROR * scatter / math.sqrt(runs)
+    doubt = min(1.0, (_CERTAIN_ERRORS * error / plain) ** 2) if plain else 1.0
+    votes = physics_votes * max(doubt, min(1.0, physics_votes / runs))
+    return _median([*values, 0.0], [*weights, votes])
+
+
+def _median(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Weighted median: one of the values, never between two."""
+    pairs = sorted(zip(values, weights, strict=True))
+    half, below = sum(weights) / 2, 0.0
+    for value, weight in pairs:
+        below += weight
+        if below >= half:
+            return value
+    return pairs[-1][0]
+
+
+def _quantile(values: Sequence[float], weights: Sequence[float], share: float) -> float:
+    """The value at this share of the weight, each value in the middle of its own; between two, in proportion."""
+    pairs = sorted(zip(values, weights, strict=True))
+    wanted = share * sum(weights)
+    middle = pairs[0][1] / 2
+    for (value, weight), (following, next_weight) in pairwise(pairs):
+        step = (weight + next_weight) / 2
+        if wanted <= middle + step:
+            return value + (following - value) * max(0.0, (wanted - middle) / step)
+        middle += step
+    return pairs[-1][0]
+
+
+# --- spread -------------------------------------------------------------------------------------------------------
+
+
+def _band_key(learned: Learned, family: str, method: str) -> str:
+    """What of a job the pool has seen: the pair, or its method or family alone, or neither ("|")."""
+    if _pair(family, method) in learned.pairs:
+        return _pair(family, method)
+    return _pair(family if family in learned.families else "", method if method in learned.methods else "")
+
+
+def _bands(learned: Learned, rows: Sequence[tuple[str, str, float]], weights: Sequence[float]) -> dict[str, Band]:
+    """A band for every answer of `_band_key`: residuals against the levels such a job has, no others."""
+    alone = [_pair("", method) for method in learned.methods] + [_pair(family, "") for family in learned.families]
+    both = [_pair(family, method) for family in learned.families for method in learned.methods]
+    return {key: _band(key, learned, rows, weights) for key in ["|", *alone, *both]}
+
+
+def _band(key: str, learned: Learned, rows: Sequence[tuple[str, str, float]], weights: Sequence[float]) -> Band:
+    family, _, method = key.partition("|")
+    own = [(not family or f == family) and (not method or m == method) for f, m, _ in rows]
+    levels = _levels_of(learned, family, method)
+    residuals = [y - _offset(levels, f, m) for f, m, y in rows]
+    others = sum(weight for weight, is_own in zip(weights, own, strict=True) if not is_own)
+    share = min(1.0, _NEIGHBOUR_VOTES / others) if others else 0.0
+    votes = [weight if is_own else weight * share for weight, is_own in zip(weights, own, strict=True)]
+    # One more run than were seen stands outside each end: the finite-sample correction of conformal prediction.
+    reach = min(1.0, 0.9 * (learned.votes + 1) / learned.votes)
+    return Band(min(0.0, _quantile(residuals, votes, 1 - reach)), max(0.0, _quantile(residuals, votes, reach)))
+
+
+def _levels_of(learned: Learned, family: str, method: str) -> Learned:
+    """The levels a job of this key has offsets from; without its own family, all runs are seen without theirs."""
+    nothing: Mapping[str, float] = {}
+    return msgspec.structs.replace(
+        learned,
+        methods=learned.methods if method else nothing,
+        families=learned.families if family else nothing,
+        pairs=learned.pairs if _pair(family, method) in learned.pairs else nothing,
+    )

@@ -9,13 +9,11 @@ from typing import Any
 
 import msgspec
 
+from apps.estimates.errors import EstimateError
 
-class ArchitectureError(ValueError):
+
+class ArchitectureError(EstimateError):
     """The configuration cannot be read as a decoder model. `field` names what is missing or wrong."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
 
 
 class ModuleNames(msgspec.Struct, frozen=True):
@@ -162,7 +160,7 @@ def _intermediate_size(text: Mapping[str, Any], traits: Mapping[str, Any], famil
     if family == "qwen" and size is not None:
         return size // 2  # the first Qwen counts gate and up together
     if size is None and family in {"gpt2", "falcon", "mpt"}:
-        return hidden_size * int(text.get("expansion_ratio") or 4)
+        return 4 * hidden_size  # transformers' MPT reads no expansion_ratio either
     return size if size is not None else _required(text, traits, "intermediate_size")
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from apps.estimates.errors import EstimateError
+
 GIB = 1024**3
 MIB = 1024**2
 
@@ -13,6 +15,25 @@ MIB = 1024**2
 # least share among the types with an observation in gpus.json: HBM 79.15/80 (A100), GDDR6 with ECC 14.563/16 (T4).
 _HBM_USABLE_SHARE = 0.987
 _GDDR_USABLE_SHARE = 0.910
+# Multiprocessors x boost clock in GHz, from NVIDIA's data sheets and architecture white papers: each multiprocessor
+# evaluates 16 exponentials a clock (CUDA C programming guide, throughput of native arithmetic instructions).
+_EXPONENTIALS_PER_CLOCK = 16
+# One way over 16 lanes, as bandwidth tests reach it (generation 4: 25 of 31.5 GB/s; CUDA samples bandwidthTest).
+_PCIE = {"PCIe5": 50e9, "PCIe4": 25e9, "PCIe3": 12.5e9}
+_EXPONENTIALS_PER_BYTE = 1.2  # of an A100 80GB: 2.44e12 exponentials and 2.04e12 bytes a second
+_MULTIPROCESSORS = {
+    "a100": (108, 1.41), "h100-pcie": (114, 1.755), "h100": (132, 1.83), "h200": (132, 1.83), "b200": (148, 1.965),
+    "b300": (160, 1.965), "gb200": (148, 1.965), "gb300": (160, 1.965), "l40s": (142, 2.52), "l40": (142, 2.49),
+    "l4": (58, 2.04), "rtx-4090": (128, 2.52), "rtx-5090": (170, 2.41), "rtx-6000-ada": (142, 2.505),
+    "rtx-pro-6000": (188, 2.6), "a10g": (80, 1.695), "t4": (40, 1.59), "v100": (80, 1.53), "rtx-a6000": (84, 1.80),
+    "rtx-3090": (82, 1.695), "rtx-4080": (76, 2.505),
+}  # fmt: skip
+# GeForce cards multiply 16-bit numbers with fp32 sums at half the rate their units have (Ampere and Ada white papers),
+# and clock above the data sheet: what feeds the units is never the limit, and the sheet's figure is reached.
+_GEFORCE_PREFIXES, _GEFORCE_SHARE = ("rtx-30", "rtx-40", "rtx-50"), 1.0
+# Best measured matrix product / data sheet where nobody measured it: 0.87 on A100, 0.73-0.80 on the types of 700 W and
+# more that cannot hold their clock (mamf_bf16_tflops_measured in gpus.json).
+_GEMM_SHARE, _GEMM_SHARE_LARGE, _LARGE_FLOPS = 0.87, 0.78, 5e14
 _HBM_KEY_PREFIXES = ("a100", "h100", "h200", "b200", "b300", "gb", "mi3", "v100")
 
 
@@ -26,9 +47,30 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "cuda"  # "cuda" | "rocm" | "cpu"
     memory_bandwidth_bytes_per_second: int | None = None
     bf16_flops: float | None = None
+    fp16_flops: float | None = None
     nvlink_bytes_per_second: int | None = None
     memory_is_observed: bool = True
+    measured_gemm_flops: float | None = None  # of the best 16-bit matrix product anyone found (mamf-finder)
+    pcie_bytes_per_second: float = 25e9  # 16 lanes one way, as reached: generation 4; 5 twice, 3 half of it
+    has_nvlink_switch: bool = False  # every GPU reaches every other at the full rate
     sources: tuple[str, ...] = ()
+
+    @property
+    def reachable_flops(self) -> float:
+        """Of 16-bit matrix products: as measured, else the share of the data sheet that measured types reach."""
+        sheet = self.bf16_flops or self.fp16_flops or 0.0
+        if self.key.startswith(_GEFORCE_PREFIXES):
+            return self.measured_gemm_flops or sheet * _GEFORCE_SHARE
+        return self.measured_gemm_flops or sheet * (_GEMM_SHARE if sheet < _LARGE_FLOPS else _GEMM_SHARE_LARGE)
+
+    @property
+    def exponentials_per_second(self) -> float:
+        """What softmax waits for; a type not listed is taken to have as many for its bandwidth as an A100."""
+        for prefix in sorted(_MULTIPROCESSORS, key=len, reverse=True):
+            if self.key.startswith(prefix):
+                count, gigahertz = _MULTIPROCESSORS[prefix]
+                return count * gigahertz * 1e9 * _EXPONENTIALS_PER_CLOCK
+        return (self.memory_bandwidth_bytes_per_second or 0.0) * _EXPONENTIALS_PER_BYTE
 
     @property
     def is_cpu(self) -> bool:
@@ -52,7 +94,11 @@ def from_row(row: Mapping[str, Any]) -> Gpu:
         memory_bandwidth_bytes_per_second=round(bandwidth * 1e9) if bandwidth else None,
         # Cards before Ampere have no bf16 matrix units; their fp16 peak is not this figure.
         bf16_flops=tflops["bf16"] * 1e12 if tflops.get("bf16") else None,
+        fp16_flops=tflops["fp16"] * 1e12 if tflops.get("fp16") else None,
         nvlink_bytes_per_second=_nvlink(row["interconnect"]),
+        pcie_bytes_per_second=next((v for k, v in _PCIE.items() if k in row["interconnect"]["kind"]), 25e9),
+        measured_gemm_flops=_tera(row.get("mamf_bf16_tflops_measured")),
+        has_nvlink_switch="bridge" not in row["interconnect"]["kind"] and _nvlink(row["interconnect"]) is not None,
         memory_is_observed=is_observed,
         sources=tuple(row["sources"]),
     )
@@ -68,11 +114,22 @@ def load(path: Path) -> dict[str, Gpu]:
     return from_rows(msgspec.json.decode(path.read_bytes())["gpus"])
 
 
+def find(types: Mapping[str, Gpu], key: str) -> Gpu:
+    """The type of this key; raises EstimateError naming `gpu` and the keys there are."""
+    if key not in types:
+        raise EstimateError("gpu", f"GPU type {key!r} is not known; known: {', '.join(sorted(types))}")
+    return types[key]
+
+
 def _memory(row: Mapping[str, Any]) -> tuple[int, bool]:
     if observed := row.get("usable_gib_observed") or row.get("total_gib"):
         return int(observed * GIB), True
     share = _HBM_USABLE_SHARE if row["key"].startswith(_HBM_KEY_PREFIXES) else _GDDR_USABLE_SHARE
     return int(row["memory_gb_label"] * share * GIB), False
+
+
+def _tera(value: float | None) -> float | None:
+    return value * 1e12 if value else None
 
 
 def _nvlink(interconnect: Mapping[str, Any]) -> int | None:

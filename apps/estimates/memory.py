@@ -1,49 +1,57 @@
-"""Peak memory of a training job on one GPU: the largest of four moments, each the sum of named parts.
+"""Peak memory of a training job on one GPU: the largest of six moments, each the sum of named parts.
 
-Loading; computing the loss (every saved activation alive, plus the logits); the backward pass (checkpoints, one
-layer's recomputed activations and their gradients); the optimizer step. The parts returned are those of the peak
-moment, so they always add up to it.
+Loading; the loss (every saved activation alive, plus the logits); the backward pass of a layer (checkpoints, one
+layer's recomputed activations and their gradients); the optimizer step; evaluation; saving a checkpoint. The parts
+returned are those of the peak moment, so they always add up to it.
 """
+
+from typing import NamedTuple
 
 import msgspec
 
-from apps.estimates.architectures import (
-    Architecture,
-    head_parameter_count,
-    linear_layers,
-    linear_parameter_count,
-    lora_parameter_count,
-    other_parameter_count,
-    parameter_count,
-    target_layers,
-)
+from apps.estimates.architectures import Architecture
 from apps.estimates.gpus import GIB, MIB, Gpu
-from apps.estimates.plans import Method, TrainingPlan
+from apps.estimates.plans import Method, Parallelism, TrainingPlan
+from apps.estimates.shapes import Shape, shape_of
+from apps.estimates.stacks import ANNEAL, StackProfile
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-# NF4: 4 bits a weight, and one scale per block of 64 weights: fp32, or with double quantisation uint8 plus one fp32
-# per 256 scales (QLoRA, arXiv 2305.14314, section 3; bitsandbytes blocksize=64).
-_NF4_BYTES = 0.5 + 4 / 64
-_NF4_DOUBLE_QUANT_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-
-# Adam keeps two moments per trained parameter; 8-bit Adam one byte each plus one fp32 scale per 256
-# (bitsandbytes blockwise quantisation, blocksize=256).
-_ADAM_MOMENTS = 2
-_ADAM_8BIT_BYTES = _ADAM_MOMENTS * (1 + 4 / 256)
-_FP32_MASTER_BYTES = 4  # full fine-tuning keeps fp32 weights beside the bf16 ones (mixed precision, 16 bytes in all)
+# Bytes of a quantised weight. NF4: 4 bits and one scale per block of 64: fp32, or with double quantisation uint8 plus
+# one fp32 per 256 scales (QLoRA, arXiv 2305.14314, section 3; bitsandbytes blocksize=64). GPTQ: groups of 128 with an
+# fp16 scale and a zero point of the weights' width (AutoGPTQ group_size=128).
+_WEIGHT_BYTES = {
+    "nf4": 0.5 + 4 / 64,
+    "nf4_double": 0.5 + 1 / 64 + 4 / (64 * 256),
+    "gptq_int4": 0.5 + (2 + 0.5) / 128,
+    "gptq_int8": 1 + (2 + 1) / 128,
+    "int8": 1.0,
+}
+# bitsandbytes blockwise 8-bit Adam: one byte for each moment and one fp32 scale per 256 values.
+_MOMENT_BYTES_8BIT = 1 + 4 / 256
+# Adafactor keeps row and column sums instead of the second moment: below a thousandth of the weights for any matrix
+# of LLM size (arXiv 1804.04235), counted as 1 %.
+_ADAFACTOR_BYTES = 0.04
+_FP32 = 4
 
 # One torch process on a GPU before any tensor: CUDA context and kernels 0.5-2 GiB by driver and GPU (gpus.json _about;
 # the lower half is seen on single-GPU jobs), and cuBLAS's workspace, 32 MiB on Hopper (PyTorch CUDA semantics notes).
-_CUDA_CONTEXT_BYTES = 1 * GIB + 32 * MIB
+CONTEXT_BYTES = 1 * GIB
+_CUBLAS_BYTES = 32 * MIB
+# NCCL's channels: 2 rings or trees x 8 to 16 channels x 4 MiB and their proxies (NCCL_BUFFSIZE, NCCL user guide).
+NCCL_BYTES = 256 * MIB
 # Resident set after importing torch, transformers, peft, trl and bitsandbytes on a CPU machine: measured 575,276 kB
 # (torch 2.13, transformers 5.19, trl 1.16); rounded up for the data loader and the tokenizer.
 _CPU_PROCESS_BYTES = 640 * MIB
 
-# Memory that the caching allocator reserves beyond what is alive: blocks are rounded up to 2 MiB and batches of varying
-# length fragment them. 10 % of what each micro-step allocates and frees; tests/bench/estimate_error.py compares the sum
-# with published *reserved* peaks.
-_ALLOCATOR_SHARE = 0.10
+# What the caching allocator reserves beyond what is alive, as a share of what each micro-step allocates and frees:
+# blocks are rounded up to 2 MiB and split. With equal lengths 10 %.
+_RESERVE_SHARE = 0.10
+# When lengths vary, blocks cached for shorter rows are too small for a longer one, and pile up until the card is full
+# and the cache is dropped: replaying a training step's allocations with lengths of mean 3,234 and deviation 2,547
+# against torch's best-fit rules gives 1.9 to 4.7 times what is alive after 60 rows,
+# median 2.6 (tests/bench/allocator.py).
+_VARIED_RESERVE_SHARE = 1.6
 # glibc keeps most of what a training step frees: the peak resident set of four LoRA jobs (42 M and 67 M parameters,
 # 512 to 2,048 tokens a micro-step, fp32, with and without checkpointing) was 1.44 to 1.88 times what was alive.
 _CPU_ALLOCATOR_SHARE = 0.75
@@ -59,10 +67,23 @@ _TILE_VOCABULARY = 32768
 # once in fp32, and one boolean mask (trl/kernels/chunked_logprob.py _backward_tile).
 _TORCH_TILE_BYTES = 8 * 4 + 1
 
-# Eager attention keeps softmax in fp32 and its bf16 copy for the backward pass (transformers eager_attention_forward).
-_EAGER_BYTES_PER_SCORE = 4 + 2
-# A padded batch needs a mask of length x length per row: boolean, and expanded to bf16 by the kernel.
+# Eager attention keeps softmax in fp32 and its 16-bit copy for the backward pass (transformers eager_attention_forward)
+# and makes the gradient of each besides.
+_EAGER_SAVED_BYTES = 4 + 2
+_EAGER_WORKING_BYTES = 4 + 4 + 2
+# A padded batch needs a mask of length x length per row: boolean, and expanded to 16 bits by the kernel.
 _MASK_BYTES_PER_SCORE = 1 + 2
+# DeepSpeed's reduce and all-gather buckets: 2e8 elements each in the configuration of transformers' DeepSpeed guide,
+# two of the first (overlap_comm). ZeRO-3 keeps up to 1e9 gathered parameters
+# (stage3_max_live_parameters) and steps its optimizer over 1e9 at a time (sub_group_size; DeepSpeed config docs).
+_BUCKETS, _BUCKET_ELEMENTS = 3, 2e8
+_LIVE_PARAMETERS = 1e9
+_STEP_GROUP = 1e9
+# Under DeepSpeed the model runs in 16 bits without autocast: logits, shifted copy, log-probabilities, gradient.
+_DEEPSPEED_LOSS_BYTES = 8.0
+# FSDP gathers at most two units ahead of the one it computes with (limit_all_gathers), and keeps the root unit
+# (embedding and head) gathered from the forward to the backward pass, with its padded buffer.
+_FSDP_UNITS, _FSDP_ROOT_COPIES = 3, 2
 
 
 class MemoryPart(msgspec.Struct, frozen=True):
@@ -72,12 +93,15 @@ class MemoryPart(msgspec.Struct, frozen=True):
 
 
 class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """`parts` are what is alive at the peak and sum to `peak_bytes`; `phase` names that moment."""
+    """`parts` are what is alive at the peak and sum to `peak_bytes`; `phase` names that moment. `peak_bytes` is what
+    the job needs; `reserved_bytes` what the allocator will show, which may be more while memory is free."""
 
     peak_bytes: int
     phase: str
     parts: tuple[MemoryPart, ...]
     phase_bytes: dict[str, int]
+    reserved_bytes: int = 0
+    allocated_bytes: int = 0
 
 
 LABELS = {
@@ -88,159 +112,333 @@ LABELS = {
     "activations": "Activations",
     "logits": "Logits and loss",
     "dequantization": "Dequantisation workspace",
+    "communication": "Gathered layers and buckets",
     "allocator": "Allocator reserve",
     "framework": "Framework and CUDA",
 }
 
 
-def peak_memory(*, architecture: Architecture, plan: TrainingPlan, gpu: Gpu) -> MemoryEstimate:
+def peak_memory(
+    *, architecture: Architecture, plan: TrainingPlan, gpu: Gpu, stack: StackProfile = ANNEAL
+) -> MemoryEstimate:
     """Predict the most memory one GPU holds at any moment of this job, and what it is made of."""
-    phases = _phases(architecture, plan, gpu)
-    totals = {phase: sum(parts.values()) for phase, parts in phases.items()}
-    peak = max(totals, key=lambda phase: totals[phase])
-    parts = tuple(MemoryPart(key, label, phases[peak].get(key, 0)) for key, label in LABELS.items())
-    return MemoryEstimate(peak_bytes=totals[peak], phase=peak, parts=parts, phase_bytes=totals)
+    return MemoryModel(shape_of_plan(architecture, plan), plan, gpu, stack).estimate(plan)
 
 
-def weight_bytes(*, architecture: Architecture, plan: TrainingPlan) -> int:
-    """Base model weights as this method stores them."""
-    width = DTYPE_BYTES[plan.compute_dtype]
-    if plan.method != Method.QLORA:
-        return parameter_count(architecture) * width
-    per_weight = _NF4_DOUBLE_QUANT_BYTES if plan.double_quantization else _NF4_BYTES
-    other_width = 4 if plan.upcast_non_quantized else width
-    quantized = round(linear_parameter_count(architecture) * per_weight)
-    return quantized + other_parameter_count(architecture) * other_width
+def weight_bytes(*, architecture: Architecture, plan: TrainingPlan, stack: StackProfile = ANNEAL) -> int:
+    """Base model weights as this method stores them, all of them."""
+    return round(stored_weight_bytes(shape_of_plan(architecture, plan), plan, stack))
 
 
 def trained_parameter_count(*, architecture: Architecture, plan: TrainingPlan) -> int:
     """Parameters that get gradients."""
+    shape = shape_of_plan(architecture, plan)
+    return shape.total if plan.method == Method.FULL else shape.adapter
+
+
+class MemoryModel:
+    """Everything about a job that does not depend on its micro-batch and checkpointing, summed once."""
+
+    def __init__(self, shape: Shape, plan: TrainingPlan, gpu: Gpu, stack: StackProfile) -> None:
+        self.shape, self.stack, self.gpu = shape, stack, gpu
+        self.width = DTYPE_BYTES[plan.compute_dtype]
+        shards = _Shards(plan)
+        weights = stored_weight_bytes(shape, plan, stack)
+        state = _training_state(shape, plan, stack)
+        self.weights = weights / shards.weights * (0 if plan.cpu_offload else 1)
+        self.adapter = state.adapter / shards.weights
+        self.gradients = state.gradients / shards.gradients
+        self.optimizer = 0.0 if plan.cpu_offload else state.optimizer / shards.optimizer
+        self.step_copy = 0.0 if plan.cpu_offload else _step_copy(state, plan, shards.optimizer)
+        self.buckets = _buckets(plan, state)
+        self.gathered = self.buckets + _gathered(shape, plan, weights)
+        self.framework = _CPU_PROCESS_BYTES if gpu.is_cpu else CONTEXT_BYTES + _CUBLAS_BYTES
+        self.framework += NCCL_BYTES if plan.gpu_count > 1 else 0
+        self.load = max(shape.head, shape.largest_linear) * self.width
+        self.workspace = _workspace(shape, plan, self.width)
+        self.per_token = _TokenBytes(shape, plan, gpu, stack, self.width)
+        self.reserve_share = _CPU_ALLOCATOR_SHARE if gpu.is_cpu else _RESERVE_SHARE
+        self.keeps_gradients = plan.gradient_accumulation_steps > 1 or plan.parallelism == Parallelism.DDP
+
+    def estimate(self, plan: TrainingPlan) -> MemoryEstimate:
+        moments = self._moments(plan.micro_batch_size, plan.max_length, plan.gradient_checkpointing)
+        alive = [self._alive(moment) for moment in moments]
+        varying = [moment.varying for moment in moments]
+        totals = [held + self.reserve_share * share for held, share in zip(alive, varying, strict=True)]
+        highest = max(totals)
+        varied = self._reserve_share(plan)
+        reserved = max(held + varied * share for held, share in zip(alive, varying, strict=True))
+        if self.gpu.memory_bytes:
+            reserved = min(reserved, max(self.gpu.memory_bytes, highest))
+        peak = moments[totals.index(highest)]
+        listed = self._parts(peak)
+        rounded = sum(part.bytes for part in listed)
+        return MemoryEstimate(
+            peak_bytes=rounded,
+            phase=peak.phase,
+            parts=listed,
+            phase_bytes={
+                moment.phase: min(round(total), rounded) if moment is not peak else rounded
+                for moment, total in zip(moments, totals, strict=True)
+            },
+            reserved_bytes=round(reserved - self.framework + _CUBLAS_BYTES),
+            allocated_bytes=round(max(alive) - self.framework),
+        )
+
+    def peak(self, rows: int, length: int, checkpointing: bool) -> float:
+        """The figure of `estimate`, without its parts: for searches."""
+        t, tokens, widened = self.per_token, rows * length, 1 + self.reserve_share
+        saved, working = t.activations(rows, length, checkpointing)
+        at_rest = self.weights + self.adapter + self.framework
+        held = at_rest + self.optimizer + self.gathered
+        kept = self.gradients if self.keeps_gradients else 0.0
+        return max(
+            at_rest + widened * self.load,
+            held + kept + widened * (saved + t.loss(tokens)),
+            held + (self.gradients if checkpointing else kept) + widened * (saved + working + self.workspace),
+            at_rest + self.gradients + self.optimizer + self.step_copy + self.buckets,
+            held + widened * (working + t.evaluation(tokens) + self.workspace),
+        )
+
+    def needed(self, rows: int, length: int, checkpointing: bool, margin: tuple[float, float]) -> float:
+        """The peak with a margin on the whole and on what is not weights."""
+        whole, rest = margin
+        return whole * (self.weights + rest * (self.peak(rows, length, checkpointing) - self.weights))
+
+    def _moments(self, rows: int, length: int, checkpointing: bool) -> tuple["_Moment", ...]:
+        tokens, t = rows * length, self.per_token
+        saved, working = t.activations(rows, length, checkpointing)
+        kept = self.gradients if self.keeps_gradients else 0.0
+        optimizer, gathered, workspace = self.optimizer, self.gathered, self.workspace
+        return (
+            _Moment("load", 0.0, 0.0, 0.0, 0.0, self.load, 0.0),
+            _Moment("loss", kept, optimizer, saved, t.loss(tokens), 0.0, gathered),
+            _Moment(
+                "backward",
+                self.gradients if checkpointing else kept,
+                optimizer,
+                saved + working,
+                0.0,
+                workspace,
+                gathered,
+            ),
+            _Moment("optimizer_step", self.gradients, optimizer + self.step_copy, 0.0, 0.0, 0.0, self.buckets),
+            _Moment("evaluation", 0.0, optimizer, working, t.evaluation(tokens), workspace, gathered),
+            _Moment("checkpoint", 0.0, optimizer, 0.0, 0.0, 0.0, gathered),
+        )
+
+    def _alive(self, moment: "_Moment") -> float:
+        held = moment.gradients + moment.optimizer + moment.communication + moment.varying
+        return self.weights + self.adapter + self.framework + held
+
+    def _parts(self, moment: "_Moment") -> tuple[MemoryPart, ...]:
+        amounts = {
+            "weights": self.weights,
+            "adapter": self.adapter,
+            "gradients": moment.gradients,
+            "optimizer": moment.optimizer,
+            "activations": moment.activations,
+            "logits": moment.logits,
+            "dequantization": moment.dequantization,
+            "communication": moment.communication,
+            "allocator": self.reserve_share * moment.varying,
+            "framework": self.framework,
+        }
+        return tuple(MemoryPart(key, label, round(amounts[key])) for key, label in LABELS.items())
+
+    def _reserve_share(self, plan: TrainingPlan) -> float:
+        is_even = self.gpu.is_cpu or plan.is_packed or self.stack.frees_cache
+        return self.reserve_share if is_even else _VARIED_RESERVE_SHARE
+
+
+class _Moment(NamedTuple):
+    """What is alive besides weights, adapter and framework."""
+
+    phase: str
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    dequantization: float
+    communication: float
+
+    @property
+    def varying(self) -> float:
+        return self.activations + self.logits + self.dequantization
+
+
+class _TokenBytes:
+    """Bytes per token of activations and loss, operator by operator, as transformers' modelling code runs them."""
+
+    def __init__(self, shape: Shape, plan: TrainingPlan, gpu: Gpu, stack: StackProfile, width: int) -> None:
+        s = shape
+        if plan.method == Method.QLORA and stack.quantized_activation_bytes:
+            width = stack.quantized_activation_bytes
+        self.shape, self.plan, self.stack, self.width, self.is_cpu = shape, plan, stack, width, gpu.is_cpu
+        norm_bytes = width if stack.fused_kernels else 4  # RMSNorm works on an fp32 copy unless fused
+        norms = s.architecture.norms_per_layer * norm_bytes * s.hidden
+        key_values = s.query if stack.repeats_key_values else s.key_value
+        attention = width * (2 * s.query + 2 * key_values)
+        ff_copies = s.ff_copies - 1 if stack.fused_kernels else s.ff_copies
+        self.layer = norms + attention + ff_copies * width * s.active_ff + self._adapter_inputs()
+        self.working = width * (2 * s.hidden + 3 * s.active_ff)
+        self.checkpoint = 0 if stack.offloads_checkpoints else s.n_layers * s.hidden * width
+        self.head_gradient = s.head * 4 if plan.method == Method.FULL and stack.is_tiled_loss else 0
+
+    def activations(self, rows: int, length: int, checkpointing: bool) -> tuple[float, float]:
+        """What the forward pass of all layers keeps, and what the backward pass of one layer adds."""
+        s, tokens = self.shape, rows * length
+        layer, working = tokens * self.layer, tokens * self.working
+        if self.plan.attention == "eager":
+            scores = rows * s.architecture.n_heads * length**2
+            layer, working = layer + scores * _EAGER_SAVED_BYTES, working + scores * _EAGER_WORKING_BYTES
+        mask = 0 if rows == 1 or self.plan.is_packed else rows * length**2 * _MASK_BYTES_PER_SCORE
+        if checkpointing:
+            return tokens * self.checkpoint + mask, layer + working
+        return s.n_layers * layer + mask, working
+
+    def loss(self, tokens: int) -> float:
+        """At the head's peak."""
+        s, stack = self.shape, self.stack
+        if not stack.is_tiled_loss:
+            per_logit = _DEEPSPEED_LOSS_BYTES if self.plan.is_deepspeed else stack.loss_bytes
+            widened = 2 if self.plan.compute_dtype == "float32" else 1
+            return tokens * s.vocabulary * per_logit * widened
+        tile = min(tokens, _TILE_TOKENS) * min(s.vocabulary, _TILE_VOCABULARY)
+        per_value = self.width + (_TORCH_TILE_BYTES if self.is_cpu else 0)
+        hidden = tokens * s.hidden * (self.width + 4)  # selected positions, and their gradient in fp32
+        return tile * per_value + hidden + self.head_gradient
+
+    def evaluation(self, tokens: int) -> float:
+        """No gradient is made: logits, their fp32 copy and log-probabilities, or a tile."""
+        if self.stack.is_tiled_loss:
+            return self.loss(tokens) - self.head_gradient
+        per_logit = _DEEPSPEED_LOSS_BYTES if self.plan.is_deepspeed else self.stack.loss_bytes
+        return tokens * self.shape.vocabulary * min(per_logit * 5 / 6, self.width + 4 + 4)
+
+    def _adapter_inputs(self) -> float:
+        s, plan, width = self.shape, self.plan, self.width
+        if plan.method == Method.FULL:  # inputs of the two blocks and of the down projection; shared by their layers
+            return width * (2 * s.hidden + s.active_ff)
+        rank = plan.lora_rank * s.adapter_modules / s.n_layers * width
+        # DoRA scales the base's and the adapter's result by a trained magnitude, and so keeps both.
+        dora = s.adapted_outputs * (width + 4) if plan.use_dora else 0
+        if plan.lora_dropout > 0 and not self.stack.fused_kernels:  # each module its own dropped-out copy, and a mask
+            mask = width if self.is_cpu else _GPU_DROPOUT_MASK_BYTES
+            return s.adapted_inputs * (width + mask) + rank + dora
+        return s.distinct_adapted_inputs * width + rank + dora
+
+
+class _Shards:
+    """By how many GPUs weights, gradients and optimizer state are divided."""
+
+    def __init__(self, plan: TrainingPlan) -> None:
+        n, kind = plan.gpu_count, plan.parallelism
+        self.optimizer = n if kind in (Parallelism.ZERO1, Parallelism.ZERO2, Parallelism.ZERO3) else 1
+        self.gradients = n if kind in (Parallelism.ZERO2, Parallelism.ZERO3) else 1
+        self.weights = n if kind == Parallelism.ZERO3 else 1
+
+
+class _State(msgspec.Struct):
+    adapter: float
+    gradients: float
+    optimizer: float
+    step_copy: float
+    trained: float = 0.0
+
+
+def _step_copy(state: _State, plan: TrainingPlan, shards: int) -> float:
+    copy = state.step_copy / shards
+    if plan.is_deepspeed and plan.parallelism == Parallelism.ZERO3:
+        return min(copy, _STEP_GROUP * state.step_copy / max(state.trained, 1.0))
+    return copy
+
+
+def shape_of_plan(architecture: Architecture, plan: TrainingPlan) -> Shape:
+    return shape_of(architecture, rank=plan.lora_rank, target_modules=plan.target_modules, use_dora=plan.use_dora)
+
+
+def stored_weight_bytes(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> float:
+    """All base weights as this method stores them."""
+    width = DTYPE_BYTES[plan.compute_dtype]
+    if plan.method != Method.QLORA:
+        return shape.total * width
+    kind = plan.quantization
+    is_nf4 = kind == "nf4"
+    per_weight = _WEIGHT_BYTES["nf4_double" if is_nf4 and stack.double_quantization else kind]
+    other_width = 4 if is_nf4 and stack.upcasts_unquantized else width
+    head = shape.head if stack.quantizes_head else 0
+    return (shape.linear + head) * per_weight + (shape.other - head) * other_width
+
+
+def _training_state(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> _State:
+    width = DTYPE_BYTES[plan.compute_dtype]
+    is_deepspeed = stack.key != ANNEAL.key and plan.parallelism in (
+        Parallelism.ZERO1, Parallelism.ZERO2, Parallelism.ZERO3
+    ) and plan.is_deepspeed  # fmt: skip
     if plan.method == Method.FULL:
-        return parameter_count(architecture)
-    return lora_parameter_count(architecture, rank=plan.lora_rank, target_modules=plan.target_modules)
+        trained, is_mixed = shape.total, (stack.full_state == "mixed" or is_deepspeed) and width < _FP32
+        return _state(trained, width, is_mixed, plan, stack, is_deepspeed, adapter=0.0)
+    adapter_width = stack.quantized_adapter_bytes if plan.method == Method.QLORA else stack.adapter_bytes
+    if plan.compute_dtype == "float32":
+        adapter_width = 4
+    if is_deepspeed:
+        return _state(shape.adapter, width, True, plan, stack, True, adapter=float(shape.adapter * width))
+    copies = width if stack.is_autocast and adapter_width > width else 0  # autocast's cache of 16-bit adapters
+    state = _state(shape.adapter, adapter_width, False, plan, stack, False, shape.adapter * (adapter_width + copies))
+    if not plan.trains_embeddings:
+        return state
+    # PEFT's modules_to_save: copies of embedding and head in the base's type, trained whole.
+    more = _state(2 * shape.head, width, False, plan, stack, False, 2.0 * shape.head * width)
+    return _State(*(getattr(state, name) + getattr(more, name) for name in _State.__struct_fields__))
 
 
-def _phases(architecture: Architecture, plan: TrainingPlan, gpu: Gpu) -> dict[str, dict[str, int]]:
-    resident = _resident(architecture, plan, gpu)
-    trained = resident | _training_state(architecture, plan)
-    saved, working = _activations(architecture, plan, gpu)
-    workspace = {"dequantization": _dequantization_bytes(architecture, plan)}
-    loss = trained | {"activations": saved, "logits": _loss_bytes(architecture, plan, gpu)}
-    backward = trained | workspace | {"activations": saved + working, "logits": _kept_logits_bytes(architecture, plan)}
-    return {
-        "load": resident | {"dequantization": _load_bytes(architecture, plan)},
-        "loss": _with_reserve(loss, gpu),
-        "backward": _with_reserve(backward, gpu),
-        "optimizer_step": trained,
-    }
-
-
-def _resident(architecture: Architecture, plan: TrainingPlan, gpu: Gpu) -> dict[str, int]:
-    framework = _CPU_PROCESS_BYTES if gpu.is_cpu else _CUDA_CONTEXT_BYTES
-    return {"weights": weight_bytes(architecture=architecture, plan=plan), "framework": framework}
-
-
-def _training_state(architecture: Architecture, plan: TrainingPlan) -> dict[str, int]:
-    trained = trained_parameter_count(architecture=architecture, plan=plan)
-    if plan.method == Method.FULL:
-        width = DTYPE_BYTES[plan.compute_dtype]
-        has_master = plan.master_weights and width < _FP32_MASTER_BYTES
-        state = _FP32_MASTER_BYTES + _moment_bytes(plan, 4) if has_master else _moment_bytes(plan, width)
-        return {"gradients": trained * width, "optimizer": round(trained * state)}
-    # PEFT keeps adapters of a 16-bit base in fp32 (autocast_adapter_dtype); TRL casts those of a 4-bit base to bf16.
-    width = 2 if plan.method == Method.QLORA and plan.compute_dtype != "float32" else 4
-    optimizer = round(trained * _moment_bytes(plan, width))
-    return {"adapter": trained * width, "gradients": trained * width, "optimizer": optimizer}
+def _state(
+    trained: int, width: int, is_mixed: bool, plan: TrainingPlan, stack: StackProfile, is_deepspeed: bool,
+    adapter: float,
+) -> _State:  # fmt: skip
+    state_width = _FP32 if is_mixed else width
+    moments = _moment_bytes(plan, state_width)
+    master = _FP32 if is_mixed else 0
+    # DeepSpeed casts the gradients of its partition to fp32 for the step; foreach AdamW copies the second moment.
+    step = (_FP32 if is_deepspeed else 0) + (state_width if stack.has_step_copy and "8bit" not in plan.optimizer else 0)
+    return _State(adapter, trained * width, trained * (moments + master), trained * step, trained)
 
 
 def _moment_bytes(plan: TrainingPlan, width: int) -> float:
-    return _ADAM_8BIT_BYTES if "8bit" in plan.optimizer else _ADAM_MOMENTS * width
+    match plan.optimizer:
+        case "adamw_8bit":
+            return 2 * _MOMENT_BYTES_8BIT
+        case "paged_adamw" | "paged_adamw_8bit":
+            return 0.0  # in unified memory, moved to the host when the card is full
+        case "adafactor":
+            return _ADAFACTOR_BYTES
+        case "sgd":
+            return 0.0
+        case _:
+            return 2.0 * width
 
 
-def _load_bytes(architecture: Architecture, plan: TrainingPlan) -> int:
-    """While loading, the largest tensor exists twice: as read and as placed (quantised, for QLoRA)."""
-    largest = max(head_parameter_count(architecture), max(layer.weights for layer in linear_layers(architecture)))
-    return largest * DTYPE_BYTES[plan.compute_dtype]
+def _buckets(plan: TrainingPlan, state: _State) -> float:
+    """Flat buffers that gradients travel in, all the time."""
+    if plan.parallelism == Parallelism.DDP:
+        return state.gradients  # beside the gradients (DistributedDataParallel without bucket views)
+    return _BUCKETS * _BUCKET_ELEMENTS * DTYPE_BYTES[plan.compute_dtype] if plan.is_deepspeed else 0.0
 
 
-def _dequantization_bytes(architecture: Architecture, plan: TrainingPlan) -> int:
-    """bitsandbytes turns one weight matrix at a time back to the compute type for its matrix product."""
-    if plan.method != Method.QLORA:
-        return 0
-    return max(layer.weights for layer in linear_layers(architecture)) * DTYPE_BYTES[plan.compute_dtype]
+def _gathered(shape: Shape, plan: TrainingPlan, weights: float) -> float:
+    """Whole layers that sharded weights are gathered to, while computing."""
+    if plan.parallelism != Parallelism.ZERO3:
+        return 0.0
+    width, outside = DTYPE_BYTES[plan.compute_dtype], shape.total - shape.layer * shape.n_layers
+    layer = shape.layer * (weights - outside * width) / (shape.layer * shape.n_layers)
+    if plan.is_deepspeed:
+        return min(_LIVE_PARAMETERS * width, weights) + shape.head * width
+    return _FSDP_UNITS * layer + _FSDP_ROOT_COPIES * outside * width
 
 
-def _activations(architecture: Architecture, plan: TrainingPlan, gpu: Gpu) -> tuple[int, int]:
-    """Bytes saved by the forward pass of all layers, and those one layer adds in the backward pass."""
-    rows, tokens, width = plan.micro_batch_size, plan.tokens_per_micro_step, DTYPE_BYTES[plan.compute_dtype]
-    layer = tokens * _layer_bytes_per_token(architecture, plan, gpu) + rows * _layer_bytes_per_row(architecture, plan)
-    gradients = tokens * width * (2 * architecture.hidden_size + 3 * _mlp_width(architecture))
-    mask = 0 if rows == 1 else rows * plan.max_length**2 * _MASK_BYTES_PER_SCORE
-    if plan.gradient_checkpointing:
-        checkpoints = tokens * architecture.n_layers * architecture.hidden_size * width
-        return round(checkpoints + mask), round(layer + gradients)
-    return round(architecture.n_layers * layer + mask), round(gradients)
-
-
-def _layer_bytes_per_token(architecture: Architecture, plan: TrainingPlan, gpu: Gpu) -> float:
-    """What autograd keeps of one layer, operator by operator, as transformers' modelling code runs it."""
-    width = DTYPE_BYTES[plan.compute_dtype]
-    norms = architecture.norms_per_layer * 4 * architecture.hidden_size  # RMSNorm works on an fp32 copy
-    # Query, key and value (repeated to the number of query heads under a padding mask) and attention's output.
-    attention = 4 * width * architecture.query_size
-    mlp = (3 if architecture.mlp_gated else 2) * width * _mlp_width(architecture)
-    return norms + attention + mlp + _saved_input_bytes_per_token(architecture, plan, gpu)
-
-
-def _saved_input_bytes_per_token(architecture: Architecture, plan: TrainingPlan, gpu: Gpu) -> float:
-    width = DTYPE_BYTES[plan.compute_dtype]
-    if plan.method == Method.FULL:  # inputs of the two blocks and of the down projection; shared by their layers
-        return width * (2 * architecture.hidden_size + _mlp_width(architecture))
-    # Each adapted layer keeps its own dropped-out input and dropout's mask, and A's output of `rank` values.
-    mask = (width if gpu.is_cpu else _GPU_DROPOUT_MASK_BYTES) if plan.lora_dropout > 0 else 0
-    per_value = width + mask
-    layers = target_layers(architecture, plan.target_modules)
-    active = sum(layer.active_copies * (layer.in_features * per_value + plan.lora_rank * width) for layer in layers)
-    return active / architecture.n_layers
-
-
-def _layer_bytes_per_row(architecture: Architecture, plan: TrainingPlan) -> int:
-    if plan.attention != "eager":
-        return 0
-    return architecture.n_heads * plan.max_length**2 * _EAGER_BYTES_PER_SCORE
-
-
-def _mlp_width(architecture: Architecture) -> int:
-    """Intermediate values per token and layer, over all experts that the token visits."""
-    if not architecture.n_experts:
-        return architecture.intermediate_size
-    experts = (architecture.experts_per_token or 0) * (architecture.moe_intermediate_size or 0)
-    return max(
-        experts + architecture.shared_expert_intermediate_size,
-        architecture.intermediate_size if architecture.n_dense_layers else 0,
-    )
-
-
-def _loss_bytes(architecture: Architecture, plan: TrainingPlan, gpu: Gpu) -> int:
-    tokens, width = plan.tokens_per_micro_step, DTYPE_BYTES[plan.compute_dtype]
-    head_gradient = head_parameter_count(architecture) * 4 if plan.method == Method.FULL and plan.loss == "tiled" else 0
-    if plan.loss == "tiled":
-        tile = min(tokens, _TILE_TOKENS) * min(architecture.vocab_size, _TILE_VOCABULARY)
-        per_value = width + (_TORCH_TILE_BYTES if gpu.is_cpu else 0)
-        hidden = tokens * architecture.hidden_size * (width + 4)  # selected positions, and their gradient in fp32
-        return tile * per_value + hidden + head_gradient
-    # Logits, their fp32 copy's log-softmax, and two fp32 gradients of it (nll_loss and log_softmax backward).
-    return tokens * architecture.vocab_size * (width + 4 + 4 + 4)
-
-
-def _kept_logits_bytes(architecture: Architecture, plan: TrainingPlan) -> int:
-    """The stock loss returns its logits, which stay alive through the backward pass."""
-    if plan.loss == "tiled":
-        return 0
-    return plan.tokens_per_micro_step * architecture.vocab_size * DTYPE_BYTES[plan.compute_dtype]
-
-
-def _with_reserve(parts: dict[str, int], gpu: Gpu) -> dict[str, int]:
-    varying = sum(parts.get(key, 0) for key in ("activations", "logits", "dequantization"))
-    share = _CPU_ALLOCATOR_SHARE if gpu.is_cpu else _ALLOCATOR_SHARE
-    return parts | {"allocator": round(varying * share)}
+def _workspace(shape: Shape, plan: TrainingPlan, width: int) -> float:
+    """Quantised bases are turned back to the compute type one weight matrix at a time; DoRA adds B x A to each."""
+    quantized = shape.largest_linear * width if plan.method == Method.QLORA else 0
+    dora = 2 * shape.largest_linear * width if plan.use_dora else 0
+    return quantized + dora

@@ -1,17 +1,27 @@
-"""Fit a job onto one GPU: micro-batch, accumulation, checkpointing; and if it does not fit, what would."""
+"""Fit a job onto the GPUs of a pool: how they share it, micro-batch, accumulation, checkpointing."""
 
 import msgspec
 
-from apps.estimates.architectures import Architecture
-from apps.estimates.gpus import GIB, Gpu
-from apps.estimates.memory import MemoryEstimate, peak_memory
-from apps.estimates.plans import DEFAULT_TARGET_MODULES, Method, TrainingPlan, divisors
+from apps.estimates.errors import EstimateError
+from apps.estimates.gpus import Gpu
+from apps.estimates.memory import MemoryEstimate, MemoryModel
+from apps.estimates.plans import Method, Parallelism, TrainingPlan, divisors
+from apps.estimates.requests import QuoteRequest
+from apps.estimates.shapes import Shape, shape_of
+from apps.estimates.stacks import STACKS, StackProfile
+from apps.estimates.timing import step_time, timed
 
-# Recomputing every layer costs a third more arithmetic; it is worth it only when the batch would otherwise be cut into
-# micro-steps so small that their fixed time dominates.
-_ENOUGH_ROWS = 4
-_ENOUGH_TOKENS = 4096
-_LENGTH_STEP = 64  # suggested lengths are round numbers
+# Memory that must fit: so many times the whole, with what is not weights so many times larger.
+Margin = tuple[float, float]
+NO_MARGIN: Margin = (1.0, 1.0)
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A request with the sums over its model, taken once for all placements."""
+
+    request: QuoteRequest
+    shape: Shape
+    stack: StackProfile
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,40 +32,63 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryEstimate
 
 
-class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """One change that makes the job fit. `key`: "method", "max_length", "gpu" or "none" (nothing on one GPU does)."""
-
-    key: str
-    text: str
-    peak_bytes: int
-    method: str | None = None
-    max_length: int | None = None
-    gpu_key: str | None = None
+def task_of(request: QuoteRequest) -> Task:
+    shape = shape_of(
+        request.architecture, rank=request.lora_rank, target_modules=request.target_modules, use_dora=request.use_dora
+    )
+    return Task(request, shape, STACKS[request.stack])
 
 
 def choose_plan(
-    *,
-    architecture: Architecture,
-    method: str,
-    gpu: Gpu,
-    max_length: int,
-    batch_size: int,
-    lora_rank: int = 16,
-    target_modules: tuple[str, ...] = DEFAULT_TARGET_MODULES,
+    task: Task, gpu: Gpu, *, gpu_count: int = 1, margin: Margin = NO_MARGIN, node_bytes_per_second: float = 50e9
 ) -> Placement:
-    """The largest micro-batch that fits and accumulates to exactly `batch_size`, without checkpointing if it can."""
-    base = TrainingPlan(
-        method=method,
-        max_length=max_length,
-        lora_rank=lora_rank,
-        target_modules=target_modules,
-        compute_dtype=compute_dtype(gpu),
-    )
-    plain = _largest(architecture, base, gpu, batch_size, gradient_checkpointing=False)
-    if plain.fits and _is_large_enough(plain.plan):
-        return plain
-    checkpointed = _largest(architecture, base, gpu, batch_size, gradient_checkpointing=True)
-    return checkpointed if checkpointed.fits or not plain.fits else plain
+    """The fastest plan that fits and accumulates to exactly the batch; if none fits, the smallest there is.
+
+    Tried are each way to share the model among the GPUs, with and without recomputing activations, each with the
+    largest micro-batch that fits.
+    """
+    sizes = _micro_batch_sizes(task.request, gpu_count)
+    found: list[tuple[TrainingPlan, MemoryModel]] = []
+    smallest: tuple[float, TrainingPlan, MemoryModel] | None = None
+    for parallelism in _parallelisms(task.request, gpu_count):
+        base = _base_plan(task.request, gpu, gpu_count, parallelism)
+        for checkpointing in _checkpointings(task.request):
+            plan, model, needed = _largest(task, base, sizes, gpu, margin, checkpointing)
+            if needed <= gpu.memory_bytes:
+                found.append((plan, model))
+            elif smallest is None or needed < smallest[0]:
+                smallest = (needed, plan, model)
+    if not found:
+        assert smallest is not None  # there is always one way to share and one to checkpoint
+        return Placement(fits=False, plan=smallest[1], memory=smallest[2].estimate(smallest[1]))
+    plan, model = found[0]
+    if len(found) > 1:
+        plan, model = min(found, key=lambda option: _seconds_per_row(task, option[0], gpu, node_bytes_per_second))
+    return Placement(fits=True, plan=plan, memory=model.estimate(plan))
+
+
+def smallest_placement(task: Task, gpu: Gpu, *, gpu_count: int = 1, margin: Margin = NO_MARGIN) -> Placement:
+    """The least memory this request can take on these GPUs: single rows, everything recomputed and divided."""
+    plan, model = _smallest(task, gpu, gpu_count)
+    fits = model.needed(1, plan.max_length, True, margin) <= gpu.memory_bytes
+    return Placement(fits=fits, plan=plan, memory=model.estimate(plan))
+
+
+def longest_length(task: Task, gpu: Gpu, *, gpu_count: int, margin: Margin, step: int) -> int:
+    """The longest multiple of `step` that fits below the request's own, 0 if none: memory never falls with length."""
+    plan, model = _smallest(task, gpu, gpu_count)
+    fitting, too_long = 0, -(-plan.max_length // step)
+    while too_long - fitting > 1:
+        middle = (fitting + too_long) // 2
+        is_enough = model.needed(1, middle * step, True, margin) <= gpu.memory_bytes
+        fitting, too_long = (middle, too_long) if is_enough else (fitting, middle)
+    return fitting * step
+
+
+def _smallest(task: Task, gpu: Gpu, gpu_count: int) -> tuple[TrainingPlan, MemoryModel]:
+    parallelism = _parallelisms(task.request, gpu_count)[-1]
+    plan = _with_rows(_base_plan(task.request, gpu, gpu_count, parallelism), task.request, 1, True)
+    return plan, _model(task, plan, gpu)
 
 
 def compute_dtype(gpu: Gpu) -> str:
@@ -65,112 +98,102 @@ def compute_dtype(gpu: Gpu) -> str:
     return "bfloat16" if gpu.bf16_flops else "float16"
 
 
-def ways_to_fit(
-    *, architecture: Architecture, plan: TrainingPlan, gpu: Gpu, other_gpus: tuple[Gpu, ...] = ()
-) -> tuple[Fix, ...]:
-    """Concrete changes that make a job fit, each enough by itself; a last resort says that none is."""
-    fixes = (
-        *_method_fixes(architecture, plan, gpu),
-        *_length_fixes(architecture, plan, gpu),
-        *_gpu_fixes(architecture, plan, other_gpus),
+def padded_length(request: QuoteRequest) -> int:
+    """Tokens of the longest row the trainer will see: batches are padded to their own longest row, not to the cap."""
+    return request.max_length if request.packing else min(request.max_length, request.longest_row_tokens)
+
+
+def _parallelisms(request: QuoteRequest, gpu_count: int) -> tuple[Parallelism, ...]:
+    if request.batch_size % gpu_count:
+        raise EstimateError("batch_size", f"{gpu_count} GPUs cannot share a batch of {request.batch_size} rows evenly")
+    if request.cpu_offload:
+        return (Parallelism.ZERO3,)
+    if gpu_count == 1:
+        return (Parallelism.SINGLE,)
+    if request.method == Method.FULL:
+        return (Parallelism.DDP, Parallelism.ZERO2, Parallelism.ZERO3)
+    return (Parallelism.DDP, Parallelism.ZERO3)
+
+
+def _base_plan(request: QuoteRequest, gpu: Gpu, gpu_count: int, parallelism: str) -> TrainingPlan:
+    return TrainingPlan(
+        method=request.method,
+        max_length=padded_length(request),
+        lora_rank=request.lora_rank,
+        target_modules=request.target_modules,
+        optimizer=request.optimizer,
+        compute_dtype=compute_dtype(gpu),
+        lora_dropout=request.lora_dropout,
+        use_dora=request.use_dora,
+        use_rslora=request.use_rslora,
+        is_packed=request.packing,
+        gpu_count=gpu_count,
+        parallelism=parallelism,
+        cpu_offload=request.cpu_offload,
     )
-    return fixes or _combined_fixes(architecture, plan, other_gpus)
+
+
+def _checkpointings(request: QuoteRequest) -> tuple[bool, ...]:
+    return (False, True) if request.gradient_checkpointing is None else (request.gradient_checkpointing,)
+
+
+def _micro_batch_sizes(request: QuoteRequest, gpu_count: int) -> tuple[int, ...]:
+    """Smallest first."""
+    if request.micro_batch_size is not None:
+        return (request.micro_batch_size,)
+    return divisors(request.batch_size // gpu_count)[::-1]
 
 
 def _largest(
-    architecture: Architecture, base: TrainingPlan, gpu: Gpu, batch_size: int, *, gradient_checkpointing: bool
-) -> Placement:
-    placement = None
-    for micro_batch_size in divisors(batch_size):
-        plan = msgspec.structs.replace(
-            base,
-            micro_batch_size=micro_batch_size,
-            gradient_accumulation_steps=batch_size // micro_batch_size,
-            gradient_checkpointing=gradient_checkpointing,
-        )
-        placement = _place(architecture, plan, gpu)
-        if placement.fits:
-            return placement
-    if placement is None:
-        raise ValueError("batch_size must be at least 1")
-    return placement
+    task: Task, base: TrainingPlan, sizes: tuple[int, ...], gpu: Gpu, margin: Margin, checkpointing: bool
+) -> tuple[TrainingPlan, MemoryModel, float]:
+    """The plan, and what it needs with its margin. Halving: memory never falls with the micro-batch."""
+    request = task.request
+    model = _model(task, _with_rows(base, request, sizes[0], checkpointing), gpu)
+    low, high, needed = 0, len(sizes), 0.0
+    while low < high:
+        middle = (low + high) // 2
+        needs = model.needed(sizes[middle], base.max_length, checkpointing, margin)
+        if needs <= gpu.memory_bytes:
+            low, needed = middle + 1, needs
+        else:
+            high = middle
+            needed = needed if low else needs
+    plan = _with_rows(base, request, sizes[max(low - 1, 0)], checkpointing)
+    if plan.gradient_accumulation_steps == 1 and request.method == Method.FULL:
+        model = _model(task, plan, gpu)  # gradients need not outlive the micro-step
+    return plan, model, needed
 
 
-def _place(architecture: Architecture, plan: TrainingPlan, gpu: Gpu) -> Placement:
-    memory = peak_memory(architecture=architecture, plan=plan, gpu=gpu)
-    return Placement(fits=memory.peak_bytes <= gpu.memory_bytes, plan=plan, memory=memory)
-
-
-def _is_large_enough(plan: TrainingPlan) -> bool:
-    enough_rows = plan.micro_batch_size >= min(_ENOUGH_ROWS, plan.batch_size)
-    return enough_rows or plan.tokens_per_micro_step >= _ENOUGH_TOKENS
-
-
-def _smallest(plan: TrainingPlan, **changes: object) -> TrainingPlan:
-    """The same batch in single rows with checkpointing: the least memory this job can take."""
-    least = {
-        "micro_batch_size": 1,
-        "gradient_accumulation_steps": plan.batch_size,
-        "gradient_checkpointing": True,
-    }
-    return msgspec.structs.replace(plan, **(least | changes))
-
-
-def _method_fixes(architecture: Architecture, plan: TrainingPlan, gpu: Gpu) -> tuple[Fix, ...]:
-    lighter = {Method.FULL: (Method.LORA, Method.QLORA), Method.LORA: (Method.QLORA,)}.get(Method(plan.method), ())
-    for method in lighter:
-        placement = _place(architecture, _smallest(plan, method=method.value), gpu)
-        if placement.fits:
-            peak = placement.memory.peak_bytes
-            name = {"lora": "LoRA", "qlora": "QLoRA"}[method.value]
-            text = f"Use {name}: it needs {_gib(peak)} of {gpu.name}'s {_gib(gpu.memory_bytes)}."
-            return (Fix(key="method", text=text, peak_bytes=peak, method=method.value),)
-    return ()
-
-
-def _length_fixes(architecture: Architecture, plan: TrainingPlan, gpu: Gpu) -> tuple[Fix, ...]:
-    """The longest round length that fits, found by halving: memory never falls with length."""
-    fitting, too_long = 0, -(-plan.max_length // _LENGTH_STEP)
-    while too_long - fitting > 1:
-        middle = (fitting + too_long) // 2
-        shorter = _smallest(plan, max_length=middle * _LENGTH_STEP)
-        fitting, too_long = (middle, too_long) if _place(architecture, shorter, gpu).fits else (fitting, middle)
-    if fitting == 0:
-        return ()
-    length = fitting * _LENGTH_STEP
-    peak = _place(architecture, _smallest(plan, max_length=length), gpu).memory.peak_bytes
-    text = f"Set max_length to {length:,} tokens or fewer: that needs {_gib(peak)}."
-    return (Fix(key="max_length", text=text, peak_bytes=peak, max_length=length),)
-
-
-def _gpu_fixes(architecture: Architecture, plan: TrainingPlan, other_gpus: tuple[Gpu, ...]) -> tuple[Fix, ...]:
-    """The smallest other GPU type that holds the job as asked."""
-    for gpu in sorted(other_gpus, key=lambda gpu: gpu.memory_bytes):
-        placement = _place(architecture, _smallest(plan, compute_dtype=compute_dtype(gpu)), gpu)
-        if placement.fits:
-            peak = placement.memory.peak_bytes
-            text = f"Use {gpu.name}: the job needs {_gib(peak)} and it holds {_gib(gpu.memory_bytes)}."
-            return (Fix(key="gpu", text=text, peak_bytes=peak, gpu_key=gpu.key),)
-    return ()
-
-
-def _combined_fixes(architecture: Architecture, plan: TrainingPlan, other_gpus: tuple[Gpu, ...]) -> tuple[Fix, ...]:
-    """When no single change is enough: QLoRA on a larger type, or the truth that one GPU cannot hold it."""
-    quantized = _smallest(plan, method=Method.QLORA.value)
-    for fix in _gpu_fixes(architecture, quantized, other_gpus):
-        return (msgspec.structs.replace(fix, text=f"Use QLoRA on a larger type. {fix.text}", method=quantized.method),)
-    gpus = sorted(other_gpus, key=lambda gpu: gpu.memory_bytes)
-    if gpus:
-        for fix in _length_fixes(architecture, quantized, gpus[-1]):
-            text = f"Use QLoRA on {gpus[-1].name} with max_length {fix.max_length:,} or fewer: {_gib(fix.peak_bytes)}."
-            return (msgspec.structs.replace(fix, text=text, method=quantized.method, gpu_key=gpus[-1].key),)
-    peak = _place(architecture, quantized, gpus[-1]).memory.peak_bytes if gpus else 0
-    text = (
-        f"No single GPU offered holds this job: even QLoRA with one row at a time needs {_gib(peak)}." if gpus else ""
+def _seconds_per_row(task: Task, plan: TrainingPlan, gpu: Gpu, node_bytes_per_second: float) -> float:
+    mean = min(task.request.tokens / task.request.rows, float(plan.max_length))
+    step = step_time(
+        shape=task.shape,
+        plan=plan,
+        gpu=timed(gpu),
+        stack=task.stack,
+        row_tokens=float(plan.max_length) if plan.is_packed else mean,
+        rows=plan.micro_batch_size,
+        node_bytes_per_second=node_bytes_per_second,
+        gpus_per_node=plan.gpu_count,
     )
-    text = text or "Choose a smaller base model."
-    return (Fix(key="none", text=text, peak_bytes=peak),)
+    return (step.micro_step + step.optimizer / plan.gradient_accumulation_steps) / plan.micro_batch_size
 
 
-def _gib(amount: int) -> str:
-    return f"{amount / GIB:,.1f} GiB"
+def _model(task: Task, plan: TrainingPlan, gpu: Gpu) -> MemoryModel:
+    return MemoryModel(task.shape, plan, gpu, task.stack)
+
+
+def _with_rows(plan: TrainingPlan, request: QuoteRequest, rows: int, checkpointing: bool) -> TrainingPlan:
+    accumulation = request.batch_size // plan.gpu_count // rows
+    if accumulation * rows * plan.gpu_count != request.batch_size:
+        raise EstimateError(
+            "micro_batch_size",
+            f"{plan.gpu_count} GPUs with {rows} rows each do not divide a batch of {request.batch_size}",
+        )
+    return msgspec.structs.replace(
+        plan,
+        micro_batch_size=rows,
+        gradient_accumulation_steps=accumulation,
+        gradient_checkpointing=checkpointing,
+    )

@@ -1,24 +1,75 @@
-"""How one job is run on one GPU: the settings that memory and speed depend on."""
+"""How one job is run: the settings that memory and speed depend on."""
 
 import math
 from enum import StrEnum
 
 import msgspec
 
+from apps.estimates.errors import EstimateError
+
 DEFAULT_TARGET_MODULES = ("all-linear",)
 
 
 class Method(StrEnum):
+    """DoRA and rsLoRA are flags of LoRA and QLoRA (`use_dora`, `use_rslora`), as in PEFT."""
+
     LORA = "lora"
     QLORA = "qlora"
     FULL = "full"
 
 
-class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """`max_length` is the padded length of the longest micro-batch, in tokens.
+class Optimizer(StrEnum):
+    """Names of transformers' `optim`. "adamw" is the fused or foreach AdamW: same state, other temporaries."""
 
-    `loss`: "tiled" is TRL >= 1's fused head, which never holds a whole row of logits; "stock" is transformers' own
-    loss, which upcasts all logits. `attention`: "sdpa" (linear in length) or "eager" (quadratic).
+    ADAMW = "adamw"
+    ADAMW_FUSED = "adamw_fused"
+    ADAMW_8BIT = "adamw_8bit"
+    PAGED_ADAMW = "paged_adamw"
+    PAGED_ADAMW_8BIT = "paged_adamw_8bit"
+    ADAFACTOR = "adafactor"
+    SGD = "sgd"
+
+
+class Parallelism(StrEnum):
+    """How several GPUs share one job. ZERO3 is FSDP full shard as well: the same arithmetic."""
+
+    SINGLE = "single"
+    DDP = "ddp"
+    ZERO1 = "zero1"
+    ZERO2 = "zero2"
+    ZERO3 = "zero3"
+
+
+# What people call a method -> the method, use_dora, use_rslora.
+_METHOD_NAMES = {
+    "lora": (Method.LORA, False, False),
+    "rslora": (Method.LORA, False, True),
+    "dora": (Method.LORA, True, False),
+    "qlora": (Method.QLORA, False, False),
+    "qdora": (Method.QLORA, True, False),
+    "full": (Method.FULL, False, False),
+}
+
+
+class MethodChoice(msgspec.Struct, frozen=True):
+    method: str
+    use_dora: bool
+    use_rslora: bool
+
+
+def parse_method(name: str) -> MethodChoice:
+    """Read "lora", "rslora", "dora", "qlora", "qdora" or "full"; raises EstimateError("method")."""
+    found = _METHOD_NAMES.get(name.lower())
+    if found is None:
+        raise EstimateError("method", f"method {name!r} is not known; use one of {', '.join(_METHOD_NAMES)}")
+    return MethodChoice(found[0].value, found[1], found[2])
+
+
+class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """`max_length` is the padded length of the longest row, in tokens; all sizes are per GPU.
+
+    One optimizer step trains micro_batch_size x gradient_accumulation_steps x gpu_count rows. `is_packed`: every
+    micro-step is full; otherwise rows are padded to the longest of their micro-batch (or not at all, if single).
     """
 
     method: str
@@ -31,15 +82,20 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: str = "adamw"
     compute_dtype: str = "bfloat16"
     lora_dropout: float = 0.05
-    attention: str = "sdpa"
-    loss: str = "tiled"
-    double_quantization: bool = True
-    upcast_non_quantized: bool = False
-    master_weights: bool = True  # full fine-tuning: fp32 weights and moments beside the 16-bit ones
+    use_dora: bool = False
+    use_rslora: bool = False
+    is_packed: bool = False
+    gpu_count: int = 1
+    parallelism: str = "single"
+    quantization: str = "nf4"  # QLoRA's base: nf4, gptq_int4, gptq_int8 or int8
+    attention: str = "flash"  # "flash" and SDPA grow with length, "eager" with its square
+    trains_embeddings: bool = False  # LoRA with embedding and head in modules_to_save
+    is_deepspeed: bool = False
+    cpu_offload: bool = False  # weights, gradients and optimizer state rest in the host's memory (FSDP, ZeRO-3)
 
     @property
     def batch_size(self) -> int:
-        return self.micro_batch_size * self.gradient_accumulation_steps
+        return self.micro_batch_size * self.gradient_accumulation_steps * self.gpu_count
 
     @property
     def tokens_per_micro_step(self) -> int:

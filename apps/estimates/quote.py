@@ -4,62 +4,53 @@ import math
 
 import msgspec
 
-from apps.estimates.architectures import Architecture, active_linear_parameter_count
-from apps.estimates.calibration import Interval, time_interval
+from apps.estimates.durations import Duration, duration, step_count
+from apps.estimates.errors import EstimateError
+from apps.estimates.fixes import Fix, ways_to_fit
 from apps.estimates.gpus import GIB, Gpu
+from apps.estimates.intervals import Interval, memory_interval, time_interval
 from apps.estimates.memory import MemoryPart
-from apps.estimates.placement import Fix, Placement, choose_plan, ways_to_fit
-from apps.estimates.plans import DEFAULT_TARGET_MODULES, TrainingPlan
+from apps.estimates.placement import Placement, Task, choose_plan, padded_length, task_of
+from apps.estimates.plans import TrainingPlan
 from apps.estimates.published import nearest
-from apps.estimates.throughput import ProbeRow, SpeedSource, Throughput, Unmeasured, tokens_per_second
+from apps.estimates.requests import Correction, PoolFacts, QuoteRequest
+from apps.estimates.throughput import ProbeRow, SpeedSource
+from apps.estimates.timing import StepTime
 
-# A published speed of a model further away in size is not carried over: the fixed cost of a step, which such rows do
-# not state, would decide, and a model of a few million parameters be quoted millions of tokens a second.
-_COMPARABLE_SIZE = 20.0
+__all__ = [
+    "Correction", "Estimate", "EstimateError", "PoolFacts", "QuoteRequest", "TimePart", "cost_nano", "padded_length",
+    "quote", "quote_placements", "step_count",
+]  # fmt: skip
 
-
-class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One job. `tokens` and `trained_tokens` are per epoch, after truncation to `max_length`, without padding."""
-
-    architecture: Architecture
-    method: str
-    max_length: int
-    batch_size: int
-    epochs: int
-    rows: int
-    tokens: int
-    trained_tokens: int
-    longest_row_tokens: int
-    lora_rank: int = 16
-    target_modules: tuple[str, ...] = DEFAULT_TARGET_MODULES
-
-    def __post_init__(self) -> None:
-        for name in ("max_length", "batch_size", "epochs", "rows", "tokens", "longest_row_tokens", "lora_rank"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
+_GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+_TIME_LABELS = {
+    "compute": "Matrix products",
+    "attention": "Attention",
+    "head": "Output head and loss",
+    "adapters": "Adapters",
+    "dequantization": "Dequantisation",
+    "memory": "Memory traffic",
+    "fixed": "Launches and bookkeeping",
+    "communication": "Communication",
+}
 
 
-class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a pool now. The price is `price_nano` nano-USD for each `price_per_seconds` of one GPU.
+class TimePart(msgspec.Struct, frozen=True):
+    """Seconds of one optimizer step. `key`: those of the labels, and "optimizer"."""
 
-    `seconds_ahead` is the expected training time of the runs waiting or running before this one, over all workers.
-    `finished_ratios` are measured / predicted training times of the pool's finished runs.
-    """
-
-    gpu: Gpu
-    probe: ProbeRow | None = None
-    price_nano: int | None = None
-    price_per_seconds: int = 3600
-    live_workers: int = 0
-    seconds_ahead: float = 0.0
-    startup_seconds: float = 0.0
-    finished_ratios: tuple[float, ...] = ()
+    key: str
+    label: str
+    seconds: float
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer for one pool. Time and cost are None when the job does not fit or nobody measured the GPU.
+    """The answer for one pool and number of GPUs. Time and cost are None when the job does not fit or no speed can be
+    known (a CPU that nobody measured).
 
-    `queue_seconds` is None without live workers: nobody knows when one comes. Billing covers training seconds only.
+    Memory is of one GPU: `peak_bytes` is the median of `peak_bytes_p10` to `peak_bytes_p90`, and a job fits where the
+    p90 does. Times are of the whole job; `queue_seconds` and `finish_seconds_*` are None without live workers: nobody
+    knows when one comes. Billing covers training seconds (evaluations, checkpoints and, on spot, redone work are part
+    of them) of all GPUs, never queue, start-up or download.
     """
 
     gpu_key: str
@@ -75,7 +66,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     total_tokens: int
     total_trained_tokens: int
-    tokens_per_second: float | None
+    tokens_per_second: float | None  # of all GPUs together
     train_seconds_p10: float | None
     train_seconds_p50: float | None
     train_seconds_p90: float | None
@@ -89,6 +80,26 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     cost_nano_p90: int | None
     interval_origin: str | None
     speed_source: SpeedSource
+    gpu_count: int = 1
+    parallelism: str = "single"
+    stack: str = "anneal"
+    peak_bytes_p10: int = 0
+    peak_bytes_p90: int = 0
+    memory_origin: str = ""
+    utilisation: float | None = None  # share of the GPU's dense peak that useful arithmetic reaches
+    bottleneck: str | None = None  # "compute" | "memory_bandwidth" | "interconnect" | "fixed_cost"
+    time_parts: tuple[TimePart, ...] = ()  # seconds of one optimizer step by what they are spent on
+    evaluation_seconds: float | None = None
+    checkpoint_seconds: float | None = None
+    download_seconds: float = 0.0
+    finish_seconds_p10: float | None = None
+    finish_seconds_p50: float | None = None
+    finish_seconds_p90: float | None = None
+    cost_nano_per_million_trained_tokens: int | None = None
+    cost_nano_per_a100_hour: int | None = None  # price of the work one A100 80 GB SXM does in an hour
+    is_spot: bool = False
+    interruptions: float = 0.0  # expected number during the job
+    redone_seconds: float = 0.0  # expected work done twice, and restarts, because of them
 
 
 def quote(
@@ -97,52 +108,28 @@ def quote(
     pool: PoolFacts,
     published: tuple[ProbeRow, ...] = (),
     other_gpus: tuple[Gpu, ...] = (),
+    gpu_count: int = 1,
 ) -> Estimate:
-    """Estimate the job on this pool: from the pool's probe, else from the nearest published row of its GPU type.
+    """Estimate the job on so many GPUs of this pool; raises EstimateError naming the field that makes no sense.
 
-    `other_gpus` are the types to suggest when the job does not fit this one.
+    `other_gpus` are the types to suggest when the job does not fit this one; `published` are measurements to point
+    at beside a computed speed.
     """
-    placement = _place(request, pool.gpu)
-    reason, fixes = _obstacle(request, pool, placement, other_gpus)
-    probe = pool.probe or _nearest_published(request, pool, published)
-    speed = _speed(request, pool, placement, probe)
-    seconds = _train_seconds(request, pool, probe, speed) if reason is None else None
-    billed = tuple(math.ceil(value) for value in seconds[:3]) if seconds else (None, None, None)
-    costs = tuple(_cost_nano(pool, value) for value in billed)
-    return Estimate(
-        gpu_key=pool.gpu.key,
-        fits=reason is None,
-        reason=reason,
-        fixes=fixes,
-        capacity_bytes=pool.gpu.memory_bytes,
-        peak_bytes=placement.memory.peak_bytes,
-        headroom_bytes=pool.gpu.memory_bytes - placement.memory.peak_bytes,
-        phase=placement.memory.phase,
-        parts=placement.memory.parts,
-        plan=placement.plan,
-        steps=step_count(rows=request.rows, batch_size=request.batch_size, epochs=request.epochs),
-        total_tokens=request.tokens * request.epochs,
-        total_trained_tokens=request.trained_tokens * request.epochs,
-        tokens_per_second=speed.tokens_per_second if isinstance(speed, Throughput) and reason is None else None,
-        train_seconds_p10=seconds[0] if seconds else None,
-        train_seconds_p50=seconds[1] if seconds else None,
-        train_seconds_p90=seconds[2] if seconds else None,
-        startup_seconds=pool.startup_seconds,
-        queue_seconds=pool.seconds_ahead / pool.live_workers if pool.live_workers else None,
-        billed_seconds_p10=billed[0],
-        billed_seconds_p50=billed[1],
-        billed_seconds_p90=billed[2],
-        cost_nano_p10=costs[0],
-        cost_nano_p50=costs[1],
-        cost_nano_p90=costs[2],
-        interval_origin=seconds[3].origin if seconds else None,
-        speed_source=_speed_source(speed),
-    )
+    return _quote(task_of(request), pool, published, other_gpus, gpu_count)
 
 
-def step_count(*, rows: int, batch_size: int, epochs: int) -> int:
-    """Optimizer steps without packing: the last batch of an epoch may be smaller, and is still a step."""
-    return -(-rows // batch_size) * epochs
+def quote_placements(
+    *,
+    request: QuoteRequest,
+    pool: PoolFacts,
+    published: tuple[ProbeRow, ...] = (),
+    other_gpus: tuple[Gpu, ...] = (),
+    gpu_counts: tuple[int, ...] | None = None,
+) -> tuple[Estimate, ...]:
+    """One estimate for each sensible number of GPUs of this pool (powers of two up to what it has), fewest first."""
+    most, task = pool.max_gpu_count or pool.gpus_per_worker, task_of(request)
+    counts = gpu_counts or tuple(n for n in _GPU_COUNTS if n <= most and request.batch_size % n == 0)
+    return tuple(_quote(task, pool, published, other_gpus, count) for count in counts)
 
 
 def cost_nano(*, price_nano: int, price_per_seconds: int, seconds: int) -> int:
@@ -150,89 +137,175 @@ def cost_nano(*, price_nano: int, price_per_seconds: int, seconds: int) -> int:
     return (2 * price_nano * seconds + price_per_seconds) // (2 * price_per_seconds)
 
 
-def padded_length(request: QuoteRequest) -> int:
-    """Tokens of the longest row the trainer will see: batches are padded to their own longest row, not to the cap."""
-    return min(request.max_length, request.longest_row_tokens)
+class _Billing(msgspec.Struct, frozen=True):
+    """Seconds of the job at P10, P50 and P90, with what spot interruptions add, and what they cost."""
+
+    seconds: tuple[float, float, float]
+    billed: tuple[int, int, int]
+    costs: tuple[int | None, int | None, int | None]
+    interruptions: float
+    redone: float
 
 
-def _place(request: QuoteRequest, gpu: Gpu) -> Placement:
-    return choose_plan(
-        architecture=request.architecture,
-        method=request.method,
-        gpu=gpu,
-        max_length=padded_length(request),
-        batch_size=request.batch_size,
-        lora_rank=request.lora_rank,
-        target_modules=request.target_modules,
+def _quote(
+    task: Task, pool: PoolFacts, published: tuple[ProbeRow, ...], other_gpus: tuple[Gpu, ...], gpu_count: int
+) -> Estimate:
+    request, spread = task.request, memory_interval(pool)
+    placement = choose_plan(
+        task,
+        pool.gpu,
+        gpu_count=gpu_count,
+        margin=spread.margin,
+        node_bytes_per_second=pool.node_bytes_per_second,
+    )
+    low, peak, high = spread.amounts(placement.memory.peak_bytes, placement.memory.parts[0].bytes)
+    reason, fixes = _obstacle(task, pool, placement, high, other_gpus, gpu_count)
+    times = duration(task, placement.plan, pool)
+    interval = time_interval(pool, times) if times and reason is None else None
+    bill = _billing(pool, times, interval, gpu_count) if times and interval else None
+    before = _before(pool)
+    finish = tuple(before + seconds for seconds in bill.seconds) if bill and pool.live_workers else (None, None, None)
+    shown = times if bill else None
+    return Estimate(
+        gpu_key=pool.gpu.key,
+        fits=reason is None,
+        reason=reason,
+        fixes=fixes,
+        capacity_bytes=pool.gpu.memory_bytes,
+        peak_bytes=peak,
+        headroom_bytes=pool.gpu.memory_bytes - peak,
+        phase=placement.memory.phase,
+        parts=placement.memory.parts,
+        plan=placement.plan,
+        steps=times.optimizer_steps if times else _steps(request),
+        total_tokens=request.tokens * request.epochs,
+        total_trained_tokens=request.trained_tokens * request.epochs,
+        tokens_per_second=shown.tokens_per_second / interval.p50 if shown and interval else None,
+        train_seconds_p10=bill.seconds[0] if bill else None,
+        train_seconds_p50=bill.seconds[1] if bill else None,
+        train_seconds_p90=bill.seconds[2] if bill else None,
+        startup_seconds=pool.startup_seconds,
+        queue_seconds=pool.seconds_ahead / pool.live_workers if pool.live_workers else None,
+        billed_seconds_p10=bill.billed[0] if bill else None,
+        billed_seconds_p50=bill.billed[1] if bill else None,
+        billed_seconds_p90=bill.billed[2] if bill else None,
+        cost_nano_p10=bill.costs[0] if bill else None,
+        cost_nano_p50=bill.costs[1] if bill else None,
+        cost_nano_p90=bill.costs[2] if bill else None,
+        interval_origin=interval.origin if interval else None,
+        speed_source=_speed_source(request, pool, times, published),
+        gpu_count=gpu_count,
+        parallelism=placement.plan.parallelism,
+        stack=request.stack,
+        peak_bytes_p10=low,
+        peak_bytes_p90=high,
+        memory_origin=spread.origin,
+        utilisation=shown.utilisation / interval.p50 if shown and interval and shown.utilisation else None,
+        bottleneck=shown.bottleneck if shown else None,
+        time_parts=_time_parts(shown, placement.plan) if shown else (),
+        evaluation_seconds=shown.evaluation_seconds if shown else None,
+        checkpoint_seconds=shown.checkpoint_seconds if shown else None,
+        download_seconds=_download_seconds(pool),
+        finish_seconds_p10=finish[0],
+        finish_seconds_p50=finish[1],
+        finish_seconds_p90=finish[2],
+        cost_nano_per_million_trained_tokens=_per_million(request, bill),
+        cost_nano_per_a100_hour=_per_a100_hour(shown, bill),
+        is_spot=pool.is_spot,
+        interruptions=bill.interruptions if bill else 0.0,
+        redone_seconds=bill.redone if bill else 0.0,
     )
 
 
 def _obstacle(
-    request: QuoteRequest, pool: PoolFacts, placement: Placement, other_gpus: tuple[Gpu, ...]
+    task: Task,
+    pool: PoolFacts,
+    placement: Placement,
+    needed_bytes: int,
+    other_gpus: tuple[Gpu, ...],
+    gpu_count: int,
 ) -> tuple[str | None, tuple[Fix, ...]]:
-    limit = request.architecture.max_position_embeddings
+    request, limit = task.request, task.request.architecture.max_position_embeddings
     if limit is not None and padded_length(request) > limit:
         reason = f"The longest row has {padded_length(request):,} tokens; this base model reads at most {limit:,}."
         text = f"Set max_length to {limit:,} tokens or fewer."
         return reason, (Fix(key="max_length", text=text, peak_bytes=placement.memory.peak_bytes, max_length=limit),)
     if placement.fits:
         return None, ()
-    needed, held = placement.memory.peak_bytes / GIB, pool.gpu.memory_bytes / GIB
-    reason = f"Needs {needed:,.1f} GiB with one row at a time; {pool.gpu.name} holds {held:,.1f} GiB."
-    fixes = ways_to_fit(
-        architecture=request.architecture,
-        plan=placement.plan,
-        gpu=pool.gpu,
-        other_gpus=tuple(gpu for gpu in other_gpus if gpu.key != pool.gpu.key),
-    )
-    return reason, fixes
+    needed, held = needed_bytes / GIB, pool.gpu.memory_bytes / GIB
+    rows = "one row" if placement.plan.micro_batch_size == 1 else f"{placement.plan.micro_batch_size} rows"
+    each = "each of them" if gpu_count > 1 else pool.gpu.name
+    reason = f"Needs up to {needed:,.1f} GiB with {rows} at a time; {each} holds {held:,.1f} GiB."
+    return reason, ways_to_fit(task, pool, gpu_count=gpu_count, other_gpus=other_gpus)
 
 
-def _nearest_published(request: QuoteRequest, pool: PoolFacts, published: tuple[ProbeRow, ...]) -> ProbeRow | None:
-    found = nearest(
+def _billing(pool: PoolFacts, times: Duration, interval: Interval, gpu_count: int) -> _Billing:
+    """An interruption costs the restart and, on average, half of what lies between two checkpoints."""
+    lost = pool.checkpoint_seconds_apart / 2 + pool.restart_seconds
+    rate = pool.interruptions_per_hour / 3600 if pool.is_spot else 0.0
+    # Redone work can be interrupted again: a geometric series, which diverges where nothing is ever finished.
+    stretch = 1 / max(0.05, 1 - rate * lost)
+    wanted = [times.train_seconds * factor for factor in (interval.p10, interval.p50, interval.p90)]
+    seconds = (wanted[0] * stretch, wanted[1] * stretch, wanted[2] * stretch)
+    billed = (math.ceil(seconds[0]), math.ceil(seconds[1]), math.ceil(seconds[2]))
+    costs = tuple(_cost(pool, each, gpu_count) for each in billed)
+    return _Billing(seconds, billed, (costs[0], costs[1], costs[2]), seconds[1] * rate, seconds[1] - wanted[1])
+
+
+def _cost(pool: PoolFacts, seconds: int, gpu_count: int) -> int | None:
+    if pool.price_nano is None:
+        return None
+    return cost_nano(price_nano=pool.price_nano, price_per_seconds=pool.price_per_seconds, seconds=seconds * gpu_count)
+
+
+def _before(pool: PoolFacts) -> float:
+    """Seconds until training starts: others' runs, the model's download, start-up."""
+    queue = pool.seconds_ahead / pool.live_workers if pool.live_workers else 0.0
+    return queue + _download_seconds(pool) + pool.startup_seconds
+
+
+def _download_seconds(pool: PoolFacts) -> float:
+    return pool.download_bytes / pool.download_bytes_per_second if pool.download_bytes else 0.0
+
+
+def _steps(request: QuoteRequest) -> int:
+    return step_count(rows=request.rows, batch_size=request.batch_size, epochs=request.epochs)
+
+
+def _per_million(request: QuoteRequest, bill: _Billing | None) -> int | None:
+    if bill is None or bill.costs[1] is None:
+        return None
+    return round(bill.costs[1] * 1e6 / (request.trained_tokens * request.epochs))
+
+
+def _per_a100_hour(times: Duration | None, bill: _Billing | None) -> int | None:
+    if times is None or bill is None or bill.costs[1] is None or not times.a100_seconds:
+        return None
+    return round(bill.costs[1] * 3600 / times.a100_seconds)
+
+
+def _time_parts(times: Duration, plan: TrainingPlan) -> tuple[TimePart, ...]:
+    step: StepTime = times.step
+    scale = times.probe_factor * plan.gradient_accumulation_steps
+    parts = [TimePart(key, label, getattr(step, key) * scale) for key, label in _TIME_LABELS.items()]
+    return (*parts, TimePart("optimizer", "Optimizer", step.optimizer * times.probe_factor))
+
+
+def _speed_source(
+    request: QuoteRequest, pool: PoolFacts, times: Duration | None, published: tuple[ProbeRow, ...]
+) -> SpeedSource:
+    if pool.probe is not None:
+        return pool.probe.source
+    if times is None:
+        return SpeedSource(kind="none", text=f"no measurement for {pool.gpu.name} yet")
+    text = f"Computed from {pool.gpu.name}'s data sheet; nobody measured this pool yet"
+    row = nearest(
         published=published,
         gpu_key=pool.gpu.key,
         architecture=request.architecture,
         method=request.method,
         max_length=padded_length(request),
     )
-    return found if found and _is_comparable(request.architecture, found.architecture) else None
-
-
-def _is_comparable(asked: Architecture, measured: Architecture) -> bool:
-    ratio = active_linear_parameter_count(asked) / active_linear_parameter_count(measured)
-    return 1 / _COMPARABLE_SIZE <= ratio <= _COMPARABLE_SIZE
-
-
-def _speed(
-    request: QuoteRequest, pool: PoolFacts, placement: Placement, probe: ProbeRow | None
-) -> Throughput | Unmeasured:
-    return tokens_per_second(
-        architecture=request.architecture,
-        plan=placement.plan,
-        gpu=pool.gpu,
-        probe=probe,
-        mean_row_tokens=request.tokens / request.rows,
-    )
-
-
-def _train_seconds(
-    request: QuoteRequest, pool: PoolFacts, probe: ProbeRow | None, speed: Throughput | Unmeasured
-) -> tuple[float, float, float, Interval] | None:
-    if probe is None or isinstance(speed, Unmeasured):
-        return None
-    interval = time_interval(probe=probe, throughput=speed, method=request.method, ratios=pool.finished_ratios)
-    seconds = request.tokens * request.epochs / speed.tokens_per_second
-    return seconds * interval.p10, seconds * interval.p50, seconds * interval.p90, interval
-
-
-def _cost_nano(pool: PoolFacts, seconds: int | None) -> int | None:
-    if seconds is None or pool.price_nano is None:
-        return None
-    return cost_nano(price_nano=pool.price_nano, price_per_seconds=pool.price_per_seconds, seconds=seconds)
-
-
-def _speed_source(speed: Throughput | Unmeasured) -> SpeedSource:
-    if isinstance(speed, Throughput):
-        return speed.source
-    return SpeedSource(kind="none", text=speed.reason)
+    if row is None:
+        return SpeedSource(kind="physics", text=text)
+    return SpeedSource(kind="physics", text=f"{text}. Closest {row.source.text.lower()}", url=row.source.url)

@@ -58,8 +58,10 @@ def continue_or_give_up(*, job: FineTuningJob, run: Run, code: FailureCode, now:
 
 
 def _attempts_without_progress(job: FineTuningJob) -> int:
+    """How many attempts in a row died where they began. Stopping one in order, by whoever asked, is no death."""
     count = 0
-    for run in job.runs.exclude(status="queued").order_by("-attempt"):
+    died = job.runs.exclude(status__in=("queued", "paused")).exclude(failure_code=FailureCode.PREEMPTED)
+    for run in died.order_by("-attempt"):
         if run.durable_step > (run.resume_from.step if run.resume_from else 0):
             break
         count += 1

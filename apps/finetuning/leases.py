@@ -31,7 +31,7 @@ from apps.finetuning.lifecycle import (
     SELF_FENCE_SECONDS,
 )
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run, Worker
-from apps.finetuning.quotas import reason_to_wait
+from apps.finetuning.quotas import reason_to_wait, try_lock_quota
 from apps.finetuning.scheduling import queue_order
 
 _URL_SECONDS = 3600
@@ -62,7 +62,7 @@ def claim(*, worker: Worker, base_models: tuple[str, ...] | None) -> ClaimRespon
     now = db_now()
     Worker.objects.filter(pk=worker.pk).update(last_seen_at=now)
     worker.refresh_from_db()
-    if worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
+    if worker.kind != "trainer" or worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
         return None
     for candidate in queue_order(pool=worker.pool, now=now):
         if response := _try_claim(candidate, worker, base_models, now):
@@ -73,13 +73,16 @@ def claim(*, worker: Worker, base_models: tuple[str, ...] | None) -> ClaimRespon
 def _try_claim(
     candidate: Run, worker: Worker, base_models: tuple[str, ...] | None, now: datetime.datetime
 ) -> ClaimResponse | None:
+    """Lock as everybody does, job first, and pass over what another transaction is at."""
+    unlocked = FineTuningJob.objects.select_for_update(skip_locked=True, of=("self",))
+    jobs = unlocked.select_related("base_model", "training_file", "validation_file")
+    job = jobs.filter(pk=candidate.job_id, status="queued").first()
+    if job is None or (base_models is not None and job.base_model_id not in base_models):
+        return None
     run = Run.objects.select_for_update(skip_locked=True).filter(pk=candidate.pk, status="queued").first()
-    if run is None:
+    if run is None or not try_lock_quota(organization_id=run.organization_id):
         return None
-    job = FineTuningJob.objects.select_related("base_model", "training_file", "validation_file").get(pk=run.job_id)
-    if base_models is not None and job.base_model_id not in base_models:
-        return None
-    waiting = reason_to_wait(organization_id=run.organization_id)
+    waiting = reason_to_wait(job=job, now=now)
     if waiting != job.waiting_reason:
         FineTuningJob.objects.filter(pk=job.pk).update(waiting_reason=waiting)
     if waiting:
@@ -158,8 +161,15 @@ def checkpoint_interval(estimated_seconds: float | None) -> int:
 
 
 def _dataset_ref(version: DatasetVersion) -> DatasetRef:
-    url = store().signed_url(version.object_key, "GET", expires_seconds=_URL_SECONDS, base="internal")
-    return DatasetRef(id=version.pk, sha256=version.sha256, bytes=version.bytes, rows=version.rows or 0, url=url)
+    url = store().signed_url(version.data_key, "GET", expires_seconds=_URL_SECONDS, base="internal")
+    return DatasetRef(
+        id=version.pk,
+        sha256=version.data_sha256,
+        bytes=version.data_bytes,
+        rows=version.rows or 0,
+        url=url,
+        kind=version.kind or "chat",
+    )
 
 
 def _checkpoint_ref(checkpoint: Checkpoint) -> CheckpointRef:
@@ -173,13 +183,16 @@ def _checkpoint_ref(checkpoint: Checkpoint) -> CheckpointRef:
 def lock_run(*, lease: Lease) -> tuple[Run, FineTuningJob]:
     """Lock and return the job and the run the lease is for, job first. Raises StaleLease."""
     held = Run.objects.filter(
-        lease_id=lease.id, lease_token_sha256=sha256_hex(lease.token), status__in=RUN_HOLDING_LEASE
+        lease_id=lease.id,
+        lease_token_sha256=sha256_hex(lease.token),
+        status__in=RUN_HOLDING_LEASE,
+        worker__revoked_at=None,
     )
     job_id = held.values_list("job_id", flat=True).first()
     if job_id is None:
         raise StaleLease("This lease is not held any more.")
     job = FineTuningJob.objects.select_for_update().get(pk=job_id)
-    run = held.select_for_update().first()
+    run = held.select_for_update(of=("self",)).first()
     if run is None:
         raise StaleLease("This lease is not held any more.")
     return run, job
@@ -188,15 +201,11 @@ def lock_run(*, lease: Lease) -> tuple[Run, FineTuningJob]:
 @transaction.atomic
 def heartbeat(*, lease: Lease, beat: HeartbeatRequest) -> HeartbeatResponse:
     """Prolong the lease and say whether somebody asked the run to stop. Raises StaleLease."""
+    run, job = lock_run(lease=lease)
     now = db_now()
-    changed = Run.objects.filter(
-        lease_id=lease.id, lease_token_sha256=sha256_hex(lease.token), status__in=RUN_HOLDING_LEASE
-    ).update(lease_expires_at=now + datetime.timedelta(seconds=LEASE_SECONDS), heartbeat_at=now)
-    if not changed:
-        raise StaleLease("This lease is not held any more.")
-    run = Run.objects.select_related("job", "job__price_rule", "worker").get(lease_id=lease.id)
+    run.lease_expires_at, run.heartbeat_at = now + datetime.timedelta(seconds=LEASE_SECONDS), now
+    run.save(update_fields=["lease_expires_at", "heartbeat_at"])
     Worker.objects.filter(pk=run.worker_id).update(last_seen_at=now)
-    job = run.job
     if _is_at_cap(job, run, beat):
         attempts.request_pause_at_cap(job=job, now=now)
     is_draining = run.worker is not None and run.worker.drain_requested_at is not None

@@ -8,9 +8,11 @@ import msgspec
 from apps.catalog.models import BaseModel
 from apps.contracts.adapter_files import ARCHITECTURES, TARGET_MODULES
 from apps.contracts.runs import Method, Objective
+from apps.contracts.split import MAX_SHARE
 from apps.core.errors import InvalidValue
 
 SERVABLE_RANKS = (8, 16, 32, 64)  # what every replica accepts: others would train and then not answer
+TRAIN_ON = ("assistant", "all")
 SCHEDULERS = ("cosine", "linear", "constant", "constant_with_warmup")
 
 
@@ -129,5 +131,7 @@ _FIXED = (
     Limit(name="packing", text="Several rows in one sequence.", options=(False, True), is_nullable=True),
     _number("dpo_beta", 0.001, 10.0, "How closely preferences may pull the model from where it began."),
     _whole("early_stopping_patience", 1, 100, "Evaluations without a better loss to wait for.", is_nullable=True),
+    Limit(name="train_on", text="Which tokens of a conversation are trained.", options=TRAIN_ON),
+    _number("validation_share", 0.0, MAX_SHARE, "Share of the rows held out for validation; equal rows stay together."),
     _whole("seed", 0, 2**31 - 1, "Fixes order and first weights."),
 )

@@ -33,10 +33,18 @@ class GpuPool(models.Model):
     region = models.CharField(max_length=40, default="local")
     memory_bytes = models.BigIntegerField(help_text="Usable by one job; a CPU pool has what the operator grants it.")
     is_open = models.BooleanField(default=True, help_text="Accepts new jobs.")
+    calibration = models.ForeignKey(
+        "CalibrationVersion", on_delete=models.PROTECT, null=True, related_name="+", help_text="In use; null: none."
+    )
+    calibration_pinned_at = models.DateTimeField(null=True, help_text="Set: new versions wait for an operator.")
+    calibration_pinned_by = models.CharField(max_length=64, null=True)
     created_at = models.DateTimeField(db_default=Now())
 
     tenancy_reason = "pools are shared by all tenants"
     app_access = "read"
+
+    class Meta:
+        constraints = [_paired("pool_calibration_pin_pair", "calibration_pinned_at", "calibration_pinned_by")]
 
     def __str__(self) -> str:
         return self.name
@@ -85,7 +93,10 @@ class ThroughputProbe(models.Model):
     id = IdField(prefix="probe")
     pool = models.ForeignKey(GpuPool, on_delete=models.CASCADE, related_name="probes")
     worker = models.ForeignKey(Worker, on_delete=models.SET_NULL, null=True, related_name="+")
-    base_model = models.ForeignKey("catalog.BaseModel", on_delete=models.PROTECT, related_name="+")
+    base_model = models.ForeignKey(
+        "catalog.BaseModel", on_delete=models.PROTECT, null=True, related_name="+", help_text="Null: made-up weights."
+    )
+    shape = models.CharField(max_length=60, blank=True, help_text="Of made-up weights, as the grid calls it.")
     method = models.CharField(max_length=16)
     report = models.JSONField(help_text="apps.contracts.worker_api.ProbeReport")
     measured_at = models.DateTimeField(db_default=Now())
@@ -284,6 +295,7 @@ class Checkpoint(OrganizationModel):
     step = models.PositiveIntegerField()
     metrics = models.JSONField(default=dict)
     bytes = models.BigIntegerField()
+    billed_gpu_ms = models.BigIntegerField(default=0, help_text="The run's time up to this step.")
     created_at = models.DateTimeField(db_default=Now())
     quarantined_at = models.DateTimeField(null=True)
     deleted_at = models.DateTimeField(null=True)
@@ -293,11 +305,68 @@ class Checkpoint(OrganizationModel):
 
 
 class CalibrationPoint(OrganizationModel):
-    """What a finished run took beside what was estimated."""
+    """What a finished run took beside what its customer was shown.
+
+    A factor is the correction that was in the estimate: the physics' own figure is the estimate divided by it.
+    """
 
     run = models.OneToOneField(Run, on_delete=models.CASCADE, related_name="calibration")
-    estimated_seconds = models.FloatField(null=True)
-    actual_seconds = models.FloatField()
+    pool = models.ForeignKey(GpuPool, on_delete=models.CASCADE, related_name="+")
+    outcome = models.CharField(max_length=16, choices=[("succeeded", "Succeeded"), ("out_of_memory", "Out of memory")])
+    family = models.CharField(max_length=48, help_text="model_type of the base model's config.json")
+    method = models.CharField(max_length=16)
+    attempts = models.PositiveIntegerField(help_text="Of the job; times, tokens and cost are sums over them.")
+    physics = models.CharField(max_length=16, help_text="apps.estimates.calibration.PHYSICS of the estimate")
+    version = models.PositiveIntegerField(default=0, help_text="Calibration of the pool in the estimate; 0: none.")
+    time_factor = models.FloatField(default=1.0)
+    memory_factor = models.FloatField(default=1.0)
+    estimated_seconds = models.FloatField(null=True, help_text="Training time alone, as billed.")
+    estimated_seconds_p10 = models.FloatField(null=True)
+    estimated_seconds_p90 = models.FloatField(null=True)
+    actual_seconds = models.FloatField(null=True)
+    wall_seconds = models.FloatField(null=True, help_text="From the first claim to the end, with everything unbilled.")
+    estimated_tokens_per_second = models.FloatField(null=True)
+    actual_tokens_per_second = models.FloatField(null=True)
     estimated_peak_bytes = models.BigIntegerField(null=True)
-    actual_peak_bytes = models.BigIntegerField(null=True)
+    estimated_peak_bytes_p10 = models.BigIntegerField(null=True)
+    estimated_peak_bytes_p90 = models.BigIntegerField(null=True)
+    actual_peak_bytes = models.BigIntegerField(null=True, help_text="Reserved by torch on a GPU, resident on a CPU.")
+    estimated_cost_nano = models.BigIntegerField(null=True)
+    estimated_cost_nano_p10 = models.BigIntegerField(null=True)
+    estimated_cost_nano_p90 = models.BigIntegerField(null=True)
+    actual_cost_nano = models.BigIntegerField(null=True)
     created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        indexes = [models.Index(fields=["pool", "-id"], name="calibration_point_newest")]
+
+
+class CalibrationVersion(models.Model):
+    """What a pool's finished runs taught at one time, with what it was fitted on. Kept for good."""
+
+    id = IdField(prefix="cal")
+    pool = models.ForeignKey(GpuPool, on_delete=models.PROTECT, related_name="calibrations")
+    number = models.PositiveIntegerField(help_text="Counts a pool's versions from 1.")
+    calibration = models.JSONField(help_text="apps.estimates.calibration.Calibration")
+    fitted_on = models.JSONField(help_text="apps.finetuning.calibrations.FittedOn")
+    last_point = models.BigIntegerField(help_text="The newest CalibrationPoint that was there.")
+    created_at = models.DateTimeField(db_default=Now())
+
+    tenancy_reason = "medians over a shared pool's runs; names no organization and no run"
+    app_access = "read"
+    is_append_only = True
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["pool", "number"], name="calibration_number_once")]
+        triggers = [pgtrigger.Protect(name="calibration_append_only", operation=pgtrigger.Update | pgtrigger.Delete)]
+
+
+class PoolAccuracy(models.Model):
+    """What the public page says of a pool; absent while its runs are too few to tell without telling of somebody."""
+
+    pool = models.OneToOneField(GpuPool, on_delete=models.CASCADE, primary_key=True, related_name="accuracy")
+    report = models.JSONField(help_text="apps.finetuning.accuracy.Report")
+    updated_at = models.DateTimeField(db_default=Now())
+
+    tenancy_reason = "figures over several organizations' runs, above the floor of apps.finetuning.accuracy"
+    app_access = "read"

@@ -12,16 +12,17 @@ from django.db import transaction
 from apps.billing.operations import hold
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
+from apps.contracts.chat import RowKind
 from apps.contracts.runs import Hyperparameters, Method, Objective
-from apps.core import audit, outbox
+from apps.core import audit, locks, outbox
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, InvalidValue, Unavailable
 from apps.core.transitions import advance
 from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import COUNT_NOW_BYTES, count_tokens, request_count
 from apps.datasets.queries import find_token_count, get_version
-from apps.finetuning import attempts, events, recipes
-from apps.finetuning.beginnings import find_beginning
+from apps.finetuning import attempts, events, outcomes, recipes
+from apps.finetuning.beginnings import Beginning, find_beginning
 from apps.finetuning.lifecycle import JOB_TRANSITIONS
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotas import require_room_for_job
@@ -36,6 +37,12 @@ class InvalidTrainingFile(DomainError):
     """The file cannot be trained on; the message says what to change."""
 
     code = "invalid_training_file"
+
+
+class IdempotencyKeyReused(DomainError):
+    """The same key came with two different requests; neither can be taken for a repetition of the other."""
+
+    code = "idempotency_key_reused"
 
 
 class StillCounting(Unavailable):
@@ -101,9 +108,15 @@ def create_job(*, organization: Any, request: JobRequest, by: str, now: datetime
 
 
 def _created_before(organization: Any, request: JobRequest, by: str, now: datetime.datetime) -> FineTuningJob | None:
+    """Return the job that this request, repeated, made before; one that is being made is waited for."""
+    if repeated := request.idempotency_key or request.fingerprint:
+        locks.lock(f"job:{getattr(organization, 'pk', organization)}:{repeated}")
     jobs = FineTuningJob.objects.for_organization(organization)
     if request.idempotency_key is not None:
-        return jobs.filter(idempotency_key=request.idempotency_key).first()
+        found = jobs.filter(idempotency_key=request.idempotency_key).first()
+        if found is not None and found.requested.get("fingerprint") != request.fingerprint:
+            raise IdempotencyKeyReused("This Idempotency-Key was sent with another body: use a new key for a new job.")
+        return found
     if request.is_retry:
         recent = jobs.filter(created_by=by, created_at__gte=now - _RETRY_WINDOW)
         return recent.filter(requested__fingerprint=request.fingerprint).order_by("-created_at").first()
@@ -115,15 +128,7 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
     base_model = beginning.base_model
     training_file = _usable_file(organization, request.training_file, "training_file")
     validation_file = request.validation_file and _usable_file(organization, request.validation_file, "validation_file")
-    asked = dict(request.hyperparameters) | ({} if request.seed is None else {"seed": request.seed})
-    objective = _objective(request.objective, training_file, validation_file or None)
-    chosen = recipes.choose(
-        base_model=base_model,
-        method=request.method,
-        asked=beginning.require_shape(asked, method=request.method),
-        objective=objective,
-        data=data_facts(version=training_file, validation=validation_file or None, base_model=base_model),
-    )
+    chosen = choose_recipe(beginning, request, training_file=training_file, validation_file=validation_file or None)
     recipe = chosen.hyperparameters
     if request.suffix and not SUFFIX.fullmatch(request.suffix):
         raise InvalidValue(
@@ -155,6 +160,28 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
     )
 
 
+def choose_recipe(
+    beginning: Beginning,
+    request: JobRequest,
+    *,
+    training_file: DatasetVersion,
+    validation_file: DatasetVersion | None,
+) -> recipes.Recipe:
+    """Return how the request would be trained. Raises InvalidValue and InvalidTrainingFile."""
+    asked = dict(request.hyperparameters) | ({} if request.seed is None else {"seed": request.seed})
+    chosen = recipes.choose(
+        base_model=beginning.base_model,
+        method=request.method,
+        asked=beginning.require_shape(asked, method=request.method),
+        objective=_objective(request.objective, training_file, validation_file),
+        data=data_facts(version=training_file, validation=validation_file, base_model=beginning.base_model),
+    )
+    if validation_file is not None and chosen.hyperparameters.validation_share:
+        message = "Give a validation file or a share to hold out, not both."
+        raise InvalidValue(message, param="hyperparameters.validation_share")
+    return chosen
+
+
 def _usable_file(organization: Any, file_id: str, param: str) -> DatasetVersion:
     version = get_version(organization=organization, id=file_id, param=param)
     # Deleting takes the same lock: a file is either deleted before the job, or in use after it.
@@ -167,7 +194,7 @@ def _usable_file(organization: Any, file_id: str, param: str) -> DatasetVersion:
     return version
 
 
-_ROWS_OF = {Objective.SUPERVISED: "chat", Objective.TEXT: "text", Objective.DPO: "preference"}
+_ROWS_OF = {Objective.SUPERVISED: RowKind.CHAT, Objective.TEXT: RowKind.TEXT, Objective.DPO: RowKind.PREFERENCE}
 
 
 def _objective(
@@ -175,23 +202,23 @@ def _objective(
 ) -> Objective:
     """Return what the rows are for. Raises InvalidTrainingFile when they are of another kind than was asked."""
     objective = asked or objective_of(training_file)
-    for version, param in ((training_file, "training_file"), (validation_file, "validation_file")):
-        if version is not None and _kind_of(version) not in ("", _ROWS_OF[objective]):
-            raise InvalidTrainingFile(
-                f"{version.pk} holds {_kind_of(version)} rows; {objective} training needs {_ROWS_OF[objective]} rows.",
-                param=param,
-            )
+    _require_rows(objective, training_file, "training_file")
+    if validation_file is not None:
+        _require_rows(objective, validation_file, "validation_file")
     return objective
 
 
-def _kind_of(version: DatasetVersion) -> str:
-    """Return the kind of the file's rows, "" until it is known; files without one are of conversations."""
-    return str(getattr(version, "kind", "chat"))
+def _require_rows(objective: Objective, version: DatasetVersion, param: str) -> None:
+    """Raise InvalidTrainingFile when the rows' kind is known and not what the objective trains."""
+    wanted = _ROWS_OF[objective]
+    if version.kind not in ("", wanted):
+        message = f"{version.pk} holds {version.kind} rows; {objective} training needs {wanted} rows."
+        raise InvalidTrainingFile(message, param=param)
 
 
 def objective_of(version: DatasetVersion | None) -> Objective:
     """Return what the file's rows are for; supervised training until their kind is known."""
-    kind = _kind_of(version) if version is not None else ""
+    kind = version.kind if version is not None else ""
     return next((objective for objective, rows in _ROWS_OF.items() if rows == kind), Objective.SUPERVISED)
 
 
@@ -241,6 +268,7 @@ def _is_ready_to_admit(job: FineTuningJob) -> bool:
 
 def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     """Choose the pool, set the cost aside and queue the first attempt. Raises what `create_job` raises."""
+    _objective(Objective(job.hyperparameters["objective"]), job.training_file, job.validation_file)
     quoted = _choose_pool(job, now)
     estimate = quoted.estimate
     cap_nano = job.requested.get("spend_cap_nano") or quoted.cap_nano
@@ -262,7 +290,7 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
         transitions=JOB_TRANSITIONS,
         pool=quoted.pool,
         price_rule=quoted.price,
-        estimate=snapshot(estimate),
+        estimate=snapshot(estimate) | outcomes.provenance(base_model=job.base_model, correction=quoted.correction),
         hyperparameters=msgspec.to_builtins(recipe),
         spend_cap_nano=cap_nano,
         hold_id=held.pk,
@@ -282,6 +310,7 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
 def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
     recipe = msgspec.convert(job.hyperparameters, Hyperparameters)
     quotes = get_quotes(base_model=job.base_model, version=job.training_file, recipe=recipe, now=now)
+    quotes = [quoted for quoted in quotes if quoted.gpu_count == 1]  # what a run trains on; more are quoted only
     if name := job.requested.get("pool"):
         quotes = [quoted for quoted in quotes if quoted.pool.name == name]
         if not quotes:

@@ -126,10 +126,12 @@ def _mark(worker: Worker, by: str, action: str, **changes: datetime.datetime | N
 
 
 @transaction.atomic
-def record_probe(*, worker: Worker, base_model: BaseModel, method: str, report: dict) -> ThroughputProbe:
-    """Keep one measurement of the worker's pool."""
+def record_probe(
+    *, worker: Worker, base_model: BaseModel | None, method: str, report: dict, shape: str = ""
+) -> ThroughputProbe:
+    """Keep one measurement of the worker's pool: of a base model, or of made-up weights of a shape."""
     probe = ThroughputProbe.objects.create(
-        pool=worker.pool, worker=worker, base_model=base_model, method=method, report=report
+        pool=worker.pool, worker=worker, base_model=base_model, shape=shape, method=method, report=report
     )
     audit.record(organization=None, by=worker.pk, action="probe.recorded", target=probe.pk, method=method)
     return probe

@@ -48,7 +48,7 @@ def list_events_after(*, job: FineTuningJob, sequence: int, limit: int = 500) ->
 def list_checkpoints(*, job: FineTuningJob) -> QuerySet[Checkpoint]:
     """Return the checkpoints that still exist, newest first."""
     rows = job.checkpoints.filter(deleted_at=None, quarantined_at=None)
-    return rows.select_related("job__base_model").order_by("-step")
+    return rows.select_related("job__base_model", "job__organization").order_by("-step")
 
 
 def get_active_run(*, job: FineTuningJob) -> Run | None:

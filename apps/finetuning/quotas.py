@@ -3,9 +3,9 @@
 import datetime
 from typing import Any
 
-from django.db.models import Sum
+from django.db.models import QuerySet, Sum
 
-from apps.core import audit
+from apps.core import audit, locks
 from apps.core.errors import QuotaExceeded
 from apps.finetuning.lifecycle import JOB_TERMINAL, RUN_HOLDING_LEASE
 from apps.finetuning.models import FineTuningJob, Quota, Run
@@ -41,7 +41,11 @@ def used_gpu_seconds(*, organization: Any, now: datetime.datetime) -> int:
 
 
 def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.datetime) -> None:
-    """Raise QuotaExceeded when a new job of about so many GPU-seconds passes a limit; the message says which."""
+    """Raise QuotaExceeded when a new job of about so many GPU-seconds passes a limit; the message says which.
+
+    Until the transaction ends no other job of the organization is admitted or started: none counts on the same room.
+    """
+    locks.lock(_lock_name(job.organization_id))
     quota = get_quota(organization=job.organization_id)
     others = FineTuningJob.objects.for_organization(job.organization_id).exclude(pk=job.pk)
     unfinished = others.exclude(status__in=JOB_TERMINAL).count()
@@ -51,17 +55,42 @@ def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.da
             "wait for one to finish, cancel one, or ask the operator for more."
         )
     used = used_gpu_seconds(organization=job.organization_id, now=now)
-    if quota.gpu_seconds_per_month is not None and used + seconds > quota.gpu_seconds_per_month:
+    promised = _expected_seconds(others.exclude(status__in=JOB_TERMINAL))
+    if quota.gpu_seconds_per_month is not None and used + promised + seconds > quota.gpu_seconds_per_month:
         raise QuotaExceeded(
-            f"This job needs about {seconds:.0f} GPU-seconds; {used} of {quota.gpu_seconds_per_month} are used this "
-            "month: choose a smaller job, or ask the operator for more."
+            f"This job needs about {seconds:.0f} GPU-seconds; of {quota.gpu_seconds_per_month} this month {used} are "
+            f"used and about {promised:.0f} promised to your unfinished jobs: choose a smaller job, or ask the "
+            "operator for more."
         )
 
 
-def reason_to_wait(*, organization_id: str) -> str:
-    """Return why a queued run of the organization may not start now, or "" when it may."""
-    quota = get_quota(organization=organization_id)
-    running = Run.objects.filter(organization_id=organization_id, status__in=RUN_HOLDING_LEASE).count()
-    if quota.concurrent_gpus is not None and running >= quota.concurrent_gpus:
+def try_lock_quota(*, organization_id: str) -> bool:
+    """Take the organization's limits for this transaction; False when another is admitting or starting a job of it."""
+    return locks.try_lock(_lock_name(organization_id))
+
+
+def reason_to_wait(*, job: FineTuningJob, now: datetime.datetime) -> str:
+    """Return why this queued job may not start now, or "" when it may. Hold the lock of `try_lock_quota`."""
+    quota = get_quota(organization=job.organization_id)
+    running = Run.objects.filter(organization_id=job.organization_id, status__in=RUN_HOLDING_LEASE)
+    if quota.concurrent_gpus is not None and running.count() >= quota.concurrent_gpus:
         return f"Waiting for one of your {quota.concurrent_gpus} concurrent GPUs to come free."
+    if quota.gpu_seconds_per_month is None:
+        return ""
+    used = used_gpu_seconds(organization=job.organization_id, now=now)
+    going_on = FineTuningJob.objects.filter(pk__in=running.values("job_id"))
+    if used + _expected_seconds(going_on) + _seconds_of(job.estimate) > quota.gpu_seconds_per_month:
+        return f"Waiting for next month: your {quota.gpu_seconds_per_month} GPU-seconds of this one are used or in use."
     return ""
+
+
+def _expected_seconds(jobs: QuerySet[FineTuningJob]) -> float:
+    return sum(_seconds_of(estimate) for estimate in jobs.values_list("estimate", flat=True))
+
+
+def _seconds_of(estimate: dict[str, Any]) -> float:
+    return estimate.get("train_seconds_p50") or 0.0
+
+
+def _lock_name(organization_id: str) -> str:
+    return f"quota:{organization_id}"

@@ -2,32 +2,46 @@
 
 import datetime
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from django.db.models import Q
 
 from apps.catalog.models import BaseModel, PriceRule
-from apps.catalog.queries import active_price
 from apps.contracts.runs import Hyperparameters
 from apps.contracts.worker_api import ProbeReport
 from apps.core.errors import InvalidValue
 from apps.core.money import rated
-from apps.core.tenancy import system
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.estimates import architectures, gpus, published
-from apps.estimates.quote import Estimate, PoolFacts, QuoteRequest, quote
+from apps.estimates.errors import EstimateError
+from apps.estimates.fixes import Fix
+from apps.estimates.quote import Estimate, PoolFacts, QuoteRequest, quote_placements
+from apps.estimates.ranking import Choice, Ranking, rank
+from apps.estimates.requests import Correction
 from apps.estimates.throughput import ProbeRow, SpeedSource
-from apps.finetuning.lifecycle import RUN_ACTIVE
-from apps.finetuning.models import CalibrationPoint, GpuPool, Run, ThroughputProbe
+from apps.finetuning.models import GpuPool, ThroughputProbe
+from apps.finetuning.pool_facts import PoolState, open_pool_states
 
-LIVE_SECONDS = 60  # a worker not heard of for so long counts as away
 _CAP_OVER_P90 = 1.25  # room for a slow day before a run pauses at its cap
 _LEAST_CAP_SECONDS = 60
 _DATA = Path(__file__).resolve().parents[1] / "catalog" / "data"
+GPU_COUNTS = (1, 2, 4, 8)  # of one machine; a count that does not divide the batch would train another batch
+_NOT_HERE = {"offload": "The trainer does not do this yet.", "none": ""}
+_LAUNCHABLE_GPUS = 1  # what the trainer runs a job on; more are quoted
+# What the estimator calls a thing -> the request's field it came from; the rest are hyperparameters.
+_PARAMS = {
+    "rows": "training_file",
+    "tokens": "training_file",
+    "trained_tokens": "training_file",
+    "longest_row_tokens": "training_file",
+    "row_lengths": "training_file",
+    "method": "quantization",
+    "gpu": "compute.pool",
+}
 
 
 class CannotEstimate(InvalidValue):
@@ -36,9 +50,15 @@ class CannotEstimate(InvalidValue):
     code = "unsupported_architecture"
 
 
+class NothingToTrain(InvalidValue):
+    """No token of the training file counts toward the loss."""
+
+    code = "invalid_training_file"
+
+
 @dataclass(frozen=True)
 class PoolQuote:
-    """One row of the compute table. `cap_nano` is the spend cap we suggest, and what launching would hold."""
+    """One option: so many GPUs of one pool. `cap_nano` is the spend cap we suggest, and what launching would hold."""
 
     pool: GpuPool
     estimate: Estimate
@@ -46,10 +66,35 @@ class PoolQuote:
     live_workers: int
     cap_nano: int | None
     block_reason: str
+    correction: Correction | None = None
+    ways: tuple["Way", ...] = ()
 
     @property
     def is_launchable(self) -> bool:
         return not self.block_reason
+
+    @property
+    def gpu_count(self) -> int:
+        return self.estimate.gpu_count
+
+    @property
+    def key(self) -> str:
+        """Name the option in forms and rankings: the pool, and the GPUs where they are several."""
+        return self.pool.name if self.gpu_count == 1 else f"{self.pool.name}:{self.gpu_count}"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One change that makes the job fit. `changes` are the recipe's fields to set, `pool` the one to take instead.
+
+    `cost_nano` is None where nobody can price it; `note` says what keeps it from being applied here, if anything does.
+    """
+
+    fix: Fix
+    changes: Mapping[str, Any]
+    pool: str | None
+    cost_nano: int | None
+    note: str = ""
 
 
 def quote_pools(
@@ -60,17 +105,50 @@ def quote_pools(
     hyperparameters: Hyperparameters,
     now: datetime.datetime,
 ) -> list[PoolQuote]:
-    """Return a quote for each open pool, launchable ones first, then by cost."""
+    """Return a quote for each open pool and sensible number of GPUs, launchable ones first, then by cost.
+
+    Raises CannotEstimate, NothingToTrain, InvalidValue; each names the field at fault.
+    """
     request = _request(base_model, version, count, hyperparameters)
-    pools = GpuPool.objects.filter(is_open=True).select_related("gpu_type")
-    quotes = [_quote_pool(pool, request, base_model, now) for pool in pools]
-    return sorted(quotes, key=lambda q: (not q.is_launchable, q.estimate.cost_nano_p50 or math.inf, q.pool.name))
+    states = open_pool_states(
+        base_model=base_model, family=request.architecture.model_type, method=request.method, now=now
+    )
+    quotes = [quoted for state in states for quoted in _quote_pool(state, request, base_model)]
+    return sorted(_with_ways(quotes), key=_by_use)
 
 
-def live_worker_filter(now: datetime.datetime) -> Q:
-    """Return the condition of a trainer that may take work now."""
-    seen = now - datetime.timedelta(seconds=LIVE_SECONDS)
-    return Q(kind="trainer", last_seen_at__gte=seen, cordoned_at=None, drain_requested_at=None, revoked_at=None)
+def _by_use(quoted: PoolQuote) -> tuple[bool, float, str, int]:
+    cost = quoted.estimate.cost_nano_p50
+    return not quoted.is_launchable, math.inf if cost is None else cost, quoted.pool.name, quoted.gpu_count
+
+
+def rank_quotes(quotes: Iterable[PoolQuote], *, deadline_seconds: float | None = None) -> Ranking:
+    """Compare what can be launched; where nothing can, what can be priced and timed at all."""
+    listed = list(quotes)
+    launchable = [quoted for quoted in listed if quoted.is_launchable]
+    timed = [(quoted, finish_seconds(quoted.estimate)) for quoted in launchable or listed]
+    return rank(
+        [
+            Choice(
+                key=quoted.key,
+                cost_nano=quoted.estimate.cost_nano_p50,
+                finish_seconds_p50=finish[1],
+                finish_seconds_p90=finish[2],
+            )
+            for quoted, finish in timed
+            if finish and quoted.estimate.cost_nano_p50 is not None
+        ],
+        deadline_seconds=deadline_seconds,
+    )
+
+
+def finish_seconds(estimate: Estimate) -> tuple[float, float, float] | None:
+    """Return when the job would be done from now, P10, P50 and P90, as if a worker were free where none is online."""
+    spans = (estimate.train_seconds_p10, estimate.train_seconds_p50, estimate.train_seconds_p90)
+    if spans[0] is None or spans[1] is None or spans[2] is None:
+        return None
+    before = (estimate.queue_seconds or 0.0) + estimate.startup_seconds + estimate.download_seconds
+    return before + spans[0], before + spans[1], before + spans[2]
 
 
 def with_plan(hyperparameters: Hyperparameters, estimate: Estimate) -> Hyperparameters:
@@ -82,94 +160,81 @@ def with_plan(hyperparameters: Hyperparameters, estimate: Estimate) -> Hyperpara
     )
 
 
-def training_sku(pool: GpuPool) -> str:
-    return f"training:{pool.name}"
+def architecture_of(base_model: BaseModel) -> architectures.Architecture:
+    """Return the model's dimensions from its config.json, or from its seeded catalogue row. Raises CannotEstimate."""
+    config = base_model.config
+    try:
+        if "n_layers" in config:
+            return architectures.from_catalog_row(config)
+        return architectures.from_config(config)
+    except architectures.ArchitectureError as error:
+        raise CannotEstimate(f"{base_model.display_name} cannot be estimated: {error}", param="model") from error
+
+
+def snapshot(estimate: Estimate) -> dict[str, Any]:
+    """Return the estimate as plain JSON values, to be kept with the job."""
+    return msgspec.to_builtins(estimate)
+
+
+# --- the question ---------------------------------------------------------------------------------------------------
 
 
 def _request(
     base_model: BaseModel, version: DatasetVersion, count: TokenCount, recipe: Hyperparameters
 ) -> QuoteRequest:
-    return QuoteRequest(
-        architecture=architecture_of(base_model),
-        method=recipe.method,
-        max_length=recipe.max_length,
-        batch_size=recipe.batch_size,
-        epochs=recipe.epochs,
-        rows=version.rows or 1,
-        tokens=max(count.tokens, 1),
-        trained_tokens=max(count.trained_tokens, 1),
-        longest_row_tokens=max(count.longest_row_tokens, 1),
-        lora_rank=recipe.lora_rank,
-        target_modules=recipe.target_modules,
-    )
+    if not count.tokens or not count.trained_tokens or not version.rows:
+        raise NothingToTrain(
+            f"{version.pk} has no trained tokens: every row needs an assistant's answer, and what the longest row "
+            "allows must reach it.",
+            param="training_file",
+        )
+    try:
+        return QuoteRequest(
+            architecture=architecture_of(base_model),
+            method=recipe.method,
+            max_length=recipe.max_length,
+            batch_size=recipe.batch_size,
+            epochs=recipe.epochs,
+            rows=version.rows,
+            tokens=count.tokens,
+            trained_tokens=count.trained_tokens,
+            longest_row_tokens=count.longest_row_tokens,
+            lora_rank=recipe.lora_rank,
+            lora_dropout=recipe.lora_dropout,
+            target_modules=recipe.target_modules,
+            use_dora=recipe.use_dora,
+            use_rslora=recipe.use_rslora,
+            row_lengths=tuple((int(length), int(rows)) for length, rows in count.histogram),
+        )
+    except EstimateError as error:
+        raise as_invalid(error) from error
 
 
-def _quote_pool(pool: GpuPool, request: QuoteRequest, base_model: BaseModel, now: datetime.datetime) -> PoolQuote:
-    price = active_price(sku=training_sku(pool))
-    live = pool.workers.filter(live_worker_filter(now)).count()
-    facts = _facts(pool, request, base_model, price, live)
-    estimate = quote(request=request, pool=facts, published=_published(), other_gpus=tuple(_gpu_types().values()))
-    return PoolQuote(
-        pool=pool,
-        estimate=estimate,
-        price=price,
-        live_workers=live,
-        cap_nano=_cap_nano(estimate, price),
-        block_reason=_block_reason(estimate, base_model, price, live),
-    )
+def as_invalid(error: EstimateError) -> InvalidValue:
+    """Return the refusal with the public name of the field at fault."""
+    return InvalidValue(f"{error}.", param=_PARAMS.get(error.field, f"hyperparameters.{error.field}"))
 
 
-def _facts(
-    pool: GpuPool, request: QuoteRequest, base_model: BaseModel, price: PriceRule | None, live: int
-) -> PoolFacts:
-    probe = newest_probe(pool=pool, base_model=base_model, method=request.method)
-    report = msgspec.convert(probe.report, ProbeReport) if probe else None
+def _facts(state: PoolState, base_model: BaseModel) -> PoolFacts:
+    report = msgspec.convert(state.probe.report, ProbeReport) if state.probe else None
+    price = state.price
     return PoolFacts(
-        gpu=_gpu_of(pool),
-        probe=_probe_row(probe, report) if probe and report else None,
+        gpu=gpu_of(state.pool),
+        probe=probe_row(state.probe, report) if state.probe and report else None,
         price_nano=price.price_nano if price else None,
         price_per_seconds=price.per // 1000 if price else 3600,
-        live_workers=live,
-        seconds_ahead=seconds_ahead(pool=pool),
+        live_workers=state.live_workers,
+        seconds_ahead=state.seconds_ahead,
         startup_seconds=report.startup_seconds if report else 0.0,
-        finished_ratios=_finished_ratios(pool),
+        correction=state.correction,
+        gpus_per_worker=max(1, state.gpus_per_worker),
     )
 
 
-def _finished_ratios(pool: GpuPool) -> tuple[float, ...]:
-    """How long finished runs of the pool took beside their estimates; all tenants' runs teach, none is shown."""
-    with system():
-        points = CalibrationPoint.objects.filter(run__pool=pool, estimated_seconds__gt=0).order_by("-id")[:200]
-        return tuple(point.actual_seconds / point.estimated_seconds for point in points if point.estimated_seconds)
-
-
-def newest_probe(*, pool: GpuPool, base_model: BaseModel, method: str) -> ThroughputProbe | None:
-    """Return the pool's newest measurement for this method: of the same model if there is one, else of any."""
-    probes = ThroughputProbe.objects.filter(pool=pool, method=method).select_related("base_model")
-    return (
-        probes.filter(base_model=base_model).order_by("-measured_at").first() or probes.order_by("-measured_at").first()
-    )
-
-
-def newest_probes(*, pool: GpuPool) -> list[ThroughputProbe]:
-    """Return the pool's newest measurement of each base model and method."""
-    probes = ThroughputProbe.objects.filter(pool=pool).select_related("base_model", "worker")
-    return list(probes.order_by("base_model", "method", "-measured_at").distinct("base_model", "method"))
-
-
-def seconds_ahead(*, pool: GpuPool) -> float:
-    """Return the estimated training seconds of the runs waiting or running in the pool, by the work still to do."""
-    ahead = 0.0
-    with system():  # the queue is shared: other tenants' work counts, and only the sum is shown
-        runs = list(Run.objects.filter(pool=pool, status__in=RUN_ACTIVE).select_related("job"))
-    for run in runs:
-        job = run.job
-        done = job.step / job.total_steps if job.total_steps else 0.0
-        ahead += (job.estimate.get("train_seconds_p50") or 0.0) * (1.0 - done)
-    return ahead
-
-
-def _probe_row(probe: ThroughputProbe, report: ProbeReport) -> ProbeRow:
+def probe_row(probe: ThroughputProbe, report: ProbeReport) -> ProbeRow:
+    """Return a base model's measured speed as the estimator reads it. Raises ValueError for made-up weights."""
+    if probe.base_model is None:
+        raise ValueError("a point on made-up weights is no base model's speed")
     source = SpeedSource(
         kind="probe",
         text=f"Measured on this pool with {probe.base_model.display_name}",
@@ -189,42 +254,125 @@ def _probe_row(probe: ThroughputProbe, report: ProbeReport) -> ProbeRow:
     )
 
 
-def architecture_of(base_model: BaseModel) -> architectures.Architecture:
-    """Return the model's dimensions from its config.json, or from its seeded catalogue row. Raises CannotEstimate."""
-    config = base_model.config
-    try:
-        if "n_layers" in config:
-            return architectures.from_catalog_row(config)
-        return architectures.from_config(config)
-    except architectures.ArchitectureError as error:
-        raise CannotEstimate(f"{base_model.display_name} cannot be estimated: {error}", param="model") from error
-
-
-def _gpu_of(pool: GpuPool) -> gpus.Gpu:
+def gpu_of(pool: GpuPool) -> gpus.Gpu:
+    """Return the pool's GPU type with what of its memory one job may use."""
     if pool.gpu_type_id == "cpu":
         return gpus.cpu(memory_bytes=pool.memory_bytes)
     return msgspec.structs.replace(_gpu_types()[pool.gpu_type_id], memory_bytes=pool.memory_bytes)
+
+
+# --- the answer -----------------------------------------------------------------------------------------------------
+
+
+def _quote_pool(state: PoolState, request: QuoteRequest, base_model: BaseModel) -> list[PoolQuote]:
+    facts = _facts(state, base_model)
+    counts = (1,) if facts.gpu.is_cpu else tuple(count for count in GPU_COUNTS if request.batch_size % count == 0)
+    try:
+        estimates = quote_placements(
+            request=request,
+            pool=facts,
+            published=_published(),
+            other_gpus=tuple(_gpu_types().values()),
+            gpu_counts=counts,
+        )
+    except EstimateError as error:
+        raise as_invalid(error) from error
+    return [_pool_quote(state, estimate, base_model) for estimate in _sensible(estimates)]
+
+
+def _sensible(estimates: tuple[Estimate, ...]) -> list[Estimate]:
+    """Keep one GPU, which says what is missing, and more where the job fits on them and is done sooner."""
+    kept = list(estimates[:1])
+    for estimate in estimates[1:]:
+        before = min((each.train_seconds_p50 for each in kept if each.train_seconds_p50 is not None), default=math.inf)
+        is_more = estimate.gpu_count > kept[-1].gpu_count
+        if is_more and estimate.fits and (estimate.train_seconds_p50 or 0.0) < before:
+            kept.append(estimate)
+    return kept
+
+
+def _pool_quote(state: PoolState, estimate: Estimate, base_model: BaseModel) -> PoolQuote:
+    return PoolQuote(
+        pool=state.pool,
+        estimate=estimate,
+        price=state.price,
+        live_workers=state.live_workers,
+        cap_nano=_cap_nano(estimate, state.price),
+        block_reason=_block_reason(state, estimate, base_model),
+        correction=state.correction,
+    )
 
 
 def _cap_nano(estimate: Estimate, price: PriceRule | None) -> int | None:
     if price is None or estimate.billed_seconds_p90 is None:
         return None
     seconds = max(math.ceil(estimate.billed_seconds_p90 * _CAP_OVER_P90), _LEAST_CAP_SECONDS)
-    return rated(quantity=seconds * 1000, price_nano=price.price_nano, per=price.per)
+    return rated(quantity=seconds * estimate.gpu_count * 1000, price_nano=price.price_nano, per=price.per)
 
 
-def _block_reason(estimate: Estimate, base_model: BaseModel, price: PriceRule | None, live_workers: int) -> str:
+def _block_reason(state: PoolState, estimate: Estimate, base_model: BaseModel) -> str:
     if not estimate.fits:
         return estimate.reason or "Does not fit."
     if not base_model.is_installed:
         return f"{base_model.display_name} is not installed on this platform: it can be quoted, not trained."
-    if price is None:
+    if state.price is None:
         return "No price is set for this pool."
-    if not live_workers:
+    if not state.live_workers:
         return "No worker of this pool is online."
+    if estimate.gpu_count > state.gpus_per_worker:
+        return f"A worker of this pool has {state.gpus_per_worker} GPU{'s' if state.gpus_per_worker > 1 else ''}."
+    if estimate.gpu_count > _LAUNCHABLE_GPUS:
+        return "Quoted only: a run trains on one GPU for now."
     if estimate.cost_nano_p90 is None:
         return f"No time estimate yet: {estimate.speed_source.text}"
     return ""
+
+
+# --- ways to make it fit --------------------------------------------------------------------------------------------
+
+
+def _with_ways(quotes: list[PoolQuote]) -> list[PoolQuote]:
+    """Give each quote that does not fit its ways out."""
+    return [replace(quoted, ways=_ways(quoted, quotes)) if not quoted.estimate.fits else quoted for quoted in quotes]
+
+
+def _ways(quoted: PoolQuote, quotes: list[PoolQuote]) -> tuple[Way, ...]:
+    """Return the estimator's changes of the recipe, then more GPUs of the pool and another pool as they are quoted;
+    a GPU type that nobody offers here is named only where no pool holds the job."""
+    changes = [_change(fix) for fix in quoted.estimate.fixes if fix.key not in ("gpu", "gpu_count")]
+    more = [_more_gpus(other) for other in quotes if other.pool.pk == quoted.pool.pk and other.estimate.fits]
+    others = [other for other in quotes if other.gpu_count == 1 and other.estimate.fits]
+    elsewhere = [_elsewhere(min(others, key=_by_use))] if others else []
+    unoffered = [
+        Way(fix=fix, changes={}, pool=None, cost_nano=None, note="No pool here offers it.")
+        for fix in quoted.estimate.fixes
+        if fix.key == "gpu" and not others
+    ]
+    return (*changes, *more[:1], *elsewhere, *unoffered)
+
+
+def _change(fix: Fix) -> Way:
+    changes = {name: value for name, value in (("method", fix.method), ("max_length", fix.max_length)) if value}
+    note = "" if changes else _NOT_HERE.get(fix.key, "")
+    return Way(fix=fix, changes=changes, pool=None, cost_nano=fix.cost_nano_p50, note=note)
+
+
+def _more_gpus(quoted: PoolQuote) -> Way:
+    text = f"Use {quoted.gpu_count} GPUs: that needs {_gib(quoted.estimate.peak_bytes)} on each"
+    fix = Fix(key="gpu_count", text=f"{text}.", peak_bytes=quoted.estimate.peak_bytes, gpu_count=quoted.gpu_count)
+    return Way(fix=fix, changes={}, pool=None, cost_nano=quoted.estimate.cost_nano_p50, note=quoted.block_reason)
+
+
+def _elsewhere(quoted: PoolQuote) -> Way:
+    estimate, pool = quoted.estimate, quoted.pool
+    text = f"Use {pool.gpu_type.name} in {pool.name}: {_gib(estimate.peak_bytes)} of {_gib(estimate.capacity_bytes)}."
+    fix = Fix(key="gpu", text=text, peak_bytes=estimate.peak_bytes, gpu_key=pool.gpu_type_id)
+    taken = pool.name if quoted.is_launchable else None
+    return Way(fix=fix, changes={}, pool=taken, cost_nano=estimate.cost_nano_p50, note=quoted.block_reason)
+
+
+def _gib(amount: int) -> str:
+    return f"{amount / gpus.GIB:,.1f} GiB"
 
 
 @cache
@@ -235,8 +383,3 @@ def _published() -> tuple[ProbeRow, ...]:
 @cache
 def _gpu_types() -> dict[str, gpus.Gpu]:
     return gpus.load(_DATA / "gpus.json")
-
-
-def snapshot(estimate: Estimate) -> dict[str, Any]:
-    """Return the estimate as plain JSON values, to be kept with the job."""
-    return msgspec.to_builtins(estimate)

@@ -211,9 +211,10 @@ class _Rules:
 
     def _early_stopping_patience(self) -> tuple[int | None, str]:
         epochs = self._value("epochs")
-        if self._data.has_validation and _is_number(epochs) and epochs > 2:
+        has_validation = self._data.has_validation or bool(self._value("validation_share"))
+        if has_validation and _is_number(epochs) and epochs > 2:
             return 2, "Early stopping on: validation rows show when it gets no better; unused steps are not billed."
-        if not self._data.has_validation:
+        if not has_validation:
             return None, "Early stopping off: there are no validation rows."
         return None, "Early stopping off: too few epochs to wait for."
 
@@ -228,10 +229,12 @@ _PLAIN: dict[str, tuple[Any, str]] = {
     "use_rslora": (False, "Off: helps from rank 64 on."),
     "packing": (None, "Where the attention kernel keeps rows apart."),
     "dpo_beta": (0.1, "0.1: usual."),
+    "train_on": ("assistant", "The assistant's answers: what is asked need not be learned."),
+    "validation_share": (0.0, "0: every row is trained on."),
     "seed": (42, "42: the same each time."),
 }
 _ORDER = (
     "epochs", "learning_rate", "batch_size", "max_length", "early_stopping_patience", "warmup_ratio", "lr_scheduler",
     "weight_decay", "max_grad_norm", "lora_rank", "use_dora", "use_rslora", "lora_alpha", "lora_dropout",
-    "target_modules", "packing", "dpo_beta", "seed",
+    "target_modules", "packing", "dpo_beta", "train_on", "validation_share", "seed",
 )  # fmt: skip

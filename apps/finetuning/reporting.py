@@ -16,12 +16,13 @@ from apps.contracts.worker_api import EventsResponse, UploadResponse
 from apps.core import outbox
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, InvalidValue
+from apps.core.ids import ulid_of
 from apps.core.object_store import ObjectMissing, hash_object, object_key, read_object, store
 from apps.core.transitions import advance, try_advance
-from apps.finetuning import attempts, events
+from apps.finetuning import attempts, events, outcomes
 from apps.finetuning.leases import NO_LEASE, Lease, lock_run
 from apps.finetuning.lifecycle import RUN_TRANSITIONS
-from apps.finetuning.models import CalibrationPoint, Checkpoint, FineTuningJob, Run, Upload
+from apps.finetuning.models import Checkpoint, FineTuningJob, Run, Upload
 
 MANIFEST_NAME = "manifest.json"
 _PUT_SECONDS = 900
@@ -116,6 +117,7 @@ def _record_step(job: FineTuningJob, event: wire.StepCompleted) -> None:
 def _record_checkpoint(run: Run, job: FineTuningJob, event: wire.CheckpointSaved) -> None:
     upload = Upload.objects.get(pk=event.upload_id, run=run)
     require_complete(upload=upload, manifest_sha256=event.manifest_sha256)
+    _make_durable(run, step=event.step, training_seconds=event.training_seconds)
     Checkpoint.objects.get_or_create(
         run=run,
         step=event.step,
@@ -125,9 +127,9 @@ def _record_checkpoint(run: Run, job: FineTuningJob, event: wire.CheckpointSaved
             "upload": upload,
             "bytes": event.bytes,
             "metrics": {"step": event.step, "train_loss": event.train_loss},
+            "billed_gpu_ms": run.billed_gpu_ms,
         },
     )
-    _make_durable(run, step=event.step, training_seconds=event.training_seconds)
     events.append(job, message=f"Checkpoint saved at step {event.step}", step=event.step, bytes=event.bytes)
     _forget_old_checkpoints(job)
 
@@ -245,7 +247,7 @@ def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now
     attempts.succeed_job(
         job=job, now=now, adapter_version=version, trained_tokens=outcome.trained_tokens, step=outcome.step
     )
-    _remember_accuracy_of_estimate(run, job, outcome)
+    outcomes.record_success(run=run, job=job, tokens=outcome.tokens, now=now)
     _forget_checkpoints_after_success(job)
 
 
@@ -256,6 +258,7 @@ def _publish(job: FineTuningJob, run: Run, upload: Upload, outcome: wire.Succeed
         job_id=job.pk,
         suffix=job.suffix,
         source=run.pk,
+        ulid=ulid_of(job.pk),
         object_prefix=upload.object_prefix,
         manifest=upload.manifest,
         manifest_sha256=upload.manifest_sha256,
@@ -299,14 +302,25 @@ def _finish_failed(run: Run, job: FineTuningJob, outcome: wire.Failed, now: date
         log_tail=outcome.log_tail[-20_000:],
     )
     if outcome.code is FailureCode.CHECKPOINT_INVALID and run.resume_from:
-        run.resume_from.quarantined_at = now
-        run.resume_from.save(update_fields=["quarantined_at"])
+        _set_aside(run.resume_from, now)
     if outcome.code.is_retryable:
         events.append(job, level="warn", message=f"Attempt {run.attempt} failed: {outcome.message}")
         attempts.continue_or_give_up(job=job, run=run, code=outcome.code, now=now)
     else:
         param = "training_file" if outcome.code is FailureCode.INVALID_TRAINING_FILE else ""
         attempts.fail_job(job=job, code=outcome.code, message=outcome.message, now=now, param=param)
+    if outcome.code is FailureCode.OUT_OF_MEMORY:
+        outcomes.record_out_of_memory(run=run, job=job)
+
+
+def _set_aside(checkpoint: Checkpoint, now: datetime.datetime) -> None:
+    """Resume from it never again, and take off the bill the steps that it alone held: they are trained once more."""
+    checkpoint.quarantined_at = now
+    checkpoint.save(update_fields=["quarantined_at"])
+    author = checkpoint.run
+    whole = author.checkpoints.filter(quarantined_at=None, deleted_at=None).order_by("-step").first()
+    author.durable_step, author.billed_gpu_ms = (whole.step, whole.billed_gpu_ms) if whole else (0, 0)
+    author.save(update_fields=["durable_step", "billed_gpu_ms"])
 
 
 def _finish_stopped(run: Run, job: FineTuningJob, outcome: wire.Stopped, now: datetime.datetime) -> None:
@@ -331,19 +345,6 @@ def _end_run(run: Run, status: str, outcome: wire.Outcome, now: datetime.datetim
         finished_at=now,
         peak_memory_bytes=outcome.peak_memory_bytes,
         **(NO_LEASE | changes),
-    )
-
-
-def _remember_accuracy_of_estimate(run: Run, job: FineTuningJob, outcome: wire.Succeeded) -> None:
-    if run.attempt > 1:
-        return  # a resumed attempt did part of the work: its time says nothing about the estimate
-    CalibrationPoint.objects.create(
-        organization_id=job.organization_id,
-        run=run,
-        estimated_seconds=job.estimate.get("train_seconds_p50"),
-        actual_seconds=run.billed_gpu_ms / 1000,
-        estimated_peak_bytes=job.estimate.get("peak_bytes"),
-        actual_peak_bytes=outcome.peak_memory_bytes,
     )
 
 

@@ -1,52 +1,71 @@
 """Whose run starts next: among the queued runs of a pool, the organization that has had least for its weight."""
 
 import datetime
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Sequence
 
-from django.db.models import Sum
+from django.db.models import Count, F, Max, Sum, Window
+from django.db.models.functions import RowNumber
 
 from apps.core.tenancy import system
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
 from apps.finetuning.models import FineTuningJob, GpuPool, Quota, Run
 
 _RECENT = datetime.timedelta(hours=1)
-_CANDIDATES = 200
-_AGING_SECONDS = 600  # after so long in the queue a run goes before younger ones, whoever's it is
+# Of each organization only its oldest runs are looked at, so that nobody's many hide another's first.
+_CANDIDATES = 20
+_MS_PER_HOUR = 3_600_000
 
 
 def queue_order(*, pool: GpuPool, now: datetime.datetime) -> list[Run]:
-    """Return the pool's queued runs in the order they should start."""
-    runs = list(Run.objects.filter(pool=pool, status="queued").order_by("created_at", "id")[:_CANDIDATES])
+    """Return the pool's queued runs in the order they should start.
+
+    An organization's share is the GPUs it holds plus the GPU-hours it used in the last hour, by its weight. Each hour
+    that it was not served while it waited counts as one GPU less, so that a small share is no precondition for ever.
+    """
+    oldest_first = Window(RowNumber(), partition_by=F("organization_id"), order_by=("created_at", "id"))
+    queued = Run.objects.filter(pool=pool, status="queued").annotate(turn=oldest_first)
+    runs = list(queued.filter(turn__lte=_CANDIDATES))
+    turns = {run.pk: run.turn for run in runs}
+    unserved = _hours_unserved(runs, now)
     shares = _shares({run.organization_id for run in runs}, now)
-    turns: dict[str, int] = {}
 
-    def rank(run: Run) -> tuple[int, float, datetime.datetime]:
-        waited = (now - run.created_at).total_seconds()
-        turn = turns[run.organization_id] = turns.get(run.organization_id, -1) + 1
-        return (-int(waited // _AGING_SECONDS), shares[run.organization_id] + turn, run.created_at)
+    def rank(run: Run) -> tuple[float, datetime.datetime, str]:
+        organization = run.organization_id
+        return shares[organization] + turns[run.pk] - unserved[organization], run.created_at, run.pk
 
-    return [run for _, run in sorted(((rank(run), run) for run in runs), key=lambda pair: pair[0])]
+    return sorted(runs, key=rank)
 
 
-def queue_position(*, run: Run, now: datetime.datetime) -> int:
-    """Return 1 for the run that starts next. Raises ValueError when the run is not queued.
+def queue_position(*, run: Run, now: datetime.datetime) -> int | None:
+    """Return 1 for the run that starts next, None for one that is not queued or has too many of its owner's before it.
 
     Other tenants' runs are counted and never shown.
     """
     with system():
         order = [queued.pk for queued in queue_order(pool=run.pool, now=now)]
-    return order.index(run.pk) + 1
+    return order.index(run.pk) + 1 if run.pk in order else None
 
 
 def _shares(organizations: set[str], now: datetime.datetime) -> dict[str, float]:
     """GPUs held now plus GPU-hours used in the last hour, for each unit of weight."""
+    held = Run.objects.filter(organization_id__in=organizations, status__in=RUN_HOLDING_LEASE)
+    used = FineTuningJob.objects.filter(organization_id__in=organizations, finished_at__gte=now - _RECENT)
     weights = dict(Quota.objects.filter(organization_id__in=organizations).values_list("organization_id", "weight"))
-    return {pk: load / max(weights.get(pk, 1), 1) for pk, load in _loads(organizations, now)}
+    loads: dict[str, float] = defaultdict(float)
+    for organization, count in held.values_list("organization_id").annotate(Count("id")).order_by():
+        loads[organization] += count
+    for organization, used_ms in used.values_list("organization_id").annotate(Sum("billed_gpu_ms")).order_by():
+        loads[organization] += used_ms / _MS_PER_HOUR
+    return {pk: loads[pk] / max(weights.get(pk, 1), 1) for pk in organizations}
 
 
-def _loads(organizations: set[str], now: datetime.datetime) -> Iterator[tuple[str, float]]:
-    for pk in organizations:
-        held = Run.objects.filter(organization_id=pk, status__in=RUN_HOLDING_LEASE).count()
-        recent = FineTuningJob.objects.filter(organization_id=pk, finished_at__gte=now - _RECENT)
-        used_ms = recent.aggregate(total=Sum("billed_gpu_ms"))["total"] or 0
-        yield pk, held + used_ms / 3_600_000
+def _hours_unserved(runs: Sequence[Run], now: datetime.datetime) -> dict[str, float]:
+    """Since the oldest run was queued, or since a worker last took one, whichever is later."""
+    since: dict[str, datetime.datetime] = {}
+    for run in runs:
+        since[run.organization_id] = min(since.get(run.organization_id, run.created_at), run.created_at)
+    served = Run.objects.filter(organization_id__in=since, leased_at__isnull=False).values_list("organization_id")
+    for organization, leased_at in served.annotate(Max("leased_at")).order_by():
+        since[organization] = max(since[organization], leased_at)
+    return {pk: max((now - moment).total_seconds(), 0.0) / 3600 for pk, moment in since.items()}

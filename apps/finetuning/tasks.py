@@ -4,12 +4,13 @@ from typing import Any
 
 from celery import current_app, shared_task
 
+from apps.core.clock import db_now
+from apps.finetuning.accuracy import refresh_public_reports
+from apps.finetuning.calibrations import refit_pools
 from apps.finetuning.leases import reclaim_expired_leases
 from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.operations import admit_when_ready
 from apps.finetuning.verdicts import tell_of_verdict
-
-_DOORBELL_EXPIRES_SECONDS = 300
 
 
 @shared_task(name="finetuning.reclaim_expired_leases")
@@ -31,6 +32,14 @@ def admit_waiting(**_: Any) -> None:
         admit_when_ready(job_id=job_id)
 
 
+@shared_task(name="finetuning.learn_from_runs")
+def learn_from_runs(**_: Any) -> None:
+    """Refit what pools' finished runs teach, and what everybody may see of how good estimates were."""
+    now = db_now()
+    refit_pools(now=now)
+    refresh_public_reports(now=now)
+
+
 def ring_doorbell(*, key: str, payload: dict[str, Any]) -> None:
     """Outbox handler of `train.wake`."""
     _ring(payload["pool"])
@@ -47,10 +56,13 @@ def tell_adapter_checked(*, key: str, payload: dict[str, Any]) -> None:
 
 
 def _ring(pool: str) -> None:
-    current_app.send_task(
-        "train.wake",
-        kwargs={"pool": pool},
-        queue=f"train.{pool}",
-        expires=_DOORBELL_EXPIRES_SECONDS,
-        ignore_result=True,
-    )
+    """Put one doorbell into the pool's queue, unless one lies there: a pool without a worker would pile them up.
+
+    It does not expire: only a consumer would find that out, and whatever lies there must wake the next one.
+    """
+    queue = f"train.{pool}"
+    with current_app.producer_or_acquire() as producer:
+        if not producer.channel.queue_declare(queue).message_count:
+            current_app.send_task(
+                "train.wake", kwargs={"pool": pool}, queue=queue, ignore_result=True, producer=producer
+            )

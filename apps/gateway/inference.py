@@ -147,9 +147,12 @@ async def _send_whole(answer: EngineAnswer, ticket: Ticket, renderer: Renderer, 
 
 
 async def _written(ticket: Ticket) -> None:
-    """Wait until what the answer used is on the disk; only then may the customer have the end of it."""
+    """Wait until what the answer used is on the disk; only then may the customer have the end of it.
+
+    A customer who leaves meanwhile ends the waiting, not the writing.
+    """
     try:
-        await ticket.finish(ticket.meter.finish)
+        await asyncio.shield(ticket.finish(ticket.meter.finish))
     except OSError as error:
         raise EngineError("The answer could not be completed. Try the request again.") from error
 

@@ -88,7 +88,8 @@ class Purses:
         if not amount_nano:
             return Reservation(None, 0)
         purse = self._purses.setdefault(organization_id, _Purse())
-        if not _can_give(purse, amount_nano):
+        # Again after each lease: others take from the slice without the lock while this one waits for the ledger.
+        while not _can_give(purse, amount_nano):
             async with purse.lock:
                 if not _can_give(purse, amount_nano):
                     await self._lease(organization_id, purse, amount_nano)
@@ -96,7 +97,7 @@ class Purses:
 
     def _take(self, organization_id: str, purse: _Purse, amount_nano: int) -> Reservation:
         current = purse.current
-        assert current is not None  # leased just now, without an await since
+        assert current is not None  # it can give, and nothing was awaited since
         current.reserved_nano += amount_nano
         current.unshipped += 1
         current.used_at = time.monotonic()

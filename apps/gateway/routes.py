@@ -12,6 +12,7 @@ from apps.core.clock import db_now
 from apps.core.errors import Unavailable
 from apps.gateway.database import DATABASE_ERRORS, Database
 from apps.gateway.errors import ModelNotFound, PriceNotSet
+from apps.serving.operations import note_requests
 from apps.serving.queries import Route, list_routes
 
 logger = logging.getLogger(__name__)
@@ -19,6 +20,9 @@ logger = logging.getLogger(__name__)
 REFRESH_SECONDS = 1.0
 # A name not found may be of an adapter registered since the last reading: the table is read again, this often at most.
 LEAST_SECONDS_BETWEEN_REFRESHES = 0.25
+# An adapter in use is noted this often: the replicas keep those that were asked for last.
+NOTE_SECONDS = 60.0
+_NOTE_COLD_SECONDS = 2.0
 LONGEST_LOAD_SECONDS = 20.0  # how long a request waits for an adapter that a replica is loading
 
 
@@ -51,6 +55,8 @@ class Routes:
         self._asked_at = -math.inf
         self._reading = asyncio.Lock()
         self._news = asyncio.Condition()
+        self._noted_at: dict[str, float] = {}
+        self._to_note: set[str] = set()
 
     async def refresh(self) -> None:
         """Raises one of DATABASE_ERRORS; what was read before stays in use."""
@@ -76,6 +82,7 @@ class Routes:
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             try:
+                await self._note_requests()
                 await self.refresh()
             except DATABASE_ERRORS as error:
                 logger.warning("routes not refreshed: %s", error)
@@ -83,11 +90,13 @@ class Routes:
     async def find(self, model_name: str, *, organization_id: str) -> Route:
         """Return the route of a base model or of the organization's own adapter, once a replica can answer it.
 
-        An adapter that is being loaded is waited for. Raises ModelNotFound; Unavailable when no replica has it in time.
+        An adapter that is being loaded is waited for, and a cold one is asked back. Raises ModelNotFound; Unavailable
+        when no replica has it in time.
         """
         if self._visible(model_name, organization_id) is None:
             with suppress(*DATABASE_ERRORS):
                 await self._refresh_since(time.monotonic())
+        await self._note_request(self._visible(model_name, organization_id))
         with suppress(TimeoutError):
             async with asyncio.timeout(LONGEST_LOAD_SECONDS), self._news:
                 await self._news.wait_for(lambda: not self._is_loading(model_name, organization_id))
@@ -99,6 +108,29 @@ class Routes:
         if not route.upstreams:
             raise Unavailable("The model is not loaded and cannot answer yet. Try again shortly.", param="model")
         return route
+
+    async def _note_request(self, route: Route | None) -> None:
+        """Note the request of an adapter, for the next refresh; that of a cold one at once."""
+        if route is None or not route.adapter_version_id:
+            return
+        age = time.monotonic() - self._noted_at.get(route.adapter_version_id, -math.inf)
+        if age > (_NOTE_COLD_SECONDS if route.is_cold else NOTE_SECONDS):
+            self._noted_at[route.adapter_version_id] = time.monotonic()
+            self._to_note.add(route.adapter_version_id)
+        if route.is_cold:
+            with suppress(*DATABASE_ERRORS):
+                await self._note_requests()
+                await self._refresh_since(time.monotonic())
+
+    async def _note_requests(self) -> None:
+        """Raises one of DATABASE_ERRORS; what could not be noted is left for the next time."""
+        asked = frozenset(self._to_note)
+        if not asked:
+            return
+        await self._database.call(lambda: note_requests(version_ids=asked, now=db_now()))
+        self._to_note -= asked
+        long_ago = time.monotonic() - NOTE_SECONDS
+        self._noted_at = {id: moment for id, moment in self._noted_at.items() if moment > long_ago}
 
     def _visible(self, model_name: str, organization_id: str) -> Route | None:
         route = self._table.routes.get(model_name)

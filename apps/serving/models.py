@@ -35,6 +35,7 @@ class Deployment(OrganizationModel):
     adapter_version = models.ForeignKey("adapters.AdapterVersion", on_delete=models.PROTECT, related_name="deployments")
     created_at = models.DateTimeField(db_default=Now())
     removed_at = models.DateTimeField(null=True)
+    last_requested_at = models.DateTimeField(null=True, help_text="To within a minute; decides which stay loaded.")
 
     class Meta:
         constraints = [

@@ -2,6 +2,7 @@
 
 import datetime
 import secrets
+from collections.abc import Collection
 from typing import Any
 
 from django.db import transaction
@@ -20,6 +21,7 @@ from apps.core.object_store import store
 from apps.core.sealing import place_of, seal, unseal
 from apps.core.tenancy import system
 from apps.serving.models import Deployment, LoadedAdapter, Replica
+from apps.serving.selection import choose
 
 _URL_SECONDS = 3600
 
@@ -51,6 +53,17 @@ def undeploy(*, version: AdapterVersion, by: str, now: datetime.datetime) -> Non
     if removed:
         _bump(version.adapter.base_model_id)
         audit.record(organization=version.organization_id, by=by, action="adapter.undeployed", target=version.pk)
+
+
+@transaction.atomic
+def note_requests(*, version_ids: Collection[str], now: datetime.datetime) -> None:
+    """Note that the versions were asked for; where no replica has one of them, all look again what to hold."""
+    asked = Deployment.objects.filter(adapter_version__in=version_ids, removed_at=None)
+    asked.update(last_requested_at=now)
+    loaded = LoadedAdapter.objects.filter(state=LoadState.LOADED).values("adapter_version")
+    missing = asked.exclude(adapter_version__in=loaded)
+    bases = missing.values("adapter_version__adapter__base_model")
+    Replica.objects.filter(base_model__in=bases).update(generation=F("generation") + 1)
 
 
 @transaction.atomic
@@ -99,9 +112,8 @@ def desired_state(*, replica: Replica) -> DesiredState:
         removed_at=None,
         adapter_version__deleted_at=None,
         adapter_version__adapter__base_model=replica.base_model,
-        adapter_version__rank__lte=replica.max_rank,
     ).select_related("adapter_version")
-    deployments = wanted.order_by("-created_at")[: replica.capacity]
+    deployments = choose(wanted, capacity=replica.capacity, max_rank=replica.max_rank)
     return DesiredState(
         replica_id=replica.pk,
         base_lora_served_name=replica.base_model.served_name,

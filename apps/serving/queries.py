@@ -5,12 +5,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from django.db.models import QuerySet
+
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.contracts.serving import LoadState
 from apps.core.clock import db_now
+from apps.core.tenancy import system
 from apps.serving.models import Deployment, LoadedAdapter, Replica
 from apps.serving.operations import token_of
+from apps.serving.selection import choose
 
 STALE_SECONDS = 30  # a replica not heard of for so long gets no requests
 
@@ -29,7 +33,8 @@ class Route:
     """How a public model name is answered. `organization_id` None: a base model, open to everybody.
 
     A route without upstreams exists but cannot answer now: 503, where an unknown name is 404. `is_loading`: there is a
-    replica to load it, none has it yet, and none has failed to.
+    replica to load it, none has it yet, and none has failed to. `is_cold`: every replica holds others instead, until
+    it is asked for.
     """
 
     model_name: str
@@ -40,19 +45,20 @@ class Route:
     context_length: int
     upstreams: tuple[Upstream, ...]
     is_loading: bool = False
+    is_cold: bool = False
 
 
 def list_routes() -> list[Route]:
     """Return every name that may be asked for now, with the replicas that confirmed it."""
-    ready = _ready_upstreams()
-    return [*_base_routes(ready), *_adapter_routes(ready)]
+    replicas = _ready_replicas()
+    ready = {r.pk: (r.base_model_id, Upstream(r.pk, r.url, token_of(replica=r))) for r in replicas}
+    return [*_base_routes(ready), *_adapter_routes(ready, replicas)]
 
 
-def _ready_upstreams() -> dict[str, tuple[str, Upstream]]:
-    """Replica id -> (base model id, upstream), for replicas that are ready and were heard of lately."""
+def _ready_replicas() -> list[Replica]:
+    """Return the replicas that are ready and were heard of lately."""
     since = db_now() - datetime.timedelta(seconds=STALE_SECONDS)
-    replicas = Replica.objects.filter(is_ready=True, observed_at__gte=since)
-    return {r.pk: (r.base_model_id, Upstream(r.pk, r.url, token_of(replica=r))) for r in replicas}
+    return list(Replica.objects.filter(is_ready=True, observed_at__gte=since))
 
 
 def _base_routes(ready: dict[str, tuple[str, Upstream]]) -> list[Route]:
@@ -71,7 +77,7 @@ def _base_routes(ready: dict[str, tuple[str, Upstream]]) -> list[Route]:
     ]
 
 
-def _adapter_routes(ready: dict[str, tuple[str, Upstream]]) -> list[Route]:
+def _adapter_routes(ready: dict[str, tuple[str, Upstream]], replicas: list[Replica]) -> list[Route]:
     loaded: dict[str, list[Upstream]] = defaultdict(list)
     refused: set[str] = set()
     said = LoadedAdapter.objects.filter(replica_id__in=ready)
@@ -80,9 +86,9 @@ def _adapter_routes(ready: dict[str, tuple[str, Upstream]]) -> list[Route]:
             loaded[version_id].append(ready[replica_id][1])
         elif state != LoadState.LOADING:
             refused.add(version_id)
-    bases = {base_id for base_id, _ in ready.values()}
-    deployments = Deployment.objects.filter(removed_at=None, adapter_version__deleted_at=None)
-    versions = [d.adapter_version for d in deployments.select_related("adapter_version__adapter__base_model")]
+    deployments = list(_current_deployments().select_related("adapter_version__adapter__base_model"))
+    wanted, cold = _wanted_and_cold(replicas, deployments)
+    versions = [d.adapter_version for d in deployments]
     return [
         Route(
             model_name=version.model_name,
@@ -92,15 +98,37 @@ def _adapter_routes(ready: dict[str, tuple[str, Upstream]]) -> list[Route]:
             adapter_version_id=version.pk,
             context_length=version.adapter.base_model.context_length,
             upstreams=tuple(loaded[version.pk]),
-            is_loading=not loaded[version.pk] and version.pk not in refused and version.adapter.base_model_id in bases,
+            is_loading=not loaded[version.pk] and version.pk not in refused and version.pk in wanted,
+            is_cold=not loaded[version.pk] and version.pk in cold,
         )
         for version in versions
     ]
 
 
+def _current_deployments() -> QuerySet[Deployment]:
+    return Deployment.objects.filter(removed_at=None, adapter_version__deleted_at=None)
+
+
+def _wanted_and_cold(replicas: Iterable[Replica], deployments: Iterable[Deployment]) -> tuple[set[str], set[str]]:
+    """Return the ids of the versions that some replica should hold, and of those that only lack a place on one."""
+    by_base: dict[str, list[Deployment]] = defaultdict(list)
+    for deployment in deployments:
+        by_base[deployment.adapter_version.adapter.base_model_id].append(deployment)
+    wanted, fitting = set(), set()
+    for replica in replicas:
+        candidates = by_base[replica.base_model_id]
+        chosen = choose(candidates, capacity=replica.capacity, max_rank=replica.max_rank)
+        wanted |= {deployment.adapter_version_id for deployment in chosen}
+        fitting |= {d.adapter_version_id for d in candidates if d.adapter_version.rank <= replica.max_rank}
+    return wanted, fitting - wanted
+
+
 @dataclass(frozen=True)
 class ServingState:
-    """What an owner is told of a version: "off" when nobody asked for it, else the best that a replica says."""
+    """What an owner is told of a version: "off" when nobody asked for it, else the best that a replica says.
+
+    "cold" when no replica has a place for it at the moment.
+    """
 
     state: str
     reason: str = ""
@@ -120,7 +148,20 @@ def serving_states(*, versions: Iterable[AdapterVersion]) -> dict[str, ServingSt
     rows = LoadedAdapter.objects.filter(adapter_version__in=deployed)
     for version_id, state, reason in rows.values_list("adapter_version_id", "state", "reason"):
         spoken[version_id].append((state, reason))
-    return {id: ServingState(*_best(spoken[id])) if id in deployed else ServingState("off") for id in ids}
+    states = {id: ServingState(*_best(spoken[id])) if id in deployed else ServingState("off") for id in ids}
+    silent = {id for id, state in states.items() if state.state == "waiting"}
+    return states | ({id: ServingState("cold", _COLD) for id in silent & _cold_ids()} if silent else {})
+
+
+_COLD = (
+    "The replicas hold the adapters that were used last, and this is not among them. A request for it brings it back."
+)
+
+
+def _cold_ids() -> set[str]:
+    with system():  # whether there is a place depends on every tenant's adapters; no more than that is told
+        deployments = list(_current_deployments().select_related("adapter_version__adapter"))
+        return _wanted_and_cold(_ready_replicas(), deployments)[1]
 
 
 def loading_state(*, version_id: str) -> tuple[str, str]:

@@ -20,8 +20,8 @@ from apps.catalog.queries import active_price
 from apps.catalog.seeding import DEMO_MODEL
 from apps.core.money import NANO_PER_USD, usd_to_nano
 from apps.finetuning.models import GpuPool, Worker
+from apps.finetuning.pool_facts import training_sku
 from apps.finetuning.pools import create_pool, issue_worker_token
-from apps.finetuning.quoting import training_sku
 
 EMAIL, PASSWORD = "demo@anneal.localhost", "anneal-demo-password"
 ORGANIZATION = "Northline Support"

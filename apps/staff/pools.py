@@ -11,9 +11,10 @@ from apps.catalog.queries import active_price
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.forms import add_domain_error
+from apps.core.outbox import list_stuck
 from apps.finetuning import pools, queries
 from apps.finetuning.models import GpuPool, Worker
-from apps.finetuning.quoting import live_worker_filter, newest_probes, seconds_ahead, training_sku
+from apps.finetuning.pool_facts import live_worker_filter, newest_probes, seconds_ahead, training_sku
 from apps.staff.access import operator_id, operator_view
 from apps.staff.forms import GIB, PoolEditForm, PoolForm, WorkerTokenForm
 
@@ -28,7 +29,7 @@ _ACTIONS = {
 @require_http_methods(["GET", "HEAD", "POST"])
 @operator_view
 def index(request: HttpRequest) -> HttpResponse:
-    """List the pools; a POST creates one."""
+    """List the pools, and above them what the platform owes and cannot do; a POST creates a pool."""
     form = PoolForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
@@ -46,7 +47,8 @@ def index(request: HttpRequest) -> HttpResponse:
             return redirect("staff:pool_detail", pool_id=pool.pk)
     status = 422 if request.method == "POST" else 200
     rows = [_row(pool) for pool in queries.list_pools()]
-    return render(request, "staff/pools.html", {"rows": rows, "form": form}, status=status)
+    context = {"rows": rows, "form": form, "stuck": list_stuck()}
+    return render(request, "staff/pools.html", context, status=status)
 
 
 @never_cache

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from apps.staff import catalog, pools, tenants
+from apps.staff import calibrations, catalog, pools, tenants
 
 app_name = "staff"
 
@@ -10,6 +10,9 @@ urlpatterns = [
     path("pools", pools.index, name="pool_list"),
     path("pools/<str:pool_id>", pools.detail, name="pool_detail"),
     path("pools/<str:pool_id>/token", pools.issue_token, name="pool_token"),
+    path("pools/<str:pool_id>/calibrations", calibrations.index, name="pool_calibrations"),
+    path("pools/<str:pool_id>/calibrations/use", calibrations.use, name="calibration_use"),
+    path("pools/<str:pool_id>/calibrations/follow", calibrations.follow, name="calibration_follow"),
     path("workers/<str:worker_id>/cordon", pools.act_on_worker, {"action": "cordon"}, name="worker_cordon"),
     path("workers/<str:worker_id>/uncordon", pools.act_on_worker, {"action": "uncordon"}, name="worker_uncordon"),
     path("workers/<str:worker_id>/drain", pools.act_on_worker, {"action": "drain"}, name="worker_drain"),

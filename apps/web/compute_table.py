@@ -1,17 +1,22 @@
-"""The compute step's table: one quote a row, with its badges, and the charts that go with the chosen one."""
+"""The compute step's table: one option a row, with its badges, and the charts that go with the chosen one."""
 
 import datetime
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from apps.core.money import nano_to_usd, rated
+from apps.core.templatetags.ui import about, usd
 from apps.estimates.gpus import GIB
 from apps.estimates.quote import Estimate
-from apps.finetuning.quoting import PoolQuote
+from apps.estimates.ranking import Ranking
+from apps.finetuning.quoting import PoolQuote, Way, finish_seconds
 from apps.web import svg
 
 HOUR_MS = 3_600_000
 ORDERS = (("", "Recommended"), ("cost", "Cost"), ("finish", "Finish"))
+_FAR_COST = 4  # times the cheapest: beyond, an option that something beats is not drawn
+_LABELLED_POINTS = 8  # of the scatter; beyond, only those that matter carry their name
 # What people tell apart, in the order of the bar; the estimate knows finer parts.
 _GROUPS = (
     ("Weights", ("weights",)),
@@ -21,19 +26,52 @@ _GROUPS = (
     ("Dequantisation", ("dequantization",)),
     ("Framework, reserve", ("framework", "allocator")),
 )
+_BOTTLENECKS = {
+    "compute": "arithmetic",
+    "memory_bandwidth": "memory bandwidth",
+    "interconnect": "the link between GPUs",
+    "fixed_cost": "fixed cost of each step",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableView:
+    """How the table is looked at. `way_url(**changes)` makes the link that applies changes to the recipe."""
+
+    chosen: PoolQuote | None
+    now: datetime.datetime
+    ranking: Ranking = field(default_factory=Ranking)
+    order: str = ""
+    needed_by: datetime.datetime | None = None
+    way_url: Callable[..., str] = lambda **_: ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WayOut:
+    """One change that makes a job fit, as the table offers it; without a url it cannot be applied here."""
+
+    text: str
+    short: str
+    url: str
+    cost_nano: int | None
+    note: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeRow:
-    """One pool as the table shows it. `finish_seconds` is from now, wait included; None where nobody can know."""
+    """One option as the table shows it. `finish_seconds` is from now, wait included; None where nobody can know.
+
+    `in_time` is "yes" when the 90th percentile meets the deadline, "maybe" when the median does, "no" when neither.
+    """
 
     quoted: PoolQuote
     bar: svg.MemoryBar
     hourly_nano: int | None
     finish_seconds: float | None
     finish_at: datetime.datetime | None
-    fix_text: str
-    fix_url: str
+    late_at: datetime.datetime | None
+    in_time: str
+    ways: tuple[WayOut, ...]
     is_chosen: bool = False
     is_recommended: bool = False
     is_cheapest: bool = False
@@ -43,78 +81,102 @@ class ComputeRow:
     def cost_nano(self) -> int | None:
         return self.quoted.estimate.cost_nano_p50
 
+    @property
+    def name(self) -> str:
+        """The GPU, and how many of it where they are several."""
+        gpu, count = self.quoted.pool.gpu_type.name, self.quoted.gpu_count
+        return gpu if count == 1 else f"{count} × {gpu}"
 
-FixUrl = Callable[..., str]
+    @property
+    def bottleneck(self) -> str:
+        return _BOTTLENECKS.get(self.quoted.estimate.bottleneck or "", "")
 
-
-def compute_rows(
-    quotes: Sequence[PoolQuote], *, chosen: PoolQuote | None, order: str, now: datetime.datetime, fix_url: FixUrl
-) -> list[ComputeRow]:
-    """Return the table's rows in the order asked for; launchable ones first. `fix_url(**changes)` makes a link."""
-    launchable = [quoted for quoted in quotes if quoted.is_launchable]
-    has_choice = len(launchable) > 1
-    cheapest = min(launchable, key=lambda quoted: quoted.estimate.cost_nano_p50 or 0) if has_choice else None
-    fastest = min(launchable, key=lambda quoted: _finish_seconds(quoted) or 0) if has_choice else None
-    rows = [
-        _row(
-            quoted, now, fix_url,
-            is_chosen=quoted is chosen, is_recommended=bool(launchable) and quoted is launchable[0],
-            is_cheapest=quoted is cheapest, is_fastest=quoted is fastest,
-        )
-        for quoted in quotes
-    ]  # fmt: skip
-    return sorted(rows, key=lambda row: _rank(row, order))
+    @property
+    def utilisation_percent(self) -> int | None:
+        share = self.quoted.estimate.utilisation
+        return None if share is None else round(share * 100)
 
 
-def _row(quoted: PoolQuote, now: datetime.datetime, fix_url: FixUrl, **marks: bool) -> ComputeRow:
-    estimate, price = quoted.estimate, quoted.price
-    seconds = _finish_seconds(quoted)
-    text, url = _fix(quoted, fix_url)
+def compute_rows(quotes: Sequence[PoolQuote], *, view: TableView) -> list[ComputeRow]:
+    """Return the table's rows in the order asked for; launchable ones first, the recommended one before them all."""
+    has_choice = len(_ranked(quotes)) > 1
+    rows = [_row(quoted, view, has_choice=has_choice) for quoted in quotes]
+    return sorted(rows, key=lambda row: _rank(row, view.order))
+
+
+def _ranked(quotes: Iterable[PoolQuote]) -> set[str]:
+    """Return what badges are chosen among: what can be launched; where nothing can, what has a time and a price."""
+    listed = list(quotes)
+    launchable = {quoted.key for quoted in listed if quoted.is_launchable}
+    timed = {q.key for q in listed if finish_seconds(q.estimate) and q.estimate.cost_nano_p50 is not None}
+    return launchable or timed
+
+
+def _row(quoted: PoolQuote, view: TableView, *, has_choice: bool) -> ComputeRow:
+    estimate, price, ranking = quoted.estimate, quoted.price, view.ranking
+    finish = finish_seconds(estimate)
+    is_known = finish is not None and estimate.queue_seconds is not None
+    hourly_nano = rated(quantity=HOUR_MS, price_nano=price.price_nano, per=price.per) if price else None
     return ComputeRow(
         quoted=quoted,
         bar=svg.memory_bar(_parts(estimate), estimate.capacity_bytes / GIB),
-        hourly_nano=rated(quantity=HOUR_MS, price_nano=price.price_nano, per=price.per) if price else None,
-        finish_seconds=seconds,
-        finish_at=now + datetime.timedelta(seconds=seconds) if seconds is not None else None,
-        fix_text=text,
-        fix_url=url,
-        **marks,
+        hourly_nano=hourly_nano * quoted.gpu_count if hourly_nano is not None else None,
+        finish_seconds=finish[1] if finish and is_known else None,
+        finish_at=view.now + datetime.timedelta(seconds=finish[1]) if finish and is_known else None,
+        late_at=view.now + datetime.timedelta(seconds=finish[2]) if finish and is_known else None,
+        in_time=_in_time(finish, view) if finish and is_known else "",
+        ways=tuple(_way_out(way, view) for way in quoted.ways),
+        is_chosen=quoted is view.chosen,
+        is_recommended=ranking.recommended == quoted.key,
+        is_cheapest=has_choice and ranking.cheapest == quoted.key,
+        is_fastest=has_choice and ranking.fastest == quoted.key,
     )
 
 
-def _finish_seconds(quoted: PoolQuote) -> float | None:
-    estimate = quoted.estimate
-    if estimate.queue_seconds is None or estimate.train_seconds_p50 is None:
-        return None
-    return estimate.queue_seconds + estimate.startup_seconds + estimate.train_seconds_p50
+def _in_time(finish: tuple[float, float, float], view: TableView) -> str:
+    if view.needed_by is None:
+        return ""
+    left = (view.needed_by - view.now).total_seconds()
+    return "yes" if finish[2] <= left else "maybe" if finish[1] <= left else "no"
 
 
-def _fix(quoted: PoolQuote, fix_url: FixUrl) -> tuple[str, str]:
-    """Return the first change that makes the job fit: as a link where it is one of the recipe, else as words."""
-    for fix in quoted.estimate.fixes:
-        need = f"{fix.peak_bytes / GIB:.1f} GB"
-        if fix.key == "method" and fix.method:
-            return f"QLoRA fits, {need}", fix_url(method=fix.method)
-        if fix.key == "max_length" and fix.max_length:
-            return f"{fix.max_length:,} tokens a row fit, {need}", fix_url(max_length=str(fix.max_length))
-        return fix.text, ""
-    return "", ""
+def _way_out(way: Way, view: TableView) -> WayOut:
+    fix = way.fix
+    changes: dict[str, Any] = {name: str(value) for name, value in way.changes.items()}
+    if way.pool:
+        changes["pool"] = way.pool
+    short = {
+        "method": "QLoRA fits" if fix.method == "qlora" else "LoRA fits",
+        "max_length": f"{fix.max_length or 0:,} tokens a row fit",
+    }.get(fix.key, "")
+    return WayOut(
+        text=fix.text,
+        short=f"{short}, {fix.peak_bytes / GIB:.1f} GB" if short else "",
+        url=view.way_url(**changes) if changes else "",
+        cost_nano=way.cost_nano,
+        note=way.note,
+    )
 
 
-def _rank(row: ComputeRow, order: str) -> tuple[bool, float]:
-    """Python's sort is stable, so that the quotes' own order is the recommended one."""
+def _rank(row: ComputeRow, order: str) -> tuple[bool, bool, float]:
+    """Python's sort is stable, so that the quotes' own order, by cost, decides the rest."""
     far = float("inf")
     by = {
         "cost": far if row.cost_nano is None else row.cost_nano,
         "finish": far if row.finish_seconds is None else row.finish_seconds,
     }
-    return not row.quoted.is_launchable, by.get(order, 0.0)
+    return not row.quoted.is_launchable, not row.is_recommended and order not in by, by.get(order, 0.0)
 
 
 def memory_parts(parts: Iterable[tuple[str, int]]) -> list[tuple[str, float]]:
-    """Return the (key, bytes) parts of an estimate as a few (label, GiB) pairs, without empty ones."""
+    """Return the (key, bytes) parts of an estimate as a few (label, GiB) pairs, without empty ones.
+
+    A part that belongs to no group is shown under its own key: the bar always adds up to the peak.
+    """
     amounts = dict(parts)
-    sums = [(label, sum(amounts.get(key, 0) for key in keys) / GIB) for label, keys in _GROUPS]
+    known = {key for _, keys in _GROUPS for key in keys}
+    groups = (*_GROUPS, *((key.replace("_", " ").capitalize(), (key,)) for key in amounts if key not in known))
+    sums = [(label, sum(amounts.get(key, 0) for key in keys) / GIB) for label, keys in groups]
     return [(label, amount) for label, amount in sums if amount > 0]
 
 
@@ -128,19 +190,61 @@ def _parts(estimate: Estimate) -> list[tuple[str, float]]:
     return memory_parts((part.key, part.bytes) for part in estimate.parts)
 
 
-def cost_scatter(rows: Sequence[ComputeRow], *, chosen: ComputeRow | None) -> svg.Scatter | None:
+def cost_scatter(rows: Sequence[ComputeRow], *, chosen: ComputeRow | None, view: TableView) -> svg.Scatter | None:
     """Draw cost against finish of every row that has both, or None when none has.
 
-    A pool without a live worker is drawn as if one were free now.
+    A pool without a live worker is drawn as if one were free now. Of many options only those that nothing beats, and
+    the chosen one, carry their names, and what costs many times the cheapest is left out: it would press all others
+    into a corner. All are in the table beside the picture.
     """
+    timed = [(row, finish_seconds(row.quoted.estimate)) for row in rows]
+    priced = [(row, finish) for row, finish in timed if finish and row.cost_nano is not None]
+    ranked = _ranked(row.quoted for row in rows)
+    named = {*view.ranking.front, chosen.quoted.key if chosen else ""}
+    most = _FAR_COST * min((row.cost_nano or 0 for row, _ in priced), default=0)
+    drawn = [(row, finish) for row, finish in priced if row.quoted.key in named or (row.cost_nano or 0) <= most]
     options = [
         svg.Option(
-            key=row.quoted.pool.name,
-            label=row.quoted.pool.name,
-            seconds=row.finish_seconds or row.quoted.estimate.startup_seconds + row.quoted.estimate.train_seconds_p50,
-            cost=float(nano_to_usd(row.cost_nano)),
+            key=row.quoted.key,
+            label=row.quoted.key if len(drawn) <= _LABELLED_POINTS or row.quoted.key in named else "",
+            title=f"{row.quoted.key}: {usd(row.cost_nano)}, {about(finish[1])}",
+            seconds=finish[1],
+            cost=float(nano_to_usd(row.cost_nano or 0)),
+            muted=row.quoted.key not in ranked,
         )
-        for row in rows
-        if row.quoted.estimate.train_seconds_p50 is not None and row.cost_nano is not None
+        for row, finish in drawn
     ]
-    return svg.scatter(options, chosen=chosen.quoted.pool.name if chosen else "") if options else None
+    deadline = (view.needed_by - view.now).total_seconds() if view.needed_by else None
+    key = chosen.quoted.key if chosen else ""
+    return svg.scatter(options, chosen=key, deadline_seconds=deadline) if options else None
+
+
+def picture_rows(rows: Sequence[ComputeRow], *, view: TableView) -> list[dict[str, Any]]:
+    """Return the picture's values for a table beside it, soonest first."""
+    timed = [(row, finish_seconds(row.quoted.estimate)) for row in rows if row.cost_nano is not None]
+    listed = [
+        {
+            "key": row.quoted.key,
+            "p50": finish[1],
+            "p90": finish[2],
+            "cost_nano": row.cost_nano,
+            "is_on_front": row.quoted.key in view.ranking.front,
+        }
+        for row, finish in timed
+        if finish
+    ]
+    return sorted(listed, key=lambda item: item["p50"])
+
+
+def scatter_label(rows: Sequence[ComputeRow], *, view: TableView) -> str:
+    """Say in a sentence what the picture shows."""
+    listed = picture_rows(rows, view=view)
+    if not listed:
+        return ""
+    soonest, cheapest = listed[0], min(listed, key=lambda item: item["cost_nano"])
+    return (
+        f"Cost against finish time of {len(listed)} option{'' if len(listed) == 1 else 's'}. "
+        f"Soonest: {soonest['key']}, {about(soonest['p50'])}, {usd(soonest['cost_nano'])}. "
+        f"Cheapest: {cheapest['key']}, {about(cheapest['p50'])}, {usd(cheapest['cost_nano'])}. "
+        "The table below holds every value."
+    )

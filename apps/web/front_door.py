@@ -12,10 +12,8 @@ import aiohttp
 
 from apps.core.errors import Unavailable
 from apps.core.http import (
-    MIB,
     REQUEST_ID_HEADER,
     Application,
-    BodyLimit,
     LimitBodies,
     Receive,
     Scope,
@@ -23,16 +21,12 @@ from apps.core.http import (
     request_id_from,
     send_error,
 )
+from apps.core.object_views import OBJECT_LIMIT
+from apps.web.upload_limits import UPLOAD_LIMITS
 
 INFERENCE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 CONNECT_TIMEOUT_SECONDS = 5
-# A multipart envelope around the largest file the API takes, 512 MB (OpenAI's own limit).
-UPLOAD_BYTES = 513 * MIB
-BODY_LIMITS = (
-    BodyLimit("POST", "/v1/files", UPLOAD_BYTES),
-    BodyLimit("POST", "/datasets", UPLOAD_BYTES),
-    BodyLimit("PUT", "/objects/", 8 * 1024 * MIB),
-)
+BODY_LIMITS = (*UPLOAD_LIMITS, OBJECT_LIMIT)
 
 # RFC 9110 §7.6.1: these speak of one connection only. Cookies belong to the dashboard and stay here.
 _HOP_BY_HOP = frozenset(

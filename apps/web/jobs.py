@@ -2,6 +2,7 @@
 
 import datetime
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -10,6 +11,9 @@ from typing import Any
 from django.conf import settings
 from django.contrib import messages
 from django.core.paginator import Paginator
+from django.db.models import Count, F, FloatField, IntegerField, Q, QuerySet, Window
+from django.db.models.fields.json import KeyTextTransform
+from django.db.models.functions import Cast, DenseRank, Mod, RowNumber
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -32,11 +36,13 @@ from apps.web.access import organization_view
 from apps.web.compute_table import memory_parts
 from apps.web.evaluation import evaluation_of
 from apps.web.forms.wizard import CapForm
+from apps.web.job_outcome import outcome_rows
 from apps.web.live import follow_job
 from apps.web.wizard import again_url
 
 _PAGE = 25
-_MOST_POINTS = 1_500  # beyond it a chart shows no more and costs more
+_MOST_POINTS = 500  # beyond it a chart shows no more and costs more
+_SHOWN_EVALUATIONS = 100
 _SHOWN_EVENTS = 200
 _STATES = (("", "All"), ("running", "Training"), ("queued", "Queued"), ("succeeded", "Succeeded"), ("failed", "Failed"))
 _GIB = 2**30
@@ -191,19 +197,20 @@ def _spent_nano(job: FineTuningJob) -> int:
 
 
 def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
-    metrics = _metrics(job)
-    losses = [event.data["train_loss"] for event in metrics if event.data.get("train_loss") is not None]
-    evaluated = [event.data for event in metrics if event.data.get("valid_loss") is not None]
+    losses = _with_number(job, "train_loss").order_by("sequence")
+    evaluated = _with_number(job, "valid_loss")
+    best = evaluated.order_by("number", "sequence").first()
+    last = _metrics(job).order_by("sequence").last()
     now = db_now()
     return {
         "job": job,
         "title": title_of(job),
         "phases": _phases(job, now),
         "percent": percent_of(job),
-        "loss": losses[-1] if losses else None,
-        "first_loss": losses[0] if losses else None,
-        "best": min(evaluated, key=lambda data: data["valid_loss"], default=None),
-        "evaluations": evaluated,
+        "loss": losses.values_list("number", flat=True).last(),
+        "first_loss": losses.values_list("number", flat=True).first(),
+        "best": best.data if best else None,
+        "evaluations": [event.data for event in reversed(list(evaluated.order_by("-sequence")[:_SHOWN_EVALUATIONS]))],
         "seconds_left": _seconds_left(job),
         "spent_nano": job.cost_nano if job.status in JOB_TERMINAL else _spent_nano(job),
         "queue_position": _queue_position(job, now),
@@ -216,12 +223,13 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
         "peak_bytes": max((run.peak_memory_bytes or 0 for run in job.runs.all()), default=0),
         "memory": _memory_bar(job),
         "events": [_shown(event) for event in queries.list_events(job=job).exclude(type="metrics")[:_SHOWN_EVENTS]],
+        "outcome": outcome_rows(job),
         "recipe": _recipe(job),
         "samples": _samples(job),
         "again_url": again_url(job),
         "is_live": job.status not in JOB_TERMINAL,
         "may_write": has_permission(membership.role, Permission.JOB_WRITE),
-        "speed": metrics[-1].data.get("tokens_per_second") if metrics else None,
+        "speed": last.data.get("tokens_per_second") if last else None,
         "file_url": file_url(version=job.training_file) if job.training_file.status != "deleted" else "",
     }
 
@@ -237,20 +245,37 @@ def _pause_state(job: FineTuningJob) -> dict[str, Any] | None:
     }
 
 
-def _metrics(job: FineTuningJob) -> list[JobEvent]:
-    return list(job.events.filter(type="metrics").order_by("sequence"))
+def _metrics(job: FineTuningJob) -> QuerySet[JobEvent]:
+    return job.events.filter(type="metrics")
+
+
+def _with_number(job: FineTuningJob, name: str) -> QuerySet[Any]:
+    """Return the events that report this metric, with its value as `number`."""
+    number = Cast(KeyTextTransform(name, "data"), FloatField())
+    return _metrics(job).annotate(number=number).filter(number__isnull=False)
+
+
+def _thinned(job: FineTuningJob) -> list[dict[str, Any]]:
+    """Return the data of as many steps as a chart can show, evenly and with the last, and of as many evaluations."""
+    step = Cast(KeyTextTransform("step", "data"), IntegerField())
+    steps = _metrics(job).annotate(step=step).annotate(place=Window(DenseRank(), order_by=F("step").asc()))
+    evaluated = _with_number(job, "valid_loss").annotate(place=Window(RowNumber(), order_by=F("sequence").asc()))
+    kept = dict(_every_nth(steps, steps.aggregate(count=Count("step", distinct=True))["count"]))
+    return [data for _, data in sorted((kept | dict(_every_nth(evaluated, evaluated.count()))).items())]
+
+
+def _every_nth(rows: QuerySet[JobEvent], count: int) -> Iterable[tuple[int, dict[str, Any]]]:
+    stride = -(-count // _MOST_POINTS) or 1
+    chosen = rows.annotate(rest=Mod(F("place") - 1, stride)).filter(Q(rest=0) | Q(place=count))
+    return chosen.values_list("sequence", "data")
 
 
 def _curves(job: FineTuningJob) -> dict[str, Any]:
     """The last attempt's word counts: a resumed attempt repeats steps the lost one had reported."""
     by_step: dict[int, dict[str, Any]] = {}
-    for event in _metrics(job):
-        by_step.setdefault(event.data["step"], {}).update(
-            {name: value for name, value in event.data.items() if value is not None}
-        )
-    steps = sorted(by_step)
-    stride = -(-len(steps) // _MOST_POINTS) or 1
-    kept = [step for index, step in enumerate(steps) if index % stride == 0 or "valid_loss" in by_step[step]]
+    for data in _thinned(job):
+        by_step.setdefault(data["step"], {}).update({name: value for name, value in data.items() if value is not None})
+    kept = sorted(by_step)
     names = ("train_loss", "valid_loss", "learning_rate", "grad_norm", "tokens_per_second")
     return {
         "x": kept,

@@ -2,10 +2,10 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
-from apps.contracts.chat import ChatRenderer, ChatRow, RenderedRow
+from apps.contracts.chat import ChatRenderer, ChatRow, PreferenceRow, RenderedRow, Row, TextRow
 
 SHOWN_TOKENS = 2_000
 Span = tuple[int, int]
@@ -21,10 +21,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Part:
-    """Pieces in a row that are all trained, or all not."""
+    """Pieces in a row that are all trained, or all not; or all beyond the limit, where nothing is."""
 
     is_trained: bool
     pieces: tuple[Piece, ...]
+    is_cut: bool = False
+    is_first_cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Turn:
 class Token:
     text: str
     is_trained: bool
+    is_cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,30 +52,66 @@ class RowView:
     tokens: tuple[Token, ...]  # the first SHOWN_TOKENS
     token_count: int
     trained_count: int
+    limit: int | None = None
+    longest: int = 0  # of the sequences the row makes: a preference makes two
 
     @property
     def hidden_token_count(self) -> int:
         return self.token_count - len(self.tokens)
 
+    @property
+    def is_cut(self) -> bool:
+        return self.limit is not None and self.longest > self.limit
 
-def row_view(row: ChatRow, rendered: RenderedRow, renderer: ChatRenderer) -> RowView:
-    """Divide a rendered row into turns and tokens."""
-    text = rendered.text
-    spans, controls = renderer.token_spans(text), renderer.control_spans(text)
-    trained = _trained_spans(rendered)
+
+def view_row(row: Row, renderer: ChatRenderer, *, limit: int | None = None) -> RowView:
+    """Show a row of any kind as the model sees it; raises RowError."""
+    if isinstance(row, PreferenceRow):
+        pair = renderer.render_pair(row)
+        sides = (row_view(row.chosen, pair.chosen, renderer, limit=limit),
+                 row_view(row.rejected, pair.rejected, renderer, limit=limit))  # fmt: skip
+        return _both(*sides)
+    return row_view(row, renderer.render(row), renderer, limit=limit)
+
+
+def row_view(
+    row: ChatRow | TextRow, rendered: RenderedRow, renderer: ChatRenderer, *, limit: int | None = None
+) -> RowView:
+    """Divide a rendered row into turns and tokens, and at the limit."""
+    text, kept = rendered.text, rendered if limit is None else rendered.truncate(limit)
+    spans = renderer.token_spans(text, is_plain=isinstance(row, TextRow))
+    controls = renderer.control_spans(text)
+    cut = spans[kept.n_tokens][0] if kept.is_truncated else len(text)
+    trained = [(start, min(end, cut)) for start, end in rendered.spans if start < cut]
+    mask = kept.trained_mask + (False,) * (rendered.n_tokens - kept.n_tokens)
     turns = tuple(
-        _turn(role, span, text, spans, rendered.trained_mask, controls, trained)
-        for role, span in _turn_spans(row, text, controls)
+        _turn(role, span, text, spans, mask, controls, trained, cut) for role, span in _turn_spans(row, text, controls)
     )
     tokens = tuple(
-        Token(text[start:end], is_trained)
-        for (start, end), is_trained in zip(spans[:SHOWN_TOKENS], rendered.trained_mask, strict=False)
+        Token(text[start:end], is_trained, at >= kept.n_tokens)
+        for at, ((start, end), is_trained) in enumerate(zip(spans[:SHOWN_TOKENS], mask, strict=False))
     )
-    return RowView(turns, tokens, rendered.n_tokens, rendered.n_trained)
+    return RowView(turns, tokens, rendered.n_tokens, kept.n_trained, limit, rendered.n_tokens)
 
 
-def _turn_spans(row: ChatRow, text: str, controls: Sequence[Span]) -> list[tuple[str, Span]]:
+def _both(chosen: RowView, rejected: RowView) -> RowView:
+    """Show a preference: what comes before once, then each answer by its name."""
+    last, other = chosen.turns[-1], rejected.turns[-1]
+    answers = (replace(last, role="preferred"), replace(other, role="not preferred"))
+    return RowView(
+        turns=(*chosen.turns[:-1], *answers),
+        tokens=(chosen.tokens + rejected.tokens)[:SHOWN_TOKENS],
+        token_count=chosen.token_count + rejected.token_count,
+        trained_count=chosen.trained_count + rejected.trained_count,
+        limit=chosen.limit,
+        longest=max(chosen.longest, rejected.longest),
+    )
+
+
+def _turn_spans(row: ChatRow | TextRow, text: str, controls: Sequence[Span]) -> list[tuple[str, Span]]:
     """Cut the text after each message's end of turn; what a template puts before a message goes with it."""
+    if isinstance(row, TextRow):
+        return [("text", (0, len(text)))]
     cuts, position = [], 0
     for message in row.messages[:-1]:
         content = message.content.strip()
@@ -100,35 +139,30 @@ def _turn(
     mask: Sequence[bool],
     controls: Sequence[Span],
     trained: Sequence[Span],
+    cut: int,
 ) -> Turn:
     start, end = span
     first, last = bisect_left(spans, (start, 0)), bisect_left(spans, (end, 0))
-    return Turn(role, last - first, sum(mask[first:last]), _parts(text, span, controls, trained))
+    return Turn(role, last - first, sum(mask[first:last]), _parts(text, span, controls, trained, cut))
 
 
-def _parts(text: str, span: Span, controls: Sequence[Span], trained: Sequence[Span]) -> tuple[Part, ...]:
+def _parts(text: str, span: Span, controls: Sequence[Span], trained: Sequence[Span], cut: int) -> tuple[Part, ...]:
     start, end = span
-    inside = {edge for edges in (*controls, *trained) for edge in edges if start < edge < end}
+    inside = {edge for edges in (*controls, *trained, (cut, cut)) for edge in edges if start < edge < end}
     edges = [start, *sorted(inside), end]
     pieces = [
-        (_covers(trained, low), Piece(text[low:high], _covers(controls, low)))
+        ((_covers(trained, low), low >= cut), Piece(text[low:high], _covers(controls, low)))
         for low, high in pairwise(edges)
         if high > low
     ]
-    grouped = groupby(pieces, key=lambda piece: piece[0])
-    return tuple(Part(is_trained, tuple(piece for _, piece in group)) for is_trained, group in grouped)
+    parts, position = [], start
+    for (is_trained, is_cut), group in groupby(pieces, key=lambda piece: piece[0]):
+        inside_part = tuple(piece for _, piece in group)
+        parts.append(Part(is_trained, inside_part, is_cut, is_first_cut=is_cut and position == cut))
+        position += sum(len(piece.text) for piece in inside_part)
+    return tuple(parts)
 
 
 def _covers(spans: Sequence[Span], position: int) -> bool:
     index = bisect_right(spans, (position, float("inf"))) - 1
     return index >= 0 and spans[index][0] <= position < spans[index][1]
-
-
-def _trained_spans(rendered: RenderedRow) -> list[Span]:
-    spans, position = [], 0
-    for segment in rendered.segments:
-        end = position + len(segment.text)
-        if segment.is_trained:
-            spans.append((position, end))
-        position = end
-    return spans

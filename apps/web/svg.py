@@ -93,18 +93,22 @@ def memory_lines(
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A choice with a finish time and a cost."""
+    """A choice with a finish time and a cost; a muted one is shown and cannot be taken."""
 
     key: str
     label: str
     seconds: float
     cost: float
     title: str = ""
+    muted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
+    """`label` is empty where it would cover something else; the title still names the point."""
+
     option: Option
+    label: str
     x: float
     y: float
     chosen: bool
@@ -123,7 +127,7 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Scatter:
-    """Cost against finish time, with the options nothing else beats joined by `front`."""
+    """Cost against finish time, with the options that can be taken and nothing else beats joined by `front`."""
 
     width: int
     height: int
@@ -162,13 +166,14 @@ def scatter(options: Sequence[Option], *, chosen: str = "", deadline_seconds: fl
         return round(bottom - (bottom - top) * (cost - y_steps[0]) / (y_steps[-1] - y_steps[0]), 1)
 
     dots = [(option, x_of(option.seconds), y_of(option.cost)) for option in options]
-    front = [(x_of(option.seconds), y_of(option.cost)) for option in pareto_front(options)]
+    takeable = [option for option in options if not option.muted]
+    front = [(x_of(option.seconds), y_of(option.cost)) for option in pareto_front(takeable)]
     decimals = max(2, -math.floor(math.log10(y_steps[1] - y_steps[0]) + 1e-9))
     return Scatter(
         width=width, height=height, left=left, right=right, top=top, bottom=bottom,
         points=_labelled(dots, chosen=chosen, left=left, right=right, top=top, bottom=bottom,
                          rules=() if deadline_seconds is None else (x_of(deadline_seconds),)),
-        front=_path(front),
+        front=_path(front) if front else "",
         x_ticks=tuple(
             Tick(x=x_of(step), label=_time_label(step), anchor=_edge_anchor(index, len(x_steps)))
             for index, step in enumerate(x_steps)
@@ -417,7 +422,8 @@ def _labelled(
     bottom: int,
     rules: Sequence[float],
 ) -> tuple[Point, ...]:
-    """Put each label above, below, right or left of its dot, at the first place that touches nothing."""
+    """Put each label above, below, right or left of its dot, at the first place that touches nothing, if there is one;
+    the chosen dot has its label in any case."""
     taken = [(x - 6, y - 6, x + 6, y + 6) for _, x, y in dots] + [(rule - 1, top, rule + 1, bottom) for rule in rules]
     points: dict[str, Point] = {}
     for option, x, y in sorted(dots, key=lambda dot: dot[0].key != chosen):
@@ -432,11 +438,12 @@ def _labelled(
             if box[0] >= left and box[2] <= right and box[1] >= top - LABEL_HEIGHT_PX and box[3] <= bottom
             and not any(_touch(box, other) for other in taken)
         ]  # fmt: skip
-        best = fits[0] if fits else 0
+        best, is_chosen = fits[0] if fits else 0, option.key == chosen
         label_x, label_y, anchor, _ = places[best]
-        taken.append(boxes[best])
+        label = option.label if fits or is_chosen else ""
+        taken += [boxes[best]] if label else []
         points[option.key] = Point(
-            option=option, x=x, y=y, chosen=option.key == chosen,
+            option=option, label=label, x=x, y=y, chosen=is_chosen,
             label_x=round(label_x, 1), label_y=round(label_y, 1), anchor=anchor,
         )  # fmt: skip
     return tuple(points[option.key] for option, _, _ in dots)

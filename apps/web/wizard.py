@@ -2,15 +2,10 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
-from urllib.parse import urlencode
 
-import msgspec
-from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.urls import reverse
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
@@ -19,49 +14,29 @@ from apps.accounts.models import Membership, Organization
 from apps.accounts.roles import Permission
 from apps.billing.queries import get_balance
 from apps.catalog.models import BaseModel
-from apps.catalog.queries import get_base_model, list_base_models
-from apps.contracts.runs import Method
+from apps.catalog.queries import list_base_models
+from apps.contracts.runs import Hyperparameters, Method
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, NotFound
-from apps.core.money import nano_to_usd
 from apps.core.templatetags.ui import number, tokens
-from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import request_count
-from apps.datasets.queries import find_token_count, get_version, list_versions
+from apps.datasets.queries import list_versions
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.operations import (
-    JobRequest,
-    counting_model,
-    create_job,
-    data_facts,
-    get_quotes,
-    is_still_counting,
-    objective_of,
-    require_ready,
-)
+from apps.finetuning.operations import JobRequest, counting_model, create_job
 from apps.finetuning.quoting import PoolQuote
 from apps.web.access import organization_view
-from apps.web.code_samples import job_samples
-from apps.web.compute_table import ORDERS, ComputeRow, compute_rows, cost_scatter, memory_lines
-from apps.web.forms.wizard import RECIPE_FIELDS, CapForm, RecipeForm
+from apps.web.compute_table import ComputeRow, TableView, compute_rows
+from apps.web.forms.wizard import METHOD_NAMES, RECIPE_FIELDS
+from apps.web.wizard_compute import best_quote, compute_context, quotes_of, samples, spread
+from apps.web.wizard_plan import LIVE_FIELDS, STEPS, Choices, Plan
 
-STEPS = ("dataset", "model", "method", "compute", "review")
 HEADINGS = {
     "dataset": "Choose a dataset",
     "model": "Choose a base model",
     "method": "Choose a method",
     "compute": "Choose compute",
     "review": "Review and launch",
-}
-_PROVIDES = {"dataset": "dataset", "model": "model", "method": "method", "compute": "pool"}
-_NAMES = ("dataset", "validation", "model", "method", *RECIPE_FIELDS, "suffix", "pool", "cap")
-# What the form of a step carries itself; the rest travels in hidden fields. A new recipe asks for compute again.
-_OWN = {
-    "dataset": ("dataset", "validation", "pool", "cap"),
-    "model": ("model", "pool", "cap"),
-    "method": ("method", *RECIPE_FIELDS, "suffix", "pool", "cap"),
-    "compute": ("pool", "cap"),
-    "review": (),
 }
 # Where a refusal of the job is mended; anything else is shown on the review itself.
 _STEP_OF_PARAM = {
@@ -73,107 +48,8 @@ _STEP_OF_PARAM = {
     "budget.max_cost": "compute",
 }
 _MODELS_SHOWN = 12
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What was chosen so far, by the names of the address."""
-
-    values: Mapping[str, str]
-
-    @classmethod
-    def of(cls, query: QueryDict) -> "Choices":
-        given = ((name, str(query.get(name, "")).strip()) for name in _NAMES)
-        return cls({name: value for name, value in given if value})
-
-    def get(self, name: str) -> str:
-        return self.values.get(name, "")
-
-    def url(self, *, step: str = "", **changes: str) -> str:
-        shown = {name: value for name, value in (dict(self.values) | changes).items() if value}
-        address = reverse("web:job_new")
-        query = urlencode(shown | ({"step": step} if step else {}))
-        return f"{address}?{query}" if query else address
-
-    def hidden(self, step: str) -> list[tuple[str, str]]:
-        return [(name, value) for name, value in self.values.items() if name not in _OWN[step]]
-
-    def reachable(self) -> list[str]:
-        """Return the steps whose every earlier step is answered."""
-        steps = []
-        for step in STEPS:
-            steps.append(step)
-            if step in _PROVIDES and not self.get(_PROVIDES[step]):
-                break
-        return steps
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The chosen things themselves, as far as they are chosen, and what they cost on each pool."""
-
-    organization: Organization
-    choices: Choices
-
-    @cached_property
-    def version(self) -> DatasetVersion | None:
-        """Raises UnknownFile for a file that is not the organization's."""
-        file_id = self.choices.get("dataset")
-        return get_version(organization=self.organization, id=file_id) if file_id else None
-
-    @cached_property
-    def validation(self) -> DatasetVersion | None:
-        file_id = self.choices.get("validation")
-        return get_version(organization=self.organization, id=file_id) if file_id else None
-
-    @cached_property
-    def base_model(self) -> BaseModel | None:
-        """Raises UnknownModel."""
-        name = self.choices.get("model")
-        return get_base_model(name=name) if name else None
-
-    @cached_property
-    def form(self) -> RecipeForm | None:
-        if self.base_model is None:
-            return None
-        facts = data_facts(version=self.version, validation=self.validation, base_model=self.base_model)
-        return RecipeForm(
-            self.choices.values, base_model=self.base_model, objective=objective_of(self.version), data=facts
-        )
-
-    @property
-    def count(self) -> TokenCount | None:
-        if self.version is None or self.base_model is None:
-            return None
-        return find_token_count(version=self.version, base_model=counting_model(self.base_model))
-
-    @cached_property
-    def is_counting(self) -> bool:
-        """Whether the file is too large to count at once and a task is at it."""
-        if self.version is None or self.base_model is None or self.version.status != "ready":
-            return False
-        return is_still_counting(version=self.version, base_model=counting_model(self.base_model))
-
-    def quotes(self, method: str = "") -> list[PoolQuote]:
-        """Return the quotes of the recipe (or of the same with another method). Raises what get_quotes raises."""
-        if not (self.version and self.base_model and self.form and self.form.is_valid() and self.form.recipe):
-            return []
-        recipe = self.form.recipe
-        if method and method != recipe.method:
-            recipe = msgspec.structs.replace(
-                recipe, method=Method(method), quantization="nf4" if method == Method.QLORA else None
-            )
-        return get_quotes(base_model=self.base_model, version=self.version, recipe=recipe, now=db_now())
-
-    def refusal(self) -> DomainError | None:
-        """Return why the chosen files cannot be trained on, if they cannot."""
-        try:
-            for version, param in ((self.version, "training_file"), (self.validation, "validation_file")):
-                if version is not None:
-                    require_ready(version, param)
-        except DomainError as error:
-            return error
-        return None
+# What htmx asks for by its target: the price alone, or the price with the table it stands for.
+_PARTS = {"price-live": "wizard/quote.html", "compute-live": "wizard/live.html"}
 
 
 @never_cache
@@ -194,8 +70,9 @@ def new(request: HttpRequest, organization: Organization, membership: Membership
 def _step(plan: Plan, asked: str) -> str:
     reachable = plan.choices.reachable()
     if plan.form is not None and "compute" in reachable and not plan.form.is_valid():
-        return "method"
-    if not CapForm({"cap": plan.choices.get("cap")}).is_valid():
+        is_shown_there = set(plan.form.errors) <= {"method", *LIVE_FIELDS}
+        return "compute" if asked == "compute" and is_shown_there else "method"
+    if plan.compute_form.errors:
         return "compute"
     return asked if asked in reachable else reachable[-1]
 
@@ -256,7 +133,7 @@ def _page(
         request_count(version=plan.version, base_model=counting_model(plan.base_model))
     context: dict[str, Any] = {"quote": None} | ({} if is_counting else _CONTEXTS[step](request, plan))
     problem = problem or context.get("problem")
-    is_bad = bool(problem or any(context[name].errors for name in ("form", "cap_form") if name in context))
+    is_bad = bool(problem or any(context[name].errors for name in ("form", "compute_form") if name in context))
     context |= {
         "step": step,
         "heading": HEADINGS[step],
@@ -264,15 +141,15 @@ def _page(
         "hidden": plan.choices.hidden(step),
         "plan": plan,
         "recipe": _recipe(plan, context["quote"]),
-        "spread": _spread(context["quote"]),
+        "spread": spread(context["quote"]),
         "model_url": plan.choices.url(step="model"),
         "problem": problem,
         "problem_url": _mend_url(plan, problem, step),
     }
-    target = request.headers.get("HX-Target", "") if request.headers.get("HX-Request") else ""
     template = f"wizard/{'counting' if is_counting else step}.html"
-    if target.endswith("#price-live"):
-        template = "wizard/quote.html"
+    if part := _PARTS.get(request.headers.get("HX-Target", "").partition("#")[2]):
+        context["is_live"] = bool(request.headers.get("HX-Request"))
+        template = part if context["is_live"] else template
     return render(request, template, context, status=status or (422 if is_bad else 200))
 
 
@@ -327,7 +204,7 @@ def _method(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     form = plan.form
     assert form is not None
     try:
-        by_method = {method.value: _best(plan.quotes(method.value)) for method in Method}
+        by_method = {method.value: best_quote(plan.quotes(method.value)) for method in Method}
     except DomainError as error:
         return {"form": form, "problem": error, "needs": "No quote for these choices"}
     method = form.data["method"]
@@ -341,67 +218,26 @@ def _method(request: HttpRequest, plan: Plan) -> dict[str, Any]:
 
 def _method_choices(by_method: Mapping[str, PoolQuote | None], chosen: str) -> list[dict[str, Any]]:
     words = {
-        "lora": ("LoRA", "Trains a small adapter beside the frozen model. The usual choice."),
-        "qlora": ("QLoRA", "The same, with the frozen model in 4 bits: less memory, slower."),
-        "full": ("Full", "Trains every weight. The result is a whole model to download, not served here."),
+        "lora": "Trains a small adapter beside the frozen model. The usual choice.",
+        "qlora": "The same, with the frozen model in 4 bits: less memory, slower.",
+        "full": "Trains every weight. The result is a whole model to download, not served here.",
     }
     return [
-        {"value": value, "title": words[value][0], "text": words[value][1], "quote": quoted, "checked": value == chosen}
+        {
+            "value": value,
+            "title": METHOD_NAMES[Method(value)],
+            "text": words[value],
+            "quote": quoted,
+            "checked": value == chosen,
+        }
         for value, quoted in by_method.items()
     ]
 
 
-def _best(quotes: Sequence[PoolQuote]) -> PoolQuote | None:
-    """Return the quote to name a price by: the first launchable one, else the first that has a price at all."""
-    launchable = next((quoted for quoted in quotes if quoted.is_launchable), None)
-    priced = next((quoted for quoted in quotes if quoted.estimate.cost_nano_p50 is not None), None)
-    return launchable or priced or next(iter(quotes), None)
-
-
-def _compute(request: HttpRequest, plan: Plan) -> dict[str, Any]:
-    quotes, problem = _quotes(plan)
-    order = request.GET.get("sort", "")
-    cap_form = CapForm({"cap": plan.choices.get("cap")})
-    cap_form.is_valid()
-    chosen = _chosen(quotes, plan.choices.get("pool"))
-    rows = compute_rows(
-        quotes, chosen=chosen, order=order, now=db_now(), fix_url=lambda **changes: plan.choices.url(**changes, pool="")
-    )
-    row = next((row for row in rows if row.is_chosen), None)
-    quote = chosen or _best(quotes)
-    shown = row or next((row for row in rows if row.quoted is quote), None)
-    return {
-        "rows": rows,
-        "row": shown,
-        "quote": quote,
-        "cap_form": cap_form,
-        "orders": [(plan.choices.url(step="compute") + f"&sort={key}", text, key == order) for key, text in ORDERS],
-        "order": order,
-        "lines": memory_lines(shown, rows) if shown else None,
-        "scatter": cost_scatter(rows, chosen=row),
-        "samples": _samples(plan, chosen, cap_form),
-        "problem": problem,
-    }
-
-
-def _quotes(plan: Plan) -> tuple[list[PoolQuote], DomainError | None]:
-    try:
-        return plan.quotes(), None
-    except DomainError as error:
-        return [], error
-
-
-def _chosen(quotes: Sequence[PoolQuote], name: str) -> PoolQuote | None:
-    launchable = [quoted for quoted in quotes if quoted.is_launchable]
-    named = [quoted for quoted in launchable if quoted.pool.name == name]
-    return next(iter(named or launchable), None)
-
-
 def _review(request: HttpRequest, plan: Plan) -> dict[str, Any]:
-    quotes, problem = _quotes(plan)
-    named = next((quoted for quoted in quotes if quoted.pool.name == plan.choices.get("pool")), None)
-    cap_form = CapForm({"cap": plan.choices.get("cap")})
-    cap_form.is_valid()
+    quotes, problem = quotes_of(plan)
+    named = next((quoted for quoted in quotes if quoted.key == plan.choices.get("pool")), None)
+    cap_form = plan.compute_form
     cap_nano = cap_form.cap_nano or (named.cap_nano if named else None)
     balance = get_balance(organization=plan.organization)
     left_nano = balance.available_nano - cap_nano if cap_nano is not None else None
@@ -417,7 +253,7 @@ def _review(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         "may_launch": bool(named and named.is_launchable and left_nano is not None and left_nano >= 0),
         "once": request.POST.get("once") or secrets.token_urlsafe(18),
         "full_recipe": _full_recipe(plan),
-        "samples": _samples(plan, named, cap_form),
+        "samples": samples(plan, named),
         "compute_url": plan.choices.url(step="compute"),
         "problem": problem,
         "needs": "" if named else "Choose compute again",
@@ -425,37 +261,11 @@ def _review(request: HttpRequest, plan: Plan) -> dict[str, Any]:
 
 
 def _review_row(quoted: PoolQuote, plan: Plan) -> ComputeRow:
-    rows = compute_rows([quoted], chosen=quoted, order="", now=db_now(), fix_url=lambda **_: "")
-    return rows[0]
+    view = TableView(chosen=quoted, now=db_now(), needed_by=plan.compute_form.deadline)
+    return compute_rows([quoted], view=view)[0]
 
 
-_CONTEXTS = {"dataset": _dataset, "model": _model, "method": _method, "compute": _compute, "review": _review}
-
-
-def _samples(plan: Plan, quoted: PoolQuote | None, cap_form: CapForm) -> list[dict[str, str]]:
-    form = plan.form
-    if form is None or not form.is_valid():
-        return []
-    cap_nano = cap_form.cap_nano if cap_form.is_valid() else None
-    return job_samples(
-        model=plan.choices.get("model"),
-        training_file=plan.choices.get("dataset"),
-        validation_file=plan.choices.get("validation"),
-        suffix=form.cleaned_data["suffix"],
-        method=form.cleaned_data["method"],
-        recipe=form.changed,
-        pool=quoted.pool.name if quoted else "",
-        cap_usd=f"{nano_to_usd(cap_nano).normalize():f}" if cap_nano else "",
-    )
-
-
-def _spread(quoted: PoolQuote | None) -> str:
-    """Return half the range of the cost as a share of its middle, such as ±9%."""
-    estimate = quoted.estimate if quoted else None
-    if estimate is None or not estimate.cost_nano_p50 or estimate.cost_nano_p90 is None:
-        return ""
-    share = (estimate.cost_nano_p90 - (estimate.cost_nano_p10 or 0)) / 2 / estimate.cost_nano_p50
-    return f"±{share:.0%}" if share >= 0.01 else ""
+_CONTEXTS = {"dataset": _dataset, "model": _model, "method": _method, "compute": compute_context, "review": _review}
 
 
 def _steps(plan: Plan, now: str) -> list[dict[str, str]]:
@@ -481,8 +291,7 @@ def _recipe(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
         ("Base model", model.display_name if model else "", _model_detail(model), "model"),
         (
             "Method",
-            f"{'QLoRA' if recipe.method == Method.QLORA else 'LoRA'}, rank {recipe.lora_rank}" if recipe else "",
-            f"alpha {recipe.lora_alpha}, rate {recipe.learning_rate:g}" if recipe else "",
+            *(_method_words(recipe) if recipe else ("", "")),
             "method",
         ),
         (
@@ -501,6 +310,13 @@ def _recipe(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
         }
         for name, value, detail, step in parts
     ]
+
+
+def _method_words(recipe: Hyperparameters) -> tuple[str, str]:
+    name, rate = METHOD_NAMES[recipe.method], f"rate {recipe.learning_rate:g}"
+    if recipe.method is Method.FULL:
+        return name, f"every weight, {rate}"
+    return f"{name}, rank {recipe.lora_rank}", f"alpha {recipe.lora_alpha}, {rate}"
 
 
 def _dataset_detail(plan: Plan) -> str:
@@ -529,7 +345,7 @@ def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:
     recipe, changed = form.recipe, form.changed
     modules = ", ".join(name.removesuffix("_proj") for name in recipe.target_modules)
     return [
-        ("Method", "QLoRA, NF4" if recipe.quantization else "LoRA", False),
+        ("Method", "QLoRA, NF4" if recipe.quantization else METHOD_NAMES[recipe.method], False),
         ("Epochs", str(recipe.epochs), "epochs" in changed),
         ("Learning rate", f"{recipe.learning_rate:g}, {recipe.lr_scheduler}", "learning_rate" in changed),
         ("Warm-up", f"{recipe.warmup_ratio:.0%} of the steps", False),

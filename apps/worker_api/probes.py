@@ -6,21 +6,23 @@ from apps.catalog.models import BaseModel
 from apps.catalog.queries import open_hub_token
 from apps.contracts.runs import BaseModelRef, Hyperparameters, Method
 from apps.contracts.worker_api import ProbeReport, ProbeRequest
-from apps.core.errors import NotFound
+from apps.core.errors import InvalidValue, NotFound
 from apps.finetuning import pools
 from apps.finetuning.models import ThroughputProbe, Worker
 
 _LONGEST_PROBE_TOKENS = 512
+_LONGEST_SHAPE_NAME = 60
+_PROBED = (Method.LORA, Method.QLORA)  # full training is timed by what these tell of the pool
 
 
 def list_missing(*, worker: Worker) -> tuple[ProbeRequest, ...]:
-    """Return what to measure: each installed base model by each method without a row in the worker's pool."""
+    """Return what to measure: each installed base model by each probed method without a row in the worker's pool."""
     measured = set(ThroughputProbe.objects.filter(pool=worker.pool).values_list("base_model_id", "method"))
     models = BaseModel.objects.filter(is_installed=True, retired_at=None).order_by("parameter_count")
     return tuple(
         _request(base_model, method)
         for base_model in models
-        for method in Method
+        for method in _PROBED
         if (base_model.pk, method.value) not in measured
     )
 
@@ -46,8 +48,23 @@ def _request(base_model: BaseModel, method: Method) -> ProbeRequest:
 
 
 def record(*, worker: Worker, report: ProbeReport) -> None:
-    """Keep the report. Raises NotFound for a base model that is not in the catalogue."""
+    """Keep the report. Raises NotFound for a base model that is not in the catalogue, InvalidValue for no model."""
+    pools.record_probe(
+        worker=worker,
+        base_model=_base_model(report),
+        shape=report.shape,
+        method=report.method,
+        report=msgspec.to_builtins(report),
+    )
+
+
+def _base_model(report: ProbeReport) -> BaseModel | None:
+    """The model that was measured; None for made-up weights, which say of what shape they were."""
+    if not report.base_model_id:
+        if not report.shape or len(report.shape) > _LONGEST_SHAPE_NAME or not report.config:
+            raise InvalidValue("A measurement is of a base model, or of a shape with its config.", param="shape")
+        return None
     base_model = BaseModel.objects.filter(pk=report.base_model_id).first()
     if base_model is None:
         raise NotFound("No base model has this id.", param="base_model_id")
-    pools.record_probe(worker=worker, base_model=base_model, method=report.method, report=msgspec.to_builtins(report))
+    return base_model

@@ -1,10 +1,12 @@
 """`python -m gpu_workers.bench.probe SPEC.json WORK_DIR`: time the real training loop for some seconds.
 
-The loop is the trainer's own, on made-up rows of one length, so that a figure measured here holds for a job. Reads the
-hub token from standard input like the training child and writes probe.json.
+The loop is the trainer's own, on made-up rows of one length, so that a figure measured here holds for a job. The model
+is an installed one, or one of a given shape with made-up weights. Reads the hub token from standard input like the
+training child and writes probe.json.
 """
 
 import itertools
+import math
 import statistics
 import sys
 import time
@@ -19,13 +21,15 @@ from transformers import AutoConfig, TrainerCallback, TrainerControl, TrainerSta
 from apps.contracts.chat import RenderedRow
 from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Method, RunSpec
 from apps.contracts.worker_api import ProbeReport, ProbeRequest
+from gpu_workers.bench import made_up
 from gpu_workers.events import EVENTS_FILE, EventWriter, replace_file
 from gpu_workers.preflight import inspect_machine
 from gpu_workers.probing import PROBE_FILE
 from gpu_workers.train.callbacks import StopFlag
 from gpu_workers.train.data import Encoded
-from gpu_workers.train.memory import peak_memory_bytes
-from gpu_workers.train.model import fetch_base_model, load_model
+from gpu_workers.train.hardware import choose_engine, detect
+from gpu_workers.train.memory import peak_allocated_bytes, peak_memory_bytes
+from gpu_workers.train.model import adapt, fetch_base_model, load_model
 from gpu_workers.train.sft import build_trainer
 
 WARM_UP_STEPS = 3
@@ -66,12 +70,19 @@ def main(spec_path: Path, work_dir: Path) -> int:
 
 
 def measure(request: ProbeRequest, work_dir: Path, *, hub_token: str | None) -> ProbeReport:
-    folder = fetch_base_model(request.base_model, hub_token=hub_token)
     spec = _run_spec(request)
-    set_seed(spec.hyperparameters.seed)
+    recipe = spec.hyperparameters
+    engine = choose_engine(detect(), recipe)
+    set_seed(recipe.seed)
     watch = Stopwatch()
+    if request.config is None:
+        folder = fetch_base_model(request.base_model, hub_token=hub_token)
+        model = load_model(folder, recipe, engine=engine)
+    else:
+        folder = made_up.write_folder(work_dir / "shape", request.config)
+        model = adapt(made_up.build_base(folder, method=recipe.method, engine=engine), recipe, engine)
     trainer = build_trainer(
-        model=load_model(folder, spec.hyperparameters),
+        model=model,
         folder=folder,
         training=_made_up_rows(folder, request),
         validation=None,
@@ -79,6 +90,7 @@ def measure(request: ProbeRequest, work_dir: Path, *, hub_token: str | None) -> 
         work_dir=work_dir,
         events=EventWriter(work_dir / EVENTS_FILE),
         stop=StopFlag(),
+        engine=engine,
     )
     trainer.add_callback(watch)
     startup_seconds = _seconds_since_start()
@@ -105,6 +117,12 @@ def _report(request: ProbeRequest, steps: list[float], startup_seconds: float, w
         peak_memory_bytes=peak_memory_bytes(),
         startup_seconds=startup_seconds,
         software=inspect_machine(work_dir).software,
+        shape=request.shape,
+        config=request.config,
+        gradient_checkpointing=request.gradient_checkpointing,
+        peak_allocated_bytes=peak_allocated_bytes(),
+        device=torch.cuda.get_device_name() if torch.cuda.is_available() else _processor_name(),
+        measured_steps=len(steps),
     )
 
 
@@ -114,8 +132,8 @@ def _made_up_rows(folder: Path, request: ProbeRequest) -> Encoded:
     tokens = np.random.default_rng(0).integers(
         0, config.get_text_config().vocab_size, (request.micro_batch_size * _BATCHES, length)
     )
-    trained = tuple(position >= length * (1 - _TRAINED_SHARE) for position in range(length))
-    rows = [RenderedRow(text="", segments=(), token_ids=tuple(row.tolist()), trained_mask=trained) for row in tokens]
+    trained = ((math.ceil(length * (1 - _TRAINED_SHARE)), length),)
+    rows = [RenderedRow(text="", spans=(), token_ids=row.tolist(), trained=trained) for row in tokens]
     return Encoded(rows, n_dropped=0, n_truncated=0)
 
 
@@ -137,8 +155,14 @@ def _run_spec(request: ProbeRequest) -> RunSpec:
             lora_rank=request.lora_rank,
             lora_alpha=2 * request.lora_rank,
             lora_dropout=0.0,
+            gradient_checkpointing=request.gradient_checkpointing,
         ),
     )
+
+
+def _processor_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def _seconds_since_start() -> float:

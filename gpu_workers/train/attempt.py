@@ -2,12 +2,14 @@
 
 import gc
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import torch
 from transformers import set_seed
 
+from apps.contracts.chat import ChatRenderer
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Hyperparameters, LogLine, Phase, PhaseChanged, RunSpec, Stopped
 from gpu_workers.artifacts import BrokenArtifact, folder_bytes, read_manifest
@@ -19,7 +21,6 @@ from gpu_workers.events import (
     START_FOLDER,
     TRAINING_FILE,
     UNNUMBERED,
-    VALIDATION_FILE,
     AdapterReady,
     ChildOutcome,
     EventWriter,
@@ -32,6 +33,7 @@ from gpu_workers.train.checkpoint import (
     explain_inexact_resume,
     open_checkpoint,
 )
+from gpu_workers.train.data import load_renderer
 from gpu_workers.train.failures import StopRequested, TrainingFailed, is_out_of_memory
 from gpu_workers.train.hardware import Engine, choose_engine, detect
 from gpu_workers.train.launch import Rank, first_rank_first
@@ -39,6 +41,7 @@ from gpu_workers.train.memory import peak_memory_bytes
 from gpu_workers.train.model import fetch_base_model, load_model
 from gpu_workers.train.rows import Rows, encode
 from gpu_workers.train.running import RunTrainer
+from gpu_workers.train.selection import select_rows
 from gpu_workers.train.sft import build_trainer, count_steps, micro_batch_size
 from gpu_workers.train.sharding import gather_trained, is_sharded
 from gpu_workers.train.weights import export_result
@@ -69,8 +72,7 @@ class Attempt:
         with first_rank_first(self._rank):
             folder = self._base_folder = fetch_base_model(self._spec.base_model, hub_token=self._hub_token)
         self._enter(Phase.LOADING)
-        training = self._encode(TRAINING_FILE, folder)
-        validation = self._encode(VALIDATION_FILE, folder) if self._spec.validation is not None else None
+        training, validation = self._encode_both(folder)
         resume = self._work_dir / RESUME_FOLDER if self._spec.resume_from is not None else None
         while True:
             resumed = self._open_resume(resume)
@@ -164,6 +166,7 @@ class Attempt:
             step=step,
             training_seconds=trainer.progress.watch.seconds,
             trained_tokens=trainer.progress.trained_tokens,
+            tokens=trainer.progress.tokens,
             peak_memory_bytes=peak_memory_bytes(),
         )
 
@@ -190,6 +193,7 @@ class Attempt:
             step=step,
             training_seconds=trainer.progress.watch.seconds,
             trained_tokens=trainer.progress.trained_tokens,
+            tokens=trainer.progress.tokens,
             train_loss=trainer.progress.mean_recent_loss,
             valid_loss=valid_loss if best_step is None else trainer.progress.best.loss,
             peak_memory_bytes=peak_memory_bytes(),
@@ -215,9 +219,20 @@ class Attempt:
         self.start_step = progress.step
         return progress
 
-    def _encode(self, name: str, folder: Path) -> Rows:
+    def _encode_both(self, folder: Path) -> tuple[Rows, Rows | None]:
+        """Return the rows to train on and those to validate on."""
+        renderer = load_renderer(folder, self._spec.base_model.chat_template)
+        selection = select_rows(self._work_dir, self._spec)
+        for level, message in selection.notes:
+            self._say(level, message)
+        training = self._encode(TRAINING_FILE, renderer, keep=selection.training)
+        if selection.validation_file is None:
+            return training, None
+        return training, self._encode(selection.validation_file, renderer, keep=selection.validation)
+
+    def _encode(self, name: str, renderer: ChatRenderer, *, keep: Sequence[bool] | None) -> Rows:
         recipe = self._spec.hyperparameters
-        rows = encode(self._work_dir / name, folder, recipe, chat_template=self._spec.base_model.chat_template)
+        rows = encode(self._work_dir / name, renderer, recipe, keep=keep)
         if rows.n_truncated:
             self._say("warn", f"{rows.n_truncated} rows were cut to {recipe.max_length} tokens.")
         if rows.n_dropped:

@@ -98,6 +98,7 @@ class ProgressCallback(TrainerCallback):
         self.window = Window()
         self.watch = StopWatch()
         self.trained_tokens = 0
+        self.tokens: int | None = 0
         self.recent_losses: deque[float] = deque(maxlen=LOSS_WINDOW_STEPS)
         self.saved_step = -1
         self.saved_seconds = 0.0
@@ -142,6 +143,7 @@ class ProgressCallback(TrainerCallback):
     def restore(self, progress: Progress) -> None:
         """Go on counting from a checkpoint."""
         self.trained_tokens = progress.trained_tokens
+        self.tokens = progress.tokens
         self.recent_losses.extend(progress.recent_losses)
         self.saved_step = progress.step
 
@@ -157,6 +159,7 @@ class ProgressCallback(TrainerCallback):
         loss = total_loss / window.steps
         _require_usable(loss, state.global_step)
         self.trained_tokens += int(n_trained)
+        self.tokens = None if self.tokens is None else self.tokens + int(n_tokens)
         self.recent_losses.append(loss)
         seconds = self.watch.seconds
         spent, self._reported_seconds = max(seconds - self._reported_seconds, 1e-6), seconds

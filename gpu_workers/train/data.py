@@ -1,6 +1,7 @@
 """A JSONL file becomes token ids and labels, through the one code that also previews and counts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,17 @@ import torch
 
 from apps.contracts.chat import (
     ChatRenderer,
-    ChatRow,
     InvalidChatTemplate,
     RenderedRow,
+    Row,
     RowError,
-    parse_line,
+    RowKind,
+    TrainOn,
+    parse_line_as,
     split_lines,
 )
 from apps.contracts.failures import FailureCode
+from apps.contracts.split import Split, row_identity
 from gpu_workers.train.failures import TrainingFailed
 
 IGNORED = -100
@@ -29,7 +33,7 @@ class Encoded:
 
     def __init__(self, rows: list[RenderedRow], *, n_dropped: int, n_truncated: int) -> None:
         self.input_ids = [row.token_ids for row in rows]
-        self.labels = [_labels(row) for row in rows]
+        self.labels = [row.labels(IGNORED) for row in rows]
         self.lengths = np.array([row.n_tokens for row in rows], dtype=np.int64)
         self.n_trained = sum(row.n_trained for row in rows)
         self.n_dropped = n_dropped
@@ -46,11 +50,25 @@ class Encoded:
         return [{"input_ids": self.input_ids[i], "labels": self.labels[i]} for i in indices]
 
 
-def encode_file(path: Path, renderer: ChatRenderer, *, max_length: int) -> Encoded:
-    """Read, render and truncate every row; raises TrainingFailed naming the first bad line or an empty result."""
+def encode_file(
+    path: Path,
+    renderer: ChatRenderer,
+    *,
+    max_length: int,
+    kind: RowKind = RowKind.CHAT,
+    train_on: TrainOn = TrainOn.ASSISTANT,
+    keep: Sequence[bool] | None = None,
+) -> Encoded:
+    """Read, render and truncate every row, or those that `keep` names in file order.
+
+    Raises TrainingFailed naming the first bad line or an empty result.
+    """
     kept, n_dropped, n_truncated = [], 0, 0
+    rows: Iterator[Any] = read_rows(path, kind)
+    if keep is not None:
+        rows = compress(rows, keep)
     try:
-        for rendered in renderer.render_many(_rows(path)):
+        for rendered in renderer.render_many(rows, train_on=train_on):
             row = rendered.truncate(max_length)
             n_truncated += row.is_truncated
             if row.n_trained:
@@ -58,14 +76,30 @@ def encode_file(path: Path, renderer: ChatRenderer, *, max_length: int) -> Encod
             else:
                 n_dropped += 1
     except RowError as error:
-        message = f"Line {error.line}: {error.message} {error.fix}".strip()
-        raise TrainingFailed(FailureCode.INVALID_TRAINING_FILE, message) from error
+        raise bad_row(error) from error
     if not kept:
         message = (
             f"No row has a trained token within the first {max_length} tokens; raise max_length or shorten the rows."
         )
         raise TrainingFailed(FailureCode.NO_TRAINABLE_TOKENS, message)
     return Encoded(kept, n_dropped=n_dropped, n_truncated=n_truncated)
+
+
+def identities_of(path: Path, *, kind: RowKind = RowKind.CHAT) -> list[int]:
+    """Return each row's identity in file order; equal rows have the same."""
+    try:
+        return [row_identity(row) for row in read_rows(path, kind)]
+    except RowError as error:
+        raise bad_row(error) from error
+
+
+def hold_out(identities: Sequence[int], split: Split) -> list[bool]:
+    """Return which rows are held out; raises TrainingFailed where nothing would be left to train."""
+    held = split.held_out(identities)
+    if all(held):
+        message = "Every row would be held out for validation: the file has too few different rows for this share."
+        raise TrainingFailed(FailureCode.INVALID_TRAINING_FILE, message)
+    return held
 
 
 def load_renderer(folder: Path, chat_template: str) -> ChatRenderer:
@@ -76,14 +110,17 @@ def load_renderer(folder: Path, chat_template: str) -> ChatRenderer:
         raise TrainingFailed(FailureCode.BASE_MODEL_UNAVAILABLE, str(error)) from error
 
 
-def _rows(path: Path) -> Iterator[ChatRow]:
+def read_rows(path: Path, kind: RowKind) -> Iterator[Row]:
+    """Parse a file's rows as they are needed; raises RowError."""
     with path.open("rb") as file:
         for line in split_lines(iter(lambda: file.read(_CHUNK_BYTES), b"")):
-            yield parse_line(line)
+            yield parse_line_as(line, kind)
 
 
-def _labels(row: RenderedRow) -> list[int]:
-    return [token if trained else IGNORED for token, trained in zip(row.token_ids, row.trained_mask, strict=True)]
+def bad_row(error: RowError) -> TrainingFailed:
+    """Return the failure that names the line and how to mend it."""
+    message = f"Line {error.line}: {error.message} {error.fix}".strip()
+    return TrainingFailed(FailureCode.INVALID_TRAINING_FILE, message)
 
 
 class PaddingCollator:

@@ -31,3 +31,8 @@ def gpu_utilization() -> float | None:
     if not torch.cuda.is_available() or pynvml is None:
         return None
     return torch.cuda.utilization() / 100
+
+
+def peak_allocated_bytes() -> int | None:
+    """What tensors held at most, without what the allocator kept in reserve; None on a CPU."""
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None

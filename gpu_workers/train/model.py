@@ -77,18 +77,26 @@ def load_model(
     base = _load_base(folder, hyperparameters, engine, is_sharded=is_sharded)
     if start is not None:
         base = _begin_with(base, start, hyperparameters)
+    model = adapt(base, hyperparameters, engine, is_sharded=is_sharded)
+    is_adapter = hyperparameters.method is not Method.FULL
+    if is_adapter and start is not None and (start / ADAPTER_FILE).is_file():
+        _begin_with_adapter(model, start)
+    return shard_model(model, base) if is_sharded else model
+
+
+def adapt(
+    base: PreTrainedModel, hyperparameters: Hyperparameters, engine: Engine, *, is_sharded: bool = False
+) -> torch.nn.Module:
+    """Give a loaded base model its kernels and its new adapter; a model that is trained whole has none."""
     if engine.uses_liger:
         _apply_liger(base)
     if hyperparameters.method is Method.FULL:
-        return shard_model(base, base) if is_sharded else base
+        return base
     if is_sharded:  # shards of one layer must have one dtype: NF4 is stored as the compute dtype, nothing is cast up
         _cast_float_weights(base, engine.torch_dtype)
-    if hyperparameters.method is Method.QLORA and not is_sharded:
+    elif hyperparameters.method is Method.QLORA:
         base = _prepare_quantized(base, hyperparameters, engine)
-    model = peft.get_peft_model(base, lora_config(hyperparameters))
-    if start is not None and (start / ADAPTER_FILE).is_file():
-        _begin_with_adapter(model, start)
-    return shard_model(model, base) if is_sharded else model
+    return peft.get_peft_model(base, lora_config(hyperparameters))
 
 
 def _prepare_quantized(base: PreTrainedModel, hyperparameters: Hyperparameters, engine: Engine) -> PreTrainedModel:
@@ -147,23 +155,30 @@ def _apply_liger(base: PreTrainedModel) -> None:
 
 
 def _load_base(folder: Path, hyperparameters: Hyperparameters, engine: Engine, *, is_sharded: bool) -> PreTrainedModel:
-    options: dict[str, Any] = {"dtype": engine.torch_dtype, "attn_implementation": _attention(engine)}
+    options: dict[str, Any] = {"dtype": engine.torch_dtype, "attn_implementation": attention_implementation(engine)}
     if torch.cuda.is_available() and not is_sharded:  # shards go to their GPU layer by layer
         options["device_map"] = {"": torch.cuda.current_device()}
     if hyperparameters.method is Method.QLORA:
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=engine.torch_dtype,
-            bnb_4bit_quant_storage=engine.torch_dtype if is_sharded else None,
+        options["quantization_config"] = quantization_config(
+            engine.torch_dtype, storage=engine.torch_dtype if is_sharded else None
         )
     return AutoModelForCausalLM.from_pretrained(
         folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, **options
     )
 
 
-def _attention(engine: Engine) -> str:
+def quantization_config(dtype: torch.dtype, *, storage: torch.dtype | None = None) -> BitsAndBytesConfig:
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_quant_storage=storage,
+    )
+
+
+def attention_implementation(engine: Engine) -> str:
+    """Return the name of the attention to load a model with, registered where it is ours."""
     if engine.uses_flash_attention:
         return "flash_attention_2"
     is_plain = engine.dtype == "float32" or torch.cuda.is_available()

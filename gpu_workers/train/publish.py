@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from apps.contracts.chat import ChatRenderer
 from apps.contracts.evaluation import EvaluationPlan, EvaluationReport
 from apps.contracts.parity import PARITY_FILE, ParityProbe
 from apps.contracts.runs import Manifest, Objective, RunSpec
 from gpu_workers.artifacts import folder_bytes, read_manifest, seal_folder
-from gpu_workers.events import ADAPTER_FOLDER, TRAINING_FILE, VALIDATION_FILE, replace_file
+from gpu_workers.events import ADAPTER_FOLDER, TRAINING_FILE, replace_file
 from gpu_workers.publishing import MERGED_EXPORT, PUBLISHED_FILE, PUBLISHED_FOLDER, Published, SealedFolder
 from gpu_workers.train.comparison import Examiner
 from gpu_workers.train.data import load_renderer
@@ -33,6 +35,7 @@ from gpu_workers.train.model import fetch_base_model
 from gpu_workers.train.probe_rows import build_probe, choose_rows, first_chat, score_rows
 from gpu_workers.train.rows import Pairs, encode
 from gpu_workers.train.scoring import Example, as_example
+from gpu_workers.train.selection import select_rows
 
 MERGED_FOLDER = "merged"
 _PARITY_ROWS = 64
@@ -70,11 +73,17 @@ def _look(
     work_dir: Path, spec: RunSpec, base: Path, trained: Path
 ) -> tuple[EvaluationReport | None, ParityProbe | None]:
     """Ask the base first and the tuned model next, so that one of them at a time is in memory."""
-    held_out = _examples(work_dir, VALIDATION_FILE, spec, base) if spec.validation is not None else []
+    renderer = load_renderer(base, spec.base_model.chat_template)
+    chosen = select_rows(work_dir, spec)
+    held_out = (
+        _examples(work_dir / chosen.validation_file, spec, renderer, chosen.validation)
+        if chosen.validation_file
+        else []
+    )
     has_probe = _is_adapter(trained) and spec.hyperparameters.is_servable
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
-    rows = held_out or (_examples(work_dir, TRAINING_FILE, spec, base) if has_probe else [])
+    rows = held_out or (_examples(work_dir / TRAINING_FILE, spec, renderer, chosen.training) if has_probe else [])
     fixed = choose_rows(rows[:_PARITY_ROWS], context_length=_context_length(config)) if has_probe else []
     plan = spec.evaluation or EvaluationPlan()
     examiner = Examiner(held_out, plan, tokenizer, pad_id=_pad_id(config)) if held_out else None
@@ -87,7 +96,6 @@ def _look(
     report = examiner.report(before, after) if examiner and before and after else None
     if not fixed:
         return report, None
-    renderer = load_renderer(base, spec.base_model.chat_template)
     is_chat = spec.hyperparameters.objective is Objective.SUPERVISED
     probe = build_probe(
         fixed,
@@ -100,9 +108,9 @@ def _look(
     return report, probe
 
 
-def _examples(work_dir: Path, name: str, spec: RunSpec, base: Path) -> list[Example]:
+def _examples(path: Path, spec: RunSpec, renderer: ChatRenderer, keep: Sequence[bool] | None) -> list[Example]:
     recipe = spec.hyperparameters
-    rows = encode(work_dir / name, base, recipe, chat_template=spec.base_model.chat_template)
+    rows = encode(path, renderer, recipe, keep=keep)
     if isinstance(rows, Pairs):
         return [_preferred(item) for item in rows.items(range(len(rows)))]  # type: ignore[arg-type]
     is_chat = recipe.objective is Objective.SUPERVISED

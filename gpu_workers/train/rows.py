@@ -1,40 +1,20 @@
-"""Rows of every objective as token ids: chat rows, running text, and pairs of answers.
+"""Rows of every objective as token ids: chat rows, running text, and pairs of answers. Chat rows are read in `data`."""
 
-A text row is `{"text": …}`. A preference row is `{"input": {"messages": […]}, "preferred_output": […],
-"non_preferred_output": […]}`. Chat rows are read in `data`.
-"""
-
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import datasets
-import msgspec
 import numpy as np
-from tokenizers import Tokenizer
 
-from apps.contracts.chat import ChatRenderer, RenderedRow, RowError, parse_row, split_lines
+from apps.contracts.chat import ChatRenderer, RenderedPair, RenderedRow, RowError, RowKind, TrainOn
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import Hyperparameters, Objective
-from gpu_workers.train.data import Encoded, encode_file, load_renderer
+from apps.contracts.runs import DatasetRef, Hyperparameters, Objective
+from gpu_workers.train.data import Encoded, bad_row, encode_file, read_rows
 from gpu_workers.train.failures import TrainingFailed
 
-_CHUNK_BYTES = 1024 * 1024
-
-
-class TextRow(msgspec.Struct, frozen=True):
-    text: str
-
-
-class PreferenceInput(msgspec.Struct, frozen=True):
-    messages: tuple[dict[str, Any], ...]
-
-
-class PreferenceRow(msgspec.Struct, frozen=True):
-    input: PreferenceInput
-    preferred_output: tuple[dict[str, Any], ...]
-    non_preferred_output: tuple[dict[str, Any], ...]
+_KINDS = {Objective.SUPERVISED: RowKind.CHAT, Objective.TEXT: RowKind.TEXT, Objective.DPO: RowKind.PREFERENCE}
 
 
 class Pairs:
@@ -65,95 +45,84 @@ class Pairs:
 Rows = Encoded | Pairs
 
 
-def encode(path: Path, folder: Path, recipe: Hyperparameters, *, chat_template: str) -> Rows:
-    """Read every row of the recipe's kind; raises TrainingFailed naming the first bad line or an empty result."""
+def kind_of(ref: DatasetRef, objective: Objective) -> RowKind:
+    """Return what every row of the file is; raises TrainingFailed where that is not for this objective."""
+    kind = _KINDS[objective]
+    if ref.kind not in (kind, RowKind.CHAT):
+        message = f"The file holds {ref.kind} rows; {objective} training needs {kind} rows."
+        raise TrainingFailed(FailureCode.INVALID_TRAINING_FILE, message)
+    return kind
+
+
+def encode(path: Path, renderer: ChatRenderer, recipe: Hyperparameters, *, keep: Sequence[bool] | None = None) -> Rows:
+    """Read every row of the recipe's kind, or those that `keep` names in file order.
+
+    Raises TrainingFailed naming the first bad line or an empty result.
+    """
     match recipe.objective:
         case Objective.TEXT:
-            return encode_text(path, folder, max_length=recipe.max_length)
+            return encode_text(path, renderer, max_length=recipe.max_length, keep=keep)
         case Objective.DPO:
-            return encode_pairs(path, load_renderer(folder, chat_template), max_length=recipe.max_length)
+            return encode_pairs(path, renderer, max_length=recipe.max_length, keep=keep)
         case _:
-            return encode_file(path, load_renderer(folder, chat_template), max_length=recipe.max_length)
+            train_on = TrainOn(recipe.train_on)
+            return encode_file(path, renderer, max_length=recipe.max_length, train_on=train_on, keep=keep)
 
 
-def encode_text(path: Path, folder: Path, *, max_length: int) -> Encoded:
+def encode_text(path: Path, renderer: ChatRenderer, *, max_length: int, keep: Sequence[bool] | None = None) -> Encoded:
     """Every token is trained; a long text becomes pieces of `max_length`, so nothing of it is lost."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.no_truncation()
-    end = _end_of_text(folder, tokenizer)
     pieces = []
-    for _, row in _decoded(path, TextRow):
-        ids = [*tokenizer.encode(row.text).ids, *end]
-        pieces += [_all_trained(ids[at : at + max_length]) for at in range(0, len(ids), max_length)]
+    try:
+        for row in renderer.render_many(_kept(path, RowKind.TEXT, keep)):
+            ids = row.token_ids
+            pieces += [_all_trained(ids[at : at + max_length]) for at in range(0, len(ids), max_length)]
+    except RowError as error:
+        raise bad_row(error) from error
     kept = [piece for piece in pieces if piece.n_trained]
     if not kept:
         raise TrainingFailed(FailureCode.NO_TRAINABLE_TOKENS, "No row has text to train on.")
     return Encoded(kept, n_dropped=len(pieces) - len(kept), n_truncated=0)
 
 
-def encode_pairs(path: Path, renderer: ChatRenderer, *, max_length: int) -> Pairs:
+def encode_pairs(path: Path, renderer: ChatRenderer, *, max_length: int, keep: Sequence[bool] | None = None) -> Pairs:
     """Cut answers to what `max_length` leaves after the prompt; a row whose prompt fills it is left out."""
     kept, n_dropped, n_truncated = [], 0, 0
-    for number, row in _decoded(path, PreferenceRow):
-        prompt, chosen, rejected = _pair(row, renderer, number)
-        room = max_length - len(prompt)
-        if room <= 0:
-            n_dropped += 1
-            continue
-        n_truncated += max(len(chosen), len(rejected)) > room
-        kept.append((prompt, chosen[:room], rejected[:room]))
+    try:
+        for pair in renderer.render_pairs(_kept(path, RowKind.PREFERENCE, keep)):
+            prompt, chosen, rejected = _split(pair)
+            room = max_length - len(prompt)
+            if room <= 0:
+                n_dropped += 1
+                continue
+            n_truncated += max(len(chosen), len(rejected)) > room
+            kept.append((prompt, chosen[:room], rejected[:room]))
+    except RowError as error:
+        raise bad_row(error) from error
     if not kept:
         message = f"No row has an answer within the first {max_length} tokens; raise max_length or shorten the rows."
         raise TrainingFailed(FailureCode.NO_TRAINABLE_TOKENS, message)
     return Pairs(kept, n_dropped=n_dropped, n_truncated=n_truncated)
 
 
-def _pair(row: PreferenceRow, renderer: ChatRenderer, number: int) -> tuple[list[int], list[int], list[int]]:
-    chosen, first = _answer(row.input.messages, row.preferred_output, renderer, number)
-    rejected, second = _answer(row.input.messages, row.non_preferred_output, renderer, number)
+def _split(pair: RenderedPair) -> tuple[list[int], list[int], list[int]]:
+    """Return the prompt that both conversations share, and what follows in each up to its answer's end."""
+    (chosen, first), (rejected, second) = _answer(pair.chosen), _answer(pair.rejected)
     limit = min(first, second)
     shared = next((i for i in range(limit) if chosen[i] != rejected[i]), limit)
     return chosen[:shared], chosen[shared:], rejected[shared:]
 
 
-def _answer(
-    before: tuple[dict[str, Any], ...], answer: tuple[dict[str, Any], ...], renderer: ChatRenderer, number: int
-) -> tuple[list[int], int]:
+def _answer(row: RenderedRow) -> tuple[list[int], int]:
     """Return the tokens up to the answer's end, and where the answer begins."""
-    earlier = [message | ({"weight": 0} if message.get("role") == "assistant" else {}) for message in before]
-    line = json.dumps({"messages": [*earlier, *answer]}).encode()
-    try:
-        rendered = renderer.render(parse_row(line, line_number=number))
-    except RowError as error:
-        raise _bad_line(number, f"{error.message} {error.fix}") from error
-    begin = rendered.trained_mask.index(True)
-    end = len(rendered.trained_mask) - rendered.trained_mask[::-1].index(True)
-    return list(rendered.token_ids[:end]), begin
+    begin, end = row.trained[0][0], row.trained[-1][1]
+    return row.token_ids[:end], begin
 
 
-def _decoded(path: Path, kind: type[Any]) -> Iterator[tuple[int, Any]]:
-    decoder = msgspec.json.Decoder(kind)
-    with path.open("rb") as file:
-        for line in split_lines(iter(lambda: file.read(_CHUNK_BYTES), b"")):
-            try:
-                yield line.number, decoder.decode(line.data)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise _bad_line(line.number, str(error)) from error
-
-
-def _bad_line(number: int, what: str) -> TrainingFailed:
-    return TrainingFailed(FailureCode.INVALID_TRAINING_FILE, f"Line {number}: {what}".strip())
+def _kept(path: Path, kind: RowKind, keep: Sequence[bool] | None) -> Iterator[Any]:
+    rows = read_rows(path, kind)
+    return rows if keep is None else compress(rows, keep)
 
 
 def _all_trained(ids: list[int]) -> RenderedRow:
     """The first token has nothing before it to be predicted from."""
-    mask = (False,) + (True,) * (len(ids) - 1)
-    return RenderedRow(text="", segments=(), token_ids=tuple(ids), trained_mask=mask)
-
-
-def _end_of_text(folder: Path, tokenizer: Tokenizer) -> list[int]:
-    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    token = config.get("eos_token")
-    text = token.get("content") if isinstance(token, dict) else token
-    found = tokenizer.token_to_id(text) if text else None
-    return [] if found is None else [found]
+    return RenderedRow(text="", spans=(), token_ids=ids, trained=((1, len(ids)),))

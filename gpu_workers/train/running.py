@@ -178,6 +178,7 @@ class RunCallback(ProgressCallback):
             step=step,
             trained_tokens=self.trained_tokens,
             recent_losses=tuple(self.recent_losses),
+            tokens=self.tokens,
             evaluated_step=self._evaluated_step,
             best_loss=self.best.loss,
             best_step=self.best.step,

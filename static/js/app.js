@@ -223,8 +223,21 @@
     const options = STYLES[n.dataset.time];
     if (options) n.textContent = new Intl.DateTimeFormat("en-GB", options).format(new Date(n.dateTime));
   });
+  // A moment is typed in the reader's zone and sent in UTC; without script the field itself is sent, as UTC.
+  const inZone = (utc) => { const at = new Date(utc); return new Date(at - at.getTimezoneOffset() * 60000).toISOString().slice(0, 16); };
+  const moments = () => $$("input[data-utc][name]").forEach((n) => {
+    const sent = Object.assign(document.createElement("input"), { type: "hidden", name: n.name, value: n.value && `${n.value}Z` });
+    n.removeAttribute("name");
+    if (n.value) n.value = inZone(sent.value);
+    n.after(sent);
+    $$("[data-utc-zone]", n.parentElement).forEach((zone) => { zone.hidden = true; });
+  });
+  document.addEventListener("input", (e) => {
+    if (e.target.matches("[data-utc]")) e.target.nextElementSibling.value = e.target.value && `${new Date(e.target.value).toISOString().slice(0, 16)}Z`;
+  }, true);
   const fresh = () => {
     localise();
+    moments();
     $$("[data-toast]").forEach(retire);
     $$("[data-typed-submit]").forEach((n) => { if (!$("[data-typed]", n.form).value) n.disabled = true; });
     $$("dialog[data-autoopen]:not([open])").forEach((n) => { n.removeAttribute("data-autoopen"); n.showModal(); });

@@ -1,4 +1,5 @@
-// A form with data-upload sends its file with progress; without this script the same form posts as any other.
+// A form with data-upload sends its file with progress, a large one in parts (upload-parts.js); without this script the
+// same form posts as any other.
 (() => {
   const $ = (selector, root) => root.querySelector(selector);
   const size = (n) => (n < 1e6 ? `${Math.max(1, Math.round(n / 1e3))} KB` : n < 1e9 ? `${(n / 1e6).toFixed(1)} MB` : `${(n / 1e9).toFixed(2)} GB`);
@@ -29,12 +30,12 @@
   };
 
   const show = (form, started, e) => {
-    const done = Math.round((100 * e.loaded) / e.total), seconds = (performance.now() - started) / 1000, speed = e.loaded / Math.max(seconds, 0.1);
+    const done = Math.round((100 * e.loaded) / e.total), seconds = (performance.now() - started) / 1000, speed = (e.loaded - (e.before ?? 0)) / Math.max(seconds, 0.1);
     const meter = $("[data-upload-row] svg", form);
     meter.setAttribute("aria-valuenow", done);
     $("rect", meter).setAttribute("width", done);
     $("[data-upload-note]", form).textContent = e.loaded < e.total ? `${size(e.loaded)} of ${size(e.total)}, ${size(speed)}/s` : "Sent, being stored";
-    $("[data-upload-left]", form).textContent = e.loaded < e.total && seconds > 1 ? span((e.total - e.loaded) / speed) : "";
+    $("[data-upload-left]", form).textContent = e.loaded < e.total && seconds > 1 && speed > 0 ? span((e.total - e.loaded) / speed) : "";
   };
 
   // a redirect has been followed by the browser; a form with errors comes back as a page whose form replaces ours
@@ -54,16 +55,8 @@
     fresh.querySelector("[data-focus], [aria-invalid=true]")?.focus();
   };
 
-  document.addEventListener("submit", (e) => {
-    const form = e.target.closest("form[data-upload]");
-    if (!form || e.defaultPrevented) return;
-    e.preventDefault();
-    const xhr = new XMLHttpRequest(), started = performance.now(), row = $("[data-upload-row]", form);
-    $("[data-upload-error]", form).hidden = true;
-    $("[data-upload-name]", form).textContent = $("input[type=file]", form).files[0]?.name ?? "";
-    $("[data-drop]", form).hidden = true;
-    row.hidden = false;
-    form.querySelectorAll("[type=submit]").forEach((n) => { n.disabled = true; });
+  const post = (form) => {
+    const xhr = new XMLHttpRequest(), started = performance.now();
     xhr.upload.onprogress = (event) => show(form, started, event);
     xhr.onload = () => finish(form, xhr);
     xhr.onerror = () => fail(form, "The connection was lost. Nothing was stored; please send the file again.");
@@ -72,5 +65,19 @@
     xhr.open("POST", form.action);
     xhr.setRequestHeader("Accept", "text/html, application/json");
     xhr.send(new FormData(form));
+  };
+
+  document.addEventListener("submit", (e) => {
+    const form = e.target.closest("form[data-upload]");
+    if (!form || e.defaultPrevented) return;
+    e.preventDefault();
+    const file = $("input[type=file]", form).files[0];
+    $("[data-upload-error]", form).hidden = true;
+    $("[data-upload-name]", form).textContent = file?.name ?? "";
+    $("[data-drop]", form).hidden = true;
+    $("[data-upload-row]", form).hidden = false;
+    form.querySelectorAll("[type=submit]").forEach((n) => { n.disabled = true; });
+    const inParts = form.dataset.uploadParts && file && file.size > Number(form.dataset.uploadPartsFrom);
+    if (inParts) window.sendInParts(form, file, { show, fail, idle, size }); else post(form);
   });
 })();

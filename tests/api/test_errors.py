@@ -205,3 +205,18 @@ def test_the_schema_is_public_and_lists_the_api(client: Client, organization: Or
 
     assert schema["openapi"].startswith("3.")
     assert "/api/v1/me" in schema["paths"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/fine_tuning/jobs/%00", "/v1/models/%00", "/v1/files?purpose=%00", "/v1/files?%00=1", "/v1/%00"]
+)
+def test_nul_in_an_address_is_refused(path: str, api_client: Any, key: IssuedKey) -> None:
+    response = api_client(key).get(path)
+
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", ["/jobs/%00", "/adapters?page=%00", "/objects/%00"])
+def test_nul_in_an_address_is_refused_to_people_too(path: str, client_for: Any, alice: Any, organization: Any) -> None:
+    assert client_for(alice).get(path).status_code == 400

@@ -18,9 +18,10 @@ from apps.accounts.operations import IssuedKey
 from apps.accounts.roles import SCOPES
 from apps.core.clock import db_now
 from apps.core.models import AuditEntry
-from apps.datasets import operations
+from apps.datasets import intake
 from apps.datasets.models import DatasetVersion
-from apps.datasets.operations import count_tokens, validate_version
+from apps.datasets.operations import count_tokens
+from apps.datasets.validating import _Lease, validate_version
 from apps.finetuning.quotas import set_quota
 from tests.api.sdk import openai_client
 from tests.factories.accounts import make_key
@@ -54,7 +55,7 @@ def test_every_call_works_with_both_generations_of_the_sdk(live_server, organiza
 
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         _validate_when_uploaded(process)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=300)
 
     assert process.returncode == 0, errors
     seen = json.loads(output)
@@ -67,6 +68,13 @@ def test_every_call_works_with_both_generations_of_the_sdk(live_server, organiza
     assert seen["listed"] == [created["id"]] and seen["content_is_equal"]
     assert seen["models"] == ["anneal-demo"] and seen["model"]["object"] == "model"
     assert seen["deleted"] == {"id": created["id"], "object": "file", "deleted": True}
+    upload, part = seen["upload"], seen["part"]
+    assert (upload["status"], upload["object"], upload["bytes"]) == ("completed", "upload", upload["file"]["bytes"])
+    assert 3500 < upload["expires_at"] - upload["created_at"] <= 3600 and upload["file"]["object"] == "file"
+    assert seen["upload_is_equal"] and seen["wrong_md5"] == [400, "invalid_checksum", "md5"]
+    assert part["object"] == "upload.part" and part["upload_id"].startswith("upload_")
+    assert seen["ordered"] == "a" * 20 + "b" * 10
+    assert seen["cancelled"] == "cancelled" and seen["closed"] == [400, "upload_closed"]
     assert seen["left"] == [] and seen["after"] == [404, "file_not_found", True]
 
 
@@ -74,7 +82,7 @@ def _validate_when_uploaded(process: subprocess.Popen[str]) -> None:
     """Do what the task would: validate, then count for the installed models."""
     from apps.datasets.tasks import validate
 
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 240
     while process.poll() is None and time.monotonic() < deadline:
         if version := DatasetVersion.objects.filter(status="uploaded").first():
             validate(version.pk)
@@ -148,7 +156,7 @@ class TestCreate:
         assert response.status_code == 415
 
     def test_refuses_a_file_that_is_too_large(self, client, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(operations, "MAX_FILE_BYTES", 100)
+        monkeypatch.setattr(intake, "MAX_FILE_BYTES", 100)
 
         with pytest.raises(openai.APIStatusError) as refused:
             upload(client)
@@ -175,12 +183,12 @@ class TestReport:
         assert file.model_extra and file.model_extra["validation"]["error_count"] == 1
         assert file.model_extra["validation"]["errors"][0] == {
             "line": 13, "code": "invalid_role", "message": "`messages[0]` has the role `robot`.",
-            "param": "messages[0].role", "fix": "Use system, developer, user or assistant.",
+            "param": "messages[0].role", "fix": "Use system, developer, user, assistant or tool.",
         }  # fmt: skip
 
     def test_a_file_being_validated_is_uploaded_to_the_sdk(self, client, organization) -> None:
         version = make_version(organization)
-        operations._Lease(version, db_now()).take()
+        _Lease(version, db_now()).take()
 
         assert client.files.retrieve(version.pk).status == "uploaded"
 

@@ -1,5 +1,7 @@
 """/v1/fine_tuning/jobs as OpenAI's own SDK uses it, and as strangers try to."""
 
+import json
+
 import openai
 import pytest
 
@@ -8,6 +10,7 @@ from apps.contracts.failures import FailureCode
 from apps.finetuning.models import FineTuningJob
 from tests.api.sdk import openai_client
 from tests.factories.accounts import make_key
+from tests.factories.datasets import make_ready_version
 from tests.factories.finetuning import Floor, make_training_file
 from tests.unit.finetuning.conftest import Attempt, claim  # noqa: F401 - a fixture
 
@@ -82,9 +85,39 @@ def test_limits_of_a_model_drive_what_a_program_asks(client, floor):
     assert answer["kinds"][0]["auto"]["dpo"]["learning_rate"]["reason"]
 
 
+def test_a_held_out_share_and_its_seed_are_part_of_the_job(client, file_id):
+    job = create(client, file_id, seed=7, extra_body={"recipe": {"validation_share": 0.1, "train_on": "all"}})
+
+    recipe = job.model_extra["recipe"]
+    assert (recipe["validation_share"], recipe["seed"], recipe["train_on"]) == (0.1, 7, "all")
+
+
+def test_preferences_are_no_conversations_to_fine_tune_on(client, floor):
+    pair = {
+        "input": {"messages": [{"role": "user", "content": "Where is it?"}]},
+        "preferred_output": [{"role": "assistant", "content": "On its way."}],
+        "non_preferred_output": [{"role": "assistant", "content": "No idea."}],
+    }
+    version = make_ready_version(floor.organization, (json.dumps(pair).encode() + b"\n") * 12)
+
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(client, version.pk, method={"type": "supervised"})
+
+    assert refused.value.param == "training_file" and "preference rows" in str(refused.value)
+
+
+def test_a_validation_file_and_a_share_exclude_each_other(client, file_id):
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(client, file_id, validation_file=file_id, extra_body={"recipe": {"validation_share": 0.1}})
+
+    assert refused.value.param == "hyperparameters.validation_share"
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
+        ({"extra_body": {"recipe": {"validation_share": 0.6}}}, "hyperparameters.validation_share", "invalid_value"),
+        ({"extra_body": {"recipe": {"train_on": "dreams"}}}, "hyperparameters.train_on", "invalid_value"),
         ({"model": "gpt-9"}, "model", "model_not_found"),
         ({"training_file": "file-unknown"}, "training_file", "file_not_found"),
         ({"suffix": "Not Allowed"}, "suffix", "invalid_value"),
@@ -107,6 +140,9 @@ def test_limits_of_a_model_drive_what_a_program_asks(client, floor):
         ({"model": "ft:nobody:nowhere::1"}, "model", "model_not_found"),
         ({"model": "ftckpt_1"}, "model", "checkpoint_not_found"),
         ({"extra_body": {"budget": {"max_cost_usd": "lots"}}}, "budget.max_cost_usd", "invalid_value"),
+        ({"extra_body": {"budget": {"max_cost_usd": "Infinity"}}}, "budget.max_cost_usd", "invalid_value"),
+        ({"extra_body": {"budget": {"max_cost_usd": "1e1000000"}}}, "budget.max_cost_usd", "invalid_value"),
+        ({"extra_headers": {"Idempotency-Key": "k" * 201}}, "Idempotency-Key", "invalid_value"),
     ],
 )
 def test_a_bad_field_is_named_and_nothing_is_left_behind(client, file_id, fields, param, code):
@@ -164,6 +200,15 @@ def test_grader_and_exports_reach_the_worker(client, file_id, claim):  # noqa: F
 
     assert spec.exports == ("merged_16bit",)
     assert (spec.evaluation.grader.kind, spec.evaluation.grader.pattern) == ("regex", "^a")
+
+
+def test_an_idempotency_key_cannot_stand_for_two_requests(client, file_id):
+    create(client, file_id, extra_headers={"Idempotency-Key": "k1"})
+
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(client, file_id, seed=7, extra_headers={"Idempotency-Key": "k1"})
+
+    assert refused.value.code == "idempotency_key_reused"
 
 
 def test_lists_page_through_the_sdk(client, file_id):

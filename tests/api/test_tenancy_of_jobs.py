@@ -7,7 +7,7 @@ from apps.core.clock import db_now
 from apps.core.outbox import deliver_due
 from apps.core.tenancy import tenant
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.quoting import seconds_ahead
+from apps.finetuning.pool_facts import seconds_ahead
 from apps.serving import operations
 from apps.serving.models import Deployment, Replica
 from tests.api.sdk import openai_client

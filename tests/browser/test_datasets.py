@@ -1,5 +1,7 @@
 """The dataset pages with script: upload with progress, checks that arrive by themselves, moving through rows."""
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,11 +10,11 @@ from playwright.sync_api import Page, expect
 
 from apps.accounts.models import User
 from apps.datasets.models import DatasetVersion
-from apps.datasets.tasks import validate
+from apps.datasets.tasks import inspect, validate
 from tests.browser.conftest import overflow
 from tests.factories.accounts import make_organization, make_user
 from tests.factories.catalog import make_base_model
-from tests.factories.datasets import jsonl, make_ready_version
+from tests.factories.datasets import chat_row, jsonl, make_ready_version
 
 Open = Callable[..., Page]
 BAD_LINE = b'{"messages": [{"role": "robot", "content": "x"}]}\n'
@@ -75,3 +77,48 @@ def test_every_page_is_accessible_and_fits(
     for path in paths:
         page = open_page(f"/datasets{path}", user=alice, width=width, theme=theme)
         assert (path, overflow(page), violations(page)) == (path, 0, [])
+
+
+@pytest.fixture
+def looked_at(alice: User) -> DatasetVersion:
+    """A file with something of each finding, looked through."""
+    long = "My card has not arrived although you said last week that it would be here by monday morning"
+    rows = [chat_row(f"Where is card {n}?") for n in range(20)]
+    rows += [chat_row(long), chat_row(long.upper()), chat_row(long + " at nine"), chat_row("Where? " * 300)]
+    rows[3] = chat_row("Write to mira@example.com about it, please.")
+    content = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    version = make_ready_version(alice.memberships.get().organization, content, filename="cards.jsonl")
+    inspect(version.pk)
+    return version
+
+
+def test_limit_and_split_are_chosen_in_place_and_findings_lead_to_rows(
+    open_page: Open, alice: User, looked_at: DatasetVersion
+) -> None:
+    page = open_page(f"/datasets/{looked_at.pk}", user=alice)
+
+    page.get_by_label("Longest row").select_option("256")
+    expect(page.get_by_text("1 row over 256 tokens will be cut").first).to_be_visible()
+    page.get_by_label("Held out for validation").select_option("20")
+    expect(page.get_by_text(re.compile(r"\d+ train, \d+ held out"))).to_be_visible()
+    page.get_by_role("link", name="Show 1 row over 256 tokens will be cut").click()
+    expect(page.locator("nav.rows a")).to_have_count(1)
+    expect(page.locator(".chat .cut-here")).to_be_visible()
+    page.get_by_role("link", name="All rows").click()
+    expect(page.locator("nav.rows a")).to_have_count(20)
+
+
+@pytest.mark.parametrize(
+    ("width", "theme"), [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark"), (320, "light")]
+)
+def test_the_viewer_is_accessible_and_fits(
+    open_page: Open,
+    violations: Callable[[Page], list[str]],
+    alice: User,
+    looked_at: DatasetVersion,
+    width: int,
+    theme: str,
+) -> None:
+    for query in ("?limit=256&share=20&line=21&first=19", "?limit=256&find=over", "?limit=256&find=over&view=tokens"):
+        page = open_page(f"/datasets/{looked_at.pk}{query}", user=alice, width=width, theme=theme)
+        assert (query, overflow(page), violations(page)) == (query, 0, [])

@@ -1,5 +1,7 @@
 """One platform for all end-to-end tests of a run."""
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,11 +11,13 @@ from tests.e2e.platform import Platform
 
 
 @pytest.fixture(scope="session")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    home = Path(tmp_path_factory.mktemp("anneal"))
+def platform() -> Iterator[Platform]:
+    # Not below pytest's own folder: every start of pytest closes that to others, the database's user among them.
+    home = Path(tempfile.mkdtemp(prefix="anneal-"))
     running = Platform(home)
     yield running
     assert running.stop() == 0, (home / "launch.log").read_text()[-3000:]
+    shutil.rmtree(home)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """The whole platform as a customer and a saboteur see it: public interfaces, and kill -9."""
 
 import csv
+import functools
 import itertools
 import json
 import os
@@ -16,6 +17,8 @@ from xmlrpc.client import ServerProxy
 import httpx
 import openai
 from supervisor.xmlrpc import SupervisorTransport
+
+from gpu_workers.process_tree import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 BANKING = ROOT / "demo" / "banking77" / "train.csv"
@@ -40,7 +43,13 @@ class Platform:
         self.home = home
         self._log = (home / "launch.log").open("w")
         command = [sys.executable, "-m", "scripts.launch", "--home", str(home), "--no-main-job"]
-        self._launcher = subprocess.Popen(command, cwd=ROOT, stdout=self._log, stderr=subprocess.STDOUT)
+        self._launcher = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            preexec_fn=functools.partial(die_with_parent, signal.SIGINT),  # a killed test run leaves nothing behind
+        )
         until(self._is_ready, START_SECONDS, f"the platform did not start ({home / 'launch.log'})")
         self.account = account = json.loads((home / "demo.json").read_text())
         self.url = json.loads((home / "ready.json").read_text())["public_url"]
@@ -83,7 +92,9 @@ class Platform:
         until(look, 180, "no pool became launchable")
 
     def create_job(self, file_id: str, *, epochs: int, **extra: Any) -> str:
-        body = {"compute": {"pool": self.pool}, "recipe": {"epochs": epochs}} | extra
+        # Far above the quote: a busy machine makes a job dearer, and being paused for that is another test's matter.
+        budget = {"max_cost_usd": 1.0}
+        body = {"compute": {"pool": self.pool}, "recipe": {"epochs": epochs}, "budget": budget} | extra
         return self.client.fine_tuning.jobs.create(model=self.model, training_file=file_id, extra_body=body).id
 
     def job(self, job_id: str) -> Any:

@@ -31,12 +31,12 @@ REACHED: dict[str, Callable[[Platform, str], bool]] = {
 }
 
 
-# There is no training child before it starts and after it has handed over.
+# The training child is there from its start until it hands its work over.
 CASES = [
     (process, point)
     for process in PROCESSES
     for point in POINTS
-    if process != "training-child" or point not in ("queued", "finishing")
+    if process != "training-child" or point in ("first step", "after a checkpoint")
 ]
 
 

@@ -5,7 +5,8 @@ import json
 import openai
 import pytest
 
-from tests.e2e.platform import Platform, find_processes, until
+from gpu_workers.process_tree import identify, is_alive, list_descendants, read_command
+from tests.e2e.platform import Platform, until
 
 pytestmark = pytest.mark.e2e
 
@@ -112,28 +113,15 @@ def test_a_killed_trainer_costs_nothing_and_the_job_ends_once(platform: Platform
 
 
 def test_a_killed_engine_leaves_no_orphan_and_answers_again(platform: Platform, model: str):
-    launcher = platform.pid("vllm")
-    engines = list(find_processes("VLLM", platform.home) + find_processes("vllm", platform.home))
+    launcher = identify(platform.pid("vllm"))
+    titles = {process: read_command(process) for process in list_descendants(launcher.pid)}
+    for title in ("VLLM::EngineCore", "VLLM::Worker"):
+        assert any(each.startswith(title) for each in titles.values()), titles
 
     platform.kill("vllm")
 
-    until(lambda: not _alive([launcher, *engines]), 10, "engine processes are still there")
+    until(lambda: not any(map(is_alive, [launcher, *titles])), 10, "engine processes are still there")
     assert platform.wait_until_answers(model, 180)
-
-
-def _alive(pids: list[int]) -> list[int]:
-    from pathlib import Path
-
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists() and "Z" not in _state(pid)]
-
-
-def _state(pid: int) -> str:
-    from pathlib import Path
-
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "Z"
 
 
 def test_the_openapi_document_describes_the_public_api(platform: Platform):

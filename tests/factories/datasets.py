@@ -5,8 +5,10 @@ from typing import Any
 
 from apps.accounts.models import Organization
 from apps.core.clock import db_now
-from apps.datasets.models import DatasetVersion
-from apps.datasets.operations import create_version, validate_version
+from apps.datasets.intake import create_version
+from apps.datasets.models import DatasetVersion, Upload
+from apps.datasets.uploads import create_upload
+from apps.datasets.validating import validate_version
 
 
 def chat_row(question: str = "Where is my card?", answer: str = "card_arrival") -> dict[str, Any]:
@@ -31,3 +33,16 @@ def make_ready_version(organization: Organization, content: bytes | None = None,
     validated = validate_version(version_id=version.pk, now=db_now())
     assert validated is not None
     return validated
+
+
+def make_upload(organization: Organization, **fields: Any) -> Upload:
+    """An upload that has been announced; `is_planned=True` makes it a browser's."""
+    defaults: dict[str, Any] = {
+        "filename": "train.jsonl",
+        "purpose": "fine-tune",
+        "bytes": len(jsonl()),
+        "mime_type": "application/jsonl",
+        "by": "user_1",
+        "now": db_now(),
+    }
+    return create_upload(organization=organization, **(defaults | fields))

@@ -83,6 +83,7 @@ def make_training_file(organization: Organization, base_model: BaseModel, *, row
         bytes=stored.bytes,
         sha256=stored.sha256,
         rows=rows,
+        kind="chat",
         created_by="system",
     )
     DatasetVersion.objects.filter(pk=version.pk).update(status="validating")

@@ -65,6 +65,7 @@ def signed(reason: str, *methods: str, **what: Any) -> Url:
 JOB = {"job_id": "job"}
 ADAPTER = {"version_id": "adapter_version"}
 FILE = {"file_id": "dataset_version"}
+UPLOAD = {"upload_id": "upload"}
 
 URLS: dict[str, Url] = {
     # allauth
@@ -98,12 +99,20 @@ URLS: dict[str, Url] = {
     "web:organization_settings": page(get=P.VIEW, post=P.ORGANIZATION_MANAGE, data={"name": "New"}),
     "web:organization_create": person("GET", "POST", data={"name": "Another"}),
     "web:organization_switch": person("POST", refs={"organization": "organization"}),
+    "web:accuracy": public("figures over several organizations' runs, above a floor; tests/web/test_accuracy.py"),
     "web:theme": public("a cookie of the reader's own", "POST", data={"theme": "dark"}),
     # datasets and jobs
     "web:dataset_list": page(get=P.VIEW),
     "web:dataset_upload": page(get=P.DATASET_WRITE, post=P.DATASET_WRITE),
     "web:dataset_detail": page(get=P.VIEW, ids=FILE),
     "web:dataset_download": page(get=P.VIEW, ids=FILE),
+    "web:dataset_upload_create": page(post=P.DATASET_WRITE),
+    "web:dataset_upload_state": page(get=P.DATASET_WRITE, ids=UPLOAD),
+    "web:dataset_upload_sign": page(post=P.DATASET_WRITE, ids=UPLOAD),
+    "web:dataset_upload_complete": page(post=P.DATASET_WRITE, ids=UPLOAD),
+    "web:dataset_upload_cancel": page(post=P.DATASET_WRITE, ids=UPLOAD),
+    "web:dataset_columns": page(get=P.DATASET_WRITE, post=P.DATASET_WRITE, ids=FILE),
+    "web:dataset_repair": page(post=P.DATASET_WRITE, ids=FILE),
     "web:dataset_delete": page(get=P.DATASET_WRITE, post=P.DATASET_WRITE, ids=FILE),
     "web:job_list": page(get=P.VIEW),
     "web:job_detail": page(get=P.VIEW, ids=JOB),
@@ -151,7 +160,16 @@ URLS: dict[str, Url] = {
     "signed_object": signed("the signature in the address; tests/unit/core/test_object_store.py", "GET", "PUT"),
     "api_file_list": api(GET=P.VIEW, POST=P.DATASET_WRITE),
     "api_file_detail": api(GET=P.VIEW, DELETE=P.DATASET_WRITE, ids=FILE),
+    "api_file_columns": api(GET=P.VIEW, POST=P.DATASET_WRITE, ids=FILE, data={"mapping": {"format": "chat"}}),
+    "api_file_repair": api(POST=P.DATASET_WRITE, ids=FILE, data={"mode": "drop"}),
     "api_file_content": api(GET=P.VIEW, ids=FILE),
+    "api_upload_list": api(
+        POST=P.DATASET_WRITE,
+        data={"bytes": 10, "filename": "a.jsonl", "mime_type": "text/plain", "purpose": "fine-tune"},
+    ),
+    "api_upload_parts": api(POST=P.DATASET_WRITE, ids=UPLOAD),
+    "api_upload_complete": api(POST=P.DATASET_WRITE, ids=UPLOAD, data={"part_ids": []}),
+    "api_upload_cancel": api(POST=P.DATASET_WRITE, ids=UPLOAD),
     "api_model_list": api(GET=P.VIEW),
     "api_model_detail": api(GET=P.VIEW, DELETE=P.ADAPTER_DELETE, ids={"model": "model_name"}),
     "api_billing": api(GET=P.VIEW),
@@ -159,6 +177,9 @@ URLS: dict[str, Url] = {
     "staff:pool_list": staff("GET", "POST"),
     "staff:pool_detail": staff("GET", "POST", ids={"pool_id": "pool"}),
     "staff:pool_token": staff("POST", ids={"pool_id": "pool"}, data={"kind": "trainer"}),
+    "staff:pool_calibrations": staff("GET", ids={"pool_id": "pool"}),
+    "staff:calibration_use": staff("POST", ids={"pool_id": "pool"}, data={"number": ""}),
+    "staff:calibration_follow": staff("POST", ids={"pool_id": "pool"}),
     "staff:worker_cordon": staff("POST", ids={"worker_id": "worker"}),
     "staff:worker_uncordon": staff("POST", ids={"worker_id": "worker"}),
     "staff:worker_drain": staff("POST", ids={"worker_id": "worker"}),

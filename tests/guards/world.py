@@ -18,11 +18,12 @@ from apps.adapters.models import Adapter, AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.core.clock import db_now
 from apps.core.ids import new_id, ulid_of
+from apps.datasets.models import Upload, UploadPart
 from apps.finetuning.models import GpuPool, Worker
 from apps.serving.operations import deploy
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
 from tests.factories.catalog import make_base_model
-from tests.factories.datasets import make_ready_version, make_version
+from tests.factories.datasets import make_ready_version, make_upload, make_version
 from tests.factories.finetuning import give_credit, make_job, make_pool, make_worker
 
 
@@ -102,6 +103,11 @@ def _adapter_version(tenant: Tenant) -> AdapterVersion:
     )
 
 
+def _upload_part(tenant: Tenant) -> str:
+    upload = Upload.objects.get(pk=tenant.ids["upload"])
+    return UploadPart.objects.create(organization=tenant.organization, upload=upload, bytes=1).pk
+
+
 def _deployment(tenant: Tenant) -> str:
     version = AdapterVersion.objects.get(pk=tenant.ids["adapter_version"])
     return str(deploy(version=version, by="system").pk)
@@ -119,6 +125,8 @@ MAKERS: dict[str, Maker] = {
         make_ready_version(tenant.organization, filename=f"{tenant.canary}.jsonl", dataset_name=tenant.canary).pk
     ),
     "dataset": lambda tenant: make_version(tenant.organization, filename=f"{tenant.canary}-2.jsonl").dataset_id,
+    "upload": lambda tenant: make_upload(tenant.organization, filename=f"{tenant.canary}.jsonl").pk,
+    "upload_part": _upload_part,
     "job": lambda tenant: make_job(tenant.organization, tenant.installation.base_model, suffix=tenant.canary).pk,
     "adapter_version": lambda tenant: _adapter_version(tenant).pk,
     "adapter": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).adapter_id,

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 
 import pytest
+from allauth.account.models import EmailAddress
 from django.core import mail
 from django.test import Client
 
@@ -11,7 +12,7 @@ from apps.accounts.models import ApiKey, Invitation, Membership, Organization, U
 from apps.accounts.operations import IssuedKey, invite_member
 from apps.accounts.queries import find_key
 from apps.core.clock import db_now
-from apps.core.models import AuditEntry
+from apps.core.models import AuditEntry, OutboxMessage
 from apps.core.outbox import deliver_due
 from tests.factories.accounts import PASSWORD, make_member, make_organization, make_user
 
@@ -78,9 +79,19 @@ def test_a_password_is_reset_by_a_mailed_link_that_works_once(alice: User, clien
     assert "no longer works" in Client().get(link, follow=True).content.decode()
 
 
-def test_the_outbox_holds_no_reset_token(alice: User, client: Client) -> None:
-    from apps.core.models import OutboxMessage
+def test_an_address_is_confirmed_by_a_link_that_lies_in_no_table(db: None, client: Client) -> None:
+    sign_up(client)
+    payload = OutboxMessage.objects.get(topic="mail").payload
+    assert set(payload) == {"kind", "address_id"}
 
+    deliver_due()
+    link = re.search(r"http://testserver(/accounts/confirm-email/\S+)", mail.outbox[0].body)[1]
+    client.post(link)
+
+    assert EmailAddress.objects.get(email="dana@example.com").verified
+
+
+def test_the_outbox_holds_no_reset_token(alice: User, client: Client) -> None:
     client.post("/accounts/password/reset/", {"email": alice.email})
 
     assert set(OutboxMessage.objects.get().payload) == {"kind", "user_id", "email"}

@@ -1,18 +1,24 @@
 """The dataset pages, without script: what each kind of reader sees and may do."""
 
+import json
 import re
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.urls import reverse
 
+from apps.contracts.split import Split
 from apps.core.clock import db_now
 from apps.core.models import AuditEntry, OutboxMessage
+from apps.core.object_store import store
 from apps.datasets import operations
+from apps.datasets.inspecting import find_inspection, held_out_rows
 from apps.datasets.models import DatasetVersion
+from apps.datasets.tasks import inspect
+from apps.datasets.validating import validate_version
 from apps.finetuning.quotas import set_quota
 from tests.factories.catalog import make_base_model
-from tests.factories.datasets import jsonl, make_ready_version, make_version
+from tests.factories.datasets import chat_row, jsonl, make_ready_version, make_version
 
 pytestmark = pytest.mark.django_db
 HTMX = {"HX-Request": "true"}
@@ -144,7 +150,7 @@ def test_a_bad_file_lists_its_errors_with_lines_and_fixes(organization, alice, c
     body = client_for(alice).get(page_of(version)).content.decode()
 
     assert "Line 13: `messages[0]` has the role `robot`." in body
-    assert "Use system, developer, user or assistant." in body
+    assert "Use system, developer, user, assistant or tool." in body
     assert "line=13" in body
     shown = client_for(alice).get(page_of(version, line=13)).content.decode()
     assert "&lt;b&gt;x&lt;/b&gt;" in shown and "<b>x</b>" not in shown
@@ -187,7 +193,22 @@ def test_a_page_works_before_any_model_is_installed(organization, alice, client_
 
 
 @pytest.mark.parametrize(
-    "query", ["line=0", "line=99999999999", "line=x", "first=-1", "view=<b>", "model=nope", "line=500"]
+    "query",
+    [
+        "line=0",
+        "line=99999999999",
+        "line=x",
+        "first=-1",
+        "view=<b>",
+        "model=nope",
+        "line=500",
+        "limit=7",
+        "share=99",
+        "share=5&seed=x",
+        "find=<b>",
+        "find=over&first=9",
+        "find=held_out",
+    ],
 )
 def test_no_query_breaks_the_page(version, alice, client_for, query: str) -> None:
     assert client_for(alice).get(f"{page_of(version)}{query}").status_code == 200
@@ -207,3 +228,148 @@ def test_deleting_asks_for_the_name(version, alice, client_for) -> None:
     assert response.status_code == 422
     version.refresh_from_db()
     assert version.status == "ready"
+
+
+TABLE = b"utterance,label\n" + b"Hi,greeting\n" * 12
+CHOICE = {"format": "prompt_completion", "for": "prompt_completion", "column.prompt": "utterance"}
+
+
+def test_columns_are_chosen_with_a_preview(organization, alice, client_for) -> None:
+    version = make_ready_version(organization, TABLE, filename="a.csv")
+    client, url = client_for(alice), reverse("web:dataset_columns", args=[version.pk])
+
+    assert "Choose columns" in client.get(page_of(version)).content.decode()
+    shown = client.get(url).content.decode()
+    incomplete = client.post(url, CHOICE)
+    preview = client.post(url, CHOICE | {"column.completion": "label", "action": "preview"})
+    chosen = client.post(url, CHOICE | {"column.completion": "label"})
+
+    assert "utterance" in shown and "Prompt and completion" in shown
+    assert incomplete.status_code == 422 and "completion" in incomplete.content.decode()
+    assert preview.status_code == 200 and "&quot;content&quot;:&quot;greeting&quot;" in preview.content.decode()
+    assert chosen.status_code == 302 and chosen["Location"] == reverse("web:dataset_detail", args=[version.pk])
+    version.refresh_from_db()
+    assert (version.status, version.given_mapping["columns"]["completion"]) == ("uploaded", "label")
+
+
+@pytest.mark.parametrize("format", ["", "sharegpt", "nonsense", "text"])
+def test_every_format_can_be_looked_at(version, alice, client_for, format: str) -> None:
+    response = client_for(alice).get(reverse("web:dataset_columns", args=[version.pk]), {"format": format})
+
+    assert response.status_code == 200
+
+
+def test_bad_rows_are_dropped_with_one_click(organization, alice, client_for) -> None:
+    make_base_model()
+    version = make_ready_version(organization, jsonl() + b"{broken\n")
+    client = client_for(alice)
+    assert "Drop bad rows" in client.get(page_of(version)).content.decode()
+
+    response = client.post(reverse("web:dataset_repair", args=[version.pk]), {"mode": "drop"})
+    made = DatasetVersion.objects.get(derived_from=version)
+    validate_version(version_id=made.pk, now=db_now())
+
+    assert response["Location"] == reverse("web:dataset_detail", args=[made.pk])
+    body = client.get(page_of(made)).content.decode()
+    assert "Repaired from" in body and "1 left out" in body
+
+
+def test_a_browser_upload_is_planned_signed_and_completed(organization, alice, client_for) -> None:
+    client = client_for(alice)
+    ask = {"filename": "big.jsonl", "bytes": len(jsonl()), "name": "Big"}
+
+    plan = client.post(reverse("web:dataset_upload_create"), ask, content_type="application/json").json()
+    base = [plan["id"]]
+    sign = reverse("web:dataset_upload_sign", args=base)
+    urls = client.post(sign, {"numbers": [1]}, content_type="application/json").json()["urls"]
+    early = client.post(reverse("web:dataset_upload_complete", args=base))
+    store().put_stream(urls["1"].split("/objects/")[1].split("?")[0], [jsonl()])
+    state = client.get(reverse("web:dataset_upload_state", args=base)).json()
+    done = client.post(reverse("web:dataset_upload_complete", args=base)).json()
+
+    assert (plan["parts"], plan["present"], state["present"]) == (1, [], [1])
+    assert early.status_code == 400 and "missing" in early.json()["error"]["message"]
+    assert done["url"] == reverse("web:dataset_detail", args=[DatasetVersion.objects.get().pk])
+    assert DatasetVersion.objects.get().dataset.name == "Big"
+    closed = client.post(reverse("web:dataset_upload_cancel", args=base))
+    assert (closed.status_code, closed.json()["error"]["code"]) == (400, "upload_closed")
+    wrong = client.post(reverse("web:dataset_upload_create"), {"bytes": "x"}, content_type="application/json")
+    assert wrong.status_code == 400
+
+
+# --- limit, split and findings ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def looked_at(organization) -> DatasetVersion:
+    """Fourteen rows: a copy, a near copy, an e-mail address, a row too long for 256 tokens."""
+    make_base_model()
+    long = "My card has not arrived although you said last week that it would be here by monday morning"
+    rows = [chat_row(f"Where is card {n}?") for n in range(10)]
+    rows += [chat_row(long), chat_row(long.upper()), chat_row(long + " at nine"), chat_row("word " * 400)]
+    rows[3] = chat_row("Write to mira@example.com about it, please.")
+    version = make_ready_version(organization, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    inspect(version.pk)
+    return version
+
+
+def test_findings_are_listed_and_lead_to_their_rows(looked_at, alice, client_for) -> None:
+    body = client_for(alice).get(page_of(looked_at, limit=256)).content.decode()
+
+    assert "1 row repeats an earlier row" in body
+    assert "1 row is nearly the same as an earlier one" in body
+    assert "1 row seems to hold an e-mail address" in body
+    assert "1 row over 256 tokens will be cut" in body
+    assert "1 row of these trains nothing and is left out" in body
+    for code, line in (("exact_copy", 12), ("near_copy", 13), ("personal_email", 4), ("over", 14), ("untrained", 14)):
+        shown = client_for(alice).get(page_of(looked_at, limit=256, find=code)).content.decode()
+        assert re.findall(r'<span class="n">(\d+)</span>', shown) == [str(line)], code
+
+
+def test_what_lies_beyond_the_limit_is_struck_out_and_not_trained(looked_at, alice, client_for) -> None:
+    short = client_for(alice).get(page_of(looked_at, limit=256, line=14)).content.decode()
+    whole = client_for(alice).get(page_of(looked_at, line=14)).content.decode()
+
+    assert '<s class="beyond">' in short and "0 trained" in short and "nothing trained" in short
+    assert '<s class="beyond">' not in whole and "<mark>card_arrival" in whole
+
+
+def test_the_split_of_a_share_and_seed_is_shown(looked_at, alice, client_for) -> None:
+    body = client_for(alice).get(page_of(looked_at, share=20, seed=7)).content.decode()
+
+    inspection = find_inspection(version=looked_at)
+    assert inspection is not None
+    held = held_out_rows(inspection=inspection, split=Split(0.2, 7))
+    assert f"{held.count(False)} train, {sum(held)} held out" in body
+    assert body.count(">held out</span>") == sum(held)
+    assert "&amp;validation_share=0.2&amp;seed=7" in body
+    listed = client_for(alice).get(page_of(looked_at, share=20, seed=7, find="held_out")).content.decode()
+    lines = [int(line) for line in re.findall(r'<span class="n">(\d+)</span>', listed)]
+    assert lines == [at for at, is_held in enumerate(held, 1) if is_held]
+
+
+def test_a_file_nobody_looked_through_yet_is_looked_through_by_a_task(version, alice, client_for) -> None:
+    body = client_for(alice).get(page_of(version)).content.decode()
+
+    assert "being looked through" in body and 'hx-trigger="every 2s"' in body
+    assert OutboxMessage.objects.filter(topic="dataset.inspect").count() == 1
+
+
+@pytest.mark.parametrize("kind", ["preference", "text"])
+def test_rows_of_other_kinds_are_shown_as_they_are_trained(organization, alice, client_for, kind: str) -> None:
+    make_base_model()
+    pair = {
+        "input": {"messages": [{"role": "user", "content": "Where is it?"}]},
+        "preferred_output": [{"role": "assistant", "content": "On its way."}],
+        "non_preferred_output": [{"role": "assistant", "content": "No idea."}],
+    }
+    row = pair if kind == "preference" else {"text": "Once upon a time."}
+    version = make_ready_version(organization, (json.dumps(row).encode() + b"\n") * 12)
+
+    body = client_for(alice).get(page_of(version)).content.decode()
+
+    if kind == "preference":
+        assert "<b>preferred</b>" in body and "<b>not preferred</b>" in body
+        assert "<mark>On its way." in body and "<mark>No idea." in body
+    else:
+        assert "<b>text</b>" in body and "<mark>Once upon a time." in body

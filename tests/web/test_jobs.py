@@ -8,6 +8,8 @@ import pytest
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.tenancy import tenant
+from apps.finetuning.models import JobEvent
+from apps.web.jobs import _thinned
 from apps.web.live import follow_job
 from tests.factories.finetuning import Floor
 from tests.unit.finetuning.conftest import claim, reload  # noqa: F401 - fixtures
@@ -73,6 +75,30 @@ def test_the_page_shows_what_a_running_job_has_done(floor, client_for, alice, cl
     assert "2.250" in page
     assert "Checkpoint saved at step 2" in page
     assert (curves["x"], curves["series"]["train_loss"], curves["checkpoints"]) == ([1, 2], [3.5, 2.25], [2])
+
+
+def test_a_long_job_is_thinned_where_it_is_stored(floor, organization, client_for, alice, claim):  # noqa: F811
+    job = floor.job()
+    claim().start()
+    JobEvent.objects.bulk_create(
+        JobEvent(
+            id=f"ftevent-long-{step}", organization=organization, job=job, sequence=1_000 + step, type="metrics",
+            message=f"Step {step}", data={"step": step, "train_loss": 9 - step / 2_000} | (
+                {"train_loss": None, "valid_loss": abs(step - 9_000) / 1_000 + 0.125} if step % 10 == 0 else {}
+            ),
+        )
+        for step in range(5, 12_001, 5)
+    )  # fmt: skip
+
+    assert 400 < len(_thinned(job)) <= 1_002
+    curves = client_for(alice).get(f"/jobs/{job.pk}/chart").json()
+    context = client_for(alice).get(f"/jobs/{job.pk}").context
+
+    assert (curves["x"][0], curves["x"][-1]) == (5, 12_000)
+    assert len([loss for loss in curves["series"]["valid_loss"] if loss is not None]) >= 300
+    assert (context["first_loss"], context["loss"]) == (9 - 5 / 2_000, 9 - 11_995 / 2_000)
+    assert (context["best"]["step"], context["best"]["valid_loss"]) == (9_000, 0.125)
+    assert [data["step"] for data in context["evaluations"]] == list(range(11_010, 12_001, 10))
 
 
 def test_htmx_gets_only_the_part_that_changes(floor, client_for, alice):

@@ -4,7 +4,7 @@ import pytest
 
 from apps.billing.queries import get_balance
 from apps.catalog.queries import active_price
-from apps.core.models import AuditEntry
+from apps.core.models import AuditEntry, OutboxMessage
 from apps.finetuning.models import GpuPool, Worker, WorkerToken
 from apps.finetuning.quotas import get_quota
 from tests.factories.finetuning import Floor
@@ -30,6 +30,16 @@ def test_pages_are_for_operators_only(page, floor, client_for, olga, alice, bob)
     assert client_for(alice).get(f"/staff/{page}").status_code == 403
     assert client_for(bob).get(f"/staff/{page}").status_code == 403
     assert client_for(None).get(f"/staff/{page}").status_code == 302
+
+
+def test_an_effect_that_keeps_failing_is_shown_to_operators(console):
+    OutboxMessage.objects.create(topic="mail", key="mail_1", attempts=3, last_error="OSError: early")
+    OutboxMessage.objects.create(topic="mail", key="mail_2", attempts=9, last_error="OSError: refused")
+
+    page = console.get("/staff/pools").content.decode()
+
+    assert "mail_2" in page and "OSError: refused" in page
+    assert "mail_1" not in page
 
 
 def test_a_pool_is_created_priced_and_shown(console, floor):

@@ -70,6 +70,7 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "allauth.account.middleware.AccountMiddleware",
+    "apps.core.http.RefuseNulMiddleware",
 ]
 
 ROOT_URLCONF = "apps.config.urls"
@@ -151,6 +152,8 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "accounts.membership": "read",
         "adapters": "read",
         "serving": "read",
+        "serving.deployment": "write",  # a request for an adapter is noted, so that the replicas keep it
+        "serving.replica": "write",
         "catalog": "read",
         "billing": "write",
         "core.outboxmessage": "add",
@@ -198,6 +201,21 @@ CSRF_FAILURE_VIEW = "apps.core.http.csrf_failure"
 X_FRAME_OPTIONS = "DENY"
 SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
+
+
+def _store_origins(url: str) -> list[str]:
+    """Return where browsers reach an S3 store; a directory store answers at our own origin."""
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query))
+    if parts.scheme != "s3":
+        return []
+    endpoint = query.get("public_endpoint") or query.get("endpoint")
+    if endpoint:
+        return ["{0.scheme}://{0.netloc}".format(urlsplit(endpoint))]
+    region = query.get("region", "us-east-1")
+    return [f"https://{parts.netloc}.s3.amazonaws.com", f"https://{parts.netloc}.s3.{region}.amazonaws.com"]
+
+
 CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {
         "default-src": ["'none'"],
@@ -205,7 +223,8 @@ CONTENT_SECURITY_POLICY = {
         "style-src": ["'self'"],
         "img-src": ["'self'", "data:"],
         "font-src": ["'self'"],
-        "connect-src": ["'self'"],
+        # A browser sends the parts of an upload straight to a store that is not this origin.
+        "connect-src": ["'self'", *_store_origins(OBJECT_STORE)],
         "manifest-src": ["'self'"],
         "form-action": ["'self'"],
         "frame-ancestors": ["'none'"],
@@ -271,6 +290,7 @@ OUTBOX_HANDLERS = {
     "mail": "apps.accounts.mail.send",
     "dataset.validate": "apps.datasets.tasks.request_validation",
     "dataset.count": "apps.datasets.tasks.request_count",
+    "dataset.inspect": "apps.datasets.tasks.request_inspection",
     "train.wake": "apps.finetuning.tasks.ring_doorbell",
     "job.admit": "apps.finetuning.tasks.admit",
     "adapter.published": "apps.serving.tasks.deploy",

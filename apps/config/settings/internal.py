@@ -10,4 +10,5 @@ ALLOWED_HOSTS = ["*"]  # a private listener; workers reach it under whatever nam
 MIDDLEWARE = [
     "apps.core.http.RequestIdMiddleware",
     "django.middleware.common.CommonMiddleware",
+    "apps.core.http.RefuseNulMiddleware",
 ]

@@ -58,6 +58,7 @@ STATUSES: dict[str, Status] = {
     "loaded": Status("Serving", "ok", "check"),
     "serving": Status("Serving", "ok", "check"),
     "waiting": Status("Waiting to load", "", "clock"),
+    "cold": Status("Cold", "", "power"),
     "off": Status("Not serving", "line", "power"),
     "unloading": Status("Unloading", "warn", "power"),
     "active": Status("Active", "ok", "check"),
@@ -150,6 +151,16 @@ def percent(share: float | None, decimals: int = 0) -> str:
     if share < 1 and value == 100:
         return f">{100 - step:.{decimals}f}%"
     return f"{value:.{decimals}f}%"
+
+
+@register.filter
+def signed_percent(share: float | None, decimals: int = 0) -> str:
+    """Write a difference as a share with its sign: +3.1%, −12.0%, 0.0%."""
+    if share is None:
+        return NONE
+    value = round(share * 100, decimals)
+    sign = "+" if value > 0 else MINUS if value < 0 else ""
+    return f"{sign}{abs(value):.{decimals}f}%"
 
 
 @register.filter

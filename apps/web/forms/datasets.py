@@ -4,7 +4,7 @@ from django import forms
 
 
 class UploadForm(forms.Form):
-    """One JSONL file; without a name the file's own is taken, and a name again makes its next version."""
+    """One file; without a name the file's own is taken, and a name again makes its next version."""
 
     name = forms.CharField(
         required=False,
@@ -13,4 +13,4 @@ class UploadForm(forms.Form):
         help_text="Left empty: the file's name. The same name again adds a version.",
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
     )
-    file = forms.FileField(label="JSONL file", allow_empty_file=True, max_length=1000)
+    file = forms.FileField(label="File", allow_empty_file=True, max_length=1000)

@@ -1,5 +1,6 @@
 """Forms of the new fine-tune wizard."""
 
+import datetime
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -8,13 +9,17 @@ from django import forms
 
 from apps.catalog.models import BaseModel
 from apps.contracts.runs import Hyperparameters, Method, Objective
+from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.money import usd_to_nano
 from apps.finetuning import recipes
 from apps.finetuning.limits import Limits, get_limits
 from apps.finetuning.operations import SUFFIX
 
-RECIPE_FIELDS = ("epochs", "learning_rate", "batch_size", "max_length", "lora_rank", "lora_alpha")
+RECIPE_FIELDS = (
+    "epochs", "learning_rate", "batch_size", "max_length", "lora_rank", "lora_alpha", "validation_share", "seed",
+)  # fmt: skip
+METHOD_NAMES = {Method.LORA: "LoRA", Method.QLORA: "QLoRA", Method.FULL: "Full"}
 _NUMBER = {"inputmode": "numeric", "autocomplete": "off"}
 _DECIMAL = {"step": "any", "inputmode": "decimal", "autocomplete": "off"}
 
@@ -26,7 +31,7 @@ class RecipeForm(forms.Form):
     differ from the choice.
     """
 
-    method = forms.ChoiceField(choices=[(method.value, method.value) for method in Method])
+    method = forms.ChoiceField(label="Method", choices=[(method.value, name) for method, name in METHOD_NAMES.items()])
     epochs = forms.IntegerField(
         label="Epochs",
         help_text="How often each row is seen.",
@@ -54,6 +59,16 @@ class RecipeForm(forms.Form):
     lora_alpha = forms.IntegerField(
         label="Alpha",
         help_text="Strength of the adapter; often twice the rank.",
+        widget=forms.NumberInput(attrs=_NUMBER),
+    )
+    validation_share = forms.FloatField(
+        label="Held out",
+        help_text="Share of the rows kept for validation, 0 to 0.5; equal rows stay together.",
+        widget=forms.NumberInput(attrs=_DECIMAL),
+    )
+    seed = forms.IntegerField(
+        label="Seed",
+        help_text="Decides which rows are held out and their order.",
         widget=forms.NumberInput(attrs=_NUMBER),
     )
     suffix = forms.RegexField(
@@ -107,7 +122,7 @@ class RecipeForm(forms.Form):
 
 
 class CapForm(forms.Form):
-    """The most a run may cost; empty takes the suggested cap."""
+    """The most a run may cost; empty means the suggested cap."""
 
     cap = forms.DecimalField(
         required=False,
@@ -117,6 +132,9 @@ class CapForm(forms.Form):
         widget=forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off", "class": "num"}),
     )
 
+    def __init__(self, given: Mapping[str, str]) -> None:
+        super().__init__({name: given[name] for name in self.base_fields if given.get(name)})
+
     def clean_cap(self) -> Any:
         cap = self.cleaned_data["cap"]
         if cap is not None and cap <= 0:
@@ -125,9 +143,43 @@ class CapForm(forms.Form):
 
     @property
     def cap_nano(self) -> int | None:
-        """Return the cap a valid form carries, None when it was left empty."""
+        """Return the cap of a form that was checked, None when it was left empty or is wrong."""
         cap = self.cleaned_data.get("cap")
         return None if cap is None else usd_to_nano(cap)
+
+
+class ComputeForm(CapForm):
+    """When the adapter is needed, and the most a run may cost; empty means any time, and the suggested cap."""
+
+    needed_by = forms.CharField(
+        required=False,
+        label="Needed by",
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local", "autocomplete": "off", "data-utc": ""}),
+    )
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        moment = given.get("needed_by", "").removesuffix("Z")  # as the control wants it
+        super().__init__({"cap": given.get("cap", ""), "needed_by": moment})
+
+    def clean_needed_by(self) -> datetime.datetime | None:
+        """Read a moment without a zone as UTC: the page's script sends nothing else."""
+        text = self.cleaned_data["needed_by"]
+        if not text:
+            return None
+        try:
+            moment = datetime.datetime.fromisoformat(text)
+        except ValueError as error:
+            raise forms.ValidationError("Enter a date and a time.") from error
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+        if moment <= db_now():
+            raise forms.ValidationError("This moment has passed.")
+        return moment
+
+    @property
+    def deadline(self) -> datetime.datetime | None:
+        """Return the deadline of a form that was checked, None when there is none or it is wrong."""
+        moment: datetime.datetime | None = self.cleaned_data.get("needed_by")
+        return moment
 
 
 def _written(value: Any) -> str:

@@ -195,7 +195,7 @@ def make_adapter(organization: Organization, base_model: BaseModel) -> AdapterVe
         organization=organization,
         adapter=Adapter.objects.create(organization=organization, name="bot", base_model=base_model),
         number=1,
-        model_name=f"ft:{base_model.name}:{organization.slug}:bot:{ulid[:8]}",
+        model_name=f"ft:{base_model.name}:{organization.slug}:bot:{ulid[-8:]}",
         lora_name=f"a-{ulid}",
         source="run_test",
         object_prefix="nowhere",

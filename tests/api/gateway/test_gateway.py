@@ -21,7 +21,8 @@ from apps.core.clock import db_now
 from apps.core.money import rated
 from apps.finetuning.quotas import set_quota
 from apps.gateway.routes import LONGEST_LOAD_SECONDS, REFRESH_SECONDS
-from apps.serving.models import LoadedAdapter
+from apps.serving.models import Deployment, LoadedAdapter
+from apps.serving.operations import desired_state
 from tests.api.gateway.process import (
     BASE_MODEL,
     INPUT_NANO,
@@ -397,6 +398,30 @@ def test_a_request_waits_for_an_adapter_that_is_being_loaded(gateway, world):
 
         assert answer.result().status_code == 200, answer.result().text
     assert was_waiting
+
+
+def test_a_request_for_a_cold_adapter_asks_for_it_back_and_waits(gateway, world, engine):
+    base_model = make_served_model("crowded", engine.url)
+    base_model.replicas.update(capacity=1)
+    version, held = (make_adapter(world.acme.organization, base_model) for _ in range(2))
+    LoadedAdapter.objects.filter(adapter_version=version).delete()
+    Deployment.objects.filter(adapter_version=version).update(created_at="2000-01-01T00:00Z")
+    replica = base_model.replicas.get()
+    http = gateway.http(world.acme.key)
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(http.post, "/v1/chat/completions", json={"model": version.model_name, "messages": HI})
+        wait_until(
+            lambda: [a.version_id for a in desired_state(replica=replica).adapters] == [version.pk], "not asked back"
+        )
+        LoadedAdapter.objects.filter(adapter_version=held).delete()
+        LoadedAdapter.objects.create(
+            organization=world.acme.organization, replica=replica, adapter_version=version, state="loaded"
+        )
+
+        assert answer.result().status_code == 200, answer.result().text
+    replica.refresh_from_db()
+    assert replica.generation > 0
 
 
 def test_an_adapter_that_no_replica_could_load_is_not_waited_for(gateway, world):

@@ -43,6 +43,11 @@ def make_rows(count: int, *, seed: int = 0) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
+def unlike(rows: bytes) -> bytes:
+    """The same rows in other words, so that none of them is in the training file."""
+    return rows.replace(b"My ", b"Our ").replace(b"The card", b"A card")
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"

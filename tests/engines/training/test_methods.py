@@ -16,7 +16,7 @@ from gpu_workers.train import callbacks
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.rows import encode_pairs, encode_text
 from tests.engines.training.attempts import SMALL, attempt, make_pairs, make_texts
-from tests.engines.training.conftest import DEMO, make_rows
+from tests.engines.training.conftest import DEMO, make_rows, unlike
 
 ROWS = make_rows(32)
 
@@ -67,7 +67,7 @@ def test_full_training_delivers_a_whole_model(tiny_model, tmp_path):
 def test_running_text_is_trained_to_its_last_token(tiny_model, tmp_path):
     (tmp_path / "texts.jsonl").write_bytes(make_texts(2))
 
-    rows = encode_text(tmp_path / "texts.jsonl", tiny_model, max_length=16)
+    rows = encode_text(tmp_path / "texts.jsonl", ChatRenderer.from_folder(tiny_model), max_length=16)
     recipe = recipe_of(objective=Objective.TEXT, epochs=8, learning_rate=2e-2)
     tried = attempt(tmp_path / "run", tiny_model, make_texts(16), recipe=recipe)
 
@@ -84,7 +84,7 @@ def test_running_text_is_trained_to_its_last_token(tiny_model, tmp_path):
 def test_preferences_are_learned(tiny_model, tmp_path):
     recipe = recipe_of(objective=Objective.DPO, gradient_accumulation_steps=2)
 
-    tried = attempt(tmp_path, tiny_model, make_pairs(32), recipe=recipe, validation=make_pairs(8))
+    tried = attempt(tmp_path, tiny_model, make_pairs(32), recipe=recipe, validation=unlike(make_pairs(8)))
 
     steps, evaluations = tried.of(StepCompleted), tried.of(EvaluationCompleted)
     assert steps[0].train_loss == pytest.approx(0.6931, abs=1e-3)  # ln 2: nothing is preferred yet

@@ -23,7 +23,7 @@ from gpu_workers.train.graders import grade, rouge_l
 from gpu_workers.train.intervals import compare_ratio, compare_scores, wilson
 from gpu_workers.train.merge import NotMergeable, merge_adapter
 from gpu_workers.train.publish import publish
-from tests.engines.training.conftest import RECIPE, make_rows
+from tests.engines.training.conftest import RECIPE, make_rows, unlike
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def published(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     """An adapter of random weights, published with a merged model and JSON rows held out."""
     work_dir = tmp_path_factory.mktemp("work")
     (work_dir / "train.jsonl").write_bytes(make_rows(20))
-    (work_dir / "validation.jsonl").write_bytes(make_rows(12, seed=1))
+    (work_dir / "validation.jsonl").write_bytes(unlike(make_rows(12, seed=1)))
     file = DatasetRef(id="ds", sha256="", bytes=1, rows=12, url="")
     spec = RunSpec(
         run_id="run_1",
@@ -238,8 +238,8 @@ def make_texts(count: int) -> bytes:
     ],
 )
 def test_preferences_and_running_text_are_compared_too(objective, rows, measures, tiny_model, tmp_path):
-    for name in ("train.jsonl", "validation.jsonl"):
-        (tmp_path / name).write_bytes(rows)
+    (tmp_path / "train.jsonl").write_bytes(rows)
+    (tmp_path / "validation.jsonl").write_bytes(unlike(rows))
     file = DatasetRef(id="ds", sha256="", bytes=1, rows=8, url="")
     spec = RunSpec(
         run_id="run_1",
@@ -263,7 +263,7 @@ def test_preferences_and_running_text_are_compared_too(objective, rows, measures
 
 def test_a_whole_model_is_compared_and_delivered_without_a_probe(tiny_model, tmp_path):
     (tmp_path / "train.jsonl").write_bytes(make_rows(8))
-    (tmp_path / "validation.jsonl").write_bytes(make_rows(8, seed=1))
+    (tmp_path / "validation.jsonl").write_bytes(unlike(make_rows(8, seed=1)))
     file = DatasetRef(id="ds", sha256="", bytes=1, rows=8, url="")
     spec = RunSpec(
         run_id="run_1",
@@ -299,7 +299,7 @@ def test_a_trained_run_delivers_report_probe_and_merged_model(plane, tiny_model,
         make_rows(120),
         base_model=tiny_model,
         hyperparameters=msgspec.structs.replace(RECIPE, epochs=6),
-        validation=make_rows(30, seed=1),
+        validation=unlike(make_rows(30, seed=1)),
     )
     plane.queue[-1] = msgspec.structs.replace(spec, exports=(MERGED_EXPORT,))
 

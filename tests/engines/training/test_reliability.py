@@ -17,7 +17,7 @@ from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.rehearsal import checkpoint_interval_seconds
 from gpu_workers.train.sft import Trainer
 from tests.engines.training.attempts import SMALL, attempt, make_pairs, make_run_spec
-from tests.engines.training.conftest import make_rows
+from tests.engines.training.conftest import make_rows, unlike
 
 ROWS = make_rows(32)
 STEPS = 32 // SMALL.batch_size * SMALL.epochs
@@ -50,7 +50,7 @@ def test_a_run_interrupted_at_random_steps_ends_with_identical_weights(tiny_mode
         recipe = msgspec.structs.replace(SMALL, method=Method.FULL, learning_rate=1e-3)
     if kind == "dpo":
         recipe, rows = msgspec.structs.replace(SMALL, objective="dpo"), make_pairs(32)
-    validation = rows if kind != "full" else None
+    validation = unlike(rows) if kind != "full" else None
     whole = attempt(tmp_path / "whole", tiny_model, rows, recipe=recipe, validation=validation)
 
     resume = None
@@ -79,11 +79,11 @@ def test_a_run_interrupted_at_random_steps_ends_with_identical_weights(tiny_mode
 
 
 def test_a_rehearsal_leaves_no_trace(tiny_model, tmp_path, monkeypatch):
-    rehearsed = attempt(tmp_path / "rehearsed", tiny_model, ROWS, validation=ROWS)
+    rehearsed = attempt(tmp_path / "rehearsed", tiny_model, ROWS, validation=unlike(ROWS))
     unrehearsed_result = rehearsal.Rehearsal(seconds=0.0, save_seconds=0.0)
     monkeypatch.setattr("gpu_workers.train.running.rehearse", lambda trainer, validation: unrehearsed_result)
 
-    plain = attempt(tmp_path / "plain", tiny_model, ROWS, validation=ROWS)
+    plain = attempt(tmp_path / "plain", tiny_model, ROWS, validation=unlike(ROWS))
 
     assert not (tmp_path / "rehearsed" / "rehearsal").exists()
     assert all(torch.equal(tensor, plain.tensors()[name]) for name, tensor in rehearsed.tensors().items())

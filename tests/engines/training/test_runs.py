@@ -74,6 +74,9 @@ def test_a_run_learns_its_rows_and_delivers_an_adapter(plane, tiny_model, make_a
     assert (started.total_steps, started.start_step, started.rows) == (STEPS, 0, 240)
     assert outcome.step == steps[-1].step == STEPS
     assert outcome.trained_tokens == steps[-1].trained_tokens == started.trained_tokens_per_epoch * RECIPE.epochs
+    assert outcome.tokens > outcome.trained_tokens, "prompts count, padding does not"
+    assert outcome.tokens % RECIPE.epochs == 0
+    assert outcome.peak_memory_bytes > 10**8
     assert steps[-1].train_loss < steps[0].train_loss
     assert steps[-1].train_mean_token_accuracy > 0.5 > steps[0].train_mean_token_accuracy
     assert len(evaluations) == RECIPE.epochs

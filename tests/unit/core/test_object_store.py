@@ -136,6 +136,33 @@ class TestEveryStore:
         with pytest.raises(ObjectMissing):
             store.stat(KEY)
 
+    @pytest.mark.parametrize("first_bytes", [7, 6 * 1024 * 1024])
+    def test_objects_are_composed_in_the_order_given(self, store: ObjectStore, first_bytes: int) -> None:
+        parts = [object_key("org_01", "datasets", "up", name) for name in ("b", "a")]
+        store.put_stream(parts[0], [b"1" * first_bytes])
+        store.put_stream(parts[1], [b"2" * 9])
+        seen = bytearray()
+
+        stored = store.compose(KEY, parts, on_chunk=seen.extend)
+
+        whole = b"1" * first_bytes + b"2" * 9
+        with store.open_stream(KEY) as stream:
+            assert stream.read() == whole == seen
+        assert stored.sha256 == hashlib.sha256(whole).hexdigest()
+        listed = dict(store.list_objects("org/org_01/datasets"))
+        assert {key: info.bytes for key, info in listed.items()} == {
+            KEY: first_bytes + 9,
+            parts[0]: first_bytes,
+            parts[1]: 9,
+        }
+
+    def test_composing_a_missing_part_leaves_nothing(self, store: ObjectStore) -> None:
+        with pytest.raises(ObjectMissing):
+            store.compose(KEY, [object_key("org_01", "datasets", "up", "gone")])
+
+        with pytest.raises(ObjectMissing):
+            store.stat(KEY)
+
     def test_deleting_a_prefix_spares_its_neighbours(self, store: ObjectStore) -> None:
         neighbour = object_key("org_01", "datasets", "file-010", "data.jsonl")
         store.put_stream(KEY, [b"one"])

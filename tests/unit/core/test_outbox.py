@@ -85,11 +85,30 @@ def test_the_wait_doubles_up_to_an_hour() -> None:
     assert waits[-1] == 3600
 
 
-def test_after_its_last_attempt_a_message_rests() -> None:
+def test_a_message_is_never_given_up_and_shows_as_stuck(caplog: pytest.LogCaptureFixture) -> None:
     publish("bad", fails=True)
-    OutboxMessage.objects.update(attempts=outbox.MAX_ATTEMPTS)
+    OutboxMessage.objects.update(attempts=20_000)
 
-    assert outbox.deliver_due() == 0
+    outbox.deliver_due()
+
+    message = OutboxMessage.objects.get()
+    assert message.attempts == 20_001
+    assert message.next_attempt_at - db_now() < datetime.timedelta(hours=1, minutes=1)
+    assert outbox.list_stuck() == [message]
+    assert f"outbox message {message.pk} (test) failed" in caplog.text
+    assert "division by zero" not in caplog.text
+
+
+def test_what_was_sent_long_ago_is_pruned() -> None:
+    for key in ("old", "new"):
+        publish(key)
+    publish("bad", fails=True)
+    outbox.deliver_due()
+    OutboxMessage.objects.filter(key="old").update(sent_at=db_now() - datetime.timedelta(days=8))
+    OutboxMessage.objects.filter(key="bad").update(created_at=db_now() - datetime.timedelta(days=800))
+
+    assert outbox.prune(now=db_now()) == 1
+    assert set(OutboxMessage.objects.values_list("key", flat=True)) == {"new", "bad"}
 
 
 def test_an_unknown_topic_is_refused_at_once() -> None:

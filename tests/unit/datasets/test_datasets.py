@@ -13,21 +13,11 @@ from apps.core.errors import DomainError, InvalidState, InvalidValue
 from apps.core.models import AuditEntry, OutboxMessage
 from apps.core.object_store import DirectoryStore, ObjectMissing, store
 from apps.core.tenancy import tenant
-from apps.datasets import operations
+from apps.datasets import intake, operations, validating
 from apps.datasets.counting import histogram_of
+from apps.datasets.intake import FileTooLarge, StorageFull, clean_name
 from apps.datasets.models import Dataset, DatasetVersion
-from apps.datasets.operations import (
-    FileInUse,
-    FileTooLarge,
-    NotReady,
-    RowRefused,
-    StorageFull,
-    clean_name,
-    count_tokens,
-    delete_expired,
-    delete_version,
-    validate_version,
-)
+from apps.datasets.operations import FileInUse, NotReady, RowRefused, count_tokens, delete_expired, delete_version
 from apps.datasets.queries import (
     UnknownFile,
     find_token_count,
@@ -38,8 +28,9 @@ from apps.datasets.queries import (
     render_row,
     storage_used_bytes,
 )
+from apps.datasets.stream import LINES_PER_OFFSET
 from apps.datasets.tasks import count, request_validation, validate
-from apps.datasets.validation import LINES_PER_OFFSET
+from apps.datasets.validating import validate_version
 from tests.factories.catalog import make_base_model, make_listed_model
 from tests.factories.datasets import jsonl, make_ready_version, make_version
 
@@ -92,7 +83,7 @@ class TestUpload:
         def refuse(**_: object) -> None:
             raise RuntimeError("no audit, no change")
 
-        monkeypatch.setattr(operations.audit, "record", refuse)
+        monkeypatch.setattr(intake.audit, "record", refuse)
 
         with pytest.raises(RuntimeError):
             make_version(organization)
@@ -102,7 +93,7 @@ class TestUpload:
     def test_longer_than_a_file_may_be_is_refused(
         self, organization: Organization, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(operations, "MAX_FILE_BYTES", 1000)
+        monkeypatch.setattr(intake, "MAX_FILE_BYTES", 1000)
 
         with pytest.raises(FileTooLarge):
             make_version(organization, chunks=iter([b"x" * 600, b"x" * 600]))
@@ -161,14 +152,14 @@ class TestValidation:
 
     def test_is_not_done_twice_at_a_time(self, organization: Organization) -> None:
         version = make_version(organization)
-        lease = operations._Lease(version, db_now())
+        lease = validating._Lease(version, db_now())
         assert lease.take()
 
         assert validate_version(version_id=version.pk, now=db_now()) is None
 
     def test_of_a_worker_that_died_is_taken_over(self, organization: Organization) -> None:
         version = make_version(organization)
-        dead = operations._Lease(version, db_now() - datetime.timedelta(hours=1))
+        dead = validating._Lease(version, db_now() - datetime.timedelta(hours=1))
         dead.take()
 
         assert list_waiting(now=db_now()) == [version.pk]
@@ -178,11 +169,11 @@ class TestValidation:
 
     def test_of_a_worker_that_was_only_slow_changes_nothing_any_more(self, organization: Organization) -> None:
         version = make_version(organization)
-        slow = operations._Lease(version, db_now() - datetime.timedelta(hours=1))
+        slow = validating._Lease(version, db_now() - datetime.timedelta(hours=1))
         slow.take()
         validate_version(version_id=version.pk, now=db_now())
 
-        assert operations._record_report(version, operations._lost_report(), slow) is None
+        assert validating._record_report(version, validating._lost_report(), slow) is None
         assert DatasetVersion.objects.get().status == "ready"
 
     def test_that_was_never_asked_for_is_found(self, organization: Organization) -> None:
@@ -360,7 +351,7 @@ class TestDeletion:
 
     def test_is_refused_while_somebody_reads_the_file(self, organization: Organization) -> None:
         version = make_version(organization)
-        operations._Lease(version, db_now()).take()
+        validating._Lease(version, db_now()).take()
 
         with pytest.raises(InvalidState, match="in a moment"):
             delete_version(version=version, by="user_1", now=db_now())

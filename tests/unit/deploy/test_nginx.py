@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from django.urls import resolve
 
 from apps.core.http import MIB
 from apps.web.front_door import BODY_LIMITS, INFERENCE_PATHS
@@ -48,6 +49,23 @@ LOCATIONS = {tuple(words[1:]): children for words, children in SERVER if words[0
 
 def values(children: list[tuple[list[str], list]], name: str) -> list[str]:
     return [" ".join(words[1:]) for words, _ in children if words[0] == name]
+
+
+def test_no_secret_of_an_address_is_logged() -> None:
+    log_format = next(" ".join(words) for words, _ in parse(CONF) if words[:2] == ["log_format", "no_query"])
+    assert not re.search(r"\$request\b|request_uri|args|query_string|referer", log_format)
+    assert values(SERVER, "access_log") == ["/var/log/nginx/access.log no_query"]
+
+    silent = [key for key, children in LOCATIONS.items() if values(children, "access_log") == ["off"]]
+    assert ("/objects/",) in silent
+    pattern = re.compile(next(key[1] for key in silent if key[0] == "~"))
+    for path in (
+        "/accounts/password/reset/key/1-abc-def/",
+        "/accounts/confirm-email/MQ:abc/",
+        "/invitations/accept/secret",
+    ):
+        assert pattern.match(path)
+        resolve(path)
 
 
 def test_the_inference_routes_and_no_others_may_go_to_the_gateway() -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_workers.config import EngineConfig
+from gpu_workers.config import EngineConfig, child_environment
 from gpu_workers.engine import ReplicaBase, build_command, build_environment
 from scripts.environment import EnvironmentIncomplete, plain_environment, prepare
 from scripts.processes import PROGRAMS, REPOSITORY, Place, Tier, render_supervisor
 from scripts.setup import Environment
+from scripts.supervision import LAUNCH_MARK, find_leftovers
 
 # The plugin that starts services for the tests sets these for Django; a launcher starts from a plain shell.
 PLAIN_SHELL = {
@@ -89,6 +90,15 @@ def test_half_of_an_external_configuration_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setenv("ANNEAL_HOME", str(tmp_path))
 
     with pytest.raises(EnvironmentIncomplete, match="DATABASE_APP_URL"):
+        prepare(tmp_path, is_debug=False, is_launch=True)
+
+
+def test_a_database_url_alone_is_refused_and_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://elsewhere/anneal")
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    monkeypatch.setenv("ANNEAL_HOME", str(tmp_path))
+
+    with pytest.raises(EnvironmentIncomplete, match=r"DATABASE_APP_URL.*REDIS_URL.*DATABASE_URL alone"):
         prepare(tmp_path, is_debug=False, is_launch=True)
 
 
@@ -215,3 +225,19 @@ def test_the_line_for_running_vllm_by_hand_is_the_line_in_service() -> None:
     assert by_hand == in_service
     switches = {line for line in build_environment(config) if line.startswith(("VLLM_", "HF_HUB", "DO_NOT"))}
     assert switches - {"VLLM_CPU_OMP_THREADS_BIND"} <= set(re.findall(r"([A-Z_]+)=", script))
+
+
+def test_the_children_of_workers_are_found_after_a_killed_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LAUNCH_MARK, str(tmp_path))
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], env=child_environment(threads=1), cwd="/"
+    )
+    try:
+        mark = f"{LAUNCH_MARK}={tmp_path}".encode()
+        assert mark in Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
+        assert child.pid in {process.pid for process in find_leftovers(tmp_path)}
+    finally:
+        child.kill()
+        child.wait()

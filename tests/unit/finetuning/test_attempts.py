@@ -1,5 +1,8 @@
 """A job ends once, is billed once for durable steps only, and survives the loss of any worker."""
 
+import math
+from datetime import timedelta
+
 import pytest
 
 from apps.billing.models import Hold
@@ -8,11 +11,12 @@ from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.clock import db_now
 from apps.core.errors import InvalidState, QuotaExceeded
-from apps.finetuning import leases, pools, quotas, stopping
+from apps.core.object_store import store
+from apps.finetuning import leases, pools, quotas, scheduling, stopping
 from apps.finetuning.leases import StaleLease
-from apps.finetuning.models import Checkpoint, Run
+from apps.finetuning.models import Checkpoint, Run, Worker
 from apps.finetuning.reporting import UploadIncomplete
-from tests.factories.finetuning import adapter_files
+from tests.factories.finetuning import adapter_files, give_credit, make_job, make_worker
 
 MILLI_DOLLAR = 1_000_000  # what one second costs in these tests, in nano-USD
 CREDIT = 100_000_000_000
@@ -134,6 +138,65 @@ def test_a_broken_checkpoint_is_set_aside_and_the_one_before_is_used(floor, clai
 
     assert second.claimed.spec.resume_from.step == 4
     assert claim().claimed.spec.resume_from.step == 2
+
+
+def test_steps_a_broken_checkpoint_alone_held_are_paid_when_they_are_trained_again(floor, organization, claim, reload):
+    job = floor.job()
+    first = claim()
+    first.start()
+    first.checkpoint(step=4, seconds=10.0)
+    first.checkpoint(step=8, seconds=20.0)
+    first.fall_silent()
+    leases.reclaim_expired_leases()
+    claim().finish(wire.Failed(code=FailureCode.CHECKPOINT_INVALID, message="optimizer.pt differs from its manifest."))
+
+    third = claim()
+    third.start(start_step=4)
+    third.succeed(floor.base_model, seconds=15.0)
+
+    assert reload(job).status == "succeeded"
+    assert charged(organization) == 25 * MILLI_DOLLAR
+
+
+def test_a_revoked_worker_loses_its_run_to_another(floor, claim, reload):
+    job = floor.job()
+    revoked = claim()
+    revoked.start()
+    pools.revoke(worker=floor.worker, by="user_operator")
+
+    with pytest.raises(StaleLease):
+        revoked.beat()
+    with pytest.raises(StaleLease):
+        revoked.succeed(floor.base_model)
+    revoked.fall_silent()
+    leases.reclaim_expired_leases()
+    other = claim(make_worker(floor.pool, credential="annw_other"))
+    other.start()
+    other.succeed(floor.base_model)
+
+    assert reload(job).status == "succeeded"
+
+
+def test_the_machine_of_a_replica_gets_no_training_runs(floor, claim):
+    floor.job()
+    Worker.objects.filter(pk=floor.worker.pk).update(kind="replica")
+
+    assert claim() is None
+
+
+def test_attempts_that_were_stopped_in_order_are_no_crashes(floor, claim, reload):
+    job = floor.job()
+    for _ in range(2):
+        attempt = claim()
+        attempt.start()
+        attempt.finish(wire.Stopped(reason="preempted", step=0, training_seconds=0.0))
+    lost = claim()
+    lost.start()
+    lost.fall_silent()
+
+    leases.reclaim_expired_leases()
+
+    assert reload(job).status == "queued"
 
 
 def test_a_users_mistake_is_not_tried_again_and_pays_for_durable_steps(floor, organization, claim, reload):
@@ -337,8 +400,6 @@ def test_a_missing_file_keeps_a_run_from_finishing(floor, claim):
     attempt.start()
     files = adapter_files(floor.base_model)
     upload = attempt.upload("adapter", 10, files)
-    from apps.core.object_store import store
-
     store().delete(f"{upload.object_prefix}/adapter_model.safetensors")
 
     with pytest.raises(UploadIncomplete):
@@ -369,6 +430,18 @@ def test_quotas_hold_a_run_back_and_say_why(floor, organization, claim, reload):
         floor.job()
 
 
+def test_the_months_gpu_seconds_hold_back_what_would_pass_them(floor, organization, claim, reload):
+    first, second = (floor.job(hyperparameters={"epochs": 40}) for _ in range(2))
+    enough_for_one = math.ceil(first.estimate["train_seconds_p50"] * 1.5)
+    quotas.set_quota(organization=organization, by="system", now=db_now(), gpu_seconds_per_month=enough_for_one)
+
+    assert claim().claimed.spec.job_id == first.pk
+    assert claim() is None
+    assert "GPU-seconds" in reload(second).waiting_reason
+    with pytest.raises(QuotaExceeded, match="promised to your unfinished jobs"):
+        floor.job()
+
+
 def test_a_cordoned_worker_gets_no_work(floor, claim):
     floor.job()
     pools.cordon(worker=floor.worker, by="user_operator")
@@ -391,12 +464,29 @@ def test_a_drained_worker_gives_its_run_back_unbilled_for_the_move(floor, claim,
 
 
 def test_the_organization_that_had_least_goes_first(floor, rival, claim):
-    from tests.factories.finetuning import give_credit, make_job
-
     give_credit(rival)
     ours = [floor.job() for _ in range(3)]
     theirs = make_job(rival, floor.base_model)
+    Run.objects.filter(job__in=ours).update(created_at=db_now() - timedelta(minutes=15))  # waiting longer buys no more
 
     order = [claim().claimed.spec.job_id for _ in range(2)]
 
     assert order == [ours[0].pk, theirs.pk]
+
+
+def test_an_organization_that_waited_long_enough_goes_before_a_smaller_share(floor, rival, claim):
+    give_credit(rival)
+    ours = [floor.job() for _ in range(2)]
+    claim()
+    theirs = make_job(rival, floor.base_model)
+    Run.objects.filter(job__in=ours).update(created_at=db_now() - timedelta(hours=9))
+    Run.objects.filter(job=ours[0]).update(leased_at=db_now() - timedelta(hours=8))
+
+    assert [claim().claimed.spec.job_id for _ in range(2)] == [ours[1].pk, theirs.pk]
+
+
+def test_a_run_far_back_in_its_own_queue_has_no_position(floor, monkeypatch):
+    monkeypatch.setattr(scheduling, "_CANDIDATES", 1)
+    runs = [floor.job().runs.get() for _ in range(2)]
+
+    assert [scheduling.queue_position(run=run, now=db_now()) for run in runs] == [1, None]

@@ -69,6 +69,23 @@ def test_any_mix_of_reservations_stays_within_the_wallet():
     assert sum(ledger.amounts.values()) + ledger.wallet_nano == 10_000
 
 
+def test_what_another_took_while_more_was_leased_is_leased_again():
+    ledger = Ledger(wallet_nano=1_000)
+
+    async def scenario() -> int:
+        purses = Purses(ledger, name="gateway_1")
+        first = await purses.reserve("org_1", 400)
+        await asyncio.sleep(0.01)  # the refill it caused is over
+        first.settle(0)
+        large = asyncio.ensure_future(purses.reserve("org_1", first.slice.free_nano + 100))
+        await asyncio.sleep(0)  # it waits for the ledger
+        await purses.reserve("org_1", first.slice.free_nano)
+        await large
+        return first.slice.free_nano
+
+    assert asyncio.run(scenario()) >= 0
+
+
 def test_requests_within_the_slice_ask_the_ledger_nothing():
     ledger = Ledger(wallet_nano=1_000_000)
 

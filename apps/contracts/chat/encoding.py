@@ -1,0 +1,143 @@
+"""Texts become token ids, and trained characters become ranges of tokens.
+
+The sure way asks the tokenizer where each token stands in the text, which costs a third of its speed. The quick way
+counts control tokens instead: a row cannot bring any in, so the n-th one in the text is the n-th one among the ids,
+and what stands between it and the answer is a few constant tokens, compared one by one. Where they differ (a merge
+across the border), the row goes the sure way.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import msgspec
+from tokenizers import AddedToken, Encoding, Tokenizer
+
+from apps.contracts.chat.rendered import Span
+from apps.contracts.templating.layout import Layout
+
+
+class Edge(msgspec.Struct, frozen=True):
+    """A border between trained and not: `after` control token `control` and these tokens, or right before it."""
+
+    control: int  # -1: the end of the text
+    is_after: bool = False
+    tokens: tuple[int, ...] = ()
+
+
+class EdgePlan(msgspec.Struct, frozen=True):
+    """The control tokens of a layout in order, and each span's borders by them."""
+
+    controls: tuple[int, ...]
+    spans: tuple[tuple[Edge, Edge], ...]
+
+    def ranges(self, ids: list[int]) -> tuple[Span, ...] | None:
+        """Return the trained ranges of the ids, or None where the borders are not between tokens."""
+        try:
+            places, position = [], 0
+            for control in self.controls:
+                position = ids.index(control, position) + 1
+                places.append(position - 1)
+        except ValueError:
+            return None
+        found = []
+        for first, last in self.spans:
+            start, end = _place(first, places, ids), _place(last, places, ids)
+            if start is None or end is None:
+                return None
+            found.append((start, end))
+        return tuple(found)
+
+
+def _place(edge: Edge, places: list[int], ids: list[int]) -> int | None:
+    if edge.control < 0:
+        return len(ids)
+    place = places[edge.control]
+    if not edge.is_after:
+        return place
+    end = place + 1 + len(edge.tokens)
+    return end if tuple(ids[place + 1 : end]) == edge.tokens else None
+
+
+class Planner:
+    """Finds the edge plan of a layout under one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, control: re.Pattern[str]) -> None:
+        self._tokenizer, self._control = tokenizer, control
+        added = tokenizer.get_added_tokens_decoder()
+        self._ids = {token.content: number for number, token in added.items() if token.special}
+        self._swallowing = {token.content for token in added.values() if token.special and _swallows(token)}
+
+    def plan(self, layout: Layout) -> EdgePlan | None:
+        """Return how to find the layout's spans among ids, or None where only the sure way will do."""
+        controls = [
+            (index, found.start(), found.end(), found.group())
+            for index, literal in enumerate(layout.literals)
+            for found in self._control.finditer(literal)
+        ]
+        if any(token in self._swallowing for *_, token in controls) or self._may_straddle(layout):
+            return None
+        spans = []
+        for start, end in layout.spans:
+            first, last = self._edge(layout, start, controls), self._edge(layout, end, controls)
+            if first is None or last is None:
+                return None
+            spans.append((first, last))
+        return EdgePlan(tuple(self._ids[token] for *_, token in controls), tuple(spans))
+
+    def _edge(
+        self, layout: Layout, edge: tuple[int, int], controls: Sequence[tuple[int, int, int, str]]
+    ) -> Edge | None:
+        index, offset = edge
+        literal = layout.literals[index]
+        if index == len(layout.literals) - 1 and offset == len(literal):
+            return Edge(-1)
+        following = bisect_left(controls, (index, offset))
+        if following < len(controls) and controls[following][:2] == (index, offset):
+            return Edge(following)
+        if following == 0 or controls[following - 1][0] != index:
+            return None
+        _, _, end, token = controls[following - 1]
+        constant = self._tokenizer.encode(token + literal[end:offset], add_special_tokens=False).ids
+        return Edge(following - 1, True, tuple(constant[1:]))
+
+    def _may_straddle(self, layout: Layout) -> bool:
+        """Return whether the end of a text and the start of a literal, or the reverse, could make a control token."""
+        for before, after in zip(layout.literals, layout.literals[1:], strict=False):
+            for token in self._ids:
+                parts = range(1, len(token))
+                if after and any(_overlap(token[at:], after) for at in parts):
+                    return True
+                if before and any(before.endswith(token[:at]) for at in parts):
+                    return True
+        return False
+
+
+def _overlap(rest: str, literal: str) -> bool:
+    return literal.startswith(rest) or rest.startswith(literal)
+
+
+def _swallows(token: AddedToken) -> bool:
+    return token.lstrip or token.rstrip or token.single_word
+
+
+def ranges_by_offsets(encoding: Encoding, spans: Sequence[Span]) -> tuple[Span, ...]:
+    """Return the ranges of tokens that have a character of each span: the sure way."""
+    offsets = encoding.offsets
+    found = []
+    for start, end in spans:
+        inside = [at for at, (low, high) in enumerate(offsets) if low < end and high > start and high > low]
+        if inside:
+            found.append((inside[0], inside[-1] + 1))
+    return _joined(found)
+
+
+def _joined(ranges: Sequence[Span]) -> tuple[Span, ...]:
+    """Return ascending ranges without overlap: a token on a border belongs to one span only."""
+    joined: list[Span] = []
+    for start, end in ranges:
+        if joined and start < joined[-1][1]:
+            start = joined[-1][1]
+        if start < end:
+            joined.append((start, end))
+    return tuple(joined)

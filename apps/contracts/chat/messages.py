@@ -1,0 +1,227 @@
+"""Messages, tools and tool calls out of parsed JSON, each refusal with its field and its fix."""
+
+import json
+from typing import Any, NoReturn
+
+from apps.contracts.chat.errors import RowError, RowErrorCode, json_type, short
+from apps.contracts.chat.rows import ChatMessage, Role, ToolCall
+
+MAX_MESSAGES = 2_000
+
+_LEGACY_KEYS = {"functions", "function_call"}
+_KEYS = {
+    Role.SYSTEM: {"role", "content", "name", "weight"},
+    Role.DEVELOPER: {"role", "content", "name", "weight"},
+    Role.USER: {"role", "content", "name", "weight"},
+    Role.ASSISTANT: {"role", "content", "name", "weight", "tool_calls", "refusal"},
+    Role.TOOL: {"role", "content", "name", "weight", "tool_call_id"},
+}
+_ROLES = {role.value: role for role in Role}
+
+
+def parse_messages(value: Any, number: int, *, param: str = "messages") -> tuple[ChatMessage, ...]:
+    """Return the messages of a JSON array; raises RowError."""
+    if not isinstance(value, list) or not value:
+        message = f"`{param}` is empty." if value == [] else f"`{param}` is a JSON {json_type(value)}, not an array."
+        fix = "Give at least one user and one assistant message."
+        raise RowError(number, RowErrorCode.INVALID_MESSAGES, message, param=param, fix=fix)
+    if len(value) > MAX_MESSAGES:
+        message = f"The row has {len(value)} messages; {MAX_MESSAGES} are allowed."
+        fix = "Split the conversation into several rows."
+        raise RowError(number, RowErrorCode.TOO_MANY_MESSAGES, message, param=param, fix=fix)
+    messages = tuple(_parse_message(item, f"{param}[{index}]", number) for index, item in enumerate(value))
+    _check_tool_answers(messages, param, number)
+    return messages
+
+
+def parse_tools(row: dict[str, Any], number: int, *, param: str = "") -> tuple[dict[str, Any], ...]:
+    """Return the row's tool definitions as they stand in it; raises RowError."""
+    tools = row.get("tools")
+    field = f"{param}tools"
+    parallel = row.get("parallel_tool_calls", True)
+    if not isinstance(parallel, bool):
+        what = f"`{param}parallel_tool_calls` is a JSON {json_type(parallel)}, not true or false."
+        _raise_bad_tools(number, what, f"{param}parallel_tool_calls")
+    if tools is None:
+        return ()
+    if not isinstance(tools, list):
+        _raise_bad_tools(number, f"`{field}` is a JSON {json_type(tools)}, not an array.", field)
+    for index, tool in enumerate(tools):
+        if not _is_tool(tool):
+            _raise_bad_tools(number, f"`{field}[{index}]` is not a function with a name.", f"{field}[{index}]")
+    return tuple(tools)
+
+
+def raise_unknown_key(number: int, key: str, param: str, note: str) -> NoReturn:
+    """Raise the error of a key nobody reads: what is silently dropped would be silently untrained."""
+    if key in _LEGACY_KEYS:
+        message = f"{short(key)} is OpenAI's old form of tools and is not read."
+        fix = "Write `tools` and `tool_calls` instead."
+    else:
+        message, fix = f"Unknown key {short(key)}.", f"Remove {short(key)}. {note}"
+    raise RowError(number, RowErrorCode.UNKNOWN_KEY, message, param=param, fix=fix)
+
+
+def _is_tool(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type", "function") == "function" else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str) and bool(function["name"])
+
+
+def _raise_bad_tools(number: int, message: str, param: str) -> NoReturn:
+    fix = 'Write [{"type": "function", "function": {"name": "...", "parameters": {...}}}].'
+    raise RowError(number, RowErrorCode.INVALID_TOOLS, message, param=param, fix=fix)
+
+
+def _parse_message(value: Any, param: str, number: int) -> ChatMessage:
+    if not isinstance(value, dict):
+        raise RowError(
+            number,
+            RowErrorCode.INVALID_MESSAGE,
+            f"`{param}` is a JSON {json_type(value)}, not an object.",
+            param=param,
+            fix='Write {"role": "user", "content": "..."}.',
+        )
+    role = _parse_role(value.get("role"), param, number)
+    unknown = value.keys() - _KEYS[role]
+    if unknown:
+        key = min(unknown)
+        known = ", ".join(sorted(_KEYS[role]))
+        raise_unknown_key(number, key, f"{param}.{key[:40]}", f"A message of this role has {known}.")
+    calls = _parse_tool_calls(value.get("tool_calls"), f"{param}.tool_calls", number)
+    return ChatMessage(
+        role=role,
+        content=_parse_content(value, role, param, number, may_be_empty=bool(calls)),
+        weight=_parse_weight(value, role, param, number),
+        name=_parse_text(value, "name", param, number),
+        tool_calls=calls,
+        tool_call_id=_parse_text(value, "tool_call_id", param, number),
+    )
+
+
+def _parse_role(value: Any, param: str, number: int) -> Role:
+    role = _ROLES.get(value) if isinstance(value, str) else None
+    if role is None:
+        what = "has no role" if value is None else f"has the role {short(str(value))}"
+        hint = " Function messages are called tool messages now." if value == "function" else ""
+        raise RowError(
+            number,
+            RowErrorCode.INVALID_ROLE,
+            f"`{param}` {what}.",
+            param=f"{param}.role",
+            fix=f"Use system, developer, user, assistant or tool.{hint}",
+        )
+    return role
+
+
+def _parse_content(message: dict[str, Any], role: Role, param: str, number: int, *, may_be_empty: bool) -> str:
+    content = message.get("content")
+    field = f"{param}.content"
+    if content is None and may_be_empty:
+        return ""
+    if isinstance(content, list) and content:
+        content = _join_parts(content, field, number)
+    if not isinstance(content, str):
+        what = "is missing" if "content" not in message else f"is a JSON {json_type(content)}, not a string"
+        fix = "Give the text of the message as one string."
+        raise RowError(number, RowErrorCode.INVALID_CONTENT, f"`{field}` {what}.", param=field, fix=fix)
+    if role is Role.ASSISTANT and not may_be_empty and not content.strip():
+        raise RowError(
+            number,
+            RowErrorCode.EMPTY_ASSISTANT_CONTENT,
+            f"`{field}` is empty: there is nothing to learn from this answer.",
+            param=field,
+            fix="Write the answer the model should give, or remove the row.",
+        )
+    return content
+
+
+def _join_parts(parts: list[Any], field: str, number: int) -> str:
+    for index, part in enumerate(parts):
+        is_text = isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        if not is_text or part.keys() != {"type", "text"}:
+            raise RowError(
+                number,
+                RowErrorCode.INVALID_CONTENT,
+                f"`{field}[{index}]` is no text part.",
+                param=f"{field}[{index}]",
+                fix="Only text can be trained: give the message as one string; images and audio are not supported.",
+            )
+    return "".join(part["text"] for part in parts)
+
+
+def _parse_weight(message: dict[str, Any], role: Role, param: str, number: int) -> int:
+    if "weight" not in message:
+        return 1
+    weight = message["weight"]
+    if role is not Role.ASSISTANT:
+        what, fix = f"`weight` stands on a {role.value} message.", "Only assistant messages may have a weight."
+    elif type(weight) is not int or weight not in (0, 1):
+        what, fix = f"`{param}.weight` is {short(json.dumps(weight))}.", "Use 1 (trained) or 0 (context only)."
+    else:
+        return weight
+    raise RowError(number, RowErrorCode.INVALID_WEIGHT, what, param=f"{param}.weight", fix=fix)
+
+
+def _parse_text(message: dict[str, Any], key: str, param: str, number: int) -> str:
+    value = message.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        what = f"`{param}.{key}` is a JSON {json_type(value)}, not a string."
+        raise RowError(number, RowErrorCode.INVALID_MESSAGE, what, param=f"{param}.{key}", fix="Give it as a string.")
+    return value
+
+
+def _parse_tool_calls(value: Any, param: str, number: int) -> tuple[ToolCall, ...]:
+    if value is None or value == []:
+        return ()
+    if not isinstance(value, list):
+        _raise_bad_call(number, f"`{param}` is a JSON {json_type(value)}, not an array.", param)
+    return tuple(_parse_tool_call(call, f"{param}[{index}]", number) for index, call in enumerate(value))
+
+
+def _parse_tool_call(call: Any, param: str, number: int) -> ToolCall:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        _raise_bad_call(number, f"`{param}` calls no function by name.", param)
+    if call.get("type", "function") != "function" or not isinstance(call.get("id", ""), str):
+        _raise_bad_call(number, f"`{param}` is not of type function with a string as id.", param)
+    return ToolCall(
+        id=call.get("id", ""),
+        name=function["name"],
+        arguments=_parse_arguments(function.get("arguments", "{}"), f"{param}.function.arguments", number),
+    )
+
+
+def _parse_arguments(value: Any, param: str, number: int) -> str:
+    """Return the arguments as JSON text; some tools write the object itself instead of its text."""
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    try:
+        is_object = isinstance(value, str) and isinstance(json.loads(value), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        _raise_bad_call(number, f"`{param}` is not the JSON text of an object.", param)
+    return str(value)
+
+
+def _raise_bad_call(number: int, message: str, param: str) -> NoReturn:
+    example = '[{"id": "call_1", "type": "function", "function": {"name": "...", "arguments": "{}"}}]'
+    raise RowError(number, RowErrorCode.INVALID_TOOL_CALLS, message, param=param, fix=f"Write {example}.")
+
+
+def _check_tool_answers(messages: tuple[ChatMessage, ...], param: str, number: int) -> None:
+    """Refuse a tool message that answers no call before it: a template would pair it with whatever comes last."""
+    asked: set[str] = set()
+    for index, message in enumerate(messages):
+        asked.update(call.id for call in message.tool_calls)
+        if message.role is Role.TOOL and message.tool_call_id not in asked:
+            field = f"{param}[{index}].tool_call_id"
+            raise RowError(
+                number,
+                RowErrorCode.UNKNOWN_TOOL_CALL_ID,
+                f"`{field}` answers no tool call of an assistant message before it.",
+                param=field,
+                fix="Give the id of the call this message answers.",
+            )

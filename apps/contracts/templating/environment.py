@@ -1,0 +1,123 @@
+"""What transformers and vLLM offer to a chat template, in jinja's immutable sandbox. Only the child process runs it."""
+
+import datetime
+import functools
+import json
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+# `strftime_now` of some templates must not make the same run differ from day to day: the date that Llama 3's
+# template itself falls back to.
+TEMPLATE_DATE = datetime.datetime(2024, 7, 26)
+
+# Unicode noncharacters, refused in rows: they mark places in a rendered text and are taken out again.
+GENERATION_START, GENERATION_END = "\ufdd8", "\ufdd9"
+MARKS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
+Span = tuple[int, int]
+
+TEMPLATE_FAULTS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    RecursionError,
+)
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` says what the model writes; its output stands between two marks."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        start, end = (
+            jinja2.nodes.Output([jinja2.nodes.TemplateData(mark)]) for mark in (GENERATION_START, GENERATION_END)
+        )
+        return jinja2.nodes.Scope([start, *body, end]).set_lineno(line)
+
+
+def make_environment(kind: type[jinja2.sandbox.SandboxedEnvironment]) -> jinja2.sandbox.SandboxedEnvironment:
+    """Return an environment as `apply_chat_template` has it, of this sandbox class."""
+    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = TEMPLATE_DATE.strftime
+    return environment
+
+
+class ChatTemplate:
+    """A compiled template with the special tokens it may name."""
+
+    def __init__(self, source: str, tokens: dict[str, str]) -> None:
+        self.source = source
+        self.tokens = tokens
+        self._template = compile_template(source)
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+    ) -> tuple[str, list[Span]]:
+        """Return the text and what the template itself marks as written by the model; raises TEMPLATE_FAULTS."""
+        return take_out_marks(
+            self._template.render(
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self.tokens,
+            )
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def compile_template(source: str) -> jinja2.Template:
+    """Compile with jinja's own sandbox; raises jinja2.TemplateError."""
+    return make_environment(jinja2.sandbox.ImmutableSandboxedEnvironment).from_string(source)
+
+
+def take_out_marks(marked: str) -> tuple[str, list[Span]]:
+    """Return the text without generation marks, and where they stood, spans that touch made one."""
+    spans: list[Span] = []
+    parts: list[str] = []
+    position = 0
+    for index, piece in enumerate(marked.split(GENERATION_START)):
+        inside, _, after = piece.partition(GENERATION_END) if index else ("", "", piece)
+        if index and spans and spans[-1][1] == position:
+            spans[-1] = (spans[-1][0], position + len(inside))
+        elif index:
+            spans.append((position, position + len(inside)))
+        parts += [inside, after]
+        position += len(inside) + len(after)
+    return "".join(parts), [span for span in spans if span[0] < span[1]]
+
+
+def one_line(error: Exception) -> str:
+    """Return what an exception says, on one line of bounded length."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

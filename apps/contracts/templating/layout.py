@@ -1,0 +1,289 @@
+"""What a template does with the texts of a conversation, found once for each order of roles instead of once a row.
+
+The template runs on stand-ins that note what is done with them. Where it only writes them out, whole or stripped, the
+rendered text of *any* such conversation is the same literals around other texts: that is its layout. What the
+template asks about a text (`'</think>' in content`) is answered "no" and kept as a guard; a row for which a guard does
+not hold, and a template that does anything else with a text, are rendered by the template itself.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jinja2
+import jinja2.nodes
+import jinja2.sandbox
+import msgspec
+
+from apps.contracts.templating.environment import TEMPLATE_FAULTS, ChatTemplate, Span, make_environment
+from apps.contracts.templating.spans import NotPrefixStable, SpanFinder
+
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+_STAND_IN = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
+_STRIPS = ("strip", "lstrip", "rstrip")
+_ALLOWED_FILTERS = {"trim", "default", "d", "string", "length", "count", "first", "last", "list"}
+_ALLOWED_FILTERS |= {"selectattr", "rejectattr"}
+
+
+class Text(msgspec.Struct, frozen=True, array_like=True):
+    """The content of message `message`, stripped in these ways one after another."""
+
+    message: int
+    strips: tuple[tuple[str, str | None], ...] = ()
+
+    def of(self, contents: Sequence[str]) -> str:
+        text = contents[self.message]
+        for how, characters in self.strips:
+            text = getattr(text, how)(characters)
+        return text
+
+
+class Guard(msgspec.Struct, frozen=True, array_like=True):
+    """A question the template asked about a text and was told "no"; `is_empty` has no argument."""
+
+    text: Text
+    question: str  # "contains" | "startswith" | "endswith" | "equals" | "is_empty"
+    argument: str = ""
+
+    def holds(self, contents: Sequence[str]) -> bool:
+        """Return whether "no" is the truth for these contents."""
+        text = self.text.of(contents)
+        if self.question == "contains":
+            return self.argument not in text
+        if self.question == "equals":
+            return text != self.argument
+        if self.question == "is_empty":
+            return bool(text)
+        return not getattr(text, self.question)(self.argument)
+
+
+class Layout(msgspec.Struct, frozen=True, array_like=True):
+    """Literals around texts: literals[0] texts[0] literals[1] … ; edges are (literal, offset) of each span's ends."""
+
+    literals: tuple[str, ...]
+    texts: tuple[Text, ...]
+    guards: tuple[Guard, ...]
+    spans: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
+
+
+class _Untraceable(BaseException):
+    """The template did with a text what a layout cannot hold. No `except Exception` of jinja's may swallow it."""
+
+
+class _Trace:
+    """The stand-ins of one rendering and the guards they gathered."""
+
+    def __init__(self) -> None:
+        self.texts: list[Text] = []
+        self.guards: dict[Guard, None] = {}
+
+    def stand_in(self, text: Text) -> "_StandIn":
+        if text not in self.texts:
+            self.texts.append(text)
+        return _StandIn(f"{_OPEN}{self.texts.index(text)}{_CLOSE}", self, text)
+
+
+class _StandIn(str):
+    """A text nobody knows yet; `text` is None once it is joined with others."""
+
+    trace: _Trace
+    text: Text | None
+
+    def __new__(cls, value: str, trace: _Trace, text: Text | None = None) -> "_StandIn":
+        self = super().__new__(cls, value)
+        self.trace, self.text = trace, text
+        return self
+
+    def __str__(self) -> str:
+        return str.__str__(self)
+
+    def __add__(self, other: Any) -> "_StandIn":
+        return self._joined(other, lambda: str.__str__(self) + str.__str__(other))
+
+    def __radd__(self, other: Any) -> "_StandIn":
+        return self._joined(other, lambda: str.__str__(other) + str.__str__(self))
+
+    def _joined(self, other: Any, join: Callable[[], str]) -> "_StandIn":
+        if not isinstance(other, str):
+            raise TypeError("can only concatenate str")
+        return _StandIn(join(), self.trace)
+
+    def __bool__(self) -> bool:
+        if self.text is not None:
+            self._ask("is_empty", "")
+        return True
+
+    def __contains__(self, item: Any) -> bool:
+        return self._ask("contains", item)
+
+    def __eq__(self, other: Any) -> bool:
+        return self._ask("equals", other) if isinstance(other, str) else False
+
+    def __ne__(self, other: Any) -> bool:
+        return not self == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def startswith(self, prefix: Any, *bounds: Any) -> bool:
+        return self._ask("startswith", prefix, *bounds)
+
+    def endswith(self, suffix: Any, *bounds: Any) -> bool:
+        return self._ask("endswith", suffix, *bounds)
+
+    def strip(self, characters: Any = None) -> "_StandIn":
+        return self._stripped("strip", characters)
+
+    def lstrip(self, characters: Any = None) -> "_StandIn":
+        return self._stripped("lstrip", characters)
+
+    def rstrip(self, characters: Any = None) -> "_StandIn":
+        return self._stripped("rstrip", characters)
+
+    def _stripped(self, how: str, characters: Any) -> "_StandIn":
+        if self.text is None or isinstance(characters, _StandIn) or not isinstance(characters, str | None):
+            raise _Untraceable
+        strips = (*self.text.strips, (how, characters))
+        return self.trace.stand_in(Text(self.text.message, strips))
+
+    def _ask(self, question: str, argument: Any, *bounds: Any) -> bool:
+        if self.text is None or bounds or not isinstance(argument, str) or isinstance(argument, _StandIn):
+            raise _Untraceable
+        self.trace.guards[Guard(self.text, question, argument)] = None
+        return False
+
+
+def _forbid(*_: Any, **__: Any) -> Any:
+    raise _Untraceable
+
+
+for _name in set(dir(str)) - set(vars(_StandIn)) - set(dir(object)) - {"__getnewargs__"}:
+    setattr(_StandIn, _name, _forbid)
+for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__format__"):
+    setattr(_StandIn, _name, _forbid)
+
+
+class _TracingSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The same sandbox, where a text may not slip through a function into a string nobody watches."""
+
+    intercepted_binops = frozenset({"%", "*"})
+
+    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        owner = getattr(obj, "__self__", None)
+        if _holds_stand_in((args, kwargs)) and not isinstance(owner, _StandIn) and obj is not jinja2.utils.Namespace:
+            raise _Untraceable
+        return super().call(context, obj, *args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if _holds_stand_in((left, right)):
+            raise _Untraceable
+        return super().call_binop(context, operator, left, right)
+
+
+def _holds_stand_in(value: Any, depth: int = 5) -> bool:
+    if isinstance(value, _StandIn):
+        return True
+    if isinstance(value, str | int | float | None | jinja2.Undefined):
+        return False
+    if depth == 0 or not isinstance(value, list | tuple | dict):
+        return True  # what cannot be looked into may hold one
+    items = value.values() if isinstance(value, dict) else value
+    return any(_holds_stand_in(item, depth - 1) for item in items)
+
+
+@functools.lru_cache(maxsize=64)
+def _compile_for_tracing(source: str) -> jinja2.Template | None:
+    """Return the template for stand-ins, or None where it builds strings out of sight (macros, `~`, captures)."""
+    environment = make_environment(_TracingSandbox)
+    hidden: tuple[type[jinja2.nodes.Node], ...] = (
+        jinja2.nodes.Concat,
+        jinja2.nodes.Macro,
+        jinja2.nodes.CallBlock,
+        jinja2.nodes.AssignBlock,
+        jinja2.nodes.FilterBlock,
+    )
+    if environment.parse(source).find(hidden):  # type: ignore[arg-type]
+        return None
+    for name, function in environment.filters.items():
+        if name not in _ALLOWED_FILTERS:
+            environment.filters[name] = _watched(function)
+    return environment.from_string(source)
+
+
+def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
+    passes_context = hasattr(function, "jinja_pass_arg")
+
+    @functools.wraps(function)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        if _holds_stand_in((args[1:] if passes_context else args, kwargs)):
+            raise _Untraceable
+        return function(*args, **kwargs)
+
+    return watched
+
+
+class _TracedTemplate(ChatTemplate):
+    """A chat template that runs on stand-ins."""
+
+    def __init__(self, source: str, tokens: dict[str, str], template: jinja2.Template) -> None:
+        self.source, self.tokens, self._template = source, tokens, template
+
+
+def find_layout(
+    roles: Sequence[str],
+    trained: Sequence[int],
+    *,
+    template: ChatTemplate,
+    twin: ChatTemplate | None,
+    control_tokens: Sequence[str],
+) -> Layout | None:
+    """Return the layout of conversations with these roles, or None where there is none."""
+    finder = _traced_finder(template, twin, control_tokens)
+    if finder is None:
+        return None
+    trace = _Trace()
+    messages = [{"role": role, "content": trace.stand_in(Text(index))} for index, role in enumerate(roles)]
+    try:
+        text, spans = finder.render(messages, None, trained)
+    except (_Untraceable, NotPrefixStable, *TEMPLATE_FAULTS):
+        return None
+    return _layout(text, spans, trace)
+
+
+def _traced_finder(
+    template: ChatTemplate, twin: ChatTemplate | None, control_tokens: Sequence[str]
+) -> SpanFinder | None:
+    compiled = [_compile_for_tracing(each.source) for each in (template, twin) if each is not None]
+    if any(each is None for each in compiled):
+        return None
+    traced = [
+        _TracedTemplate(each.source, each.tokens, done)
+        for each, done in zip((template, twin), compiled, strict=False)
+        if each is not None and done is not None
+    ]
+    return SpanFinder(traced[0], traced[1] if len(traced) > 1 else None, control_tokens)
+
+
+def _layout(text: str, spans: Sequence[Span], trace: _Trace) -> Layout | None:
+    literals: list[str] = []
+    texts: list[Text] = []
+    starts: list[int] = []  # where each literal starts in the text
+    position = 0
+    for found in _STAND_IN.finditer(text):
+        literals.append(text[position : found.start()])
+        starts.append(position)
+        texts.append(trace.texts[int(found.group(1))])
+        position = found.end()
+    literals.append(text[position:])
+    starts.append(position)
+    edges = [(_edge(start, starts, literals), _edge(end, starts, literals)) for start, end in spans]
+    if any(edge is None for pair in edges for edge in pair):
+        return None
+    return Layout(tuple(literals), tuple(texts), tuple(trace.guards), tuple(edges))  # type: ignore[arg-type]
+
+
+def _edge(position: int, starts: Sequence[int], literals: Sequence[str]) -> tuple[int, int] | None:
+    for index, (start, literal) in enumerate(zip(starts, literals, strict=True)):
+        if start <= position <= start + len(literal):
+            return index, position - start
+    return None

@@ -1,0 +1,179 @@
+"""What the columns of a row mean, found out or told, and every meaning as one of three row shapes.
+
+A dataset's rows are kept as JSON text in one of three kinds, which is all that counting and training ever read:
+chat `{"messages": [...], "tools"?, "parallel_tool_calls"?}`, preference `{"input": {...}, "preferred_output": [...],
+"non_preferred_output": [...]}` and text `{"text": "..."}`. Values are passed on as the text they stand in, so that no
+key is dropped and none invented.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from apps.contracts.chat import RowKind
+from apps.core.errors import InvalidValue
+
+
+class Format(StrEnum):
+    """How the rows were written."""
+
+    CHAT = "chat"
+    PREFERENCE = "preference"
+    PREFERENCE_PAIRS = "preference_pairs"
+    PROMPT_COMPLETION = "prompt_completion"
+    INSTRUCTION = "instruction"
+    SHAREGPT = "sharegpt"
+    TEXT = "text"
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One thing a format wants from a row, and the names columns usually have for it, its own first."""
+
+    names: tuple[str, ...]
+    is_required: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+def _optional(*names: str) -> Field:
+    return Field(names, is_required=False)
+
+
+_SYSTEM = _optional("system", "system_prompt")
+_TOOLS = _optional("tools")
+_PARALLEL = _optional("parallel_tool_calls")
+
+# In the order in which they are looked for: what asks for the most particular names comes first.
+FIELDS: dict[Format, tuple[Field, ...]] = {
+    Format.PREFERENCE: (Field(("input",)), Field(("preferred_output",)), Field(("non_preferred_output",))),
+    Format.CHAT: (Field(("messages",)), _TOOLS, _PARALLEL),
+    Format.SHAREGPT: (Field(("conversations", "conversation")), _SYSTEM, _TOOLS),
+    Format.PREFERENCE_PAIRS: (
+        Field(("prompt", "question", "instruction")),
+        Field(("chosen",)),
+        Field(("rejected",)),
+        _SYSTEM,
+    ),
+    Format.INSTRUCTION: (
+        Field(("instruction",)),
+        Field(("output", "response", "completion", "answer")),
+        _optional("input", "context"),
+        _SYSTEM,
+    ),
+    Format.PROMPT_COMPLETION: (
+        Field(("prompt", "question", "query", "input")),
+        Field(("completion", "answer", "response", "output")),
+        _SYSTEM,
+    ),
+    Format.TEXT: (Field(("text", "content")),),
+}
+KINDS: dict[Format, RowKind] = {
+    Format.CHAT: RowKind.CHAT,
+    Format.PREFERENCE: RowKind.PREFERENCE,
+    Format.PREFERENCE_PAIRS: RowKind.PREFERENCE,
+    Format.PROMPT_COMPLETION: RowKind.CHAT,
+    Format.INSTRUCTION: RowKind.CHAT,
+    Format.SHAREGPT: RowKind.CHAT,
+    Format.TEXT: RowKind.TEXT,
+}
+LABELS: dict[Format, str] = {
+    Format.CHAT: "Chats (OpenAI)",
+    Format.PREFERENCE: "Preferences (OpenAI)",
+    Format.PREFERENCE_PAIRS: "Preferences: prompt, chosen, rejected",
+    Format.PROMPT_COMPLETION: "Prompt and completion",
+    Format.INSTRUCTION: "Instructions (Alpaca)",
+    Format.SHAREGPT: "ShareGPT",
+    Format.TEXT: "Plain text",
+}
+OPTIONAL: dict[Format, frozenset[str]] = {
+    format: frozenset(field.name for field in fields if not field.is_required) for format, fields in FIELDS.items()
+}
+# Beside plain text these say where it is from; any other column may be what is to be learned.
+_ABOUT_TEXT = frozenset({"id", "_id", "meta", "metadata", "source", "url", "title", "timestamp", "date", "language"})
+_COLUMN_NAME_LIMIT = 200
+
+
+class Mapping(msgspec.Struct, frozen=True, kw_only=True):
+    """Which column stands for which field of a format. A field that is not named is not in the file."""
+
+    format: Format
+    columns: dict[str, str] = {}
+
+    @property
+    def kind(self) -> RowKind:
+        return KINDS[self.format]
+
+    @property
+    def is_verbatim(self) -> bool:
+        """Whether rows of this format are one of our kinds already, under their own names."""
+        is_ours = self.format in (Format.CHAT, Format.PREFERENCE, Format.TEXT)
+        return is_ours and all(field == column for field, column in self.columns.items())
+
+
+def detect(rows: Iterable[Iterable[str]]) -> Mapping | None:
+    """Return what most of the rows, given by their column names, look like; None when no format fits any."""
+    found = Counter[Format]()
+    columns = dict[str, None]()
+    for names in rows:
+        columns |= dict.fromkeys(names)
+        if (mapping := _mapping_of(set(names))) is not None:
+            found[mapping.format] += 1
+    if not found:
+        return None
+    return match_columns(found.most_common(1)[0][0], columns)
+
+
+def match_columns(format: Format, columns: Iterable[str]) -> Mapping:
+    """Return the format with the columns that are named as it expects."""
+    present = set(columns)
+    chosen: dict[str, str] = {}
+    for field in FIELDS[format]:
+        name = next((name for name in field.names if name in present and name not in chosen.values()), None)
+        if name is not None:
+            chosen[field.name] = name
+    return Mapping(format=format, columns=chosen)
+
+
+def _mapping_of(columns: set[str]) -> Mapping | None:
+    for format, fields in FIELDS.items():
+        mapping = match_columns(format, columns)
+        if not all(field.name in mapping.columns for field in fields if field.is_required):
+            continue
+        if format is Format.TEXT and columns - _ABOUT_TEXT - set(mapping.columns.values()):
+            continue
+        return mapping
+    return None
+
+
+def check_mapping(mapping: Mapping) -> Mapping:
+    """Return the mapping when it names known fields, the required ones among them. Raises InvalidValue."""
+    fields = {field.name: field for field in FIELDS[mapping.format]}
+    columns = {field: column for field, column in mapping.columns.items() if column}
+    for field, column in columns.items():
+        if field not in fields:
+            raise InvalidValue(f"{mapping.format} has no field '{field[:40]}'.", param=f"mapping.columns.{field[:40]}")
+        if len(column) > _COLUMN_NAME_LIMIT:
+            raise InvalidValue("The column's name is too long.", param=f"mapping.columns.{field}")
+    for name, wanted in fields.items():
+        if wanted.is_required and name not in columns:
+            raise InvalidValue(f"Say which column holds '{name}'.", param=f"mapping.columns.{name}")
+    return Mapping(format=mapping.format, columns=columns)
+
+
+def read_mapping(value: Any, *, param: str = "mapping") -> Mapping | None:
+    """Return a mapping that came as JSON or as JSON text; None for nothing. Raises InvalidValue."""
+    if value in (None, "", {}):
+        return None
+    try:
+        text = value if isinstance(value, str) else msgspec.json.encode(value)
+        mapping = msgspec.json.decode(text, type=Mapping, strict=True)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise InvalidValue(f"'{param}' must be an object with 'format' and 'columns': {error}.", param=param) from None
+    # A format alone: the columns have its own names.
+    own = mapping.columns or {field.name: field.name for field in FIELDS[mapping.format]}
+    return check_mapping(Mapping(format=mapping.format, columns=own))

@@ -1,0 +1,75 @@
+"""Inspections of versions: made once by a task, kept, and read by pages."""
+
+from array import array
+
+from django.db import transaction
+
+from apps.contracts.split import Split
+from apps.core import outbox
+from apps.core.clock import db_now
+from apps.core.object_store import ObjectMissing, read_object, store
+from apps.datasets.inspection import INSPECTION_VERSION, as_json, inspect_rows
+from apps.datasets.models import DatasetVersion, VersionInspection
+from apps.datasets.rows import iterate_rows
+
+# Identities of so many rows are read while somebody waits: 1.6 MB, 0.1 s.
+IDENTITIES_READ_NOW = 200_000
+_IDENTITIES_LIMIT_BYTES = 64 * 1024 * 1024
+
+
+def find_inspection(*, version: DatasetVersion) -> VersionInspection | None:
+    """Return the inspection of this version by the present rules, if there is one."""
+    return VersionInspection.objects.filter(version=version, rules=INSPECTION_VERSION).first()
+
+
+def inspect_version(*, version: DatasetVersion) -> VersionInspection | None:
+    """Inspect a ready version unless that is done; return None for one that is not ready."""
+    if version.status != "ready":
+        return None
+    found = find_inspection(version=version)
+    if found:
+        return found
+    with iterate_rows(version=version) as rows:
+        made = inspect_rows(rows)
+    key = f"{version.object_key.rsplit('/', 1)[0]}/identities-{INSPECTION_VERSION}.bin"
+    store().put_stream(key, [made.identities.tobytes()])
+    inspection, _ = VersionInspection.objects.update_or_create(
+        version=version,
+        defaults={
+            "organization_id": version.organization_id,
+            "rules": INSPECTION_VERSION,
+            "findings": as_json(made.findings),
+            "distinct_rows": len(set(made.identities)),
+            "identities_key": key,
+        },
+    )
+    return inspection
+
+
+@transaction.atomic
+def request_inspection(*, version: DatasetVersion) -> None:
+    """Have a task inspect the version. Asking again is harmless: one is asked for in an hour."""
+    hour = db_now().strftime("%Y%m%d%H")
+    key = f"inspect:{version.pk}:{INSPECTION_VERSION}:{hour}"
+    outbox.publish(topic="dataset.inspect", key=key, payload={"version_id": version.pk})
+
+
+def identities_of(*, inspection: VersionInspection) -> "array[int]":
+    """Return each row's identity in file order, empty where the object is gone."""
+    identities = array("Q")
+    try:
+        identities.frombytes(read_object(inspection.identities_key, limit_bytes=_IDENTITIES_LIMIT_BYTES))
+    except ObjectMissing:
+        pass
+    return identities
+
+
+def held_out_rows(*, inspection: VersionInspection, split: Split) -> list[bool]:
+    """Return which rows a run with this share and seed would hold out, in file order."""
+    return split.held_out(identities_of(inspection=inspection))
+
+
+def count_overlap(*, inspection: VersionInspection, other: VersionInspection) -> int:
+    """Return how many rows of `inspection` stand in the other version too."""
+    theirs = set(identities_of(inspection=other))
+    return sum(identity in theirs for identity in identities_of(inspection=inspection))

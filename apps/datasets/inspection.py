@@ -1,0 +1,177 @@
+"""One pass over a version's rows: what a person should look at before training. Nothing is changed."""
+
+from array import array
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from apps.contracts.chat import ChatMessage, ChatRow, PreferenceRow, Row, TextRow
+from apps.contracts.split import row_identity
+from apps.datasets.near_copies import NearCopies
+from apps.datasets.personal_data import Hint, find_hints
+
+# Bumped when a pass could find something else; a version inspected by an older one is inspected again.
+INSPECTION_VERSION = 1
+KEPT_ROWS = 200
+_PROGRESS_ROWS = 1_000
+
+
+class FindingCode(StrEnum):
+    """What can be found; hints at personal data have `personal_` and their kind."""
+
+    EXACT_COPY = "exact_copy"
+    NEAR_COPY = "near_copy"
+    CONFLICTING_ANSWERS = "conflicting_answers"
+    EMPTY_TARGET = "empty_target"
+    EMAIL = "personal_email"
+    PHONE = "personal_phone"
+    CARD = "personal_card"
+    IBAN = "personal_iban"
+    KEY = "personal_key"
+
+
+class FoundRow(msgspec.Struct, frozen=True):
+    """A row with a finding; `other` is the row it copies, or 0."""
+
+    line: int
+    other: int = 0
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """How many rows have it, and the first of them."""
+
+    code: str
+    rows: int
+    first: tuple[FoundRow, ...]
+
+
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pass found, and each row's identity in file order (for splits and overlaps)."""
+
+    findings: tuple[Finding, ...]
+    identities: "array[int]"
+
+
+class _Found:
+    """The rows that have a finding: how many, and the first of them."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, int] = {}
+        self._first: dict[str, list[FoundRow]] = {}
+
+    def add(self, code: str, line: int, other: int = 0) -> None:
+        self._rows[code] = self._rows.get(code, 0) + 1
+        first = self._first.setdefault(code, [])
+        if len(first) < KEPT_ROWS:
+            first.append(FoundRow(line, other))
+
+    def listed(self) -> tuple[Finding, ...]:
+        order = [code.value for code in FindingCode]
+        codes = sorted(self._rows, key=order.index)
+        return tuple(Finding(code=code, rows=self._rows[code], first=tuple(self._first[code])) for code in codes)
+
+
+class _Pass:
+    """What a pass keeps of each row: a few numbers in arrays, compared once all rows are in."""
+
+    def __init__(self) -> None:
+        self.found = _Found()
+        self.identities, self.lines = array("Q"), array("I")
+        self._prompts = array("Q")  # 0: the row has no prompt
+        self._near = NearCopies()
+        self._near_rows: list[array[int]] = [array("I"), array("I")]  # (row, the line it is nearly like)
+
+    def take(self, row: Row) -> None:
+        """Note one row."""
+        index, line = len(self.lines), row.line_number
+        self.identities.append(row_identity(row))
+        self.lines.append(line)
+        prompt = 0
+        if isinstance(row, ChatRow) and len(row.messages) > 1:
+            prompt = row_identity(ChatRow(row.messages[:-1], tools=row.tools))
+        self._prompts.append(prompt)
+        alike = self._near.find(_own_words(row), line)
+        if alike is not None:
+            for column, value in zip(self._near_rows, (index, alike), strict=True):
+                column.append(value)
+        for code in _own(row):
+            self.found.add(code, line)
+
+    def finish(self) -> Inspection:
+        """Compare the rows with each other."""
+        copies = self._copies()
+        for index, other in zip(*self._near_rows, strict=True):
+            if not copies[index]:
+                self.found.add(FindingCode.NEAR_COPY, self.lines[index], other)
+        firsts = _first_of_each(self._prompts)
+        for index, prompt in enumerate(self._prompts):
+            first = firsts.get(prompt, index) if prompt else index
+            if first != index and not copies[index] and self.identities[first] != self.identities[index]:
+                self.found.add(FindingCode.CONFLICTING_ANSWERS, self.lines[index], self.lines[first])
+        return Inspection(findings=self.found.listed(), identities=self.identities)
+
+    def _copies(self) -> bytearray:
+        """Note the rows that repeat an earlier one; return a 1 for each of them."""
+        firsts, copies = _first_of_each(self.identities), bytearray(len(self.identities))
+        for index, identity in enumerate(self.identities):
+            first = firsts.get(identity, index)
+            if first != index:
+                copies[index] = 1
+                self.found.add(FindingCode.EXACT_COPY, self.lines[index], self.lines[first])
+        return copies
+
+
+def _first_of_each(numbers: "array[int]") -> dict[int, int]:
+    """Return where each number that is there more than once stands first."""
+    repeated = {one for one, other in pairwise(sorted(numbers)) if one == other}
+    firsts: dict[int, int] = {}
+    for index, number in enumerate(numbers):
+        if number in repeated:
+            firsts.setdefault(number, index)
+    return firsts
+
+
+def inspect_rows(rows: Iterable[Row], *, on_progress: Callable[[], None] = lambda: None) -> Inspection:
+    """Return the findings of rows in file order. Memory is some 20 bytes a row, and bounded for near copies."""
+    taken = _Pass()
+    for count, row in enumerate(rows, 1):
+        taken.take(row)
+        if count % _PROGRESS_ROWS == 0:
+            on_progress()
+    return taken.finish()
+
+
+def hints_of(row: Row) -> set[Hint]:
+    """Return what personal data a row seems to hold."""
+    return find_hints("\n".join(_contents(row)))
+
+
+def _own(row: Row) -> list[str]:
+    codes = [f"personal_{hint.value}" for hint in hints_of(row)]
+    if isinstance(row, ChatRow) and not any(m.is_trained and (m.content.strip() or m.tool_calls) for m in row.messages):
+        codes.append(FindingCode.EMPTY_TARGET)
+    return codes
+
+
+def _own_words(row: Row) -> str:
+    """Return what sets a row apart: system messages are often the same in every row."""
+    if isinstance(row, ChatRow):
+        return "\n".join(message.content for message in row.messages if message.role not in ("system", "developer"))
+    return "\n".join(_contents(row))
+
+
+def _contents(row: Row) -> list[str]:
+    if isinstance(row, TextRow):
+        return [row.text]
+    messages: tuple[ChatMessage, ...]
+    messages = (*row.prompt, *row.preferred, *row.non_preferred) if isinstance(row, PreferenceRow) else row.messages
+    return [message.content for message in messages] + [
+        call.arguments for message in messages for call in message.tool_calls
+    ]
+
+
+def as_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    return [msgspec.to_builtins(finding) for finding in findings]

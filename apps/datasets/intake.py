@@ -1,0 +1,293 @@
+"""Training data coming in: streamed to the store, registered as the next version of a dataset, sent to validation."""
+
+import datetime
+import hashlib
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+from django.db import transaction
+from django.db.models import Max
+
+from apps.core import audit, outbox
+from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded, Status
+from apps.core.ids import new_id
+from apps.core.locks import lock
+from apps.core.object_store import StoredObject, object_key, store
+from apps.core.transitions import advance
+from apps.datasets.formats import Mapping
+from apps.datasets.models import VERSION_TRANSITIONS, Dataset, DatasetVersion
+from apps.datasets.queries import storage_used_bytes
+from apps.datasets.repair import RepairMode
+
+PURPOSES = ("fine-tune", "evals")
+MAX_FILE_BYTES = 512 * 1024 * 1024  # OpenAI's own limit for a file sent in one request
+MIN_EXPIRY_SECONDS, MAX_EXPIRY_SECONDS = 3600, 2_592_000
+_FILENAME_LIMIT, _NAME_LIMIT = 255, 120
+_EXTENSIONS = re.compile(r"\.(jsonl?|ndjson|csv|tsv|parquet|txt|text|md)?(\.gz)?$", re.IGNORECASE)
+
+
+class FileTooLarge(DomainError):
+    """The file is longer than a file may be; nothing of it was kept."""
+
+    code = "file_too_large"
+    status = Status.TOO_LARGE
+
+
+class StorageFull(QuotaExceeded):
+    """The organization's storage limit does not hold this file."""
+
+
+class NotRepairable(InvalidState):
+    """The file has no bad rows that could be left out or mended."""
+
+    code = "file_not_repairable"
+
+
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said of a file that comes in. `storage_limit_bytes` is the organization's quota, None without one."""
+
+    filename: str
+    purpose: str
+    by: str
+    now: datetime.datetime
+    dataset_name: str | None = None
+    expires_after_seconds: int | None = None
+    storage_limit_bytes: int | None = None
+    mapping: Mapping | None = None
+
+
+def create_version(
+    *,
+    organization: Any,
+    filename: str,
+    purpose: str,
+    chunks: Iterable[bytes],
+    by: str,
+    now: datetime.datetime,
+    dataset_name: str | None = None,
+    expires_after_seconds: int | None = None,
+    storage_limit_bytes: int | None = None,
+    mapping: Mapping | None = None,
+) -> DatasetVersion:
+    """Store an upload and ask for its validation. The same dataset name again makes the next version of it.
+
+    The bytes are streamed; a failure leaves neither row nor object. Raises InvalidValue, FileTooLarge, StorageFull.
+    """
+    arrival = Arrival(
+        filename=filename,
+        purpose=purpose,
+        by=by,
+        now=now,
+        dataset_name=dataset_name,
+        expires_after_seconds=expires_after_seconds,
+        storage_limit_bytes=storage_limit_bytes,
+        mapping=mapping,
+    )
+    version = new_version(organization=organization, arrival=arrival)
+    left = storage_left_bytes(organization=organization, limit_bytes=storage_limit_bytes)
+    stored = store().put_stream(version.object_key, _limited(chunks, left))
+    return register(version=version, stored=stored, arrival=arrival)
+
+
+def new_version(*, organization: Any, arrival: Arrival) -> DatasetVersion:
+    """Return a version that is not saved yet, with the key its bytes belong under. Raises InvalidValue."""
+    check_purpose(arrival.purpose)
+    organization_id = getattr(organization, "pk", organization)
+    version = DatasetVersion(
+        pk=new_id("file", "-"),
+        organization_id=organization_id,
+        purpose=arrival.purpose,
+        filename=clean_filename(arrival.filename),
+        created_by=arrival.by,
+        expires_at=_expiry(arrival.now, arrival.expires_after_seconds),
+        given_mapping=msgspec.to_builtins(arrival.mapping) if arrival.mapping else None,
+    )
+    version.object_key = object_key(organization_id, "datasets", version.pk, "data.jsonl")
+    return version
+
+
+def register(*, version: DatasetVersion, stored: StoredObject, arrival: Arrival) -> DatasetVersion:
+    """Save a version whose bytes are stored; they go again when that fails. Raises StorageFull."""
+    name = arrival.dataset_name or _EXTENSIONS.sub("", version.filename)
+    try:
+        return _register(version, stored, clean_name(name, limit=_NAME_LIMIT) or "dataset", arrival.storage_limit_bytes)
+    except BaseException:
+        store().delete(version.object_key)
+        raise
+
+
+def check_purpose(purpose: str) -> None:
+    if purpose not in PURPOSES:
+        raise InvalidValue(f"'{purpose[:40]}' is not accepted; use 'fine-tune' or 'evals'.", param="purpose")
+
+
+def check_expiry(seconds: int | None) -> None:
+    if seconds is not None and not MIN_EXPIRY_SECONDS <= seconds <= MAX_EXPIRY_SECONDS:
+        limits = f"{MIN_EXPIRY_SECONDS} and {MAX_EXPIRY_SECONDS}"
+        raise InvalidValue(f"A file may expire between {limits} seconds after upload.", param="expires_after.seconds")
+
+
+def clean_filename(filename: str) -> str:
+    return clean_name(filename, limit=_FILENAME_LIMIT) or "file.jsonl"
+
+
+def clean_name(name: str, *, limit: int) -> str:
+    """Return a name that is safe to store and show: no folder, control or bidi character, normal form C."""
+    base = name.replace("\\", "/").rsplit("/", 1)[-1]
+    kept = "".join(char for char in unicodedata.normalize("NFC", base) if unicodedata.category(char)[0] != "C")
+    return " ".join(kept.split())[:limit].strip()
+
+
+def storage_left_bytes(*, organization: Any, limit_bytes: int | None) -> int | None:
+    """Return what the organization may still store, None without a limit."""
+    return None if limit_bytes is None else max(0, limit_bytes - storage_used_bytes(organization=organization))
+
+
+def require_storage(*, organization: Any, limit_bytes: int | None, wanted_bytes: int) -> None:
+    """Raise StorageFull unless so many bytes more may be stored."""
+    left = storage_left_bytes(organization=organization, limit_bytes=limit_bytes)
+    if left is not None and wanted_bytes > left:
+        raise _storage_full(left)
+
+
+def _expiry(now: datetime.datetime, seconds: int | None) -> datetime.datetime | None:
+    check_expiry(seconds)
+    return None if seconds is None else now + datetime.timedelta(seconds=seconds)
+
+
+def _limited(chunks: Iterable[bytes], left_bytes: int | None) -> Iterator[bytes]:
+    size = 0
+    for chunk in chunks:
+        size += len(chunk)
+        if size > MAX_FILE_BYTES:
+            limit = f"{MAX_FILE_BYTES // 1024**2} MiB"
+            raise FileTooLarge(f"A file sent at once may have up to {limit}; send it in parts.", param="file")
+        if left_bytes is not None and size > left_bytes:
+            raise _storage_full(left_bytes)
+        yield chunk
+
+
+def _storage_full(left_bytes: int) -> StorageFull:
+    return StorageFull(
+        f"Your organization has {left_bytes:,} bytes of storage left, too little for this file: "
+        "delete files you no longer need, or ask the operator for more.",
+        param="file",
+    )
+
+
+@transaction.atomic
+def _register(
+    version: DatasetVersion, stored: StoredObject, name: str, storage_limit_bytes: int | None
+) -> DatasetVersion:
+    _serialize_uploads(version.organization_id)
+    require_storage(organization=version.organization_id, limit_bytes=storage_limit_bytes, wanted_bytes=stored.bytes)
+    version.dataset, _ = Dataset.objects.get_or_create(
+        organization_id=version.organization_id, name=name, deleted_at=None, defaults={"created_by": version.created_by}
+    )
+    version.bytes, version.sha256 = stored.bytes, stored.sha256
+    return _save_next(version, "dataset.uploaded", filename=version.filename, bytes=stored.bytes, sha256=stored.sha256)
+
+
+def _save_next(version: DatasetVersion, action: str, **details: Any) -> DatasetVersion:
+    """This function will number the version, save it and have it validated. The caller has serialized uploads."""
+    version.number = (version.dataset.versions.aggregate(last=Max("number"))["last"] or 0) + 1
+    version.save(force_insert=True)
+    _ask_for_validation(version)
+    audit.record(
+        organization=version.organization_id, by=version.created_by, action=action, target=version.pk, **details
+    )
+    version.refresh_from_db()
+    return version
+
+
+def _ask_for_validation(version: DatasetVersion, attempt: str = "") -> None:
+    key = ":".join(filter(None, ["validate", version.pk, attempt]))
+    outbox.publish(topic="dataset.validate", key=key, payload={"version_id": version.pk})
+
+
+def _serialize_uploads(organization_id: str) -> None:
+    """Let one upload of an organization register at a time: version numbers and storage add up."""
+    lock(f"uploads:{organization_id}")
+
+
+# --- new versions of what is here already -----------------------------------------------------------------------------
+
+
+@transaction.atomic
+def repair_version(
+    *,
+    version: DatasetVersion,
+    mode: RepairMode,
+    by: str,
+    now: datetime.datetime,
+    storage_limit_bytes: int | None = None,
+) -> DatasetVersion:
+    """Return a new version that will have the bad rows of this one mended or left out; a task writes it.
+
+    Raises NotRepairable, StorageFull.
+    """
+    if version.status != "invalid":
+        raise NotRepairable(f"{version.pk} is {version.status}: only a file with bad rows can be repaired.")
+    if version.layout.get("is_rejected", True):
+        raise NotRepairable("The file cannot be read as rows, so there are none to repair: see its first problem.")
+    _serialize_uploads(version.organization_id)
+    require_storage(
+        organization=version.organization_id, limit_bytes=storage_limit_bytes, wanted_bytes=version.data_bytes
+    )
+    filename = _EXTENSIONS.sub("", version.filename)[: _FILENAME_LIMIT - 20] + ".jsonl"
+    arrival = Arrival(filename=filename, purpose=version.purpose, by=by, now=now)
+    repaired = new_version(organization=version.organization_id, arrival=arrival)
+    repaired.dataset, repaired.derived_from, repaired.repair = version.dataset, version, mode
+    repaired.expires_at, repaired.bytes = version.expires_at, 0
+    return _save_next(repaired, "dataset.repaired", source=version.pk, mode=str(mode))
+
+
+def remap_version(
+    *,
+    version: DatasetVersion,
+    mapping: Mapping,
+    by: str,
+    now: datetime.datetime,
+    storage_limit_bytes: int | None = None,
+) -> DatasetVersion:
+    """Have a file read again with these columns: itself where it was never ready, else a copy as the next version.
+
+    Raises InvalidState while the file is being validated, and StorageFull.
+    """
+    if version.status == "invalid":
+        return _read_again(version, mapping, by, now)
+    if version.status != "ready":
+        raise InvalidState("The file is being validated; choose its columns in a moment.", param="file_id")
+    arrival = Arrival(
+        filename=version.filename,
+        purpose=version.purpose,
+        by=by,
+        now=now,
+        dataset_name=version.dataset.name,
+        storage_limit_bytes=storage_limit_bytes,
+        mapping=mapping,
+    )
+    copy = new_version(organization=version.organization_id, arrival=arrival)
+    copy.derived_from = version
+    require_storage(organization=version.organization_id, limit_bytes=storage_limit_bytes, wanted_bytes=version.bytes)
+    stored = store().compose(copy.object_key, [version.object_key])
+    return register(version=copy, stored=stored, arrival=arrival)
+
+
+@transaction.atomic
+def _read_again(version: DatasetVersion, mapping: Mapping, by: str, now: datetime.datetime) -> DatasetVersion:
+    given = msgspec.to_builtins(mapping)
+    advance(
+        version, to="uploaded", transitions=VERSION_TRANSITIONS,
+        given_mapping=given, errors=[], error_count=0, line_offsets=[], validated_at=None,
+    )  # fmt: skip
+    digest = hashlib.sha256(msgspec.json.encode(given) + str(now).encode()).hexdigest()
+    _ask_for_validation(version, digest[:16])
+    audit.record(
+        organization=version.organization_id, by=by, action="dataset.mapped", target=version.pk,
+        format=str(mapping.format), columns=mapping.columns,
+    )  # fmt: skip
+    return version

@@ -1,0 +1,80 @@
+"""Rows that say almost the same, found in one pass.
+
+MinHash by one permutation: each pair of neighbouring words is hashed into one of 16 bins, a bin keeps its smallest
+value, and the share of equal bins estimates the Jaccard similarity of two texts (Li, Owen, Zhang 2012; empty bins take
+their neighbour's value, Shrivastava, Li 2014). Rows that agree in one of eight pairs of bins are compared. A row costs
+about 0.6 KB, and only the first rows of a file are compared with each other, so memory has a bound.
+"""
+
+import re
+import zlib
+from array import array
+from itertools import pairwise
+
+MOST_ROWS = 200_000
+BINS = 16
+ALIKE_BINS = 11  # of 16: a similarity of about 0.7
+LEAST_WORDS = 6
+_BANDS = tuple((index, index + BINS // 2) for index in range(BINS // 2))
+_WORD = re.compile(rb"[\w\x80-\xff]+")
+_EMPTY = 0xFFFFFFFF
+
+
+class NearCopies:
+    """Takes rows in order and says of each which earlier row it is nearly the same as."""
+
+    def __init__(self, *, most_rows: int = MOST_ROWS) -> None:
+        self._most_rows = most_rows
+        self._sketches = array("I")
+        self._lines = array("I")
+        self._buckets: list[dict[int, int]] = [{} for _ in _BANDS]
+
+    def find(self, text: str, line: int) -> int | None:
+        """Return the line of an earlier row that is nearly this one, or None."""
+        if len(self._lines) >= self._most_rows:
+            return None
+        made = sketch(text)
+        if made is None:
+            return None
+        keys = [made[a] << 32 | made[b] for a, b in _BANDS]
+        candidates = {
+            found for key, bucket in zip(keys, self._buckets, strict=True) if (found := bucket.get(key)) is not None
+        }
+        for candidate in sorted(candidates):
+            if self._alike(candidate, made) >= ALIKE_BINS:
+                return self._lines[candidate]
+        index = len(self._lines)
+        self._lines.append(line)
+        self._sketches.extend(made)
+        for key, bucket in zip(keys, self._buckets, strict=True):
+            bucket.setdefault(key, index)
+        return None
+
+    def _alike(self, index: int, made: list[int]) -> int:
+        kept = self._sketches[index * BINS : (index + 1) * BINS]
+        return sum(map(int.__eq__, kept, made))
+
+
+def sketch(text: str) -> list[int] | None:
+    """Return the bins of a text, or None where it has too few words to be nearly like another."""
+    words = _WORD.findall(text.casefold().encode("utf-8", "replace"))
+    if len(words) < LEAST_WORDS:
+        return None
+    hashes = list(map(zlib.crc32, words))
+    bins = [_EMPTY] * BINS
+    for value in {(one * 0x9E3779B1 + other * 0x85EBCA77 >> 7) & 0xFFFFFFFF for one, other in pairwise(hashes)}:
+        at = value & 15
+        if value < bins[at]:
+            bins[at] = value
+    return _filled(bins)
+
+
+def _filled(bins: list[int]) -> list[int]:
+    """Give empty bins the value of the next one that is not, told apart by the distance."""
+    filled = list(bins)
+    for at in range(BINS):
+        distance = 0
+        while bins[(at + distance) % BINS] == _EMPTY:
+            distance += 1
+        filled[at] = (bins[(at + distance) % BINS] + distance * 0x10000001) & 0xFFFFFFFF
+    return filled

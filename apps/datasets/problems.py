@@ -1,0 +1,91 @@
+"""What can be wrong with a file: the words for it, and the problems as they are stored and shown."""
+
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from apps.contracts.chat import RowError, RowErrorCode
+
+MIN_ROWS = 10
+MAX_ROWS = 2_000_000
+MAX_LINE_BYTES = 1024 * 1024
+KEPT_PROBLEMS = 1_000
+
+
+class FileErrorCode(StrEnum):
+    """What can be wrong with a file as a whole, or with a row before it is one; rows have RowErrorCode too."""
+
+    EMPTY_FILE = "empty_file"
+    NOT_TRAINING_DATA = "not_jsonl"
+    NOT_UTF8 = "not_utf8"
+    TRUNCATED_LAST_LINE = "truncated_last_line"
+    TRUNCATED_FILE = "truncated_file"
+    TOO_FEW_ROWS = "too_few_rows"
+    TOO_MANY_ROWS = "too_many_rows"
+    TOO_LARGE_INSIDE = "too_large_inside"
+    CONTENT_CHANGED = "content_changed"
+    UNKNOWN_COLUMNS = "unknown_columns"
+    MISSING_COLUMN = "missing_column"
+    INVALID_TABLE = "invalid_table"
+    INVALID_ARRAY = "invalid_array"
+    MISSING_VALUE = "missing_value"
+    INVALID_VALUE = "invalid_value"
+
+
+class LineError(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to fix, as it is stored and shown. `line` is the line of a JSONL file, else the number of the row."""
+
+    line: int
+    code: str
+    message: str
+    param: str | None = None
+    fix: str = ""
+
+
+class Rejected(Exception):
+    """The file is so unlike training data that naming each line would help nobody."""
+
+    def __init__(self, code: FileErrorCode, message: str, fix: str, *, line: int = 1) -> None:
+        super().__init__(message)
+        self.error = LineError(line=line, code=code, message=storable(message), fix=storable(fix))
+
+
+def too_long(line: int) -> LineError:
+    return LineError(
+        line=line,
+        code=RowErrorCode.LINE_TOO_LONG,
+        message=f"The line is longer than {MAX_LINE_BYTES // 1024**2} MiB.",
+        fix="Put one conversation on each line, separated by newlines; split very long conversations.",
+    )
+
+
+def from_row_error(error: RowError) -> LineError:
+    """Return a row's error as it is stored."""
+    return LineError(
+        line=error.line,
+        code=str(error.code),
+        message=storable(error.message),
+        param=error.param and storable(error.param),
+        fix=storable(error.fix),
+    )
+
+
+# PostgreSQL's jsonb takes neither NUL nor half a surrogate pair, and a page should not obey bidi controls.
+_UNSTORABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+
+
+def storable(text: str) -> str:
+    """Return the text as the database and a page can hold it, not longer than a few sentences."""
+    return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[:500]
+
+
+def shown(data: bytes, *, limit: int = 4_000) -> str:
+    """Return the text of a row for people, cut to what the database should hold of it."""
+    return data[: 4 * limit].decode("utf-8", "replace").replace("\x00", "\N{REPLACEMENT CHARACTER}")[:limit]
+
+
+def as_json(errors: Iterable[LineError]) -> list[dict[str, Any]]:
+    return [msgspec.to_builtins(error) for error in errors]

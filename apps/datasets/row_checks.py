@@ -1,0 +1,114 @@
+"""Rows judged by apps.contracts.chat, a block of lines at a time where all of them are plain and right.
+
+Most files hold thousands of plain rows for each that needs a word: the quick way only ever says "all of these are
+right", and everything it is not sure of goes to the strict reader, line by line.
+"""
+
+import msgspec
+from msgspec import UNSET
+
+from apps.contracts.chat import Line, RowError, RowKind, parse_row_as
+from apps.datasets.problems import MAX_LINE_BYTES, LineError, from_row_error, too_long
+
+MAX_MESSAGES = 2_000
+
+
+class _Message(msgspec.Struct, forbid_unknown_fields=True):
+    role: str
+    content: str
+    weight: int | msgspec.UnsetType = UNSET
+
+
+class _Chat(msgspec.Struct, forbid_unknown_fields=True):
+    messages: list[_Message]
+
+
+class _Text(msgspec.Struct, forbid_unknown_fields=True):
+    text: str
+
+
+_decode_chats = msgspec.json.Decoder(_Chat).decode_lines
+_decode_texts = msgspec.json.Decoder(_Text).decode_lines
+_CONTEXT_ROLES = frozenset({"user", "system", "developer"})
+# An escaped letter could spell a key in a second way; an escaped NUL no database takes.
+_ESCAPES = (b"\\u0000", b"\\u005", b"\\u006", b"\\u007")
+
+
+def check_line(line: Line, kind: RowKind) -> LineError | None:
+    """Return what is wrong with one line, if anything is."""
+    if line.is_too_long:
+        return too_long(line.number)
+    try:
+        parse_row_as(line.data, kind, line_number=line.number)
+    except RowError as error:
+        return from_row_error(error)
+    return None
+
+
+def count_if_plain(block: bytes, kind: RowKind) -> int | None:
+    """Return how many rows a block of whole lines holds if every line surely is a valid row, else None.
+
+    None says nothing of the rows: they may be unusual, or wrong, or have blank lines between them.
+    """
+    lines = block.count(b"\n")
+    # One object on each line: the decoder by itself would take two on one, or one spread over two.
+    is_regular = block.startswith(b"{") and block.endswith(b"}\n") and block.count(b"}\n{") == lines - 1
+    if not is_regular or any(escape in block for escape in _ESCAPES) or len(block) > MAX_LINE_BYTES:
+        return None
+    try:
+        match kind:
+            case RowKind.CHAT:
+                return lines if _are_plain_chats(block, lines) else None
+            case RowKind.TEXT:
+                return lines if _are_plain_texts(block, lines) else None
+            case _:
+                return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _are_plain_texts(block: bytes, lines: int) -> bool:
+    rows = _decode_texts(block)
+    return len(rows) == lines == block.count(b'"text"') and all(row.text.strip() for row in rows)
+
+
+def _are_plain_chats(block: bytes, lines: int) -> bool:
+    rows = _decode_chats(block)
+    messages = weighted = 0
+    for row in rows:
+        found = row.messages
+        messages += len(found)
+        if not found or found[-1].role != "assistant" or len(found) > MAX_MESSAGES:
+            return False
+        is_trained = False
+        for message in found:
+            if message.role == "assistant":
+                weight = message.weight
+                if weight is UNSET:
+                    is_trained = True
+                else:
+                    weighted += 1
+                    if weight == 1:
+                        is_trained = True
+                    elif weight != 0:
+                        return False
+                content = message.content
+                if not content or (content[0].isspace() and not content.strip()):
+                    return False
+            elif message.role not in _CONTEXT_ROLES or message.weight is not UNSET:
+                return False
+        if not is_trained:
+            return False
+    return len(rows) == lines and _keys_are_single(block, lines, messages, weighted)
+
+
+def _keys_are_single(block: bytes, rows: int, messages: int, weighted: int) -> bool:
+    """Whether each key stands once in its object: the decoder keeps the last of two and says nothing.
+
+    A quote inside a string is escaped, so `"role"` in the text of a block is a key, or a string that is just that word.
+    """
+    return (
+        block.count(b'"role"') == messages == block.count(b'"content"')
+        and block.count(b'"messages"') == rows
+        and block.count(b'"weight"') == weighted
+    )

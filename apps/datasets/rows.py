@@ -1,0 +1,23 @@
+"""The rows of a version, in order, with bounded memory."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from apps.contracts.chat import Row, RowKind, parse_line_as, split_lines
+from apps.core.object_store import read_chunks, store
+from apps.datasets.models import DatasetVersion
+from apps.datasets.problems import MAX_LINE_BYTES
+
+
+def kind_of(version: DatasetVersion) -> RowKind:
+    """Return what the version's rows are; a file of before kinds were told apart holds conversations."""
+    return RowKind(version.kind or RowKind.CHAT)
+
+
+@contextmanager
+def iterate_rows(*, version: DatasetVersion) -> Iterator[Iterator[Row]]:
+    """Give every row of a ready version; the rows raise RowError, and the file is closed at the end."""
+    kind = kind_of(version)
+    with store().open_stream(version.data_key) as stream:
+        lines = split_lines(read_chunks(stream), max_line_bytes=MAX_LINE_BYTES)
+        yield (parse_line_as(line, kind) for line in lines)

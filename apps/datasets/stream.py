@@ -1,0 +1,96 @@
+"""Bytes on their way into a dataset: hashed, peeked at, their lines found again later, and kept from exploding."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+
+from apps.datasets.problems import FileErrorCode, Rejected
+
+CHUNK_BYTES = 256 * 1024
+LINES_PER_OFFSET = 256
+UTF8_MARK = b"\xef\xbb\xbf"
+# A compressed file may hold this much more than its own size. Text rarely shrinks to a fifth; bombs, to a thousandth.
+MAX_EXPANSION = 50
+FREE_EXPANSION_BYTES = 64 * 1024 * 1024
+MAX_EXPANDED_BYTES = 32 * 1024**3
+
+Chunks = Iterable[bytes]
+
+
+class Peekable:
+    """A stream whose first bytes can be looked at before it is read."""
+
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = iter(chunks)
+        self._seen: list[bytes] = []
+        self._seen_bytes = 0
+
+    def peek(self, size: int) -> bytes:
+        """Return the first bytes, fewer where the stream is shorter."""
+        while self._seen_bytes < size and (chunk := next(self._chunks, b"")):
+            self._seen.append(chunk)
+            self._seen_bytes += len(chunk)
+        return b"".join(self._seen)[:size]
+
+    def __iter__(self) -> Iterator[bytes]:
+        seen, self._seen, self._seen_bytes = self._seen, [], 0
+        yield from seen
+        yield from self._chunks
+
+
+class Hashed:
+    """A stream that is hashed and counted as it passes."""
+
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = iter(chunks)
+        self._digest = hashlib.sha256()
+        self.bytes = 0
+        self.last_byte = b""
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._chunks:
+            self._digest.update(chunk)
+            self.bytes += len(chunk)
+            self.last_byte = chunk[-1:] or self.last_byte
+            yield chunk
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+
+class LineOffsets:
+    """Where every LINES_PER_OFFSET-th line of a stream starts."""
+
+    def __init__(self) -> None:
+        self.offsets: list[int] = [0]
+        self._size = self._lines = 0
+
+    def note(self, chunk: bytes) -> bytes:
+        """Take in the next bytes and return them."""
+        left, position = chunk.count(b"\n"), -1
+        while left >= (missing := LINES_PER_OFFSET - self._lines):
+            for _ in range(missing):
+                position = chunk.index(b"\n", position + 1)
+            self.offsets.append(self._size + position + 1)
+            left, self._lines = left - missing, 0
+        self._lines += left
+        self._size += len(chunk)
+        return chunk
+
+
+def limited_expansion(expand: Callable[[Chunks], Iterator[bytes]], chunks: Chunks) -> Iterator[bytes]:
+    """Yield what `expand` makes of a stream as long as it stays in proportion to it. Raises Rejected."""
+    source = Hashed(chunks)
+    size = 0
+    for piece in expand(source):
+        size += len(piece)
+        require_proportion(size, source.bytes)
+        yield piece
+
+
+def require_proportion(expanded_bytes: int, source_bytes: int) -> None:
+    """Raise Rejected for a bomb: a small file that holds more than any text of its size does."""
+    allowed = max(FREE_EXPANSION_BYTES, MAX_EXPANSION * source_bytes)
+    if expanded_bytes > min(allowed, MAX_EXPANDED_BYTES):
+        message = f"The file holds more than {MAX_EXPANSION} times its own size: it looks like an archive bomb."
+        raise Rejected(FileErrorCode.TOO_LARGE_INSIDE, message, "Upload the data as plain JSONL.")

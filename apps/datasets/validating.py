@@ -1,0 +1,181 @@
+"""Validating a file: whoever does it holds a lease in the row, reads the file once, and writes down what it found."""
+
+import datetime
+import time
+from typing import Any
+
+import msgspec
+from django.db import transaction
+
+from apps.core import audit
+from apps.core.clock import db_now
+from apps.core.object_store import ObjectMissing, StoredObject, object_key, read_chunks, store
+from apps.core.transitions import try_advance
+from apps.datasets.formats import read_mapping
+from apps.datasets.models import VERSION_TRANSITIONS, DatasetVersion
+from apps.datasets.problems import FileErrorCode, LineError, as_json
+from apps.datasets.repair import REPAIRS, RepairMode
+from apps.datasets.validation import Pass, Report
+
+LEASE = datetime.timedelta(seconds=60)
+_RENEW_SECONDS = 10
+
+
+def validate_version(*, version_id: str, now: datetime.datetime) -> DatasetVersion | None:
+    """Read the file once and mark it ready or invalid; return None when it is another's turn or was done already.
+
+    Whoever validates holds a lease in the row; one that is not renewed has died, and the next caller starts over.
+    """
+    version = DatasetVersion.objects.filter(pk=version_id).select_related("derived_from").first()
+    if version is None:
+        return None
+    take_over_from_the_dead(version, now)
+    lease = _Lease(version, now)
+    if not lease.take():
+        return None
+    try:
+        _write_repaired(version, lease)
+        report, rows = _read(version, lease)
+    except ObjectMissing:
+        report, rows = _lost_report(), None
+    except LeaseLost:
+        return None
+    return _record_report(version, report, lease, rows=rows)
+
+
+def _read(version: DatasetVersion, lease: "_Lease") -> tuple[Report, StoredObject | None]:
+    """Read the file; where it is not JSONL of our rows itself, store its rows as that beside it."""
+    with store().open_stream(version.object_key) as stream:
+        mapping = read_mapping(version.given_mapping)
+        reading = Pass(read_chunks(stream), filename=version.filename, mapping=mapping, on_progress=lease.renew)
+        reading.start()
+        if not reading.is_verbatim:
+            stored = store().put_stream(_rows_key(version), reading)
+            return reading.report, stored
+        for _ in reading:
+            pass
+        return reading.report, None
+
+
+def _write_repaired(version: DatasetVersion, lease: "_Lease") -> None:
+    """Write the bytes of a version that was asked for as the repair of another, unless they are there."""
+    source = version.derived_from
+    if not version.repair or version.sha256 or source is None:
+        return
+    with store().open_stream(source.object_key) as stream:
+        reading = Pass(
+            read_chunks(stream),
+            filename=source.filename,
+            mapping=read_mapping(source.given_mapping),
+            repair=REPAIRS[RepairMode(version.repair)],
+            on_progress=lease.renew,
+        )
+        reading.start()
+        stored = store().put_stream(version.object_key, reading)
+    found = reading.report
+    version.bytes, version.sha256 = stored.bytes, stored.sha256
+    version.layout = {"repaired": found.repaired, "dropped": found.dropped}
+    version.save(update_fields=["bytes", "sha256", "layout"])
+
+
+def _rows_key(version: DatasetVersion) -> str:
+    return object_key(version.organization_id, "datasets", version.pk, "rows.jsonl")
+
+
+class LeaseLost(Exception):
+    """Somebody else has taken over the validation."""
+
+
+class _Lease:
+    """The right to validate one version. Its end is written into the row and is also its fencing token."""
+
+    def __init__(self, version: DatasetVersion, now: datetime.datetime) -> None:
+        self._version, self._renewed = version, time.monotonic()
+        self.expires_at = now + LEASE
+
+    def take(self) -> bool:
+        return try_advance(
+            self._version,
+            to="validating",
+            transitions=VERSION_TRANSITIONS,
+            validation_lease_expires_at=self.expires_at,
+        )
+
+    def renew(self) -> None:
+        if time.monotonic() - self._renewed < _RENEW_SECONDS:
+            return
+        self._renewed, expires_at = time.monotonic(), db_now() + LEASE
+        held = DatasetVersion.objects.filter(
+            pk=self._version.pk, status="validating", validation_lease_expires_at=self.expires_at
+        )
+        if not held.update(validation_lease_expires_at=expires_at):
+            raise LeaseLost
+        self.expires_at = expires_at
+
+
+def take_over_from_the_dead(version: DatasetVersion, now: datetime.datetime) -> None:
+    """Give a version back whose validator stopped renewing its lease."""
+    try_advance(
+        version,
+        to="uploaded",
+        transitions=VERSION_TRANSITIONS,
+        guard={"validation_lease_expires_at__lt": now},
+        validation_lease_expires_at=None,
+    )
+
+
+def _lost_report() -> Report:
+    error = LineError(
+        line=1, code=FileErrorCode.CONTENT_CHANGED, message="The stored file is gone.", fix="Upload it again."
+    )
+    return Report(rows=0, error_count=1, errors=(error,), line_offsets=(), sha256="")
+
+
+@transaction.atomic
+def _record_report(
+    version: DatasetVersion, report: Report, lease: _Lease, *, rows: StoredObject | None = None
+) -> DatasetVersion | None:
+    is_intact = report.sha256 == version.sha256
+    is_ready = report.is_valid and is_intact
+    errors = as_json(report.errors)
+    if report.is_valid and not is_intact:
+        message = "The stored file is not the one that was uploaded."
+        errors = as_json(
+            [LineError(line=1, code=FileErrorCode.CONTENT_CHANGED, message=message, fix="Upload it again.")]
+        )
+    is_mine = try_advance(
+        version,
+        to="ready" if is_ready else "invalid",
+        transitions=VERSION_TRANSITIONS,
+        guard={"validation_lease_expires_at": lease.expires_at},
+        rows=report.rows,
+        error_count=report.error_count or (0 if is_intact else 1),
+        errors=errors,
+        line_offsets=list(report.line_offsets),
+        kind=report.kind,
+        layout=version.layout | layout_of(report),
+        rows_key=_rows_key(version) if rows else "",
+        rows_bytes=rows.bytes if rows else 0,
+        rows_sha256=rows.sha256 if rows else "",
+        validated_at=db_now(),
+        validation_lease_expires_at=None,
+    )
+    if not is_mine:
+        return None
+    audit.record(
+        organization=version.organization_id, by="system", action="dataset.validated", target=version.pk,
+        status=version.status, rows=report.rows, error_count=version.error_count, kind=report.kind,
+    )  # fmt: skip
+    return version
+
+
+def layout_of(report: Report) -> dict[str, Any]:
+    """Return what a version remembers of how its file is laid out."""
+    return {
+        "container": report.container,
+        "is_gzip": report.is_gzip,
+        "is_rejected": report.is_rejected,
+        "mapping": msgspec.to_builtins(report.mapping) if report.mapping else None,
+        "columns": list(report.columns),
+        "sample": list(report.sample),
+    }

@@ -1,0 +1,189 @@
+"""Seconds of a whole job on its GPUs: micro-steps over the dataset's real lengths, optimizer steps, evaluations,
+checkpoints; scaled by a probe of the pool where there is one."""
+
+import math
+
+import msgspec
+
+from apps.estimates.architectures import active_linear_parameter_count
+from apps.estimates.gpus import Gpu
+from apps.estimates.placement import Task, padded_length
+from apps.estimates.plans import Method, TrainingPlan
+from apps.estimates.requests import PoolFacts, QuoteRequest
+from apps.estimates.shapes import shape_of
+from apps.estimates.stacks import ANNEAL
+from apps.estimates.throughput import ProbeRow
+from apps.estimates.timing import StepTime, step_time, timed
+
+# Packed rows are filled to this share on average (best-fit decreasing: Fewer Truncations Improve Language Modeling,
+# arXiv 2404.10830, table 1: above 99.9 % for documents of web length; chat rows are longer against the cap).
+_PACKING_SHARE = 0.97
+# Grouping rows of similar length out of 50 micro-batches leaves this much padding on skewed lengths (gpu_workers
+# train/data.py LengthGroupedSampler: each batch spans a fiftieth of the lengths).
+_GROUPED_PADDING = 1.03
+# Forward passes alone, of the three or four a micro-step is worth.
+_FORWARD_SHARE, _FORWARD_SHARE_RECOMPUTED = 1 / 3, 1 / 4
+# Writing a checkpoint: serialise, hash and store; bytes a second and a fixed part. Assumed, shown as such.
+_CHECKPOINT_BYTES_PER_SECOND, _CHECKPOINT_SECONDS = 500e6, 1.0
+# The yardstick of "cost per A100-hour": NVIDIA A100 80GB SXM data sheet, best measured product (gpus.json).
+A100 = Gpu(
+    key="a100-sxm-80",
+    name="A100 SXM 80GB",
+    memory_bytes=85_899_345_920,
+    bf16_flops=312e12,
+    measured_gemm_flops=271.2e12,
+    memory_bandwidth_bytes_per_second=2_039_000_000_000,
+)
+
+
+class Duration(msgspec.Struct, frozen=True, kw_only=True):
+    """`train_seconds` holds everything that is billed; `a100_seconds` is the same work on one A100."""
+
+    train_seconds: float
+    tokens_per_second: float
+    evaluation_seconds: float
+    checkpoint_seconds: float
+    step: StepTime
+    micro_steps: float
+    optimizer_steps: int
+    utilisation: float | None
+    bottleneck: str
+    a100_seconds: float
+    probe_factor: float = 1.0
+    probe_distance: float = 0.0  # doublings between the probe's work and this job's; 1 for another method
+
+
+def duration(task: Task, plan: TrainingPlan, pool: PoolFacts) -> Duration | None:
+    """None where neither a data sheet nor a probe says how fast the processor is."""
+    gpu = timed(pool.gpu)
+    if pool.probe is None and not pool.gpu.reachable_flops:
+        return None
+    request, rows = task.request, _rows(task.request)
+    length = _row_length(task, plan)
+    step = step_time(
+        shape=task.shape,
+        plan=plan,
+        gpu=gpu,
+        stack=task.stack,
+        row_tokens=length,
+        rows=plan.micro_batch_size,
+        node_bytes_per_second=pool.node_bytes_per_second,
+        gpus_per_node=max(pool.gpus_per_worker, 1) if pool.max_gpu_count else max(plan.gpu_count, 1),
+    )
+    factor = probe_factor(pool.probe, gpu) if pool.probe else 1.0
+    micro_steps = rows * request.epochs / (plan.micro_batch_size * plan.gpu_count)
+    steps = step_count(rows=math.ceil(rows), batch_size=request.batch_size, epochs=request.epochs)
+    computing = factor * (micro_steps * step.micro_step + steps * step.optimizer)
+    evaluation = factor * _evaluation_seconds(request, plan, step, length)
+    checkpoints = request.checkpoints * _checkpoint_seconds(task)
+    train = computing + evaluation + checkpoints
+    peak = pool.gpu.bf16_flops or pool.gpu.fp16_flops
+    return Duration(
+        train_seconds=train,
+        tokens_per_second=request.tokens * request.epochs / computing,
+        evaluation_seconds=evaluation,
+        checkpoint_seconds=checkpoints,
+        step=step,
+        micro_steps=micro_steps,
+        optimizer_steps=steps,
+        utilisation=micro_steps * step.flops / (computing * peak) if peak else None,
+        bottleneck=step.bottleneck,
+        a100_seconds=_a100_seconds(task, plan, length, micro_steps * plan.gpu_count),
+        probe_factor=factor,
+        probe_distance=_probe_distance(pool.probe, task, plan, length) if pool.probe else 0.0,
+    )
+
+
+def step_count(*, rows: int, batch_size: int, epochs: int) -> int:
+    """Optimizer steps: the last batch of an epoch may be smaller, and is still a step."""
+    return -(-rows // batch_size) * epochs
+
+
+def probe_factor(probe: ProbeRow, gpu: Gpu) -> float:
+    """Measured / computed time of the probe's own micro-step."""
+    if probe.gpu_key != gpu.key:
+        raise ValueError(f"a probe of {probe.gpu_key} says nothing about {gpu.key}")
+    rows = max(1, round(probe.tokens_per_micro_step / probe.sequence_length))
+    plan = TrainingPlan(
+        method=probe.method,
+        max_length=probe.sequence_length,
+        micro_batch_size=rows,
+        lora_rank=probe.lora_rank,
+        target_modules=probe.target_modules,
+        gradient_checkpointing=probe.gradient_checkpointing,
+        compute_dtype="float32" if gpu.is_cpu else "bfloat16",
+        is_packed=True,
+    )
+    shape = shape_of(probe.architecture, rank=probe.lora_rank, target_modules=probe.target_modules, use_dora=False)
+    step = step_time(
+        shape=shape, plan=plan, gpu=gpu, stack=ANNEAL, row_tokens=probe.tokens_per_micro_step / rows, rows=rows
+    )
+    return probe.tokens_per_micro_step / probe.tokens_per_second / (step.micro_step + step.optimizer)
+
+
+def _probe_distance(probe: ProbeRow, task: Task, plan: TrainingPlan, length: float) -> float:
+    if probe.method != task.request.method:
+        return 1.0
+    work = abs(math.log2(task.shape.active_linear / active_linear_parameter_count(probe.architecture)))
+    tokens = abs(math.log2(length * plan.micro_batch_size / probe.tokens_per_micro_step)) / 2
+    return round(max(work, tokens), 3) if max(work, tokens) > 0.1 else 0.0
+
+
+def padded_mean(request: QuoteRequest, rows: int) -> float:
+    """Mean length of micro-batches of so many random rows, each padded to its longest.
+
+    From the histogram where there is one; else lengths are taken as exponential with their mean, whose largest of n
+    is the mean times 1 + 1/2 + ... + 1/n, never more than the longest row.
+    """
+    mean, longest = request.tokens / request.rows, float(padded_length(request))
+    if rows == 1:
+        return min(mean, longest)
+    if not request.row_lengths:
+        return min(longest, mean * sum(1 / n for n in range(1, rows + 1)))
+    total = sum(count for _, count in request.row_lengths)
+    seen, expected, before = 0, 0.0, 0.0
+    for length, count in sorted(request.row_lengths):
+        seen += count
+        share = (seen / total) ** rows
+        expected += min(length, longest) * (share - before)
+        before = share
+    return expected
+
+
+def _rows(request: QuoteRequest) -> float:
+    """Rows the trainer sees in an epoch: packed ones are fewer and full."""
+    if not request.packing:
+        return float(request.rows)
+    return max(1.0, request.tokens / (request.max_length * _PACKING_SHARE))
+
+
+def _row_length(task: Task, plan: TrainingPlan) -> float:
+    request = task.request
+    if request.packing:
+        return float(min(request.max_length, request.tokens))
+    mean = request.tokens / request.rows
+    if task.stack.groups_lengths:
+        return min(float(padded_length(request)), mean * (_GROUPED_PADDING if plan.micro_batch_size > 1 else 1.0))
+    return padded_mean(request, plan.micro_batch_size)
+
+
+def _evaluation_seconds(request: QuoteRequest, plan: TrainingPlan, step: StepTime, length: float) -> float:
+    if not request.evaluations or not request.evaluation_tokens:
+        return 0.0
+    share = _FORWARD_SHARE_RECOMPUTED if plan.gradient_checkpointing else _FORWARD_SHARE
+    per_token = share * step.micro_step / (length * plan.micro_batch_size * plan.gpu_count)
+    return request.evaluations * request.evaluation_tokens * per_token
+
+
+def _checkpoint_seconds(task: Task) -> float:
+    """An adapter with its optimizer's state, or the whole model with it: 12 bytes a trained parameter."""
+    trained = task.shape.total if task.request.method == Method.FULL else task.shape.adapter
+    return _CHECKPOINT_SECONDS + 12 * trained / _CHECKPOINT_BYTES_PER_SECOND
+
+
+def _a100_seconds(task: Task, plan: TrainingPlan, length: float, micro_steps: float) -> float:
+    alone = msgspec.structs.replace(plan, gpu_count=1, parallelism="single", cpu_offload=False)
+    step = step_time(
+        shape=task.shape, plan=alone, gpu=A100, stack=task.stack, row_tokens=length, rows=plan.micro_batch_size
+    )
+    return micro_steps * step.micro_step

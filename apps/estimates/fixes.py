@@ -1,0 +1,157 @@
+"""When a job does not fit: the changes that make it fit, each enough by itself, with what the job then costs."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from apps.estimates.durations import duration
+from apps.estimates.gpus import GIB, Gpu
+from apps.estimates.intervals import memory_interval, time_interval
+from apps.estimates.placement import Placement, Task, choose_plan, longest_length, smallest_placement, task_of
+from apps.estimates.plans import Method
+from apps.estimates.requests import PoolFacts
+
+_LENGTH_STEP = 64  # suggested lengths are round numbers
+_MOST_GPUS = 64
+_LIGHTER = {Method.FULL: (Method.LORA, Method.QLORA), Method.LORA: (Method.QLORA,), Method.QLORA: ()}
+_NAMES = {Method.LORA: "LoRA", Method.QLORA: "QLoRA"}
+
+
+class Fix(msgspec.Struct, frozen=True, kw_only=True):
+    """One change that makes the job fit, and what it then costs. `key`: "micro_batch", "checkpointing", "method",
+    "max_length", "gpu_count", "offload", "gpu" (another type) or "none" (nothing offered holds it).
+
+    The cost is at the pool's own price; of another type only the time is known here.
+    """
+
+    key: str
+    text: str
+    peak_bytes: int
+    method: str | None = None
+    max_length: int | None = None
+    gpu_key: str | None = None
+    gpu_count: int | None = None
+    micro_batch_size: int | None = None
+    gradient_checkpointing: bool | None = None
+    cpu_offload: bool = False
+    train_seconds_p50: float | None = None
+    cost_nano_p50: int | None = None
+
+
+def ways_to_fit(task: Task, pool: PoolFacts, *, gpu_count: int, other_gpus: tuple[Gpu, ...] = ()) -> tuple[Fix, ...]:
+    """Smallest change first. If no single change is enough, a combination; else the truth that nothing offered is."""
+    fixes = tuple(_single_changes(task, pool, gpu_count, other_gpus))
+    return fixes or _combined(task, pool, gpu_count, other_gpus)
+
+
+def _single_changes(task: Task, pool: PoolFacts, gpu_count: int, others: tuple[Gpu, ...]) -> Iterator[Fix]:
+    request = task.request
+    if request.micro_batch_size is not None and request.micro_batch_size > 1:
+        yield from _change(
+            task, pool, gpu_count, "micro_batch", "Let the trainer choose the micro-batch", {"micro_batch_size": None}
+        )
+    if request.gradient_checkpointing is False:
+        changes: dict[str, object] = {"gradient_checkpointing": True}
+        yield from _change(task, pool, gpu_count, "checkpointing", "Recompute activations (checkpointing)", changes)
+    for method in _LIGHTER[Method(request.method)]:
+        found = list(_change(task, pool, gpu_count, "method", f"Use {_NAMES[method]}", {"method": method.value}))
+        if found:
+            yield found[0]
+            break
+    yield from _shorter(task, pool, gpu_count)
+    yield from _more_gpus(task, pool, gpu_count)
+    if not request.cpu_offload and not pool.gpu.is_cpu:
+        text = "Keep weights and optimizer state in the host's memory (slower)"
+        yield from _change(task, pool, gpu_count, "offload", text, {"cpu_offload": True})
+    yield from _other_types(task, pool, others)
+
+
+def _change(
+    task: Task, pool: PoolFacts, gpu_count: int, key: str, text: str, changes: dict[str, object]
+) -> Iterator[Fix]:
+    changed = task_of(msgspec.structs.replace(task.request, **changes))
+    placement = choose_plan(changed, pool.gpu, gpu_count=gpu_count, margin=memory_interval(pool).margin)
+    if placement.fits:
+        yield _priced(changed, pool, placement, key, text, changes)
+
+
+def _shorter(task: Task, pool: PoolFacts, gpu_count: int) -> Iterator[Fix]:
+    """The longest round length that fits, found by halving: memory never falls with length."""
+    length = _longest(task, pool, gpu_count)
+    if length:
+        text = f"Set max_length to {length:,} tokens or fewer"
+        yield from _change(task, pool, gpu_count, "max_length", text, {"max_length": length})
+
+
+def _longest(task: Task, pool: PoolFacts, gpu_count: int) -> int:
+    margin = memory_interval(pool).margin
+    return longest_length(task, pool.gpu, gpu_count=gpu_count, margin=margin, step=_LENGTH_STEP)
+
+
+def _with_length(task: Task, length: int) -> Task:
+    request = task.request
+    tokens = min(request.tokens, length * request.rows)
+    changes = {"max_length": length, "tokens": tokens, "trained_tokens": min(request.trained_tokens, tokens)}
+    return msgspec.structs.replace(task, request=msgspec.structs.replace(request, **changes))
+
+
+def _more_gpus(task: Task, pool: PoolFacts, gpu_count: int) -> Iterator[Fix]:
+    """The fewest GPUs of this pool that hold the job as asked."""
+    count, most = gpu_count * 2, min(pool.max_gpu_count or pool.gpus_per_worker, _MOST_GPUS)
+    while count <= most and task.request.batch_size % count == 0:
+        placement = choose_plan(task, pool.gpu, gpu_count=count, margin=memory_interval(pool).margin)
+        if placement.fits:
+            yield _priced(task, pool, placement, "gpu_count", f"Use {count} GPUs", {"gpu_count": count})
+            return
+        count *= 2
+
+
+def _other_types(task: Task, pool: PoolFacts, others: tuple[Gpu, ...]) -> Iterator[Fix]:
+    """The smallest other GPU type that holds the job as asked."""
+    for gpu in sorted(others, key=lambda gpu: gpu.memory_bytes):
+        if gpu.key == pool.gpu.key or gpu.memory_bytes <= pool.gpu.memory_bytes:
+            continue
+        elsewhere = PoolFacts(gpu=gpu)
+        placement = choose_plan(task, gpu, margin=memory_interval(elsewhere).margin)
+        if placement.fits:
+            yield _priced(task, elsewhere, placement, "gpu", f"Use {gpu.name}", {"gpu_key": gpu.key})
+            return
+
+
+def _combined(task: Task, pool: PoolFacts, gpu_count: int, others: tuple[Gpu, ...]) -> tuple[Fix, ...]:
+    """QLoRA on a larger type, or shorter rows with it there."""
+    least = task_of(msgspec.structs.replace(task.request, method=Method.QLORA.value, gradient_checkpointing=True))
+    for fix in _other_types(least, pool, others):
+        return (msgspec.structs.replace(fix, text=f"Use QLoRA on a larger type. {fix.text}", method="qlora"),)
+    largest = max((pool.gpu, *others), key=lambda gpu: gpu.memory_bytes)
+    elsewhere = PoolFacts(gpu=largest)
+    length = _longest(least, elsewhere, 1)
+    if length:
+        shorter = _with_length(least, length)
+        text = f"Use QLoRA on {largest.name} with max_length {length:,} or fewer"
+        changes: dict[str, object] = {"method": "qlora", "max_length": length, "gpu_key": largest.key}
+        return (_priced(shorter, elsewhere, smallest_placement(shorter, largest), "max_length", text, changes),)
+    peak = smallest_placement(least, largest).memory.peak_bytes
+    text = f"No single GPU offered holds this job: even QLoRA with one row at a time needs {_gib(peak)}."
+    return (Fix(key="none", text=text if others else "Choose a smaller base model.", peak_bytes=peak),)
+
+
+def _priced(task: Task, pool: PoolFacts, placement: Placement, key: str, text: str, changes: dict[str, object]) -> Fix:
+    times, peak = duration(task, placement.plan, pool), placement.memory.peak_bytes
+    seconds = times.train_seconds * time_interval(pool, times).p50 if times else None
+    cost = None
+    if seconds is not None and pool.price_nano is not None:
+        cost = round(pool.price_nano * seconds * placement.plan.gpu_count / pool.price_per_seconds)
+    known = {name: value for name, value in changes.items() if name in Fix.__struct_fields__ and value is not None}
+    return Fix(
+        key=key,
+        text=f"{text}: that needs {_gib(peak)} of {pool.gpu.name}'s {_gib(pool.gpu.memory_bytes)}.",
+        peak_bytes=peak,
+        train_seconds_p50=seconds,
+        cost_nano_p50=cost,
+        **known,  # type: ignore[arg-type]
+    )
+
+
+def _gib(amount: int) -> str:
+    return f"{amount / GIB:,.1f} GiB"

@@ -1,0 +1,95 @@
+"""How far an estimate may be off: factors for P10 and P90 around it, and what they were found on.
+
+The factors are quantiles of measured / predicted over published rows, each row predicted with constants fitted
+without its own source; `python -m tests.bench.estimates` prints them and how many held-out rows they hold.
+"""
+
+import math
+from statistics import quantiles
+
+import msgspec
+
+from apps.estimates.durations import Duration
+from apps.estimates.requests import Correction, PoolFacts
+from apps.estimates.throughput import ProbeRow
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """Multiply a predicted value by these. `origin` says, in words for people, what they were fitted on."""
+
+    p10: float
+    p50: float
+    p90: float
+    origin: str
+
+
+# Of memory, the weights are known: these are of the rest.
+MEMORY = Interval(p10=0.89, p50=1.0, p90=1.25, origin="160 published runs of other training loops")
+TIME = Interval(p10=0.89, p50=1.0, p90=1.40, origin="324 published runs of other training loops, none of this pool")
+# A probe measures the pool itself; what remains is carrying it to another model, length and batch: median over sources
+# and GPU types of the same quantiles, each row predicted from another of its source and type.
+PROBED = Interval(p10=0.81, p50=1.0, p90=1.23, origin="this pool's own probe, carried over to this job")
+# Repeats of one training loop on an otherwise idle machine still vary: clocks, allocator, data loader.
+_REPEATS = 0.02
+# On a CPU resident memory was measured at 1.44 to 1.88 times what was alive; the reserve is the middle.
+CPU_MEMORY = Interval(p10=0.82, p50=1.0, p90=1.10, origin="four jobs measured on a CPU")
+_LEAST_FINISHED_RUNS = 10
+
+
+class MemoryInterval(msgspec.Struct, frozen=True):
+    """`bounds` are (of the whole, of what is not weights) at P10, P50 and P90."""
+
+    bounds: tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
+    origin: str
+
+    def amounts(self, peak: float, weights: float) -> tuple[int, int, int]:
+        low, middle, high = (whole * (weights + rest * (peak - weights)) for whole, rest in self.bounds)
+        return round(low), round(middle), round(high)
+
+    @property
+    def margin(self) -> tuple[float, float]:
+        return self.bounds[2]
+
+
+def memory_interval(pool: PoolFacts) -> MemoryInterval:
+    """What finished runs taught; else the spread of the formulas."""
+    base, learned = CPU_MEMORY if pool.gpu.is_cpu else MEMORY, pool.correction
+    if learned is None:
+        return MemoryInterval(((1.0, base.p10), (1.0, 1.0), (1.0, base.p90)), base.origin)
+    factor = learned.memory_factor
+    low = (factor * learned.memory_p10, 1.0) if learned.memory_p10 else (factor, base.p10)
+    high = (factor * learned.memory_p90, 1.0) if learned.memory_p90 else (factor, base.p90)
+    return MemoryInterval((low, (factor, 1.0), high), learned.origin)
+
+
+def time_interval(pool: PoolFacts, times: Duration) -> Interval:
+    """What finished runs taught; else the probe's spread; else that of the formulas alone."""
+    base = _probed(pool.probe, times) if pool.probe is not None else TIME
+    if pool.correction is not None:
+        return _corrected(pool.correction, base)
+    if len(pool.finished_ratios) >= _LEAST_FINISHED_RUNS:
+        deciles = quantiles(pool.finished_ratios, n=10, method="inclusive")
+        origin = f"this pool's last {len(pool.finished_ratios)} finished runs"
+        return Interval(p10=deciles[0], p50=deciles[4], p90=deciles[8], origin=origin)
+    return base
+
+
+def _corrected(learned: Correction, base: Interval) -> Interval:
+    return Interval(
+        p10=learned.time_factor * (learned.time_p10 or base.p10),
+        p50=learned.time_factor,
+        p90=learned.time_factor * (learned.time_p90 or base.p90),
+        origin=learned.origin,
+    )
+
+
+def _probed(probe: ProbeRow, times: Duration) -> Interval:
+    """The probe's repeats for its own job, growing to the full spread of a carried speed at twice or half its work."""
+    repeats, low, high = _REPEATS, probe.tokens_per_second_low, probe.tokens_per_second_high
+    if low and high and high > low:
+        repeats = max(_REPEATS, math.log(high / low) / 2)
+    share = min(1.0, times.probe_distance)
+    down = math.hypot(repeats, share * math.log(PROBED.p10))
+    up = math.hypot(repeats, share * math.log(PROBED.p90))
+    origin = PROBED.origin if share > 0 else "spread of the probe's repeats"
+    return Interval(p10=math.exp(-down), p50=1.0, p90=math.exp(up), origin=origin)

@@ -1,0 +1,135 @@
+"""What a quote is asked: the job, the pool it may run on, and what finished runs of that pool have taught."""
+
+import msgspec
+
+from apps.estimates.architectures import Architecture
+from apps.estimates.errors import EstimateError
+from apps.estimates.gpus import Gpu
+from apps.estimates.plans import DEFAULT_TARGET_MODULES, Method, Optimizer
+from apps.estimates.stacks import STACKS
+from apps.estimates.throughput import ProbeRow
+
+# Beyond these a value is a slip of the keyboard, not a job anyone runs.
+_LIMITS = {
+    "max_length": 16_777_216,
+    "batch_size": 65_536,
+    "epochs": 1_000,
+    "rows": 10**10,
+    "tokens": 10**15,
+    "trained_tokens": 10**15,
+    "longest_row_tokens": 16_777_216,
+}
+
+
+_METHODS, _OPTIMIZERS = frozenset(Method), frozenset(Optimizer)
+
+
+class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One job. `tokens` and `trained_tokens` are per epoch, after truncation to `max_length`, without padding.
+
+    `row_lengths`: the dataset's length histogram as (length in tokens, rows), when known: padding is computed from it.
+    `evaluation_tokens` are read once per evaluation, of which there are `evaluations`; `checkpoints` are saved.
+    """
+
+    architecture: Architecture
+    method: str
+    max_length: int
+    batch_size: int
+    epochs: int
+    rows: int
+    tokens: int
+    trained_tokens: int
+    longest_row_tokens: int
+    lora_rank: int = 16
+    target_modules: tuple[str, ...] = DEFAULT_TARGET_MODULES
+    use_dora: bool = False
+    use_rslora: bool = False
+    lora_dropout: float = 0.05
+    optimizer: str = "adamw"
+    packing: bool = False
+    row_lengths: tuple[tuple[int, int], ...] = ()
+    evaluations: int = 0
+    evaluation_tokens: int = 0
+    checkpoints: int = 1
+    stack: str = "anneal"
+    micro_batch_size: int | None = None  # None: the largest that fits
+    gradient_checkpointing: bool | None = None  # None: only where it is needed
+    cpu_offload: bool = False
+
+    def __post_init__(self) -> None:
+        for name, most in _LIMITS.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise EstimateError(name, f"{name} must be between 1 and {most:,}")
+        if self.method not in _METHODS:
+            raise EstimateError("method", f"method {self.method!r} is not lora, qlora or full")
+        if self.optimizer not in _OPTIMIZERS:
+            raise EstimateError("optimizer", f"optimizer {self.optimizer!r} is not known")
+        if self.stack not in STACKS:
+            raise EstimateError("stack", f"stack {self.stack!r} is not known; known: {', '.join(STACKS)}")
+        if not 0 <= self.lora_dropout < 1:
+            raise EstimateError("lora_dropout", "lora_dropout must be at least 0 and below 1")
+        if not 1 <= self.lora_rank <= self.architecture.hidden_size:
+            most = self.architecture.hidden_size
+            raise EstimateError("lora_rank", f"lora_rank must be between 1 and hidden_size {most:,}")
+        if self.trained_tokens > self.tokens:
+            raise EstimateError("trained_tokens", "trained_tokens cannot exceed tokens")
+        self._check_choices()
+
+    def _check_choices(self) -> None:
+        for name in ("evaluations", "evaluation_tokens", "checkpoints"):
+            if getattr(self, name) < 0:
+                raise EstimateError(name, f"{name} cannot be negative")
+        micro = self.micro_batch_size
+        if micro is not None and (micro < 1 or self.batch_size % micro):
+            raise EstimateError("micro_batch_size", "micro_batch_size must divide batch_size")
+        if self.use_dora and self.method == Method.FULL:
+            raise EstimateError("use_dora", "DoRA is an adapter method")
+        if any(length < 1 or rows < 0 for length, rows in self.row_lengths):
+            raise EstimateError("row_lengths", "row_lengths are pairs of a length of at least 1 and a number of rows")
+
+
+class Correction(msgspec.Struct, frozen=True, kw_only=True):
+    """What finished runs taught about a pool: measured / predicted, as factors on the physics.
+
+    The `p10` and `p90` factors are of the residual spread around the corrected figure. `origin` says, for people,
+    what it was fitted on.
+    """
+
+    origin: str
+    runs: int = 0
+    version: int = 0
+    time_factor: float = 1.0
+    time_p10: float | None = None  # None: the physics' own interval
+    time_p90: float | None = None
+    memory_factor: float = 1.0
+    memory_p10: float | None = None
+    memory_p90: float | None = None
+
+
+class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a pool now. The price is `price_nano` nano-USD for each `price_per_seconds` of one GPU.
+
+    `seconds_ahead` is the expected training time of the runs waiting or running before this one, over all workers.
+    `finished_ratios` are measured / predicted training times of the pool's finished runs. `gpus_per_worker` bounds
+    the GPUs of one job within a machine; `max_gpu_count` over machines. `download_bytes` still to fetch (0: cached).
+    """
+
+    gpu: Gpu
+    probe: ProbeRow | None = None
+    price_nano: int | None = None
+    price_per_seconds: int = 3600
+    live_workers: int = 0
+    seconds_ahead: float = 0.0
+    startup_seconds: float = 0.0
+    finished_ratios: tuple[float, ...] = ()
+    gpus_per_worker: int = 1
+    max_gpu_count: int | None = None  # None: gpus_per_worker
+    node_bytes_per_second: float = 50e9  # between machines, each way and GPU: 400 Gbit/s InfiniBand
+    host_memory_bytes: int | None = None
+    is_spot: bool = False
+    interruptions_per_hour: float = 0.0
+    restart_seconds: float = 180.0
+    checkpoint_seconds_apart: float = 600.0
+    download_bytes: int = 0
+    download_bytes_per_second: float = 200e6
+    correction: Correction | None = None

@@ -1,0 +1,150 @@
+"""Score the estimates on any file of measurement rows: `python -m apps.estimates.score FILE.jsonl`.
+
+Prints what was left out and why, the error by source, method and GPU, and ends with one JSON object with the keys
+`peak_memory` and `time`. `--rows FILE` also writes each row's prediction beside its measurement.
+"""
+
+import argparse
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from apps.estimates import gpus, published
+from apps.estimates.accuracy import Accuracy, Point, accuracy
+from apps.estimates.architectures import Architecture
+from apps.estimates.errors import EstimateError
+from apps.estimates.intervals import MEMORY, TIME, Interval
+from apps.estimates.names import Names
+from apps.estimates.predictions import Prepared, known_bytes, predict, prepare
+from apps.estimates.rows import MEMORY as MEMORY_KIND
+from apps.estimates.rows import TIME as TIME_KIND
+from apps.estimates.rows import Excluded, Job, read_row
+from apps.estimates.timing import CONSTANTS, Constants
+
+DATA = Path(__file__).resolve().parents[1] / "catalog" / "data"
+_GROUPS = ("source", "method", "gpu")
+
+
+class Scored(msgspec.Struct, frozen=True, kw_only=True):
+    points: dict[str, tuple[Point, ...]]
+    excluded: tuple[Excluded, ...]
+
+
+def score(rows: Iterable[Mapping[str, Any]], *, folder: Path = DATA) -> Scored:
+    """Predict every row whose configuration is complete."""
+    architectures = Names(published.load_architectures(folder))
+    types = gpus.load(folder / "gpus.json")
+    excluded: list[Excluded] = []
+    points: dict[str, list[Point]] = {MEMORY_KIND: [], TIME_KIND: []}
+    for row in rows:
+        found = _read(row, architectures)
+        if isinstance(found, Excluded):
+            excluded.append(found)
+            continue
+        point = point_of(prepare(found, types))
+        if point is None:
+            excluded.append(Excluded(found.id, found.kind, "the GPU's speed is not known"))
+        else:
+            points[found.kind].append(point)
+    return Scored(points={kind: tuple(found) for kind, found in points.items()}, excluded=tuple(excluded))
+
+
+def point_of(
+    prepared: Prepared,
+    *,
+    constants: Constants = CONSTANTS,
+    memory: Interval = MEMORY,
+    time: Interval = TIME,
+) -> Point | None:
+    """One row's prediction with its interval; None where the GPU's speed is not known."""
+    job, value = prepared.job, predict(prepared, constants)
+    if value is None:
+        return None
+    known = known_bytes(prepared) if job.kind == MEMORY_KIND else 0.0
+    spread = memory if job.kind == MEMORY_KIND else time
+    return Point(
+        id=job.id,
+        source=job.source,
+        method=job.method,
+        gpu=job.gpu_key or "unknown",
+        predicted=value,
+        measured=job.measured,
+        p10=known + (value - known) * spread.p10,
+        p90=known + (value - known) * spread.p90,
+    )
+
+
+def cards(folder: Path = DATA) -> list[int]:
+    """Usable memories that there are, each once."""
+    return sorted({gpu.memory_bytes for gpu in gpus.load(folder / "gpus.json").values()})
+
+
+def summary(points: Mapping[str, Sequence[Point]], usable: Sequence[int]) -> dict[str, Accuracy]:
+    return {
+        MEMORY_KIND: accuracy(points[MEMORY_KIND], cards=usable),
+        TIME_KIND: accuracy(points[TIME_KIND]),
+    }
+
+
+def write_table(title: str, points: Sequence[Point], usable: Sequence[int]) -> None:
+    """One line for each source, method and GPU."""
+    write = sys.stdout.write
+    write(f"\n{title}\n{'':34}    n  median    mean     P90   <=5%  <=10%  <=15%    bias  false  inside\n")
+    for group in (*_GROUPS, None):
+        groups: dict[str, list[Point]] = defaultdict(list)
+        for point in points:
+            groups[getattr(point, group) if group else "all rows"].append(point)
+        for name, found in sorted(groups.items()):
+            write(_line(name, accuracy(found, cards=usable)))
+
+
+def _line(name: str, a: Accuracy) -> str:
+    def percent(value: float | None, width: int) -> str:
+        return f"{100 * value:{width}.1f}" if value is not None else " " * (width - 1) + "-"
+
+    wide = (a.median_ape, a.mape, a.p90_ape)
+    narrow = (a.share_5, a.share_10, a.share_15)
+    last = percent(a.bias, 8) + percent(a.false_fits, 7) + percent(a.coverage_p10_p90, 8)
+    columns = "".join(percent(v, 8) for v in wide) + "".join(percent(v, 7) for v in narrow) + last
+    return f"{name[:34]:34}{a.n:5}{columns}\n"
+
+
+def _read(row: Mapping[str, Any], architectures: Mapping[str, Architecture]) -> Job | Excluded:
+    try:
+        return read_row(row, architectures)
+    except (EstimateError, KeyError, TypeError, ValueError) as error:
+        return Excluded(str(row.get("id")), "", f"the row cannot be read: {error}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m apps.estimates.score", description=__doc__)
+    parser.add_argument("file", type=Path, help="measurement rows, one JSON object a line")
+    parser.add_argument("--rows", type=Path, help="write each row's prediction here, one JSON object a line")
+    options = parser.parse_args(arguments)
+    try:
+        lines = options.file.read_bytes().splitlines()
+        rows = [msgspec.json.decode(line) for line in lines if line.strip()]
+    except (OSError, msgspec.DecodeError) as error:
+        sys.stderr.write(f"{options.file}: {error}\n")
+        return 2
+    scored, usable = score(rows), cards()
+    if options.rows:
+        options.rows.write_bytes(b"".join(msgspec.json.encode(p) + b"\n" for g in scored.points.values() for p in g))
+    sys.stdout.write(f"{len(rows)} rows; left out:\n")
+    for (kind, reason), count in sorted(Counter((e.kind, e.reason) for e in scored.excluded).items()):
+        sys.stdout.write(f"{count:5}  {kind or 'unreadable'}: {reason}\n")
+    for kind, points in scored.points.items():
+        write_table(kind, points, usable if kind == MEMORY_KIND else ())
+    left_out = Counter(each.kind for each in scored.excluded)
+    found = {kind: msgspec.to_builtins(each) | {"left_out": left_out[kind]} for kind, each in
+             summary(scored.points, usable).items()}  # fmt: skip
+    sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

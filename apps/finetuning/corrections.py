@@ -1,0 +1,14 @@
+"""What the calibration in use says of one job."""
+
+import msgspec
+
+from apps.estimates.calibration import Calibration, correct
+from apps.estimates.requests import Correction
+from apps.finetuning.models import GpuPool
+
+
+def correction_of(*, pool: GpuPool, family: str, method: str) -> Correction | None:
+    """Return what the pool's version in use says of a job; None without one."""
+    if pool.calibration is None:
+        return None
+    return correct(msgspec.convert(pool.calibration.calibration, Calibration), family=family, method=method)

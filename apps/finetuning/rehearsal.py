@@ -1,0 +1,80 @@
+"""A job created and undone at once: what a dry run answers, by the very checks of the real thing."""
+
+import datetime
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django.db import transaction
+
+from apps.contracts.runs import Hyperparameters
+from apps.core.errors import DomainError, QuotaExceeded
+from apps.datasets.queries import get_version
+from apps.finetuning.beginnings import find_beginning
+from apps.finetuning.models import FineTuningJob
+from apps.finetuning.operations import (
+    CannotLaunch,
+    DoesNotFit,
+    JobRequest,
+    choose_recipe,
+    create_job,
+    get_quotes,
+    require_ready,
+)
+from apps.finetuning.quoting import PoolQuote
+
+# Reasons that a good request cannot start now; whatever else is wrong is an error in the request itself.
+_REFUSALS = (DoesNotFit, CannotLaunch, QuotaExceeded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """What creating the job would have done. `pool` and `hold_nano` are None when it would have been refused."""
+
+    recipe: Hyperparameters
+    quotes: list[PoolQuote]
+    pool: str | None
+    hold_nano: int | None
+    refusal: DomainError | None
+
+
+class _Undo(Exception):
+    """Carries the job out of the transaction that is rolled back."""
+
+    def __init__(self, job: FineTuningJob) -> None:
+        super().__init__(job.pk)
+        self.job = job
+
+
+def rehearse_job(*, organization: Any, request: JobRequest, by: str, now: datetime.datetime) -> Rehearsal:
+    """Try the job and leave nothing behind. Raises NotFound, InvalidValue and InvalidTrainingFile as `create_job`
+    does, also for files that are still being validated; what would only refuse the launch is returned."""
+    beginning = find_beginning(organization=organization, model=request.base_model)
+    version = get_version(organization=organization, id=request.training_file, param="training_file")
+    require_ready(version, "training_file")
+    validation = None
+    if request.validation_file:
+        validation = get_version(organization=organization, id=request.validation_file, param="validation_file")
+        require_ready(validation, "validation_file")
+    recipe = choose_recipe(beginning, request, training_file=version, validation_file=validation).hyperparameters
+    quotes = get_quotes(base_model=beginning.base_model, version=version, recipe=recipe, now=now)
+    job, refusal = _create_and_undo(organization, request, by, now)
+    return Rehearsal(
+        recipe=recipe,
+        quotes=quotes,
+        pool=job.pool.name if job and job.pool else None,
+        hold_nano=job.spend_cap_nano if job else None,
+        refusal=refusal,
+    )
+
+
+def _create_and_undo(
+    organization: Any, request: JobRequest, by: str, now: datetime.datetime
+) -> tuple[FineTuningJob | None, DomainError | None]:
+    fresh = replace(request, idempotency_key=None, is_retry=False)
+    try:
+        with transaction.atomic():
+            raise _Undo(create_job(organization=organization, request=fresh, by=by, now=now))
+    except _Undo as undone:
+        return undone.job, None
+    except _REFUSALS as refused:
+        return None, refused

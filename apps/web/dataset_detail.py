@@ -1,0 +1,234 @@
+"""One file: its figures, its rows as a model sees them, and what to look at before training."""
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils.cache import patch_vary_headers
+from django.views.decorators.http import require_safe
+
+from apps.accounts.models import Membership, Organization
+from apps.accounts.queries import name_of_actor
+from apps.accounts.roles import Permission, has_permission
+from apps.catalog.models import BaseModel
+from apps.datasets import inspecting, operations, queries
+from apps.datasets.inspection import FindingCode
+from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.problems import MIN_ROWS
+from apps.web.access import organization_view
+from apps.web.dataset_viewer import (
+    HELD_OUT,
+    LOST,
+    OVER,
+    Address,
+    Looked,
+    chosen_model,
+    cut_at,
+    look,
+    read_address,
+    viewer_context,
+)
+from apps.web.svg import histogram
+
+_PENDING = ("uploaded", "validating")
+_WHAT_ROWS = {
+    "chat": ("conversation", "Every row ends with an answer to learn from"),
+    "preference": ("preference", "Every row has two different answers"),
+    "text": ("text", "Every row has text to learn from"),
+}
+_FOUND = {
+    FindingCode.EXACT_COPY: ("repeats an earlier row", "repeat an earlier row"),
+    FindingCode.NEAR_COPY: ("is nearly the same as an earlier one", "are nearly the same as an earlier one"),
+    FindingCode.CONFLICTING_ANSWERS: ("answers an earlier row otherwise", "answer an earlier row otherwise"),
+    FindingCode.EMPTY_TARGET: ("trains nothing", "train nothing"),
+    FindingCode.EMAIL: ("seems to hold an e-mail address", "seem to hold e-mail addresses"),
+    FindingCode.PHONE: ("seems to hold a phone number", "seem to hold phone numbers"),
+    FindingCode.CARD: ("seems to hold a card number", "seem to hold card numbers"),
+    FindingCode.IBAN: ("seems to hold an IBAN", "seem to hold IBANs"),
+    FindingCode.KEY: ("seems to hold a secret key", "seem to hold secret keys"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding: `level` is ok, info, warn or bad; `url` is where to look."""
+
+    level: str
+    text: str
+    fix: str = ""
+    url: str = ""
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def detail(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
+    """Show a file; htmx gets the part it asks for: the row viewer, or the whole while a task is at it."""
+    version = queries.get_version(organization=organization, id=file_id)
+    model = chosen_model(request)
+    address = read_address(request, version, model)
+    part = request.headers.get("HX-Target", "") if request.headers.get("HX-Request") else ""
+    is_viewer = part.endswith("#viewer")
+    count, refusal, is_counting = (find_count(version, model), None, False) if is_viewer else _count(version, model)
+    looked = look(version, model, address, count)
+    context = viewer_context(address, looked, is_pending=version.status in _PENDING)
+    if not is_viewer:
+        context |= _summary(address, looked, refusal, is_counting) | _people(version, organization, membership)
+    template = "datasets/detail.html" + ("#viewer" if is_viewer else "#dataset" if part else "")
+    response = render(request, template, context)
+    patch_vary_headers(response, ["HX-Request", "HX-Target"])
+    return response
+
+
+def find_count(version: DatasetVersion, model: BaseModel | None) -> TokenCount | None:
+    return queries.find_token_count(version=version, base_model=model) if model else None
+
+
+def _count(
+    version: DatasetVersion, model: BaseModel | None
+) -> tuple[TokenCount | None, operations.RowRefused | None, bool]:
+    """Return the count, or the row that prevents it, or whether a task is at it."""
+    if version.status != "ready" or model is None:
+        return None, None, False
+    found = queries.find_token_count(version=version, base_model=model)
+    if found or version.bytes > operations.COUNT_NOW_BYTES:
+        if not found:
+            operations.request_count(version=version, base_model=model)
+        return found, None, found is None
+    try:
+        return operations.count_tokens(version=version, base_model=model), None, False
+    except operations.RowRefused as error:
+        return None, error, False
+
+
+def _summary(
+    address: Address, looked: Looked, refusal: operations.RowRefused | None, is_counting: bool
+) -> dict[str, Any]:
+    version, count = address.version, looked.count
+    is_pending = version.status in _PENDING
+    is_inspecting = version.status == "ready" and looked.inspection is None
+    if is_inspecting:
+        inspecting.request_inspection(version=version)
+    checks = _checks(address, looked, refusal)
+    cut = cut_at(count, address.limit)
+    return {
+        "count": count,
+        "cut": cut,
+        "limit": address.limit,
+        "is_pending": is_pending,
+        "is_live": is_pending or is_counting or is_inspecting,
+        "is_counting": is_counting,
+        "is_inspecting": is_inspecting,
+        "trained_share": count.trained_tokens / count.tokens if count and count.tokens else None,
+        "plot": histogram(count.histogram, limit=address.limit) if count else None,
+        "checks": checks,
+        "passed_count": sum(check.level == "ok" for check in checks),
+        "hidden_error_count": version.error_count - len(version.errors),
+        "held_count": sum(looked.held) if looked.held is not None else None,
+        "kept_count": looked.held.count(False) if looked.held is not None else None,
+        "training_query": _training_query(address, looked),
+        "held_url": address.url(find=HELD_OUT, first=1, line=1),
+        "siblings": queries.list_siblings(version=version),
+        "jobs": version.jobs.select_related("base_model").order_by("-created_at")[:10],
+    }
+
+
+def _training_query(address: Address, looked: Looked) -> str:
+    """Return what the wizard must know to train what this page shows, as more of its query."""
+    longest = looked.model.context_length if looked.model else address.limit
+    chosen: dict[str, float] = {"max_length": address.limit} if address.limit < longest else {}
+    if address.share:
+        chosen |= {"validation_share": address.split.share, "seed": address.seed}
+    return f"&{urlencode(chosen)}" if chosen else ""
+
+
+def _people(version: DatasetVersion, organization: Organization, member: Membership) -> dict[str, Any]:
+    return {
+        "uploader": name_of_actor(organization=organization, actor=version.created_by),
+        "may_write": has_permission(member.role, Permission.DATASET_WRITE),
+        "may_train": has_permission(member.role, Permission.JOB_WRITE),
+    }
+
+
+def _checks(address: Address, looked: Looked, refusal: operations.RowRefused | None) -> list[Check]:
+    version = address.version
+    if version.status == "invalid":
+        return [
+            Check("bad", f"Line {error['line']:,}: {error['message']}", error["fix"], address.at(error["line"]))
+            for error in version.errors
+        ]
+    if version.status != "ready":
+        return []
+    what, is_whole = _WHAT_ROWS[version.kind or "chat"]
+    checks = [
+        Check("ok", f"{version.rows:,} {what} rows, at least {MIN_ROWS} needed"),
+        Check("ok", is_whole),
+    ]
+    if refusal:
+        checks.append(Check("bad", refusal.message, "", address.at(refusal.data["line"])))
+    if looked.count:
+        checks += _length_checks(looked.count, address)
+    return checks + _found(address, looked)
+
+
+def _length_checks(count: TokenCount, address: Address) -> list[Check]:
+    limit = address.limit
+    if count.longest_row_tokens <= limit:
+        return [Check("ok", f"Every row fits in {limit:,} tokens")]
+    cut = cut_at(count, limit)
+    if cut is None:
+        return [Check("warn", f"Some rows are longer than {limit:,} tokens and will be cut")]
+    over, lost = cut["over"], cut["untrained"]
+    text = f"{over:,} {_plural(over, 'row')} over {limit:,} tokens will be cut"
+    checks = [Check("warn", text, "", _find(address, OVER))]
+    if lost:
+        verbs = ("trains", "is") if lost == 1 else ("train", "are")
+        text = f"{lost:,} {_plural(lost, 'row')} of these {verbs[0]} nothing and {verbs[1]} left out"
+        checks.append(
+            Check("warn", text, "Raise the limit or shorten what comes before the answer.", _find(address, LOST))
+        )
+    return checks
+
+
+def _found(address: Address, looked: Looked) -> list[Check]:
+    if looked.inspection is None:
+        return []
+    findings = {found["code"]: found for found in looked.inspection.findings}
+    checks = []
+    for code, (one, many) in _FOUND.items():
+        if code in findings:
+            rows = findings[code]["rows"]
+            level = "info" if code.startswith("personal_") and code != FindingCode.KEY else "warn"
+            checks.append(
+                Check(level, f"{rows:,} {_plural(rows, 'row')} {one if rows == 1 else many}", "", _find(address, code))
+            )
+    if not {FindingCode.EXACT_COPY, FindingCode.NEAR_COPY} & findings.keys():
+        checks.append(Check("ok", "No row repeats another"))
+    if not any(code.startswith("personal_") for code in findings):
+        checks.append(Check("ok", "No e-mail addresses, phone or card numbers, IBANs or keys found"))
+    return checks + _overlaps(looked)
+
+
+def _overlaps(looked: Looked) -> list[Check]:
+    """Compare with the validation files this version was trained with."""
+    inspection = looked.inspection
+    if inspection is None:
+        return []
+    checks = []
+    used = inspection.version.jobs.exclude(validation_file=None).values_list("validation_file", flat=True)
+    for other_id in list(dict.fromkeys(used))[:3]:
+        other = inspecting.find_inspection(version=DatasetVersion(pk=other_id))
+        count = inspecting.count_overlap(inspection=other, other=inspection) if other else 0
+        if count:
+            text = f"{count:,} {_plural(count, 'row')} of the validation file {other_id} are in this file too"
+            checks.append(Check("warn", text, "They are left out of validation."))
+    return checks
+
+
+def _find(address: Address, code: str) -> str:
+    return address.url(find=str(code), first=1, line=1)
+
+
+def _plural(count: int, word: str) -> str:
+    return word if count == 1 else f"{word}s"

@@ -1,0 +1,128 @@
+"""The wizard's compute step: every option with its memory, finish and cost, and what follows from the chosen one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.http import HttpRequest
+
+from apps.core.clock import db_now
+from apps.core.errors import DomainError
+from apps.core.money import nano_to_usd
+from apps.estimates.ranking import Ranking
+from apps.finetuning.quoting import PoolQuote, rank_quotes
+from apps.web.code_samples import job_samples
+from apps.web.compute_table import (
+    ORDERS,
+    TableView,
+    compute_rows,
+    cost_scatter,
+    memory_lines,
+    picture_rows,
+    scatter_label,
+)
+from apps.web.wizard_plan import Plan
+
+
+def compute_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
+    """Return what the step's page and its live parts show; without rows when the recipe or the deadline is wrong."""
+    quotes, problem = ([], None) if plan.compute_form.errors else quotes_of(plan)
+    order, with_several = request.GET.get("sort", ""), "several" in request.GET
+    shown = quotes if with_several else _few(quotes)
+    now, needed_by = db_now(), plan.compute_form.deadline
+    asked = plan.choices.get("pool") if plan.choices.get("pool") != request.GET.get("auto") else ""
+    ranking = rank_quotes(shown, deadline_seconds=(needed_by - now).total_seconds() if needed_by else None)
+    chosen = _chosen(shown, asked, ranking)
+    view = TableView(
+        chosen=chosen, ranking=ranking, order=order, now=now, needed_by=needed_by,
+        way_url=lambda **changes: plan.choices.url(step="compute", **({"pool": ""} | changes)),
+    )  # fmt: skip
+    rows = compute_rows(shown, view=view)
+    row = next((row for row in rows if row.is_chosen), None)
+    quote = chosen or best_quote(quotes)
+    of_quote = row or next((row for row in rows if row.quoted is quote), None)
+    return {
+        "rows": rows,
+        "row": of_quote,
+        "quote": quote,
+        "auto": chosen.key if chosen and not asked else "",
+        "compute_form": plan.compute_form,
+        "form": plan.form,
+        "needed_by": needed_by,
+        "is_late_everywhere": bool(needed_by and ranking.fastest and not ranking.recommended),
+        "hidden_count": len(quotes) - len(shown),
+        "with_several": with_several,
+        "orders": ORDERS,
+        "order": order if order in dict(ORDERS) else "",
+        "lines": memory_lines(of_quote, rows) if of_quote else None,
+        "scatter": cost_scatter(rows, chosen=row, view=view),
+        "scatter_label": scatter_label(rows, view=view),
+        "picture": picture_rows(rows, view=view),
+        "samples": samples(plan, chosen),
+        "problem": problem,
+        "needs": "Mend the marked fields" if _errors(plan) else "",
+    }
+
+
+def _errors(plan: Plan) -> bool:
+    return bool(plan.compute_form.errors or (plan.form and plan.form.errors))
+
+
+def _few(quotes: Sequence[PoolQuote]) -> list[PoolQuote]:
+    """Return one option a pool: one GPU, or the fewest that hold the job, with the single one that says why."""
+    fitting = {quoted.pool.name for quoted in quotes if quoted.gpu_count == 1 and quoted.estimate.fits}
+    fewest: dict[str, int] = {}
+    for quoted in sorted(quotes, key=lambda quoted: quoted.gpu_count):
+        if quoted.gpu_count > 1 and quoted.pool.name not in fitting:
+            fewest.setdefault(quoted.pool.name, quoted.gpu_count)
+    return [quoted for quoted in quotes if quoted.gpu_count in (1, fewest.get(quoted.pool.name))]
+
+
+def quotes_of(plan: Plan) -> tuple[list[PoolQuote], DomainError | None]:
+    """Return the plan's quotes, or the reason why there are none."""
+    try:
+        return plan.quotes(), None
+    except DomainError as error:
+        return [], error
+
+
+def best_quote(quotes: Sequence[PoolQuote]) -> PoolQuote | None:
+    """Return the quote to name a price by: the first launchable one, else the first that has a price at all."""
+    launchable = next((quoted for quoted in quotes if quoted.is_launchable), None)
+    priced = next((quoted for quoted in quotes if quoted.estimate.cost_nano_p50 is not None), None)
+    return launchable or priced or next(iter(quotes), None)
+
+
+def _chosen(quotes: Sequence[PoolQuote], asked: str, ranking: Ranking) -> PoolQuote | None:
+    """Return what was asked for while it can be launched; else what is recommended, or nearest to the deadline."""
+    launchable = {quoted.key: quoted for quoted in quotes if quoted.is_launchable}
+    for key in (asked, ranking.recommended, ranking.fastest):
+        if key in launchable:
+            return launchable[key]
+    return next(iter(launchable.values()), None)
+
+
+def samples(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
+    """Return the plan as calls to copy."""
+    form = plan.form
+    if form is None or not form.is_valid():
+        return []
+    cap_nano = plan.compute_form.cap_nano
+    return job_samples(
+        model=plan.choices.get("model"),
+        training_file=plan.choices.get("dataset"),
+        validation_file=plan.choices.get("validation"),
+        suffix=form.cleaned_data["suffix"],
+        method=form.cleaned_data["method"],
+        recipe=form.changed,
+        pool=quoted.pool.name if quoted else "",
+        cap_usd=f"{nano_to_usd(cap_nano).normalize():f}" if cap_nano else "",
+    )
+
+
+def spread(quoted: PoolQuote | None) -> str:
+    """Return half the range of the cost as a share of its middle, such as ±9%."""
+    estimate = quoted.estimate if quoted else None
+    if estimate is None or not estimate.cost_nano_p50 or estimate.cost_nano_p90 is None:
+        return ""
+    share = (estimate.cost_nano_p90 - (estimate.cost_nano_p10 or 0)) / 2 / estimate.cost_nano_p50
+    return f"±{share:.0%}" if share >= 0.01 else ""

@@ -1,0 +1,151 @@
+"""What the wizard knows: the choices that stand in the address, and the chosen things themselves."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from urllib.parse import urlencode
+
+import msgspec
+from django.http import QueryDict
+from django.urls import reverse
+
+from apps.accounts.models import Organization
+from apps.catalog.models import BaseModel
+from apps.catalog.queries import get_base_model
+from apps.contracts.runs import Method
+from apps.core.clock import db_now
+from apps.core.errors import DomainError
+from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.queries import find_token_count, get_version
+from apps.finetuning.operations import (
+    counting_model,
+    data_facts,
+    get_quotes,
+    is_still_counting,
+    objective_of,
+    require_ready,
+)
+from apps.finetuning.quoting import PoolQuote
+from apps.web.forms.wizard import RECIPE_FIELDS, ComputeForm, RecipeForm
+
+STEPS = ("dataset", "model", "method", "compute", "review")
+_PROVIDES = {"dataset": "dataset", "model": "model", "method": "method", "compute": "pool"}
+_NAMES = ("dataset", "validation", "model", "method", *RECIPE_FIELDS, "suffix", "pool", "cap", "needed_by")
+# What the compute step lets one change beside its table.
+LIVE_FIELDS = ("epochs", "batch_size", "max_length", "lora_rank")
+# What the form of a step carries itself; the rest travels in hidden fields. A new recipe asks for compute again.
+_OWN = {
+    "dataset": ("dataset", "validation", "pool", "cap"),
+    "model": ("model", "pool", "cap"),
+    "method": ("method", *RECIPE_FIELDS, "suffix", "pool", "cap"),
+    "compute": ("method", *LIVE_FIELDS, "pool", "cap", "needed_by"),
+    "review": (),
+}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What was chosen so far, by the names of the address."""
+
+    values: Mapping[str, str]
+
+    @classmethod
+    def of(cls, query: QueryDict) -> "Choices":
+        given = ((name, str(query.get(name, "")).strip()) for name in _NAMES)
+        return cls({name: value for name, value in given if value})
+
+    def get(self, name: str) -> str:
+        return self.values.get(name, "")
+
+    def url(self, *, step: str = "", **changes: str) -> str:
+        shown = {name: value for name, value in (dict(self.values) | changes).items() if value}
+        address = reverse("web:job_new")
+        query = urlencode(shown | ({"step": step} if step else {}))
+        return f"{address}?{query}" if query else address
+
+    def hidden(self, step: str) -> list[tuple[str, str]]:
+        return [(name, value) for name, value in self.values.items() if name not in _OWN[step]]
+
+    def reachable(self) -> list[str]:
+        """Return the steps whose every earlier step is answered."""
+        steps = []
+        for step in STEPS:
+            steps.append(step)
+            if step in _PROVIDES and not self.get(_PROVIDES[step]):
+                break
+        return steps
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The chosen things themselves, as far as they are chosen, and what they cost on each pool."""
+
+    organization: Organization
+    choices: Choices
+
+    @cached_property
+    def version(self) -> DatasetVersion | None:
+        """Raises UnknownFile for a file that is not the organization's."""
+        file_id = self.choices.get("dataset")
+        return get_version(organization=self.organization, id=file_id) if file_id else None
+
+    @cached_property
+    def validation(self) -> DatasetVersion | None:
+        file_id = self.choices.get("validation")
+        return get_version(organization=self.organization, id=file_id) if file_id else None
+
+    @cached_property
+    def base_model(self) -> BaseModel | None:
+        """Raises UnknownModel."""
+        name = self.choices.get("model")
+        return get_base_model(name=name) if name else None
+
+    @cached_property
+    def form(self) -> RecipeForm | None:
+        if self.base_model is None:
+            return None
+        facts = data_facts(version=self.version, validation=self.validation, base_model=self.base_model)
+        return RecipeForm(
+            self.choices.values, base_model=self.base_model, objective=objective_of(self.version), data=facts
+        )
+
+    @property
+    def count(self) -> TokenCount | None:
+        if self.version is None or self.base_model is None:
+            return None
+        return find_token_count(version=self.version, base_model=counting_model(self.base_model))
+
+    @cached_property
+    def compute_form(self) -> ComputeForm:
+        """The deadline and the spend cap, already checked."""
+        form = ComputeForm(self.choices.values)
+        form.is_valid()
+        return form
+
+    @cached_property
+    def is_counting(self) -> bool:
+        """Whether the file is too large to count at once and a task is at it."""
+        if self.version is None or self.base_model is None or self.version.status != "ready":
+            return False
+        return is_still_counting(version=self.version, base_model=counting_model(self.base_model))
+
+    def quotes(self, method: str = "") -> list[PoolQuote]:
+        """Return the quotes of the recipe (or of the same with another method). Raises what get_quotes raises."""
+        if not (self.version and self.base_model and self.form and self.form.is_valid() and self.form.recipe):
+            return []
+        recipe = self.form.recipe
+        if method and method != recipe.method:
+            recipe = msgspec.structs.replace(
+                recipe, method=Method(method), quantization="nf4" if method == Method.QLORA else None
+            )
+        return get_quotes(base_model=self.base_model, version=self.version, recipe=recipe, now=db_now())
+
+    def refusal(self) -> DomainError | None:
+        """Return why the chosen files cannot be trained on, if they cannot."""
+        try:
+            for version, param in ((self.version, "training_file"), (self.validation, "validation_file")):
+                if version is not None:
+                    require_ready(version, param)
+        except DomainError as error:
+            return error
+        return None

@@ -1,0 +1,216 @@
+"""`python -m gpu_workers.bench.calibrate`: measure this machine's GPU type over a grid of shapes, within ten minutes.
+
+Each point is one probe (gpu_workers.bench.probe) in a child of its own: the trainer's own loop on a model with made-up
+weights of real shapes, on one GPU or, on a machine without, on small shapes by the CPU. The points are printed, written
+to --into as JSON lines, and with --post reported through the internal API by this worker's credential (the environment
+of the worker: ANNEAL_INTERNAL_URL, ANNEAL_WORK_DIR), unless the machine was busy with something else. A point that does
+not fit is a point too: `did_not_fit`.
+"""
+
+import argparse
+import datetime
+import logging
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from apps.contracts.runs import BaseModelRef
+from apps.contracts.worker_api import ProbeReport, ProbeRequest
+from gpu_workers.api_client import ApiClient, load_credential
+from gpu_workers.config import read_config
+from gpu_workers.events import LOG_FILE, SPEC_FILE, replace_file
+from gpu_workers.executor import SubprocessExecutor
+from gpu_workers.preflight import Machine, inspect_machine
+from gpu_workers.probing import PROBE_FILE
+
+log = logging.getLogger("gpu_workers.bench.calibrate")
+
+BUDGET_SECONDS = 570.0  # under ten minutes, the last report included
+_POINT_SECONDS = 240.0
+_OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError")
+
+
+def _llama(layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, vocab: int, *, tied: bool) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+        "tie_word_embeddings": tied,
+        "max_position_embeddings": 131_072,
+    }
+
+
+# The dimensions of apps/catalog/data/models.json, whose rows carry their sources; the small ones are for CPUs.
+SHAPES = {
+    "llama-3.2-1b": _llama(16, 2048, 8192, 32, 8, 128_256, tied=True),
+    "llama-3.1-8b": _llama(32, 4096, 14_336, 32, 8, 128_256, tied=False),
+    "llama-3.1-70b": _llama(80, 8192, 28_672, 64, 8, 128_256, tied=False),
+    "small-3m": _llama(4, 192, 512, 4, 2, 4_096, tied=True),
+    "small-14m": _llama(6, 384, 1_024, 6, 2, 8_192, tied=True),
+    "small-42m": _llama(8, 640, 1_728, 10, 2, 8_192, tied=True),
+}
+
+
+class Point(msgspec.Struct, frozen=True):
+    """What to measure: rows of `length` tokens, `micro` at a time."""
+
+    shape: str
+    method: str
+    rank: int
+    length: int
+    micro: int
+    checkpointing: bool = False
+
+
+# In order of worth: what the budget leaves no time for is at the end.
+CUDA_GRID = (
+    Point("llama-3.1-8b", "qlora", 16, 1024, 1),
+    Point("llama-3.1-8b", "lora", 16, 1024, 1),
+    Point("llama-3.2-1b", "lora", 16, 1024, 1),
+    Point("llama-3.1-8b", "qlora", 16, 1024, 4, checkpointing=True),
+    Point("llama-3.1-8b", "lora", 16, 1024, 4, checkpointing=True),
+    Point("llama-3.2-1b", "lora", 16, 1024, 8),
+    Point("llama-3.1-70b", "qlora", 16, 1024, 1, checkpointing=True),
+    Point("llama-3.1-8b", "lora", 16, 4096, 1, checkpointing=True),
+    Point("llama-3.1-8b", "qlora", 64, 1024, 1),
+    Point("llama-3.2-1b", "qlora", 16, 4096, 1),
+    Point("llama-3.2-1b", "lora", 64, 4096, 2, checkpointing=True),
+    Point("llama-3.1-8b", "qlora", 16, 8192, 1, checkpointing=True),
+)
+CPU_GRID = (
+    Point("small-14m", "lora", 16, 128, 4),
+    Point("small-14m", "qlora", 16, 128, 4),
+    Point("small-3m", "lora", 16, 128, 4),
+    Point("small-42m", "lora", 16, 128, 4),
+    Point("small-14m", "lora", 16, 128, 16),
+    Point("small-14m", "lora", 16, 512, 4),
+    Point("small-14m", "lora", 64, 128, 4),
+    Point("small-14m", "lora", 16, 128, 4, checkpointing=True),
+    Point("small-3m", "qlora", 8, 128, 16),
+    Point("small-42m", "qlora", 16, 128, 4),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure the grid, write and report its points; returns 1 when no point could be measured."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--into", type=Path, help="append the points, one JSON object a line")
+    parser.add_argument("--post", action="store_true", help="report them with this worker's credential")
+    parser.add_argument("--threads", type=int, default=0, help="of the CPU for torch; 0: its own choice")
+    parser.add_argument("--gpu-key", help="the catalogue's key, where the driver's name is not known to it")
+    parser.add_argument("--budget-seconds", type=float, default=BUDGET_SECONDS)
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="calibrate-") as folder:
+        machine = inspect_machine(Path(folder), gpu_key=given.gpu_key)
+        executor = SubprocessExecutor(threads=given.threads, module="gpu_workers.bench.probe")
+        points = measure_grid(machine, executor, Path(folder), budget_seconds=given.budget_seconds)
+        measured = [_keep(point, machine, given) for point in points]
+    return 0 if any(measured) else 1
+
+
+def grid_of(machine: Machine) -> tuple[Point, ...]:
+    return CPU_GRID if machine.gpus[0].driver == "" else CUDA_GRID
+
+
+def measure_grid(
+    machine: Machine, executor: SubprocessExecutor, folder: Path, *, budget_seconds: float
+) -> Iterator[tuple[Point, ProbeReport | None, str]]:
+    """Yield each point with its report, or without one and with the reason; stop before the budget is spent."""
+    begun, longest = time.monotonic(), 0.0
+    for point in grid_of(machine):
+        left = budget_seconds - (time.monotonic() - begun)
+        if left < longest:
+            yield point, None, "no_time_left"
+            continue
+        started = time.monotonic()
+        report, reason = measure_point(point, executor, folder, timeout_seconds=min(left, _POINT_SECONDS))
+        longest = max(longest, time.monotonic() - started)
+        yield point, report and msgspec.structs.replace(report, gpu_key=machine.gpu_key), reason
+
+
+def measure_point(
+    point: Point, executor: SubprocessExecutor, folder: Path, *, timeout_seconds: float
+) -> tuple[ProbeReport | None, str]:
+    """Run one probe in a child; return its report, or None and why there is none."""
+    work_dir = folder / "point"
+    shutil.rmtree(work_dir, ignore_errors=True)
+    work_dir.mkdir(parents=True)
+    replace_file(work_dir / SPEC_FILE, msgspec.json.encode(_request(point)))
+    child = executor.start(work_dir)
+    if child.wait(timeout_seconds) is None:
+        child.kill()
+        return None, "took_too_long"
+    try:
+        return msgspec.json.decode((work_dir / PROBE_FILE).read_bytes(), type=ProbeReport), ""
+    except FileNotFoundError:
+        said = (work_dir / LOG_FILE).read_text(errors="replace")
+        if child.was_killed_for_memory() or any(word in said for word in _OUT_OF_MEMORY):
+            return None, "did_not_fit"
+        log.error("%s", said[-2_000:])
+        return None, "failed"
+
+
+def _request(point: Point) -> ProbeRequest:
+    return ProbeRequest(
+        base_model=BaseModelRef(id="", name=point.shape),
+        method=point.method,
+        micro_batch_size=point.micro,
+        sequence_length=point.length,
+        lora_rank=point.rank,
+        gradient_checkpointing=point.checkpointing,
+        shape=point.shape,
+        config=SHAPES[point.shape],
+    )
+
+
+def _keep(measured: tuple[Point, ProbeReport | None, str], machine: Machine, given: argparse.Namespace) -> bool:
+    """Print, write and report one point; returns whether it was measured."""
+    point, report, reason = measured
+    row = msgspec.to_builtins(point) | _conditions(machine)
+    row |= {"reason": reason} if report is None else {"report": msgspec.to_builtins(report)}
+    line = msgspec.json.encode(row) + b"\n"
+    sys.stdout.buffer.write(line)
+    sys.stdout.flush()
+    if given.into:
+        with given.into.open("ab") as file:
+            file.write(line)
+    if given.post and report is not None and row["is_busy"]:
+        log.warning("Not reported: this machine is busy with something else (load %s).", row["load_1m"])
+    elif given.post and report is not None:
+        config = read_config()
+        api = ApiClient(config.internal_url, credential=load_credential(config.credential_file).credential)
+        api.report_probe(report)
+        api.close()
+    return report is not None
+
+
+def _conditions(machine: Machine) -> dict[str, Any]:
+    """What else decides a figure: the machine, how busy it was, and when."""
+    cores, load = machine.cores, os.getloadavg()[0]
+    return {
+        "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "is_busy": load > cores + 1,  # more than this point alone: its speed says nothing
+        "gpu_key": machine.gpu_key,
+        "driver": machine.gpus[0].driver,
+        "cores": cores,
+        "memory_bytes": machine.memory_bytes,
+        "load_1m": round(load, 2),
+        "platform": platform.platform(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+// Large files go in parts, three at a time, straight to the store. What has arrived is asked of the server, so a reload,
+// a lost connection or a restarted server costs only the parts that were under way.
+(() => {
+  const LANES = 3, SIGNED_AT_ONCE = 12, TRIES = 40, LONGEST_WAIT = 15000;
+  const remembered = (file) => `upload:${file.name}:${file.size}:${file.lastModified}`;
+  const pause = (tries) => new Promise((done) => { setTimeout(done, Math.min(LONGEST_WAIT, 500 * 2 ** Math.min(tries, 6))); });
+
+  class Refused extends Error {}
+  class Stopped extends Error {}
+
+  // answers JSON; tries again while the server is away, and gives up at once on what it refuses
+  const ask = async (run, url, body) => {
+    for (let tries = 0; ; tries += 1) {
+      if (run.stopped) throw new Stopped();
+      try {
+        const options = body === undefined ? {} : { method: "POST", body: JSON.stringify(body), headers: { "X-CSRFToken": run.token, "Content-Type": "application/json" } };
+        const response = await fetch(url, { ...options, signal: run.abort.signal });
+        const type = response.headers.get("Content-Type") ?? "";
+        if (response.ok && type.includes("json")) return await response.json();
+        if (response.status < 500 && response.status !== 429) throw new Refused(type.includes("json") ? (await response.json()).error?.message : `The upload failed (${response.status}). Reload the page and choose the file again.`);
+      } catch (error) {
+        if (error instanceof Refused || run.stopped) throw error;
+      }
+      if (tries >= TRIES) throw new Refused("The server cannot be reached. Choose the same file later: the upload goes on where it stopped.");
+      run.say("Waiting for the server");
+      await pause(tries);
+    }
+  };
+
+  const put = (run, url, blob, number) => new Promise((done) => {
+    const xhr = new XMLHttpRequest();
+    run.requests.add(xhr);
+    xhr.upload.onprogress = (e) => { run.flying.set(number, e.loaded); run.draw(); };
+    xhr.onloadend = () => { run.requests.delete(xhr); run.flying.delete(number); done(xhr.status); };
+    xhr.open("PUT", url);
+    xhr.send(blob);
+  });
+
+  const sendPart = async (run, number) => {
+    const start = (number - 1) * run.plan.part_bytes, blob = run.file.slice(start, start + run.plan.part_bytes);
+    for (let tries = 0; tries < TRIES; tries += 1) {
+      if (run.stopped) throw new Stopped();
+      if (!run.urls.has(number)) await sign(run, number);
+      const status = await put(run, run.urls.get(number), blob, number);
+      if (status >= 200 && status < 300) { run.sent += blob.size; run.draw(); return; }
+      run.urls.delete(number); // expired, or the server it was for is gone
+      if (!run.stopped) { run.say("Waiting for the server"); await pause(tries); }
+    }
+    throw new Refused("A part could not be stored. Choose the same file again: the upload goes on where it stopped.");
+  };
+
+  const sign = async (run, number) => {
+    const wanted = [number, ...run.queue.slice(0, SIGNED_AT_ONCE - 1)];
+    const { urls } = await ask(run, `${run.base}/${run.plan.id}/sign`, { numbers: wanted });
+    for (const [key, url] of Object.entries(urls)) run.urls.set(Number(key), url);
+  };
+
+  const lane = async (run) => {
+    while (run.queue.length) await sendPart(run, run.queue.shift());
+  };
+
+  // the plan of an upload that was begun and not finished, else of a new one
+  const plan = async (run, form) => {
+    const known = localStorage.getItem(remembered(run.file));
+    if (known) {
+      try {
+        const found = await ask(run, `${run.base}/${known}`);
+        if (found.status === "pending" && found.bytes === run.file.size) return found;
+      } catch (error) { if (!(error instanceof Refused)) throw error; }
+    }
+    const name = form.querySelector("input[name=name]")?.value ?? "";
+    const made = await ask(run, run.base, { filename: run.file.name, bytes: run.file.size, name });
+    localStorage.setItem(remembered(run.file), made.id);
+    return made;
+  };
+
+  const send = async (run, form) => {
+    run.plan = await plan(run, form);
+    const present = new Set(run.plan.present), last = run.plan.bytes - (run.plan.parts - 1) * run.plan.part_bytes;
+    for (let number = 1; number <= run.plan.parts; number += 1) {
+      if (!present.has(number)) run.queue.push(number);
+      else run.sent += number === run.plan.parts ? last : run.plan.part_bytes;
+    }
+    run.before = run.sent;
+    run.draw();
+    await Promise.all(Array.from({ length: LANES }, () => lane(run)));
+    run.say("Sent, being put together");
+    const { url } = await ask(run, `${run.base}/${run.plan.id}/complete`, {});
+    localStorage.removeItem(remembered(run.file));
+    location.assign(url);
+  };
+
+  window.sendInParts = (form, file, { show, fail, idle }) => {
+    const started = performance.now();
+    const run = {
+      file, base: form.dataset.uploadParts, token: form.querySelector("[name=csrfmiddlewaretoken]").value,
+      plan: null, queue: [], urls: new Map(), flying: new Map(), requests: new Set(), sent: 0, before: 0, stopped: false, abort: new AbortController(),
+      draw() { const flying = [...this.flying.values()].reduce((a, b) => a + b, 0); show(form, started, { loaded: Math.min(this.sent + flying, file.size), total: file.size, before: this.before }); },
+      say(text) { form.querySelector("[data-upload-note]").textContent = text; },
+      stop() { this.stopped = true; this.abort.abort(); this.requests.forEach((xhr) => xhr.abort()); },
+    };
+    form.querySelector("[data-upload-cancel]").onclick = async () => {
+      run.stop();
+      localStorage.removeItem(remembered(file));
+      idle(form);
+      if (run.plan) await fetch(`${run.base}/${run.plan.id}/cancel`, { method: "POST", headers: { "X-CSRFToken": run.token } });
+    };
+    send(run, form).catch((error) => {
+      const isStopped = run.stopped;
+      run.stop();
+      if (!isStopped) fail(form, error.message || "The upload failed. Choose the same file again: it goes on where it stopped.");
+    });
+  };
+})();

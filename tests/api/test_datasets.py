@@ -1,0 +1,108 @@
+"""Our own calls on files: columns and repair; and what /v1/uploads answers to strangers."""
+
+import json
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+
+from apps.core.clock import db_now
+from apps.datasets.models import DatasetVersion
+from apps.datasets.validating import validate_version
+from tests.factories.accounts import make_key
+from tests.factories.datasets import jsonl, make_ready_version, make_upload
+
+pytestmark = pytest.mark.django_db
+TABLE = b"utterance,label\n" + b"Hi,greeting\n" * 12
+MAPPING = {"format": "prompt_completion", "columns": {"prompt": "utterance", "completion": "label"}}
+
+
+def test_columns_are_shown_previewed_and_chosen(key, api_client, organization) -> None:
+    version = make_ready_version(organization, TABLE, filename="a.csv")
+    client = api_client(key)
+    url = f"/api/v1/files/{version.pk}/columns"
+
+    before = client.get(url).json()
+    previewed = client.get(
+        url, {"mapping": '{"format": "prompt_completion", "columns": {"prompt": "utterance", "completion": "label"}}'}
+    ).json()
+    chosen = client.post(url, {"mapping": MAPPING}, format="json")
+    validate_version(version_id=version.pk, now=db_now())
+    file = client.get(f"/v1/files/{version.pk}").json()
+
+    assert (before["container"], before["columns"], before["mapping"]) == ("csv", ["utterance", "label"], None)
+    assert previewed["rows"][0]["kept"] == (
+        '{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"greeting"}]}'
+    )
+    assert (chosen.status_code, chosen.json()["status"]) == (200, "uploaded")
+    assert (file["status"], file["kind"], file["format"], file["container"]) == (
+        "processed", "chat", "prompt_completion", "csv",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mapping", "param"),
+    [
+        ({"format": "alpaca"}, "mapping"),
+        ({"format": "text", "columns": {"nope": "x"}}, "mapping.columns.nope"),
+        ({}, "mapping.format"),
+    ],
+)
+def test_a_wrong_mapping_names_its_field(key, api_client, organization, mapping: dict, param: str) -> None:
+    version = make_ready_version(organization, TABLE, filename="a.csv")
+
+    response = api_client(key).post(f"/api/v1/files/{version.pk}/columns", {"mapping": mapping}, format="json")
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_bad_rows_are_repaired_into_a_new_file(key, api_client, organization) -> None:
+    version = make_ready_version(organization, jsonl() + b'{"broken\n')
+    client = api_client(key)
+
+    made = client.post(f"/api/v1/files/{version.pk}/repair", {"mode": "drop"}, format="json").json()
+    validate_version(version_id=made["id"], now=db_now())
+    file = client.get(f"/v1/files/{made['id']}").json()
+
+    assert made["derived_from"] == version.pk and made["id"] != version.pk
+    assert (file["status"], file["validation"]["rows"]) == ("processed", 12)
+    again = client.post(f"/api/v1/files/{made['id']}/repair", {}, format="json")
+    assert (again.status_code, again.json()["error"]["code"]) == (400, "file_not_repairable")
+
+
+def test_all_kept_problems_come_with_the_file_and_few_with_the_list(key, api_client, organization) -> None:
+    version = make_ready_version(organization, b'{"messages": 1}\n' * 1_500)
+
+    one = api_client(key).get(f"/v1/files/{version.pk}").json()["validation"]
+    listed = api_client(key).get("/v1/files").json()["data"][0]["validation"]
+
+    assert (one["error_count"], len(one["errors"])) == (1_500, 1_000)
+    assert (listed["error_count"], len(listed["errors"])) == (1_500, 20)
+
+
+@pytest.mark.parametrize(("path", "body"), [("complete", {"part_ids": []}), ("cancel", {}), ("parts", {})])
+def test_an_upload_of_another_tenant_is_unknown(key, rival, api_client, path: str, body: dict) -> None:
+    upload = make_upload(rival)
+
+    response = api_client(key).post(
+        f"/v1/uploads/{upload.pk}/{path}", body, format="multipart" if path == "parts" else "json"
+    )
+
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "upload_not_found")
+
+
+def test_a_viewer_may_not_upload(organization, alice, api_client) -> None:
+    viewer = make_key(organization, alice, scopes=frozenset({"view"}))
+    body = {"bytes": 9, "filename": "a", "purpose": "fine-tune", "mime_type": "x"}
+
+    assert api_client(viewer).post("/v1/uploads", body, format="json").status_code == 403
+    assert not DatasetVersion.objects.exists()
+
+
+def test_a_mapping_may_come_with_the_upload(key, api_client) -> None:
+    file = SimpleUploadedFile("a.csv", TABLE)
+    form = {"file": file, "purpose": "fine-tune", "mapping": json.dumps(MAPPING)}
+
+    made = api_client(key).post("/v1/files", form, format="multipart").json()
+    validated = validate_version(version_id=made["id"], now=db_now())
+
+    assert validated and (validated.status, validated.kind, validated.rows) == ("ready", "chat", 12)

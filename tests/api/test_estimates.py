@@ -1,0 +1,238 @@
+"""Estimates before a job and the dry run of a job: who may ask, what comes back, and what is refused by name."""
+
+import datetime
+
+import pytest
+
+from apps.billing.models import Hold
+from apps.catalog.models import GpuType
+from apps.core.clock import db_now
+from apps.core.models import OutboxMessage
+from apps.datasets.models import TokenCount
+from apps.finetuning.models import FineTuningJob, GpuPool, JobEvent, Run
+from tests.factories.accounts import make_key
+from tests.factories.catalog import make_listed_model
+from tests.factories.finetuning import Floor, make_pool, make_training_file, make_worker
+
+URL, JOBS = "/api/v1/estimates", "/v1/fine_tuning/jobs"
+
+
+@pytest.fixture
+def floor(organization) -> Floor:
+    return Floor(organization)
+
+
+@pytest.fixture
+def ask(floor) -> dict[str, object]:
+    version = make_training_file(floor.organization, floor.base_model)
+    return {"model": "anneal-demo", "training_file": version.pk}
+
+
+@pytest.fixture
+def post(api_client, key):
+    """Post as the owner, expecting the status given."""
+
+    def send(path: str, body: dict[str, object], status: int = 200) -> dict:
+        answer = api_client(key).post(path, body, format="json")
+        assert answer.status_code == status, answer.content
+        return answer.json()
+
+    return send
+
+
+def in_hours(hours: float) -> str:
+    return (db_now() + datetime.timedelta(hours=hours)).isoformat()
+
+
+# --- who may ask ----------------------------------------------------------------------------------------------------
+
+
+def test_whoever_sees_the_organization_gets_an_estimate_and_nobody_else(
+    api_client, ask, organization, rival, alice, bob, vera, charlie
+) -> None:
+    def status(person, of=organization) -> int:
+        scopes = frozenset({"view"})
+        return api_client(make_key(of, person, scopes=scopes)).post(URL, ask, format="json").status_code
+
+    assert [status(person) for person in (alice, bob, vera)] == [200, 200, 200]
+    assert status(charlie, of=rival) == 404
+    assert api_client().post(URL, ask, format="json").status_code == 401
+
+
+def test_a_dry_run_needs_what_creating_the_job_needs(api_client, ask, organization, rival, alice, bob, charlie) -> None:
+    body = ask | {"dry_run": True}
+
+    def status(person, scopes, of=organization) -> int:
+        return api_client(make_key(of, person, scopes=frozenset(scopes))).post(JOBS, body, format="json").status_code
+
+    assert [status(person, {"view", "job.write"}) for person in (alice, bob)] == [200, 200]
+    assert status(bob, {"view"}) == 403
+    assert status(charlie, {"view", "job.write"}, of=rival) == 404
+    assert api_client().post(JOBS, body, format="json").status_code == 401
+
+
+# --- what comes back ------------------------------------------------------------------------------------------------
+
+
+def test_badges_go_to_the_cheapest_the_fastest_and_the_one_in_time(post, ask, floor) -> None:
+    slow = make_pool("slow-and-cheap")
+    make_worker(slow, credential="annw_slow", base_model=floor.base_model)
+    floor.job()  # occupies the first pool or the second: one of them has a queue now
+
+    answer = post(URL, ask | {"needed_by": in_hours(5)})
+    options = {option["id"]: option for option in answer["pools"]}
+
+    assert set(options) == {"local-cpu", "slow-and-cheap"}
+    assert "recommended" in options[answer["recommended"]]["badges"]
+    assert "fastest" in options[answer["fastest"]]["badges"]
+    assert options[answer["recommended"]]["meets_needed_by"] is True
+    assert set(answer["pareto_front"]) <= set(options)
+    span = options[answer["fastest"]]["finish_seconds"]
+    assert 0 < span["p10"] <= span["p50"] <= span["p90"]
+
+
+def test_nothing_is_recommended_that_would_be_late(post, ask) -> None:
+    soon = int(db_now().timestamp()) + 2
+
+    answer = post(URL, ask | {"needed_by": soon})
+
+    assert answer["needed_by"] == soon
+    assert answer["recommended"] is None
+    assert answer["pools"][0]["meets_needed_by"] is False
+    assert answer["cheapest"] == "local-cpu"
+
+
+def test_more_gpus_than_a_run_can_use_are_quoted_and_not_launchable(post, ask) -> None:
+    big_pool("h100", "h100-sxm-80")
+    listed = make_listed_model("llama-8b", config=LLAMA_8B, parameter_count=8_030_261_248)
+
+    answer = post(URL, ask | {"model": listed.name, "recipe": {"batch_size": 16}})
+
+    more = [option for option in answer["pools"] if option["gpu_count"] > 1]
+    assert all(option["pool"] == "h100" and not option["is_launchable"] for option in more)
+    assert all(option["block_reason"] for option in more)
+
+
+def test_what_does_not_fit_names_the_ways_that_do_with_their_price(post, ask) -> None:
+    big_pool("l4", "l4-24")
+    listed = make_listed_model("llama-8b", config=LLAMA_8B, parameter_count=8_030_261_248)
+    TokenCount.objects.update(longest_row_tokens=32_768)
+
+    options = post(URL, ask | {"model": listed.name, "recipe": {"batch_size": 1}})["pools"]
+    option = next(option for option in options if option["id"] == "l4")
+
+    assert option["estimate"]["fits"] is False
+    assert option["cost_usd"] == {"p10": None, "p50": None, "p90": None}
+    ways = {way["key"]: way for way in option["ways_to_fit"]}
+    assert ways
+    assert all(way["peak_bytes"] and way["text"] for way in ways.values())
+    retried = next((way for way in ways.values() if way["changes"] and not way["pool"]), None)
+    if retried:  # taking the way as it is offered makes the job fit
+        changed = ask | {"model": listed.name} | retried["changes"]
+        changed["recipe"] = {"batch_size": 1} | retried["changes"].get("recipe", {})
+        again = next(option for option in post(URL, changed)["pools"] if option["id"] == "l4")
+        assert again["estimate"]["fits"] is True
+
+
+def test_a_dry_run_says_what_would_happen_and_leaves_nothing(post, ask) -> None:
+    messages = OutboxMessage.objects.count()
+
+    answer = post(JOBS, ask | {"dry_run": True, "needed_by": in_hours(5), "recipe": {"epochs": 2}})
+
+    assert answer["object"] == "fine_tuning.job.dry_run"
+    assert (answer["would_start"], answer["refusal"], answer["pool"]) == (True, None, "local-cpu")
+    assert answer["recommended"] == "local-cpu"
+    assert answer["recipe"]["epochs"] == 2
+    assert not any(model.objects.exists() for model in (FineTuningJob, Run, JobEvent, Hold))
+    assert OutboxMessage.objects.count() == messages
+    job = post(JOBS, ask | {"recipe": {"epochs": 2}})
+    assert float(answer["hold_usd"]) == float(job["held_usd"])
+
+
+def test_a_dry_run_gives_the_reason_a_launch_would_be_refused(post, ask) -> None:
+    answer = post(JOBS, ask | {"dry_run": True, "budget": {"max_cost_usd": "5000"}})
+
+    assert answer["would_start"] is False
+    assert answer["refusal"]["code"] == "insufficient_quota"
+    assert answer["hold_usd"] is None
+    assert answer["pools"]
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": "gpt-9"}, "model"),
+        ({"training_file": "file-unknown"}, "training_file"),
+        ({"quantization": "int3"}, "quantization"),
+        ({"lora": {"rank": 12}}, "hyperparameters.lora_rank"),
+        ({"lora": {"rank": "many"}}, "lora.rank"),
+        ({"recipe": {"epochs": 10**9}}, "hyperparameters.epochs"),
+        ({"recipe": {"batch_size": 0}}, "hyperparameters.batch_size"),
+        ({"recipe": {"max_length": -1}}, "hyperparameters.max_length"),
+        ({"recipe": {"learning_rate": "fast"}}, "hyperparameters.learning_rate"),
+        ({"recipe": {"colour": "red"}}, "hyperparameters.colour"),
+        ({"needed_by": "tomorrow"}, "needed_by"),
+        ({"needed_by": "2030-01-01T10:00:00"}, "needed_by"),  # no time zone
+        ({"needed_by": "2001-01-01T10:00:00Z"}, "needed_by"),
+        ({"needed_by": 10**30}, "needed_by"),
+        ({"gpu": "abacus"}, "gpu"),
+    ],
+)
+def test_a_bad_field_is_named_by_estimates_and_dry_runs(post, ask, fields, param) -> None:
+    status = 404 if param in ("model", "training_file") else 400
+
+    for path, more in ((URL, {}), (JOBS, {"dry_run": True})):
+        error = post(path, ask | fields | more, status=status)["error"]
+        assert (error["param"], error["type"]) == (param, "invalid_request_error")
+        assert error["message"]
+
+
+def test_a_deadline_without_a_dry_run_is_refused_rather_than_ignored(post, ask) -> None:
+    assert post(JOBS, ask | {"needed_by": in_hours(1)}, status=400)["error"]["param"] == "needed_by"
+    assert not FineTuningJob.objects.exists()
+
+
+def test_a_dataset_of_zero_trained_tokens_has_no_estimate(post, ask) -> None:
+    TokenCount.objects.update(trained_tokens=0)
+
+    for path, more in ((URL, {}), (JOBS, {"dry_run": True}), (JOBS, {})):
+        error = post(path, ask | more, status=400)["error"]
+        assert (error["param"], error["code"]) == ("training_file", "invalid_training_file")
+    assert not FineTuningJob.objects.exists()
+
+
+@pytest.mark.parametrize("missing", ["hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads"])
+def test_a_model_whose_config_lacks_a_field_has_no_estimate(post, ask, missing) -> None:
+    config = {name: value for name, value in LLAMA_8B.items() if name != missing}
+    listed = make_listed_model("broken", config=config)
+
+    error = post(URL, ask | {"model": listed.name}, status=400)["error"]
+
+    assert (error["param"], error["code"]) == ("model", "unsupported_architecture")
+    assert missing in error["message"]
+
+
+LLAMA_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 131072,
+}
+
+
+def big_pool(name: str, gpu_key: str) -> GpuPool:
+    """A pool of real cards without a worker."""
+    memory_bytes = {"h100-sxm-80": 85_000_000_000, "l4-24": 23_500_000_000}[gpu_key]
+    gpu_type, _ = GpuType.objects.get_or_create(key=gpu_key, defaults={"name": gpu_key, "memory_bytes": memory_bytes})
+    pool = make_pool(name, memory_bytes=memory_bytes)
+    pool.gpu_type = gpu_type
+    pool.save(update_fields=["gpu_type"])
+    return pool

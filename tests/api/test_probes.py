@@ -1,0 +1,59 @@
+"""Measurements through the internal API: of a base model, or of a shape with made-up weights."""
+
+import msgspec
+import pytest
+from django.test import Client
+
+from apps.contracts.worker_api import ProbeReport
+from apps.finetuning.models import ThroughputProbe
+from apps.finetuning.pool_facts import list_shape_probes, newest_probes
+from tests.factories.finetuning import CREDENTIAL, Floor, probe_report
+
+CONFIG = {"model_type": "llama", "hidden_size": 64}
+
+
+@pytest.fixture
+def floor(organization, settings) -> Floor:
+    made = Floor(organization)
+    settings.ROOT_URLCONF = "apps.config.urls_internal"
+    return made
+
+
+def post(report: ProbeReport, credential: str = CREDENTIAL) -> int:
+    body = msgspec.json.encode(report)
+    headers = {"Authorization": f"Bearer {credential}"}
+    return Client().post("/internal/v1/probes", body, content_type="application/json", headers=headers).status_code
+
+
+def test_a_point_on_made_up_weights_is_kept_with_its_shape(floor):
+    measured = msgspec.structs.replace(
+        probe_report(floor.base_model), base_model_id="", shape="llama-3.1-8b", config=CONFIG, peak_allocated_bytes=7
+    )
+
+    assert post(measured) == 204
+
+    (probe,) = list_shape_probes(pool=floor.pool)
+    assert (probe.shape, probe.method, probe.base_model, probe.worker) == ("llama-3.1-8b", "lora", None, floor.worker)
+    assert msgspec.convert(probe.report, ProbeReport) == measured
+
+
+def test_such_a_point_is_no_base_models_speed(floor):
+    before = newest_probes(pool=floor.pool)
+    post(msgspec.structs.replace(probe_report(floor.base_model), base_model_id="", shape="x", config=CONFIG))
+
+    assert newest_probes(pool=floor.pool) == before
+    assert floor.job().estimate["tokens_per_second"] is not None
+
+
+@pytest.mark.parametrize("changes", [{}, {"shape": "x"}, {"config": CONFIG}, {"shape": "x" * 61, "config": CONFIG}])
+def test_a_point_of_nothing_in_particular_is_refused(floor, changes):
+    report = msgspec.structs.replace(probe_report(floor.base_model), base_model_id="", **changes)
+
+    assert post(report) == 400
+    assert not ThroughputProbe.objects.filter(base_model=None).exists()
+
+
+def test_a_stranger_reports_nothing(floor):
+    report = msgspec.structs.replace(probe_report(floor.base_model), base_model_id="", shape="x", config=CONFIG)
+
+    assert post(report, credential="annw_made-up") == 401

@@ -1,0 +1,69 @@
+"""Estimate against actual in a real browser: the public page, the job's own and the operator's, all accessible."""
+
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page
+
+from apps.accounts.models import Organization, User
+from apps.core.clock import db_now
+from apps.finetuning import accuracy, calibrations, leases
+from tests.browser.conftest import THEMES, overflow
+from tests.factories.finetuning import Floor, give_credit, make_job
+from tests.factories.outcomes import leave_queue, teach
+from tests.unit.finetuning.conftest import Attempt
+
+WIDTHS = (1440, 390)
+
+
+@pytest.fixture
+def job_id(transactional_db: None, organization: Organization, rival: Organization) -> str:
+    """A job that ran, on a pool that 50 runs of two organizations have taught, the later ones well estimated."""
+    floor = Floor(organization)
+    job = floor.job(suffix="triage")
+    attempt = Attempt(leases.claim(worker=floor.worker, base_models=None))
+    attempt.start()
+    attempt.succeed(floor.base_model, seconds=1.9, tokens=6_000, peak_memory_bytes=2**30)
+    give_credit(rival)
+    teach(leave_queue(make_job(rival, floor.base_model)), 25)
+    calibrations.refit_pools(now=db_now())
+    teach(leave_queue(floor.job()), 25, time=1.02, time_factor=1.3)
+    calibrations.refit_pools(now=db_now())
+    accuracy.refresh_public_reports(now=db_now())
+    return job.pk
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_the_pages_of_accuracy_are_accessible_and_reflow(
+    open_page: Callable[..., Page],
+    violations: Callable[[Page], list[str]],
+    job_id: str,
+    alice: User,
+    olga: User,
+    theme: str,
+) -> None:
+    staff = open_page("/staff/pools", user=olga, theme=theme)
+    staff.get_by_role("link", name="local-cpu").click()
+    staff.get_by_role("link", name="Calibrations").click()
+    pages = (open_page("/accuracy", theme=theme), open_page(f"/jobs/{job_id}", user=alice, theme=theme), staff)
+
+    for page in pages:
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            assert violations(page) == [], f"{page.url} at {width} px"
+            assert overflow(page) == 0, f"{page.url} at {width} px"
+
+
+def test_an_operator_takes_a_calibration_back_and_the_newest_again(
+    open_page: Callable[..., Page], job_id: str, olga: User
+) -> None:
+    page = open_page("/staff/pools", user=olga)
+    page.get_by_role("link", name="local-cpu").click()
+    page.get_by_role("link", name="Calibrations").click()
+
+    page.get_by_role("button", name="Use 1").click()
+    assert page.get_by_text("Chosen by hand").is_visible()
+    page.get_by_role("button", name="Use the newest, always").click()
+
+    assert page.get_by_text("Chosen by hand").count() == 0
+    assert page.locator("tr", has_text="In use").locator(".name").inner_text() == "2"

@@ -1,0 +1,136 @@
+"""A large file from a browser: in parts, through a server that dies, and over a reload."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
+from django.core.asgi import get_asgi_application
+from playwright.sync_api import Page, Request, Route, expect
+
+from apps.accounts.models import User
+from apps.core.object_store import read_object
+from apps.datasets import uploads
+from apps.datasets.models import DatasetVersion, Upload
+from apps.web import datasets
+from tests.browser.conftest import _wait_until
+from tests.factories.accounts import make_organization, make_user
+from tests.factories.catalog import make_base_model
+from tests.factories.datasets import jsonl
+
+Open = Callable[..., Page]
+PART = 16 * 1024
+CONTENT = jsonl(1_500)
+
+
+@pytest.fixture
+def alice(transactional_db: None) -> User:
+    alice = make_user("alice")
+    make_organization("Acme", owner=alice)
+    make_base_model()
+    return alice
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch, server_url: str, settings) -> None:
+    monkeypatch.setattr(uploads, "BROWSER_PART_BYTES", PART)
+    monkeypatch.setattr(datasets, "IN_PARTS_FROM_BYTES", PART)
+    settings.PUBLIC_URL = server_url
+
+
+class Server:
+    """The web application on a port of its own, which can die and come back."""
+
+    def __init__(self, port: int = 0) -> None:
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(100)
+        self.port = listener.getsockname()[1]
+        application = ASGIStaticFilesHandler(get_asgi_application())
+        config = uvicorn.Config(application, log_level="critical", lifespan="off", timeout_graceful_shutdown=0)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
+        self._thread.start()
+        _wait_until(lambda: self._server.started)
+
+    def kill(self) -> None:
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join(timeout=20)
+
+
+@pytest.fixture
+def server(alice: User) -> Iterator[list[Server]]:
+    running = [Server()]
+    yield running
+    running[-1].kill()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    file = tmp_path / "large.jsonl"
+    file.write_bytes(CONTENT)
+    return file
+
+
+def test_a_large_file_goes_in_parts_and_a_reload_resumes_it(open_page: Open, alice: User, file: Path) -> None:
+    page = open_page("/datasets/upload", user=alice)
+    page.route("**/objects/**/p00005*", lambda route: None)  # never answered: this part hangs
+    page.set_input_files("input[type=file]", file)
+    page.get_by_role("button", name="Upload").click()
+    _wait_for_parts(page, 4)
+
+    page.unroute_all(behavior="ignoreErrors")
+    page.reload()
+    sent: list[str] = []
+    page.on("request", lambda request: _note_part(request, sent))
+    page.set_input_files("input[type=file]", file)
+    page.get_by_role("button", name="Upload").click()
+
+    expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=60_000)
+    version = DatasetVersion.objects.get()
+    assert read_object(version.object_key) == CONTENT
+    assert Upload.objects.count() == 1, "the reload went on with the upload that was begun"
+    assert len(set(sent)) < uploads.count_parts(Upload.objects.get()), "what had arrived was not sent again"
+
+
+def _wait_for_parts(page: Page, count: int) -> None:
+    def is_there() -> bool:
+        page.wait_for_timeout(50)
+        upload = Upload.objects.first()
+        return upload is not None and len(uploads.list_present(upload=upload)) >= count
+
+    _wait_until(is_there, seconds=60)
+
+
+def _note_part(request: Request, sent: list[str]) -> None:
+    if request.method == "PUT":
+        sent.append(request.url.split("?")[0])
+
+
+# Django spools each request's body; a server that dies leaves some to the garbage collector.
+@pytest.mark.filterwarnings("ignore:.*SpooledTemporaryFile:pytest.PytestUnraisableExceptionWarning")
+def test_an_upload_outlives_the_server_it_began_on(
+    open_page: Open, alice: User, server: list[Server], file: Path, settings
+) -> None:
+    port = server[0].port
+    settings.PUBLIC_URL = f"http://127.0.0.1:{port}"
+    page = open_page("/datasets/upload", user=alice)
+    page.goto(f"http://127.0.0.1:{port}/datasets/upload")  # cookies are for the host, whatever the port
+    held: list[Route] = []
+    page.route("**/objects/**/p00006*", lambda route: held.append(route))
+    page.set_input_files("input[type=file]", file)
+    page.get_by_role("button", name="Upload").click()
+    _wait_for_parts(page, 4)
+
+    server[0].kill()
+    held.pop().abort()
+    page.unroute("**/objects/**/p00006*")
+    server.append(Server(port))
+
+    expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=90_000)
+    assert read_object(DatasetVersion.objects.get().object_key) == CONTENT
+    open_page.complaints.clear()  # type: ignore[attr-defined] - requests refused meanwhile are what this is about

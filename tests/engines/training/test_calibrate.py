@@ -1,0 +1,114 @@
+"""The grid of made-up shapes: models as the trainer would load them, one child a point, reported as probes are."""
+
+import argparse
+import json
+
+import msgspec
+import pytest
+import torch
+from bitsandbytes.nn import Linear4bit
+
+from apps.contracts.runs import Hyperparameters, Method
+from apps.contracts.worker_api import ProbeReport
+from gpu_workers.bench import calibrate, made_up
+from gpu_workers.bench.calibrate import CPU_GRID, CUDA_GRID, SHAPES, Point
+from gpu_workers.executor import SubprocessExecutor
+from gpu_workers.preflight import inspect_machine
+from gpu_workers.train.hardware import choose_engine, detect
+from tests.twins.control_plane import CREDENTIAL, ControlPlane
+
+POINT = Point("small-3m", "qlora", 8, 32, 2, checkpointing=True)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return made_up.write_folder(tmp_path / "shape", SHAPES["small-3m"])
+
+
+def build(folder, method):
+    engine = choose_engine(detect(), Hyperparameters(method=method))
+    return made_up.build_base(folder, method=method, engine=engine)
+
+
+def test_made_up_weights_stand_where_the_real_ones_would(folder):
+    quantized, plain = (build(folder, method) for method in (Method.QLORA, Method.LORA))
+
+    assert {name for name, _ in quantized.named_modules()} == {name for name, _ in plain.named_modules()}
+    assert torch.equal(quantized.model.rotary_emb.inv_freq, plain.model.rotary_emb.inv_freq)
+    assert not any(tensor.is_meta for tensor in (*quantized.parameters(), *quantized.buffers()))
+    linear = [type(module) for name, module in quantized.named_modules() if name.endswith("_proj")]
+    assert set(linear) == {Linear4bit}
+    assert quantized.lm_head.weight is quantized.model.embed_tokens.weight
+
+
+def test_a_made_up_model_computes_in_the_four_bits_the_trainer_loads(folder):
+    quantized = build(folder, Method.QLORA)
+
+    layer = quantized.model.layers[0].mlp.up_proj
+    state = layer.weight.quant_state
+    assert (state.quant_type, state.nested, layer.compute_dtype) == ("nf4", True, quantized.dtype)
+    assert tuple(state.shape) == (SHAPES["small-3m"]["intermediate_size"], SHAPES["small-3m"]["hidden_size"])
+    with torch.no_grad():
+        assert torch.isfinite(quantized(input_ids=torch.arange(8)[None]).logits).all()
+
+
+def test_a_point_is_measured_in_a_child_and_reported(plane: ControlPlane, tmp_path, monkeypatch):
+    monkeypatch.setattr(calibrate, "CPU_GRID", (POINT,))
+    monkeypatch.setattr("gpu_workers.bench.calibrate.os.getloadavg", lambda: (0.5, 0.5, 0.5))
+    (tmp_path / "credential.json").write_text(
+        json.dumps({"worker_id": "worker_1", "credential": CREDENTIAL, "pool": "cpu"})
+    )
+    monkeypatch.setenv("ANNEAL_INTERNAL_URL", plane.url)
+    monkeypatch.setenv("ANNEAL_WORK_DIR", str(tmp_path))
+
+    code = calibrate.main(["--into", str(tmp_path / "points.jsonl"), "--post", "--threads", "1", "--gpu-key", "cpu"])
+
+    assert code == 0
+    (line,) = (tmp_path / "points.jsonl").read_text().splitlines()
+    row = json.loads(line)
+    report = msgspec.convert(row["report"], ProbeReport)
+    assert plane.reports == [report]
+    assert (report.shape, report.method, report.lora_rank, report.gpu_key) == ("small-3m", "qlora", 8, "cpu")
+    assert (report.micro_batch_size, report.sequence_length, report.gradient_checkpointing) == (2, 32, True)
+    assert report.tokens_per_second_low <= report.tokens_per_second <= report.tokens_per_second_high
+    assert report.peak_memory_bytes > 10**8
+    assert (report.peak_allocated_bytes, report.threads) == (None, 1)
+    assert report.config["hidden_size"] == 192
+    assert row["cores"] >= 1
+
+
+def test_the_grid_stops_before_its_budget_and_says_what_was_left_out(tmp_path):
+    machine = inspect_machine(tmp_path)
+    executor = SubprocessExecutor(threads=1, command=("true",))
+
+    points = list(calibrate.measure_grid(machine, executor, tmp_path, budget_seconds=-1.0))
+
+    assert [(report, reason) for _, report, reason in points] == [(None, "no_time_left")] * len(CPU_GRID)
+
+
+def test_a_child_that_ran_out_of_memory_is_a_point_too(tmp_path):
+    executor = SubprocessExecutor(threads=1, command=("sh", "-c", "echo torch.OutOfMemoryError: CUDA out of memory"))
+
+    assert calibrate.measure_point(POINT, executor, tmp_path, timeout_seconds=20) == (None, "did_not_fit")
+
+
+def test_a_cuda_card_is_measured_on_the_real_shapes_in_order_of_worth():
+    assert {(point.shape, point.method) for point in CUDA_GRID} >= {
+        ("llama-3.2-1b", "lora"), ("llama-3.1-8b", "lora"), ("llama-3.1-8b", "qlora"), ("llama-3.1-70b", "qlora"),
+    }  # fmt: skip
+    assert {point.shape for point in (*CUDA_GRID, *CPU_GRID)} == set(SHAPES)
+
+
+def test_a_point_of_a_busy_machine_is_kept_and_not_reported(plane: ControlPlane, tmp_path, monkeypatch):
+    monkeypatch.setattr("gpu_workers.bench.calibrate.os.getloadavg", lambda: (99.0, 0.0, 0.0))
+    report = ProbeReport(
+        base_model_id="", method="lora", gpu_key="cpu", micro_batch_size=1, sequence_length=8, lora_rank=8, threads=1,
+        tokens_per_second=1.0, tokens_per_second_low=1.0, tokens_per_second_high=1.0, seconds_per_micro_step=8.0,
+        peak_memory_bytes=1, startup_seconds=1.0, shape="small-3m", config={},
+    )  # fmt: skip
+    given = argparse.Namespace(into=tmp_path / "points.jsonl", post=True)
+
+    assert calibrate._keep((POINT, report, ""), inspect_machine(tmp_path), given)
+
+    assert json.loads(given.into.read_text())["is_busy"]
+    assert plane.reports == []

@@ -1,0 +1,63 @@
+"""A broker that is away costs a request nothing but a moment."""
+
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from apps.accounts.models import Organization, User
+from apps.config.celery import app, wake_outbox
+from apps.core.models import OutboxMessage
+
+
+@pytest.fixture
+def silent_port() -> Any:
+    """A port that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.fixture
+def dead_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def test_a_committed_request_succeeds_without_the_broker(
+    monkeypatch: Any,
+    dead_port: int,
+    client_for: Any,
+    alice: User,
+    organization: Organization,
+    django_capture_on_commit_callbacks: Any,
+) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", f"redis://127.0.0.1:{dead_port}/0")
+
+    with django_capture_on_commit_callbacks() as after_commit:
+        response = client_for(alice).post("/members/invite", {"email": "new@example.com", "role": "member"})
+    started_at = time.monotonic()
+    for effect in after_commit:
+        effect()
+
+    assert time.monotonic() - started_at < 2
+    assert response.status_code < 400
+    assert OutboxMessage.objects.get().sent_at is None
+
+
+def test_a_broker_that_does_not_answer_is_given_up_on(monkeypatch: Any, silent_port: int) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", f"redis://127.0.0.1:{silent_port}/0")
+    started_at = time.monotonic()
+
+    wake_outbox()
+
+    assert time.monotonic() - started_at < 4
+
+
+def test_the_wake_reaches_the_queue() -> None:
+    wake_outbox()
+
+    with app.connection_for_read() as connection:
+        message = connection.SimpleQueue("control").get(timeout=2)
+        assert message.headers["task"] == "core.deliver_outbox"
+        message.ack()

@@ -1,0 +1,99 @@
+"""Validate one hostile file in a process of its own; prints the first problem, and the memory it took, as JSON.
+
+The memory is the most this process held, and how much of it came with the file.
+"""
+
+import io
+import json
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from apps.datasets.validation import validate_file
+
+MIB = 1024 * 1024
+
+
+def gzip_bomb() -> Iterator[bytes]:
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    for _ in range(1024):
+        yield packer.compress(b" " * MIB)
+    yield packer.flush()
+
+
+def gzip_line_bomb() -> Iterator[bytes]:
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    yield packer.compress(b'{"messages": "')
+    for _ in range(300):
+        yield packer.compress(b"x" * MIB)
+    yield packer.flush()
+
+
+def long_line() -> Iterator[bytes]:
+    yield b'{"messages": "'
+    for _ in range(200):
+        yield b"x" * (MIB // 4)
+
+
+def nested() -> Iterator[bytes]:
+    yield b'{"messages": ' + b"[" * 900_000 + b"\n"
+
+
+def nested_array() -> Iterator[bytes]:
+    for _ in range(80):
+        yield b'[{"a":' * (MIB // 12)
+
+
+def open_quote() -> Iterator[bytes]:
+    yield b'prompt,completion\n"'
+    for _ in range(60):
+        yield b"xxxxxxx\n" * (MIB // 8)
+
+
+def wide_table() -> Iterator[bytes]:
+    for _ in range(60):
+        yield b"a,b,c,d," * (MIB // 8)
+
+
+def parquet_bomb() -> Iterator[bytes]:
+    import pyarrow
+    import pyarrow.parquet
+
+    words = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 2_000), pyarrow.array(["x" * MIB]))
+    out = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": words}), out)
+    yield out.getvalue()
+
+
+def parquet_page_bomb() -> Iterator[bytes]:
+    import pyarrow
+    import pyarrow.parquet
+
+    out = io.BytesIO()
+    table = pyarrow.table({"text": ["y" * (48 * MIB)] * 12})
+    pyarrow.parquet.write_table(table, out, compression="zstd", use_dictionary=False)
+    yield out.getvalue()
+
+
+def _peak_mib() -> float:
+    """The most this process held; getrusage would count what its parent held when it forked."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def main(name: str) -> None:
+    chunks = list(globals()[name]()) if name.startswith(("gzip", "parquet")) else globals()[name]()
+    before, started = _peak_mib(), time.monotonic()
+    report = validate_file(chunks, filename=f"f.{'csv' if name in ('open_quote', 'wide_table') else 'jsonl'}")
+    seen = {
+        "code": report.errors[0].code,
+        "grown_mib": _peak_mib() - before,
+        "rss_mib": _peak_mib(),
+        "seconds": time.monotonic() - started,
+    }
+    sys.stdout.write(json.dumps(seen))
+
+
+main(sys.argv[1])

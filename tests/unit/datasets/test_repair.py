@@ -1,0 +1,152 @@
+import json
+
+import pytest
+
+from apps.accounts.models import Organization
+from apps.contracts.chat import Line, RowKind
+from apps.core.clock import db_now
+from apps.core.object_store import read_object
+from apps.datasets.formats import Format, Mapping
+from apps.datasets.intake import NotRepairable, StorageFull, remap_version, repair_version
+from apps.datasets.models import DatasetVersion
+from apps.datasets.queries import read_rows, storage_used_bytes
+from apps.datasets.repair import RepairMode, mend
+from apps.datasets.row_checks import check_line
+from apps.datasets.validating import validate_version
+from tests.factories.datasets import chat_row, jsonl, make_ready_version
+
+USER, ANSWER = chat_row("Hi", "Hello")["messages"]
+
+
+def mended(data: bytes) -> object:
+    line = Line(1, data)
+    problem = check_line(line, RowKind.CHAT)
+    assert problem is not None
+    found = mend(line, problem, RowKind.CHAT)
+    return found if found is None else json.loads(found)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        chat_row("Hi", "Hello") | {"id": 4},
+        {"messages": [USER | {"weight": 1}, ANSWER]},
+        {"messages": [USER, ANSWER | {"weight": "1", "x": 1}]},
+        {"messages": [{"role": "Human", "content": "Hi"}, {"role": "gpt", "content": "Hello"}]},
+        {"messages": [USER, ANSWER, USER]},
+    ],
+)
+def test_what_can_be_mended_without_guessing_is(row: dict) -> None:
+    found = mended(json.dumps(row).encode())
+
+    assert isinstance(found, dict)
+    assert [message["content"] for message in found["messages"]] == ["Hi", "Hello"]
+    assert set(found) == {"messages"}
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (json.dumps(chat_row("A\x00B", "Hello")).encode(), "AB"),
+        (b'{"messages": [{"role": "user", "content": "A\\ud800"}, {"role": "assistant", "content": "x"}]}', "A\ufffd"),
+        (json.dumps(chat_row("Caf\xe9"), ensure_ascii=False).encode("cp1252"), "Caf\xe9"),
+        (json.dumps(chat_row("Hi")).replace('"role": "user"', '"role": "user", "role": "user"').encode(), "Hi"),
+        (json.dumps({"messages": [{"role": "user", "content": 7}, ANSWER]}).encode(), "7"),
+    ],
+)
+def test_damaged_text_is_mended(data: bytes, text: str) -> None:
+    found = mended(data)
+
+    assert isinstance(found, dict) and found["messages"][0]["content"] == text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"messages": [',
+        json.dumps({"messages": [USER]}).encode(),
+        json.dumps({"messages": [USER, ANSWER | {"weight": 0.5}]}).encode(),
+        json.dumps({"messages": [USER, ANSWER | {"content": " "}]}).encode(),
+        json.dumps(chat_row("Hi")).replace('"role": "user"', '"role": "user", "role": "system"').encode(),
+        b"[1]",
+    ],
+)
+def test_what_would_take_a_guess_is_left_out(data: bytes) -> None:
+    assert mended(data) is None
+
+
+BAD = [json.dumps(chat_row() | {"id": 1}).encode() + b"\n", b"{broken\n"]
+
+
+@pytest.fixture
+def bad(organization: Organization) -> DatasetVersion:
+    return make_ready_version(organization, BAD[0] + jsonl() + BAD[1], filename="cards.jsonl")
+
+
+@pytest.mark.django_db
+class TestRepair:
+    @pytest.mark.parametrize(
+        ("mode", "rows", "repaired", "dropped"), [(RepairMode.DROP, 12, 0, 2), (RepairMode.REPAIR, 13, 1, 1)]
+    )
+    def test_makes_a_new_version_and_leaves_the_old(self, bad, mode, rows, repaired, dropped) -> None:
+        made = repair_version(version=bad, mode=mode, by="user_1", now=db_now())
+        assert (made.status, made.number, made.derived_from_id) == ("uploaded", 2, bad.pk)
+
+        done = validate_version(version_id=made.pk, now=db_now())
+
+        assert done and (done.status, done.rows, done.error_count) == ("ready", rows, 0)
+        assert (done.layout["repaired"], done.layout["dropped"]) == (repaired, dropped)
+        assert jsonl() in read_object(done.data_key), "good rows are not touched"
+        bad.refresh_from_db()
+        assert (bad.status, bad.rows) == ("invalid", 14)
+
+    def test_of_a_table_writes_our_rows(self, organization: Organization) -> None:
+        table = b"prompt,completion\n" + b"Hi,Hello\n" * 12 + b"Hi,\n"
+        version = make_ready_version(organization, table, filename="a.csv")
+
+        made = repair_version(version=version, mode=RepairMode.DROP, by="user_1", now=db_now())
+        done = validate_version(version_id=made.pk, now=db_now())
+
+        assert done and (done.status, done.rows, done.filename) == ("ready", 12, "a.jsonl")
+
+    def test_needs_bad_rows_and_room(self, organization: Organization, bad: DatasetVersion) -> None:
+        good, unreadable = make_ready_version(organization), make_ready_version(organization, b"%PDF-1.7")
+
+        for version in (good, unreadable):
+            with pytest.raises(NotRepairable):
+                repair_version(version=version, mode=RepairMode.DROP, by="user_1", now=db_now())
+        with pytest.raises(StorageFull):
+            repair_version(version=bad, mode=RepairMode.DROP, by="user_1", now=db_now(), storage_limit_bytes=10)
+
+
+TABLE = b"utterance,label\n" + b"Hi,greeting\n" * 12
+MAPPING = Mapping(format=Format.PROMPT_COMPLETION, columns={"prompt": "utterance", "completion": "label"})
+
+
+@pytest.mark.django_db
+class TestColumns:
+    def test_a_file_nobody_could_read_is_read_as_told(self, organization: Organization) -> None:
+        version = make_ready_version(organization, TABLE, filename="a.csv")
+        assert (version.status, version.errors[0]["code"]) == ("invalid", "unknown_columns")
+
+        again = remap_version(version=version, mapping=MAPPING, by="user_1", now=db_now())
+        done = validate_version(version_id=again.pk, now=db_now())
+
+        assert done and (done.pk, done.status, done.kind) == (version.pk, "ready", "chat")
+        row = read_rows(version=done)[0].row
+        assert row and row.messages[1].content == "greeting"
+        assert storage_used_bytes(organization=organization) == len(TABLE) + done.rows_bytes
+
+    def test_a_ready_file_becomes_another_version(self, organization: Organization) -> None:
+        version = make_ready_version(
+            organization, TABLE.replace(b"utterance,label", b"prompt,answer"), filename="a.csv"
+        )
+        assert version.status == "ready"
+        swapped = Mapping(format=Format.PROMPT_COMPLETION, columns={"prompt": "answer", "completion": "prompt"})
+
+        made = remap_version(version=version, mapping=swapped, by="user_1", now=db_now())
+        done = validate_version(version_id=made.pk, now=db_now())
+
+        assert done and (done.number, done.derived_from_id, done.sha256) == (2, version.pk, version.sha256)
+        row = read_rows(version=done)[0].row
+        assert row and row.messages[1].content == "Hi"

@@ -1,0 +1,108 @@
+"""Scoring: rules that never look at a value, a list that does not drift, figures that mean what they say."""
+
+import json
+
+import msgspec
+import pytest
+
+from apps.estimates import score
+from apps.estimates.accuracy import Point, accuracy
+from apps.estimates.gpus import GIB
+from apps.estimates.names import gpu_key, plain_name
+from apps.estimates.rows import Excluded, Job, framework, read_row
+from tests.bench.scored_rows import LIST, scored_rows
+
+ROW = {
+    "id": "x-1", "model": "Llama-3.1-8B", "method": "qlora", "rank": 16, "targets": "all linear", "seq_len": 2048,
+    "micro_batch": 2, "grad_ckpt": True, "optimizer": "adamw", "precision": "bf16", "attention": "flash",
+    "packing": True, "gpu": "NVIDIA H100 80GB HBM3", "gpu_key": None, "gpu_count": 1, "parallelism": "none",
+    "metric": "peak_vram_gb",
+    "value": 20.0, "unit_note": "GiB", "source_url": "https://example.org", "quote": "", "source": "someone",
+    "grad_accum": 8, "quality": "A", "notes": "", "workload": "fine-tuning",
+}  # fmt: skip
+
+
+def test_the_committed_list_is_what_the_rules_say():
+    listed = msgspec.json.decode(LIST.read_bytes())
+
+    assert listed == scored_rows()
+    assert sum(map(len, listed["scored peak_memory"].values())) >= 150
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"quality": "C"}, "grade"),
+        ({"method": "other-peft:ia3"}, "method"),
+        ({"model": "nobody-9B"}, "shape"),
+        ({"seq_len": None}, "sequence length"),
+        ({"micro_batch": None}, "micro-batch"),
+        ({"grad_ckpt": None}, "checkpointing"),
+        ({"rank": None}, "rank"),
+        ({"parallelism": "FSDP8 TP2", "gpu_count": 16}, "tensor"),
+        ({"metric": "loss"}, "neither"),
+    ],
+)
+def test_rows_without_a_complete_configuration_are_left_out_with_the_reason(models, changes, reason):
+    found = read_row(ROW | changes, models)
+
+    assert isinstance(found, Excluded)
+    assert reason in found.reason
+
+
+def test_the_value_never_decides_whether_a_row_counts(models):
+    assert all(isinstance(read_row(ROW | {"value": value}, models), Job) for value in (0.1, 20.0, 10_000.0))
+
+
+@pytest.mark.parametrize(
+    ("unit", "value"), [("GiB", GIB), ("GB = x/1e9", 1e9), ('"GB" = max_memory_reserved/1024^3', GIB), ("GB", 1e9)]
+)
+def test_a_unit_is_gib_only_where_the_row_says_so(models, unit, value):
+    assert read_row(ROW | {"unit_note": unit, "value": 1.0}, models).measured == value
+
+
+@pytest.mark.parametrize(
+    ("notes", "stack"),
+    [("", "hf"), ("Liger kernel", "hf+tiled"), ("axolotl, cut cross entropy", "axolotl+tiled"), ("unsloth", "unsloth")],
+)
+def test_a_row_names_its_framework_and_its_loss(notes, stack):
+    assert framework(ROW | {"notes": notes}) == stack
+
+
+def test_names_of_other_publishers_are_found():
+    assert plain_name("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit") == plain_name("Llama-3.1-8B")
+    assert plain_name("Llama3 8B") == plain_name("llama-3-8b")
+    assert gpu_key(None, "NVIDIA H100 80GB HBM3") == "h100-sxm-80"
+    assert gpu_key(None, "Tesla T4") == "t4-16"
+    assert gpu_key(None, "something else") == ""
+
+
+def test_accuracy_counts_a_false_fit_only_where_the_verdict_was_that_it_fits():
+    point = Point(id="a", source="s", method="lora", gpu="g", predicted=9.0, measured=10.0, p10=8.0, p90=9.6)
+
+    found = accuracy([point], cards=[4, 9, 10, 14, 20])
+
+    assert (found.n, found.median_ape, found.bias) == (1, 0.1, -0.1)
+    assert found.false_fits_p50 == pytest.approx(1 / 3, abs=1e-4)  # 9, 10 and 14 are within half; 9 fits 9.0 only
+    assert found.false_fits == 0.0
+    assert found.coverage_p10_p90 == 0.0
+
+
+def test_the_command_ends_with_one_json_object_of_both_kinds(tmp_path, capsys):
+    rows = [
+        ROW,
+        ROW | {"id": "x-2", "metric": "tokens_per_s_per_gpu", "value": 8000.0},
+        ROW | {"rank": None},
+        {"id": 1},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+
+    assert score.main([str(path)]) == 0
+
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    wanted = {"n", "median_ape", "mape", "p90_ape", "share_5", "share_10", "share_15", "bias", "false_fits"}
+    for kind in ("peak_memory", "time"):
+        assert wanted | {"coverage_p10_p90"} <= set(found[kind])
+        assert found[kind]["n"] == 1
+        assert found[kind]["median_ape"] < 0.5

@@ -1,0 +1,240 @@
+"""The compute step: the table of options, its deadline, the ways to make a job fit, and the parts htmx asks for."""
+
+import datetime
+import html
+import re
+
+import pytest
+
+from apps.catalog.operations import set_price
+from apps.core.clock import db_now
+from apps.datasets.models import TokenCount
+from apps.finetuning.models import GpuPool
+from tests.factories.market import Market
+
+LIVE = {"HX-Request": "true", "HX-Target": "div#compute-live"}
+PARTS = ("price-live", "price-lines", "price-act", "cap-help", "dock-text", "recipe-strip", "compute-more")
+
+
+@pytest.fixture
+def market(organization) -> Market:
+    return Market(organization)
+
+
+@pytest.fixture
+def compute(market, client_for, bob):
+    """Return the step's page as text, asked for with changes to the address; `headers` make it a part."""
+    client = client_for(bob)
+
+    def get(*, status: int = 200, headers: dict[str, str] | None = None, **changes: str) -> str:
+        query = "".join(f"&{name}={value}" for name, value in changes.items())
+        answer = client.get(f"{market.wizard}&step=compute{query}", headers=headers)
+        assert answer.status_code == status
+        return html.unescape(answer.content.decode())
+
+    return get
+
+
+def rows(page: str) -> dict[str, str]:
+    """Return the table's rows by the key of their option."""
+    found = re.findall(r"<tr class=\"[^\"]*\" data-pick.*?</tr>", page, re.DOTALL)
+    return {re.search(r'value="([^"]+)"', row)[1]: row for row in found}
+
+
+def due(hours: float) -> str:
+    return f"{db_now() + datetime.timedelta(hours=hours):%Y-%m-%dT%H:%MZ}"
+
+
+def badged(page: str, badge: str) -> list[str]:
+    return [key for key, row in rows(page).items() if f">{badge}</span>" in row or f"{badge}</span>" in row]
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def test_every_pool_has_a_row_with_memory_speed_finish_and_cost(compute) -> None:
+    found = rows(compute())
+
+    assert {"h100", "b200", "h200", "a100", "l40s", "l4"} <= set(found)
+    for key in ("h100", "b200", "a100"):
+        assert re.search(r"\d+%.*GB free", found[key], re.DOTALL)
+        assert "% used" in found[key]
+        assert re.search(r"\$[\d.]+–\$[\d.]+", found[key])
+        assert "<time" in found[key]
+
+
+def test_each_badge_is_given_once_and_the_recommended_row_is_chosen_and_first(compute) -> None:
+    page = compute()
+
+    assert [len(badged(page, badge)) for badge in ("Recommended", "Cheapest", "Fastest")] == [1, 1, 1]
+    first = next(iter(rows(page)))
+    assert badged(page, "Recommended") == badged(page, "Cheapest") == [first]
+    assert re.search(r"<input[^>]* checked", rows(page)[first])
+
+
+def test_a_deadline_moves_the_recommendation_to_what_meets_it_at_p90(compute) -> None:
+    GpuPool.objects.exclude(name__in=("h100", "l40s")).update(is_open=False)
+    set_price(
+        sku="training:l40s", unit="gpu_ms", price_nano=10**8, per=3_600_000, by="system", now=db_now()
+    )  # ten cents an hour, on a card that takes three times as long
+    free = compute()
+    p50, p90 = _spans(free, "h100")
+
+    in_time = compute(needed_by=due((p90 + 120) / 3600))
+    at_median = compute(needed_by=due((p50 + 120) / 3600))
+
+    assert badged(free, "Recommended") == badged(in_time, "Cheapest") == ["l40s"]
+    assert badged(in_time, "Recommended") == ["h100"]
+    assert "In time: " in rows(in_time)["h100"]
+    assert "Late: " in rows(in_time)["l40s"]
+    assert badged(at_median, "Recommended") == []  # one case in two would be late
+    assert "May be late: " in rows(at_median)["h100"]
+
+
+def test_when_nothing_is_in_time_it_says_so_and_recommends_nothing(compute) -> None:
+    page = compute(needed_by=due(0.05))
+
+    assert badged(page, "Recommended") == []
+    assert "No pool is sure to be done by then" in page
+    assert "Late: " in rows(page)["a100"]
+
+
+@pytest.mark.parametrize(("value", "said"), [("tomorrow", "Enter a date and a time."), ("2001-01-01T10:00Z", "passed")])
+def test_a_wrong_deadline_is_said_and_nothing_is_quoted(compute, value, said) -> None:
+    page = compute(needed_by=value, status=422)
+
+    assert "<h1>Choose compute</h1>" in page
+    assert said in page
+    assert rows(page) == {}
+
+
+def test_several_gpus_are_quoted_with_the_reason_why_they_cannot_be_launched(compute) -> None:
+    few, many = compute(), compute(several="1")
+
+    assert "h200:4" not in rows(few)
+    assert "more with several GPUs" in few
+    assert "Quoted only: a run trains on one GPU for now." in rows(many)["h200:4"]  # its worker has eight
+    assert "A worker of this pool has 1 GPU." in rows(many)["h100:2"]
+    assert all(" disabled" in row for key, row in rows(many).items() if ":" in key)
+
+
+def test_what_does_not_fit_lists_its_ways_each_with_a_price_and_a_link_that_applies_it(compute, market) -> None:
+    page = compute()
+    ways = re.search(r'id="g-l4".*?<tr class="ways">(.*?)</tr>', page, re.DOTALL)[1]
+    links = re.findall(r'href="([^"]+)"', ways)
+
+    assert "Needs " in rows(page)["l4"]
+    assert ways.count("<li>") >= 2
+    assert ways.count("$") >= 2
+    qlora = next(link for link in links if "method=qlora" in link)
+    assert "step=compute" in qlora
+    assert "pool=" not in qlora
+
+
+def test_applying_a_way_makes_the_job_fit(compute) -> None:
+    page = compute(method="qlora")
+
+    assert "GB free" in rows(page)["l4"]
+    assert " disabled" not in rows(page)["l4"]
+
+
+def test_the_picture_has_the_same_values_as_a_table(compute) -> None:
+    page = compute()
+    picture = re.search(r'<svg class="plot plot-scatter".*?</svg>', page, re.DOTALL)[0]
+    table = page.partition("The same as a table")[2]
+
+    assert 'role="img"' in picture
+    assert "Cheapest: " in re.search(r'aria-label="([^"]+)"', picture)[1]
+    assert table.count('<th scope="row">') >= 5
+    assert "unbeaten" in table
+
+
+# --- the live form --------------------------------------------------------------------------------------------------
+
+
+def test_a_change_is_answered_with_the_table_and_every_part_that_follows_from_it(compute) -> None:
+    part = compute(headers=LIVE, lora_rank="64")
+
+    assert "<html" not in part
+    assert len(rows(part)) >= 6
+    for name in PARTS:
+        assert f'<hx-partial hx-target="#{name}"' in part
+    assert "LoRA, rank 64" in part
+    assert 'name="lora_rank"' not in part  # the fields stay as the reader left them
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"lora_rank": "64"}, {"max_length": "1024"}, {"batch_size": "8"}, {"method": "qlora"}, {"epochs": "1"}],
+    ids=lambda change: next(iter(change)),
+)
+def test_each_field_changes_the_estimate(compute, change) -> None:
+    before, after = compute(headers=LIVE), compute(headers=LIVE, **change)
+
+    assert rows(before)["h100"] != rows(after)["h100"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"epochs": "900"}, "Epochs: epochs must be a number from 1 to 100."),
+        ({"batch_size": "0"}, "Batch: batch_size must be a number from 1 to 1024."),
+        ({"max_length": "many"}, "Longest row: Enter a whole number."),
+        ({"lora_rank": "12"}, "Rank: Select a valid choice."),
+        ({"method": "magic"}, "Method: Select a valid choice."),
+    ],
+)
+def test_a_bad_value_is_named_in_the_part_and_on_the_page_and_shows_no_price(compute, change, said) -> None:
+    part = compute(headers=LIVE, status=422, **change)
+    page = compute(status=422, **change)
+
+    for shown in (part, page):
+        assert said in re.sub(r"<[^>]+>", "", shown)
+        assert rows(shown) == {}
+        assert "Mend the marked fields" in shown
+        assert re.search(r"\$\d", shown.partition('hx-target="#price-live"')[2].partition("</hx-partial>")[0]) is None
+
+
+def test_without_script_a_button_updates_the_same_page(compute) -> None:
+    page = compute(max_length="1024")
+
+    assert re.search(r'<noscript><button[^>]* name="step" value="compute">Update</button></noscript>', page)
+    assert 'value="1024"' in page
+
+
+def test_a_pool_chosen_by_hand_stays_and_one_chosen_for_the_reader_follows_the_recommendation(compute) -> None:
+    recommended = badged(compute(), "Recommended")[0]
+    other = "a100" if recommended != "a100" else "h100"
+
+    def checked(page: str) -> str:
+        return next(key for key, row in rows(page).items() if re.search(r"<input[^>]* checked", row))
+
+    assert checked(compute(headers=LIVE, pool=other, auto=recommended)) == other
+    assert checked(compute(headers=LIVE, pool=other, auto=other)) == recommended
+
+
+def test_a_file_without_trained_tokens_is_refused_in_words(compute) -> None:
+    TokenCount.objects.update(trained_tokens=0)
+
+    assert "has no trained tokens" in compute(status=422)
+    assert "has no trained tokens" in compute(status=422, headers=LIVE)
+
+
+def test_viewers_outsiders_and_nobody_get_no_part_of_it(market, client_for, alice, bob, vera, charlie, rival) -> None:
+    def status(person) -> int:
+        return client_for(person).get(f"{market.wizard}&step=compute", headers=LIVE).status_code
+
+    assert [status(person) for person in (alice, bob)] == [200, 200]
+    assert status(vera) == 403
+    assert status(charlie) == 404
+    nobody = client_for(None).get(f"{market.wizard}&step=compute", headers=LIVE)
+    assert "sign" in nobody.headers["HX-Redirect"] or "login" in nobody.headers["HX-Redirect"]
+    assert b"$" not in nobody.content
+
+
+def _spans(page: str, key: str) -> list[float]:
+    """Return the seconds to an option's end as the picture's table shows them: expected, and in nine cases of ten."""
+    row = re.search(rf'<th scope="row">{key}\b.*?</tr>', page.partition("The same as a table")[2], re.DOTALL)[0]
+    texts = re.findall(r'<td class="right">([^<]+)</td>', row)[:2]
+    parts = [re.fullmatch(r"(?:(\d+)h )?(\d+) ?m(?:in)?", text).groups() for text in texts]
+    return [int(hours or 0) * 3600 + int(minutes) * 60 for hours, minutes in parts]
