@@ -51,6 +51,7 @@ LONGEST_SOCKET_NAME_BYTES = 32
 # Measured: after kill -9 of the postmaster a new one is refused for up to 1.5 s, until the old backends are gone.
 START_RETRY_SECONDS = 5.0
 READY_TIMEOUT_SECONDS = 60.0
+_POLL_SECONDS = 0.1
 PR_SET_PDEATHSIG = 1
 
 INITDB_OPTIONS = (
@@ -406,7 +407,10 @@ class _Foreground:
             return 0
         if until_unused:
             threading.Thread(target=self._stop_when_unused, args=(until_unused,), daemon=True).start()
-        return self._process.wait()
+        # Not in waitpid: a signal that came a moment before that call would wait with it for a server nobody stops.
+        while self._process.poll() is None:
+            time.sleep(_POLL_SECONDS)
+        return self._process.returncode
 
     def _ask_to_stop(self) -> None:
         self.is_stopping = True

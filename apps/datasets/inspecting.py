@@ -54,7 +54,7 @@ def request_inspection(*, version: DatasetVersion) -> None:
     outbox.publish(topic="dataset.inspect", key=key, payload={"version_id": version.pk})
 
 
-def identities_of(*, inspection: VersionInspection) -> "array[int]":
+def identities_of(*, inspection: VersionInspection) -> array:
     """Return each row's identity in file order, empty where the object is gone."""
     identities = array("Q")
     try:

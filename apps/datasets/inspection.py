@@ -52,7 +52,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """What a pass found, and each row's identity in file order (for splits and overlaps)."""
 
     findings: tuple[Finding, ...]
-    identities: "array[int]"
+    identities: array
 
 
 class _Found:

@@ -44,7 +44,7 @@ def parquet_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 def _start(file: IO[bytes], complaints: IO[bytes]) -> subprocess.Popen[bytes]:
     file.flush()
     return subprocess.Popen(
-        [sys.executable, "-m", "apps.datasets.parquet_child"],
+        [sys.executable, "-B", "-m", "apps.datasets.parquet_child"],
         cwd=_ROOT,
         env={"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"},
         stdin=file,

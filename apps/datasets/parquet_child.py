@@ -22,7 +22,8 @@ def main() -> int:
     """Write the rows to standard output; return 0, or which exit explains why not all are there."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # the complaint; standard output is a pipe
+    # The complaint; standard output is a pipe. Hence `-B`: compiled modules would be cut off and left so.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _leave_network()
     try:

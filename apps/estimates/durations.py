@@ -37,7 +37,10 @@ A100 = Gpu(
 
 
 class Duration(msgspec.Struct, frozen=True, kw_only=True):
-    """`train_seconds` holds everything that is billed; `a100_seconds` is the same work on one A100."""
+    """`train_seconds` is what is billed: the trainer's clock stands still while it evaluates and saves.
+
+    `a100_seconds` is the same work on one A100.
+    """
 
     train_seconds: float
     tokens_per_second: float
@@ -76,10 +79,9 @@ def duration(task: Task, plan: TrainingPlan, pool: PoolFacts) -> Duration | None
     computing = factor * (micro_steps * step.micro_step + steps * step.optimizer)
     evaluation = factor * _evaluation_seconds(request, plan, step, length)
     checkpoints = request.checkpoints * _checkpoint_seconds(task)
-    train = computing + evaluation + checkpoints
     peak = pool.gpu.bf16_flops or pool.gpu.fp16_flops
     return Duration(
-        train_seconds=train,
+        train_seconds=computing,
         tokens_per_second=request.tokens * request.epochs / computing,
         evaluation_seconds=evaluation,
         checkpoint_seconds=checkpoints,

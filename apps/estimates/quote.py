@@ -164,7 +164,9 @@ def _quote(
     interval = time_interval(pool, times) if times and reason is None else None
     bill = _billing(pool, times, interval, gpu_count) if times and interval else None
     before = _before(pool)
-    finish = tuple(before + seconds for seconds in bill.seconds) if bill and pool.live_workers else (None, None, None)
+    beside = times.evaluation_seconds + times.checkpoint_seconds if times else 0.0
+    whole = tuple(before + seconds + beside for seconds in bill.seconds) if bill else None
+    finish = whole if whole and pool.live_workers else (None, None, None)
     shown = times if bill else None
     return Estimate(
         gpu_key=pool.gpu.key,
@@ -248,14 +250,16 @@ def _billing(pool: PoolFacts, times: Duration, interval: Interval, gpu_count: in
     wanted = [times.train_seconds * factor for factor in (interval.p10, interval.p50, interval.p90)]
     seconds = (wanted[0] * stretch, wanted[1] * stretch, wanted[2] * stretch)
     billed = (math.ceil(seconds[0]), math.ceil(seconds[1]), math.ceil(seconds[2]))
-    costs = tuple(_cost(pool, each, gpu_count) for each in billed)
+    costs = tuple(_cost(pool, each, gpu_count) for each in seconds)
     return _Billing(seconds, billed, (costs[0], costs[1], costs[2]), seconds[1] * rate, seconds[1] - wanted[1])
 
 
-def _cost(pool: PoolFacts, seconds: int, gpu_count: int) -> int | None:
+def _cost(pool: PoolFacts, seconds: float, gpu_count: int) -> int | None:
+    """Of the milliseconds, as they are billed."""
     if pool.price_nano is None:
         return None
-    return cost_nano(price_nano=pool.price_nano, price_per_seconds=pool.price_per_seconds, seconds=seconds * gpu_count)
+    ms = math.ceil(seconds * 1000) * gpu_count
+    return cost_nano(price_nano=pool.price_nano, price_per_seconds=pool.price_per_seconds * 1000, seconds=ms)
 
 
 def _before(pool: PoolFacts) -> float:

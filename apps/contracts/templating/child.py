@@ -54,7 +54,7 @@ def _guarded(render: Any) -> Any:
 def limit_resources(memory_bytes: int) -> None:
     """Give this process so much address space, no new files to write, and no core to dump."""
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # hence `-B`: compiled modules would be cut off and left so
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

@@ -74,7 +74,7 @@ class TemplateProcess:
         self._owner = os.getpid()
         limits = (self._memory_bytes, REPLY_BYTES, self._cpu_seconds)
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "apps.contracts.templating.child", *map(str, limits)],
+            [sys.executable, "-B", "-m", "apps.contracts.templating.child", *map(str, limits)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             cwd=_ROOT, env={}, close_fds=True,
         )  # fmt: skip

@@ -65,7 +65,7 @@ def test_json_holds_the_question_the_answers_and_the_choice(capsys) -> None:
     assert answer["request"]["tokens"] == 10_000_000
     assert answer["ranking"]["recommended"] == option["id"] == "h100-sxm-80"
     assert sum(part["bytes"] for part in option["estimate"]["parts"]) == option["estimate"]["peak_bytes"]
-    cost, seconds = option["estimate"]["cost_nano_p50"], option["estimate"]["billed_seconds_p50"]
+    cost, seconds = option["estimate"]["cost_nano_p50"], option["estimate"]["train_seconds_p50"]
     assert cost == pytest.approx(seconds / 3600 * 2.69e9, rel=1e-6)
 
 
