@@ -177,8 +177,8 @@ def test_each_field_changes_the_estimate(compute, change) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"epochs": "900"}, "Epochs: epochs must be a number from 1 to 100."),
-        ({"batch_size": "0"}, "Batch: batch_size must be a number from 1 to 1024."),
+        ({"epochs": "900"}, "Epochs: epochs must be a whole number from 1 to 100."),
+        ({"batch_size": "0"}, "Batch: batch_size must be a whole number from 1 to 1024."),
         ({"max_length": "many"}, "Longest row: Enter a whole number."),
         ({"lora_rank": "12"}, "Rank: Select a valid choice."),
         ({"method": "magic"}, "Method: Select a valid choice."),

@@ -232,12 +232,17 @@ def test_the_children_of_workers_are_found_after_a_killed_launcher(
 ) -> None:
     monkeypatch.setenv(LAUNCH_MARK, str(tmp_path))
     child = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)"], env=child_environment(threads=1), cwd="/"
+        [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"],
+        env=child_environment(threads=1),
+        cwd="/",
+        stdout=subprocess.PIPE,
     )
+    assert child.stdout is not None
     try:
+        child.stdout.readline()  # the environment of a process can be read once it runs its own program
         mark = f"{LAUNCH_MARK}={tmp_path}".encode()
         assert mark in Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
         assert child.pid in {process.pid for process in find_leftovers(tmp_path)}
     finally:
         child.kill()
-        child.wait()
+        child.communicate()
