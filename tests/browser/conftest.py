@@ -17,6 +17,7 @@ import uvicorn
 from django.conf import settings
 from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
 from django.core.asgi import get_asgi_application
+from django.db import connection
 from django.test import Client
 from playwright.sync_api import Browser, BrowserContext, Page
 
@@ -81,7 +82,18 @@ def open_page(browser: Browser, server_url: str, transactional_db: None) -> Iter
     yield make
     for context in contexts:
         context.close()
+    _wait_until(_is_database_idle)
     assert complaints == []
+
+
+def _is_database_idle() -> bool:
+    """Tell whether no request still works on the tables to be emptied: it would lock them in another order."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+            "AND state IN ('active', 'idle in transaction')"
+        )
+        return not cursor.fetchone()[0]
 
 
 @pytest.fixture
@@ -114,5 +126,5 @@ def _wait_until(condition: Callable[[], bool], *, seconds: float = 10) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            pytest.fail("The web server did not start.")
+            pytest.fail("The web server or its database did not get there.")
         time.sleep(0.02)

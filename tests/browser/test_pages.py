@@ -128,7 +128,7 @@ def test_the_wizard_leads_from_a_dataset_to_a_launched_job(
 ) -> None:
     make_training_file(organization, floor.base_model, rows=4_000)
     page = open_page("/jobs/new", user=alice)
-    proceed = page.locator("#wizard button[type=submit]")
+    proceed = page.locator("#wizard button.btn-primary[type=submit]")
 
     proceed.click()
     expect(page.locator("h1")).to_have_text("Choose a base model")
@@ -175,7 +175,7 @@ def test_the_wizard_works_without_script(open_page: Open, lived: Lived, alice: U
     )
     plain = context.new_page()
     plain.goto(f"{lived.wizard}&method=lora")
-    plain.locator("#wizard button[type=submit]").click()
+    plain.locator("#wizard button.btn-primary[type=submit]").click()
     plain.get_by_role("button", name=re.compile("^Launch, hold")).click()
 
     assert re.search(r"/jobs/ftjob-", plain.url)

@@ -94,7 +94,7 @@ def give_credit(page: Page, platform: Platform, organization: str) -> None:
 
 def launch(page: Page) -> None:
     page.goto("/jobs/new")
-    proceed = page.locator("#wizard button[type=submit]")
+    proceed = page.locator("#wizard button.btn-primary[type=submit]")
     for title in ("Choose a base model", "Choose a method", "Choose compute", "Review and launch"):
         proceed.click()
         expect(page.locator("h1")).to_have_text(title)
