@@ -57,7 +57,15 @@ class ChatRenderer:
     def from_folder(cls, folder: Path, *, chat_template: str = "") -> "ChatRenderer":
         """Read tokenizer, special tokens and (unless given) template as `from_pretrained` does from the same folder."""
         texts = read_model_texts(folder, chat_template)
-        return cls(texts.chat_template, folder / "tokenizer.json", **texts.tokens)  # type: ignore[arg-type]
+        tokens = texts.tokens
+        return cls(
+            texts.chat_template,
+            folder / "tokenizer.json",
+            bos_token=tokens["bos_token"],
+            eos_token=tokens["eos_token"],
+            pad_token=tokens["pad_token"],
+            unk_token=tokens["unk_token"],
+        )
 
     @property
     def special_tokens(self) -> dict[str, str]:

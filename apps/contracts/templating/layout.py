@@ -202,7 +202,7 @@ def _compile_for_tracing(source: str) -> jinja2.Template | None:
         jinja2.nodes.AssignBlock,
         jinja2.nodes.FilterBlock,
     )
-    if environment.parse(source).find(hidden):  # type: ignore[arg-type]
+    if any(True for _ in environment.parse(source).find_all(hidden)):
         return None
     for name, function in environment.filters.items():
         if name not in _ALLOWED_FILTERS:
@@ -277,9 +277,10 @@ def _layout(text: str, spans: Sequence[Span], trace: _Trace) -> Layout | None:
     literals.append(text[position:])
     starts.append(position)
     edges = [(_edge(start, starts, literals), _edge(end, starts, literals)) for start, end in spans]
-    if any(edge is None for pair in edges for edge in pair):
+    known = tuple((start, end) for start, end in edges if start is not None and end is not None)
+    if len(known) < len(edges):
         return None
-    return Layout(tuple(literals), tuple(texts), tuple(trace.guards), tuple(edges))  # type: ignore[arg-type]
+    return Layout(tuple(literals), tuple(texts), tuple(trace.guards), known)
 
 
 def _edge(position: int, starts: Sequence[int], literals: Sequence[str]) -> tuple[int, int] | None:
