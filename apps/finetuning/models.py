@@ -33,6 +33,8 @@ class GpuPool(models.Model):
     region = models.CharField(max_length=40, default="local")
     memory_bytes = models.BigIntegerField(help_text="Usable by one job; a CPU pool has what the operator grants it.")
     is_open = models.BooleanField(default=True, help_text="Accepts new jobs.")
+    is_spot = models.BooleanField(default=False, help_text="Its machines may be taken away at any moment.")
+    interruptions_per_hour = models.FloatField(default=0.0, help_text="Expected of one machine; 0 unless spot.")
     calibration = models.ForeignKey(
         "CalibrationVersion", on_delete=models.PROTECT, null=True, related_name="+", help_text="In use; null: none."
     )
@@ -44,7 +46,13 @@ class GpuPool(models.Model):
     app_access = "read"
 
     class Meta:
-        constraints = [_paired("pool_calibration_pin_pair", "calibration_pinned_at", "calibration_pinned_by")]
+        constraints = [
+            _paired("pool_calibration_pin_pair", "calibration_pinned_at", "calibration_pinned_by"),
+            models.CheckConstraint(
+                name="pool_interruptions_iff_spot",
+                condition=Q(is_spot=True, interruptions_per_hour__gt=0) | Q(is_spot=False, interruptions_per_hour=0),
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.name

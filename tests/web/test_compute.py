@@ -108,6 +108,19 @@ def test_a_wrong_deadline_is_said_and_nothing_is_quoted(compute, value, said) ->
     assert rows(page) == {}
 
 
+def test_a_spot_pool_is_marked_and_is_later_by_the_work_it_redoes_not_dearer(compute) -> None:
+    before = compute(pool="a100", epochs="5")
+    GpuPool.objects.filter(name="a100").update(is_spot=True, interruptions_per_hour=3.0)
+    after = compute(pool="a100", epochs="5")
+
+    assert ">Spot</span>" not in rows(before)["a100"]
+    assert ">Spot</span>" in rows(after)["a100"]
+    assert re.search(r"<dt>Spot</dt><dd>about [\d.]+ interruptions?, \d.* redone, not billed</dd>", after)
+    cost = re.compile(r'data-cost="([^"]+)"')
+    assert cost.search(rows(before)["a100"])[1] == cost.search(rows(after)["a100"])[1]
+    assert _spans(after, "a100")[0] > _spans(before, "a100")[0]
+
+
 def test_several_gpus_are_quoted_with_the_reason_why_they_cannot_be_launched(compute) -> None:
     few, many = compute(), compute(several="1")
 
