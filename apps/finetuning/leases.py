@@ -80,6 +80,8 @@ def _try_claim(
     job = jobs.filter(pk=candidate.job_id, status="queued").first()
     if job is None or (base_models is not None and job.base_model_id not in base_models):
         return None
+    if job.gpu_count > max(1, len(worker.gpus)):
+        return None
     run = Run.objects.select_for_update(skip_locked=True).filter(pk=candidate.pk, status="queued").first()
     if run is None or not try_lock_quota(organization_id=run.organization_id):
         return None
@@ -141,7 +143,7 @@ def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -
         validation=_dataset_ref(job.validation_file) if job.validation_file else None,
         hyperparameters=msgspec.convert(job.hyperparameters, Hyperparameters),
         resume_from=_checkpoint_ref(checkpoint) if checkpoint else None,
-        gpu_count=job.estimate.get("gpu_count") or 1,
+        gpu_count=job.gpu_count,
         parallelism=_WHOLE_ON_EACH.get(job.estimate.get("parallelism") or "single", "fsdp"),
         start_from=start_ref(job=job, expires_seconds=_URL_SECONDS),
         seconds_between_failures=seconds_between_failures(pool=run.pool, now=db_now()),
@@ -221,7 +223,7 @@ def heartbeat(*, lease: Lease, beat: HeartbeatRequest) -> HeartbeatResponse:
 def _is_at_cap(job: FineTuningJob, run: Run, beat: HeartbeatRequest) -> bool:
     if beat.training_seconds <= 0 or job.pause_requested_at or job.cancel_requested_at:
         return False
-    spent_ms = attempts.billed_before(run=run) + int(beat.training_seconds * 1000)
+    spent_ms = attempts.billed_before(run=run) + int(beat.training_seconds * 1000) * job.gpu_count
     return attempts.is_at_cap(job=job, gpu_ms=spent_ms)
 
 

@@ -144,6 +144,7 @@ class FineTuningJob(OrganizationModel):
         "datasets.DatasetVersion", on_delete=models.PROTECT, null=True, related_name="validating_jobs"
     )
     pool = models.ForeignKey(GpuPool, on_delete=models.PROTECT, related_name="jobs", null=True)
+    gpu_count = models.PositiveSmallIntegerField(default=1, help_text="GPUs of one machine that each attempt takes.")
     suffix = models.CharField(max_length=64, blank=True)
     method = models.CharField(max_length=16)
     hyperparameters = models.JSONField(help_text="apps.contracts.runs.Hyperparameters, every field resolved")
@@ -185,6 +186,7 @@ class FineTuningJob(OrganizationModel):
                 condition=Q(queued_at=None)
                 | Q(pool__isnull=False, price_rule__isnull=False, spend_cap_nano__gt=0) & ~Q(hold_id=""),
             ),
+            models.CheckConstraint(name="job_takes_a_gpu", condition=Q(gpu_count__gte=1)),
             _paired("job_cancel_pair", "cancel_requested_at", "cancel_requested_by"),
             _paired("job_pause_pair", "pause_requested_at", "pause_requested_by"),
             models.CheckConstraint(
@@ -224,7 +226,7 @@ class Run(OrganizationModel):
     last_sequence = models.BigIntegerField(default=0, help_text="Highest worker event sequence taken in.")
     training_started_at = models.DateTimeField(null=True)
     durable_step = models.PositiveIntegerField(default=0)
-    billed_gpu_ms = models.BigIntegerField(default=0, help_text="Time whose steps are durable.")
+    billed_gpu_ms = models.BigIntegerField(default=0, help_text="Time whose steps are durable, of all its GPUs.")
     peak_memory_bytes = models.BigIntegerField(null=True)
     failure_code = models.CharField(max_length=48, blank=True)
     failure_message = models.CharField(max_length=500, blank=True)

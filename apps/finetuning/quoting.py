@@ -33,7 +33,6 @@ _NOTICED_SECONDS = LEASE_SECONDS + REAPER_SECONDS / 2  # until a machine taken a
 _DATA = Path(__file__).resolve().parents[1] / "catalog" / "data"
 GPU_COUNTS = (1, 2, 4, 8)  # of one machine; a count that does not divide the batch would train another batch
 _NOT_HERE = {"offload": "The trainer does not do this yet.", "none": ""}
-_LAUNCHABLE_GPUS = 1  # what the trainer runs a job on; more are quoted
 # What the estimator calls a thing -> the request's field it came from; the rest are hyperparameters.
 _PARAMS = {
     "rows": "training_file",
@@ -87,7 +86,7 @@ class PoolQuote:
 
 @dataclass(frozen=True)
 class Way:
-    """One change that makes the job fit. `changes` are the recipe's fields to set, `pool` the one to take instead.
+    """One change that makes the job fit. `changes` are the recipe's fields to set, `pool` the option's key to take.
 
     `cost_nano` is None where nobody can price it; `note` says what keeps it from being applied here, if anything does.
     """
@@ -151,6 +150,21 @@ def finish_seconds(estimate: Estimate) -> tuple[float, float, float] | None:
         return None
     queue = estimate.queue_seconds or 0.0
     return queue + low, queue + middle, queue + high
+
+
+def split_key(key: str, *, gpu_count: int | None = None) -> tuple[str, int | None]:
+    """Return the pool and the GPUs that an option's key names; `gpu_count` is what was asked beside it.
+
+    Raises InvalidValue when the two differ, or the key is none.
+    """
+    name, colon, count = key.partition(":")
+    if not colon:
+        return name, gpu_count
+    if not (count.isascii() and count.isdigit()):
+        raise InvalidValue(f"There is no open GPU pool named {key!r}.", param="compute.pool")
+    if gpu_count not in (None, int(count)):
+        raise InvalidValue(f"compute.pool names {count} GPUs and gpu_count {gpu_count}.", param="compute.gpu_count")
+    return name, int(count)
 
 
 def with_plan(hyperparameters: Hyperparameters, estimate: Estimate) -> Hyperparameters:
@@ -328,8 +342,6 @@ def _block_reason(state: PoolState, estimate: Estimate, base_model: BaseModel) -
         return "No worker of this pool is online."
     if estimate.gpu_count > state.gpus_per_worker:
         return f"A worker of this pool has {state.gpus_per_worker} GPU{'s' if state.gpus_per_worker > 1 else ''}."
-    if estimate.gpu_count > _LAUNCHABLE_GPUS:
-        return "Quoted only: a run trains on one GPU for now."
     if estimate.cost_nano_p90 is None:
         return f"No time estimate yet: {estimate.speed_source.text}"
     return ""
@@ -367,7 +379,8 @@ def _change(fix: Fix) -> Way:
 def _more_gpus(quoted: PoolQuote) -> Way:
     text = f"Use {quoted.gpu_count} GPUs: that needs {_gib(quoted.estimate.peak_bytes)} on each"
     fix = Fix(key="gpu_count", text=f"{text}.", peak_bytes=quoted.estimate.peak_bytes, gpu_count=quoted.gpu_count)
-    return Way(fix=fix, changes={}, pool=None, cost_nano=quoted.estimate.cost_nano_p50, note=quoted.block_reason)
+    taken = quoted.key if quoted.is_launchable else None
+    return Way(fix=fix, changes={}, pool=taken, cost_nano=quoted.estimate.cost_nano_p50, note=quoted.block_reason)
 
 
 def _elsewhere(quoted: PoolQuote) -> Way:

@@ -102,7 +102,7 @@ def test_nothing_is_recommended_that_would_be_late(post, ask) -> None:
     assert answer["cheapest"] == "local-cpu"
 
 
-def test_more_gpus_than_a_run_can_use_are_quoted_and_not_launchable(post, ask) -> None:
+def test_more_gpus_than_a_worker_has_are_quoted_and_not_launchable(post, ask) -> None:
     big_pool("h100", "h100-sxm-80")
     listed = make_listed_model("llama-8b", config=LLAMA_8B, parameter_count=8_030_261_248)
 
