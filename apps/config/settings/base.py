@@ -6,6 +6,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from django.urls import reverse_lazy
 
 from apps.config.env import ROOT, read_env
+from apps.config.mail import read_mail_url
 
 ENV = read_env()
 
@@ -247,17 +248,13 @@ TIME_ZONE = "UTC"
 USE_TZ = True
 USE_I18N = False
 
-_email = urlsplit(ENV.email_url)
+_mail = read_mail_url(ENV.email_url)
 DEFAULT_FROM_EMAIL = ENV.from_email
 EMAIL_TIMEOUT = 15
-if _email.scheme == "console":
-    EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
-else:
-    EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
-    EMAIL_HOST, EMAIL_PORT = _email.hostname or "localhost", _email.port or 25
-    EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = unquote(_email.username or ""), unquote(_email.password or "")
-    EMAIL_USE_TLS = _email.scheme == "smtp+tls"
-    EMAIL_USE_SSL = _email.scheme == "smtps"
+EMAIL_BACKEND = _mail.backend
+EMAIL_HOST, EMAIL_PORT = _mail.host, _mail.port
+EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = _mail.user, _mail.password
+EMAIL_USE_TLS, EMAIL_USE_SSL = _mail.use_tls, _mail.use_ssl
 
 CACHES = {
     "default": {
