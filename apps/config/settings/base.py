@@ -22,6 +22,7 @@ OBJECT_STORE = ENV.object_store
 REDIS_URL = ENV.redis_url
 BROKER_URL = ENV.broker_url
 BASE_MODEL_ROOTS = ENV.base_model_roots
+HUB_URL = ENV.hub_url
 
 ALLOWED_HOSTS = [urlsplit(PUBLIC_URL).hostname, "localhost", "127.0.0.1", *ENV.allowed_hosts]
 CSRF_TRUSTED_ORIGINS = [PUBLIC_URL]
@@ -290,6 +291,7 @@ OUTBOX_HANDLERS = {
     "dataset.inspect": "apps.datasets.tasks.request_inspection",
     "train.wake": "apps.finetuning.tasks.ring_doorbell",
     "job.admit": "apps.finetuning.tasks.admit",
+    "base_model.install": "apps.catalog.tasks.request_install",
     "adapter.published": "apps.serving.tasks.deploy",
     "adapter.checked": "apps.finetuning.tasks.tell_adapter_checked",
     "objects.delete": "apps.core.tasks.delete_objects",
