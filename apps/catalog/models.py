@@ -35,6 +35,8 @@ class BaseModel(models.Model):
     )
     source_url = models.URLField(max_length=400, blank=True)
     is_installed = models.BooleanField(default=False, help_text="Weights, tokenizer and template are at hand.")
+    install_requested_at = models.DateTimeField(null=True)
+    install_error = models.CharField(max_length=500, blank=True, help_text="Why the hub's files were not taken.")
     added_by = models.CharField(max_length=64, default="system")
     created_at = models.DateTimeField(db_default=Now())
     retired_at = models.DateTimeField(null=True)

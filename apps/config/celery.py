@@ -43,7 +43,7 @@ app.config_from_object(
     }
 )
 app.autodiscover_tasks(
-    ["apps.core", "apps.accounts", "apps.billing", "apps.datasets", "apps.finetuning", "apps.serving"]
+    ["apps.core", "apps.accounts", "apps.catalog", "apps.billing", "apps.datasets", "apps.finetuning", "apps.serving"]
 )
 
 

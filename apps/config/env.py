@@ -32,6 +32,7 @@ class Env:
     email_url: str
     from_email: str
     base_model_roots: tuple[Path, ...]
+    hub_url: str
     allowed_hosts: tuple[str, ...]
 
 
@@ -60,6 +61,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         email_url=environ.get("ANNEAL_EMAIL_URL", "console://"),
         from_email=environ.get("ANNEAL_FROM_EMAIL", "Anneal <anneal@localhost>"),
         base_model_roots=tuple(Path(part) for part in environ.get("ANNEAL_BASE_MODEL_ROOTS", "").split(":") if part),
+        hub_url=environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/"),
         allowed_hosts=tuple(h for h in environ.get("ANNEAL_ALLOWED_HOSTS", "").split(",") if h),
     )
 

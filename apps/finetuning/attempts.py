@@ -5,7 +5,8 @@ from typing import Any
 
 from django.db.models import Sum
 
-from apps.billing.operations import refund_source, settle_hold
+from apps.billing.models import Hold
+from apps.billing.operations import InsufficientBalance, hold, refund_source, settle_hold
 from apps.billing.queries import get_captured_nano
 from apps.contracts.failures import CAUSES, Blame, FailureCode
 from apps.core import audit, outbox
@@ -116,6 +117,22 @@ def pause_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
         billed_gpu_ms=billed_ms,
         cost_nano=cost,
     )
+
+
+def hold_cap(*, job: FineTuningJob, amount_nano: int, by: str, idempotency_key: str) -> Hold:
+    """Set the job's cap aside. Raises InsufficientBalance naming the field that lowers it."""
+    try:
+        return hold(
+            organization=job.organization_id,
+            purpose="job",
+            source=job.pk,
+            amount_nano=amount_nano,
+            by=by,
+            idempotency_key=idempotency_key,
+        )
+    except InsufficientBalance as short:
+        short.param = "budget.max_cost_usd"
+        raise
 
 
 def resume_hold_nano(*, job: FineTuningJob) -> int:

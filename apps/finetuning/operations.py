@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 from django.db import transaction
 
-from apps.billing.operations import hold
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.contracts.chat import RowKind
@@ -280,14 +279,7 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     job.gpu_count = estimate.gpu_count
     require_room_for_job(job=job, seconds=(estimate.train_seconds_p50 or 0.0) * job.gpu_count, now=now)
     recipe = with_plan(msgspec.convert(job.hyperparameters, Hyperparameters), estimate)
-    held = hold(
-        organization=job.organization_id,
-        purpose="job",
-        source=job.pk,
-        amount_nano=cap_nano,
-        by=job.created_by,
-        idempotency_key=f"hold:{job.pk}",
-    )
+    held = attempts.hold_cap(job=job, amount_nano=cap_nano, by=job.created_by, idempotency_key=f"hold:{job.pk}")
     advance(
         job,
         to="queued",

@@ -4,7 +4,6 @@ import datetime
 
 from django.db import transaction
 
-from apps.billing.operations import hold
 from apps.core import audit
 from apps.core.errors import InvalidState
 from apps.core.money import nano_to_usd
@@ -59,14 +58,7 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nan
         )
     run = attempts.queue_attempt(job=job)
     amount_nano = attempts.resume_hold_nano(job=job)
-    held = hold(
-        organization=job.organization_id,
-        purpose="job",
-        source=job.pk,
-        amount_nano=amount_nano,
-        by=by,
-        idempotency_key=f"hold:{job.pk}:{run.attempt}",
-    )
+    held = attempts.hold_cap(job=job, amount_nano=amount_nano, by=by, idempotency_key=f"hold:{job.pk}:{run.attempt}")
     advance(
         job,
         to="queued",

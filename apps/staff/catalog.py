@@ -31,7 +31,8 @@ def base_models(request: HttpRequest) -> HttpResponse:
         except DomainError as error:
             add_domain_error(form, error)
         else:
-            messages.success(request, f"{added.display_name} was added. Set its token prices next.")
+            wait = "" if added.is_installed else " Its files are being read from the hub."
+            messages.success(request, f"{added.display_name} was added.{wait} Set its token prices next.")
             return redirect("staff:base_model_list")
     status = 422 if request.method == "POST" else 200
     context = {"base_models": queries.list_base_models(), "form": form}
@@ -52,6 +53,20 @@ def _add(form: BaseModelForm, by: str) -> BaseModel:
         by=by,
         now=db_now(),
     )
+
+
+@require_POST
+@operator_view
+def install_base_model(request: HttpRequest, base_model_id: str) -> HttpResponse:
+    """Ask again for the files of a model that the hub did not hand over."""
+    base_model = get_object_or_404(BaseModel, pk=base_model_id, retired_at=None)
+    try:
+        operations.request_install(base_model=base_model, by=operator_id(request), now=db_now())
+    except DomainError as error:
+        messages.error(request, error.message)
+    else:
+        messages.success(request, f"The files of {base_model.display_name} are being read from the hub.")
+    return redirect("staff:base_model_list")
 
 
 @require_POST

@@ -18,6 +18,7 @@ urlpatterns = [
     path("workers/<str:worker_id>/drain", pools.act_on_worker, {"action": "drain"}, name="worker_drain"),
     path("workers/<str:worker_id>/revoke", pools.act_on_worker, {"action": "revoke"}, name="worker_revoke"),
     path("base-models", catalog.base_models, name="base_model_list"),
+    path("base-models/<str:base_model_id>/install", catalog.install_base_model, name="base_model_install"),
     path("base-models/<str:base_model_id>/retire", catalog.retire_base_model, name="base_model_retire"),
     path("prices", catalog.prices, name="price_list"),
     path("quotas", tenants.quotas, name="quota_list"),

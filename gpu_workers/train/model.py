@@ -24,7 +24,7 @@ except ImportError:  # a package of GPU machines; `Engine.uses_liger` tells
 
 ADAPTER_FILE = "adapter_model.safetensors"
 
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
 
 
 def fetch_base_model(base_model: BaseModelRef, *, hub_token: str | None) -> Path:
@@ -35,7 +35,10 @@ def fetch_base_model(base_model: BaseModelRef, *, hub_token: str | None) -> Path
         try:
             folder = Path(
                 snapshot_download(
-                    base_model.repo, revision=base_model.revision, token=hub_token, allow_patterns=_HUB_FILES
+                    base_model.repo,
+                    revision=base_model.revision,
+                    token=hub_token or False,
+                    allow_patterns=sorted(base_model.files_sha256) or _HUB_FILES,
                 )
             )
         except (OSError, ValueError) as error:  # every hub and connection error is one of the two

@@ -185,6 +185,7 @@ URLS: dict[str, Url] = {
     "staff:worker_drain": staff("POST", ids={"worker_id": "worker"}),
     "staff:worker_revoke": staff("POST", ids={"worker_id": "worker"}),
     "staff:base_model_list": staff("GET", "POST"),
+    "staff:base_model_install": staff("POST", ids={"base_model_id": "base_model"}),
     "staff:base_model_retire": staff("POST", ids={"base_model_id": "base_model"}),
     "staff:price_list": staff("GET", "POST"),
     "staff:quota_list": staff("GET"),

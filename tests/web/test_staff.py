@@ -1,13 +1,22 @@
 """The operator console: who may open it, and what its forms do."""
 
+import html
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from apps.billing.queries import get_balance
 from apps.catalog.queries import active_price
+from apps.config.env import ROOT
 from apps.core.models import AuditEntry, OutboxMessage
 from apps.finetuning.models import GpuPool, Worker, WorkerToken
 from apps.finetuning.quotas import get_quota
 from tests.factories.finetuning import Floor
+from tests.twins.control_plane import serve_control_plane
 
 PAGES = ("pools", "base-models", "prices", "quotas", "jobs", "organizations")
 
@@ -85,6 +94,27 @@ def test_a_token_is_shown_once_with_its_command(console, floor):
     assert "python -m gpu_workers.enroll --kind trainer --token annt_" in page
     assert WorkerToken.objects.count() == 1
     assert "annt_" not in console.get(f"/staff/pools/{floor.pool.pk}").content.decode()
+
+
+@pytest.mark.parametrize("kind", ["trainer", "replica"])
+def test_the_printed_command_admits_a_machine_that_has_no_settings(console, floor, settings, tmp_path, kind):
+    with serve_control_plane() as plane:
+        settings.INTERNAL_URL = plane.url
+        body = {"kind": kind} | ({"base_model": floor.base_model.pk} if kind == "replica" else {})
+        page = console.post(f"/staff/pools/{floor.pool.pk}/token", body).content.decode()
+        command = html.unescape(re.search(r"ANNEAL_INTERNAL_URL=[^<]+", page)[0])
+        plane.one_time_token = command.split()[-1]
+        environment = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        done = subprocess.run(
+            command, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        )
+
+    assert done.returncode == 0, done.stderr
+    [enrolled] = plane.enrollments
+    assert enrolled.kind == kind
+    assert re.fullmatch("" if kind == "trainer" else r"http://[\w.-]+:8003", enrolled.listen_url)
+    assert (tmp_path / ".anneal-worker/credential.json").stat().st_mode & 0o777 == 0o600
+    assert "Start it with" in done.stdout
 
 
 def test_a_replica_needs_a_base_model(console, floor):
