@@ -221,6 +221,7 @@ def _request(base_model: BaseModel, data: TrainingData, recipe: Hyperparameters)
             row_lengths=data.row_lengths,
             evaluations=recipe.epochs if data.evaluation_tokens else 0,
             evaluation_tokens=data.evaluation_tokens,
+            checkpoints=None,
         )
     except EstimateError as error:
         raise as_invalid(error) from error
