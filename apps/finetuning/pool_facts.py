@@ -109,7 +109,8 @@ def _with_weights(base_model: BaseModel, workers: Sequence[str]) -> set[str]:
     probed = ThroughputProbe.objects.filter(base_model=base_model, worker__in=workers)
     with system():  # whoever's run it was, the files are there
         trained = Run.objects.filter(job__base_model=base_model, worker__in=workers, training_started_at__isnull=False)
-        return {*probed.values_list("worker_id", flat=True), *trained.values_list("worker_id", flat=True)}
+        found = [*probed.values_list("worker_id", flat=True), *trained.values_list("worker_id", flat=True)]
+    return {worker_id for worker_id in found if worker_id}
 
 
 def _newest_probes(pools: Sequence[GpuPool], base_model: BaseModel, method: str) -> dict[str, ThroughputProbe]:
