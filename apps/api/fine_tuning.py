@@ -441,7 +441,7 @@ def _blame(code: str) -> str:
 
 
 def _estimated_finish(job: FineTuningJob) -> int | None:
-    seconds = job.estimate.get("train_seconds_p50")
+    seconds = job.estimate.get("run_seconds_p50") or job.estimate.get("train_seconds_p50")
     if job.status not in ("queued", "running") or seconds is None or job.started_at is None:
         return None
     return int(job.started_at.timestamp() + seconds)

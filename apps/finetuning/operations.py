@@ -26,6 +26,7 @@ from apps.finetuning.lifecycle import JOB_TRANSITIONS
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotas import require_room_for_job
 from apps.finetuning.quoting import PoolQuote, quote_pools, snapshot, split_key, with_plan
+from apps.finetuning.training_data import training_data
 
 SUFFIX = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?$")
 _MOST_METADATA = 16
@@ -311,7 +312,13 @@ def _place(quoted: PoolQuote) -> str:
 
 def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
     recipe = msgspec.convert(job.hyperparameters, Hyperparameters)
-    quotes = get_quotes(base_model=job.base_model, version=job.training_file, recipe=recipe, now=now)
+    quotes = get_quotes(
+        base_model=job.base_model,
+        version=job.training_file,
+        recipe=recipe,
+        now=now,
+        validation=job.validation_file,
+    )
     name, gpu_count = split_key(job.requested.get("pool") or "", gpu_count=job.requested.get("gpu_count"))
     if name:
         quotes = [quoted for quoted in quotes if quoted.pool.name == name]
@@ -341,7 +348,12 @@ def _with_gpus(quotes: list[PoolQuote], gpu_count: int | None) -> list[PoolQuote
 
 
 def get_quotes(
-    *, base_model: BaseModel, version: DatasetVersion, recipe: Hyperparameters, now: datetime.datetime
+    *,
+    base_model: BaseModel,
+    version: DatasetVersion,
+    recipe: Hyperparameters,
+    now: datetime.datetime,
+    validation: DatasetVersion | None = None,
 ) -> list[PoolQuote]:
     """Return a quote for each open pool, counting the file's tokens first when nobody has yet.
 
@@ -352,7 +364,14 @@ def get_quotes(
     if is_still_counting(version=version, base_model=counting):
         raise StillCounting(f"The tokens of {version.pk} are being counted: try again soon.", param="training_file")
     count = count_tokens(version=version, base_model=counting)
-    return quote_pools(base_model=base_model, version=version, count=count, hyperparameters=recipe, now=now)
+    data = training_data(
+        version=version,
+        count=count,
+        recipe=recipe,
+        validation=validation,
+        validation_count=find_token_count(version=validation, base_model=counting) if validation else None,
+    )
+    return quote_pools(base_model=base_model, data=data, hyperparameters=recipe, now=now)
 
 
 def is_still_counting(*, version: DatasetVersion, base_model: BaseModel) -> bool:

@@ -57,7 +57,7 @@ def rehearse_job(*, organization: Any, request: JobRequest, by: str, now: dateti
         validation = get_version(organization=organization, id=request.validation_file, param="validation_file")
         require_ready(validation, "validation_file")
     recipe = choose_recipe(beginning, request, training_file=version, validation_file=validation).hyperparameters
-    quotes = get_quotes(base_model=beginning.base_model, version=version, recipe=recipe, now=now)
+    quotes = get_quotes(base_model=beginning.base_model, version=version, recipe=recipe, now=now, validation=validation)
     job, refusal = _create_and_undo(organization, request, by, now)
     return Rehearsal(
         recipe=recipe,

@@ -201,7 +201,7 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
     evaluated = _with_number(job, "valid_loss")
     best = evaluated.order_by("number", "sequence").first()
     last = _metrics(job).order_by("sequence").last()
-    now = db_now()
+    now, is_live = db_now(), job.status not in JOB_TERMINAL
     return {
         "job": job,
         "title": title_of(job),
@@ -212,6 +212,7 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
         "best": best.data if best else None,
         "evaluations": [event.data for event in reversed(list(evaluated.order_by("-sequence")[:_SHOWN_EVALUATIONS]))],
         "seconds_left": _seconds_left(job),
+        "estimated_seconds": (job.estimate.get("train_seconds_p50") or 0.0) * (1 if is_live else job.gpu_count),
         "spent_nano": job.cost_nano if job.status in JOB_TERMINAL else _spent_nano(job),
         "queue_position": _queue_position(job, now),
         "pause": _pause_state(job),
@@ -227,7 +228,7 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
         "recipe": _recipe(job),
         "samples": _samples(job),
         "again_url": again_url(job),
-        "is_live": job.status not in JOB_TERMINAL,
+        "is_live": is_live,
         "may_write": has_permission(membership.role, Permission.JOB_WRITE),
         "speed": last.data.get("tokens_per_second") if last else None,
         "file_url": file_url(version=job.training_file) if job.training_file.status != "deleted" else "",

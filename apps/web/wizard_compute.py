@@ -28,9 +28,11 @@ def compute_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     quotes, problem = ([], None) if plan.compute_form.errors else quotes_of(plan)
     now, needed_by = db_now(), plan.compute_form.deadline
     asked = plan.choices.get("pool") if plan.choices.get("pool") != request.GET.get("auto") else ""
-    order, with_several = request.GET.get("sort", ""), _with_several(request, asked)
+    order = request.GET.get("sort", "")
+    deadline = (needed_by - now).total_seconds() if needed_by else None
+    with_several = _with_several(request, asked) or _is_several_needed(quotes, deadline)
     shown = quotes if with_several else _few(quotes)
-    ranking = rank_quotes(shown, deadline_seconds=(needed_by - now).total_seconds() if needed_by else None)
+    ranking = rank_quotes(shown, deadline_seconds=deadline)
     chosen = _chosen(shown, asked, ranking)
     view = TableView(
         chosen=chosen, ranking=ranking, order=order, now=now, needed_by=needed_by,
@@ -66,6 +68,13 @@ def compute_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
 def _with_several(request: HttpRequest, asked: str) -> bool:
     """Show several GPUs where it is asked for, and on a page that opens with such an option chosen."""
     return "several" in request.GET or (":" in asked and not request.headers.get("HX-Request"))
+
+
+def _is_several_needed(quotes: Sequence[PoolQuote], deadline_seconds: float | None) -> bool:
+    """Whether only several GPUs are sure to meet the deadline."""
+    if deadline_seconds is None or rank_quotes(_few(quotes), deadline_seconds=deadline_seconds).recommended:
+        return False
+    return rank_quotes(quotes, deadline_seconds=deadline_seconds).recommended is not None
 
 
 def _errors(plan: Plan) -> bool:

@@ -138,7 +138,10 @@ class Plan:
             recipe = msgspec.structs.replace(
                 recipe, method=Method(method), quantization="nf4" if method == Method.QLORA else None
             )
-        return get_quotes(base_model=self.base_model, version=self.version, recipe=recipe, now=db_now())
+        validation = self.validation if self.validation and self.validation.status == "ready" else None
+        return get_quotes(
+            base_model=self.base_model, version=self.version, recipe=recipe, now=db_now(), validation=validation
+        )
 
     def refusal(self) -> DomainError | None:
         """Return why the chosen files cannot be trained on, if they cannot."""
