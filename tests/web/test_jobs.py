@@ -207,6 +207,8 @@ def test_a_browser_that_reconnects_goes_on_after_the_last_event_it_saw(
     job = floor.job()
     attempt = claim()
     attempt.start()
+    for number in range(1, 4):
+        attempt.report(wire.StepCompleted, **step(number, 3.0 / number))
     attempt.succeed(floor.base_model)
 
     async def read(response) -> list[str]:
