@@ -183,7 +183,8 @@ class Attempt:
         self._child: Child | None = None
         self._keeper = LeaseKeeper(api, claim, status=self._current_status)
         self._reporter = Reporter(api, self._lease, self._keeper)
-        self._transfers = Transfers(should_stop=lambda: self._keeper.is_lost)
+        self._is_delivering = False
+        self._transfers = Transfers(should_stop=self._must_end_transfers)
         self._uploader = Uploader(api, self._lease, self._transfers)
         self._checkpoints = CheckpointUploader(self._uploader, self._reporter, self._keeper, work_dir)
         self._tail = EventTail(work_dir / EVENTS_FILE)
@@ -223,7 +224,9 @@ class Attempt:
         except CheckpointBroken as error:
             return self._failed(FailureCode.CHECKPOINT_INVALID, f"The checkpoint cannot be used: {error}")
         except Interrupted:
-            raise Forgotten from None
+            if self._keeper.is_lost:
+                raise Forgotten from None
+            return self._stopped()
         except OSError as error:
             log.exception("The attempt failed on this machine")
             code = FailureCode.DISK_FULL if error.errno in (28, 122) else FailureCode.INTERNAL_ERROR
@@ -339,7 +342,12 @@ class Attempt:
         if self._stop_reason() == "cancelled":
             return self._stopped()
         self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.UPLOADING))
+        self._is_delivering = True
         return deliver(ready, published, self._work_dir, self._uploader)
+
+    def _must_end_transfers(self) -> bool:
+        """A result nobody wants any more is not delivered; the checkpoints before it are."""
+        return self._keeper.is_lost or (self._is_delivering and self._stop_reason() == "cancelled")
 
     def _finish(self, outcome: RunOutcome) -> None:
         """Report the end; raises StaleLease, Unauthorized, Unavailable or Forgotten."""

@@ -248,6 +248,8 @@ def require_ready(version: DatasetVersion, param: str) -> None:
 
 
 def _invalid_file(version: DatasetVersion, param: str) -> InvalidTrainingFile:
+    if version.status == "deleted":
+        return InvalidTrainingFile(f"{version.pk} was deleted before the job could begin.", param=param)
     first = version.errors[0] if version.errors else {}
     where = f" First: line {first['line']}: {first['message']}" if first else ""
     return InvalidTrainingFile(f"{version.pk} has {version.error_count} invalid lines.{where}", param=param)

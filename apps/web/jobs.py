@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -114,12 +115,17 @@ def stream(request: MemberRequest, job_id: str) -> HttpResponseBase:
         return opened
     after = request.headers.get("Last-Event-ID") or request.GET.get("after", "0")
     response = StreamingHttpResponse(
-        follow_job(organization_id=request.organization.pk, job_id=job_id, after=int(after) if after.isdigit() else 0),
+        follow_job(organization_id=request.organization.pk, job_id=job_id, after=_sequence(after)),
         content_type="text/event-stream",
     )
     response.headers["Cache-Control"] = "no-store"
     response.headers["X-Accel-Buffering"] = "no"
     return response
+
+
+def _sequence(text: str) -> int:
+    """Return the number a browser sends back; anything else begins at the start."""
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
 
 
 @require_safe

@@ -9,7 +9,7 @@
 
 `ids` names the object each part of the address stands for (kinds in world.py), `data` is what a POST sends, `refs` the
 members of it (or of the query) that name an object of the tenant: they too are tried with another tenant's ids.
-`refuses` lists roles that hold the permission and are refused all the same by a rule of the operation.
+`refuses` names roles that hold the permission and are refused all the same, each with the operation's rule.
 """
 
 from collections.abc import Mapping
@@ -28,13 +28,13 @@ class Url:
     ids: Mapping[str, str] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     refs: Mapping[str, str] = field(default_factory=dict)
-    refuses: frozenset[str] = frozenset()
+    refuses: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
 
 
-def page(*, get: P | None = None, post: P | None = None, refuses: tuple[str, ...] = (), **what: Any) -> Url:
+def page(*, get: P | None = None, post: P | None = None, **what: Any) -> Url:
     methods = {method: asked for method, asked in (("GET", get), ("POST", post)) if asked is not None}
-    return Url("page", methods, refuses=frozenset(refuses), **what)
+    return Url("page", methods, **what)
 
 
 def person(*methods: str, **what: Any) -> Url:
@@ -95,7 +95,11 @@ URLS: dict[str, Url] = {
     "web:invitation_revoke": page(post=P.MEMBER_MANAGE, ids={"invitation_id": "invitation"}),
     "web:invitation_accept": public("the link is the credential", "GET", "POST", ids={"token": "invitation_token"}),
     "web:key_list": page(get=P.VIEW, post=P.KEY_MANAGE, data={"name": "k", "scopes": ["view"], "expires": "30"}),
-    "web:key_revoke": page(post=P.KEY_MANAGE, ids={"key_id": "key"}, refuses=("member",)),
+    "web:key_revoke": page(
+        post=P.KEY_MANAGE,
+        ids={"key_id": "key"},
+        refuses={"member": "members revoke their own keys, this is the owner's"},
+    ),
     "web:organization_settings": page(get=P.VIEW, post=P.ORGANIZATION_MANAGE, data={"name": "New"}),
     "web:organization_create": person("GET", "POST", data={"name": "Another"}),
     "web:organization_switch": person("POST", refs={"organization": "organization"}),

@@ -12,10 +12,12 @@ import pytest
 from apps.billing.queries import get_balance
 from apps.catalog.queries import active_price
 from apps.config.env import ROOT
+from apps.core.clock import db_now
 from apps.core.models import AuditEntry, OutboxMessage
+from apps.finetuning import stopping
 from apps.finetuning.models import GpuPool, Worker, WorkerToken
 from apps.finetuning.quotas import get_quota
-from tests.factories.finetuning import Floor
+from tests.factories.finetuning import Floor, give_credit, make_job
 from tests.twins.control_plane import serve_control_plane
 
 PAGES = ("pools", "base-models", "prices", "quotas", "jobs", "organizations")
@@ -61,6 +63,32 @@ def test_a_pool_is_created_priced_and_shown(console, floor):
     assert pool.memory_bytes == 80 * 2**30
     assert active_price(sku="training:big").price_nano == 2_690_000_000
     assert "$2.69" in page.content.decode()
+
+
+def test_a_pool_is_edited_and_closed(console, floor):
+    console.post(f"/staff/pools/{floor.pool.pk}", {"region": "eu-south", "memory_gib": "12"})
+
+    pool = GpuPool.objects.get(pk=floor.pool.pk)
+    assert (pool.region, pool.memory_bytes, pool.is_open, pool.name) == ("eu-south", 12 * 2**30, False, floor.pool.name)
+    assert AuditEntry.objects.get(target=pool.pk, action="pool.edited").actor.startswith("user_")
+    assert console.post(f"/staff/pools/{pool.pk}", {"region": "eu-south", "memory_gib": "0"}).status_code == 422
+
+
+def test_jobs_of_all_tenants_are_listed_with_whose_they_are(console, floor, rival):
+    floor.job(suffix="ours")
+    give_credit(rival)
+    theirs = make_job(rival, floor.base_model, suffix="theirs")
+    stopping.request_cancellation(job=theirs, by="key_test", now=db_now())
+
+    def rows(query: str) -> list[tuple[str, str]]:
+        page = console.get(f"/staff/jobs{query}")
+        shown = [row["job"] for row in page.context["jobs"]]
+        assert all(job.pk in page.content.decode() for job in shown)
+        assert all(job.organization.name in page.content.decode() for job in shown)
+        return [(job.organization.name, job.suffix) for job in shown]
+
+    assert rows("") == [("Rival", "theirs"), ("Acme", "ours")]
+    assert rows("?status=cancelled") == [("Rival", "theirs")]
 
 
 def test_a_name_taken_is_said_at_its_field(console, floor):
