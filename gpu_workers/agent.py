@@ -57,6 +57,7 @@ from gpu_workers.publishing import MODULE as PUBLISHING_CHILD
 from gpu_workers.publishing import Published, Publisher, alone, deliver
 from gpu_workers.redaction import redact
 from gpu_workers.reporter import CheckpointUploader, Reporter, Uploader
+from gpu_workers.run_checks import Refused, check_run
 
 log = logging.getLogger(__name__)
 
@@ -216,6 +217,8 @@ class Attempt:
             return self._execute()
         except StopAsked:
             return self._stopped()
+        except Refused as refused:
+            return self._failed(refused.code, refused.message)
         except NotInstalled as error:
             return self._failed(FailureCode.BASE_MODEL_UNAVAILABLE, str(error))
         except StoreUnavailable as error:
@@ -234,6 +237,8 @@ class Attempt:
         spec = self._spec
         self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.DOWNLOADING))
         self._work_dir.mkdir(parents=True, exist_ok=True)
+        for warning in check_run(spec, self._work_dir):
+            self._report(LogLine(sequence=UNNUMBERED, level="warn", message=warning))
         base_model = locate_base_model(spec.base_model, self._config.base_model_roots)
         self._download_dataset(spec.training, TRAINING_FILE)
         if spec.validation is not None:

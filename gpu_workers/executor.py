@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -79,18 +80,8 @@ class SubprocessExecutor:
 
     def start(self, work_dir: Path, *, hub_token: str | None = None) -> Child:
         """Start the child on the spec in `work_dir`; the hub token goes through its standard input alone."""
-        parent = os.getpid()
         with (work_dir / LOG_FILE).open("ab") as log:
-            popen = subprocess.Popen(
-                [*self._command, str(work_dir / SPEC_FILE), str(work_dir)],
-                cwd=REPOSITORY,
-                env=child_environment(threads=self._threads, extra={"TOKENIZERS_PARALLELISM": "false"}),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=lambda: _bind_to(parent),
-            )
+            popen = self._spawn([str(work_dir / SPEC_FILE), str(work_dir)], log)
         process = identify(popen.pid) or Process(pid=popen.pid, started_ticks=0)
         replace_file(work_dir / PID_FILE, msgspec.json.encode(process))
         try:
@@ -99,6 +90,19 @@ class SubprocessExecutor:
         except BrokenPipeError:
             pass  # it is dead already; the exit code tells
         return Child(popen, process)
+
+    def _spawn(self, arguments: list[str], log: BinaryIO) -> subprocess.Popen[bytes]:
+        parent = os.getpid()
+        return subprocess.Popen(
+            [*self._command, *arguments],
+            cwd=REPOSITORY,
+            env=child_environment(threads=self._threads, extra={"TOKENIZERS_PARALLELISM": "false"}),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=lambda: _bind_to(parent),
+        )
 
 
 def _bind_to(parent: int) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from django.db import transaction
 
 from apps.billing.operations import hold
+from apps.catalog.licences import require_licence
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.contracts.chat import RowKind
@@ -92,7 +93,8 @@ def create_job(*, organization: Any, request: JobRequest, by: str, now: datetime
     """Create the job; when its file is validated already, hold its cost and queue it in the same breath.
 
     The same idempotency key returns the same job, and so does a client's own retry within minutes. Raises NotFound,
-    InvalidValue, InvalidTrainingFile, DoesNotFit, CannotLaunch, QuotaExceeded, InsufficientBalance; nothing is left.
+    LicenceNotAccepted, InvalidValue, InvalidTrainingFile, DoesNotFit, CannotLaunch, QuotaExceeded, InsufficientBalance;
+    nothing is left.
     """
     if found := _created_before(organization, request, by, now):
         return found
@@ -126,6 +128,7 @@ def _created_before(organization: Any, request: JobRequest, by: str, now: dateti
 def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
     beginning = find_beginning(organization=organization, model=request.base_model)
     base_model = beginning.base_model
+    require_licence(organization=organization, base_model=base_model)
     training_file = _usable_file(organization, request.training_file, "training_file")
     validation_file = request.validation_file and _usable_file(organization, request.validation_file, "validation_file")
     chosen = choose_recipe(beginning, request, training_file=training_file, validation_file=validation_file or None)

@@ -96,6 +96,10 @@ URLS: dict[str, Url] = {
     "web:invitation_accept": public("the link is the credential", "GET", "POST", ids={"token": "invitation_token"}),
     "web:key_list": page(get=P.VIEW, post=P.KEY_MANAGE, data={"name": "k", "scopes": ["view"], "expires": "30"}),
     "web:key_revoke": page(post=P.KEY_MANAGE, ids={"key_id": "key"}, refuses=("member",)),
+    "web:licence_accept": page(
+        post=P.JOB_WRITE,
+        data={"model": "llama-3.1-8b", "licence": "Llama 3.1 Community License", "next": "/jobs/new"},
+    ),
     "web:organization_settings": page(get=P.VIEW, post=P.ORGANIZATION_MANAGE, data={"name": "New"}),
     "web:organization_create": person("GET", "POST", data={"name": "Another"}),
     "web:organization_switch": person("POST", refs={"organization": "organization"}),
@@ -141,6 +145,12 @@ URLS: dict[str, Url] = {
     "web:usage_export": page(get=P.VIEW),
     # the public API
     "api_me": api(GET=P.VIEW),
+    "api_model_licence": api(
+        GET=P.VIEW,
+        POST=P.JOB_WRITE,
+        ids={"model": "listed_model_name"},
+        data={"licence": "Llama 3.1 Community License"},
+    ),
     "api_model_limits": api(GET=P.VIEW, ids={"model": "model_name"}),
     "api_schema": public("documents the API; holds no data"),
     "api_unknown": public("says that there is nothing"),
