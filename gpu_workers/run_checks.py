@@ -80,12 +80,13 @@ def _check_memory(spec: RunSpec) -> tuple[str, ...]:
             f"The run needs {needed / _GIB:.1f} GiB by its estimate, the machine has {smallest.total_bytes / _GIB:.1f}."
         )
         raise Refused(FailureCode.OUT_OF_MEMORY, message)
-    if needed > smallest.free_bytes:
-        return (
-            f"Of {smallest.total_bytes / _GIB:.1f} GiB of memory {smallest.free_bytes / _GIB:.1f} are free, and the "
-            f"estimate is {needed / _GIB:.1f}: the rehearsal shows whether it fits.",
-        )
-    return ()
+    if needed <= smallest.free_bytes:
+        return ()
+    warning = (
+        f"Of {smallest.total_bytes / _GIB:.1f} GiB of memory {smallest.free_bytes / _GIB:.1f} are free, and the "
+        f"estimate is {needed / _GIB:.1f}: the rehearsal shows whether it fits."
+    )
+    return (warning,)
 
 
 def _machine_memory() -> GpuMemory:

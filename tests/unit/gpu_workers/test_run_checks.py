@@ -42,7 +42,7 @@ def test_memory_that_others_hold_is_told_and_left_to_the_rehearsal(card, tmp_pat
 
 
 def test_an_estimate_above_the_whole_card_is_refused(card, tmp_path):
-    with pytest.raises(Refused, match="needs 30.0 GiB by its estimate, the machine has 24.0") as refused:
+    with pytest.raises(Refused, match=r"needs 30\.0 GiB by its estimate, the machine has 24\.0") as refused:
         check_run(make_spec(estimated_peak_bytes=30 * GIB), tmp_path)
 
     assert refused.value.code is FailureCode.OUT_OF_MEMORY
