@@ -5,6 +5,7 @@ it forks has no thread pool to miss.
 """
 
 import array
+import contextlib
 import json
 import os
 import runpy
@@ -40,6 +41,7 @@ class Zygote:
                 env=child_environment(threads=1, extra={"TOKENIZERS_PARALLELISM": "false"}),
                 pass_fds=[theirs.fileno()],
             )
+        self._socket.recv(_MESSAGE_BYTES)  # it has imported everything: no test's patience is spent on that
 
     def fork(self, module: str, arguments: list[str], *, log: int, environment: dict[str, str]) -> "Forked":
         """Run `python -m module arguments` in a fork; its standard input is a pipe, its output goes to `log`."""
@@ -106,6 +108,7 @@ class ForkingExecutor(SubprocessExecutor):
 def serve(channel: socket.socket) -> None:
     """Fork for each request, tell each end; leave, with everything forked, when the test's end closes."""
     alive: set[int] = set()
+    channel.send(b"{}")
     channel.settimeout(_POLL_SECONDS)
     while True:
         try:
@@ -126,7 +129,8 @@ def serve(channel: socket.socket) -> None:
         alive.add(pid)
         channel.send(json.dumps({"pid": pid}).encode())
     for pid in alive:
-        os.killpg(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def _tell_ends(channel: socket.socket, alive: set[int]) -> None:
@@ -156,8 +160,9 @@ def _become(request: dict[str, Any], stdin: int, log: int) -> None:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(ValueError):  # closed already
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
 
 
