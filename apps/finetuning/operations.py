@@ -2,7 +2,7 @@
 
 import datetime
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from apps.finetuning.lifecycle import JOB_TRANSITIONS
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotas import require_room_for_job
 from apps.finetuning.quoting import PoolQuote, quote_pools, snapshot, with_plan
+from apps.finetuning.trackers import check_integrations
 
 SUFFIX = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?$")
 _MOST_METADATA = 16
@@ -82,6 +83,7 @@ class JobRequest:
     suffix: str = ""
     seed: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    integrations: Sequence[Mapping[str, Any]] = ()
     requested: Mapping[str, Any] = field(default_factory=dict)
     idempotency_key: str | None = None
     fingerprint: str = ""
@@ -154,6 +156,7 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
             "spend_cap_nano": request.spend_cap_nano,
             "fingerprint": request.fingerprint,
             "start_from": beginning.start_from,
+            "integrations": check_integrations(organization=organization, asked=request.integrations),
             "choices": msgspec.to_builtins(chosen.choices),
         },
         metadata=dict(request.metadata),

@@ -21,6 +21,7 @@ from apps.core.clock import db_now
 from apps.core.ids import new_id, ulid_of
 from apps.datasets.models import Upload, UploadPart
 from apps.finetuning.models import GpuPool, Worker
+from apps.finetuning.trackers import store_tracker_key
 from apps.serving.operations import deploy
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
 from tests.factories.catalog import make_base_model, make_listed_model
@@ -123,6 +124,12 @@ def _licence_acceptance(tenant: Tenant) -> str:
     ).pk
 
 
+def _tracker_key(tenant: Tenant) -> str:
+    return store_tracker_key(
+        organization=tenant.organization, kind="wandb", secret=f"key-{tenant.canary}", url="", by="system", now=db_now()
+    ).pk
+
+
 # kind of object -> makes one of a tenant and returns what stands in an address or a body; in this order, so that a
 # later one may use `tenant.ids` of an earlier one.
 MAKERS: dict[str, Maker] = {
@@ -143,6 +150,7 @@ MAKERS: dict[str, Maker] = {
     "model_name": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).model_name,
     "deployment": _deployment,
     "licence_acceptance": _licence_acceptance,
+    "tracker_key": _tracker_key,
 }
 
 # kind of object -> the id of one that belongs to no tenant
@@ -150,6 +158,7 @@ SHARED: dict[str, Callable[[Installation], str]] = {
     "base_model": lambda installation: installation.base_model.pk,
     "base_model_name": lambda installation: installation.base_model.name,
     "listed_model_name": lambda installation: installation.listed_model.name,
+    "tracker_kind": lambda installation: "wandb",
     "pool": lambda installation: installation.pool.pk,
     "worker": lambda installation: installation.worker.pk,
 }

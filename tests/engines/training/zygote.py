@@ -157,6 +157,7 @@ def _become(request: dict[str, Any], stdin: int, log: int) -> None:
         os.environ.update(request["environment"])
         sys.argv = [request["module"], *request["arguments"]]
         runpy.run_module(request["module"], run_name="__main__")
+        code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     finally:
