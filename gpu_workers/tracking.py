@@ -115,6 +115,7 @@ class Tracking:
     def finish(self, status: str) -> None:
         for kind, sink in list(self._sinks.items()):
             self._try(kind, lambda sink=sink: sink.finish(status))
+        self._warnings.close()
 
     def _open(self, tracker: Tracker) -> None:
         self._sinks[tracker.kind] = self._open_one(tracker, self._assignment, self._work_dir)
