@@ -67,6 +67,8 @@ _POLL_SECONDS = 0.1
 # From SIGTERM to our return at most 110 s: the child's step and checkpoint, then the upload and the report.
 _CHILD_STOP_SECONDS = 60.0
 _AFTER_CHILD_SECONDS = 45.0
+_TRACKING_IN_HASTE_SECONDS = 5.0
+_TRACKING_SECONDS = 30.0
 _KILL_AFTER_FENCE_SECONDS = 10.0
 _LOG_TAIL_BYTES = 8000
 
@@ -199,7 +201,8 @@ class Attempt:
         try:
             outcome = self._outcome()
             if self._tracking is not None:
-                self._tracking.finish(_status_of(outcome))
+                patience = _TRACKING_IN_HASTE_SECONDS if self._stop_reason() else _TRACKING_SECONDS
+                self._tracking.finish(_status_of(outcome), timeout_seconds=patience)
                 self._pump()
             self._finish(outcome)
         except (Forgotten, StaleLease, Unauthorized):

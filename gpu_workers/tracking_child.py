@@ -1,5 +1,6 @@
 """Starts and ends the process that tells the customer's trackers; with none asked for there is no process."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -17,7 +18,8 @@ from gpu_workers.process_tree import die_with_parent
 
 MODULE = "gpu_workers.tracking"
 TRACKING_FILE = "tracking.jsonl"
-_LAST_WORDS_SECONDS = 20.0
+
+log = logging.getLogger(__name__)
 
 
 class TrackingChild:
@@ -25,7 +27,11 @@ class TrackingChild:
 
     def __init__(self, spec: RunSpec, work_dir: Path) -> None:
         self._tail = EventTail(work_dir / TRACKING_FILE)
-        self._process = _start(spec, work_dir) if spec.trackers else None
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._process = _start(spec, work_dir) if spec.trackers else None
+        except OSError as error:
+            log.error("No process for the trackers: %s", error)
 
     def warnings(self) -> list[LogLine]:
         """Return what it complained of since the last call."""
@@ -36,13 +42,13 @@ class TrackingChild:
             found.append(LogLine(sequence=UNNUMBERED, level="warn", message=message))
         return found
 
-    def finish(self, status: str) -> None:
+    def finish(self, status: str, *, timeout_seconds: float) -> None:
         """Let it send the rest and say how the attempt ended, for a while."""
         if self._process is None:
             return
         _say(self._process.stdin, {"status": status})
         try:
-            self._process.wait(_LAST_WORDS_SECONDS)
+            self._process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
             self.kill()
 

@@ -28,11 +28,14 @@ class MlflowRun:
     """The run with this job's tag: a resumed job goes on in the one it began."""
 
     def __init__(self, tracker: Tracker, *, job_id: str, parameters: Mapping[str, str]) -> None:
-        require_public(tracker.url)
-        headers = {"Authorization": f"Bearer {tracker.secret}"} if tracker.secret else {}
+        parts = urlsplit(tracker.url)
+        address, port = public_address(tracker.url), parts.port or 443
+        host = f"[{address}]" if ":" in address else address
+        # Connects to the address that was checked, whatever the name means a moment later; TLS asks for the name.
+        self._extensions = {"sni_hostname": parts.hostname}
         self._http = httpx.Client(
-            base_url=f"{tracker.url.rstrip('/')}/api/2.0/mlflow/",
-            headers=headers,
+            base_url=f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}/api/2.0/mlflow/",
+            headers={"Host": parts.netloc} | ({"Authorization": f"Bearer {tracker.secret}"} if tracker.secret else {}),
             timeout=_TIMEOUT_SECONDS,
             follow_redirects=False,
             trust_env=False,
@@ -91,17 +94,18 @@ class MlflowRun:
 
     def _call(self, method: str, path: str, asked: Mapping[str, Any]) -> Any:
         sent = {"params": asked} if method == "GET" else {"json": asked}
-        answer = self._http.request(method, path, **sent)  # type: ignore[arg-type]
+        answer = self._http.request(method, path, extensions=self._extensions, **sent)  # type: ignore[arg-type]
         if answer.status_code != httpx.codes.OK:
             raise MlflowRefused(f"{path} was answered with {answer.status_code}: {answer.text[:200]}")
         return answer.json()
 
 
-def require_public(url: str) -> None:
-    """Raise ValueError unless the address is outside of private networks: a tracker must be no way into ours."""
+def public_address(url: str) -> str:
+    """Return where the server is. Raises ValueError inside of private networks: a tracker must be no way into ours."""
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname:
         raise ValueError("the tracking server needs an https address")
     found = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_STREAM)
     if not all(ipaddress.ip_address(address[4][0]).is_global for address in found):
         raise ValueError("the tracking server's address is not a public one")
+    return str(found[0][4][0])
