@@ -78,10 +78,16 @@ class SubprocessExecutor:
         self._threads = threads
         self._command = command or (sys.executable, "-m", module)
 
-    def start(self, work_dir: Path, *, hub_token: str | None = None) -> Child:
-        """Start the child on the spec in `work_dir`; the hub token goes through its standard input alone."""
+    def start(self, work_dir: Path, *, hub_token: str | None = None, gpu_count: int | None = None) -> Child:
+        """Start the child on the spec in `work_dir`; the hub token goes through its standard input alone.
+
+        It sees `gpu_count` of this machine's GPUs, all of them for None.
+        """
+        environment = child_environment(
+            threads=self._threads, gpu_count=gpu_count, extra={"TOKENIZERS_PARALLELISM": "false"}
+        )
         with (work_dir / LOG_FILE).open("ab") as log:
-            popen = self._spawn([str(work_dir / SPEC_FILE), str(work_dir)], log)
+            popen = self._spawn([str(work_dir / SPEC_FILE), str(work_dir)], log, environment)
         process = identify(popen.pid) or Process(pid=popen.pid, started_ticks=0)
         replace_file(work_dir / PID_FILE, msgspec.json.encode(process))
         try:
@@ -91,12 +97,12 @@ class SubprocessExecutor:
             pass  # it is dead already; the exit code tells
         return Child(popen, process)
 
-    def _spawn(self, arguments: list[str], log: BinaryIO) -> subprocess.Popen[bytes]:
+    def _spawn(self, arguments: list[str], log: BinaryIO, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         parent = os.getpid()
         return subprocess.Popen(
             [*self._command, *arguments],
             cwd=REPOSITORY,
-            env=child_environment(threads=self._threads, extra={"TOKENIZERS_PARALLELISM": "false"}),
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

@@ -100,8 +100,7 @@ class ForkingExecutor(SubprocessExecutor):
         self._zygote = zygote
         self._module = module
 
-    def _spawn(self, arguments: list[str], log: Any) -> Any:
-        environment = child_environment(threads=1, extra={"TOKENIZERS_PARALLELISM": "false"})
+    def _spawn(self, arguments: list[str], log: Any, environment: dict[str, str]) -> Any:
         return self._zygote.fork(self._module, arguments, log=log.fileno(), environment=environment)
 
 

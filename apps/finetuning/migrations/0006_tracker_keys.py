@@ -9,7 +9,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('accounts', '0002_find_api_key'),
-        ('finetuning', '0003_learned_calibrations'),
+        ('finetuning', '0005_job_gpu_count'),
     ]
 
     operations = [
