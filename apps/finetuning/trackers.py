@@ -69,7 +69,7 @@ def remove_tracker_key(*, organization: Any, kind: str, by: str) -> None:
 def check_integrations(*, organization: Any, asked: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a job's `integrations` as they are kept. Raises InvalidValue naming the one at fault."""
     stored = {row.kind for row in list_tracker_keys(organization=organization)} if asked else set()
-    kept = []
+    kept: list[dict[str, Any]] = []
     for index, given in enumerate(asked):
         kind, param = str(given.get("type")), f"integrations[{index}]"
         _require_kind(kind, param=f"{param}.type")
