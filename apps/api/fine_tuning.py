@@ -11,6 +11,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Literal
 
 import msgspec
+from django.http import HttpResponse
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -27,6 +28,7 @@ from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.ids import ulid_of
 from apps.core.money import nano_to_usd, usd_to_nano
+from apps.core.object_store import attachment
 from apps.finetuning import attempts, operations, queries, stopping
 from apps.finetuning.explanations import Explanation, explain
 from apps.finetuning.lifecycle import JOB_TERMINAL
@@ -34,6 +36,7 @@ from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
 from apps.finetuning.operations import JobRequest
 from apps.finetuning.rehearsal import Rehearsal, rehearse_job
 from apps.finetuning.scheduling import queue_position
+from apps.finetuning.tensorboard import event_file, file_name, read_points
 
 Auto = Any  # a number, or "auto"
 
@@ -209,6 +212,17 @@ class JobCheckpoints(ApiView):
         return Response(page(request, rows, checkpoint_object, default_limit=10, order=("-step", "-id")))
 
 
+class JobTensorBoard(ApiView):
+    required_scope = {"GET": "view"}
+
+    def get(self, request: Request, job_id: str) -> HttpResponse:
+        """Return the metrics so far as a TensorBoard event file; its name is one that TensorBoard looks for."""
+        job = queries.get_job(organization=self.organization, id=job_id)
+        body = b"".join(event_file(read_points(job=job), began_at=job.created_at.timestamp()))
+        headers = {"Content-Disposition": attachment(file_name(job)), "Cache-Control": "private, no-store"}
+        return HttpResponse(body, content_type="application/octet-stream", headers=headers)
+
+
 def _idempotency_key(request: Request) -> str | None:
     key = request.headers.get("Idempotency-Key")
     if key is not None and len(key) > _LONGEST_KEY:
@@ -220,8 +234,6 @@ def parse_request(
     body: CreateJob, data: Any, *, idempotency_key: str | None = None, is_retry: bool = False
 ) -> JobRequest:
     """Return the domain's request; `data` is the body as sent. Raises InvalidValue naming the field."""
-    if body.integrations:
-        raise InvalidValue("No integration is available on this platform.", param="integrations")
     recipe = dict(body.recipe or {})
     method = parse_method(body.quantization, recipe.pop("method", None))
     return JobRequest(
@@ -237,6 +249,7 @@ def parse_request(
         suffix=body.suffix or "",
         seed=body.seed,
         metadata=body.metadata or {},
+        integrations=body.integrations or (),
         requested={
             "method": msgspec.to_builtins(body.method) if body.method else None,
             "evaluation": _evaluation_plan(body.evaluation),
@@ -345,7 +358,7 @@ def job_object(job: FineTuningJob) -> dict[str, Any]:
         "seed": job.seed,
         "error": _error(job),
         "estimated_finish": _estimated_finish(job),
-        "integrations": [],
+        "integrations": job.requested.get("integrations") or [],
         "metadata": job.metadata,
         **_ours(job, recipe),
     }

@@ -1,11 +1,17 @@
 """What can be trained, on what, and for how much."""
 
+import re
+
 import pgtrigger
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from apps.core.ids import IdField
+from apps.core.tenancy import OrganizationModel
+
+# What asks nothing of those who use the weights. A row that names two licences is read as the stricter one.
+_PERMISSIVE = re.compile(r"(?:apache|mit|bsd|isc|cc0)\b(?!.*(?:except|also applies))", re.IGNORECASE)
 
 
 class BaseModel(models.Model):
@@ -51,6 +57,36 @@ class BaseModel(models.Model):
     def served_name(self) -> str:
         """The engine's name for it; customers never see or send it."""
         return f"b-{self.pk.removeprefix('bm_')}"
+
+    @property
+    def demands_acceptance(self) -> bool:
+        """Whether an organization must accept the licence before it trains on this model."""
+        return self.is_gated or bool(self.licence and not _PERMISSIVE.match(self.licence))
+
+    @property
+    def licence_url(self) -> str:
+        """Where the licence can be read."""
+        return f"https://huggingface.co/{self.repo}" if self.repo else self.source_url
+
+
+class LicenceAcceptance(OrganizationModel):
+    """An organization's yes to the licence of a base model, as it was named then."""
+
+    id = IdField(prefix="lic")
+    base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="+")
+    licence = models.CharField(max_length=80, blank=True)
+    accepted_by = models.CharField(max_length=64)
+    accepted_at = models.DateTimeField()
+
+    is_append_only = True
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["organization", "base_model", "licence"], name="licence_accepted_once")
+        ]
+        triggers = [
+            pgtrigger.Protect(name="licence_append_only", operation=pgtrigger.Update | pgtrigger.Delete),
+        ]
 
 
 class GpuType(models.Model):

@@ -2,13 +2,14 @@
 
 import datetime
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from django.db import transaction
 
+from apps.catalog.licences import require_licence
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.contracts.chat import RowKind
@@ -26,6 +27,7 @@ from apps.finetuning.lifecycle import JOB_TRANSITIONS
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotas import require_room_for_job
 from apps.finetuning.quoting import PoolQuote, quote_pools, snapshot, split_key, with_plan
+from apps.finetuning.trackers import check_integrations
 from apps.finetuning.training_data import training_data
 
 SUFFIX = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?$")
@@ -83,6 +85,7 @@ class JobRequest:
     suffix: str = ""
     seed: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    integrations: Sequence[Mapping[str, Any]] = ()
     requested: Mapping[str, Any] = field(default_factory=dict)
     idempotency_key: str | None = None
     fingerprint: str = ""
@@ -94,7 +97,8 @@ def create_job(*, organization: Any, request: JobRequest, by: str, now: datetime
     """Create the job; when its file is validated already, hold its cost and queue it in the same breath.
 
     The same idempotency key returns the same job, and so does a client's own retry within minutes. Raises NotFound,
-    InvalidValue, InvalidTrainingFile, DoesNotFit, CannotLaunch, QuotaExceeded, InsufficientBalance; nothing is left.
+    LicenceNotAccepted, InvalidValue, InvalidTrainingFile, DoesNotFit, CannotLaunch, QuotaExceeded, InsufficientBalance;
+    nothing is left.
     """
     if found := _created_before(organization, request, by, now):
         return found
@@ -128,6 +132,7 @@ def _created_before(organization: Any, request: JobRequest, by: str, now: dateti
 def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
     beginning = find_beginning(organization=organization, model=request.base_model)
     base_model = beginning.base_model
+    require_licence(organization=organization, base_model=base_model)
     training_file = _usable_file(organization, request.training_file, "training_file")
     validation_file = request.validation_file and _usable_file(organization, request.validation_file, "validation_file")
     chosen = choose_recipe(beginning, request, training_file=training_file, validation_file=validation_file or None)
@@ -154,6 +159,7 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
             "spend_cap_nano": request.spend_cap_nano,
             "fingerprint": request.fingerprint,
             "start_from": beginning.start_from,
+            "integrations": check_integrations(organization=organization, asked=request.integrations),
             "choices": msgspec.to_builtins(chosen.choices),
         },
         metadata=dict(request.metadata),

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db import transaction
 
+from apps.catalog.licences import LicenceNotAccepted
 from apps.contracts.runs import Hyperparameters
 from apps.core.errors import DomainError, QuotaExceeded
 from apps.datasets.queries import get_version
@@ -23,7 +24,7 @@ from apps.finetuning.operations import (
 from apps.finetuning.quoting import PoolQuote
 
 # Reasons that a good request cannot start now; whatever else is wrong is an error in the request itself.
-_REFUSALS = (DoesNotFit, CannotLaunch, QuotaExceeded)
+_REFUSALS = (DoesNotFit, CannotLaunch, QuotaExceeded, LicenceNotAccepted)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from django.views.decorators.http import require_http_methods
 from apps.accounts.models import Membership, Organization
 from apps.accounts.roles import Permission
 from apps.billing.queries import get_balance
+from apps.catalog.licences import is_licence_missing
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.contracts.runs import Hyperparameters, Method
@@ -244,6 +245,9 @@ def _review(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     balance = get_balance(organization=plan.organization)
     left_nano = balance.available_nano - cap_nano if cap_nano is not None else None
     p50_nano = named.estimate.cost_nano_p50 if named else None
+    must_accept = plan.base_model is not None and is_licence_missing(
+        organization=plan.organization, base_model=plan.base_model
+    )
     return {
         "quote": named,
         "row": _review_row(named, plan) if named else None,
@@ -252,11 +256,15 @@ def _review(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         "left_nano": left_nano,
         "is_short": left_nano is not None and left_nano < 0,
         "is_tight": cap_nano is not None and p50_nano is not None and cap_nano < p50_nano,
-        "may_launch": bool(named and named.is_launchable and left_nano is not None and left_nano >= 0),
+        "may_launch": bool(
+            named and named.is_launchable and left_nano is not None and left_nano >= 0 and not must_accept
+        ),
         "once": request.POST.get("once") or secrets.token_urlsafe(18),
         "full_recipe": _full_recipe(plan),
         "samples": samples(plan, named),
         "compute_url": plan.choices.url(step="compute"),
+        "must_accept": must_accept,
+        "review_url": plan.choices.url(step="review"),
         "problem": problem,
         "needs": "" if named else "Choose compute again",
     }

@@ -7,6 +7,7 @@ from typing import Any
 import peft
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import GatedRepoError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
@@ -41,6 +42,14 @@ def fetch_base_model(base_model: BaseModelRef, *, hub_token: str | None) -> Path
                     allow_patterns=sorted(base_model.files_sha256) or _HUB_FILES,
                 )
             )
+        except GatedRepoError as error:
+            message = (
+                f"{base_model.repo} is gated, and the hub does not open it to the operator's token: its owner has not "
+                "accepted the terms there."
+                if hub_token
+                else f"{base_model.repo} is gated, and its operator has stored no token that opens it."
+            )
+            raise TrainingFailed(FailureCode.BASE_MODEL_UNAVAILABLE, message) from error
         except (OSError, ValueError) as error:  # every hub and connection error is one of the two
             message = f"The base model {base_model.name} could not be downloaded ({type(error).__name__})."
             raise TrainingFailed(FailureCode.BASE_MODEL_UNAVAILABLE, message) from error

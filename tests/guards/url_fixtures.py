@@ -100,6 +100,12 @@ URLS: dict[str, Url] = {
         ids={"key_id": "key"},
         refuses={"member": "members revoke their own keys, this is the owner's"},
     ),
+    "web:licence_accept": page(
+        post=P.JOB_WRITE,
+        data={"model": "llama-3.1-8b", "licence": "Llama 3.1 Community License", "next": "/jobs/new"},
+    ),
+    "web:tracker_list": page(get=P.VIEW, post=P.JOB_WRITE, data={"kind": "wandb", "key": "0123456789"}),
+    "web:tracker_remove": page(post=P.JOB_WRITE, ids={"kind": "tracker_kind"}),
     "web:organization_settings": page(get=P.VIEW, post=P.ORGANIZATION_MANAGE, data={"name": "New"}),
     "web:organization_create": person("GET", "POST", data={"name": "Another"}),
     "web:organization_switch": person("POST", refs={"organization": "organization"}),
@@ -121,6 +127,7 @@ URLS: dict[str, Url] = {
     "web:job_list": page(get=P.VIEW),
     "web:job_detail": page(get=P.VIEW, ids=JOB),
     "web:job_chart": page(get=P.VIEW, ids=JOB),
+    "web:job_tensorboard": page(get=P.VIEW, ids=JOB),
     "web:job_stream": page(get=P.VIEW, ids=JOB),
     "web:job_cancel": page(post=P.JOB_WRITE, ids=JOB),
     "web:job_pause": page(post=P.JOB_WRITE, ids=JOB),
@@ -145,6 +152,17 @@ URLS: dict[str, Url] = {
     "web:usage_export": page(get=P.VIEW),
     # the public API
     "api_me": api(GET=P.VIEW),
+    "api_integration_list": api(GET=P.VIEW),
+    "api_integration_detail": api(
+        PUT=P.JOB_WRITE, DELETE=P.JOB_WRITE, ids={"kind": "tracker_kind"}, data={"key": "0123456789"}
+    ),
+    "api_job_tensorboard": api(GET=P.VIEW, ids=JOB),
+    "api_model_licence": api(
+        GET=P.VIEW,
+        POST=P.JOB_WRITE,
+        ids={"model": "listed_model_name"},
+        data={"licence": "Llama 3.1 Community License"},
+    ),
     "api_model_limits": api(GET=P.VIEW, ids={"model": "model_name"}),
     "api_schema": public("documents the API; holds no data"),
     "api_unknown": public("says that there is nothing"),

@@ -15,14 +15,16 @@ from apps.accounts.models import Membership, Organization, User
 from apps.accounts.operations import invitation_token, invite_member
 from apps.accounts.roles import ROLES, SCOPES
 from apps.adapters.models import Adapter, AdapterVersion
+from apps.catalog.licences import accept_licence
 from apps.catalog.models import BaseModel
 from apps.core.clock import db_now
 from apps.core.ids import new_id, ulid_of
 from apps.datasets.models import Upload, UploadPart
 from apps.finetuning.models import GpuPool, Worker
+from apps.finetuning.trackers import store_tracker_key
 from apps.serving.operations import deploy
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
-from tests.factories.catalog import make_base_model
+from tests.factories.catalog import make_base_model, make_listed_model
 from tests.factories.datasets import make_ready_version, make_upload, make_version
 from tests.factories.finetuning import give_credit, make_job, make_pool, make_worker
 
@@ -32,6 +34,7 @@ class Installation:
     """What all tenants share."""
 
     base_model: BaseModel
+    listed_model: BaseModel
     pool: GpuPool
     worker: Worker
 
@@ -113,6 +116,20 @@ def _deployment(tenant: Tenant) -> str:
     return str(deploy(version=version, by="system").pk)
 
 
+def _licence_acceptance(tenant: Tenant) -> str:
+    model = tenant.installation.listed_model
+    now = db_now()
+    return accept_licence(
+        organization=tenant.organization, base_model=model, licence=model.licence, by=tenant.canary, now=now
+    ).pk
+
+
+def _tracker_key(tenant: Tenant) -> str:
+    return store_tracker_key(
+        organization=tenant.organization, kind="wandb", secret=f"key-{tenant.canary}", url="", by="system", now=db_now()
+    ).pk
+
+
 # kind of object -> makes one of a tenant and returns what stands in an address or a body; in this order, so that a
 # later one may use `tenant.ids` of an earlier one.
 MAKERS: dict[str, Maker] = {
@@ -132,12 +149,16 @@ MAKERS: dict[str, Maker] = {
     "adapter": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).adapter_id,
     "model_name": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).model_name,
     "deployment": _deployment,
+    "licence_acceptance": _licence_acceptance,
+    "tracker_key": _tracker_key,
 }
 
 # kind of object -> the id of one that belongs to no tenant
 SHARED: dict[str, Callable[[Installation], str]] = {
     "base_model": lambda installation: installation.base_model.pk,
     "base_model_name": lambda installation: installation.base_model.name,
+    "listed_model_name": lambda installation: installation.listed_model.name,
+    "tracker_kind": lambda installation: "wandb",
     "pool": lambda installation: installation.pool.pk,
     "worker": lambda installation: installation.worker.pk,
 }
@@ -146,7 +167,8 @@ SHARED: dict[str, Callable[[Installation], str]] = {
 def build_world() -> World:
     base_model = make_base_model()
     pool = make_pool()
-    installation = Installation(base_model, pool, make_worker(pool, base_model=base_model))
+    listed = make_listed_model("llama-3.1-8b", licence="Llama 3.1 Community License")
+    installation = Installation(base_model, listed, pool, make_worker(pool, base_model=base_model))
     return World(
         installation=installation,
         acme=_tenant("Acme", "canary-acme", installation),
