@@ -16,7 +16,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.adapters.operations import model_name_of
-from apps.api.estimates import options_object, parse_needed_by, usd
+from apps.api.estimates import delivery_object, options_object, parse_needed_by, usd
 from apps.api.pagination import page
 from apps.api.parsers import read_body
 from apps.api.recipes import LoraChoice, adapter_fields, parse_method
@@ -30,6 +30,7 @@ from apps.core.ids import ulid_of
 from apps.core.money import nano_to_usd, usd_to_nano
 from apps.core.object_store import attachment
 from apps.finetuning import attempts, operations, queries, stopping
+from apps.finetuning.delivery import deliver
 from apps.finetuning.explanations import Explanation, explain
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
@@ -160,7 +161,11 @@ class JobList(ApiView):
         now = db_now()
         needed_by = parse_needed_by(body.needed_by, now)
         rehearsal = rehearse_job(organization=self.organization, request=asked, by=self.actor, now=now)
-        return dry_run_object(asked, rehearsal) | options_object(rehearsal.quotes, needed_by=needed_by, now=now)
+        delivery = delivery_object(
+            deliver(base_model=rehearsal.base_model, recipe=rehearsal.recipe, exports=body.exports or [])
+        )
+        options = options_object(rehearsal.quotes, needed_by=needed_by, now=now)
+        return dry_run_object(asked, rehearsal) | {"delivery": delivery} | options
 
 
 class JobDetail(ApiView):

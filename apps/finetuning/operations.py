@@ -23,6 +23,7 @@ from apps.datasets.operations import COUNT_NOW_BYTES, count_tokens, request_coun
 from apps.datasets.queries import find_token_count, get_version
 from apps.finetuning import attempts, events, outcomes, recipes
 from apps.finetuning.beginnings import Beginning, find_beginning
+from apps.finetuning.delivery import required_exports
 from apps.finetuning.lifecycle import JOB_TRANSITIONS
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotas import require_room_for_job
@@ -161,6 +162,9 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
             "start_from": beginning.start_from,
             "integrations": check_integrations(organization=organization, asked=request.integrations),
             "choices": msgspec.to_builtins(chosen.choices),
+            "exports": required_exports(
+                base_model=base_model, recipe=recipe, asked=request.requested.get("exports") or []
+            ),
         },
         metadata=dict(request.metadata),
         seed=recipe.seed,

@@ -3,7 +3,7 @@
 import datetime
 from typing import Any
 
-from django.db.models import Max, Q, QuerySet
+from django.db.models import Max, Q, QuerySet, Sum
 
 from apps.core import audit, locks
 from apps.core.errors import QuotaExceeded

@@ -7,6 +7,7 @@ from typing import Any
 from django.db import transaction
 
 from apps.catalog.licences import LicenceNotAccepted
+from apps.catalog.models import BaseModel
 from apps.contracts.runs import Hyperparameters
 from apps.core.errors import DomainError, QuotaExceeded
 from apps.datasets.queries import get_version
@@ -31,6 +32,7 @@ _REFUSALS = (DoesNotFit, CannotLaunch, QuotaExceeded, LicenceNotAccepted)
 class Rehearsal:
     """What creating the job would have done. Where it would have been refused, pool, GPUs and hold are None."""
 
+    base_model: BaseModel
     recipe: Hyperparameters
     quotes: list[PoolQuote]
     pool: str | None
@@ -61,6 +63,7 @@ def rehearse_job(*, organization: Any, request: JobRequest, by: str, now: dateti
     quotes = get_quotes(base_model=beginning.base_model, version=version, recipe=recipe, now=now, validation=validation)
     job, refusal = _create_and_undo(organization, request, by, now)
     return Rehearsal(
+        base_model=beginning.base_model,
         recipe=recipe,
         quotes=quotes,
         pool=job.pool.name if job and job.pool else None,

@@ -1,10 +1,12 @@
 """The wizard's compute step: every option with its memory, finish and cost, and what follows from the chosen one."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from django.http import HttpRequest
 
+from apps.contracts.runs import Method
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.money import nano_to_usd
@@ -36,7 +38,7 @@ def compute_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     chosen = _chosen(shown, asked, ranking)
     view = TableView(
         chosen=chosen, ranking=ranking, order=order, now=now, needed_by=needed_by,
-        way_url=lambda **changes: plan.choices.url(step="compute", **({"pool": ""} | changes)),
+        way_url=partial(_way_url, plan),
     )  # fmt: skip
     rows = compute_rows(shown, view=view)
     row = next((row for row in rows if row.is_chosen), None)
@@ -63,6 +65,13 @@ def compute_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         "problem": problem,
         "needs": "Mend the marked fields" if _errors(plan) else "",
     }
+
+
+def _way_url(plan: Plan, **changes: str) -> str:
+    is_dora = plan.form is not None and plan.form.kind.use_dora
+    if is_dora and changes.get("method") == Method.QLORA:
+        changes["method"] = "qdora"
+    return plan.choices.url(step="compute", **({"pool": ""} | changes))
 
 
 def _with_several(request: HttpRequest, asked: str) -> bool:
@@ -126,8 +135,10 @@ def samples(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
         training_file=plan.choices.get("dataset"),
         validation_file=plan.choices.get("validation"),
         suffix=form.cleaned_data["suffix"],
-        method=form.cleaned_data["method"],
-        recipe=form.changed,
+        method=form.kind.method,
+        recipe=form.changed | ({"use_dora": True} if form.kind.use_dora else {}),
+        grader=plan.after.changed,
+        exports=plan.after.exports,
         pool=quoted.pool.name if quoted else "",
         gpu_count=quoted.gpu_count if quoted else 1,
         cap_usd=f"{nano_to_usd(cap_nano).normalize():f}" if cap_nano else "",

@@ -195,6 +195,21 @@ def test_a_dry_run_gives_the_reason_a_launch_would_be_refused(post, ask) -> None
     assert answer["pools"]
 
 
+def test_what_is_delivered_and_its_price_are_told_before_launch(post, ask) -> None:
+    dora = post(JOBS, ask | {"dry_run": True, "lora": {"use_dora": True}})["delivery"]
+    plain = post(URL, ask)["delivery"]
+    both = post(URL, ask | {"exports": ["merged_16bit"]})["delivery"]
+    full = post(URL, ask | {"recipe": {"method": "full"}})["delivery"]
+
+    assert (dora["delivered_as"], dora["is_served"]) == ("model", False)
+    assert "refuses DoRA" in dora["reason"]
+    assert [file["kind"] for file in dora["files"]] == ["adapter", "merged_16bit"]
+    assert all((file["price_usd"], file["storage_usd_per_month"]) == ("0", "0") for file in dora["files"])
+    assert 0 < dora["files"][0]["bytes"] < dora["files"][1]["bytes"] == full["files"][0]["bytes"]
+    assert (plain["delivered_as"], [file["kind"] for file in plain["files"]]) == ("adapter", ["adapter"])
+    assert [file["kind"] for file in both["files"]] == ["adapter", "merged_16bit"]
+
+
 # --- bad input ------------------------------------------------------------------------------------------------------
 
 
