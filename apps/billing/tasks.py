@@ -5,7 +5,7 @@ from typing import Any
 
 from celery import shared_task
 
-from apps.billing import credits, seals, slices, usage
+from apps.billing import credits, mail, metered, seals, slices, usage
 from apps.core.clock import db_now
 
 logger = logging.getLogger(__name__)
@@ -19,6 +19,16 @@ def rate_usage(**_: Any) -> None:
 @shared_task(name="billing.close_expired_holds")
 def close_expired_holds(**_: Any) -> None:
     slices.close_expired_holds()
+
+
+@shared_task(name="billing.post_rebates")
+def post_rebates(**_: Any) -> None:
+    metered.post_rebates(now=db_now())
+
+
+@shared_task(name="billing.mail_reports")
+def mail_reports(**_: Any) -> None:
+    mail.publish_reports(now=db_now())
 
 
 @shared_task(name="billing.expire_lots")

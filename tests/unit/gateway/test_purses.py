@@ -27,7 +27,7 @@ class Ledger:
             raise purses_module.DATABASE_ERRORS[0]("away")
         return getattr(self, function.__name__)(**arguments)
 
-    def lease_slice(self, *, organization: str, required_nano: int, by: str, hold_id: str | None) -> Slice:
+    def lease_slice(self, *, organization: str, required_nano: int, by: str, hold_id: str | None, key_id: str) -> Slice:
         self.leases += 1
         if self.wallet_nano < required_nano:
             raise insufficient_balance(self.wallet_nano, required_nano)
@@ -52,7 +52,7 @@ def test_any_mix_of_reservations_stays_within_the_wallet():
 
     async def spend(purses: Purses) -> int:
         try:
-            reservation = await purses.reserve("org_1", worst := chance.randint(1, 300))
+            reservation = await purses.reserve("org_1", "key_1", worst := chance.randint(1, 300))
         except InsufficientBalance:
             return 0
         await asyncio.sleep(chance.random() / 1000)
@@ -74,10 +74,10 @@ def test_what_another_took_while_more_was_leased_is_leased_again():
 
     async def scenario() -> int:
         purses = Purses(ledger, name="gateway_1")
-        first = await purses.reserve("org_1", 400)
+        first = await purses.reserve("org_1", "key_1", 400)
         await asyncio.sleep(0.01)  # the refill it caused is over
         first.settle(0)
-        large = asyncio.ensure_future(purses.reserve("org_1", first.slice.free_nano + 100))
+        large = asyncio.ensure_future(purses.reserve("org_1", "key_1", first.slice.free_nano + 100))
         await asyncio.sleep(0)  # it waits for the ledger
         await purses.reserve("org_1", first.slice.free_nano)
         await large
