@@ -107,6 +107,20 @@ def get_state(*, budget: Budget, now: datetime.datetime) -> tuple[int, int]:
     return spent, aside["nano"] or 0
 
 
+def list_budgets(*, organization: Any) -> QuerySet[Budget]:
+    """Return the budgets in force."""
+    return _active(organization)
+
+
+def list_key_labels(*, organization: Any) -> list[tuple[str, str]]:
+    """Return each labelled key with its labels as one text."""
+    rows = KeyLabel.objects.for_organization(organization).order_by("key_id", "name")
+    texts: dict[str, list[str]] = {}
+    for row in rows:
+        texts.setdefault(row.key_id, []).append(f"{row.name}={row.value}")
+    return [(key_id, ", ".join(pairs)) for key_id, pairs in texts.items()]
+
+
 def describe(budget: Budget) -> str:
     match budget.scope:
         case BudgetScope.ORGANIZATION:

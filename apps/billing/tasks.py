@@ -5,7 +5,7 @@ from typing import Any
 
 from celery import shared_task
 
-from apps.billing import credits, mail, metered, seals, slices, usage
+from apps.billing import credits, invoicing, mail, metered, reconciliation, seals, slices, usage
 from apps.core.clock import db_now
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,16 @@ def post_rebates(**_: Any) -> None:
 @shared_task(name="billing.mail_reports")
 def mail_reports(**_: Any) -> None:
     mail.publish_reports(now=db_now())
+
+
+@shared_task(name="billing.close_months")
+def close_months(**_: Any) -> None:
+    invoicing.close_months(now=db_now())
+
+
+@shared_task(name="billing.reconcile")
+def reconcile(**_: Any) -> None:
+    reconciliation.reconcile(now=db_now())
 
 
 @shared_task(name="billing.expire_lots")

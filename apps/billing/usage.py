@@ -100,10 +100,16 @@ def record_usage(*, records: Sequence[UsageRecord]) -> Recorded:
 
     A record whose id was used for another body is set aside as a UsageConflict and logged.
     """
-    bodies = {(record.id, record.sha256): record for record in records}
-    rows = [msgspec.structs.asdict(record) | {"sha256": sha256} for (_, sha256), record in bodies.items()]
+    bodies: dict[tuple[str, str], UsageRecord] = {}
+    rows: list[bytes] = []
+    for record in records:
+        body = msgspec.json.encode(record)
+        key = (record.id, hashlib.sha256(body).hexdigest())
+        if key not in bodies:
+            bodies[key] = record
+            rows.append(b'%s,"sha256":"%s"}' % (body[:-1], key[1].encode()))
     with connection.cursor() as cursor:
-        cursor.execute(_INSERT, [msgspec.json.encode(rows).decode()])
+        cursor.execute(_INSERT, [(b"[%s]" % b",".join(rows)).decode()])
         inserted = set(cursor.fetchall())
     fresh = [record for key, record in bodies.items() if key in inserted]
     prices = _prices_of(fresh)

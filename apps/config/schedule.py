@@ -15,6 +15,8 @@ SCHEDULE = {
     "give volume back": {"task": "billing.post_rebates", "schedule": 3600.0},
     "sample storage": {"task": "finetuning.sample_storage", "schedule": 900.0},
     "mail daily reports": {"task": "billing.mail_reports", "schedule": 1800.0},
+    "close months": {"task": "billing.close_months", "schedule": 3600.0},
+    "reconcile the books": {"task": "billing.reconcile", "schedule": 3600.0},
     "expire credit": {"task": "billing.expire_lots", "schedule": 300.0},
     "seal the ledger": {"task": "billing.seal_ledger", "schedule": 3600.0},
     "close expired holds": {"task": "billing.close_expired_holds", "schedule": 30.0},

@@ -9,6 +9,7 @@ from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.pricing import Tier
 from apps.catalog.queries import list_base_models, list_gpu_types
 from apps.core.money import usd_to_nano
+from apps.finetuning.models import GpuPool
 from apps.finetuning.quotas import LIMITS
 
 GIB = 2**30
@@ -136,6 +137,29 @@ class QuotaForm(forms.Form):
     def limits(self) -> dict[str, int | None]:
         """Return every limit; an empty field lifts it."""
         return {name: self.cleaned_data[name] for name in LIMITS}
+
+
+class AdjustmentForm(forms.Form):
+    amount_usd = forms.DecimalField(
+        label="Amount in dollars",
+        max_digits=15,
+        decimal_places=9,
+        help_text="Negative takes credit away. Above $100 somebody else approves it.",
+    )
+    refund_of = forms.CharField(
+        max_length=64, required=False, label="Refund of a job", help_text="Its id, to give back what it was charged."
+    )
+    reason = forms.CharField(max_length=300, label="Reason", help_text="Kept in the ledger and shown to the customer.")
+
+
+class PoolCostForm(forms.Form):
+    pool = forms.ModelChoiceField(queryset=GpuPool.objects.none(), label="Pool")
+    cost_usd = forms.DecimalField(label="An hour of one GPU costs us", **_MONEY)  # type: ignore[arg-type]
+    from_day = forms.DateField(label="From", widget=forms.DateInput(attrs={"type": "date"}))
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.fields["pool"].queryset = GpuPool.objects.order_by("name")  # type: ignore[attr-defined]
 
 
 class CreditForm(forms.Form):

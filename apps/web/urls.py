@@ -5,6 +5,9 @@ from django.urls import path
 from apps.web import (
     accuracy,
     adapters,
+    billing,
+    billing_budgets,
+    billing_why,
     dataset_columns,
     dataset_detail,
     dataset_uploads,
@@ -25,6 +28,15 @@ app_name = "web"
 
 urlpatterns = [
     path("", overview.index, name="overview"),
+    path("billing", billing.show, name="billing"),
+    path("billing/prices", billing.prices, name="billing_prices"),
+    path("billing/budgets", billing_budgets.index, name="billing_budgets"),
+    path("billing/budgets/<str:budget_id>/end", billing_budgets.end, name="billing_budget_end"),
+    path("billing/key-labels", billing_budgets.label_key, name="billing_key_labels"),
+    path("billing/invoices/<str:invoice_id>", billing.invoice, name="billing_invoice"),
+    path("billing/invoices/<str:invoice_id>/csv", billing.invoice_csv, name="billing_invoice_csv"),
+    path("billing/invoices/<str:invoice_id>/pdf", billing.invoice_pdf, name="billing_invoice_pdf"),
+    path("billing/why/<str:reference>", billing_why.show, name="billing_why"),
     path("jobs", jobs.index, name="job_list"),
     path("jobs/new", wizard.new, name="job_new"),
     path("jobs/<str:job_id>", jobs.detail, name="job_detail"),
