@@ -26,8 +26,14 @@ def csv_rows(invoice: Invoice) -> Iterator[tuple[Any, ...]]:
         yield (
             invoice.number, line.position, line.kind, line.subject, line.label, line.sku, line.unit, line.quantity,
             line.first_day.isoformat(), line.last_day.isoformat(), line.key_id, line.adapter_version_id, line.member_id,
-            line.price_rule_id or "", Decimal(line.cents).scaleb(-2), nano_to_usd(line.nano),
+            line.price_rule_id or "", Decimal(line.cents).scaleb(-2), csv_usd(line.nano),
         )  # fmt: skip
+
+
+def csv_usd(nano: int) -> str | Decimal:
+    """Return dollars, exact to the nano, as a number every spreadsheet reads: a text that begins with - is quoted."""
+    usd = nano_to_usd(nano)
+    return f"{usd:f}" if nano >= 0 else usd
 
 
 def usd_of_cents(cents: int) -> str:

@@ -15,6 +15,7 @@ from django.views.decorators.http import require_safe
 from apps.accounts.models import Membership, Organization
 from apps.accounts.queries import list_keys, list_members
 from apps.accounts.roles import Permission
+from apps.billing.invoice_files import csv_usd
 from apps.billing.models import AccountKind, LedgerTransaction, UsageSeries
 from apps.billing.profiles import get_profile
 from apps.billing.queries import get_balance, list_transactions, list_usage, sources_of_holds
@@ -249,5 +250,5 @@ def _csv_rows(lines: Iterable[Spend]) -> Iterator[tuple[Any, ...]]:
         yield (
             line.day.isoformat(), line.kind, line.subject, line.sku, line.unit, line.quantity, line.requests,
             line.key_id, line.member_id, line.adapter_version_id, labels, line.price_rule_id,
-            nano_to_usd(line.cost_nano),
+            csv_usd(line.cost_nano),
         )  # fmt: skip
