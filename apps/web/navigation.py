@@ -56,7 +56,14 @@ MAIN = (
 )
 ACCOUNT = (
     Place(label="Usage", icon="chart-column", url_name="web:usage", views=("web:usage",), go="u"),
-    Place(label="Billing", icon="wallet", url_name="web:billing", views=("web:billing",), go="b"),
+    Place(label="Budgets", icon="gauge", url_name="web:budget_list", views=("web:budget_",), go="b"),
+    Place(
+        label="Invoices",
+        icon="receipt",
+        url_name="web:invoice_list",
+        views=("web:invoice_", "web:price_", "web:charge_"),
+        go="i",
+    ),
     Place(label="API keys", icon="key-round", url_name="web:key_list", views=("web:key_",), go="k"),
     Place(label="Members", icon="users", url_name="web:member_list", views=("web:member_", "web:invitation_"), go="m"),
 )

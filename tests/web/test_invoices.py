@@ -51,7 +51,7 @@ def text(response) -> str:
 def test_the_page_shows_credit_holds_and_forecast_to_every_member(rich, client_for, vera):
     hold(organization=rich, purpose="job", source="ftjob-1", amount_nano=9 * USD, by="system", idempotency_key="h")
 
-    page = text(client_for(vera).get("/billing"))
+    page = text(client_for(vera).get("/invoices"))
 
     assert "$41.00" in page and "$9.00" in page and "ftjob-1" in page
     assert "forecast" in page
@@ -60,8 +60,8 @@ def test_the_page_shows_credit_holds_and_forecast_to_every_member(rich, client_f
 def test_only_an_owner_changes_the_profile(rich, client_for, alice, bob):
     body = {"legal_name": "Acme GmbH", "address": "Weg 1", "chargeback_label": "cost-centre"}
 
-    assert client_for(bob).post("/billing", body).status_code == 403
-    assert client_for(alice).post("/billing", body).status_code == 302
+    assert client_for(bob).post("/invoices", body).status_code == 403
+    assert client_for(alice).post("/invoices", body).status_code == 302
 
     profile = BillingProfile.objects.get()
     assert (profile.legal_name, profile.chargeback_label, profile.is_daily_report_wanted) == (
@@ -74,32 +74,32 @@ def test_only_an_owner_changes_the_profile(rich, client_for, alice, bob):
 def test_an_invoice_has_its_lines_its_split_and_both_files(invoice, client_for, vera, charlie, rival):
     browser = client_for(vera)
 
-    page = text(browser.get(f"/billing/invoices/{invoice.pk}"))
-    table = b"".join(browser.get(f"/billing/invoices/{invoice.pk}/csv").streaming_content).decode()
-    pdf = browser.get(f"/billing/invoices/{invoice.pk}/pdf")
+    page = text(browser.get(f"/invoices/{invoice.pk}"))
+    table = b"".join(browser.get(f"/invoices/{invoice.pk}/csv").streaming_content).decode()
+    pdf = browser.get(f"/invoices/{invoice.pk}/pdf")
 
     assert "$4.00" in page and "search" in page
     assert "ftjob-1" in table and "4.00" in table
     assert pdf.content.startswith(b"%PDF-") and pdf["Content-Type"] == "application/pdf"
     for suffix in ("", "/csv", "/pdf"):
-        assert client_for(charlie).get(f"/billing/invoices/{invoice.pk}{suffix}").status_code == 404
+        assert client_for(charlie).get(f"/invoices/{invoice.pk}{suffix}").status_code == 404
 
 
 def test_a_budget_is_set_shown_and_ended(rich, key, client_for, alice, bob):
     body = {
         "scope": "key", "key": key.key.pk, "limit_usd": "12.50", "mode": "block", "thresholds": "50, 100",
     }  # fmt: skip
-    assert client_for(bob).post("/billing/budgets", body).status_code == 403
+    assert client_for(bob).post("/budgets", body).status_code == 403
 
     owner = client_for(alice)
-    assert owner.post("/billing/budgets", body).status_code == 302
-    page = text(owner.get("/billing/budgets"))
+    assert owner.post("/budgets", body).status_code == 302
+    page = text(owner.get("/budgets"))
     budget = Budget.objects.get()
 
     assert (budget.target, budget.thresholds) == (key.key.pk, [50, 100])
     assert "$12.50" in page and key.key.name in page
-    assert owner.post(f"/billing/budgets/{budget.pk}/end").status_code == 302
-    assert owner.post(f"/billing/budgets/{budget.pk}/end").status_code == 404
+    assert owner.post(f"/budgets/{budget.pk}/end").status_code == 302
+    assert owner.post(f"/budgets/{budget.pk}/end").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -113,13 +113,13 @@ def test_a_budget_is_set_shown_and_ended(rich, key, client_for, alice, bob):
 def test_a_budget_that_makes_no_sense_is_refused_at_its_field(fields, words, rich, client_for, alice):
     body = {"limit_usd": "1", "mode": "block", "thresholds": "50"} | fields
 
-    answer = client_for(alice).post("/billing/budgets", body)
+    answer = client_for(alice).post("/budgets", body)
 
     assert answer.status_code == 422 and words in text(answer)
 
 
 def test_a_key_gets_labels(rich, key, client_for, alice):
-    answer = client_for(alice).post("/billing/key-labels", {"key": key.key.pk, "labels": "team=search, stage=live"})
+    answer = client_for(alice).post("/budgets/key-labels", {"key": key.key.pk, "labels": "team=search, stage=live"})
 
     assert answer.status_code == 302
     assert dict(KeyLabel.objects.values_list("name", "value")) == {"team": "search", "stage": "live"}
@@ -132,7 +132,7 @@ def test_the_price_book_shows_what_this_customer_pays(rich, rival, client_for, v
             organization=owner,
         )  # fmt: skip
 
-    ours, theirs = (text(client_for(person).get("/billing/prices")) for person in (vera, charlie))
+    ours, theirs = (text(client_for(person).get("/prices")) for person in (vera, charlie))
 
     assert "$2.00" in ours and "your own price" in ours and "$3.00" not in ours
     assert "$3.00" in theirs and "$2.00" not in theirs
@@ -145,7 +145,7 @@ def test_a_job_is_explained_down_to_the_seconds_of_its_attempts(floor, claim, cl
     attempt.succeed(floor.base_model, seconds=20.0)
     job.refresh_from_db()
 
-    page = text(client_for(vera).get(f"/billing/why/{job.hold_id}"))
+    page = text(client_for(vera).get(f"/why/{job.hold_id}"))
 
     assert "20.000 GPU seconds" in page and job.pk in page
     assert job.price_rule_id in page

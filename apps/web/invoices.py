@@ -21,7 +21,7 @@ from apps.core.clock import db_now
 from apps.core.object_store import attachment
 from apps.web.access import organization_view, require
 from apps.web.downloads import csv_chunks, stream_download
-from apps.web.forms.billing import ProfileForm
+from apps.web.forms.spending import ProfileForm
 
 _SHOWN = 50
 
@@ -38,7 +38,7 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
         if form.is_valid():
             set_profile(organization=organization, by=membership.user_id, now=db_now(), **form.cleaned_data)
             messages.success(request, "The billing profile was saved.")
-            return redirect("web:billing")
+            return redirect("web:invoice_list")
     holds = list(list_open_holds(organization=organization)[: _SHOWN + 1])
     context = {
         "balance": get_balance(organization=organization),
@@ -50,7 +50,7 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
         "form": form,
         "may_manage": has_permission(membership.role, Permission.ORGANIZATION_MANAGE),
     }
-    return render(request, "billing/show.html", context, status=422 if request.method == "POST" else 200)
+    return render(request, "invoices/index.html", context, status=422 if request.method == "POST" else 200)
 
 
 @require_safe
@@ -60,7 +60,7 @@ def prices(request: HttpRequest, organization: Organization, membership: Members
     rules = list_active_prices(prefix="", organization=organization)
     groups = {"training": "GPU time", "inference": "Tokens", "storage": "Storage"}
     grouped = [(title, [rule for rule in rules if rule.sku.startswith(f"{kind}:")]) for kind, title in groups.items()]
-    return render(request, "billing/prices.html", {"groups": [group for group in grouped if group[1]]})
+    return render(request, "invoices/prices.html", {"groups": [group for group in grouped if group[1]]})
 
 
 @require_safe
@@ -71,7 +71,7 @@ def invoice(request: HttpRequest, organization: Organization, membership: Member
         {
             "line": line,
             "quantity": quantity_in_words(line.unit, line.quantity),
-            "why_url": reverse("web:billing_why", args=[line.pk]),
+            "why_url": reverse("web:charge_why", args=[line.pk]),
         }
         for line in found.lines.order_by("position")
     ]
@@ -84,7 +84,7 @@ def invoice(request: HttpRequest, organization: Organization, membership: Member
         "labels": labels if {label for label, _ in labels} != {""} else [],
         "label_name": profile.chargeback_label,
     }
-    return render(request, "billing/invoice.html", context)
+    return render(request, "invoices/detail.html", context)
 
 
 @require_safe

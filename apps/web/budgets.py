@@ -15,7 +15,7 @@ from apps.core.errors import DomainError
 from apps.core.forms import add_domain_error
 from apps.core.money import usd_to_nano
 from apps.web.access import organization_view, require
-from apps.web.forms.billing import BudgetForm, KeyLabelsForm
+from apps.web.forms.spending import BudgetForm, KeyLabelsForm
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -27,7 +27,7 @@ def index(request: HttpRequest, organization: Organization, membership: Membersh
         require(membership, Permission.ORGANIZATION_MANAGE)
         if form.is_valid() and _set(form, organization, membership):
             messages.success(request, "The budget is in force; what the month has cost so far counts.")
-            return redirect("web:billing_budgets")
+            return redirect("web:budget_list")
     return _page(request, organization, membership, form, KeyLabelsForm(organization=organization))
 
 
@@ -59,7 +59,7 @@ def end(request: HttpRequest, organization: Organization, membership: Membership
     if not end_budget(organization=organization, budget_id=budget_id, by=membership.user_id, now=db_now()):
         raise Http404
     messages.success(request, "The budget ended; nothing is limited by it any more.")
-    return redirect("web:billing_budgets")
+    return redirect("web:budget_list")
 
 
 @require_POST
@@ -75,7 +75,7 @@ def label_key(request: HttpRequest, organization: Organization, membership: Memb
         by=membership.user_id,
     )
     messages.success(request, "Requests with this key are charged back by these labels from now on.")
-    return redirect("web:billing_budgets")
+    return redirect("web:budget_list")
 
 
 def _page(
@@ -100,7 +100,7 @@ def _page(
         "may_manage": has_permission(membership.role, Permission.ORGANIZATION_MANAGE),
     }
     status = 422 if request.method == "POST" else 200
-    return render(request, "billing/budgets.html", context, status=status)
+    return render(request, "budgets/index.html", context, status=status)
 
 
 def _name(budget: Budget, names: dict[str, str]) -> str:

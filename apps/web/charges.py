@@ -30,7 +30,7 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
     elif charge.kind in ("inference", "storage"):
         hours = list_hours(organization=organization, charge=charge)
         context |= {"hours": hours[:_HOURS_SHOWN], "hours_quantity": sum(hour.quantity for hour in hours)}
-    return render(request, "billing/why.html", context)
+    return render(request, "charges/why.html", context)
 
 
 def _job(organization: Organization, charge: Charge) -> dict[str, Any]:
