@@ -42,7 +42,7 @@ def request_adjustment(
     if refund_of:
         _require_refundable(wallet, refund_of, amount_nano)
     wanted = Adjustment.objects.create(
-        organization_id=wallet.organization_id,
+        organization_id=str(wallet.organization_id),
         kind="refund" if refund_of else "adjustment",
         source=refund_of,
         amount_nano=amount_nano,

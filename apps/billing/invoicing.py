@@ -80,12 +80,10 @@ def close_month(*, organization: Any, month: datetime.date) -> Invoice | None:
         *_metered_lines(organization_id, after, label),
         *_rebate_lines(organization_id, after),
     ]
-    return _write(wallet.organization_id, month, lines, profile) if lines else None
+    return _write(organization_id, month, lines, profile) if lines else None
 
 
-def _write(
-    organization_id: str | None, month: datetime.date, lines: list[_Line], profile: BillingProfile | None
-) -> Invoice:
+def _write(organization_id: str, month: datetime.date, lines: list[_Line], profile: BillingProfile | None) -> Invoice:
     last = Invoice.objects.filter(organization_id=organization_id).order_by("-month").first()
     before = last.cumulative_nano if last else 0
     total = sum(line.nano for line in lines)

@@ -56,6 +56,8 @@ MAIN = (
 )
 ACCOUNT = (
     Place(label="Usage", icon="chart-column", url_name="web:usage", views=("web:usage",), go="u"),
+    Place(label="API keys", icon="key-round", url_name="web:key_list", views=("web:key_",), go="k"),
+    Place(label="Members", icon="users", url_name="web:member_list", views=("web:member_", "web:invitation_"), go="m"),
     Place(label="Budgets", icon="gauge", url_name="web:budget_list", views=("web:budget_",), go="b"),
     Place(
         label="Invoices",
@@ -64,17 +66,15 @@ ACCOUNT = (
         views=("web:invoice_", "web:price_", "web:charge_"),
         go="i",
     ),
-    Place(label="API keys", icon="key-round", url_name="web:key_list", views=("web:key_",), go="k"),
-    Place(label="Members", icon="users", url_name="web:member_list", views=("web:member_", "web:invitation_"), go="m"),
 )
 OPERATOR = (
     Place(label="Pools", icon="server", url_name="staff:pool_list", views=("staff:pool_", "staff:worker_")),
     Place(label="Base models", icon="brain-circuit", url_name="staff:base_model_list", views=("staff:base_model_",)),
     Place(label="Prices", icon="tag", url_name="staff:price_list", views=("staff:price_",)),
-    Place(label="Books", icon="receipt", url_name="staff:books", views=("staff:books", "staff:adjustment_")),
-    Place(label="Margin", icon="coins", url_name="staff:margin", views=("staff:margin",)),
     Place(label="Quotas", icon="gauge", url_name="staff:quota_list", views=("staff:quota_",)),
     Place(label="Jobs", icon="list", url_name="staff:job_list", views=("staff:job_",)),
+    Place(label="Books", icon="receipt", url_name="staff:books", views=("staff:books", "staff:adjustment_")),
+    Place(label="Margin", icon="coins", url_name="staff:margin", views=("staff:margin",)),
     Place(label="Organizations", icon="building-2", url_name="staff:organization_list", views=("staff:organization_",)),
 )
 ACTIONS = (
