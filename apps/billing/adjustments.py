@@ -155,7 +155,7 @@ def _post_refund(wanted: Adjustment, wallet: LedgerAccount, by: str) -> LedgerTr
         reason=wanted.reason,
         lots=returns_for(
             organization_id=wanted.organization_id,
-            source=wanted.source,
+            sources=[wanted.source],
             amount_nano=wanted.amount_nano,
             now=db_now(),
         ),

@@ -80,13 +80,13 @@ def _rebate(organization_id: str, price_rule_id: str, month: datetime.date) -> i
     due = full - less - row.posted_nano
     if due <= 0:
         return 0
-    _post_rebate(wallet, row, due)
+    _post_rebate(wallet, row, due, charged=[f"usage:{pk}" for pk in series.values_list("pk", flat=True)])
     row.quantity, row.posted_nano = quantity, row.posted_nano + due
     row.save(update_fields=["quantity", "posted_nano"])
     return due
 
 
-def _post_rebate(wallet: LedgerAccount, row: VolumeRebate, due: int) -> None:
+def _post_rebate(wallet: LedgerAccount, row: VolumeRebate, due: int, *, charged: list[str]) -> None:
     source = f"rebate:{row.pk}"
     post(
         organization=wallet.organization_id,
@@ -97,5 +97,7 @@ def _post_rebate(wallet: LedgerAccount, row: VolumeRebate, due: int) -> None:
         idempotency_key=f"{source}:{row.posted_nano + due}",
         request={"rebate": row.pk, "posted_nano": row.posted_nano + due},
         reason=f"Volume in {row.month:%B %Y}: {row.price_rule.sku}",
-        lots=returns_for(organization_id=wallet.organization_id, source=source, amount_nano=due, now=db_now()),
+        lots=returns_for(
+            organization_id=wallet.organization_id, sources=[*charged, source], amount_nano=due, now=db_now()
+        ),
     )

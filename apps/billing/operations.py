@@ -285,7 +285,7 @@ def refund_source(*, organization: Any, source: str, by: str, reason: str) -> in
             request={"refund": found.pk, "amount_nano": amount_nano},
             reason=reason,
             lots=returns_for(
-                organization_id=wallet.organization_id, source=found.source, amount_nano=amount_nano, now=db_now()
+                organization_id=wallet.organization_id, sources=[found.source], amount_nano=amount_nano, now=db_now()
             ),
         )
         note_spending(organization=found.organization_id, attribution=_whose(found), amount_nano=-amount_nano)
