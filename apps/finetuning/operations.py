@@ -292,7 +292,13 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     job.gpu_count = estimate.gpu_count
     require_room_for_job(job=job, seconds=(estimate.train_seconds_p50 or 0.0) * job.gpu_count, now=now)
     recipe = with_plan(msgspec.convert(job.hyperparameters, Hyperparameters), estimate)
-    held = attempts.hold_cap(job=job, amount_nano=cap_nano, by=job.created_by, idempotency_key=f"hold:{job.pk}")
+    held = attempts.hold_cap(
+        job=job,
+        price_rule=quoted.price,
+        amount_nano=cap_nano,
+        by=job.created_by,
+        idempotency_key=f"hold:{job.pk}",
+    )
     advance(
         job,
         to="queued",
@@ -383,7 +389,9 @@ def get_quotes(
         validation=validation,
         validation_count=find_token_count(version=validation, base_model=counting) if validation else None,
     )
-    return quote_pools(base_model=base_model, data=data, hyperparameters=recipe, now=now)
+    return quote_pools(
+        base_model=base_model, data=data, hyperparameters=recipe, organization=version.organization_id, now=now
+    )
 
 
 def is_still_counting(*, version: DatasetVersion, base_model: BaseModel) -> bool:

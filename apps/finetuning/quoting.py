@@ -104,15 +104,22 @@ def quote_pools(
     base_model: BaseModel,
     data: TrainingData,
     hyperparameters: Hyperparameters,
+    organization: Any,
     now: datetime.datetime,
 ) -> list[PoolQuote]:
     """Return a quote for each open pool and sensible number of GPUs, launchable ones first, then by cost.
+
+    Prices are the organization's.
 
     Raises CannotEstimate, NothingToTrain, InvalidValue; each names the field at fault.
     """
     request = _request(base_model, data, hyperparameters)
     states = open_pool_states(
-        base_model=base_model, family=request.architecture.model_type, method=request.method, now=now
+        base_model=base_model,
+        family=request.architecture.model_type,
+        method=request.method,
+        now=now,
+        organization=organization,
     )
     quotes = [quoted for state in states for quoted in _quote_pool(state, request, base_model)]
     return sorted(_with_ways(quotes), key=_by_use)

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from apps.staff import calibrations, catalog, pools, tenants
+from apps.staff import books, calibrations, catalog, pools, tenants
 
 app_name = "staff"
 
@@ -21,6 +21,10 @@ urlpatterns = [
     path("base-models/<str:base_model_id>/install", catalog.install_base_model, name="base_model_install"),
     path("base-models/<str:base_model_id>/retire", catalog.retire_base_model, name="base_model_retire"),
     path("prices", catalog.prices, name="price_list"),
+    path("books", books.show, name="books"),
+    path("organizations/<str:organization_id>/adjust", books.adjust, name="adjustment_create"),
+    path("adjustments/<str:adjustment_id>", books.decide, name="adjustment_decide"),
+    path("margin", books.margin, name="margin"),
     path("quotas", tenants.quotas, name="quota_list"),
     path("quotas/<str:organization_id>", tenants.quota, name="quota_edit"),
     path("jobs", tenants.jobs, name="job_list"),

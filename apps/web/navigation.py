@@ -58,6 +58,14 @@ ACCOUNT = (
     Place(label="Usage", icon="chart-column", url_name="web:usage", views=("web:usage",), go="u"),
     Place(label="API keys", icon="key-round", url_name="web:key_list", views=("web:key_",), go="k"),
     Place(label="Members", icon="users", url_name="web:member_list", views=("web:member_", "web:invitation_"), go="m"),
+    Place(label="Budgets", icon="gauge", url_name="web:budget_list", views=("web:budget_",), go="b"),
+    Place(
+        label="Invoices",
+        icon="receipt",
+        url_name="web:invoice_list",
+        views=("web:invoice_", "web:price_", "web:charge_"),
+        go="i",
+    ),
 )
 OPERATOR = (
     Place(label="Pools", icon="server", url_name="staff:pool_list", views=("staff:pool_", "staff:worker_")),
@@ -65,6 +73,8 @@ OPERATOR = (
     Place(label="Prices", icon="tag", url_name="staff:price_list", views=("staff:price_",)),
     Place(label="Quotas", icon="gauge", url_name="staff:quota_list", views=("staff:quota_",)),
     Place(label="Jobs", icon="list", url_name="staff:job_list", views=("staff:job_",)),
+    Place(label="Books", icon="receipt", url_name="staff:books", views=("staff:books", "staff:adjustment_")),
+    Place(label="Margin", icon="coins", url_name="staff:margin", views=("staff:margin",)),
     Place(label="Organizations", icon="building-2", url_name="staff:organization_list", views=("staff:organization_",)),
 )
 ACTIONS = (
@@ -79,7 +89,7 @@ def sections(request: HttpRequest) -> list[Section]:
     """Return the sidebar of this request; the operator's part only for operators."""
     match = request.resolver_match
     view = match.view_name if match else ""
-    listed = [("", MAIN), ("Account", ACCOUNT)]
+    listed: list[tuple[str, tuple[Place, ...]]] = [("", MAIN), ("Account", ACCOUNT)]
     if getattr(request.user, "is_operator", False):
         listed.append(("Operator", OPERATOR))
     return [Section(label=label, links=_links(places, view)) for label, places in listed]
