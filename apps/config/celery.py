@@ -29,6 +29,7 @@ app.config_from_object(
             "datasets.count": {"queue": "data"},
             "datasets.inspect": {"queue": "data"},
             "datasets.sweep_orphans": {"queue": "data"},
+            "payments.*": {"queue": "payments"},
         },
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
@@ -43,7 +44,7 @@ app.config_from_object(
     }
 )
 app.autodiscover_tasks(
-    ["apps.core", "apps.accounts", "apps.billing", "apps.datasets", "apps.finetuning", "apps.serving"]
+    ["apps.core", "apps.accounts", "apps.billing", "apps.payments", "apps.datasets", "apps.finetuning", "apps.serving"]
 )
 
 

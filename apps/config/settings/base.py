@@ -21,6 +21,12 @@ OBJECT_STORE = ENV.object_store
 REDIS_URL = ENV.redis_url
 BROKER_URL = ENV.broker_url
 BASE_MODEL_ROOTS = ENV.base_model_roots
+STRIPE_SECRET_KEY = ENV.stripe_secret_key
+STRIPE_WEBHOOK_SECRET = ENV.stripe_webhook_secret
+STRIPE_PORTAL_CONFIGURATION = ENV.stripe_portal
+STRIPE_TAX = ENV.stripe_tax
+STRIPE_METER = ENV.stripe_meter
+STRIPE_API_BASE = ENV.stripe_api_base
 
 ALLOWED_HOSTS = [urlsplit(PUBLIC_URL).hostname, "localhost", "127.0.0.1", *ENV.allowed_hosts]
 CSRF_TRUSTED_ORIGINS = [PUBLIC_URL]
@@ -46,6 +52,7 @@ INSTALLED_APPS = [
     "apps.accounts",
     "apps.catalog",
     "apps.billing",
+    "apps.payments",
     "apps.datasets",
     "apps.adapters",
     "apps.finetuning",
