@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from apps.staff import calibrations, catalog, pools, tenants
+from apps.staff import calibrations, catalog, payments, pools, tenants
 
 app_name = "staff"
 
@@ -20,6 +20,9 @@ urlpatterns = [
     path("base-models", catalog.base_models, name="base_model_list"),
     path("base-models/<str:base_model_id>/retire", catalog.retire_base_model, name="base_model_retire"),
     path("prices", catalog.prices, name="price_list"),
+    path("payments", payments.index, name="payment_list"),
+    path("payments/<str:topup_id>/refund", payments.refund, name="payment_refund"),
+    path("payments/differences/<str:difference_id>/resolve", payments.resolve, name="difference_resolve"),
     path("quotas", tenants.quotas, name="quota_list"),
     path("quotas/<str:organization_id>", tenants.quota, name="quota_edit"),
     path("jobs", tenants.jobs, name="job_list"),

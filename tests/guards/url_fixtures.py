@@ -137,6 +137,15 @@ URLS: dict[str, Url] = {
     "web:adapter_delete": page(get=P.ADAPTER_DELETE, post=P.ADAPTER_DELETE, ids=ADAPTER),
     "web:playground": page(get=P.VIEW),
     "web:playground_token": page(post=P.INFERENCE),
+    "web:billing": page(get=P.VIEW),
+    "web:billing_topup": page(post=P.ORGANIZATION_MANAGE, data={"amount_usd": "50"}),
+    "web:billing_card": page(post=P.ORGANIZATION_MANAGE),
+    "web:billing_portal": page(post=P.ORGANIZATION_MANAGE),
+    "web:billing_recharge": page(
+        post=P.ORGANIZATION_MANAGE, data={"threshold_usd": "10", "amount_usd": "50", "monthly_cap_usd": "200"}
+    ),
+    "web:billing_page": page(get=P.ORGANIZATION_MANAGE, ids={"page_id": "hosted_page"}),
+    "web:stripe_webhook": signed("Stripe's signature over the body; tests/unit/payments/test_webhooks.py", "POST"),
     "web:usage": page(get=P.VIEW),
     "web:usage_export": page(get=P.VIEW),
     # the public API
@@ -187,6 +196,9 @@ URLS: dict[str, Url] = {
     "staff:base_model_list": staff("GET", "POST"),
     "staff:base_model_retire": staff("POST", ids={"base_model_id": "base_model"}),
     "staff:price_list": staff("GET", "POST"),
+    "staff:payment_list": staff("GET"),
+    "staff:payment_refund": staff("GET", "POST", ids={"topup_id": "topup"}, data={"amount_usd": "1", "reason": "r"}),
+    "staff:difference_resolve": staff("POST", ids={"difference_id": "difference"}, data={"note": "looked"}),
     "staff:quota_list": staff("GET"),
     "staff:quota_edit": staff("GET", "POST", ids={"organization_id": "organization"}),
     "staff:job_list": staff("GET"),

@@ -20,6 +20,7 @@ from apps.core.clock import db_now
 from apps.core.ids import new_id, ulid_of
 from apps.datasets.models import Upload, UploadPart
 from apps.finetuning.models import GpuPool, Worker
+from apps.payments.models import HostedPage, ReconciliationDifference, StripeCustomer, TopUp
 from apps.serving.operations import deploy
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
 from tests.factories.catalog import make_base_model
@@ -113,6 +114,22 @@ def _deployment(tenant: Tenant) -> str:
     return str(deploy(version=version, by="system").pk)
 
 
+def _topup(tenant: Tenant) -> str:
+    topup = TopUp.objects.create(
+        organization=tenant.organization, origin="user", amount_cents=5000, requested_by=tenant.owner.pk,
+        status="open", checkout_id=f"cs_{tenant.canary}",
+    )  # fmt: skip
+    StripeCustomer.objects.create(organization=tenant.organization, stripe_id=f"cus_{tenant.canary}")
+    return topup.pk
+
+
+def _hosted_page(tenant: Tenant) -> str:
+    page = HostedPage.objects.create(
+        organization=tenant.organization, kind="topup", topup_id=tenant.ids["topup"], requested_by=tenant.owner.pk
+    )
+    return page.pk
+
+
 # kind of object -> makes one of a tenant and returns what stands in an address or a body; in this order, so that a
 # later one may use `tenant.ids` of an earlier one.
 MAKERS: dict[str, Maker] = {
@@ -132,6 +149,8 @@ MAKERS: dict[str, Maker] = {
     "adapter": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).adapter_id,
     "model_name": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).model_name,
     "deployment": _deployment,
+    "topup": _topup,
+    "hosted_page": _hosted_page,
 }
 
 # kind of object -> the id of one that belongs to no tenant
@@ -140,6 +159,9 @@ SHARED: dict[str, Callable[[Installation], str]] = {
     "base_model_name": lambda installation: installation.base_model.name,
     "pool": lambda installation: installation.pool.pk,
     "worker": lambda installation: installation.worker.pk,
+    "difference": lambda _: (
+        ReconciliationDifference.objects.get_or_create(source_id="pi_1", ours_cents=1, theirs_cents=2)[0].pk
+    ),
 }
 
 

@@ -303,6 +303,11 @@ OUTBOX_HANDLERS = {
     "adapter.published": "apps.serving.tasks.deploy",
     "adapter.checked": "apps.finetuning.tasks.tell_adapter_checked",
     "objects.delete": "apps.core.tasks.delete_objects",
+    "payments.page": "apps.payments.tasks.ring_page",
+    "payments.topup": "apps.payments.tasks.ring_topup",
+    "payments.refund": "apps.payments.tasks.ring_refund",
+    "payments.charge": "apps.payments.tasks.ring_charge",
+    "payments.event": "apps.payments.tasks.ring_event",
 }
 
 LOGGING = {
