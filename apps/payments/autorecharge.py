@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 HARD_DECLINES = frozenset(
     {
         "lost_card", "stolen_card", "pickup_card", "restricted_card", "fraudulent", "expired_card", "invalid_account",
-        "card_not_supported", "do_not_honor", "revocation_of_authorization", "revocation_of_all_authorizations",
+        "card_not_supported", "revocation_of_authorization", "revocation_of_all_authorizations",
         "stop_payment_order", "merchant_blacklist", "security_violation", "transaction_not_allowed",
     }
 )  # fmt: skip
@@ -151,6 +151,10 @@ def charge(*, topup_id: str) -> None:
     except StripeRefused as error:
         _give_up(topup, error.message)
         _stop(topup.organization_id, error.message)
+        return
+    except PaymentMismatch as error:  # the draft stays at Stripe, unpaid, for operators to look at
+        logger.critical("an automatic charge was stopped: %s", error)
+        _give_up(topup, "The invoice did not add up.")
         return
     sync_topup(topup_id=topup.pk)
     AutoRecharge.objects.filter(organization_id=topup.organization_id).update(failures=0, paused_until=None)

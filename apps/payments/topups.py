@@ -106,7 +106,7 @@ def _make(page: HostedPage) -> tuple[str, str]:
         return "", url
     if page.topup is None:
         made = stripe_gateway.create_card_page(
-            customer_id=customer.stripe_id, reference=page.pk, success_url=back, cancel_url=here, key=page.pk
+            customer_id=customer.stripe_id, reference=page.pk, success_url=here, cancel_url=here, key=page.pk
         )
     else:
         made = stripe_gateway.create_topup_page(

@@ -144,7 +144,7 @@ def page(request: HttpRequest, organization: Organization, membership: Membershi
     leave = _leaving(request, asked)
     if leave is not None:
         return leave(asked.url)
-    context = {"asked": asked, "topup": asked.topup, "customer": get_customer(organization=organization)}
+    context = {"asked": asked, "topup": asked.topup}
     template = "billing/page.html#state" if getattr(request, "htmx", False) else "billing/page.html"
     return render(request, template, context)
 

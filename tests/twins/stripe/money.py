@@ -314,7 +314,7 @@ def get_invoice(twin: Twin, invoice: str, **params: Any) -> Object:
 @answers("GET /v1/invoices")
 def list_invoices(twin: Twin, *, customer: str = "", status: str = "", **params: Any) -> Object:
     rows = [each for each in twin.of_kind("invoice") if customer in ("", each["customer"])]
-    return listed([each for each in rows if status in ("", each["status"])], params)
+    return listed([each for each in rows if status in ("", each["status"])], params, "/v1/invoices")
 
 
 def _in_state(twin: Twin, invoice: str, *states: str) -> Object:
@@ -409,12 +409,12 @@ def get_dispute(twin: Twin, dispute: str, **_: Any) -> Object:
 
 @answers("GET /v1/events")
 def list_events(twin: Twin, *, created: Any = None, **params: Any) -> Object:
-    return listed(_within(twin.events, created), params)
+    return listed(_within(twin.events, created), params, "/v1/events")
 
 
 @answers("GET /v1/balance_transactions")
 def list_cash(twin: Twin, *, created: Any = None, **params: Any) -> Object:
-    return listed(_within(twin.cash, created), params)
+    return listed(_within(twin.cash, created), params, "/v1/balance_transactions")
 
 
 def _within(rows: list[Object], created: Any) -> list[Object]:
@@ -423,13 +423,13 @@ def _within(rows: list[Object], created: Any) -> list[Object]:
     return [row for row in rows if first <= row["created"] < end]
 
 
-def listed(rows: list[Object], params: Any) -> Object:
+def listed(rows: list[Object], params: Any, url: str) -> Object:
     """Return one page of a list, newest first."""
     ordered = rows[::-1]
     if after := params.get("starting_after"):
         ordered = ordered[[row["id"] for row in ordered].index(after) + 1 :]
     limit = int(params.get("limit", 10))
-    return {"object": "list", "url": "/v1/list", "data": ordered[:limit], "has_more": len(ordered) > limit}
+    return {"object": "list", "url": url, "data": ordered[:limit], "has_more": len(ordered) > limit}
 
 
 @answers("POST /v1/webhook_endpoints")
