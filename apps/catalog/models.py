@@ -6,6 +6,7 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from apps.core.ids import IdField
+from apps.core.policies import OWN_ORGANIZATION
 
 
 class BaseModel(models.Model):
@@ -67,26 +68,56 @@ class GpuType(models.Model):
         return self.name
 
 
+_NO_OVERLAP = """
+    IF EXISTS (
+        SELECT 1 FROM catalog_pricerule other
+         WHERE other.id <> NEW.id AND other.sku = NEW.sku
+           AND other.organization_id IS NOT DISTINCT FROM NEW.organization_id
+           AND other.effective_from < coalesce(NEW.effective_to, 'infinity')
+           AND NEW.effective_from < coalesce(other.effective_to, 'infinity')
+    ) THEN
+        RAISE EXCEPTION 'two prices of % at one time', NEW.sku USING ERRCODE = '23P01';
+    END IF;
+    RETURN NEW;
+"""
+
+
 class PriceRule(models.Model):
-    """What one SKU costs from one moment to the next. Never edited: a new price closes the old rule."""
+    """What one SKU costs from one moment to the next, everybody or one customer. Never edited: a new price closes the
+    old rule, and every charge keeps the rule it was made under."""
 
     id = IdField(prefix="price")
     sku = models.CharField(
-        max_length=120, help_text="training:<pool>, inference:input:<model>, inference:output:<model>"
+        max_length=120, help_text="training:<pool>, inference:input:<model>, inference:output:<model>, storage:bytes"
     )
-    unit = models.CharField(max_length=16, choices=[("gpu_ms", "GPU milliseconds"), ("tokens", "tokens")])
+    organization = models.ForeignKey(
+        "accounts.Organization", on_delete=models.PROTECT, null=True, related_name="+", help_text="Null: everybody."
+    )
+    unit = models.CharField(
+        max_length=16,
+        choices=[("gpu_ms", "GPU milliseconds"), ("tokens", "tokens"), ("byte_hours", "byte-hours")],
+    )
     price_nano = models.BigIntegerField()
     per = models.BigIntegerField(help_text="Units that price buys, e.g. 3600000 GPU milliseconds.")
+    tiers = models.JSONField(
+        default=list,
+        help_text="[{from_units, price_nano}], ascending: what units beyond so many a calendar month cost instead.",
+    )
     effective_from = models.DateTimeField(db_default=Now())
     effective_to = models.DateTimeField(null=True)
     created_by = models.CharField(max_length=64)
 
-    tenancy_reason = "prices are the same for all tenants"
+    tenant_condition = f"organization_id IS NULL OR {OWN_ORGANIZATION}"
     app_access = "read"
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["sku"], condition=Q(effective_to=None), name="price_one_active"),
+            models.UniqueConstraint(
+                fields=["sku", "organization"],
+                condition=Q(effective_to=None),
+                name="price_one_active",
+                nulls_distinct=False,
+            ),
             models.CheckConstraint(condition=Q(price_nano__gte=0, per__gt=0), name="price_positive"),
             models.CheckConstraint(
                 condition=Q(effective_to=None) | Q(effective_to__gt=F("effective_from")), name="price_period"
@@ -94,5 +125,14 @@ class PriceRule(models.Model):
         ]
         triggers = [
             pgtrigger.Protect(name="price_no_delete", operation=pgtrigger.Delete),
-            pgtrigger.ReadOnly(name="price_frozen", fields=["sku", "unit", "price_nano", "per", "effective_from"]),
+            pgtrigger.ReadOnly(
+                name="price_frozen",
+                fields=["sku", "organization", "unit", "price_nano", "per", "tiers", "effective_from"],
+            ),
+            pgtrigger.Trigger(
+                name="price_no_overlap",
+                when=pgtrigger.Before,
+                operation=pgtrigger.Insert | pgtrigger.UpdateOf("effective_to"),
+                func=_NO_OVERLAP,
+            ),
         ]

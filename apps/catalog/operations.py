@@ -1,7 +1,9 @@
 """Changing the catalogue: base models in and out, prices from one moment to the next."""
 
 import datetime
+import itertools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,12 @@ from django.db import transaction
 
 from apps.catalog.model_files import ModelFolder, ModelRefused, check_config, read_model_folder
 from apps.catalog.models import BaseModel, PriceRule
+from apps.catalog.pricing import STORAGE_SKU, Tier, unit_of
 from apps.catalog.queries import hub_token_place
 from apps.contracts.chat import chat_template_sha256
 from apps.core import audit
 from apps.core.errors import InvalidState, InvalidValue
+from apps.core.locks import lock
 from apps.core.object_store import platform_key, read_chunks, store
 from apps.core.sealing import seal
 from apps.estimates.architectures import parameter_count
@@ -21,7 +25,7 @@ from apps.estimates.architectures import parameter_count
 _NAME = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SKU = re.compile(r"training:[a-z0-9-]+|inference:(?:input|output):[a-z0-9.-]+")
+_SKU = re.compile(r"training:[a-z0-9-]+|inference:(?:input|output):[a-z0-9.-]+|storage:bytes")
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
 UNKNOWN_CONTEXT_TOKENS = 4096  # where no source gives a model's context: what every listed family can do
 
@@ -136,23 +140,68 @@ def retire_base_model(*, base_model: BaseModel, by: str, now: datetime.datetime)
 
 
 @transaction.atomic
-def set_price(*, sku: str, unit: str, price_nano: int, per: int, by: str, now: datetime.datetime) -> PriceRule:
-    """Set what `per` units of a SKU cost from now on; the rule before it closes and stays. Raises InvalidValue."""
-    if not _SKU.fullmatch(sku):
-        raise InvalidValue("A SKU is training:<pool> or inference:<input or output>:<model>.", param="sku")
-    if unit != ("gpu_ms" if sku.startswith("training:") else "tokens"):
-        raise InvalidValue("Training is priced by gpu_ms, inference by tokens.", param="unit")
-    if price_nano < 0 or per <= 0:
-        raise InvalidValue("A price is not negative and buys at least one unit.", param="price_nano")
-    before = PriceRule.objects.select_for_update().filter(sku=sku, effective_to=None).first()
-    if before:
-        before.effective_to = now
+def set_price(
+    *,
+    sku: str,
+    unit: str,
+    price_nano: int,
+    per: int,
+    by: str,
+    now: datetime.datetime,
+    organization: Any = None,
+    tiers: Sequence[Tier] = (),
+    effective_from: datetime.datetime | None = None,
+) -> PriceRule:
+    """Set what `per` units of a SKU cost from now on, or from `effective_from`: for all, or for one organization.
+
+    The rule before it closes and stays; one that begins later stays too, and ends this one. Raises InvalidValue.
+    """
+    _check_price(sku=sku, unit=unit, price_nano=price_nano, per=per, tiers=tiers)
+    begin = effective_from or now
+    if begin < now:
+        raise InvalidValue("A price begins now or later: what was used keeps its price.", param="effective_from")
+    owner = getattr(organization, "pk", organization)
+    lock(f"price:{sku}:{owner}")
+    rules = PriceRule.objects.select_for_update().filter(sku=sku, organization_id=owner)
+    before = rules.filter(effective_from__lt=begin).order_by("-effective_from").first()
+    after = rules.filter(effective_from__gte=begin).order_by("effective_from").first()
+    if after and after.effective_from == begin:
+        raise InvalidValue("Another price begins at that moment already.", param="effective_from")
+    if before and (before.effective_to is None or before.effective_to > begin):
+        before.effective_to = begin
         before.save(update_fields=["effective_to"])
     rule = PriceRule.objects.create(
-        sku=sku, unit=unit, price_nano=price_nano, per=per, effective_from=now, created_by=by
+        sku=sku,
+        organization_id=owner,
+        unit=unit,
+        price_nano=price_nano,
+        per=per,
+        tiers=[{"from_units": tier.from_units, "price_nano": tier.price_nano} for tier in tiers],
+        effective_from=begin,
+        effective_to=after.effective_from if after else None,
+        created_by=by,
     )
     audit.record(
-        organization=None, by=by, action="price.set", target=rule.pk, sku=sku, price_nano=price_nano, per=per,
-        before_nano=before.price_nano if before else None,
+        organization=owner, by=by, action="price.set", target=rule.pk, sku=sku, price_nano=price_nano, per=per,
+        before_nano=before.price_nano if before else None, effective_from=begin.isoformat(),
     )  # fmt: skip
     return rule
+
+
+def _check_price(*, sku: str, unit: str, price_nano: int, per: int, tiers: Sequence[Tier]) -> None:
+    if not _SKU.fullmatch(sku):
+        raise InvalidValue(
+            f"A SKU is training:<pool>, inference:<input or output>:<model> or {STORAGE_SKU}.", param="sku"
+        )
+    if unit != unit_of(sku):
+        raise InvalidValue("Training is priced by gpu_ms, inference by tokens, storage by byte_hours.", param="unit")
+    if price_nano < 0 or per <= 0:
+        raise InvalidValue("A price is not negative and buys at least one unit.", param="price_nano")
+    if tiers and unit == "gpu_ms":
+        raise InvalidValue(
+            "Volume tiers are for tokens and storage; give a customer a GPU price of its own.", param="tiers"
+        )
+    steps = [Tier(0, price_nano), *tiers]
+    for lower, upper in itertools.pairwise(steps):
+        if upper.from_units <= lower.from_units or not 0 <= upper.price_nano <= lower.price_nano:
+            raise InvalidValue("Each tier begins above the one before and costs no more.", param="tiers")

@@ -5,6 +5,7 @@ from typing import Any
 
 from django.db.models import Sum
 
+from apps.billing.budgets import Attribution, attribution_of_actor
 from apps.billing.operations import refund_source, settle_hold
 from apps.billing.queries import get_captured_nano
 from apps.contracts.failures import CAUSES, Blame, FailureCode
@@ -116,6 +117,11 @@ def pause_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
         billed_gpu_ms=billed_ms,
         cost_nano=cost,
     )
+
+
+def attribution_of(*, job: FineTuningJob) -> Attribution:
+    """Return to whom the job is charged back: who started it, and its metadata."""
+    return attribution_of_actor(organization=job.organization_id, by=job.created_by, labels=job.metadata)
 
 
 def resume_hold_nano(*, job: FineTuningJob) -> int:

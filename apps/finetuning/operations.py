@@ -283,6 +283,8 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
         amount_nano=cap_nano,
         by=job.created_by,
         idempotency_key=f"hold:{job.pk}",
+        attribution=attempts.attribution_of(job=job),
+        price_rule=quoted.price,
     )
     advance(
         job,

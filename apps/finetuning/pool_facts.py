@@ -7,6 +7,7 @@ import datetime
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from django.db.models import Case, Q, Value, When
 
@@ -42,10 +43,15 @@ class PoolState:
     correction: Correction | None
 
 
-def open_pool_states(*, base_model: BaseModel, family: str, method: str, now: datetime.datetime) -> list[PoolState]:
-    """Return every pool that takes jobs, with what is known of it. `family` is the architecture's model_type."""
+def open_pool_states(
+    *, base_model: BaseModel, family: str, method: str, now: datetime.datetime, organization: Any = None
+) -> list[PoolState]:
+    """Return every pool that takes jobs, with what is known of it, at the organization's prices.
+
+    `family` is the architecture's model_type.
+    """
     pools = list(GpuPool.objects.filter(is_open=True).select_related("gpu_type", "calibration").order_by("name"))
-    prices = {rule.sku: rule for rule in list_active_prices(prefix="training:")}
+    prices = {rule.sku: rule for rule in list_active_prices(prefix="training:", organization=organization)}
     gpus = _gpus_of_live_workers(pools, now)
     probes = _newest_probes(pools, base_model, method)
     ahead = _seconds_ahead(pools)

@@ -111,7 +111,11 @@ def quote_pools(
     """
     request = _request(base_model, version, count, hyperparameters)
     states = open_pool_states(
-        base_model=base_model, family=request.architecture.model_type, method=request.method, now=now
+        base_model=base_model,
+        family=request.architecture.model_type,
+        method=request.method,
+        now=now,
+        organization=version.organization_id,
     )
     quotes = [quoted for state in states for quoted in _quote_pool(state, request, base_model)]
     return sorted(_with_ways(quotes), key=_by_use)

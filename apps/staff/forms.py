@@ -4,8 +4,12 @@ from decimal import Decimal
 
 from django import forms
 
+from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel, GpuType
+from apps.catalog.pricing import Tier
 from apps.catalog.queries import list_base_models, list_gpu_types
+from apps.core.money import usd_to_nano
+from apps.finetuning.models import GpuPool
 from apps.finetuning.quotas import LIMITS
 
 GIB = 2**30
@@ -71,12 +75,55 @@ class BaseModelForm(forms.Form):
 
 
 class PriceForm(forms.Form):
-    sku = forms.CharField(max_length=120, label="SKU", help_text="training:<pool>, inference:input:<model>, …")
+    sku = forms.CharField(
+        max_length=120,
+        label="SKU",
+        help_text="training:<pool>, inference:input:<model>, inference:output:<model> or storage:bytes",
+    )
     price_usd = forms.DecimalField(label="Price in dollars", **_MONEY)  # type: ignore[arg-type]
+    organization = forms.ModelChoiceField(
+        queryset=Organization.objects.none(), required=False, empty_label="Everybody", label="For"
+    )
+    effective_from = forms.DateTimeField(
+        required=False,
+        label="From",
+        help_text="UTC; empty: at once.",
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}),
+    )
+    tiers = forms.CharField(
+        required=False,
+        label="Volume tiers",
+        widget=forms.Textarea(attrs={"rows": 2}),
+        help_text="One a line: units of a month, a colon, the price beyond them. 100000000: 0.05",
+    )
 
-    @property
-    def is_training(self) -> bool:
-        return self.cleaned_data["sku"].startswith("training:")
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.fields["organization"].queryset = Organization.objects.order_by("name")  # type: ignore[attr-defined]
+
+    def previewed(self) -> str:
+        """Return what identifies these values, to know them again when they are confirmed."""
+        data = self.cleaned_data
+        owner = data["organization"].pk if data["organization"] else ""
+        return f"{data['sku']} {data['price_usd']:f} {owner} {data['effective_from'] or ''} {data['tiers']}"
+
+    def clean_sku(self) -> str:
+        sku: str = self.cleaned_data["sku"].strip()
+        if sku.partition(":")[0] not in ("training", "inference", "storage"):
+            raise forms.ValidationError("A SKU begins with training:, inference: or storage:.")
+        return sku
+
+    def clean_tiers(self) -> list[Tier]:
+        tiers = []
+        for line in self.cleaned_data["tiers"].split("\n"):
+            units, colon, price = line.strip().partition(":")
+            if not units and not colon:
+                continue
+            try:
+                tiers.append(Tier(int(units), usd_to_nano(Decimal(price.strip()))))
+            except (ValueError, ArithmeticError) as error:
+                raise forms.ValidationError(f"{line.strip()!r} is not units: dollars.") from error
+        return tiers
 
 
 class QuotaForm(forms.Form):
@@ -90,6 +137,29 @@ class QuotaForm(forms.Form):
     def limits(self) -> dict[str, int | None]:
         """Return every limit; an empty field lifts it."""
         return {name: self.cleaned_data[name] for name in LIMITS}
+
+
+class AdjustmentForm(forms.Form):
+    amount_usd = forms.DecimalField(
+        label="Amount in dollars",
+        max_digits=15,
+        decimal_places=9,
+        help_text="Negative takes credit away. Above $100 somebody else approves it.",
+    )
+    refund_of = forms.CharField(
+        max_length=64, required=False, label="Refund of a job", help_text="Its id, to give back what it was charged."
+    )
+    reason = forms.CharField(max_length=300, label="Reason", help_text="Kept in the ledger and shown to the customer.")
+
+
+class PoolCostForm(forms.Form):
+    pool = forms.ModelChoiceField(queryset=GpuPool.objects.none(), label="Pool")
+    cost_usd = forms.DecimalField(label="An hour of one GPU costs us", **_MONEY)  # type: ignore[arg-type]
+    from_day = forms.DateField(label="From", widget=forms.DateInput(attrs={"type": "date"}))
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.fields["pool"].queryset = GpuPool.objects.order_by("name")  # type: ignore[attr-defined]
 
 
 class CreditForm(forms.Form):

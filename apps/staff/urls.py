@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from apps.staff import calibrations, catalog, payments, pools, tenants
+from apps.staff import books, calibrations, catalog, payments, pools, tenants
 
 app_name = "staff"
 
@@ -23,6 +23,10 @@ urlpatterns = [
     path("payments", payments.index, name="payment_list"),
     path("payments/<str:topup_id>/refund", payments.refund, name="payment_refund"),
     path("payments/differences/<str:difference_id>/resolve", payments.resolve, name="difference_resolve"),
+    path("books", books.show, name="books"),
+    path("organizations/<str:organization_id>/adjust", books.adjust, name="adjustment_create"),
+    path("adjustments/<str:adjustment_id>", books.decide, name="adjustment_decide"),
+    path("margin", books.margin, name="margin"),
     path("quotas", tenants.quotas, name="quota_list"),
     path("quotas/<str:organization_id>", tenants.quota, name="quota_edit"),
     path("jobs", tenants.jobs, name="job_list"),

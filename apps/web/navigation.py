@@ -65,6 +65,14 @@ ACCOUNT = (
     Place(label="Billing", icon="credit-card", url_name="web:billing", views=("web:billing",), is_payments=True),
     Place(label="API keys", icon="key-round", url_name="web:key_list", views=("web:key_",), go="k"),
     Place(label="Members", icon="users", url_name="web:member_list", views=("web:member_", "web:invitation_"), go="m"),
+    Place(label="Budgets", icon="gauge", url_name="web:budget_list", views=("web:budget_",), go="b"),
+    Place(
+        label="Invoices",
+        icon="receipt",
+        url_name="web:invoice_list",
+        views=("web:invoice_", "web:price_", "web:charge_"),
+        go="i",
+    ),
 )
 OPERATOR = (
     Place(label="Pools", icon="server", url_name="staff:pool_list", views=("staff:pool_", "staff:worker_")),
@@ -73,6 +81,8 @@ OPERATOR = (
     Place(label="Payments", icon="credit-card", url_name="staff:payment_list", views=("staff:payment_",)),
     Place(label="Quotas", icon="gauge", url_name="staff:quota_list", views=("staff:quota_",)),
     Place(label="Jobs", icon="list", url_name="staff:job_list", views=("staff:job_",)),
+    Place(label="Books", icon="receipt", url_name="staff:books", views=("staff:books", "staff:adjustment_")),
+    Place(label="Margin", icon="coins", url_name="staff:margin", views=("staff:margin",)),
     Place(label="Organizations", icon="building-2", url_name="staff:organization_list", views=("staff:organization_",)),
 )
 ACTIONS = (

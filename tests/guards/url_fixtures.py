@@ -147,6 +147,19 @@ URLS: dict[str, Url] = {
     "web:billing_page": page(get=P.ORGANIZATION_MANAGE, ids={"page_id": "hosted_page"}),
     "web:stripe_webhook": signed("Stripe's signature over the body; tests/unit/payments/test_webhooks.py", "POST"),
     "web:usage": page(get=P.VIEW),
+    "web:invoice_list": page(get=P.VIEW, post=P.ORGANIZATION_MANAGE, data={"chargeback_label": "team"}),
+    "web:price_list": page(get=P.VIEW),
+    "web:budget_list": page(
+        get=P.VIEW,
+        post=P.ORGANIZATION_MANAGE,
+        data={"scope": "organization", "limit_usd": "10", "mode": "block", "thresholds": "50"},
+    ),
+    "web:budget_end": page(post=P.ORGANIZATION_MANAGE, ids={"budget_id": "budget"}),
+    "web:budget_key_labels": page(post=P.ORGANIZATION_MANAGE, data={"labels": "team=a"}, refs={"key": "key"}),
+    "web:invoice_detail": page(get=P.VIEW, ids={"invoice_id": "invoice"}),
+    "web:invoice_csv": page(get=P.VIEW, ids={"invoice_id": "invoice"}),
+    "web:invoice_pdf": page(get=P.VIEW, ids={"invoice_id": "invoice"}),
+    "web:charge_why": page(get=P.VIEW, ids={"reference": "invoice_line"}),
     "web:usage_export": page(get=P.VIEW),
     # the public API
     "api_me": api(GET=P.VIEW),
@@ -195,6 +208,12 @@ URLS: dict[str, Url] = {
     "staff:worker_revoke": staff("POST", ids={"worker_id": "worker"}),
     "staff:base_model_list": staff("GET", "POST"),
     "staff:base_model_retire": staff("POST", ids={"base_model_id": "base_model"}),
+    "staff:books": staff("GET"),
+    "staff:adjustment_create": staff(
+        "GET", "POST", ids={"organization_id": "organization"}, data={"amount_usd": "1", "reason": "goodwill"}
+    ),
+    "staff:adjustment_decide": staff("POST", ids={"adjustment_id": "adjustment"}, data={"decision": "reject"}),
+    "staff:margin": staff("GET", "POST"),
     "staff:price_list": staff("GET", "POST"),
     "staff:payment_list": staff("GET"),
     "staff:payment_refund": staff("GET", "POST", ids={"topup_id": "topup"}, data={"amount_usd": "1", "reason": "r"}),

@@ -3,6 +3,7 @@
 A feature adds one line to MAKERS (objects of a tenant) or SHARED (objects of the installation).
 """
 
+import datetime
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,11 @@ from apps.accounts.models import Membership, Organization, User
 from apps.accounts.operations import invitation_token, invite_member
 from apps.accounts.roles import ROLES, SCOPES
 from apps.adapters.models import Adapter, AdapterVersion
+from apps.billing.adjustments import request_adjustment
+from apps.billing.budgets import set_budget
+from apps.billing.invoicing import close_month
+from apps.billing.models import InvoiceLine
+from apps.billing.operations import hold, settle_hold
 from apps.catalog.models import BaseModel
 from apps.core.clock import db_now
 from apps.core.ids import new_id, ulid_of
@@ -130,6 +136,44 @@ def _hosted_page(tenant: Tenant) -> str:
     return page.pk
 
 
+def _budget(tenant: Tenant) -> str:
+    return set_budget(
+        organization=tenant.organization,
+        scope="label",
+        target=f"team={tenant.canary}",
+        limit_nano=10**12,
+        mode="alert",
+        by=tenant.owner.pk,
+        now=db_now(),
+    ).pk
+
+
+def _invoice(tenant: Tenant) -> str:
+    held = hold(
+        organization=tenant.organization,
+        purpose="job",
+        source=f"ftjob-{tenant.canary}",
+        amount_nano=10**7,
+        by="system",
+        idempotency_key=f"hold:{tenant.canary}",
+    )
+    settle_hold(hold_id=held.pk, capture_nano=10**7, by="system")
+    after = db_now() + datetime.timedelta(days=32)
+    invoice = close_month(organization=tenant.organization, month=after.date().replace(day=1))
+    assert invoice is not None
+    return invoice.pk
+
+
+def _invoice_line(tenant: Tenant) -> str:
+    return InvoiceLine.objects.get(invoice_id=tenant.ids["invoice"]).pk
+
+
+def _adjustment(tenant: Tenant) -> str:
+    return request_adjustment(
+        organization=tenant.organization, amount_nano=10**12, reason=tenant.canary, by="user_other", now=db_now()
+    ).pk
+
+
 # kind of object -> makes one of a tenant and returns what stands in an address or a body; in this order, so that a
 # later one may use `tenant.ids` of an earlier one.
 MAKERS: dict[str, Maker] = {
@@ -151,6 +195,10 @@ MAKERS: dict[str, Maker] = {
     "deployment": _deployment,
     "topup": _topup,
     "hosted_page": _hosted_page,
+    "budget": _budget,
+    "invoice": _invoice,
+    "invoice_line": _invoice_line,
+    "adjustment": _adjustment,
 }
 
 # kind of object -> the id of one that belongs to no tenant

@@ -45,7 +45,10 @@ def test_an_effect_that_keeps_failing_is_shown_to_operators(console):
 def test_a_pool_is_created_priced_and_shown(console, floor):
     body = {"name": "big", "gpu_type": "cpu", "region": "eu-north", "memory_gib": "80"}
     created = console.post("/staff/pools", body)
-    console.post("/staff/prices", {"sku": "training:big", "price_usd": "2.69"})
+    price = {"sku": "training:big", "price_usd": "2.69"}
+    previewed = console.post("/staff/prices", price)
+    assert active_price(sku="training:big") is None
+    console.post("/staff/prices", price | {"confirmed": previewed.context["form"].previewed()})
 
     pool = GpuPool.objects.get(name="big")
     page = console.get(created["Location"])

@@ -295,6 +295,9 @@ SPECTACULAR_SETTINGS = {
 OUTBOX_WAKE = "apps.config.celery.wake_outbox"
 OUTBOX_HANDLERS = {
     "mail": "apps.accounts.mail.send",
+    "billing.alert": "apps.billing.mail.send_alert",
+    "billing.report": "apps.billing.mail.send_report",
+    "budget.exhausted": "apps.finetuning.tasks.pause_over_budget",
     "dataset.validate": "apps.datasets.tasks.request_validation",
     "dataset.count": "apps.datasets.tasks.request_count",
     "dataset.inspect": "apps.datasets.tasks.request_inspection",
