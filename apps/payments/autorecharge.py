@@ -50,7 +50,7 @@ _CONFIRM_WITHIN = datetime.timedelta(hours=72)
 def get_auto_recharge(*, organization: Any) -> AutoRecharge:
     """Return the organization's order; one that was never given is off."""
     found = AutoRecharge.objects.for_organization(organization).first()
-    return found or AutoRecharge(organization_id=getattr(organization, "pk", organization))  # type: ignore[return-value]
+    return found or AutoRecharge(organization_id=getattr(organization, "pk", organization))
 
 
 @transaction.atomic

@@ -12,7 +12,7 @@ from apps.payments.stripe_objects import Card
 
 
 def get_customer(*, organization: Any) -> StripeCustomer | None:
-    return StripeCustomer.objects.for_organization(organization).first()  # type: ignore[return-value]
+    return StripeCustomer.objects.for_organization(organization).first()
 
 
 def ensure_customer(*, organization_id: str) -> StripeCustomer:

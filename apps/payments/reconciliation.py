@@ -96,8 +96,8 @@ def _cash_cents_by_key(keys: Iterable[str]) -> dict[str, int]:
     rows = LedgerEntry.objects.filter(
         transaction__idempotency_key__in=list(keys), account__kind=AccountKind.CASH_CLEARING
     )
-    sums = rows.values_list("transaction__idempotency_key").annotate(nano=Sum("amount_nano"))
-    return {key: -nano // NANO_PER_CENT for key, nano in sums}
+    sums = rows.values("transaction__idempotency_key").annotate(nano=Sum("amount_nano"))
+    return {row["transaction__idempotency_key"]: -row["nano"] // NANO_PER_CENT for row in sums}
 
 
 def _credited_without_cash(

@@ -9,7 +9,7 @@ import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import stripe
 from django.conf import settings
@@ -117,7 +117,7 @@ def _client_for(secret_key: str, api_base: str) -> stripe.StripeClient:
         secret_key,
         stripe_version=API_VERSION,
         max_network_retries=_RETRIES,
-        http_client=stripe.RequestsClient(timeout=_TIMEOUT_SECONDS),  # type: ignore[arg-type]  # it takes a pair too
+        http_client=stripe.RequestsClient(timeout=_TIMEOUT_SECONDS),
         base_addresses={"api": api_base} if api_base else {},
     )
 
@@ -125,7 +125,8 @@ def _client_for(secret_key: str, api_base: str) -> stripe.StripeClient:
 def _stripe() -> Any:
     """Return the v1 services. The parameters are checked against the package's types by the contract, in tests."""
     # A test case's own outer transaction is not one that somebody waits for; Django marks it for `durable` too.
-    if not all(block._from_testcase for block in connection.atomic_blocks):
+    blocks: list[Any] = cast(Any, connection).atomic_blocks
+    if not all(block._from_testcase for block in blocks):
         raise InsideTransaction
     return _client_for(settings.STRIPE_SECRET_KEY, settings.STRIPE_API_BASE).v1
 
