@@ -19,5 +19,9 @@ SCHEDULE = {
     "reconcile the books": {"task": "billing.reconcile", "schedule": 3600.0},
     "expire credit": {"task": "billing.expire_lots", "schedule": 300.0},
     "seal the ledger": {"task": "billing.seal_ledger", "schedule": 3600.0},
+    "sweep payments": {"task": "payments.sweep", "schedule": 60.0},
+    "recharge low credit": {"task": "payments.recharge", "schedule": 15.0},
+    "reconcile payments hourly": {"task": "payments.reconcile", "schedule": 3600.0, "kwargs": {"kind": "hourly"}},
+    "reconcile payments daily": {"task": "payments.reconcile", "schedule": 86_400.0, "kwargs": {"kind": "daily"}},
     "close expired holds": {"task": "billing.close_expired_holds", "schedule": 30.0},
 }

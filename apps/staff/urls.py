@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from apps.staff import books, calibrations, catalog, pools, tenants
+from apps.staff import books, calibrations, catalog, payments, pools, tenants
 
 app_name = "staff"
 
@@ -21,6 +21,9 @@ urlpatterns = [
     path("base-models/<str:base_model_id>/install", catalog.install_base_model, name="base_model_install"),
     path("base-models/<str:base_model_id>/retire", catalog.retire_base_model, name="base_model_retire"),
     path("prices", catalog.prices, name="price_list"),
+    path("payments", payments.index, name="payment_list"),
+    path("payments/<str:topup_id>/refund", payments.refund, name="payment_refund"),
+    path("payments/differences/<str:difference_id>/resolve", payments.resolve, name="difference_resolve"),
     path("books", books.show, name="books"),
     path("organizations/<str:organization_id>/adjust", books.adjust, name="adjustment_create"),
     path("adjustments/<str:adjustment_id>", books.decide, name="adjustment_decide"),

@@ -42,6 +42,12 @@ def world(django_db_setup: None, django_db_blocker: Any) -> Iterator[World]:
         transaction.set_rollback(True)
 
 
+@pytest.fixture(autouse=True)
+def _payments_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Stripe's secret the billing pages are not there at all: tests/web/test_billing.py."""
+    monkeypatch.setattr(settings, "STRIPE_WEBHOOK_SECRET", "whsec_guard")
+
+
 @pytest.fixture(params=["both walls", "scoping alone"])
 def walls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With `scoping alone` requests run as the owner of the tables, for whom every tenant's rows are visible."""

@@ -28,6 +28,7 @@ from apps.core.ids import new_id, ulid_of
 from apps.datasets.models import Upload, UploadPart
 from apps.finetuning.models import GpuPool, Worker
 from apps.finetuning.trackers import store_tracker_key
+from apps.payments.models import HostedPage, ReconciliationDifference, StripeCustomer, TopUp
 from apps.serving.operations import deploy
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
 from tests.factories.catalog import make_base_model, make_listed_model
@@ -136,6 +137,22 @@ def _tracker_key(tenant: Tenant) -> str:
     ).pk
 
 
+def _topup(tenant: Tenant) -> str:
+    topup = TopUp.objects.create(
+        organization=tenant.organization, origin="user", amount_cents=5000, requested_by=tenant.owner.pk,
+        status="open", checkout_id=f"cs_{tenant.canary}",
+    )  # fmt: skip
+    StripeCustomer.objects.create(organization=tenant.organization, stripe_id=f"cus_{tenant.canary}")
+    return topup.pk
+
+
+def _hosted_page(tenant: Tenant) -> str:
+    page = HostedPage.objects.create(
+        organization=tenant.organization, kind="topup", topup_id=tenant.ids["topup"], requested_by=tenant.owner.pk
+    )
+    return page.pk
+
+
 def _budget(tenant: Tenant) -> str:
     return set_budget(
         organization=tenant.organization,
@@ -195,6 +212,8 @@ MAKERS: dict[str, Maker] = {
     "deployment": _deployment,
     "licence_acceptance": _licence_acceptance,
     "tracker_key": _tracker_key,
+    "topup": _topup,
+    "hosted_page": _hosted_page,
     "budget": _budget,
     "invoice": _invoice,
     "invoice_line": _invoice_line,
@@ -209,6 +228,9 @@ SHARED: dict[str, Callable[[Installation], str]] = {
     "tracker_kind": lambda installation: "wandb",
     "pool": lambda installation: installation.pool.pk,
     "worker": lambda installation: installation.worker.pk,
+    "difference": lambda _: (
+        ReconciliationDifference.objects.get_or_create(source_id="pi_1", ours_cents=1, theirs_cents=2)[0].pk
+    ),
 }
 
 

@@ -23,6 +23,12 @@ REDIS_URL = ENV.redis_url
 BROKER_URL = ENV.broker_url
 BASE_MODEL_ROOTS = ENV.base_model_roots
 HUB_URL = ENV.hub_url
+STRIPE_SECRET_KEY = ENV.stripe_secret_key
+STRIPE_WEBHOOK_SECRET = ENV.stripe_webhook_secret
+STRIPE_PORTAL_CONFIGURATION = ENV.stripe_portal
+STRIPE_TAX = ENV.stripe_tax
+STRIPE_METER = ENV.stripe_meter
+STRIPE_API_BASE = ENV.stripe_api_base
 
 ALLOWED_HOSTS = [urlsplit(PUBLIC_URL).hostname, "localhost", "127.0.0.1", *ENV.allowed_hosts]
 CSRF_TRUSTED_ORIGINS = [PUBLIC_URL]
@@ -48,6 +54,7 @@ INSTALLED_APPS = [
     "apps.accounts",
     "apps.catalog",
     "apps.billing",
+    "apps.payments",
     "apps.datasets",
     "apps.adapters",
     "apps.finetuning",
@@ -298,6 +305,11 @@ OUTBOX_HANDLERS = {
     "adapter.published": "apps.serving.tasks.deploy",
     "adapter.checked": "apps.finetuning.tasks.tell_adapter_checked",
     "objects.delete": "apps.core.tasks.delete_objects",
+    "payments.page": "apps.payments.tasks.ring_page",
+    "payments.topup": "apps.payments.tasks.ring_topup",
+    "payments.refund": "apps.payments.tasks.ring_refund",
+    "payments.charge": "apps.payments.tasks.ring_charge",
+    "payments.event": "apps.payments.tasks.ring_event",
 }
 
 LOGGING = {
