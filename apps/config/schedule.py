@@ -11,6 +11,7 @@ SCHEDULE = {
     "delete expired datasets": {"task": "datasets.delete_expired", "schedule": 300.0},
     "expire uploads": {"task": "datasets.expire_uploads", "schedule": 300.0},
     "sweep orphaned objects": {"task": "datasets.sweep_orphans", "schedule": 86_400.0},
+    "place adapters": {"task": "serving.place", "schedule": 5.0},
     "rate usage": {"task": "billing.rate_usage", "schedule": 5.0},
     "close expired holds": {"task": "billing.close_expired_holds", "schedule": 30.0},
 }

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from apps.core.clock import db_now
 from apps.core.errors import Unavailable
 from apps.gateway.database import DATABASE_ERRORS, Database
 from apps.gateway.errors import ModelNotFound, PriceNotSet
-from apps.serving.operations import note_requests
+from apps.serving.placing import note_requests
 from apps.serving.queries import Route, list_routes
 
 logger = logging.getLogger(__name__)
@@ -20,9 +21,8 @@ logger = logging.getLogger(__name__)
 REFRESH_SECONDS = 1.0
 # A name not found may be of an adapter registered since the last reading: the table is read again, this often at most.
 LEAST_SECONDS_BETWEEN_REFRESHES = 0.25
-# An adapter in use is noted this often: the replicas keep those that were asked for last.
-NOTE_SECONDS = 60.0
-_NOTE_COLD_SECONDS = 2.0
+# What was asked for is counted this often: replicas hold adapters by demand.
+NOTE_SECONDS = 5.0
 LONGEST_LOAD_SECONDS = 20.0  # how long a request waits for an adapter that a replica is loading
 
 
@@ -55,8 +55,8 @@ class Routes:
         self._asked_at = -math.inf
         self._reading = asyncio.Lock()
         self._news = asyncio.Condition()
-        self._noted_at: dict[str, float] = {}
-        self._to_note: set[str] = set()
+        self._asked: Counter[str] = Counter()  # requests by adapter version, since they were last noted
+        self._noted_at = -math.inf
 
     async def refresh(self) -> None:
         """Raises one of DATABASE_ERRORS; what was read before stays in use."""
@@ -82,7 +82,8 @@ class Routes:
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             try:
-                await self._note_requests()
+                if time.monotonic() - self._noted_at > NOTE_SECONDS:
+                    await self._note_requests()
                 await self.refresh()
             except DATABASE_ERRORS as error:
                 logger.warning("routes not refreshed: %s", error)
@@ -110,13 +111,10 @@ class Routes:
         return route
 
     async def _note_request(self, route: Route | None) -> None:
-        """Note the request of an adapter, for the next refresh; that of a cold one at once."""
+        """Count the request of an adapter, for the next time that is noted; that of a cold one at once."""
         if route is None or not route.adapter_version_id:
             return
-        age = time.monotonic() - self._noted_at.get(route.adapter_version_id, -math.inf)
-        if age > (_NOTE_COLD_SECONDS if route.is_cold else NOTE_SECONDS):
-            self._noted_at[route.adapter_version_id] = time.monotonic()
-            self._to_note.add(route.adapter_version_id)
+        self._asked[route.adapter_version_id] += 1
         if route.is_cold:
             with suppress(*DATABASE_ERRORS):
                 await self._note_requests()
@@ -124,13 +122,15 @@ class Routes:
 
     async def _note_requests(self) -> None:
         """Raises one of DATABASE_ERRORS; what could not be noted is left for the next time."""
-        asked = frozenset(self._to_note)
+        asked, self._asked = self._asked, Counter()
+        self._noted_at = time.monotonic()
         if not asked:
             return
-        await self._database.call(lambda: note_requests(version_ids=asked, now=db_now()))
-        self._to_note -= asked
-        long_ago = time.monotonic() - NOTE_SECONDS
-        self._noted_at = {id: moment for id, moment in self._noted_at.items() if moment > long_ago}
+        try:
+            await self._database.call(lambda: note_requests(counts=asked, now=db_now()))
+        except DATABASE_ERRORS:
+            self._asked.update(asked)
+            raise
 
     def _visible(self, model_name: str, organization_id: str) -> Route | None:
         route = self._table.routes.get(model_name)

@@ -12,9 +12,8 @@ from apps.catalog.models import BaseModel
 from apps.contracts.serving import LoadState
 from apps.core.clock import db_now
 from apps.core.tenancy import system
-from apps.serving.models import Deployment, LoadedAdapter, Replica
+from apps.serving.models import Deployment, LoadedAdapter, Placement, Replica
 from apps.serving.operations import token_of
-from apps.serving.selection import choose
 
 STALE_SECONDS = 30  # a replica not heard of for so long gets no requests
 
@@ -111,15 +110,16 @@ def _current_deployments() -> QuerySet[Deployment]:
 
 def _wanted_and_cold(replicas: Iterable[Replica], deployments: Iterable[Deployment]) -> tuple[set[str], set[str]]:
     """Return the ids of the versions that some replica should hold, and of those that only lack a place on one."""
-    by_base: dict[str, list[Deployment]] = defaultdict(list)
-    for deployment in deployments:
-        by_base[deployment.adapter_version.adapter.base_model_id].append(deployment)
-    wanted, fitting = set(), set()
-    for replica in replicas:
-        candidates = by_base[replica.base_model_id]
-        chosen = choose(candidates, capacity=replica.capacity, max_rank=replica.max_rank)
-        wanted |= {deployment.adapter_version_id for deployment in chosen}
-        fitting |= {d.adapter_version_id for d in candidates if d.adapter_version.rank <= replica.max_rank}
+    ready = list(replicas)
+    wanted = set(Placement.objects.filter(replica__in=ready).values_list("adapter_version_id", flat=True))
+    most_rank: dict[str, int] = defaultdict(int)
+    for replica in ready:
+        most_rank[replica.base_model_id] = max(most_rank[replica.base_model_id], replica.max_rank)
+    fitting = {
+        deployment.adapter_version_id
+        for deployment in deployments
+        if deployment.adapter_version.rank <= most_rank[deployment.adapter_version.adapter.base_model_id]
+    }
     return wanted, fitting - wanted
 
 
@@ -153,9 +153,7 @@ def serving_states(*, versions: Iterable[AdapterVersion]) -> dict[str, ServingSt
     return states | ({id: ServingState("cold", _COLD) for id in silent & _cold_ids()} if silent else {})
 
 
-_COLD = (
-    "The replicas hold the adapters that were used last, and this is not among them. A request for it brings it back."
-)
+_COLD = "No replica holds it, for it was not asked for lately. A request brings it back, and waits while it loads."
 
 
 def _cold_ids() -> set[str]:
