@@ -2,9 +2,9 @@
 
 Every adapter in use is on one replica and a hot one on several; one nobody asked for lately is on none. Where there are
 more adapters in use than places, each organization first takes turns for half of its fair part, its busiest before
-anybody's second, and the rest goes by demand. An adapter stays where it is: loading one holds up everybody's tokens, and
-what is unloaded goes on filling the engine's cache. What is waited for pushes something out only as fast as replicas
-load: beyond that it waits, for a fleet that is emptied faster than it is filled would answer nobody.
+anybody's second, and the rest goes by demand. An adapter stays where it is: loading one holds up everybody's tokens,
+and what is unloaded goes on filling the engine's cache. What is waited for pushes something out only as fast as
+replicas load: beyond that it waits, for a fleet that is emptied faster than it is filled would answer nobody.
 
 The result depends on the arguments alone, so that two placers given the same facts agree.
 """
@@ -80,7 +80,7 @@ def place(
 ) -> Placed:
     """Return the version ids each replica should hold.
 
-    `holding`: what it was to hold so far, `loaded`: what of that it has; `unable`: (replica, version) that failed there.
+    `holding`: what it was to hold so far, `loaded`: what of that it has; `unable`: (replica, version) that failed.
     """
     known = {wish.version_id: wish for wish in wishes}
     open_rooms = sorted((room for room in rooms if not room.is_draining), key=lambda room: room.replica_id)

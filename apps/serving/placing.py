@@ -18,7 +18,8 @@ STARTING_SECONDS = 600
 
 _NOTE = """
     UPDATE serving_deployment AS deployment
-       SET last_requested_at = greatest(coalesce(last_requested_at, %(now)s), %(now)s::timestamptz), demand_at = %(now)s,
+       SET last_requested_at = greatest(coalesce(last_requested_at, %(now)s), %(now)s::timestamptz),
+           demand_at = %(now)s,
            quick_demand = quick_demand * exp(-age / %(quick)s) + requests / %(quick)s,
            slow_demand = slow_demand * exp(-age / %(slow)s) + requests / %(slow)s
       FROM (SELECT id, requests,

@@ -1,12 +1,12 @@
-"""Zipf traffic over 2,000 adapters and 8 replicas, placed by the product's own function: `python -m tests.bench.placement`.
+"""Zipf traffic over 2,000 adapters and 8 replicas, placed by the product's own function: `make bench-placement`.
 
 A second at a time: requests are drawn, cold ones ask for a place at once as a gateway does, every five seconds all
 places are given out anew, and each replica loads one adapter a second, as its agent does while it is busy. Every
-minute two adapters become popular that were not. The fleet starts as replicas do: what the placement wanted before any traffic is loaded before they are ready.
+minute two adapters become popular that were not. The fleet starts as replicas do: what the placement wanted before any
+traffic is loaded before they are ready.
 
 `--empty` starts with nothing loaded, `--loss` takes a replica away in the middle for a minute and brings it back empty,
-`--places` changes the adapters a replica can register, `--exponent` the skew.
-The last line is one JSON object.
+`--places` changes the adapters a replica can register, `--exponent` the skew. The last line is one JSON object.
 """
 
 import argparse
