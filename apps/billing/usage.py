@@ -151,6 +151,22 @@ def _roll_up(records: Sequence[UsageRecord], prices: dict[str | None, PriceRule]
             cursor.execute(_ROLL_UP, [msgspec.json.encode(lines).decode()])
 
 
+def record_quantity(*, organization_id: str, price: PriceRule, subject: str, day: datetime.date, quantity: int) -> None:
+    """Add to the series of something that is not a request, such as time; rating charges it like any other."""
+    require_transaction()
+    line = {
+        "organization_id": organization_id,
+        "sku": price.sku,
+        "price_rule_id": price.pk,
+        "subject": subject,
+        "day": day.isoformat(),
+        "quantity": quantity,
+        "request_count": 1,
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(_ROLL_UP, [msgspec.json.encode([line]).decode()])
+
+
 def _charge_slices(records: Sequence[UsageRecord], prices: dict[str | None, PriceRule]) -> None:
     """Note at each open slice what was used of it, so that rating takes the money from where it was reserved."""
     used: dict[str, int] = defaultdict(int)

@@ -72,9 +72,12 @@ class PriceRule(models.Model):
 
     id = IdField(prefix="price")
     sku = models.CharField(
-        max_length=120, help_text="training:<pool>, inference:input:<model>, inference:output:<model>"
+        max_length=120, help_text="training:<pool>, inference:input:<model>, inference:output:<model>, warm:<model>"
     )
-    unit = models.CharField(max_length=16, choices=[("gpu_ms", "GPU milliseconds"), ("tokens", "tokens")])
+    unit = models.CharField(
+        max_length=16,
+        choices=[("gpu_ms", "GPU milliseconds"), ("tokens", "tokens"), ("warm_ms", "milliseconds kept warm")],
+    )
     price_nano = models.BigIntegerField()
     per = models.BigIntegerField(help_text="Units that price buys, e.g. 3600000 GPU milliseconds.")
     effective_from = models.DateTimeField(db_default=Now())

@@ -21,7 +21,8 @@ from apps.estimates.architectures import parameter_count
 _NAME = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SKU = re.compile(r"training:[a-z0-9-]+|inference:(?:input|output):[a-z0-9.-]+")
+_SKU = re.compile(r"training:[a-z0-9-]+|(?:inference:(?:input|output)|warm):[a-z0-9.-]+")
+_UNITS = {"training": "gpu_ms", "inference": "tokens", "warm": "warm_ms"}
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
 UNKNOWN_CONTEXT_TOKENS = 4096  # where no source gives a model's context: what every listed family can do
 
@@ -139,9 +140,11 @@ def retire_base_model(*, base_model: BaseModel, by: str, now: datetime.datetime)
 def set_price(*, sku: str, unit: str, price_nano: int, per: int, by: str, now: datetime.datetime) -> PriceRule:
     """Set what `per` units of a SKU cost from now on; the rule before it closes and stays. Raises InvalidValue."""
     if not _SKU.fullmatch(sku):
-        raise InvalidValue("A SKU is training:<pool> or inference:<input or output>:<model>.", param="sku")
-    if unit != ("gpu_ms" if sku.startswith("training:") else "tokens"):
-        raise InvalidValue("Training is priced by gpu_ms, inference by tokens.", param="unit")
+        raise InvalidValue(
+            "A SKU is training:<pool>, inference:<input or output>:<model> or warm:<model>.", param="sku"
+        )
+    if unit != _UNITS[sku.split(":", 1)[0]]:
+        raise InvalidValue("Training is priced by gpu_ms, inference by tokens, warm by warm_ms.", param="unit")
     if price_nano < 0 or per <= 0:
         raise InvalidValue("A price is not negative and buys at least one unit.", param="price_nano")
     before = PriceRule.objects.select_for_update().filter(sku=sku, effective_to=None).first()

@@ -12,6 +12,7 @@ SCHEDULE = {
     "expire uploads": {"task": "datasets.expire_uploads", "schedule": 300.0},
     "sweep orphaned objects": {"task": "datasets.sweep_orphans", "schedule": 86_400.0},
     "place adapters": {"task": "serving.place", "schedule": 5.0},
+    "charge for adapters kept warm": {"task": "serving.charge_warm", "schedule": 60.0},
     "rate usage": {"task": "billing.rate_usage", "schedule": 5.0},
     "close expired holds": {"task": "billing.close_expired_holds", "schedule": 30.0},
 }

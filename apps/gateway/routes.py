@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import random
 import time
 from collections import Counter
 from contextlib import suppress
@@ -14,7 +15,7 @@ from apps.core.errors import Unavailable
 from apps.gateway.database import DATABASE_ERRORS, Database
 from apps.gateway.errors import ModelNotFound, PriceNotSet
 from apps.serving.placing import note_requests
-from apps.serving.queries import Route, list_routes
+from apps.serving.queries import AliasRoute, Route, list_alias_routes, list_routes
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +47,13 @@ class _Table:
     routes: dict[str, Route]
     prices: dict[str, Price]
     clock_offset_seconds: float
+    aliases: dict[str, AliasRoute]
 
 
 class Routes:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._table = _Table({}, {}, 0.0)
+        self._table = _Table({}, {}, 0.0, {})
         self._asked_at = -math.inf
         self._reading = asyncio.Lock()
         self._news = asyncio.Condition()
@@ -94,9 +96,10 @@ class Routes:
         An adapter that is being loaded is waited for, and a cold one is asked back. Raises ModelNotFound; Unavailable
         when no replica has it in time.
         """
-        if self._visible(model_name, organization_id) is None:
+        if self._visible(self._meant(model_name, organization_id), organization_id) is None:
             with suppress(*DATABASE_ERRORS):
                 await self._refresh_since(time.monotonic())
+        model_name = self._meant(model_name, organization_id)
         await self._note_request(self._visible(model_name, organization_id))
         with suppress(TimeoutError):
             async with asyncio.timeout(LONGEST_LOAD_SECONDS), self._news:
@@ -132,6 +135,14 @@ class Routes:
             self._asked.update(asked)
             raise
 
+    def _meant(self, model_name: str, organization_id: str) -> str:
+        """Return the version's name that an alias of the organization stands for in this request."""
+        alias = self._table.aliases.get(model_name)
+        if alias is None or alias.organization_id != organization_id:
+            return model_name
+        is_canary = alias.canary_target and random.randrange(100) < alias.canary_percent  # noqa: S311 - a share, no secret
+        return alias.canary_target if is_canary else alias.target
+
     def _visible(self, model_name: str, organization_id: str) -> Route | None:
         route = self._table.routes.get(model_name)
         return route if route is not None and route.organization_id in (None, organization_id) else None
@@ -159,4 +170,5 @@ def _read() -> _Table:
     prices = {rule.sku: Price(rule.pk, rule.price_nano, rule.per) for rule in list_active_prices(prefix="inference:")}
     before = time.time()
     offset = db_now().timestamp() - (before + time.time()) / 2
-    return _Table({route.model_name: route for route in list_routes()}, prices, offset)
+    aliases = {alias.model_name: alias for alias in list_alias_routes()}
+    return _Table({route.model_name: route for route in list_routes()}, prices, offset, aliases)

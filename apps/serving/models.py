@@ -56,6 +56,33 @@ class Deployment(OrganizationModel):
         ]
 
 
+class Alias(OrganizationModel):
+    """A name of its own for a version of one adapter, and for a share of its requests another one."""
+
+    id = IdField(prefix="alias")
+    adapter = models.ForeignKey("adapters.Adapter", on_delete=models.PROTECT, related_name="aliases")
+    name = models.CharField(max_length=40)
+    model_name = models.CharField(max_length=240, unique=True, help_text="ft:<base>:<organization>:<suffix>:<name>")
+    version = models.ForeignKey("adapters.AdapterVersion", on_delete=models.PROTECT, related_name="+")
+    canary_version = models.ForeignKey("adapters.AdapterVersion", on_delete=models.PROTECT, related_name="+", null=True)
+    canary_percent = models.PositiveSmallIntegerField(default=0)
+    previous_version = models.ForeignKey(
+        "adapters.AdapterVersion", on_delete=models.PROTECT, related_name="+", null=True, help_text="To return to."
+    )
+    moved_at = models.DateTimeField(db_default=Now())
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["adapter", "name"], name="alias_once"),
+            models.CheckConstraint(
+                condition=models.Q(canary_version=None, canary_percent=0)
+                | models.Q(canary_version__isnull=False, canary_percent__gte=1, canary_percent__lte=99),
+                name="alias_canary_share",
+            ),
+        ]
+
+
 class Placement(OrganizationModel):
     """The decision that a replica holds an adapter version; apps.serving.placement made it."""
 

@@ -19,8 +19,10 @@ from apps.core.errors import InvalidState
 from apps.core.object_store import store
 from apps.core.sealing import place_of, seal, unseal
 from apps.core.tenancy import system
+from apps.serving.aliases import require_unaliased
 from apps.serving.models import Deployment, LoadedAdapter, Replica
 from apps.serving.placing import replan
+from apps.serving.warmth import let_cool
 
 _URL_SECONDS = 3600
 
@@ -47,7 +49,12 @@ def deploy(*, version: AdapterVersion, by: str) -> Deployment:
 
 @transaction.atomic
 def undeploy(*, version: AdapterVersion, by: str, now: datetime.datetime) -> None:
-    """Have the version unloaded everywhere; requests for it get 404 from now on."""
+    """Have the version unloaded everywhere; requests for it get 404 from now on.
+
+    Raises InvalidState while an alias stands for it.
+    """
+    require_unaliased(version=version)
+    let_cool(version=version, by=by, now=now)
     removed = Deployment.objects.filter(adapter_version=version, removed_at=None).update(removed_at=now)
     if removed:
         _replan(version.adapter.base_model_id)

@@ -9,8 +9,17 @@ from django.db.models import F, Q
 
 from apps.contracts.serving import LoadState
 from apps.core.locks import lock
-from apps.serving.models import Deployment, LoadedAdapter, Placement, Replica
-from apps.serving.placement import QUICK_SECONDS, SLOW_SECONDS, Placed, Room, Wish, demand_after, place
+from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement, Replica
+from apps.serving.placement import (
+    QUICK_SECONDS,
+    SLOW_SECONDS,
+    WAITING_SECONDS,
+    Placed,
+    Room,
+    Wish,
+    demand_after,
+    place,
+)
 
 # A replica not heard of for so long loses its adapters to others; one that has just enrolled is waited for longer.
 SILENT_SECONDS = 60
@@ -102,6 +111,8 @@ def _is_there(replica: Replica, now: datetime.datetime) -> bool:
 
 
 def _wishes(base_model_id: str, now: datetime.datetime) -> list[Wish]:
+    named = _named_versions(base_model_id)
+    seen = now - datetime.timedelta(seconds=WAITING_SECONDS)
     rows = Deployment.objects.filter(
         removed_at=None,
         adapter_version__deleted_at=None,
@@ -122,12 +133,25 @@ def _wishes(base_model_id: str, now: datetime.datetime) -> list[Wish]:
             version_id=version_id,
             organization_id=organization_id,
             rank=rank,
-            last_used_at=max(created_at, last_requested_at or created_at).timestamp(),
+            last_used_at=max(
+                created_at, last_requested_at or created_at, seen if version_id in named else created_at
+            ).timestamp(),
             requests_per_second=demand_after(quick, slow, (now - demand_at).total_seconds()) if demand_at else 0.0,
             is_kept=pinned_at is not None,
         )
         for version_id, organization_id, rank, created_at, last_requested_at, quick, slow, demand_at, pinned_at in rows
     ]
+
+
+def _named_versions(base_model_id: str) -> set[str]:
+    """Return the versions that aliases stand for or may return to: in use, whether or not they were asked for."""
+    rows = Alias.objects.filter(adapter__base_model=base_model_id)
+    return {
+        version_id
+        for row in rows.values_list("version_id", "canary_version_id", "previous_version_id")
+        for version_id in row
+        if version_id
+    }
 
 
 def _said(replicas: Iterable[Replica]) -> dict[tuple[str, str], set[str]]:

@@ -72,9 +72,9 @@ def prices(request: HttpRequest) -> HttpResponse:
         try:
             rule = operations.set_price(
                 sku=form.cleaned_data["sku"],
-                unit="gpu_ms" if form.is_training else "tokens",
+                unit=form.unit,
                 price_nano=usd_to_nano(form.cleaned_data["price_usd"]),
-                per=_HOUR_MS if form.is_training else _MILLION,
+                per=_MILLION if form.unit == "tokens" else _HOUR_MS,
                 by=operator_id(request),
                 now=db_now(),
             )

@@ -71,12 +71,18 @@ class BaseModelForm(forms.Form):
 
 
 class PriceForm(forms.Form):
-    sku = forms.CharField(max_length=120, label="SKU", help_text="training:<pool>, inference:input:<model>, …")
+    sku = forms.CharField(
+        max_length=120,
+        label="SKU",
+        help_text="training:<pool>, inference:input:<model>, inference:output:<model>, warm:<model>",
+    )
     price_usd = forms.DecimalField(label="Price in dollars", **_MONEY)  # type: ignore[arg-type]
 
     @property
-    def is_training(self) -> bool:
-        return self.cleaned_data["sku"].startswith("training:")
+    def unit(self) -> str:
+        """Return what the SKU is counted in; the price is for a million tokens or an hour."""
+        kind = self.cleaned_data["sku"].split(":", 1)[0]
+        return {"training": "gpu_ms", "warm": "warm_ms"}.get(kind, "tokens")
 
 
 class QuotaForm(forms.Form):

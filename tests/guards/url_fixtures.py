@@ -64,6 +64,7 @@ def signed(reason: str, *methods: str, **what: Any) -> Url:
 
 JOB = {"job_id": "job"}
 ADAPTER = {"version_id": "adapter_version"}
+ALIAS = {"alias_id": "alias"}
 FILE = {"file_id": "dataset_version"}
 UPLOAD = {"upload_id": "upload"}
 
@@ -134,6 +135,10 @@ URLS: dict[str, Url] = {
     "web:adapter_download": page(get=P.VIEW, ids=ADAPTER),
     "web:adapter_deploy": page(post=P.ADAPTER_WRITE, ids=ADAPTER),
     "web:adapter_undeploy": page(post=P.ADAPTER_WRITE, ids=ADAPTER),
+    "web:alias_point": page(post=P.ADAPTER_WRITE, ids=ADAPTER, data={"name": "production"}),
+    "web:alias_rollback": page(post=P.ADAPTER_WRITE, ids=ALIAS),
+    "web:alias_delete": page(post=P.ADAPTER_WRITE, ids=ALIAS),
+    "web:adapter_warm": page(post=P.ADAPTER_WRITE, ids=ADAPTER),
     "web:adapter_delete": page(get=P.ADAPTER_DELETE, post=P.ADAPTER_DELETE, ids=ADAPTER),
     "web:playground": page(get=P.VIEW),
     "web:playground_token": page(post=P.INFERENCE),
@@ -172,6 +177,12 @@ URLS: dict[str, Url] = {
     "api_upload_cancel": api(POST=P.DATASET_WRITE, ids=UPLOAD),
     "api_model_list": api(GET=P.VIEW),
     "api_model_detail": api(GET=P.VIEW, DELETE=P.ADAPTER_DELETE, ids={"model": "model_name"}),
+    "api_model_serving": api(GET=P.VIEW, POST=P.ADAPTER_WRITE, ids={"model": "model_name"}),
+    "api_alias_list": api(
+        GET=P.VIEW, POST=P.ADAPTER_WRITE, data={"name": "production"}, refs={"version": "model_name"}
+    ),
+    "api_alias_detail": api(GET=P.VIEW, DELETE=P.ADAPTER_WRITE, ids=ALIAS),
+    "api_alias_rollback": api(POST=P.ADAPTER_WRITE, ids=ALIAS),
     "api_billing": api(GET=P.VIEW),
     # the operator console
     "staff:pool_list": staff("GET", "POST"),

@@ -20,6 +20,7 @@ from apps.core.clock import db_now
 from apps.core.ids import new_id, ulid_of
 from apps.datasets.models import Upload, UploadPart
 from apps.finetuning.models import GpuPool, Worker
+from apps.serving.models import Alias
 from apps.serving.operations import deploy
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
 from tests.factories.catalog import make_base_model
@@ -113,6 +114,19 @@ def _deployment(tenant: Tenant) -> str:
     return str(deploy(version=version, by="system").pk)
 
 
+def _alias(tenant: Tenant) -> str:
+    version = AdapterVersion.objects.get(pk=tenant.ids["adapter_version"])
+    return Alias.objects.create(
+        organization=tenant.organization,
+        adapter=version.adapter,
+        name="staging",
+        model_name=f"{version.model_name.rsplit(':', 1)[0]}:{tenant.canary}",
+        version=version,
+        canary_version=version,
+        canary_percent=5,
+    ).pk
+
+
 # kind of object -> makes one of a tenant and returns what stands in an address or a body; in this order, so that a
 # later one may use `tenant.ids` of an earlier one.
 MAKERS: dict[str, Maker] = {
@@ -132,6 +146,7 @@ MAKERS: dict[str, Maker] = {
     "adapter": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).adapter_id,
     "model_name": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).model_name,
     "deployment": _deployment,
+    "alias": _alias,
 }
 
 # kind of object -> the id of one that belongs to no tenant
