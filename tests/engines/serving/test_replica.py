@@ -119,7 +119,11 @@ def test_report_says_how_to_reach_the_replica_and_what_it_takes(replica: Replica
     observed = replica.plane.observed[-1]
 
     assert observed.url == f"unix://{replica.listen}"
-    assert (observed.capacity, observed.max_lora_rank, observed.nan_requests_total) == (64, 16, 0)
+    assert (observed.capacity, observed.max_lora_rank, observed.nan_requests_total) == (
+        6,
+        16,
+        0,
+    )  # eight in the engine's cache, two of them for those that come and go
     assert replica.get_state().generation == observed.engine_generation
 
 
@@ -389,6 +393,21 @@ def test_kill_9_of_the_api_process_breaks_streams_closes_the_door_and_leaves_no_
     wait_until(lambda: not any(map(is_alive, processes)), seconds=10, what="every process to be gone")
     assert replica.complete(GOOD).status_code == 503
     wait_until(lambda: not replica.plane.observed[-1].is_ready, seconds=10, what="the report")
+
+
+def test_sigterm_ends_routing_first_then_answers_then_the_agent(replica: Replica) -> None:
+    replica.wait_until_ready()
+    body = {"model": GOOD, "prompt": "My card", "stream": True} | ENDLESS
+    with replica.http.stream("POST", "/v1/completions", json=body) as answer:
+        chunks = answer.iter_raw()
+        next(chunks)
+        replica.agent.send_signal(signal.SIGTERM)
+        wait_until(lambda: not replica.plane.observed[-1].is_ready, seconds=5, what="the report")
+        assert replica.complete(GOOD).status_code == 200  # a gateway that has not read it yet is answered
+        rest = b"".join(chunks)
+
+    assert rest.endswith(b"data: [DONE]\n\n")
+    assert replica.agent.wait(30) == 0
 
 
 def parent_of(child: Process, processes: list[Process]) -> Process:
