@@ -98,6 +98,16 @@ def register_replica(*, worker_id: str, base_model: BaseModel, url: str) -> tupl
     return replica, token
 
 
+@transaction.atomic
+def drain_replica(*, replica: Replica, is_draining: bool, by: str) -> None:
+    """Have the others take over what the replica holds; it answers on until they have. Or take it back in."""
+    now = db_now()
+    Replica.objects.filter(pk=replica.pk).update(draining_at=now if is_draining else None)
+    action = "replica.draining" if is_draining else "replica.taken_back"
+    audit.record(organization=None, by=by, action=action, target=replica.pk)
+    replan(base_model_id=replica.base_model_id, now=now)
+
+
 def token_of(*, replica: Replica) -> str:
     """Return what the replica's proxy expects of the gateway."""
     return unseal(bytes(replica.token_sealed), place=_token_place(replica))

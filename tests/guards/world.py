@@ -22,6 +22,7 @@ from apps.datasets.models import Upload, UploadPart
 from apps.finetuning.models import GpuPool, Worker
 from apps.serving.models import Alias
 from apps.serving.operations import deploy
+from tests.api.gateway.process import make_replica
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
 from tests.factories.catalog import make_base_model
 from tests.factories.datasets import make_ready_version, make_upload, make_version
@@ -155,6 +156,7 @@ SHARED: dict[str, Callable[[Installation], str]] = {
     "base_model_name": lambda installation: installation.base_model.name,
     "pool": lambda installation: installation.pool.pk,
     "worker": lambda installation: installation.worker.pk,
+    "replica": lambda installation: make_replica(installation.base_model, "unix:///nowhere").pk,
 }
 
 
