@@ -14,5 +14,7 @@ SCHEDULE = {
     "place adapters": {"task": "serving.place", "schedule": 5.0},
     "charge for adapters kept warm": {"task": "serving.charge_warm", "schedule": 60.0},
     "rate usage": {"task": "billing.rate_usage", "schedule": 5.0},
+    "expire credit": {"task": "billing.expire_lots", "schedule": 300.0},
+    "seal the ledger": {"task": "billing.seal_ledger", "schedule": 3600.0},
     "close expired holds": {"task": "billing.close_expired_holds", "schedule": 30.0},
 }
