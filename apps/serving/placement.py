@@ -165,10 +165,10 @@ class _Plan:
         guaranteed = max(1, places // (2 * max(1, len(by_organization))))
         found: list[tuple[int, int, bool, float, float, str]] = []
         for entries in by_organization.values():
-            for turn, (kind, *order, version_id) in enumerate(sorted(entries)):
-                found.append((kind, min(turn, guaranteed), *order, version_id))
+            for turn, (kind, is_settled, demand, age, version_id) in enumerate(sorted(entries)):
+                found.append((kind, min(turn, guaranteed), is_settled, demand, age, version_id))
                 for copy in range(1, self._wanted_copies(version_id)):
-                    found.append((_COPY, copy, *order, version_id))
+                    found.append((_COPY, copy, is_settled, demand, age, version_id))
         return found
 
     def _wanted_copies(self, version_id: str) -> int:
