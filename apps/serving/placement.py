@@ -243,7 +243,9 @@ class _Plan:
         movable = [
             id
             for id in busiest.held - idlest.held
-            if 0 < self._part(id) < gap and self._may_hold(idlest, self._wishes[id])
+            if 0 < self._part(id) < gap
+            and self._may_hold(idlest, self._wishes[id])
+            and not (self._is_hot(id) and idlest.hot >= idlest.room.slots)
         ]
         if not movable:
             return False
