@@ -47,6 +47,57 @@
     parts.filter(Boolean).forEach((part) => { const n = document.createElement("span"); n.textContent = part; line.append(n); });
     box.append(line);
   };
+  const toast = (text, tone = "") => document.dispatchEvent(new CustomEvent("toast", { detail: { text, tone } }));
+  const tell = async (url, body) => {
+    const answer = await fetch(url, { method: "POST", body: JSON.stringify(body), headers: { "X-CSRFToken": csrf(), "Content-Type": "application/json", Accept: "application/json" } });
+    const said = await answer.json().catch(() => null);
+    if (!answer.ok) throw new Error(said?.error?.message ?? `The server answered ${answer.status}.`);
+    return said;
+  };
+  // a row as an evaluation reads it: the conversation, the answer to expect last
+  const offerSave = (box, messages) => {
+    if (!page.dataset.saveUrl) return;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "btn btn-ghost btn-sm";
+    button.textContent = "Save as evaluation row";
+    button.addEventListener("click", async () => {
+      button.disabled = true;
+      try {
+        const { url } = await tell(page.dataset.saveUrl, { messages });
+        const link = document.createElement("a");
+        link.className = "link xs";
+        link.href = url;
+        link.textContent = "Saved to Playground rows";
+        button.replaceWith(link);
+      } catch (error) {
+        button.disabled = false;
+        toast(error.message, "error");
+      }
+    });
+    box.append(button);
+  };
+  const showPrompts = async () => {
+    const shelf = $("[data-play-prompts]", document);
+    shelf.replaceChildren();
+    for (const column of columns) {
+      const choice = $("[data-play-model]", column);
+      if (!choice.value) continue;
+      const { messages } = request(column);
+      if (messages.at(-1)?.role !== "user") messages.push({ role: "user", content: value("prompt") || "Hello" });
+      const name = document.createElement("h3"), text = document.createElement("pre");
+      name.className = "sm";
+      name.textContent = choice.selectedOptions[0].textContent;
+      text.className = "code";
+      shelf.append(name, text);
+      try {
+        text.textContent = (await tell(page.dataset.promptUrl, { model: choice.value, messages })).prompt;
+      } catch (error) {
+        text.textContent = error.message;
+      }
+    }
+    document.getElementById("raw-prompt").showModal();
+  };
   const complain = (box, text) => {
     const note = document.createElement("div");
     note.className = "note note-bad";
@@ -118,6 +169,8 @@
       usage && cost(column, usage),
       reason && reason !== "stop" && { length: "cut at the token limit", stopped: "stopped by you" }[reason],
     ]);
+    const system = value("system");
+    if (text && reason !== "stopped") offerSave(box, [...(system ? [{ role: "system", content: system }] : []), ...history.get(column)]);
     log.scrollTop = log.scrollHeight;
   };
 
@@ -163,6 +216,7 @@
   });
   page.addEventListener("click", (e) => {
     if (e.target.closest("[data-play-stop]")) running?.abort();
+    if (e.target.closest("[data-play-raw]")) showPrompts().catch((error) => toast(error.message, "error"));
     if (e.target.closest("[data-play-clear]") && !running) {
       columns.forEach((column) => { history.set(column, []); $("[data-play-log]", column).replaceChildren(); });
       fill();

@@ -142,6 +142,8 @@ URLS: dict[str, Url] = {
     "web:adapter_delete": page(get=P.ADAPTER_DELETE, post=P.ADAPTER_DELETE, ids=ADAPTER),
     "web:playground": page(get=P.VIEW),
     "web:playground_token": page(post=P.INFERENCE),
+    "web:playground_prompt": page(post=P.VIEW),
+    "web:playground_save": page(post=P.DATASET_WRITE),
     "web:usage": page(get=P.VIEW),
     "web:usage_export": page(get=P.VIEW),
     # the public API
