@@ -29,6 +29,7 @@ from apps.serving.models import Deployment
 from apps.serving.queries import ServingState, serving_states
 from apps.serving.warmth import warm_price
 from apps.web.access import organization_view
+from apps.web.adapter_traffic import traffic_of
 from apps.web.code_samples import chat_samples
 from apps.web.downloads import stream_download, zip_chunks
 from apps.web.evaluation import evaluation_of
@@ -103,6 +104,7 @@ def _detail(version: AdapterVersion, organization: Organization, membership: Mem
         ],
         "siblings": queries.list_siblings(version=version),
         "aliases": list_aliases(organization=organization).filter(adapter_id=version.adapter_id),
+        "traffic": traffic_of(version),
         "warm_price": warm_price(base_model=version.adapter.base_model),
         "is_kept_warm": Deployment.objects.filter(
             adapter_version=version, removed_at=None, pinned_at__isnull=False
