@@ -6,7 +6,7 @@ from pathlib import Path
 
 from apps.contracts.serving import EngineLoad
 from gpu_workers.engine import EngineState
-from gpu_workers.process_tree import list_descendants
+from gpu_workers.process_tree import is_alive, list_descendants
 
 _SAMPLE = re.compile(r"^vllm:(\w+)\{[^}]*\} ([0-9.eE+-]+)$", re.MULTILINE)
 _TOKENS = ("prompt_tokens_total", "generation_tokens_total")
@@ -53,7 +53,9 @@ def sum_samples(metrics: str) -> dict[str, float]:
 
 
 def measure_memory(state: EngineState) -> int:
-    """Return the resident bytes of every process of the engine."""
+    """Return the resident bytes of every process of the engine; 0 where its processes cannot be seen from here."""
+    if not is_alive(state.launcher):
+        return 0
     return sum(_resident_bytes(process.pid) for process in list_descendants(state.launcher.pid))
 
 
