@@ -71,16 +71,19 @@ def replan_all(*, now: datetime.datetime) -> int:
 def replan(*, base_model_id: str, now: datetime.datetime) -> int:
     """Write which replica of the base model holds what from now on; return how many adapters are to be loaded.
 
-    One placer at a time; only replicas whose set has changed are told.
+    One placer at a time; only replicas whose set has changed are told. While none is heard of nothing changes, so that
+    a fleet that comes back finds what it held.
     """
     lock(f"placement:{base_model_id}")
     replicas = list(Replica.objects.filter(base_model_id=base_model_id).order_by("pk"))
+    rooms = [_room(replica) for replica in replicas if _is_there(replica, now)]
+    if not rooms:
+        return 0
     holding: dict[str, set[str]] = {replica.pk: set() for replica in replicas}
     for replica_id, version_id in Placement.objects.filter(replica__in=replicas).values_list(
         "replica_id", "adapter_version_id"
     ):
         holding[replica_id].add(version_id)
-    rooms = [_room(replica) for replica in replicas if _is_there(replica, now)]
     wishes = _wishes(base_model_id, now)
     said = _said(replicas)
     placed = place(

@@ -107,6 +107,14 @@ def test_a_silent_replicas_adapters_move_to_one_that_speaks(base_model, replica,
     assert replica.placements.count() == 0
 
 
+def test_while_no_replica_speaks_nothing_changes(base_model, replica, versions) -> None:
+    Replica.objects.update(observed_at=db_now() - datetime.timedelta(hours=9))
+
+    replan(base_model_id=base_model.pk, now=db_now())
+
+    assert replica.placements.count() == 2
+
+
 def test_a_replica_says_what_it_can_and_how_it_is_doing(replica, versions) -> None:
     said = ObservedState(
         replica_id=replica.pk,
