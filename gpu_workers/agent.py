@@ -26,6 +26,7 @@ from apps.contracts.runs import (
     SignedFile,
     StepCompleted,
     Stopped,
+    Succeeded,
     TrainingStarted,
 )
 from apps.contracts.worker_api import ClaimRequest, ClaimResponse, HeartbeatRequest
@@ -57,6 +58,8 @@ from gpu_workers.publishing import MODULE as PUBLISHING_CHILD
 from gpu_workers.publishing import Published, Publisher, alone, deliver
 from gpu_workers.redaction import redact
 from gpu_workers.reporter import CheckpointUploader, Reporter, Uploader
+from gpu_workers.run_checks import Refused, check_run
+from gpu_workers.tracking_child import TrackingChild
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +67,8 @@ _POLL_SECONDS = 0.1
 # From SIGTERM to our return at most 110 s: the child's step and checkpoint, then the upload and the report.
 _CHILD_STOP_SECONDS = 60.0
 _AFTER_CHILD_SECONDS = 45.0
+_TRACKING_IN_HASTE_SECONDS = 5.0
+_TRACKING_SECONDS = 30.0
 _KILL_AFTER_FENCE_SECONDS = 10.0
 _LOG_TAIL_BYTES = 8000
 
@@ -183,17 +188,24 @@ class Attempt:
         self._child: Child | None = None
         self._keeper = LeaseKeeper(api, claim, status=self._current_status)
         self._reporter = Reporter(api, self._lease, self._keeper)
-        self._transfers = Transfers(should_stop=lambda: self._keeper.is_lost)
+        self._is_delivering = False
+        self._transfers = Transfers(should_stop=self._must_end_transfers)
         self._uploader = Uploader(api, self._lease, self._transfers)
         self._checkpoints = CheckpointUploader(self._uploader, self._reporter, self._keeper, work_dir)
         self._tail = EventTail(work_dir / EVENTS_FILE)
+        self._tracking: TrackingChild | None = None
 
     def run(self) -> None:
         """Do the work and report it; returns silently only when the lease was lost."""
         for part in (self._keeper, self._reporter, self._checkpoints):
             part.start()
         try:
-            self._finish(self._outcome())
+            outcome = self._outcome()
+            if self._tracking is not None:
+                patience = _TRACKING_IN_HASTE_SECONDS if self._stop_reason() else _TRACKING_SECONDS
+                self._tracking.finish(_status_of(outcome), timeout_seconds=patience)
+                self._pump()
+            self._finish(outcome)
         except (Forgotten, StaleLease, Unauthorized):
             log.warning("Lost the lease of %s attempt %d", self._spec.run_id, self._spec.attempt)
         except Unavailable as error:
@@ -201,6 +213,8 @@ class Attempt:
         finally:
             if self._child is not None and self._child.poll() is None:
                 self._child.kill()
+            if self._tracking is not None:
+                self._tracking.kill()
             self._keeper.refuse()  # wakes whoever still waits for this lease
             self._checkpoints.finish(timeout_seconds=5)
             self._reporter.close()
@@ -216,6 +230,8 @@ class Attempt:
             return self._execute()
         except StopAsked:
             return self._stopped()
+        except Refused as refused:
+            return self._failed(refused.code, refused.message)
         except NotInstalled as error:
             return self._failed(FailureCode.BASE_MODEL_UNAVAILABLE, str(error))
         except StoreUnavailable as error:
@@ -223,7 +239,9 @@ class Attempt:
         except CheckpointBroken as error:
             return self._failed(FailureCode.CHECKPOINT_INVALID, f"The checkpoint cannot be used: {error}")
         except Interrupted:
-            raise Forgotten from None
+            if self._keeper.is_lost:
+                raise Forgotten from None
+            return self._stopped()
         except OSError as error:
             log.exception("The attempt failed on this machine")
             code = FailureCode.DISK_FULL if error.errno in (28, 122) else FailureCode.INTERNAL_ERROR
@@ -234,6 +252,8 @@ class Attempt:
         spec = self._spec
         self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.DOWNLOADING))
         self._work_dir.mkdir(parents=True, exist_ok=True)
+        for warning in check_run(spec, self._work_dir):
+            self._report(LogLine(sequence=UNNUMBERED, level="warn", message=warning))
         base_model = locate_base_model(spec.base_model, self._config.base_model_roots)
         self._download_dataset(spec.training, TRAINING_FILE)
         if spec.validation is not None:
@@ -246,6 +266,7 @@ class Attempt:
             resume_from=self._download_checkpoint(spec.resume_from, RESUME_FOLDER),
             start_from=self._download_checkpoint(spec.start_from, START_FOLDER),
         )
+        child_spec = msgspec.structs.replace(child_spec, trackers=())
         replace_file(self._work_dir / SPEC_FILE, msgspec.json.encode(child_spec), mode=0o600)
 
     def _download_dataset(self, dataset: DatasetRef, name: str) -> None:
@@ -274,6 +295,7 @@ class Attempt:
     def _execute(self) -> RunOutcome:
         """Run the child to its end, passing on what it says; raises Forgotten."""
         self._check()
+        self._tracking = TrackingChild(self._spec, self._work_dir)
         child = self._child = self._executor.start(
             self._work_dir, hub_token=self._spec.base_model.hub_token, gpu_count=self._spec.gpu_count
         )
@@ -339,7 +361,12 @@ class Attempt:
         if self._stop_reason() == "cancelled":
             return self._stopped()
         self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.UPLOADING))
+        self._is_delivering = True
         return deliver(ready, published, self._work_dir, self._uploader)
+
+    def _must_end_transfers(self) -> bool:
+        """A result nobody wants any more is not delivered; the checkpoints before it are."""
+        return self._keeper.is_lost or (self._is_delivering and self._stop_reason() == "cancelled")
 
     def _finish(self, outcome: RunOutcome) -> None:
         """Report the end; raises StaleLease, Unauthorized, Unavailable or Forgotten."""
@@ -366,6 +393,8 @@ class Attempt:
                 self._checkpoints.add(event)
             else:
                 self._reporter.add(event)
+        for warning in self._tracking.warnings() if self._tracking is not None else ():
+            self._report(warning)
 
     def _report(self, event: ChildEvent) -> None:
         self._note(event)
@@ -411,18 +440,30 @@ class Attempt:
         return Failed(
             code=code,
             message=message,
-            log_tail=redact(
-                _tail_of(self._work_dir / LOG_FILE), known=(self._spec.base_model.hub_token, self._lease.token)
-            ),
+            log_tail=redact(_tail_of(self._work_dir / LOG_FILE), known=self._secrets()),
             training_seconds=durable.training_seconds,
             trained_tokens=durable.trained_tokens,
             peak_memory_bytes=peak_memory_bytes,
         )
 
+    def _secrets(self) -> list[str | None]:
+        keys = [tracker.secret for tracker in self._spec.trackers]
+        return [self._spec.base_model.hub_token, self._lease.token, *keys]
+
     def _died(self, child: Child) -> Failed:
         if child.was_killed_for_memory():
             return self._failed(FailureCode.OUT_OF_MEMORY, "The job did not fit into the memory of the machine.")
         return self._failed(FailureCode.INTERNAL_ERROR, f"The training process ended unexpectedly ({child.poll()}).")
+
+
+def _status_of(outcome: RunOutcome) -> str:
+    match outcome:
+        case Succeeded():
+            return "succeeded"
+        case Stopped():
+            return outcome.reason
+        case _:
+            return "failed"
 
 
 def _without_url(dataset: DatasetRef) -> DatasetRef:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+DEFAULT_WORK_DIR = Path("~/.anneal-worker")
+
 
 class ConfigError(Exception):
     """A variable is missing or unusable; the message names it."""
@@ -38,7 +40,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 def read_config(environ: Mapping[str, str] | None = None) -> WorkerConfig:
     """Read the environment; raises ConfigError naming the first variable that is missing or wrong."""
     env = os.environ if environ is None else environ
-    work_dir = Path(_required(env, "ANNEAL_WORK_DIR"))
+    work_dir = _work_dir(env)
     token_file = env.get("ANNEAL_ENROLL_TOKEN_FILE")
     return WorkerConfig(
         internal_url=_required(env, "ANNEAL_INTERNAL_URL").rstrip("/"),
@@ -94,7 +96,7 @@ def read_engine_config(environ: Mapping[str, str] | None = None) -> EngineConfig
     env = os.environ if environ is None else environ
     max_loras = _integer(env, "ANNEAL_ENGINE_MAX_LORAS", 8)
     return EngineConfig(
-        work_dir=Path(_required(env, "ANNEAL_WORK_DIR")).resolve(),
+        work_dir=_work_dir(env).resolve(),
         base_model_path=env.get("ANNEAL_ENGINE_BASE_MODEL_PATH", ""),
         served_name=env.get("ANNEAL_ENGINE_SERVED_NAME", ""),
         threads=_integer(env, "ANNEAL_ENGINE_THREADS", 1),
@@ -166,6 +168,10 @@ def _required(env: Mapping[str, str], name: str) -> str:
     if not value:
         raise ConfigError(f"{name} is not set.")
     return value
+
+
+def _work_dir(env: Mapping[str, str]) -> Path:
+    return Path(env.get("ANNEAL_WORK_DIR") or DEFAULT_WORK_DIR.expanduser())
 
 
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:

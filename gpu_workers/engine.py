@@ -44,6 +44,7 @@ from gpu_workers.process_tree import (
 log = logging.getLogger("anneal.engine")
 
 TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 _HANDLED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _CPU_KV_CACHE_BYTES = 256 * 2**20  # room for 80 full sequences of the demo model (6 KiB a token, 512 tokens)
@@ -263,6 +264,7 @@ def _resolve_model(base: ReplicaBase) -> str:
         raise ValueError("replica.json names neither a path nor a repository")
     revision = ["--revision", base.revision] if base.revision else []
     command = [str(Path(sys.executable).with_name("hf")), "download", base.repo, *revision, "--quiet"]
+    command += [word for pattern in _HUB_FILES for word in ("--include", pattern)]
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
     try:
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)

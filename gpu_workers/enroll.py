@@ -12,13 +12,18 @@ import msgspec
 
 from apps.contracts.worker_api import EnrollRequest, EnrollResponse
 from gpu_workers.api_client import ApiClient, ApiError, Unavailable, load_credential
-from gpu_workers.config import WorkerConfig, read_config, read_serving_config
+from gpu_workers.config import ConfigError, WorkerConfig, read_config, read_serving_config
 from gpu_workers.preflight import inspect_machine
 from gpu_workers.private_files import write_private
 
 log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 120.0
+_START = {
+    "trainer": "python -m celery -A gpu_workers.celery_app worker --queues train.{pool} --pool solo"
+    " --prefetch-multiplier 1 --without-gossip --without-mingle",
+    "replica": "python -m gpu_workers.engine & python -m gpu_workers.serving_agent",
+}
 
 
 class NotEnrolled(Exception):
@@ -97,12 +102,23 @@ def main() -> int:
     arguments = parser.parse_args()
     token = arguments.token or arguments.token_file.read_text().strip()
     try:
-        answer = enroll(read_config(), kind=arguments.kind, token=token, listen_url=_listen_url(arguments.kind))
-    except NotEnrolled as error:
+        config = read_config()
+        answer = enroll(config, kind=arguments.kind, token=token, listen_url=_listen_url(arguments.kind))
+    except (ConfigError, NotEnrolled) as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    sys.stdout.write(f"Enrolled as {answer.worker_id} in pool {answer.pool}.\n")
+    sys.stdout.write(
+        f"Enrolled as {answer.worker_id} in pool {answer.pool}; the credential is {config.credential_file}.\n"
+        f"Start it with the same variables{_also(arguments.kind, config)}:\n"
+        f"    {_START[arguments.kind].format(pool=answer.pool)}\n"
+    )
     return 0
+
+
+def _also(kind: str, config: WorkerConfig) -> str:
+    if kind == "trainer" and not config.broker_url:
+        return " and CELERY_BROKER_URL, the broker as its user anneal_trainer"
+    return ""
 
 
 if __name__ == "__main__":

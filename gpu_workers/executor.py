@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -82,20 +83,11 @@ class SubprocessExecutor:
 
         It sees `gpu_count` of this machine's GPUs, all of them for None.
         """
-        parent = os.getpid()
+        environment = child_environment(
+            threads=self._threads, gpu_count=gpu_count, extra={"TOKENIZERS_PARALLELISM": "false"}
+        )
         with (work_dir / LOG_FILE).open("ab") as log:
-            popen = subprocess.Popen(
-                [*self._command, str(work_dir / SPEC_FILE), str(work_dir)],
-                cwd=REPOSITORY,
-                env=child_environment(
-                    threads=self._threads, gpu_count=gpu_count, extra={"TOKENIZERS_PARALLELISM": "false"}
-                ),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=lambda: _bind_to(parent),
-            )
+            popen = self._spawn([str(work_dir / SPEC_FILE), str(work_dir)], log, environment)
         process = identify(popen.pid) or Process(pid=popen.pid, started_ticks=0)
         replace_file(work_dir / PID_FILE, msgspec.json.encode(process))
         try:
@@ -104,6 +96,19 @@ class SubprocessExecutor:
         except BrokenPipeError:
             pass  # it is dead already; the exit code tells
         return Child(popen, process)
+
+    def _spawn(self, arguments: list[str], log: BinaryIO, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        parent = os.getpid()
+        return subprocess.Popen(
+            [*self._command, *arguments],
+            cwd=REPOSITORY,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=lambda: _bind_to(parent),
+        )
 
 
 def _bind_to(parent: int) -> None:

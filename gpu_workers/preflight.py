@@ -5,7 +5,9 @@ import os
 import platform
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -16,6 +18,7 @@ try:
 except ImportError:  # a machine without GPUs needs no driver library
     pynvml = None
 
+T = TypeVar("T")
 MIN_FREE_DISK_BYTES = 2 * 1024**3
 
 # NVML's marketing name -> key of the catalog. First match wins.
@@ -98,8 +101,25 @@ class GpuUnreachable(Exception):
     """The driver is installed but does not answer."""
 
 
+class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """`free_bytes` is what no process holds now."""
+
+    total_bytes: int
+    free_bytes: int
+
+
 def list_gpus() -> tuple[GpuInfo, ...]:
     """Return the GPUs the driver reports, () where there is no driver; raises GpuUnreachable when it is broken."""
+    return _ask_each(lambda index: _describe(index, pynvml.nvmlSystemGetDriverVersion()))
+
+
+def list_gpu_memory() -> tuple[GpuMemory, ...]:
+    """Return each GPU's memory, () where there is no driver; raises GpuUnreachable when it is broken."""
+    return _ask_each(_memory)
+
+
+def _ask_each(ask: Callable[[int], T]) -> tuple[T, ...]:
+    """Return what NVML answers of each GPU."""
     if pynvml is None:
         return ()
     try:
@@ -109,12 +129,16 @@ def list_gpus() -> tuple[GpuInfo, ...]:
             return ()
         raise GpuUnreachable(f"NVML: {error}") from error
     try:
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        return tuple(_describe(index, driver) for index in range(pynvml.nvmlDeviceGetCount()))
+        return tuple(ask(index) for index in range(pynvml.nvmlDeviceGetCount()))
     except pynvml.NVMLError as error:
         raise GpuUnreachable(f"NVML: {error}") from error
     finally:
         pynvml.nvmlShutdown()
+
+
+def _memory(index: int) -> GpuMemory:
+    memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index))
+    return GpuMemory(total_bytes=int(memory.total), free_bytes=int(memory.free))
 
 
 def catalog_key(name: str) -> str:

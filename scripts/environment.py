@@ -20,7 +20,7 @@ LOCAL_POOL = "local-cpu"
 MOST_TRAINER_THREADS = 4
 DRAIN_SECONDS = "3"  # what Ctrl-C may wait for answers that are being written
 
-_OURS = re.compile(r"ANNEAL_|DATABASE_|REDIS_URL|CELERY_|AWS_|DJANGO_SETTINGS_MODULE|FORWARDED_ALLOW_IPS")
+_OURS = re.compile(r"STRIPE_|ANNEAL_|DATABASE_|REDIS_URL|CELERY_|AWS_|DJANGO_SETTINGS_MODULE|FORWARDED_ALLOW_IPS")
 _NOT_SETTABLE = frozenset({"DATABASE_URL", "ANNEAL_HOME", "ANNEAL_WORK_DIR", "ANNEAL_DEBUG", "DJANGO_SETTINGS_MODULE"})
 
 
@@ -73,7 +73,11 @@ def prepare(home: Path, *, is_debug: bool, is_launch: bool) -> Prepared:
         home=home,
         runtime_dir=runtime_dir,
         place=_embedded_place(home, runtime_dir, known, embedded),
-        programs=tuple(program for program in PROGRAMS if embedded or not program.is_embedded_only),
+        programs=tuple(
+            program
+            for program in PROGRAMS
+            if (embedded or not program.is_embedded_only) and (not program.only_with or known.get(program.only_with))
+        ),
         known=known,
         database_urls=database_urls,
         services=embedded,

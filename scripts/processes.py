@@ -43,6 +43,17 @@ CONTROL_OPTIONS = frozenset(
         "AWS_DEFAULT_REGION",
     }
 )
+# Of one program alone: the web process takes webhooks, for which it has their secret, and calls nobody.
+STRIPE_OPTIONS = frozenset(
+    {
+        "STRIPE_SECRET_KEY",
+        "STRIPE_WEBHOOK_SECRET",
+        "STRIPE_PORTAL_CONFIGURATION",
+        "STRIPE_TAX",
+        "STRIPE_METER",
+        "STRIPE_API_BASE",
+    }
+)
 WORKER = frozenset({"ANNEAL_INTERNAL_URL", "ANNEAL_WORK_DIR", "ANNEAL_POOL", "ANNEAL_BASE_MODEL_ROOTS"})
 
 
@@ -64,6 +75,7 @@ class Program:
 
     `command` begins with a module of `venv`'s Python; ${names} are filled by the place it runs in. Its variables are
     `needs` and those of `options` that are set. `role` is its database login; `stop_seconds` what it may take to stop.
+    Where the variable `only_with` is not set it has nothing to do and is left out.
     """
 
     name: str
@@ -78,6 +90,7 @@ class Program:
     threads: str = "1"
     stop_seconds: int = 15
     is_embedded_only: bool = False
+    only_with: str = ""
 
 
 _UVICORN = "uvicorn --no-server-header --no-access-log --timeout-keep-alive 75 --timeout-graceful-shutdown 8"
@@ -106,6 +119,7 @@ PROGRAMS: tuple[Program, ...] = (
         Tier.CONTROL,
         f"{_UVICORN} apps.config.asgi:application ${{web_listen}}",
         role="app",
+        options=CONTROL_OPTIONS | {"STRIPE_WEBHOOK_SECRET"},
     ),
     Program(
         "internal",
@@ -133,6 +147,16 @@ PROGRAMS: tuple[Program, ...] = (
         Tier.CONTROL,
         f"{_CELERY} worker --queues data --concurrency 1 --pool prefork --without-gossip --without-mingle",
         role="sys",
+    ),
+    Program(
+        # Alone with the key that moves money; a Stripe that is slow holds up nothing else.
+        "celery-payments",
+        Tier.CONTROL,
+        f"{_CELERY} worker --queues payments --concurrency 1 --pool prefork --without-gossip --without-mingle",
+        role="sys",
+        options=CONTROL_OPTIONS | STRIPE_OPTIONS,
+        only_with="STRIPE_SECRET_KEY",
+        stop_seconds=100,
     ),
     Program(
         "beat",

@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from django.utils.dateparse import parse_datetime
@@ -19,6 +19,7 @@ from apps.core.errors import InvalidValue
 from apps.core.money import nano_to_usd
 from apps.datasets.queries import get_version
 from apps.estimates.ranking import Ranking
+from apps.finetuning.delivery import Delivery, deliver
 from apps.finetuning.operations import data_facts, get_quotes, objective_of, require_ready
 from apps.finetuning.quoting import PoolQuote, Way, finish_seconds, rank_quotes, snapshot
 from apps.finetuning.recipes import choose
@@ -33,6 +34,7 @@ class EstimateRequest(msgspec.Struct, forbid_unknown_fields=True):
     lora: LoraChoice | None = None
     recipe: dict[str, Any] | None = None
     needed_by: int | str | None = None
+    exports: list[Literal["merged_16bit"]] | None = None
 
 
 class Estimates(ApiView):
@@ -60,6 +62,7 @@ class Estimates(ApiView):
                 "model": base_model.name,
                 "training_file": version.pk,
                 "recipe": msgspec.to_builtins(recipe),
+                "delivery": delivery_object(deliver(base_model=base_model, recipe=recipe, exports=body.exports or [])),
             }
             | options_object(quotes, needed_by=needed_by, now=now)
         )
@@ -129,6 +132,26 @@ def option_object(quoted: PoolQuote, ranking: Ranking, deadline_seconds: float |
         "finish_seconds": _percentiles(finish) if finish else None,
         "ways_to_fit": [_way_object(way) for way in quoted.ways],
         "estimate": snapshot(estimate),
+    }
+
+
+def delivery_object(delivery: Delivery) -> dict[str, Any]:
+    """Return in which forms the result arrives and what each costs, before anything is launched."""
+    per_million = (delivery.input_nano_per_million, delivery.output_nano_per_million)
+    return {
+        "delivered_as": delivery.delivered_as,
+        "is_served": delivery.is_served,
+        "reason": delivery.reason,
+        "files": [
+            {
+                "kind": files.kind,
+                "bytes": files.bytes,
+                "price_usd": usd(files.price_nano),
+                "storage_usd_per_month": usd(files.storage_nano_per_month),
+            }
+            for files in delivery.files
+        ],
+        "serving_usd_per_million_tokens": dict(zip(("input", "output"), map(usd, per_million), strict=True)),
     }
 
 

@@ -11,11 +11,12 @@ from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Literal
 
 import msgspec
+from django.http import HttpResponse
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.adapters.operations import model_name_of
-from apps.api.estimates import options_object, parse_needed_by, usd
+from apps.api.estimates import delivery_object, options_object, parse_needed_by, usd
 from apps.api.pagination import page
 from apps.api.parsers import read_body
 from apps.api.recipes import LoraChoice, adapter_fields, parse_method
@@ -27,13 +28,16 @@ from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.ids import ulid_of
 from apps.core.money import nano_to_usd, usd_to_nano
+from apps.core.object_store import attachment
 from apps.finetuning import attempts, operations, queries, stopping
+from apps.finetuning.delivery import deliver
 from apps.finetuning.explanations import Explanation, explain
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
 from apps.finetuning.operations import JobRequest
 from apps.finetuning.rehearsal import Rehearsal, rehearse_job
 from apps.finetuning.scheduling import queue_position
+from apps.finetuning.tensorboard import event_file, file_name, read_points
 
 Auto = Any  # a number, or "auto"
 
@@ -157,7 +161,11 @@ class JobList(ApiView):
         now = db_now()
         needed_by = parse_needed_by(body.needed_by, now)
         rehearsal = rehearse_job(organization=self.organization, request=asked, by=self.actor, now=now)
-        return dry_run_object(asked, rehearsal) | options_object(rehearsal.quotes, needed_by=needed_by, now=now)
+        delivery = delivery_object(
+            deliver(base_model=rehearsal.base_model, recipe=rehearsal.recipe, exports=body.exports or [])
+        )
+        options = options_object(rehearsal.quotes, needed_by=needed_by, now=now)
+        return dry_run_object(asked, rehearsal) | {"delivery": delivery} | options
 
 
 class JobDetail(ApiView):
@@ -209,6 +217,17 @@ class JobCheckpoints(ApiView):
         return Response(page(request, rows, checkpoint_object, default_limit=10, order=("-step", "-id")))
 
 
+class JobTensorBoard(ApiView):
+    required_scope = {"GET": "view"}
+
+    def get(self, request: Request, job_id: str) -> HttpResponse:
+        """Return the metrics so far as a TensorBoard event file; its name is one that TensorBoard looks for."""
+        job = queries.get_job(organization=self.organization, id=job_id)
+        body = b"".join(event_file(read_points(job=job), began_at=job.created_at.timestamp()))
+        headers = {"Content-Disposition": attachment(file_name(job)), "Cache-Control": "private, no-store"}
+        return HttpResponse(body, content_type="application/octet-stream", headers=headers)
+
+
 def _idempotency_key(request: Request) -> str | None:
     key = request.headers.get("Idempotency-Key")
     if key is not None and len(key) > _LONGEST_KEY:
@@ -220,8 +239,6 @@ def parse_request(
     body: CreateJob, data: Any, *, idempotency_key: str | None = None, is_retry: bool = False
 ) -> JobRequest:
     """Return the domain's request; `data` is the body as sent. Raises InvalidValue naming the field."""
-    if body.integrations:
-        raise InvalidValue("No integration is available on this platform.", param="integrations")
     recipe = dict(body.recipe or {})
     method = parse_method(body.quantization, recipe.pop("method", None))
     return JobRequest(
@@ -237,6 +254,7 @@ def parse_request(
         suffix=body.suffix or "",
         seed=body.seed,
         metadata=body.metadata or {},
+        integrations=body.integrations or (),
         requested={
             "method": msgspec.to_builtins(body.method) if body.method else None,
             "evaluation": _evaluation_plan(body.evaluation),
@@ -345,7 +363,7 @@ def job_object(job: FineTuningJob) -> dict[str, Any]:
         "seed": job.seed,
         "error": _error(job),
         "estimated_finish": _estimated_finish(job),
-        "integrations": [],
+        "integrations": job.requested.get("integrations") or [],
         "metadata": job.metadata,
         **_ours(job, recipe),
     }
@@ -441,7 +459,7 @@ def _blame(code: str) -> str:
 
 
 def _estimated_finish(job: FineTuningJob) -> int | None:
-    seconds = job.estimate.get("train_seconds_p50")
+    seconds = job.estimate.get("run_seconds_p50") or job.estimate.get("train_seconds_p50")
     if job.status not in ("queued", "running") or seconds is None or job.started_at is None:
         return None
     return int(job.started_at.timestamp() + seconds)

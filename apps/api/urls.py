@@ -3,7 +3,20 @@
 from django.urls import path
 from drf_spectacular.views import SpectacularJSONAPIView
 
-from apps.api import billing, datasets, estimates, files, fine_tuning, limits, me, openai_models, serving, uploads
+from apps.api import (
+    billing,
+    datasets,
+    estimates,
+    files,
+    fine_tuning,
+    integrations,
+    licences,
+    limits,
+    me,
+    openai_models,
+    serving,
+    uploads,
+)
 from apps.api.errors import unknown_url
 
 _JOB = "v1/fine_tuning/jobs/<str:job_id>"
@@ -25,6 +38,7 @@ urlpatterns = [
     path(f"{_JOB}/resume", fine_tuning.JobAction.as_view(action="resume"), name="api_job_resume"),
     path(f"{_JOB}/events", fine_tuning.JobEvents.as_view(), name="api_job_events"),
     path(f"{_JOB}/checkpoints", fine_tuning.JobCheckpoints.as_view(), name="api_job_checkpoints"),
+    path(f"api/{_JOB}/tensorboard", fine_tuning.JobTensorBoard.as_view(), name="api_job_tensorboard"),
     path("api/v1/billing", billing.BillingView.as_view(), name="api_billing"),
     path("api/v1/estimates", estimates.Estimates.as_view(), name="api_estimates"),
     path("api/v1/models/<path:model>/limits", limits.ModelLimits.as_view(), name="api_model_limits"),
@@ -32,8 +46,11 @@ urlpatterns = [
     path("api/v1/aliases", serving.AliasList.as_view(), name="api_alias_list"),
     path("api/v1/aliases/<str:alias_id>", serving.AliasDetail.as_view(), name="api_alias_detail"),
     path("api/v1/aliases/<str:alias_id>/rollback", serving.AliasRollback.as_view(), name="api_alias_rollback"),
+    path("api/v1/models/<path:model>/licence", licences.ModelLicence.as_view(), name="api_model_licence"),
     path("api/v1/files/<str:file_id>/columns", datasets.FileColumns.as_view(), name="api_file_columns"),
     path("api/v1/files/<str:file_id>/repair", datasets.FileRepair.as_view(), name="api_file_repair"),
+    path("api/v1/integrations", integrations.IntegrationList.as_view(), name="api_integration_list"),
+    path("api/v1/integrations/<str:kind>", integrations.IntegrationDetail.as_view(), name="api_integration_detail"),
     path("api/v1/me", me.MeView.as_view(), name="api_me"),
     path("api/v1/schema", SpectacularJSONAPIView.as_view(), name="api_schema"),
     # Last: what has no address here is an OpenAI-shaped 404, in debug mode too.

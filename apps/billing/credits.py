@@ -3,7 +3,7 @@
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, Sum
 
 from apps.billing.ledger import account, lock_wallet, post, posted_before
 from apps.billing.lots import spendable_lots
@@ -111,7 +111,8 @@ def expire_lots(*, limit: int = 100) -> int:
 def _expire_of(organization_id: str) -> int:
     """Expire what is not held: what a job or slice set aside in time counts as of the lots that expire first."""
     wallet = lock_wallet(organization=organization_id)
-    held = account(organization=organization_id, kind=AccountKind.HOLD).balance_nano
+    of_lots = CreditLot.objects.filter(organization_id=organization_id).aggregate(nano=Sum("held_nano"))["nano"] or 0
+    held = account(organization=organization_id, kind=AccountKind.HOLD).balance_nano - of_lots
     now = db_now()
     total = 0
     for lot in spendable_lots(organization_id=organization_id):

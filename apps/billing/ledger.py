@@ -33,8 +33,13 @@ class IdempotencyMismatch(DomainError):
 def lock_wallet(*, organization: Any) -> LedgerAccount:
     """Lock and return the organization's wallet; every movement of its money starts here, so that none deadlock."""
     require_transaction()
-    wallet = account(organization=organization, kind=AccountKind.WALLET)
-    return LedgerAccount.objects.select_for_update().get(pk=wallet.pk)
+    organization_id = getattr(organization, "pk", organization)
+    found = LedgerAccount.objects.select_for_update().filter(organization_id=organization_id, kind=AccountKind.WALLET)
+    wallet = found.first()
+    if wallet is None:
+        account(organization=organization, kind=AccountKind.WALLET)
+        wallet = found.get()
+    return wallet
 
 
 def account(*, organization: Any, kind: AccountKind) -> LedgerAccount:

@@ -5,7 +5,7 @@ one. Callers hold the wallet's lock, so that nobody else draws meanwhile.
 """
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from django.db.models import F, QuerySet, Sum
@@ -40,14 +40,16 @@ def draws_for(*, organization_id: Any, amount_nano: int, taken: Mapping[str, int
     raise LotsExhausted(f"{organization_id}: {short} of {amount_nano} nano are in no lot")
 
 
-def returns_for(*, organization_id: Any, source: str, amount_nano: int, now: datetime.datetime) -> dict[str, int]:
-    """Return into which lots a refund of what was charged for `source` goes: those it was drawn from, last first.
+def returns_for(
+    *, organization_id: Any, sources: Collection[str], amount_nano: int, now: datetime.datetime
+) -> dict[str, int]:
+    """Return into which lots a refund of what was charged for `sources` goes: those it was drawn from, last first.
 
     What came from a lot that has expired since goes into a new one of its kind, without expiry: a fault of ours must
     not cost the customer the credit.
     """
     drawn = (
-        LotMovement.objects.filter(organization_id=organization_id, transaction__source=source)
+        LotMovement.objects.filter(organization_id=organization_id, transaction__source__in=sources)
         .values("lot")
         .annotate(nano=-Sum("amount_nano"))
         .filter(nano__gt=0)

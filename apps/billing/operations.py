@@ -7,6 +7,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import F, Sum
 
+from apps.billing.budgets import Attribution, note_spending, require_room
 from apps.billing.ledger import account, lock_wallet, post, posted_before
 from apps.billing.lots import open_lot, returns_for
 from apps.billing.models import AccountKind, CreditLot, Hold, LedgerAccount, LedgerTransaction, LotKind
@@ -190,18 +191,29 @@ def hold(
     by: str,
     idempotency_key: str,
     expires_at: datetime.datetime | None = None,
+    attribution: Attribution | None = None,
+    price_rule: Any = None,
 ) -> Hold:
-    """Set `amount_nano` aside for `source`. Raises InsufficientBalance. The same key returns the same hold."""
+    """Set `amount_nano` aside for `source`. Raises InsufficientBalance, BudgetExceeded.
+
+    The same key returns the same hold. `attribution` says whose budgets it takes from; `price_rule` what it will cost.
+    """
     wallet = lock_wallet(organization=organization)
     request = {"hold": source, "purpose": purpose, "amount_nano": amount_nano}
     if found := posted_before(idempotency_key=idempotency_key, request=request):
         return Hold.objects.get(pk=found.source)
     if wallet.balance_nano < amount_nano:
         raise insufficient_balance(wallet.balance_nano, amount_nano)
+    whose = attribution or Attribution()
+    require_room(organization=wallet.organization_id, attribution=whose, amount_nano=amount_nano)
     created = Hold.objects.create(
         organization_id=wallet.organization_id or "",
         purpose=purpose,
         source=source,
+        price_rule=price_rule,
+        key_id=whose.key_id,
+        member_id=whose.member_id,
+        labels=dict(whose.labels),
         amount_nano=amount_nano,
         expires_at=expires_at,
     )
@@ -248,6 +260,8 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
             request={"settle": hold_id, "capture_nano": capture_nano},
             reason=reason,
         )
+    if found.purpose == "job":  # requests are counted as their series are charged
+        note_spending(organization=found.organization_id, attribution=_whose(found), amount_nano=charge)
     found.status, found.captured_nano, found.closed_at = "closed", capture_nano, db_now()
     found.save(update_fields=["status", "captured_nano", "closed_at"])
     return found
@@ -271,13 +285,18 @@ def refund_source(*, organization: Any, source: str, by: str, reason: str) -> in
             request={"refund": found.pk, "amount_nano": amount_nano},
             reason=reason,
             lots=returns_for(
-                organization_id=wallet.organization_id, source=found.source, amount_nano=amount_nano, now=db_now()
+                organization_id=wallet.organization_id, sources=[found.source], amount_nano=amount_nano, now=db_now()
             ),
         )
+        note_spending(organization=found.organization_id, attribution=_whose(found), amount_nano=-amount_nano)
         found.refunded_nano = found.captured_nano
         found.save(update_fields=["refunded_nano"])
         total += amount_nano
     return total
+
+
+def _whose(found: Hold) -> Attribution:
+    return Attribution(found.key_id, found.member_id, found.labels)
 
 
 def insufficient_balance(balance_nano: int, required_nano: int) -> InsufficientBalance:

@@ -7,9 +7,12 @@ from typing import Any
 
 from django.db.models import F, QuerySet, Sum
 
+from apps.billing.lots import spendable_lots
 from apps.billing.models import (
     AccountKind,
+    CreditLot,
     Hold,
+    Invoice,
     LedgerAccount,
     LedgerEntry,
     LedgerTransaction,
@@ -93,3 +96,24 @@ def list_usage(*, organization: Any, since: datetime.date) -> QuerySet[UsageSeri
 def list_recorded_ids(*, ids: Collection[str]) -> frozenset[str]:
     """Return which of these requests are recorded."""
     return frozenset(UsageEvent.objects.filter(pk__in=ids).values_list("pk", flat=True))
+
+
+def list_lots(*, organization: Any) -> QuerySet[CreditLot]:
+    """Return the lots with something left, in the order in which they are spent."""
+    return spendable_lots(organization_id=getattr(organization, "pk", organization))
+
+
+def list_open_holds(*, organization: Any) -> QuerySet[Hold]:
+    """Return what is set aside now, newest first."""
+    return Hold.objects.for_organization(organization).filter(status="open").order_by("-created_at", "-pk")
+
+
+def list_invoices(*, organization: Any) -> QuerySet[Invoice]:
+    """Return the organization's invoices, newest month first."""
+    return Invoice.objects.for_organization(organization).order_by("-month")
+
+
+def sum_lots() -> dict[tuple[str, str], int]:
+    """Return what remains of each organization's lots of each kind."""
+    rows = CreditLot.objects.values("organization_id", "kind").annotate(nano=Sum("remaining_nano")).order_by()
+    return {(row["organization_id"], row["kind"]): row["nano"] for row in rows}

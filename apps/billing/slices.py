@@ -11,6 +11,7 @@ from typing import Any
 
 from django.db import transaction
 
+from apps.billing.budgets import Attribution, attribution_of_key, require_room, room_nano
 from apps.billing.ledger import account, lock_wallet, post
 from apps.billing.models import AccountKind, Hold, LedgerAccount
 from apps.billing.operations import insufficient_balance, settle_hold
@@ -30,17 +31,24 @@ class Slice:
 
 
 @transaction.atomic
-def lease_slice(*, organization: Any, required_nano: int, by: str, hold_id: str | None = None) -> Slice:
-    """Set at least `required_nano` more aside for the gateway `by`: in its slice when that is open, else in a new one.
+def lease_slice(
+    *, organization: Any, required_nano: int, by: str, hold_id: str | None = None, key_id: str = ""
+) -> Slice:
+    """Set at least `required_nano` more aside for the gateway `by`, to be spent with one key: in its slice when that is
+    open, else in a new one.
 
-    Raises InsufficientBalance when the wallet has less.
+    Raises InsufficientBalance when the wallet has less, BudgetExceeded when a budget has.
     """
     wallet = lock_wallet(organization=organization)
     if wallet.balance_nano < required_nano:
         raise insufficient_balance(wallet.balance_nano, required_nano)
+    whose = attribution_of_key(organization=wallet.organization_id, key_id=key_id)
+    require_room(organization=wallet.organization_id, attribution=whose, amount_nano=required_nano)
     more = max(required_nano, wallet.balance_nano // _SHARE_OF_WALLET)
+    if room := room_nano(organization=wallet.organization_id, attribution=whose):
+        more = min(more, room[0])
     found = _lock_open(wallet, hold_id) if hold_id else None
-    grown = _grow(found, more) if found else _open(organization, more, by)
+    grown = _grow(found, more) if found else _open(organization, more, by, whose)
     _post_lease(grown, wallet, more, by)
     return Slice(hold_id=grown.pk, amount_nano=grown.amount_nano)
 
@@ -57,11 +65,14 @@ def _grow(found: Hold, more: int) -> Hold:
     return found
 
 
-def _open(organization: Any, amount_nano: int, by: str) -> Hold:
+def _open(organization: Any, amount_nano: int, by: str, whose: Attribution) -> Hold:
     return Hold.objects.create(
         organization_id=getattr(organization, "pk", organization),
         purpose="inference",
         source=by,
+        key_id=whose.key_id,
+        member_id=whose.member_id,
+        labels=dict(whose.labels),
         amount_nano=amount_nano,
         expires_at=_expiry(),
     )

@@ -1,14 +1,16 @@
 """Celery's way into the domain: each task makes one call."""
 
+import datetime
 import logging
 from typing import Any
 
 from celery import shared_task
 
-from apps.billing import credits, seals, slices, usage
+from apps.billing import credits, invoicing, mail, metered, reconciliation, seals, slices, usage
 from apps.core.clock import db_now
 
 logger = logging.getLogger(__name__)
+_VERIFIED = datetime.timedelta(days=35)  # the chain itself is followed from its beginning
 
 
 @shared_task(name="billing.rate_usage")
@@ -21,6 +23,26 @@ def close_expired_holds(**_: Any) -> None:
     slices.close_expired_holds()
 
 
+@shared_task(name="billing.post_rebates")
+def post_rebates(**_: Any) -> None:
+    metered.post_rebates(now=db_now())
+
+
+@shared_task(name="billing.mail_reports")
+def mail_reports(**_: Any) -> None:
+    mail.publish_reports(now=db_now())
+
+
+@shared_task(name="billing.close_months")
+def close_months(**_: Any) -> None:
+    invoicing.close_months(now=db_now())
+
+
+@shared_task(name="billing.reconcile")
+def reconcile(**_: Any) -> None:
+    reconciliation.reconcile(now=db_now())
+
+
 @shared_task(name="billing.expire_lots")
 def expire_lots(**_: Any) -> None:
     credits.expire_lots()
@@ -28,7 +50,8 @@ def expire_lots(**_: Any) -> None:
 
 @shared_task(name="billing.seal_ledger")
 def seal_ledger(**_: Any) -> None:
-    """Seal the days that are over; once a day is sealed, look whether all of them still hold."""
-    if seals.seal_days(now=db_now()):
-        for broken in seals.verify_seals():
+    """Seal the days that are over; once a day is sealed, look whether the last of them still hold."""
+    now = db_now()
+    if seals.seal_days(now=now):
+        for broken in seals.verify_seals(since=now.date() - _VERIFIED):
             logger.critical("the ledger of %s is not what was sealed: %s", broken.day, broken)

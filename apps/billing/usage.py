@@ -9,7 +9,7 @@ import datetime
 import hashlib
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ import msgspec
 from django.db import connection, transaction
 from django.db.models import F
 
+from apps.billing.budgets import attribution_of_key, note_spending
 from apps.billing.ledger import account, lock_wallet, post
-from apps.billing.models import AccountKind, Hold, LedgerAccount, UsageConflict, UsageEvent, UsageSeries
+from apps.billing.models import AccountKind, Budget, Hold, LedgerAccount, UsageConflict, UsageEvent, UsageSeries
 from apps.catalog.models import PriceRule
 from apps.core.audit import require_transaction
 from apps.core.money import rated
@@ -80,13 +81,14 @@ _INSERT = """
     ON CONFLICT (id) DO NOTHING RETURNING id, body_sha256
 """
 _ROLL_UP = """
-    INSERT INTO billing_usageseries AS series (organization_id, sku, price_rule_id, subject, day, quantity,
-        request_count, rated_quantity, rated_request_count, posted_nano)
-    SELECT organization_id, sku, price_rule_id, subject, day, quantity, request_count, 0, 0, 0
+    INSERT INTO billing_usageseries AS series (organization_id, sku, price_rule_id, subject, key_id, adapter_version_id,
+        day, quantity, request_count, rated_quantity, rated_request_count, posted_nano, invoiced_nano)
+    SELECT organization_id, sku, price_rule_id, subject, key_id, adapter_version_id, day, quantity, request_count,
+        0, 0, 0, 0
       FROM jsonb_to_recordset(%s::jsonb) AS line(organization_id text, sku text, price_rule_id text,
-        subject text, day date, quantity bigint, request_count bigint)
-     ORDER BY organization_id, price_rule_id, subject, day
-    ON CONFLICT (organization_id, price_rule_id, subject, day) DO UPDATE
+        subject text, key_id text, adapter_version_id text, day date, quantity bigint, request_count bigint)
+     ORDER BY organization_id, price_rule_id, subject, key_id, adapter_version_id, day
+    ON CONFLICT (organization_id, price_rule_id, subject, key_id, adapter_version_id, day) DO UPDATE
        SET quantity = series.quantity + excluded.quantity,
            request_count = series.request_count + excluded.request_count
 """
@@ -98,10 +100,16 @@ def record_usage(*, records: Sequence[UsageRecord]) -> Recorded:
 
     A record whose id was used for another body is set aside as a UsageConflict and logged.
     """
-    bodies = {(record.id, record.sha256): record for record in records}
-    rows = [msgspec.structs.asdict(record) | {"sha256": sha256} for (_, sha256), record in bodies.items()]
+    bodies: dict[tuple[str, str], UsageRecord] = {}
+    rows: list[bytes] = []
+    for record in records:
+        body = msgspec.json.encode(record)
+        key = (record.id, hashlib.sha256(body).hexdigest())
+        if key not in bodies:
+            bodies[key] = record
+            rows.append(b'%s,"sha256":"%s"}' % (body[:-1], key[1].encode()))
     with connection.cursor() as cursor:
-        cursor.execute(_INSERT, [msgspec.json.encode(rows).decode()])
+        cursor.execute(_INSERT, [(b"[%s]" % b",".join(rows)).decode()])
         inserted = set(cursor.fetchall())
     fresh = [record for key, record in bodies.items() if key in inserted]
     prices = _prices_of(fresh)
@@ -127,11 +135,13 @@ def _quantities(record: UsageRecord, prices: dict[str | None, PriceRule]) -> Ite
 
 
 def _roll_up(records: Sequence[UsageRecord], prices: dict[str | None, PriceRule]) -> None:
-    sums: dict[tuple[str, str, str, str], list[int]] = defaultdict(lambda: [0, 0])
+    sums: dict[tuple[str, str, str, str, str, str], list[int]] = defaultdict(lambda: [0, 0])
     for record in records:
         day = record.occurred_at.astimezone(datetime.UTC).date().isoformat()
         for price, tokens in _quantities(record, prices):
-            line = sums[record.organization_id, price.pk, record.model_name, day]
+            line = sums[
+                record.organization_id, price.pk, record.model_name, record.key_id, record.adapter_version_id, day
+            ]
             line[0] += tokens
             line[1] += 1
     lines = [
@@ -140,31 +150,41 @@ def _roll_up(records: Sequence[UsageRecord], prices: dict[str | None, PriceRule]
             "sku": prices[price_id].sku,
             "price_rule_id": price_id,
             "subject": subject,
+            "key_id": key_id,
+            "adapter_version_id": adapter_version_id,
             "day": day,
             "quantity": quantity,
             "request_count": count,
         }
-        for (organization_id, price_id, subject, day), (quantity, count) in sums.items()
+        for (organization_id, price_id, subject, key_id, adapter_version_id, day), (quantity, count) in sums.items()
     ]
+    add_to_series(lines)
+
+
+def add_to_series(lines: Sequence[Mapping[str, Any]]) -> None:
+    """Add quantities to their series, opening those that are new. A line has a value for each column of the roll-up."""
     if lines:
         with connection.cursor() as cursor:
             cursor.execute(_ROLL_UP, [msgspec.json.encode(lines).decode()])
 
 
-def record_quantity(*, organization_id: str, price: PriceRule, subject: str, day: datetime.date, quantity: int) -> None:
+def record_quantity(
+    *, organization_id: str, price: PriceRule, subject: str, adapter_version_id: str, day: datetime.date, quantity: int
+) -> None:
     """Add to the series of something that is not a request, such as time; rating charges it like any other."""
     require_transaction()
-    line = {
-        "organization_id": organization_id,
-        "sku": price.sku,
-        "price_rule_id": price.pk,
-        "subject": subject,
-        "day": day.isoformat(),
-        "quantity": quantity,
-        "request_count": 1,
-    }
-    with connection.cursor() as cursor:
-        cursor.execute(_ROLL_UP, [msgspec.json.encode([line]).decode()])
+    series, _ = UsageSeries.objects.get_or_create(
+        organization_id=organization_id,
+        price_rule=price,
+        subject=subject,
+        key_id="",
+        adapter_version_id=adapter_version_id,
+        day=day,
+        defaults={"sku": price.sku},
+    )
+    UsageSeries.objects.filter(pk=series.pk).update(
+        quantity=F("quantity") + quantity, request_count=F("request_count") + 1
+    )
 
 
 def _charge_slices(records: Sequence[UsageRecord], prices: dict[str | None, PriceRule]) -> None:
@@ -194,6 +214,8 @@ def _set_conflicts_aside(known: dict[tuple[str, str], UsageRecord]) -> int:
     return len(conflicts)
 
 
+_SERIES_KEY = ("price_rule_id", "subject", "key_id", "adapter_version_id", "day")
+
 # --- Rating -----------------------------------------------------------------------------------------------------------
 
 
@@ -219,20 +241,27 @@ def rate_organization(*, wallet: LedgerAccount) -> int:
     series = UsageSeries.objects.filter(
         organization_id=wallet.organization_id, request_count__gt=F("rated_request_count")
     )
-    lines = list(
-        series.order_by("price_rule_id", "subject", "day").select_related("price_rule").select_for_update(of=("self",))
-    )
+    lines = list(series.order_by(*_SERIES_KEY).select_related("price_rule").select_for_update(of=("self",)))
     if not lines:
         return 0
     open_slices = Hold.objects.filter(organization_id=wallet.organization_id, purpose="inference", status="open")
     slices = list(open_slices.order_by("pk").select_for_update())
-    return sum(_post_line(line, wallet, slices) for line in lines)
+    has_budgets = Budget.objects.filter(organization_id=wallet.organization_id, ended_at=None).exists()
+    total = 0
+    for line in lines:
+        paid = _post_line(line, wallet, slices)
+        if has_budgets:
+            whose = attribution_of_key(organization=wallet.organization_id, key_id=line.key_id)
+            note_spending(organization=wallet.organization_id, attribution=whose, amount_nano=paid)
+        line.save(update_fields=["posted_nano", "rated_quantity", "rated_request_count"])
+        total += paid
+    return total
 
 
 def _post_line(line: UsageSeries, wallet: LedgerAccount, slices: list[Hold]) -> int:
     price = line.price_rule
     due = rated(quantity=line.quantity, price_nano=price.price_nano, per=price.per) - line.posted_nano
-    from_slices = _capture(slices, due)
+    from_slices = _capture(slices, due, key_id=line.key_id)
     from_wallet = min(due - from_slices, wallet.balance_nano)
     paid = from_slices + from_wallet
     if paid:
@@ -243,14 +272,13 @@ def _post_line(line: UsageSeries, wallet: LedgerAccount, slices: list[Hold]) -> 
         line.rated_quantity, line.rated_request_count = line.quantity, line.request_count
     else:
         logger.warning("usage series %s: %d nano could not be charged yet", line.pk, due - paid)
-    line.save(update_fields=["posted_nano", "rated_quantity", "rated_request_count"])
     return paid
 
 
-def _capture(slices: list[Hold], due: int) -> int:
-    """Take up to `due` from the slices, of each only what was used of it; return what was taken."""
+def _capture(slices: list[Hold], due: int, *, key_id: str) -> int:
+    """Take up to `due` from the slices, of each only what was used, the key's own first; return what was taken."""
     taken = 0
-    for one in slices:
+    for one in sorted(slices, key=lambda each: each.key_id != key_id):
         part = min(min(one.used_nano, one.amount_nano) - one.captured_nano, due - taken)
         if part > 0:
             one.captured_nano += part

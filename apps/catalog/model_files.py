@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,14 @@ import msgspec
 
 from apps.contracts.chat import ChatRenderer, InvalidChatTemplate
 from apps.core.errors import InvalidValue
-from apps.estimates.architectures import Architecture, from_config
+from apps.estimates.architectures import Architecture, from_config, parameter_count
 from apps.estimates.families import ArchitectureError
 
 # What trainer and engine are both known to run without code from the repository.
 MODEL_TYPES = frozenset(
     {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3", "olmo2", "gpt_oss"}
 )
-_TEXT_FILES = frozenset(
+TEXT_FILES = frozenset(
     {
         "config.json",
         "generation_config.json",
@@ -47,7 +47,7 @@ class ModelRefused(InvalidValue):
 
 
 class ModelFolder(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the catalogue keeps of an installed model."""
+    """Everything the catalogue keeps of an installed model; `path` is "" where workers fetch it from the hub."""
 
     path: str
     config: dict[str, Any]
@@ -73,6 +73,24 @@ def read_model_folder(path: Path, *, roots: Sequence[Path]) -> ModelFolder:
         chat_template=renderer.chat_template,
         special_tokens=renderer.special_tokens,
         files_sha256={file.name: _sha256(file) for file in files},
+    )
+
+
+def read_hub_folder(folder: Path, *, weights_sha256: Mapping[str, str]) -> ModelFolder:
+    """Read and check the text files of a hub's model; its weights are known by their hashes. Raises ModelRefused."""
+    texts = sorted(file for file in folder.iterdir() if file.name in TEXT_FILES)
+    _require_files({file.name for file in texts} | weights_sha256.keys(), param="repo")
+    config = _read_config(folder)
+    architecture = check_config(config)
+    renderer = _read_renderer(folder)
+    return ModelFolder(
+        path="",
+        config=config,
+        architecture=architecture,
+        parameter_count=parameter_count(architecture),
+        chat_template=renderer.chat_template,
+        special_tokens=renderer.special_tokens,
+        files_sha256={file.name: _sha256(file) for file in texts} | dict(weights_sha256),
     )
 
 
@@ -103,15 +121,19 @@ def _list_files(folder: Path, roots: Sequence[Path]) -> list[Path]:
     for file in folder.rglob("*"):
         if file.suffix.lower() in _CODE_SUFFIXES:
             raise ModelRefused(f"{file.name} may hold code; keep safetensors and text files only.", param="path")
-    files = sorted(f for f in folder.iterdir() if f.name in _TEXT_FILES or f.suffix == ".safetensors")
+    files = sorted(f for f in folder.iterdir() if f.name in TEXT_FILES or f.suffix == ".safetensors")
     for file in files:
         if not any(file.resolve().is_relative_to(root.resolve()) for root in roots):
             raise ModelRefused(f"{file.name} links out of ANNEAL_BASE_MODEL_ROOTS.", param="path")
-    names = {file.name for file in files}
+    _require_files({file.name for file in files}, param="path")
+    return files
+
+
+def _require_files(names: Collection[str], *, param: str) -> None:
     missing = [name for name in _REQUIRED if name not in names]
     if missing or not any(name.endswith(".safetensors") for name in names):
-        raise ModelRefused(f"The folder lacks {', '.join(missing) or 'safetensors weights'}.", param="path")
-    return files
+        place = "folder" if param == "path" else "repository"
+        raise ModelRefused(f"The {place} lacks {', '.join(missing) or 'safetensors weights'}.", param=param)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -1,11 +1,18 @@
 """What can be trained, on what, and for how much."""
 
+import re
+
 import pgtrigger
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from apps.core.ids import IdField
+from apps.core.policies import OWN_ORGANIZATION
+from apps.core.tenancy import OrganizationModel
+
+# What asks nothing of those who use the weights. A row that names two licences is read as the stricter one.
+_PERMISSIVE = re.compile(r"(?:apache|mit|bsd|isc|cc0)\b(?!.*(?:except|also applies))", re.IGNORECASE)
 
 
 class BaseModel(models.Model):
@@ -35,6 +42,8 @@ class BaseModel(models.Model):
     )
     source_url = models.URLField(max_length=400, blank=True)
     is_installed = models.BooleanField(default=False, help_text="Weights, tokenizer and template are at hand.")
+    install_requested_at = models.DateTimeField(null=True)
+    install_error = models.CharField(max_length=500, blank=True, help_text="Why the hub's files were not taken.")
     added_by = models.CharField(max_length=64, default="system")
     created_at = models.DateTimeField(db_default=Now())
     retired_at = models.DateTimeField(null=True)
@@ -49,6 +58,36 @@ class BaseModel(models.Model):
     def served_name(self) -> str:
         """The engine's name for it; customers never see or send it."""
         return f"b-{self.pk.removeprefix('bm_')}"
+
+    @property
+    def demands_acceptance(self) -> bool:
+        """Whether an organization must accept the licence before it trains on this model."""
+        return self.is_gated or bool(self.licence and not _PERMISSIVE.match(self.licence))
+
+    @property
+    def licence_url(self) -> str:
+        """Where the licence can be read."""
+        return f"https://huggingface.co/{self.repo}" if self.repo else self.source_url
+
+
+class LicenceAcceptance(OrganizationModel):
+    """An organization's yes to the licence of a base model, as it was named then."""
+
+    id = IdField(prefix="lic")
+    base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="+")
+    licence = models.CharField(max_length=80, blank=True)
+    accepted_by = models.CharField(max_length=64)
+    accepted_at = models.DateTimeField()
+
+    is_append_only = True
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["organization", "base_model", "licence"], name="licence_accepted_once")
+        ]
+        triggers = [
+            pgtrigger.Protect(name="licence_append_only", operation=pgtrigger.Update | pgtrigger.Delete),
+        ]
 
 
 class GpuType(models.Model):
@@ -67,29 +106,62 @@ class GpuType(models.Model):
         return self.name
 
 
+_NO_OVERLAP = """
+    IF EXISTS (
+        SELECT 1 FROM catalog_pricerule other
+         WHERE other.id <> NEW.id AND other.sku = NEW.sku
+           AND other.organization_id IS NOT DISTINCT FROM NEW.organization_id
+           AND other.effective_from < coalesce(NEW.effective_to, 'infinity')
+           AND NEW.effective_from < coalesce(other.effective_to, 'infinity')
+    ) THEN
+        RAISE EXCEPTION 'two prices of % at one time', NEW.sku USING ERRCODE = '23P01';
+    END IF;
+    RETURN NEW;
+"""
+
+
 class PriceRule(models.Model):
-    """What one SKU costs from one moment to the next. Never edited: a new price closes the old rule."""
+    """What one SKU costs from one moment to the next, everybody or one customer. Never edited: a new price closes the
+    old rule, and every charge keeps the rule it was made under."""
 
     id = IdField(prefix="price")
     sku = models.CharField(
-        max_length=120, help_text="training:<pool>, inference:input:<model>, inference:output:<model>, warm:<model>"
+        max_length=120,
+        help_text="training:<pool>, inference:input:<model>, inference:output:<model>, warm:<model>, storage:bytes",
+    )
+    organization = models.ForeignKey(
+        "accounts.Organization", on_delete=models.PROTECT, null=True, related_name="+", help_text="Null: everybody."
     )
     unit = models.CharField(
         max_length=16,
-        choices=[("gpu_ms", "GPU milliseconds"), ("tokens", "tokens"), ("warm_ms", "milliseconds kept warm")],
+        choices=[
+            ("gpu_ms", "GPU milliseconds"),
+            ("tokens", "tokens"),
+            ("warm_ms", "milliseconds kept warm"),
+            ("byte_hours", "byte-hours"),
+        ],
     )
     price_nano = models.BigIntegerField()
     per = models.BigIntegerField(help_text="Units that price buys, e.g. 3600000 GPU milliseconds.")
+    tiers = models.JSONField(
+        default=list,
+        help_text="[{from_units, price_nano}], ascending: what units beyond so many a calendar month cost instead.",
+    )
     effective_from = models.DateTimeField(db_default=Now())
     effective_to = models.DateTimeField(null=True)
     created_by = models.CharField(max_length=64)
 
-    tenancy_reason = "prices are the same for all tenants"
+    tenant_condition = f"organization_id IS NULL OR {OWN_ORGANIZATION}"
     app_access = "read"
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["sku"], condition=Q(effective_to=None), name="price_one_active"),
+            models.UniqueConstraint(
+                fields=["sku", "organization"],
+                condition=Q(effective_to=None),
+                name="price_one_active",
+                nulls_distinct=False,
+            ),
             models.CheckConstraint(condition=Q(price_nano__gte=0, per__gt=0), name="price_positive"),
             models.CheckConstraint(
                 condition=Q(effective_to=None) | Q(effective_to__gt=F("effective_from")), name="price_period"
@@ -97,5 +169,14 @@ class PriceRule(models.Model):
         ]
         triggers = [
             pgtrigger.Protect(name="price_no_delete", operation=pgtrigger.Delete),
-            pgtrigger.ReadOnly(name="price_frozen", fields=["sku", "unit", "price_nano", "per", "effective_from"]),
+            pgtrigger.ReadOnly(
+                name="price_frozen",
+                fields=["sku", "organization", "unit", "price_nano", "per", "tiers", "effective_from"],
+            ),
+            pgtrigger.Trigger(
+                name="price_no_overlap",
+                when=pgtrigger.Before,
+                operation=pgtrigger.Insert | pgtrigger.UpdateOf("effective_to"),
+                func=_NO_OVERLAP,
+            ),
         ]

@@ -1,19 +1,25 @@
 """Changing the catalogue: base models in and out, prices from one moment to the next."""
 
 import datetime
+import itertools
 import re
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 from django.db import transaction
 
-from apps.catalog.model_files import ModelFolder, ModelRefused, check_config, read_model_folder
+from apps.catalog.hub import download_text_files
+from apps.catalog.model_files import ModelFolder, ModelRefused, check_config, read_hub_folder, read_model_folder
 from apps.catalog.models import BaseModel, PriceRule
-from apps.catalog.queries import hub_token_place
+from apps.catalog.pricing import STORAGE_SKU, Tier, unit_of
+from apps.catalog.queries import hub_token_place, open_hub_token
 from apps.contracts.chat import chat_template_sha256
-from apps.core import audit
-from apps.core.errors import InvalidState, InvalidValue
+from apps.core import audit, outbox
+from apps.core.errors import DomainError, InvalidState, InvalidValue
+from apps.core.locks import lock
 from apps.core.object_store import platform_key, read_chunks, store
 from apps.core.sealing import seal
 from apps.estimates.architectures import parameter_count
@@ -21,8 +27,7 @@ from apps.estimates.architectures import parameter_count
 _NAME = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SKU = re.compile(r"training:[a-z0-9-]+|(?:inference:(?:input|output)|warm):[a-z0-9.-]+")
-_UNITS = {"training": "gpu_ms", "inference": "tokens", "warm": "warm_ms"}
+_SKU = re.compile(r"training:[a-z0-9-]+|(?:inference:(?:input|output)|warm):[a-z0-9.-]+|storage:bytes")
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
 UNKNOWN_CONTEXT_TOKENS = 4096  # where no source gives a model's context: what every listed family can do
 
@@ -50,8 +55,9 @@ def add_base_model(
 ) -> BaseModel:
     """Add a model from a local folder, ready to train, or a hub repository at one commit, listed but not installed.
 
-    A repository needs its `config` (config.json); its files come when it is installed from a folder. Adding a folder
-    under the name of a model that is listed but not installed installs it. Raises ModelRefused, InvalidValue.
+    A repository needs its `config` (config.json), to be quoted before `install_from_hub`, which is asked for here, has
+    read its files. Adding a folder under the name of a model that is listed but not installed installs it. Raises
+    ModelRefused, InvalidValue.
     """
     if (path is None) == (not repo):
         raise InvalidValue("Give either a local path or a hub repository.", param="path")
@@ -63,6 +69,8 @@ def add_base_model(
         _fill_from_repository(row, repo=repo, revision=revision, config=config, hub_token=hub_token)
     row.added_by = by
     row.save()
+    if path is None:
+        request_install(base_model=row, by=by, now=now)
     audit.record(
         organization=None, by=by, action="base_model.added", target=row.pk, name=name,
         place=row.path or row.repo, revision=row.revision, is_installed=row.is_installed, at=now.isoformat(),
@@ -82,16 +90,67 @@ def _row_for(name: str, display_name: str) -> BaseModel:
     return row
 
 
-def _fill_from_folder(row: BaseModel, folder: ModelFolder, default_recipe: dict[str, Any]) -> None:
-    row.path, row.config, row.is_installed = folder.path, folder.config, True
-    row.parameter_count = folder.parameter_count
-    row.context_length = folder.architecture.max_position_embeddings or UNKNOWN_CONTEXT_TOKENS
-    row.chat_template = folder.chat_template
-    row.chat_template_sha256 = chat_template_sha256(folder.chat_template)
-    row.special_tokens, row.files_sha256 = folder.special_tokens, folder.files_sha256
+@transaction.atomic
+def request_install(*, base_model: BaseModel, by: str, now: datetime.datetime) -> None:
+    """Ask for the files of a listed model from the hub, at its commit. Raises InvalidState where that cannot be."""
+    if base_model.is_installed or base_model.retired_at:
+        raise InvalidState(f"{base_model.name} is installed or retired already.", param="model")
+    if not (base_model.repo and base_model.revision):
+        raise InvalidState(f"{base_model.name} names no repository with its commit.", param="revision")
+    base_model.install_requested_at, base_model.install_error = now, ""
+    base_model.save(update_fields=["install_requested_at", "install_error"])
+    key = f"install:{base_model.pk}:{now.isoformat()}"
+    outbox.publish(topic="base_model.install", key=key, payload={"base_model_id": base_model.pk})
+    audit.record(organization=None, by=by, action="base_model.install_requested", target=base_model.pk)
+
+
+def install_from_hub(*, base_model: BaseModel) -> None:
+    """Read the model's text files from the hub and take it into service; a refusal is kept on its row."""
+    if base_model.is_installed or base_model.retired_at:
+        return
+    with tempfile.TemporaryDirectory(prefix="anneal-hub-") as place:
+        folder = Path(place)
+        try:
+            weights = download_text_files(
+                repo=base_model.repo,
+                revision=base_model.revision,
+                token=open_hub_token(base_model=base_model),
+                into=folder,
+            )
+            read = read_hub_folder(folder, weights_sha256=weights)
+        except DomainError as refused:
+            BaseModel.objects.filter(pk=base_model.pk).update(install_error=refused.message[:500])
+            return
+        _keep_installed(base_model.pk, read, folder)
+
+
+@transaction.atomic
+def _keep_installed(base_model_id: str, read: ModelFolder, folder: Path) -> None:
+    row = BaseModel.objects.select_for_update().get(pk=base_model_id)
+    if row.is_installed or row.retired_at:
+        return
+    _fill_from_folder(row, read, row.default_recipe, folder=folder)
+    row.install_error = ""
+    row.save()
+    audit.record(
+        organization=None, by="system", action="base_model.installed", target=row.pk, place=row.repo,
+        revision=row.revision,
+    )  # fmt: skip
+
+
+def _fill_from_folder(
+    row: BaseModel, read: ModelFolder, default_recipe: dict[str, Any], *, folder: Path | None = None
+) -> None:
+    """Take over what was read; `folder` holds the tokenizer where the model itself has no path here."""
+    row.path, row.config, row.is_installed = read.path, read.config, True
+    row.parameter_count = read.parameter_count
+    row.context_length = read.architecture.max_position_embeddings or UNKNOWN_CONTEXT_TOKENS
+    row.chat_template = read.chat_template
+    row.chat_template_sha256 = chat_template_sha256(read.chat_template)
+    row.special_tokens, row.files_sha256 = read.special_tokens, read.files_sha256
     row.default_recipe = default_recipe
-    row.tokenizer_key = platform_key("tokenizers", folder.files_sha256["tokenizer.json"], "tokenizer.json")
-    with (Path(folder.path) / "tokenizer.json").open("rb") as tokenizer:
+    row.tokenizer_key = platform_key("tokenizers", read.files_sha256["tokenizer.json"], "tokenizer.json")
+    with ((folder or Path(read.path)) / "tokenizer.json").open("rb") as tokenizer:
         store().put_stream(row.tokenizer_key, read_chunks(tokenizer))
 
 
@@ -137,25 +196,71 @@ def retire_base_model(*, base_model: BaseModel, by: str, now: datetime.datetime)
 
 
 @transaction.atomic
-def set_price(*, sku: str, unit: str, price_nano: int, per: int, by: str, now: datetime.datetime) -> PriceRule:
-    """Set what `per` units of a SKU cost from now on; the rule before it closes and stays. Raises InvalidValue."""
-    if not _SKU.fullmatch(sku):
-        raise InvalidValue(
-            "A SKU is training:<pool>, inference:<input or output>:<model> or warm:<model>.", param="sku"
-        )
-    if unit != _UNITS[sku.split(":", 1)[0]]:
-        raise InvalidValue("Training is priced by gpu_ms, inference by tokens, warm by warm_ms.", param="unit")
-    if price_nano < 0 or per <= 0:
-        raise InvalidValue("A price is not negative and buys at least one unit.", param="price_nano")
-    before = PriceRule.objects.select_for_update().filter(sku=sku, effective_to=None).first()
-    if before:
-        before.effective_to = now
+def set_price(
+    *,
+    sku: str,
+    unit: str,
+    price_nano: int,
+    per: int,
+    by: str,
+    now: datetime.datetime,
+    organization: Any = None,
+    tiers: Sequence[Tier] = (),
+    effective_from: datetime.datetime | None = None,
+) -> PriceRule:
+    """Set what `per` units of a SKU cost from now on, or from `effective_from`: for all, or for one organization.
+
+    The rule before it closes and stays; one that begins later stays too, and ends this one. Raises InvalidValue.
+    """
+    _check_price(sku=sku, unit=unit, price_nano=price_nano, per=per, tiers=tiers)
+    begin = effective_from or now
+    if begin < now:
+        raise InvalidValue("A price begins now or later: what was used keeps its price.", param="effective_from")
+    owner = getattr(organization, "pk", organization)
+    lock(f"price:{sku}:{owner}")
+    rules = PriceRule.objects.select_for_update().filter(sku=sku, organization_id=owner)
+    before = rules.filter(effective_from__lt=begin).order_by("-effective_from").first()
+    after = rules.filter(effective_from__gte=begin).order_by("effective_from").first()
+    if after and after.effective_from == begin:
+        raise InvalidValue("Another price begins at that moment already.", param="effective_from")
+    if before and (before.effective_to is None or before.effective_to > begin):
+        before.effective_to = begin
         before.save(update_fields=["effective_to"])
     rule = PriceRule.objects.create(
-        sku=sku, unit=unit, price_nano=price_nano, per=per, effective_from=now, created_by=by
+        sku=sku,
+        organization_id=owner,
+        unit=unit,
+        price_nano=price_nano,
+        per=per,
+        tiers=[{"from_units": tier.from_units, "price_nano": tier.price_nano} for tier in tiers],
+        effective_from=begin,
+        effective_to=after.effective_from if after else None,
+        created_by=by,
     )
     audit.record(
-        organization=None, by=by, action="price.set", target=rule.pk, sku=sku, price_nano=price_nano, per=per,
-        before_nano=before.price_nano if before else None,
+        organization=owner, by=by, action="price.set", target=rule.pk, sku=sku, price_nano=price_nano, per=per,
+        before_nano=before.price_nano if before else None, effective_from=begin.isoformat(),
     )  # fmt: skip
     return rule
+
+
+def _check_price(*, sku: str, unit: str, price_nano: int, per: int, tiers: Sequence[Tier]) -> None:
+    if not _SKU.fullmatch(sku):
+        raise InvalidValue(
+            f"A SKU is training:<pool>, inference:<input or output>:<model>, warm:<model> or {STORAGE_SKU}.",
+            param="sku",
+        )
+    if unit != unit_of(sku):
+        raise InvalidValue(
+            "Training is priced by gpu_ms, inference by tokens, warm by warm_ms, storage by byte_hours.", param="unit"
+        )
+    if price_nano < 0 or per <= 0:
+        raise InvalidValue("A price is not negative and buys at least one unit.", param="price_nano")
+    if tiers and unit == "gpu_ms":
+        raise InvalidValue(
+            "Volume tiers are for tokens and storage; give a customer a GPU price of its own.", param="tiers"
+        )
+    steps = [Tier(0, price_nano), *tiers]
+    for lower, upper in itertools.pairwise(steps):
+        if upper.from_units <= lower.from_units or not 0 <= upper.price_nano <= lower.price_nano:
+            raise InvalidValue("Each tier begins above the one before and costs no more.", param="tiers")

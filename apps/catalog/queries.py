@@ -1,9 +1,10 @@
 """What can be trained and what it costs."""
 
+import datetime
 from functools import lru_cache
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import DateTimeField, F, Func, Q, QuerySet
 
 from apps.catalog.models import BaseModel, GpuType, PriceRule
 from apps.contracts.chat import ChatRenderer
@@ -48,20 +49,39 @@ def list_gpu_types() -> QuerySet[GpuType]:
     return GpuType.objects.order_by("name")
 
 
-def active_price(*, sku: str) -> PriceRule | None:
-    """Return what a SKU costs from now on, or None where no price is set."""
-    return PriceRule.objects.filter(sku=sku, effective_to=None).first()
+def active_price(*, sku: str, organization: Any = None, now: datetime.datetime | None = None) -> PriceRule | None:
+    """Return what a SKU costs at this moment: the organization's own price, else everybody's; None without one."""
+    rules = _in_force(now).filter(Q(organization=None) | Q(organization_id=_key(organization)), sku=sku)
+    return rules.order_by(F("organization").asc(nulls_last=True)).first()
 
 
-def list_active_prices(*, prefix: str) -> QuerySet[PriceRule]:
-    """Return what the SKUs that begin so cost from now on."""
-    return PriceRule.objects.filter(sku__startswith=prefix, effective_to=None).order_by("sku")
+def list_active_prices(
+    *, prefix: str, organization: Any = None, now: datetime.datetime | None = None
+) -> list[PriceRule]:
+    """Return what the SKUs that begin so cost the organization at this moment, each once."""
+    rules = _in_force(now).filter(Q(organization=None) | Q(organization_id=_key(organization)), sku__startswith=prefix)
+    own_last = rules.order_by("sku", F("organization").asc(nulls_first=True))
+    return list({rule.sku: rule for rule in own_last}.values())
+
+
+def list_all_active_prices(*, prefix: str) -> QuerySet[PriceRule]:
+    """Return the prices in force, those of single organizations too."""
+    return _in_force(None).filter(sku__startswith=prefix)
 
 
 def list_prices(*, sku: str | None = None) -> QuerySet[PriceRule]:
-    """Return price rules, the newest of each SKU first; all of them, past ones included."""
+    """Return price rules, the newest of each SKU first; past and coming ones and single customers' included."""
     rules = PriceRule.objects.all() if sku is None else PriceRule.objects.filter(sku=sku)
-    return rules.order_by("sku", "-effective_from")
+    return rules.select_related("organization").order_by("sku", "organization", "-effective_from")
+
+
+def _in_force(now: datetime.datetime | None) -> QuerySet[PriceRule]:
+    moment: Any = now or Func(function="clock_timestamp", output_field=DateTimeField())
+    return PriceRule.objects.filter(Q(effective_to=None) | Q(effective_to__gt=moment), effective_from__lte=moment)
+
+
+def _key(organization: Any) -> Any:
+    return getattr(organization, "pk", organization)
 
 
 def inference_sku(base_model: BaseModel, *, direction: str) -> str:

@@ -28,7 +28,7 @@ def rank_answers(answers: Iterable[Answer], *, within_hours: float | None) -> Ra
     choices = []
     for answer in answers:
         estimate = answer.estimate
-        seconds, late, cost = estimate.train_seconds_p50, estimate.train_seconds_p90, estimate.cost_nano_p50
+        seconds, late, cost = estimate.run_seconds_p50, estimate.run_seconds_p90, estimate.cost_nano_p50
         if seconds is not None and late is not None and cost is not None:
             choice = Choice(key=answer.key, cost_nano=cost, finish_seconds_p50=seconds, finish_seconds_p90=late)
             choices.append(choice)

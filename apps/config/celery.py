@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 _WAKE_OPTIONS = {"max_retries": 0, "socket_connect_timeout": 1, "socket_timeout": 1}
 _WAKE_SECONDS = 1
 
+_WITH_TASKS = ("core", "accounts", "catalog", "billing", "payments", "datasets", "finetuning", "serving")
 app = Celery("anneal")
 app.config_from_object(
     {
@@ -29,6 +30,7 @@ app.config_from_object(
             "datasets.count": {"queue": "data"},
             "datasets.inspect": {"queue": "data"},
             "datasets.sweep_orphans": {"queue": "data"},
+            "payments.*": {"queue": "payments"},
         },
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
@@ -42,9 +44,7 @@ app.config_from_object(
         "timezone": "UTC",
     }
 )
-app.autodiscover_tasks(
-    ["apps.core", "apps.accounts", "apps.billing", "apps.datasets", "apps.finetuning", "apps.serving"]
-)
+app.autodiscover_tasks([f"apps.{name}" for name in _WITH_TASKS])
 
 
 def wake_outbox() -> None:

@@ -32,7 +32,14 @@ class Env:
     email_url: str
     from_email: str
     base_model_roots: tuple[Path, ...]
+    hub_url: str
     allowed_hosts: tuple[str, ...]
+    stripe_secret_key: str
+    stripe_webhook_secret: str
+    stripe_portal: str
+    stripe_tax: bool
+    stripe_meter: str
+    stripe_api_base: str
 
 
 @cache
@@ -60,7 +67,14 @@ def _parse(environ: Mapping[str, str]) -> Env:
         email_url=environ.get("ANNEAL_EMAIL_URL", "console://"),
         from_email=environ.get("ANNEAL_FROM_EMAIL", "Anneal <anneal@localhost>"),
         base_model_roots=tuple(Path(part) for part in environ.get("ANNEAL_BASE_MODEL_ROOTS", "").split(":") if part),
+        hub_url=environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/"),
         allowed_hosts=tuple(h for h in environ.get("ANNEAL_ALLOWED_HOSTS", "").split(",") if h),
+        stripe_secret_key=environ.get("STRIPE_SECRET_KEY", ""),
+        stripe_webhook_secret=environ.get("STRIPE_WEBHOOK_SECRET", ""),
+        stripe_portal=environ.get("STRIPE_PORTAL_CONFIGURATION", ""),
+        stripe_tax=environ.get("STRIPE_TAX", "") == "1",
+        stripe_meter=environ.get("STRIPE_METER", ""),
+        stripe_api_base=environ.get("STRIPE_API_BASE", ""),
     )
 
 

@@ -139,6 +139,21 @@ class CheckpointRef(Struct, frozen=True, kw_only=True):
     files: tuple[SignedFile, ...]
 
 
+class Tracker(Struct, frozen=True, kw_only=True):
+    """Where the customer follows the run besides here: by their own account, with their own key.
+
+    `project` is W&B's project or MLflow's experiment, `name` that of the run there; `url` is MLflow's server.
+    """
+
+    kind: str  # "wandb" | "mlflow"
+    project: str
+    name: str = ""
+    entity: str | None = None
+    tags: tuple[str, ...] = ()
+    url: str = ""
+    secret: str | None = None  # stays in the agent and in the process that reports; in no file
+
+
 class RunSpec(Struct, frozen=True, kw_only=True):
     """A frozen snapshot of everything one attempt needs: the same spec gives the same adapter."""
 
@@ -160,6 +175,7 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     seconds_between_failures: float | None = None  # of the pool, measured; None: too few failures to tell
     evaluation: EvaluationPlan | None = None  # None: the default plan, where there are held-out rows
     exports: tuple[str, ...] = ()  # beside the adapter: "merged_16bit"
+    trackers: tuple[Tracker, ...] = ()
 
 
 # --- events -----------------------------------------------------------------------------------------------------

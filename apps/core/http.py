@@ -228,7 +228,10 @@ def is_machine_path(path: str) -> bool:
 
 def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     if is_machine_path(request.path):
-        error = NotFound(f"Unknown request URL: {request.method} {request.path}.")
+        fix = (
+            f" Addresses have no trailing slash: try {request.path.rstrip('/')}." if request.path.endswith("/") else ""
+        )
+        error = NotFound(f"Unknown request URL: {request.method} {request.path}.{fix}")
         error_body = error.as_openai()
         error_body["error"]["code"] = "unknown_url"
         return JsonResponse(error_body, status=Status.NOT_FOUND)

@@ -184,7 +184,7 @@ class Pass:
         if self._given:
             _require_columns(self._given, names, self.columns)
         elif self.mapping is None and names:
-            listed = ", ".join(f"`{name[:40]}`" for name in self.columns[:12])
+            listed = ", ".join(f"`{name[:40]}`" for name in self.columns[:12]) or "no columns at all"
             raise Rejected(
                 FileErrorCode.UNKNOWN_COLUMNS,
                 f"Which columns are to be learned is not clear: the rows have {listed}.",

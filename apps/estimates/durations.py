@@ -25,6 +25,9 @@ _GROUPED_PADDING = 1.03
 _FORWARD_SHARE, _FORWARD_SHARE_RECOMPUTED = 1 / 3, 1 / 4
 # Writing a checkpoint: serialise, hash and store; bytes a second and a fixed part. Assumed, shown as such.
 _CHECKPOINT_BYTES_PER_SECOND, _CHECKPOINT_SECONDS = 500e6, 1.0
+# Our workers save five times a job, never more often than this, and spend at most this share of the time on it
+# (apps/finetuning/leases.py checkpoint_interval, gpu_workers/train/rehearsal.py).
+_SAVES_A_JOB, _LEAST_SECONDS_APART, _MOST_SAVING_SHARE = 5, 15.0, 0.02
 # The yardstick of "cost per A100-hour": NVIDIA A100 80GB SXM data sheet, best measured product (gpus.json).
 A100 = Gpu(
     key="a100-sxm-80",
@@ -78,7 +81,7 @@ def duration(task: Task, plan: TrainingPlan, pool: PoolFacts) -> Duration | None
     steps = step_count(rows=math.ceil(rows), batch_size=request.batch_size, epochs=request.epochs)
     computing = factor * (micro_steps * step.micro_step + steps * step.optimizer)
     evaluation = factor * _evaluation_seconds(request, plan, step, length)
-    checkpoints = request.checkpoints * _checkpoint_seconds(task)
+    checkpoints = _checkpoints(request, computing, _checkpoint_seconds(task), pool) * _checkpoint_seconds(task)
     peak = pool.gpu.bf16_flops or pool.gpu.fp16_flops
     return Duration(
         train_seconds=computing,
@@ -175,6 +178,13 @@ def _evaluation_seconds(request: QuoteRequest, plan: TrainingPlan, step: StepTim
     share = _FORWARD_SHARE_RECOMPUTED if plan.gradient_checkpointing else _FORWARD_SHARE
     per_token = share * step.micro_step / (length * plan.micro_batch_size * plan.gpu_count)
     return request.evaluations * request.evaluation_tokens * per_token
+
+
+def _checkpoints(request: QuoteRequest, computing: float, save_seconds: float, pool: PoolFacts) -> int:
+    if request.checkpoints is not None:
+        return request.checkpoints
+    apart = min(max(computing / _SAVES_A_JOB, _LEAST_SECONDS_APART), pool.checkpoint_seconds_apart)
+    return int(computing / max(apart, save_seconds / _MOST_SAVING_SHARE)) + 1  # the last one is the result
 
 
 def _checkpoint_seconds(task: Task) -> float:

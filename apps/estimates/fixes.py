@@ -80,7 +80,7 @@ def _shorter(task: Task, pool: PoolFacts, gpu_count: int) -> Iterator[Fix]:
     length = _longest(task, pool, gpu_count)
     if length:
         text = f"Set max_length to {length:,} tokens or fewer"
-        yield from _change(task, pool, gpu_count, "max_length", text, {"max_length": length})
+        yield from _change(_with_length(task, length), pool, gpu_count, "max_length", text, {"max_length": length})
 
 
 def _longest(task: Task, pool: PoolFacts, gpu_count: int) -> int:
@@ -89,9 +89,15 @@ def _longest(task: Task, pool: PoolFacts, gpu_count: int) -> int:
 
 
 def _with_length(task: Task, length: int) -> Task:
+    """The request cut to this length: by its histogram where there is one, trained tokens in proportion."""
     request = task.request
     tokens = min(request.tokens, length * request.rows)
-    changes = {"max_length": length, "tokens": tokens, "trained_tokens": min(request.trained_tokens, tokens)}
+    whole = sum(min(bound, request.max_length) * rows for bound, rows in request.row_lengths)
+    if whole:
+        kept = sum(min(bound, length) * rows for bound, rows in request.row_lengths)
+        tokens = max(1, min(tokens, round(request.tokens * kept / whole)))
+    trained = max(1, min(tokens, round(request.trained_tokens * tokens / request.tokens)))
+    changes = {"max_length": length, "tokens": tokens, "trained_tokens": trained}
     return msgspec.structs.replace(task, request=msgspec.structs.replace(request, **changes))
 
 

@@ -8,7 +8,7 @@ from apps.estimates.memory import MemoryEstimate, MemoryModel
 from apps.estimates.plans import Method, Parallelism, TrainingPlan, divisors
 from apps.estimates.requests import QuoteRequest
 from apps.estimates.shapes import Shape, shape_of
-from apps.estimates.stacks import ANNEAL, STACKS, StackProfile
+from apps.estimates.stacks import ANNEAL, STACKS, StackProfile, held_by
 from apps.estimates.timing import step_time, timed
 
 # Memory that must fit: so many times the whole, with what is not weights so many times larger.
@@ -33,10 +33,14 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def task_of(request: QuoteRequest) -> Task:
+    stack = STACKS[request.stack]
     shape = shape_of(
-        request.architecture, rank=request.lora_rank, target_modules=request.target_modules, use_dora=request.use_dora
+        held_by(stack, request.architecture),
+        rank=request.lora_rank,
+        target_modules=request.target_modules,
+        use_dora=request.use_dora,
     )
-    return Task(request, shape, STACKS[request.stack])
+    return Task(request, shape, stack)
 
 
 def choose_plan(

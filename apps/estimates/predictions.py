@@ -6,7 +6,7 @@ from apps.estimates.gpus import Gpu
 from apps.estimates.memory import CONTEXT_BYTES, MemoryModel
 from apps.estimates.rows import MEMORY, Job
 from apps.estimates.shapes import Shape, shape_of
-from apps.estimates.stacks import STACKS
+from apps.estimates.stacks import STACKS, held_by
 from apps.estimates.timing import CONSTANTS, Constants, step_time
 
 # Instruction data is skewed: where a row states only the cap of its rows' lengths, their mean is taken as a third of
@@ -24,8 +24,8 @@ class Prepared(msgspec.Struct, frozen=True):
 
 def prepare(job: Job, gpus: dict[str, Gpu]) -> Prepared:
     """Raises nothing for a GPU nobody knows: it has no speed, and no capacity that a cache could fill."""
-    plan = job.plan
-    shape = shape_of(job.architecture, rank=plan.lora_rank, target_modules=plan.target_modules, use_dora=plan.use_dora)
+    plan, architecture = job.plan, held_by(STACKS[job.stack], job.architecture)
+    shape = shape_of(architecture, rank=plan.lora_rank, target_modules=plan.target_modules, use_dora=plan.use_dora)
     found = gpus.get(job.gpu_key) or gpus.get(_ALIASES.get(job.gpu_key, ""))
     return Prepared(job, shape, found or Gpu(key=job.gpu_key, name=job.gpu_key, memory_bytes=0))
 

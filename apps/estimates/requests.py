@@ -50,7 +50,7 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
     row_lengths: tuple[tuple[int, int], ...] = ()
     evaluations: int = 0
     evaluation_tokens: int = 0
-    checkpoints: int = 1
+    checkpoints: int | None = 1  # None: as often as the pool's workers save
     stack: str = "anneal"
     micro_batch_size: int | None = None  # None: the largest that fits
     gradient_checkpointing: bool | None = None  # None: only where it is needed
@@ -77,7 +77,7 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_choices(self) -> None:
         for name in ("evaluations", "evaluation_tokens", "checkpoints"):
-            if getattr(self, name) < 0:
+            if (getattr(self, name) or 0) < 0:
                 raise EstimateError(name, f"{name} cannot be negative")
         micro = self.micro_batch_size
         if micro is not None and (micro < 1 or self.batch_size % micro):

@@ -14,6 +14,8 @@ A profile holds no figure fitted to a publisher's rows; the few constants that a
 
 import msgspec
 
+from apps.estimates.architectures import Architecture
+
 
 class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
     """`full_state` of full fine-tuning: "mixed" (fp32 master and moments, 16 bytes a parameter) or "pure" (8)."""
@@ -37,6 +39,7 @@ class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
     repeats_key_values: bool = True  # grouped heads are expanded before attention
     groups_lengths: bool = False  # rows of similar length share a micro-batch: almost no padding
     frees_cache: bool = False  # returns cached blocks, or grows segments: lengths that vary do not fragment
+    ties_embeddings: bool = True  # as the model does; else embedding and head are two matrices in every model
     launch_share: float = 1.0  # of the eager cost of launching kernels; less when compiled or fused
     sources: tuple[str, ...] = ()
 
@@ -111,7 +114,11 @@ _PROFILES = (
         double_quantization=False,
         quantizes_head=True,
         quantized_activation_bytes=4,
-        sources=("litgpt/finetune/lora.py: lm_head_chunk_size=128; bf16-true; bnb.nf4 of every Linear",),
+        ties_embeddings=False,
+        sources=(
+            "litgpt/finetune/lora.py: lm_head_chunk_size=128; bf16-true; bnb.nf4 of every Linear",
+            "litgpt/model.py: GPT holds lm_head and transformer.wte apart, also of models that tie them",
+        ),
     ),
     StackProfile(
         key="unsloth",
@@ -208,3 +215,10 @@ STACKS |= {
     for profile in _PROFILES
     if not profile.is_tiled_loss
 }
+
+
+def held_by(stack: StackProfile, architecture: Architecture) -> Architecture:
+    """The model as this framework holds it in memory."""
+    if stack.ties_embeddings or not architecture.tie_word_embeddings:
+        return architecture
+    return msgspec.structs.replace(architecture, tie_word_embeddings=False)

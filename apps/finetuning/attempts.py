@@ -5,8 +5,11 @@ from typing import Any
 
 from django.db.models import Sum
 
-from apps.billing.operations import refund_source, settle_hold
+from apps.billing.budgets import Attribution, attribution_of_actor
+from apps.billing.models import Hold
+from apps.billing.operations import InsufficientBalance, hold, refund_source, settle_hold
 from apps.billing.queries import get_captured_nano
+from apps.catalog.models import PriceRule
 from apps.contracts.failures import CAUSES, Blame, FailureCode
 from apps.core import audit, outbox
 from apps.core.money import rated
@@ -116,6 +119,31 @@ def pause_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
         billed_gpu_ms=billed_ms,
         cost_nano=cost,
     )
+
+
+def hold_cap(
+    *, job: FineTuningJob, price_rule: PriceRule | None, amount_nano: int, by: str, idempotency_key: str
+) -> Hold:
+    """Set the job's cap aside. Raises InsufficientBalance naming the field that lowers it, BudgetExceeded."""
+    try:
+        return hold(
+            organization=job.organization_id,
+            purpose="job",
+            source=job.pk,
+            amount_nano=amount_nano,
+            by=by,
+            idempotency_key=idempotency_key,
+            attribution=attribution_of(job=job),
+            price_rule=price_rule,
+        )
+    except InsufficientBalance as short:
+        short.param = "budget.max_cost_usd"
+        raise
+
+
+def attribution_of(*, job: FineTuningJob) -> Attribution:
+    """Return to whom the job is charged back: who started it, and its metadata."""
+    return attribution_of_actor(organization=job.organization_id, by=job.created_by, labels=job.metadata)
 
 
 def resume_hold_nano(*, job: FineTuningJob) -> int:

@@ -141,7 +141,13 @@ def _priced(
     """Return the suggestion with the estimate of the cheapest pool that takes the changed job now."""
     changed = msgspec.structs.replace(recipe, **changes)
     try:
-        quotes = get_quotes(base_model=job.base_model, version=job.training_file, recipe=changed, now=now)
+        quotes = get_quotes(
+            base_model=job.base_model,
+            version=job.training_file,
+            recipe=changed,
+            now=now,
+            validation=job.validation_file,
+        )
     except DomainError:
         quotes = []
     found = next((quoted for quoted in quotes if quoted.is_launchable), None)

@@ -34,6 +34,7 @@ from apps.finetuning.lifecycle import (
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run, Worker
 from apps.finetuning.quotas import reason_to_wait, try_lock_quota
 from apps.finetuning.scheduling import queue_order
+from apps.finetuning.trackers import open_trackers
 
 _URL_SECONDS = 3600
 _LEAST_CHECKPOINT_SECONDS = 15.0
@@ -151,6 +152,7 @@ def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -
         estimated_peak_bytes=job.estimate.get("peak_bytes"),
         evaluation=msgspec.convert(job.requested.get("evaluation"), EvaluationPlan | None),
         exports=tuple(job.requested.get("exports") or ()),
+        trackers=open_trackers(job=job),
     )
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from apps.catalog.models import BaseModel
 from apps.contracts.adapter_files import ARCHITECTURES, TARGET_MODULES
-from apps.contracts.runs import Method, Objective
+from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.contracts.split import MAX_SHARE
 from apps.core.errors import InvalidValue
 
@@ -30,8 +30,9 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to train, and how its result is delivered."""
+    """One way to train, and how its result is delivered. `key` names it in forms and addresses."""
 
+    key: str
     method: Method
     use_dora: bool
     name: str
@@ -65,6 +66,11 @@ def get_limits(*, base_model: BaseModel) -> Limits:
     )
 
 
+def kind_of(*, base_model: BaseModel, recipe: Hyperparameters) -> Kind:
+    """Return which of the model's ways to train a recipe is."""
+    return next(kind for kind in _kinds(base_model) if (kind.method, kind.use_dora) == (recipe.method, recipe.use_dora))
+
+
 def require_within(limits: Limits, values: Mapping[str, Any]) -> None:
     """Raise InvalidValue for the first value outside its limit."""
     for limit in limits.hyperparameters:
@@ -77,11 +83,11 @@ def _kinds(base_model: BaseModel) -> tuple[Kind, ...]:
     architectures = base_model.config.get("architectures")
     adapter = "adapter" if architectures is None or ARCHITECTURES & set(architectures) else "model"
     return (
-        Kind(method=Method.LORA, use_dora=False, name="LoRA", delivered_as=adapter),
-        Kind(method=Method.QLORA, use_dora=False, name="QLoRA", delivered_as=adapter),
-        Kind(method=Method.LORA, use_dora=True, name="DoRA", delivered_as="model"),
-        Kind(method=Method.QLORA, use_dora=True, name="QDoRA", delivered_as="model"),
-        Kind(method=Method.FULL, use_dora=False, name="Full fine-tuning", delivered_as="model"),
+        Kind(key="lora", method=Method.LORA, use_dora=False, name="LoRA", delivered_as=adapter),
+        Kind(key="qlora", method=Method.QLORA, use_dora=False, name="QLoRA", delivered_as=adapter),
+        Kind(key="dora", method=Method.LORA, use_dora=True, name="DoRA", delivered_as="model"),
+        Kind(key="qdora", method=Method.QLORA, use_dora=True, name="QDoRA", delivered_as="model"),
+        Kind(key="full", method=Method.FULL, use_dora=False, name="Full fine-tuning", delivered_as="model"),
     )
 
 

@@ -208,6 +208,21 @@ class FineTuningJob(OrganizationModel):
         triggers = [status_trigger("job_status", JOB_TRANSITIONS)]
 
 
+class TrackerKey(OrganizationModel):
+    """An organization's account at an experiment tracker, for its jobs to report to."""
+
+    id = IdField(prefix="trk")
+    kind = models.CharField(max_length=8, choices=[("wandb", "Weights & Biases"), ("mlflow", "MLflow")])
+    url = models.URLField(max_length=400, blank=True, help_text="Of an MLflow tracking server.")
+    secret_sealed = models.BinaryField(help_text="The key or token, encrypted.")
+    hint = models.CharField(max_length=8, help_text="The last characters, to tell keys apart.")
+    updated_by = models.CharField(max_length=64)
+    updated_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["organization", "kind"], name="tracker_one_of_a_kind")]
+
+
 class Run(OrganizationModel):
     """One attempt at a job. While leased, `attempt` is the fencing token every worker write must carry."""
 

@@ -2,14 +2,14 @@
 
 import datetime
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from django.db import transaction
 
-from apps.billing.operations import hold
+from apps.catalog.licences import require_licence
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.contracts.chat import RowKind
@@ -23,10 +23,13 @@ from apps.datasets.operations import COUNT_NOW_BYTES, count_tokens, request_coun
 from apps.datasets.queries import find_token_count, get_version
 from apps.finetuning import attempts, events, outcomes, recipes
 from apps.finetuning.beginnings import Beginning, find_beginning
+from apps.finetuning.delivery import required_exports
 from apps.finetuning.lifecycle import JOB_TRANSITIONS
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotas import require_room_for_job
 from apps.finetuning.quoting import PoolQuote, quote_pools, snapshot, split_key, with_plan
+from apps.finetuning.trackers import check_integrations
+from apps.finetuning.training_data import training_data
 
 SUFFIX = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?$")
 _MOST_METADATA = 16
@@ -83,6 +86,7 @@ class JobRequest:
     suffix: str = ""
     seed: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    integrations: Sequence[Mapping[str, Any]] = ()
     requested: Mapping[str, Any] = field(default_factory=dict)
     idempotency_key: str | None = None
     fingerprint: str = ""
@@ -94,7 +98,8 @@ def create_job(*, organization: Any, request: JobRequest, by: str, now: datetime
     """Create the job; when its file is validated already, hold its cost and queue it in the same breath.
 
     The same idempotency key returns the same job, and so does a client's own retry within minutes. Raises NotFound,
-    InvalidValue, InvalidTrainingFile, DoesNotFit, CannotLaunch, QuotaExceeded, InsufficientBalance; nothing is left.
+    LicenceNotAccepted, InvalidValue, InvalidTrainingFile, DoesNotFit, CannotLaunch, QuotaExceeded, InsufficientBalance;
+    nothing is left.
     """
     if found := _created_before(organization, request, by, now):
         return found
@@ -128,6 +133,7 @@ def _created_before(organization: Any, request: JobRequest, by: str, now: dateti
 def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
     beginning = find_beginning(organization=organization, model=request.base_model)
     base_model = beginning.base_model
+    require_licence(organization=organization, base_model=base_model)
     training_file = _usable_file(organization, request.training_file, "training_file")
     validation_file = request.validation_file and _usable_file(organization, request.validation_file, "validation_file")
     chosen = choose_recipe(beginning, request, training_file=training_file, validation_file=validation_file or None)
@@ -154,7 +160,11 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
             "spend_cap_nano": request.spend_cap_nano,
             "fingerprint": request.fingerprint,
             "start_from": beginning.start_from,
+            "integrations": check_integrations(organization=organization, asked=request.integrations),
             "choices": msgspec.to_builtins(chosen.choices),
+            "exports": required_exports(
+                base_model=base_model, recipe=recipe, asked=request.requested.get("exports") or []
+            ),
         },
         metadata=dict(request.metadata),
         seed=recipe.seed,
@@ -248,6 +258,8 @@ def require_ready(version: DatasetVersion, param: str) -> None:
 
 
 def _invalid_file(version: DatasetVersion, param: str) -> InvalidTrainingFile:
+    if version.status == "deleted":
+        return InvalidTrainingFile(f"{version.pk} was deleted before the job could begin.", param=param)
     first = version.errors[0] if version.errors else {}
     where = f" First: line {first['line']}: {first['message']}" if first else ""
     return InvalidTrainingFile(f"{version.pk} has {version.error_count} invalid lines.{where}", param=param)
@@ -280,10 +292,9 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     job.gpu_count = estimate.gpu_count
     require_room_for_job(job=job, seconds=(estimate.train_seconds_p50 or 0.0) * job.gpu_count, now=now)
     recipe = with_plan(msgspec.convert(job.hyperparameters, Hyperparameters), estimate)
-    held = hold(
-        organization=job.organization_id,
-        purpose="job",
-        source=job.pk,
+    held = attempts.hold_cap(
+        job=job,
+        price_rule=quoted.price,
         amount_nano=cap_nano,
         by=job.created_by,
         idempotency_key=f"hold:{job.pk}",
@@ -319,7 +330,13 @@ def _place(quoted: PoolQuote) -> str:
 
 def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
     recipe = msgspec.convert(job.hyperparameters, Hyperparameters)
-    quotes = get_quotes(base_model=job.base_model, version=job.training_file, recipe=recipe, now=now)
+    quotes = get_quotes(
+        base_model=job.base_model,
+        version=job.training_file,
+        recipe=recipe,
+        now=now,
+        validation=job.validation_file,
+    )
     name, gpu_count = split_key(job.requested.get("pool") or "", gpu_count=job.requested.get("gpu_count"))
     if name:
         quotes = [quoted for quoted in quotes if quoted.pool.name == name]
@@ -349,7 +366,12 @@ def _with_gpus(quotes: list[PoolQuote], gpu_count: int | None) -> list[PoolQuote
 
 
 def get_quotes(
-    *, base_model: BaseModel, version: DatasetVersion, recipe: Hyperparameters, now: datetime.datetime
+    *,
+    base_model: BaseModel,
+    version: DatasetVersion,
+    recipe: Hyperparameters,
+    now: datetime.datetime,
+    validation: DatasetVersion | None = None,
 ) -> list[PoolQuote]:
     """Return a quote for each open pool, counting the file's tokens first when nobody has yet.
 
@@ -360,7 +382,16 @@ def get_quotes(
     if is_still_counting(version=version, base_model=counting):
         raise StillCounting(f"The tokens of {version.pk} are being counted: try again soon.", param="training_file")
     count = count_tokens(version=version, base_model=counting)
-    return quote_pools(base_model=base_model, version=version, count=count, hyperparameters=recipe, now=now)
+    data = training_data(
+        version=version,
+        count=count,
+        recipe=recipe,
+        validation=validation,
+        validation_count=find_token_count(version=validation, base_model=counting) if validation else None,
+    )
+    return quote_pools(
+        base_model=base_model, data=data, hyperparameters=recipe, organization=version.organization_id, now=now
+    )
 
 
 def is_still_counting(*, version: DatasetVersion, base_model: BaseModel) -> bool:

@@ -7,6 +7,7 @@ import datetime
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from django.db.models import Case, Q, Value, When
 
@@ -29,7 +30,8 @@ class PoolState:
 
     `probe` is the newest measurement for the method: of the same model if there is one, else of any. Full training
     is told from one of LoRA where it was not measured itself.
-    `seconds_ahead` is the expected training time of the work waiting or running, over all workers.
+    `seconds_ahead` is the expected time of the work waiting or running, over all workers; `has_weights`: each live
+    worker has loaded the base model before.
     `correction` is what finished runs taught; all tenants' runs teach, none is shown.
     """
 
@@ -40,24 +42,32 @@ class PoolState:
     probe: ThroughputProbe | None
     seconds_ahead: float
     correction: Correction | None
+    has_weights: bool = False
 
 
-def open_pool_states(*, base_model: BaseModel, family: str, method: str, now: datetime.datetime) -> list[PoolState]:
-    """Return every pool that takes jobs, with what is known of it. `family` is the architecture's model_type."""
+def open_pool_states(
+    *, base_model: BaseModel, family: str, method: str, now: datetime.datetime, organization: Any = None
+) -> list[PoolState]:
+    """Return every pool that takes jobs, with what is known of it, at the organization's prices.
+
+    `family` is the architecture's model_type.
+    """
     pools = list(GpuPool.objects.filter(is_open=True).select_related("gpu_type", "calibration").order_by("name"))
-    prices = {rule.sku: rule for rule in list_active_prices(prefix="training:")}
-    gpus = _gpus_of_live_workers(pools, now)
+    prices = {rule.sku: rule for rule in list_active_prices(prefix="training:", organization=organization)}
+    workers = _live_workers(pools, now)
+    fetched = _with_weights(base_model, [worker for each in workers.values() for worker in each])
     probes = _newest_probes(pools, base_model, method)
     ahead = _seconds_ahead(pools)
     return [
         PoolState(
             pool=pool,
             price=prices.get(training_sku(pool)),
-            live_workers=len(gpus[pool.pk]),
-            gpus_per_worker=max(gpus[pool.pk], default=0),
+            live_workers=len(workers[pool.pk]),
+            gpus_per_worker=max(workers[pool.pk].values(), default=0),
             probe=probes.get(pool.pk),
             seconds_ahead=ahead[pool.pk],
             correction=correction_of(pool=pool, family=family, method=method),
+            has_weights=bool(workers[pool.pk]) and workers[pool.pk].keys() <= fetched,
         )
         for pool in pools
     ]
@@ -85,17 +95,28 @@ def list_shape_probes(*, pool: GpuPool) -> list[ThroughputProbe]:
 
 
 def seconds_ahead(*, pool: GpuPool) -> float:
-    """Return the estimated training seconds of the runs waiting or running in the pool, by the work still to do."""
+    """Return the estimated seconds of the runs waiting or running in the pool, by the work still to do."""
     return _seconds_ahead([pool])[pool.pk]
 
 
-def _gpus_of_live_workers(pools: Sequence[GpuPool], now: datetime.datetime) -> dict[str, list[int]]:
-    """The number of GPUs of each live worker; a CPU worker trains one job at a time, as one GPU does."""
-    found: dict[str, list[int]] = defaultdict(list)
+def _live_workers(pools: Sequence[GpuPool], now: datetime.datetime) -> dict[str, dict[str, int]]:
+    """The GPUs of each live worker, by pool; a CPU worker trains one job at a time, as one GPU does."""
+    found: dict[str, dict[str, int]] = defaultdict(dict)
     workers = Worker.objects.filter(live_worker_filter(now), pool__in=pools)
-    for pool_id, gpus in workers.values_list("pool_id", "gpus"):
-        found[pool_id].append(max(1, len(gpus)))
+    for pool_id, worker_id, gpus in workers.values_list("pool_id", "pk", "gpus"):
+        found[pool_id][worker_id] = max(1, len(gpus))
     return found
+
+
+def _with_weights(base_model: BaseModel, workers: Sequence[str]) -> set[str]:
+    """The workers that have measured or trained the base model, and so hold its files."""
+    if base_model.path:
+        return set(workers)
+    probed = ThroughputProbe.objects.filter(base_model=base_model, worker__in=workers)
+    with system():  # whoever's run it was, the files are there
+        trained = Run.objects.filter(job__base_model=base_model, worker__in=workers, training_started_at__isnull=False)
+        found = [*probed.values_list("worker_id", flat=True), *trained.values_list("worker_id", flat=True)]
+    return {worker_id for worker_id in found if worker_id}
 
 
 def _newest_probes(pools: Sequence[GpuPool], base_model: BaseModel, method: str) -> dict[str, ThroughputProbe]:
@@ -112,9 +133,11 @@ def _seconds_ahead(pools: Sequence[GpuPool]) -> dict[str, float]:
     ahead: dict[str, float] = defaultdict(float)
     with system():  # the queue is shared: other tenants' work counts, and only the sum is shown
         runs = Run.objects.filter(pool__in=pools, status__in=RUN_ACTIVE).values_list(
-            "pool_id", "job__step", "job__total_steps", "job__estimate__train_seconds_p50"
-        )
-        for pool_id, step, total_steps, seconds in runs:
+            "pool_id", "job__step", "job__total_steps", "job__estimate__train_seconds_p50",
+            "job__estimate__run_seconds_p50",
+        )  # fmt: skip
+        for pool_id, step, total_steps, training, whole in runs:
             done = step / total_steps if total_steps else 0.0
-            ahead[pool_id] += (seconds or 0.0) * (1.0 - done)
+            beside = (whole or 0.0) - (training or 0.0) if whole and not step else 0.0  # download and start-up
+            ahead[pool_id] += (training or 0.0) * (1.0 - done) + beside
     return ahead

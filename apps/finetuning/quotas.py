@@ -3,12 +3,12 @@
 import datetime
 from typing import Any
 
-from django.db.models import QuerySet, Sum
+from django.db.models import Max, Q, QuerySet, Sum
 
 from apps.core import audit, locks
 from apps.core.errors import QuotaExceeded
 from apps.finetuning.lifecycle import JOB_TERMINAL, RUN_HOLDING_LEASE
-from apps.finetuning.models import FineTuningJob, Quota, Run
+from apps.finetuning.models import Checkpoint, FineTuningJob, Quota, Run
 
 LIMITS = ("concurrent_gpus", "queued_jobs", "gpu_seconds_per_month", "storage_bytes", "requests_per_minute", "weight")
 
@@ -32,12 +32,20 @@ def set_quota(*, organization: Any, by: str, now: datetime.datetime, **limits: i
 
 
 def used_gpu_seconds(*, organization: Any, now: datetime.datetime) -> int:
-    """Return the GPU-seconds billed to jobs since the start of the month (UTC)."""
+    """Return the GPU-seconds billed since the start of the month (UTC).
+
+    A job that began before counts with what its last checkpoint of the old month does not hold.
+    """
     month = now.astimezone(datetime.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    jobs = FineTuningJob.objects.filter(
-        organization_id=getattr(organization, "pk", organization), created_at__gte=month
+    jobs = FineTuningJob.objects.for_organization(organization).filter(
+        Q(finished_at=None) | Q(finished_at__gte=month), billed_gpu_ms__gt=0
     )
-    return (jobs.aggregate(total=Sum("billed_gpu_ms"))["total"] or 0) // 1000
+    used_ms = dict(jobs.values_list("pk", "billed_gpu_ms"))
+    old = Checkpoint.objects.filter(job__in=used_ms, created_at__lt=month, quarantined_at=None)
+    by_run = old.values("job_id", "run_id").annotate(before_ms=Max("billed_gpu_ms"))
+    for each in by_run:
+        used_ms[each["job_id"]] -= each["before_ms"]
+    return sum(max(left_ms, 0) for left_ms in used_ms.values()) // 1000
 
 
 def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.datetime) -> None:

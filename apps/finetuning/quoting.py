@@ -15,7 +15,6 @@ from apps.contracts.runs import Hyperparameters
 from apps.contracts.worker_api import ProbeReport
 from apps.core.errors import InvalidValue
 from apps.core.money import rated
-from apps.datasets.models import DatasetVersion, TokenCount
 from apps.estimates import architectures, gpus, published
 from apps.estimates.errors import EstimateError
 from apps.estimates.fixes import Fix
@@ -26,9 +25,11 @@ from apps.estimates.throughput import ProbeRow, SpeedSource
 from apps.finetuning.lifecycle import LEASE_SECONDS, MOST_CHECKPOINT_SECONDS, REAPER_SECONDS
 from apps.finetuning.models import GpuPool, ThroughputProbe
 from apps.finetuning.pool_facts import PoolState, open_pool_states
+from apps.finetuning.training_data import TrainingData
 
 _CAP_OVER_P90 = 1.25  # room for a slow day before a run pauses at its cap
 _LEAST_CAP_SECONDS = 60
+_WEIGHT_BYTES = 2  # of each parameter in a hub repository, by any method
 _NOTICED_SECONDS = LEASE_SECONDS + REAPER_SECONDS / 2  # until a machine taken away is missed
 _DATA = Path(__file__).resolve().parents[1] / "catalog" / "data"
 GPU_COUNTS = (1, 2, 4, 8)  # of one machine; a count that does not divide the batch would train another batch
@@ -101,18 +102,24 @@ class Way:
 def quote_pools(
     *,
     base_model: BaseModel,
-    version: DatasetVersion,
-    count: TokenCount,
+    data: TrainingData,
     hyperparameters: Hyperparameters,
+    organization: Any,
     now: datetime.datetime,
 ) -> list[PoolQuote]:
     """Return a quote for each open pool and sensible number of GPUs, launchable ones first, then by cost.
 
+    Prices are the organization's.
+
     Raises CannotEstimate, NothingToTrain, InvalidValue; each names the field at fault.
     """
-    request = _request(base_model, version, count, hyperparameters)
+    request = _request(base_model, data, hyperparameters)
     states = open_pool_states(
-        base_model=base_model, family=request.architecture.model_type, method=request.method, now=now
+        base_model=base_model,
+        family=request.architecture.model_type,
+        method=request.method,
+        now=now,
+        organization=organization,
     )
     quotes = [quoted for state in states for quoted in _quote_pool(state, request, base_model)]
     return sorted(_with_ways(quotes), key=_by_use)
@@ -195,13 +202,11 @@ def snapshot(estimate: Estimate) -> dict[str, Any]:
 # --- the question ---------------------------------------------------------------------------------------------------
 
 
-def _request(
-    base_model: BaseModel, version: DatasetVersion, count: TokenCount, recipe: Hyperparameters
-) -> QuoteRequest:
-    if not count.tokens or not count.trained_tokens or not version.rows:
+def _request(base_model: BaseModel, data: TrainingData, recipe: Hyperparameters) -> QuoteRequest:
+    if not data.tokens or not data.trained_tokens or not data.rows:
         raise NothingToTrain(
-            f"{version.pk} has no trained tokens: every row needs an assistant's answer, and what the longest row "
-            "allows must reach it.",
+            f"The file has no trained tokens: every row needs an assistant's answer, and within {recipe.max_length:,} "
+            "tokens it must be reached.",
             param="training_file",
         )
     try:
@@ -211,16 +216,19 @@ def _request(
             max_length=recipe.max_length,
             batch_size=recipe.batch_size,
             epochs=recipe.epochs,
-            rows=version.rows,
-            tokens=count.tokens,
-            trained_tokens=count.trained_tokens,
-            longest_row_tokens=count.longest_row_tokens,
+            rows=data.rows,
+            tokens=data.tokens,
+            trained_tokens=data.trained_tokens,
+            longest_row_tokens=data.longest_row_tokens,
             lora_rank=recipe.lora_rank,
             lora_dropout=recipe.lora_dropout,
             target_modules=recipe.target_modules,
             use_dora=recipe.use_dora,
             use_rslora=recipe.use_rslora,
-            row_lengths=tuple((int(length), int(rows)) for length, rows in count.histogram),
+            row_lengths=data.row_lengths,
+            evaluations=recipe.epochs if data.evaluation_tokens else 0,
+            evaluation_tokens=data.evaluation_tokens,
+            checkpoints=None,
         )
     except EstimateError as error:
         raise as_invalid(error) from error
@@ -248,6 +256,7 @@ def _facts(state: PoolState, base_model: BaseModel) -> PoolFacts:
         interruptions_per_hour=state.pool.interruptions_per_hour,
         restart_seconds=_NOTICED_SECONDS + startup_seconds,
         checkpoint_seconds_apart=MOST_CHECKPOINT_SECONDS,
+        download_bytes=0 if base_model.path or state.has_weights else _WEIGHT_BYTES * base_model.parameter_count,
         bills_redone_work=False,  # an attempt is billed up to its last durable step
     )
 
@@ -336,6 +345,8 @@ def _block_reason(state: PoolState, estimate: Estimate, base_model: BaseModel) -
         return estimate.reason or "Does not fit."
     if not base_model.is_installed:
         return f"{base_model.display_name} is not installed on this platform: it can be quoted, not trained."
+    if base_model.is_gated and not base_model.path and base_model.hub_token_sealed is None:
+        return f"{base_model.display_name} is gated, and its operator has stored no token that opens it."
     if state.price is None:
         return "No price is set for this pool."
     if not state.live_workers:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from apps.catalog.models import BaseModel
+from apps.contracts.adapter_files import MAX_SCALE, get_scale
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.errors import InvalidValue
 from apps.finetuning.limits import SCHEDULERS, SERVABLE_RANKS, Limits, get_limits, require_within
@@ -111,6 +112,12 @@ def _require_sensible(values: Mapping[str, Any], method: Method) -> None:
         for name in ("use_dora", "use_rslora"):
             if values[name]:
                 raise InvalidValue(f"{name} belongs to an adapter; full fine-tuning has none.", param=f"lora.{name}")
+        return
+    config = {"r": values["lora_rank"], "lora_alpha": values["lora_alpha"], "use_rslora": values["use_rslora"]}
+    if get_scale(config) > MAX_SCALE:
+        by = "the rank's root" if values["use_rslora"] else "the rank"
+        message = f"lora_alpha by {by} is {get_scale(config):g}; no replica serves an adapter above {MAX_SCALE:g}."
+        raise InvalidValue(message, param="hyperparameters.lora_alpha")
 
 
 def _multiplier(value: Any) -> float:

@@ -6,6 +6,8 @@ from typing import Any
 
 from django.db import transaction
 
+from apps.catalog.licences import LicenceNotAccepted
+from apps.catalog.models import BaseModel
 from apps.contracts.runs import Hyperparameters
 from apps.core.errors import DomainError, QuotaExceeded
 from apps.datasets.queries import get_version
@@ -23,13 +25,14 @@ from apps.finetuning.operations import (
 from apps.finetuning.quoting import PoolQuote
 
 # Reasons that a good request cannot start now; whatever else is wrong is an error in the request itself.
-_REFUSALS = (DoesNotFit, CannotLaunch, QuotaExceeded)
+_REFUSALS = (DoesNotFit, CannotLaunch, QuotaExceeded, LicenceNotAccepted)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
     """What creating the job would have done. Where it would have been refused, pool, GPUs and hold are None."""
 
+    base_model: BaseModel
     recipe: Hyperparameters
     quotes: list[PoolQuote]
     pool: str | None
@@ -57,9 +60,10 @@ def rehearse_job(*, organization: Any, request: JobRequest, by: str, now: dateti
         validation = get_version(organization=organization, id=request.validation_file, param="validation_file")
         require_ready(validation, "validation_file")
     recipe = choose_recipe(beginning, request, training_file=version, validation_file=validation).hyperparameters
-    quotes = get_quotes(base_model=beginning.base_model, version=version, recipe=recipe, now=now)
+    quotes = get_quotes(base_model=beginning.base_model, version=version, recipe=recipe, now=now, validation=validation)
     job, refusal = _create_and_undo(organization, request, by, now)
     return Rehearsal(
+        base_model=beginning.base_model,
         recipe=recipe,
         quotes=quotes,
         pool=job.pool.name if job and job.pool else None,

@@ -233,6 +233,9 @@ def finish_run(*, lease: Lease, outcome: wire.RunOutcome) -> tuple[Run, FineTuni
 
 
 def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now: datetime.datetime) -> None:
+    if job.cancel_requested_at:  # after the worker last asked: what it delivered is not wanted
+        _discard_result(run, job, outcome, now)
+        return
     upload = Upload.objects.get(pk=outcome.upload_id, run=run)
     require_complete(upload=upload, manifest_sha256=outcome.manifest_sha256)
     try:
@@ -249,6 +252,14 @@ def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now
     )
     outcomes.record_success(run=run, job=job, tokens=outcome.tokens, now=now)
     _forget_checkpoints_after_success(job)
+
+
+def _discard_result(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now: datetime.datetime) -> None:
+    """End the job as cancelled, keep its checkpoints and delete the result."""
+    _end_run(run, "cancelled", outcome, now)
+    attempts.cancel_job(job=job, now=now)
+    for upload in run.uploads.exclude(kind="checkpoint"):
+        outbox.publish(topic="objects.delete", key=f"delete:{upload.pk}", payload={"prefix": upload.object_prefix})
 
 
 def _publish(job: FineTuningJob, run: Run, upload: Upload, outcome: wire.Succeeded) -> AdapterVersion:

@@ -4,7 +4,7 @@ import datetime
 
 from django.db import transaction
 
-from apps.billing.operations import hold
+from apps.billing.budgets import holds_of_budget
 from apps.core import audit
 from apps.core.errors import InvalidState
 from apps.core.money import nano_to_usd
@@ -45,7 +45,7 @@ def request_pause(*, job: FineTuningJob, by: str, now: datetime.datetime) -> Fin
 def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nano: int | None = None) -> FineTuningJob:
     """Hold what is left of the cap (or of a new one) and queue a paused job again, from its last checkpoint.
 
-    Raises InvalidState unless the job is paused and its cap leaves room to go on, and InsufficientBalance.
+    Raises InvalidState unless the job is paused and its cap leaves room, InsufficientBalance, BudgetExceeded.
     """
     job = _locked(job)
     if job.status != "paused":
@@ -59,10 +59,9 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nan
         )
     run = attempts.queue_attempt(job=job)
     amount_nano = attempts.resume_hold_nano(job=job)
-    held = hold(
-        organization=job.organization_id,
-        purpose="job",
-        source=job.pk,
+    held = attempts.hold_cap(
+        job=job,
+        price_rule=job.price_rule,
         amount_nano=amount_nano,
         by=by,
         idempotency_key=f"hold:{job.pk}:{run.attempt}",
@@ -81,6 +80,16 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nan
         organization=job.organization_id, by=by, action="job.resumed", target=job.pk, cap_nano=job.spend_cap_nano
     )
     return job
+
+
+def pause_jobs_of_budget(*, budget_id: str, now: datetime.datetime) -> int:
+    """Ask the running jobs that an exhausted budget pays for to checkpoint and pause; return how many were asked."""
+    sources = holds_of_budget(budget_id=budget_id).filter(purpose="job", status="open").values_list("source", flat=True)
+    running = FineTuningJob.objects.filter(pk__in=list(sources), status="running")
+    for job in running:
+        request_pause(job=job, by="system", now=now)
+        events.append(job, level="warn", message="A budget of the organization is used up: pausing")
+    return len(running)
 
 
 def _locked(job: FineTuningJob) -> FineTuningJob:

@@ -5,11 +5,13 @@ from typing import Any
 from celery import current_app, shared_task
 
 from apps.core.clock import db_now
+from apps.finetuning import storage
 from apps.finetuning.accuracy import refresh_public_reports
 from apps.finetuning.calibrations import refit_pools
 from apps.finetuning.leases import reclaim_expired_leases
 from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.operations import admit_when_ready
+from apps.finetuning.stopping import pause_jobs_of_budget
 from apps.finetuning.verdicts import tell_of_verdict
 
 
@@ -30,6 +32,16 @@ def admit_waiting(**_: Any) -> None:
     """Look again at jobs whose files were not validated yet."""
     for job_id in FineTuningJob.objects.filter(status="validating_files").values_list("pk", flat=True):
         admit_when_ready(job_id=job_id)
+
+
+def pause_over_budget(*, key: str, payload: dict[str, Any]) -> None:
+    """Pause the running jobs of a budget that is used up; outbox handler, harmless when repeated."""
+    pause_jobs_of_budget(budget_id=payload["budget_id"], now=db_now())
+
+
+@shared_task(name="finetuning.sample_storage")
+def sample_storage(**_: Any) -> None:
+    storage.sample_storage(now=db_now())
 
 
 @shared_task(name="finetuning.learn_from_runs")

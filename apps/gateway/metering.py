@@ -87,7 +87,7 @@ class Metering:
 
     async def admit(self, caller: Caller, route: Route, request: EngineRequest, *, usage_id: str) -> Ticket:
         """Reserve the worst case of the request and begin it. Raises PriceNotSet, InsufficientBalance, Unavailable."""
-        prices = self._routes.prices_of(route)
+        prices = self._routes.prices_of(route, organization_id=caller.organization_id)
         if self._shipper.waiting > MOST_WAITING or not self._spool.has_room():
             raise Unavailable("Requests cannot be metered at the moment. Try again shortly.", retry_after_seconds=5)
         worst_case_nano = cost_nano(
@@ -95,7 +95,7 @@ class Metering:
             input_tokens=request.input_tokens_bound(route.context_length),
             output_tokens=request.output_tokens_bound(route.context_length),
         )
-        reservation = await self._purses.reserve(caller.organization_id, worst_case_nano)
+        reservation = await self._purses.reserve(caller.organization_id, caller.key_id, worst_case_nano)
         ticket = Ticket(self, usage_id, caller, route, prices, reservation, Meter(request.choice_count))
         self._spool.start(
             Start(

@@ -1,4 +1,4 @@
-"""What this gateway may still spend of each organization's money, decided without a query.
+"""What this gateway may still spend with each key of its organization's money, decided without a query.
 
 The worst case of a request is reserved before it starts and settled at what it used. The money was set aside in the
 ledger first (billing.slices), so whatever happens here, no more is spent than the wallet had.
@@ -9,9 +9,8 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from apps.billing.operations import InsufficientBalance
 from apps.billing.slices import SLICE_SECONDS, close_slice, lease_slice, renew_slices
-from apps.core.errors import Unavailable
+from apps.core.errors import QuotaExceeded, Unavailable
 from apps.gateway.database import DATABASE_ERRORS, Database
 
 logger = logging.getLogger(__name__)
@@ -25,10 +24,13 @@ _TEND_SECONDS = 1.0
 _REFUSAL_SECONDS = 1.0
 
 
+_Owner = tuple[str, str]  # organization and key: a budget may end one key's spending and not another's
+
+
 @dataclass
 class _Slice:
     hold_id: str
-    organization_id: str
+    owner: "_Owner"
     amount_nano: int
     renewed_at: float
     last_grant_nano: int
@@ -53,7 +55,7 @@ class _Purse:
     current: _Slice | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     refill: "asyncio.Task[None] | None" = None
-    refusal: InsufficientBalance | None = None
+    refusal: QuotaExceeded | None = None
     refused_nano: int = 0
     refused_at: float = 0.0
 
@@ -80,44 +82,45 @@ class Purses:
     def __init__(self, database: Database, *, name: str) -> None:
         self._database = database
         self._name = name
-        self._purses: dict[str, _Purse] = {}
+        self._purses: dict[_Owner, _Purse] = {}
         self._slices: dict[str, _Slice] = {}  # every slice with requests to ship, current or not
 
-    async def reserve(self, organization_id: str, amount_nano: int) -> Reservation:
-        """Set the amount aside. Raises InsufficientBalance, Unavailable."""
+    async def reserve(self, organization_id: str, key_id: str, amount_nano: int) -> Reservation:
+        """Set the amount aside. Raises InsufficientBalance, BudgetExceeded, Unavailable."""
         if not amount_nano:
             return Reservation(None, 0)
-        purse = self._purses.setdefault(organization_id, _Purse())
+        owner = (organization_id, key_id)
+        purse = self._purses.setdefault(owner, _Purse())
         # Again after each lease: others take from the slice without the lock while this one waits for the ledger.
         while not _can_give(purse, amount_nano):
             async with purse.lock:
                 if not _can_give(purse, amount_nano):
-                    await self._lease(organization_id, purse, amount_nano)
-        return self._take(organization_id, purse, amount_nano)
+                    await self._lease(owner, purse, amount_nano)
+        return self._take(owner, purse, amount_nano)
 
-    def _take(self, organization_id: str, purse: _Purse, amount_nano: int) -> Reservation:
+    def _take(self, owner: _Owner, purse: _Purse, amount_nano: int) -> Reservation:
         current = purse.current
         assert current is not None  # it can give, and nothing was awaited since
         current.reserved_nano += amount_nano
         current.unshipped += 1
         current.used_at = time.monotonic()
         if current.free_nano < REFILL_SHARE * current.last_grant_nano and purse.refill is None:
-            purse.refill = asyncio.ensure_future(self._refill(organization_id, purse))
+            purse.refill = asyncio.ensure_future(self._refill(owner, purse))
         return Reservation(current, amount_nano)
 
-    async def _refill(self, organization_id: str, purse: _Purse) -> None:
+    async def _refill(self, owner: _Owner, purse: _Purse) -> None:
         """Lease more before it is needed, so that no request waits for it."""
         try:
             async with purse.lock:
                 current = purse.current
                 if current is not None and current.free_nano < REFILL_SHARE * current.last_grant_nano:
-                    await self._lease(organization_id, purse, max(current.free_nano, 0) + 1)
-        except (InsufficientBalance, Unavailable):
+                    await self._lease(owner, purse, max(current.free_nano, 0) + 1)
+        except (QuotaExceeded, Unavailable):
             pass  # the request that needs more will say so
         finally:
             purse.refill = None
 
-    async def _lease(self, organization_id: str, purse: _Purse, amount_nano: int) -> None:
+    async def _lease(self, owner: _Owner, purse: _Purse, amount_nano: int) -> None:
         """Have at least the amount free in the purse's slice; the caller holds its lock."""
         current = purse.current if purse.current and purse.current.is_usable() else None
         short_nano = amount_nano - (current.free_nano if current else 0)
@@ -126,18 +129,19 @@ class Purses:
         try:
             leased = await self._database.call(
                 lease_slice,
-                organization=organization_id,
+                organization=owner[0],
+                key_id=owner[1],
                 required_nano=short_nano,
                 by=self._name,
                 hold_id=current.hold_id if current else None,
             )
-        except InsufficientBalance as refusal:
+        except QuotaExceeded as refusal:
             purse.refusal, purse.refused_nano, purse.refused_at = refusal, short_nano, time.monotonic()
             raise
         except DATABASE_ERRORS as error:
             raise Unavailable("The balance cannot be checked at the moment. Try again shortly.") from error
         if current is None or leased.hold_id != current.hold_id:
-            current = _Slice(leased.hold_id, organization_id, 0, started_at, 0)
+            current = _Slice(leased.hold_id, owner, 0, started_at, 0)
             purse.current = self._slices[leased.hold_id] = current
         current.last_grant_nano = leased.amount_nano - current.amount_nano
         current.amount_nano, current.renewed_at = leased.amount_nano, started_at
@@ -172,7 +176,7 @@ class Purses:
     def _drop(self, hold_id: str) -> None:
         logger.warning("slice %s was taken back", hold_id)
         dropped = self._slices.pop(hold_id)
-        purse = self._purses.get(dropped.organization_id)
+        purse = self._purses.get(dropped.owner)
         if purse is not None and purse.current is dropped:
             purse.current = None
 
@@ -183,7 +187,7 @@ class Purses:
                 await self._return(one)
 
     async def _return(self, one: _Slice) -> None:
-        purse = self._purses.setdefault(one.organization_id, _Purse())
+        purse = self._purses.setdefault(one.owner, _Purse())
         async with purse.lock:  # a request that finds the wallet short waits until this money is back in it
             if one.unshipped:
                 return
@@ -192,7 +196,7 @@ class Purses:
             await self._database.call(close_slice, hold_id=one.hold_id, by=self._name)
             self._slices.pop(one.hold_id, None)
         if purse.current is None and purse.refill is None and not purse.lock.locked():
-            self._purses.pop(one.organization_id, None)
+            self._purses.pop(one.owner, None)
 
 
 def _can_give(purse: _Purse, amount_nano: int) -> bool:
@@ -204,4 +208,4 @@ def _raise_recent_refusal(purse: _Purse, short_nano: int) -> None:
     """Answer as the ledger did a moment ago: an organization without credit must not keep it busy."""
     is_recent = time.monotonic() - purse.refused_at < _REFUSAL_SECONDS
     if purse.refusal is not None and is_recent and short_nano >= purse.refused_nano:
-        raise InsufficientBalance(purse.refusal.message, **purse.refusal.data)
+        raise type(purse.refusal)(purse.refusal.message, **purse.refusal.data)

@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 
-from apps.catalog.queries import list_active_prices
+from apps.catalog.queries import list_all_active_prices
 from apps.core.clock import db_now
 from apps.core.errors import Unavailable
 from apps.gateway.database import DATABASE_ERRORS, Database
@@ -45,7 +45,7 @@ class Prices:
 @dataclass(frozen=True)
 class _Table:
     routes: dict[str, Route]
-    prices: dict[str, Price]
+    prices: dict[tuple[str, str | None], Price]  # of a SKU, for everybody or for one organization
     clock_offset_seconds: float
     aliases: dict[str, AliasRoute]
 
@@ -151,9 +151,14 @@ class Routes:
         route = self._visible(model_name, organization_id)
         return route is not None and route.is_loading
 
-    def prices_of(self, route: Route) -> Prices:
-        """Return what the route's tokens cost; adapters cost what their base does. Raises PriceNotSet."""
-        found = [self._table.prices.get(f"inference:{way}:{route.base_model_name}") for way in ("input", "output")]
+    def prices_of(self, route: Route, *, organization_id: str) -> Prices:
+        """Return what the route's tokens cost the organization; adapters cost what their base does.
+
+        Raises PriceNotSet.
+        """
+        skus = [f"inference:{way}:{route.base_model_name}" for way in ("input", "output")]
+        prices = self._table.prices
+        found = [prices.get((sku, organization_id)) or prices.get((sku, None)) for sku in skus]
         if found[0] is None or found[1] is None:
             raise PriceNotSet(
                 "No price is set for this model, so it cannot answer yet. Ask the operator of this installation.",
@@ -167,7 +172,10 @@ class Routes:
 
 
 def _read() -> _Table:
-    prices = {rule.sku: Price(rule.pk, rule.price_nano, rule.per) for rule in list_active_prices(prefix="inference:")}
+    prices = {
+        (rule.sku, rule.organization_id): Price(rule.pk, rule.price_nano, rule.per)
+        for rule in list_all_active_prices(prefix="inference:")
+    }
     before = time.time()
     offset = db_now().timestamp() - (before + time.time()) / 2
     aliases = {alias.model_name: alias for alias in list_alias_routes()}

@@ -97,6 +97,7 @@ def _charge(deployment: Deployment, now: datetime.datetime) -> None:
             organization_id=version.organization_id,
             price=price,
             subject=version.model_name,
+            adapter_version_id=version.pk,
             day=now.astimezone(datetime.UTC).date(),
             quantity=milliseconds,
         )

@@ -5,8 +5,12 @@ from typing import Any
 
 from django import forms
 
+from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel, GpuType
+from apps.catalog.pricing import Tier
 from apps.catalog.queries import list_base_models, list_gpu_types
+from apps.core.money import usd_to_nano
+from apps.finetuning.models import GpuPool
 from apps.finetuning.quotas import LIMITS
 
 GIB = 2**30
@@ -75,7 +79,7 @@ class WorkerTokenForm(forms.Form):
 class BaseModelForm(forms.Form):
     name = forms.SlugField(max_length=80, label="Name", help_text="What customers put in `model`.")
     display_name = forms.CharField(max_length=120, label="Shown as")
-    path = forms.CharField(max_length=400, required=False, label="Path on the workers")
+    path = forms.CharField(max_length=400, required=False, label="Path on the workers", help_text="Or a repository:")
     repo = forms.CharField(max_length=160, required=False, label="Hub repository", help_text="organization/name")
     revision = forms.CharField(max_length=64, required=False, label="Revision", help_text="A commit: 40 hex digits.")
     config = forms.JSONField(required=False, label="config.json", help_text="Of the repository, for its dimensions.")
@@ -93,15 +97,52 @@ class PriceForm(forms.Form):
     sku = forms.CharField(
         max_length=120,
         label="SKU",
-        help_text="training:<pool>, inference:input:<model>, inference:output:<model>, warm:<model>",
+        help_text="training:<pool>, inference:<input or output>:<model>, warm:<model> or storage:bytes",
     )
     price_usd = forms.DecimalField(label="Price in dollars", **_MONEY)  # type: ignore[arg-type]
+    organization = forms.ModelChoiceField(
+        queryset=Organization.objects.none(), required=False, empty_label="Everybody", label="For"
+    )
+    effective_from = forms.DateTimeField(
+        required=False,
+        label="From",
+        help_text="UTC; empty: at once.",
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}),
+    )
+    tiers = forms.CharField(
+        required=False,
+        label="Volume tiers",
+        widget=forms.Textarea(attrs={"rows": 2}),
+        help_text="One a line: units of a month, a colon, the price beyond them. 100000000: 0.05",
+    )
 
-    @property
-    def unit(self) -> str:
-        """Return what the SKU is counted in; the price is for a million tokens or an hour."""
-        kind = self.cleaned_data["sku"].split(":", 1)[0]
-        return {"training": "gpu_ms", "warm": "warm_ms"}.get(kind, "tokens")
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.fields["organization"].queryset = Organization.objects.order_by("name")  # type: ignore[attr-defined]
+
+    def previewed(self) -> str:
+        """Return what identifies these values, to know them again when they are confirmed."""
+        data = self.cleaned_data
+        owner = data["organization"].pk if data["organization"] else ""
+        return f"{data['sku']} {data['price_usd']:f} {owner} {data['effective_from'] or ''} {data['tiers']}"
+
+    def clean_sku(self) -> str:
+        sku: str = self.cleaned_data["sku"].strip()
+        if sku.partition(":")[0] not in ("training", "inference", "warm", "storage"):
+            raise forms.ValidationError("A SKU begins with training:, inference:, warm: or storage:.")
+        return sku
+
+    def clean_tiers(self) -> list[Tier]:
+        tiers = []
+        for line in self.cleaned_data["tiers"].split("\n"):
+            units, colon, price = line.strip().partition(":")
+            if not units and not colon:
+                continue
+            try:
+                tiers.append(Tier(int(units), usd_to_nano(Decimal(price.strip()))))
+            except (ValueError, ArithmeticError) as error:
+                raise forms.ValidationError(f"{line.strip()!r} is not units: dollars.") from error
+        return tiers
 
 
 class QuotaForm(forms.Form):
@@ -115,6 +156,29 @@ class QuotaForm(forms.Form):
     def limits(self) -> dict[str, int | None]:
         """Return every limit; an empty field lifts it."""
         return {name: self.cleaned_data[name] for name in LIMITS}
+
+
+class AdjustmentForm(forms.Form):
+    amount_usd = forms.DecimalField(
+        label="Amount in dollars",
+        max_digits=15,
+        decimal_places=9,
+        help_text="Negative takes credit away. Above $100 somebody else approves it.",
+    )
+    refund_of = forms.CharField(
+        max_length=64, required=False, label="Refund of a job", help_text="Its id, to give back what it was charged."
+    )
+    reason = forms.CharField(max_length=300, label="Reason", help_text="Kept in the ledger and shown to the customer.")
+
+
+class PoolCostForm(forms.Form):
+    pool = forms.ModelChoiceField(queryset=GpuPool.objects.none(), label="Pool")
+    cost_usd = forms.DecimalField(label="An hour of one GPU costs us", **_MONEY)  # type: ignore[arg-type]
+    from_day = forms.DateField(label="From", widget=forms.DateInput(attrs={"type": "date"}))
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.fields["pool"].queryset = GpuPool.objects.order_by("name")  # type: ignore[attr-defined]
 
 
 class CreditForm(forms.Form):

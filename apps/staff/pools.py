@@ -18,6 +18,7 @@ from apps.finetuning.pool_facts import live_worker_filter, newest_probes, second
 from apps.staff.access import operator_id, operator_view
 from apps.staff.forms import GIB, PoolEditForm, PoolForm, WorkerTokenForm
 
+_REPLICA_PORT = 8003  # as in deploy/compose.yaml
 _ACTIONS = {
     "cordon": (pools.cordon, "takes no new work"),
     "uncordon": (pools.uncordon, "takes work again"),
@@ -98,11 +99,21 @@ def issue_token(request: HttpRequest, pool_id: str) -> HttpResponse:
     except DomainError as error:
         add_domain_error(form, error)
         return _detail(request, pool, _edit_form(pool), token_form=form, status=422)
-    command = (
-        f"ANNEAL_INTERNAL_URL={settings.INTERNAL_URL} ANNEAL_POOL={pool.name} "
-        f"python -m gpu_workers.enroll --kind {form.cleaned_data['kind']} --token {token}"
-    )
+    command = _admission_command(pool, form.cleaned_data["kind"], token)
     return _detail(request, pool, _edit_form(pool), command=command)
+
+
+def _admission_command(pool: GpuPool, kind: str, token: str) -> str:
+    """Return the line for the new machine's shell; a replica also says where the gateway reaches it."""
+    where = (
+        f"ANNEAL_REPLICA_LISTEN=0.0.0.0:{_REPLICA_PORT} ANNEAL_REPLICA_URL=http://$(hostname -f):{_REPLICA_PORT} "
+        if kind == "replica"
+        else ""
+    )
+    return (
+        f"ANNEAL_INTERNAL_URL={settings.INTERNAL_URL} ANNEAL_POOL={pool.name} {where}"
+        f"python -m gpu_workers.enroll --kind {kind} --token {token}"
+    )
 
 
 @require_POST

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from apps.staff import calibrations, catalog, pools, replicas, tenants
+from apps.staff import books, calibrations, catalog, payments, pools, replicas, tenants
 
 app_name = "staff"
 
@@ -21,8 +21,16 @@ urlpatterns = [
     path("replicas/<str:replica_id>", replicas.detail, name="replica_detail"),
     path("replicas/<str:replica_id>/drain", replicas.drain, name="replica_drain"),
     path("base-models", catalog.base_models, name="base_model_list"),
+    path("base-models/<str:base_model_id>/install", catalog.install_base_model, name="base_model_install"),
     path("base-models/<str:base_model_id>/retire", catalog.retire_base_model, name="base_model_retire"),
     path("prices", catalog.prices, name="price_list"),
+    path("payments", payments.index, name="payment_list"),
+    path("payments/<str:topup_id>/refund", payments.refund, name="payment_refund"),
+    path("payments/differences/<str:difference_id>/resolve", payments.resolve, name="difference_resolve"),
+    path("books", books.show, name="books"),
+    path("organizations/<str:organization_id>/adjust", books.adjust, name="adjustment_create"),
+    path("adjustments/<str:adjustment_id>", books.decide, name="adjustment_decide"),
+    path("margin", books.margin, name="margin"),
     path("quotas", tenants.quotas, name="quota_list"),
     path("quotas/<str:organization_id>", tenants.quota, name="quota_edit"),
     path("jobs", tenants.jobs, name="job_list"),

@@ -1,12 +1,13 @@
 """Every form as an API call: the same request in curl and Python, with the exact values of the page."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.conf import settings
 
 _KEY = "$ANNEAL_API_KEY"
+_ADAPTER = ("lora_rank", "lora_alpha", "use_dora", "use_rslora")
 
 
 def sample(key: str, label: str, code: str) -> dict[str, str]:
@@ -21,6 +22,8 @@ def job_samples(
     suffix: str = "",
     method: str,
     recipe: Mapping[str, Any],
+    grader: Mapping[str, Any] | None = None,
+    exports: Sequence[str] = (),
     pool: str = "",
     gpu_count: int = 1,
     cap_usd: str = "",
@@ -31,8 +34,9 @@ def job_samples(
         standard["validation_file"] = validation_file
     if suffix:
         standard["suffix"] = suffix
+    after = {"evaluation": {"grader": dict(grader)} if grader else None, "exports": list(exports)}
     compute = {"pool": pool} | ({"gpu_count": gpu_count} if gpu_count > 1 else {}) if pool else None
-    ours = _our_fields(method, recipe, compute, cap_usd)
+    ours = _our_fields(method, recipe, compute, cap_usd) | {name: value for name, value in after.items() if value}
     return [
         sample("curl", "curl", curl("/v1/fine_tuning/jobs", standard | ours)),
         sample("python", "Python", _python("job = client.fine_tuning.jobs.create", standard, ours) + "print(job.id)\n"),
@@ -42,12 +46,12 @@ def job_samples(
 def _our_fields(
     method: str, recipe: Mapping[str, Any], compute: Mapping[str, Any] | None, cap_usd: str
 ) -> dict[str, Any]:
-    lora = {name: recipe[f"lora_{name}"] for name in ("rank", "alpha") if f"lora_{name}" in recipe}
+    adapter = {name.removeprefix("lora_"): recipe[name] for name in _ADAPTER if name in recipe}
     whole = {"method": method} if method == "full" else {}
-    rest = whole | {name: value for name, value in recipe.items() if not name.startswith("lora_")}
+    rest = whole | {name: value for name, value in recipe.items() if name not in _ADAPTER}
     fields: dict[str, Any] = {
         "quantization": "nf4" if method == "qlora" else None,
-        "lora": lora,
+        "lora": adapter,
         "recipe": rest,
         "compute": compute,
         "budget": {"max_cost_usd": cap_usd} if cap_usd else None,
@@ -94,6 +98,14 @@ def _javascript(body: Mapping[str, Any]) -> str:
     )
 
 
-def _literal(value: Any) -> str:
-    """JSON of strings, numbers, lists and objects is Python as well."""
-    return json.dumps(value, indent=4, ensure_ascii=False).replace("\n", "\n    ")
+def _literal(value: Any, indent: str = "    ") -> str:
+    """Write a value as Python; JSON of strings and numbers is Python as well."""
+    inner = indent + "    "
+    if isinstance(value, dict) and value:
+        lines = [f"{inner}{json.dumps(name)}: {_literal(item, inner)}," for name, item in value.items()]
+        return "\n".join(["{", *lines, indent + "}"])
+    if isinstance(value, list) and value:
+        return "\n".join(["[", *(f"{inner}{_literal(item, inner)}," for item in value), indent + "]"])
+    if value is None or isinstance(value, bool):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)

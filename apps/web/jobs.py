@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -114,12 +115,17 @@ def stream(request: MemberRequest, job_id: str) -> HttpResponseBase:
         return opened
     after = request.headers.get("Last-Event-ID") or request.GET.get("after", "0")
     response = StreamingHttpResponse(
-        follow_job(organization_id=request.organization.pk, job_id=job_id, after=int(after) if after.isdigit() else 0),
+        follow_job(organization_id=request.organization.pk, job_id=job_id, after=_sequence(after)),
         content_type="text/event-stream",
     )
     response.headers["Cache-Control"] = "no-store"
     response.headers["X-Accel-Buffering"] = "no"
     return response
+
+
+def _sequence(text: str) -> int:
+    """Return the number a browser sends back; anything else begins at the start."""
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
 
 
 @require_safe
@@ -201,7 +207,7 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
     evaluated = _with_number(job, "valid_loss")
     best = evaluated.order_by("number", "sequence").first()
     last = _metrics(job).order_by("sequence").last()
-    now = db_now()
+    now, is_live = db_now(), job.status not in JOB_TERMINAL
     return {
         "job": job,
         "title": title_of(job),
@@ -212,6 +218,7 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
         "best": best.data if best else None,
         "evaluations": [event.data for event in reversed(list(evaluated.order_by("-sequence")[:_SHOWN_EVALUATIONS]))],
         "seconds_left": _seconds_left(job),
+        "estimated_seconds": (job.estimate.get("train_seconds_p50") or 0.0) * (1 if is_live else job.gpu_count),
         "spent_nano": job.cost_nano if job.status in JOB_TERMINAL else _spent_nano(job),
         "queue_position": _queue_position(job, now),
         "pause": _pause_state(job),
@@ -227,7 +234,7 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
         "recipe": _recipe(job),
         "samples": _samples(job),
         "again_url": again_url(job),
-        "is_live": job.status not in JOB_TERMINAL,
+        "is_live": is_live,
         "may_write": has_permission(membership.role, Permission.JOB_WRITE),
         "speed": last.data.get("tokens_per_second") if last else None,
         "file_url": file_url(version=job.training_file) if job.training_file.status != "deleted" else "",

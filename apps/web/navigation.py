@@ -5,10 +5,15 @@ from dataclasses import dataclass
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 
+from apps.payments.stripe_gateway import is_configured
+
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A page of the main navigation. `views` are prefixes of the view names it stands for."""
+    """A page of the main navigation. `views` are prefixes of the view names it stands for.
+
+    `is_payments`: shown only where this installation takes payments.
+    """
 
     label: str
     icon: str
@@ -16,6 +21,7 @@ class Place:
     views: tuple[str, ...]
     go: str = ""
     live: bool = False
+    is_payments: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +62,28 @@ MAIN = (
 )
 ACCOUNT = (
     Place(label="Usage", icon="chart-column", url_name="web:usage", views=("web:usage",), go="u"),
+    Place(label="Billing", icon="credit-card", url_name="web:billing", views=("web:billing",), is_payments=True),
     Place(label="API keys", icon="key-round", url_name="web:key_list", views=("web:key_",), go="k"),
     Place(label="Members", icon="users", url_name="web:member_list", views=("web:member_", "web:invitation_"), go="m"),
+    Place(label="Budgets", icon="gauge", url_name="web:budget_list", views=("web:budget_",), go="b"),
+    Place(
+        label="Invoices",
+        icon="receipt",
+        url_name="web:invoice_list",
+        views=("web:invoice_", "web:price_", "web:charge_"),
+        go="i",
+    ),
 )
 OPERATOR = (
     Place(label="Pools", icon="server", url_name="staff:pool_list", views=("staff:pool_", "staff:worker_")),
     Place(label="Replicas", icon="activity", url_name="staff:replica_list", views=("staff:replica_",)),
     Place(label="Base models", icon="brain-circuit", url_name="staff:base_model_list", views=("staff:base_model_",)),
     Place(label="Prices", icon="tag", url_name="staff:price_list", views=("staff:price_",)),
+    Place(label="Payments", icon="credit-card", url_name="staff:payment_list", views=("staff:payment_",)),
     Place(label="Quotas", icon="gauge", url_name="staff:quota_list", views=("staff:quota_",)),
     Place(label="Jobs", icon="list", url_name="staff:job_list", views=("staff:job_",)),
+    Place(label="Books", icon="receipt", url_name="staff:books", views=("staff:books", "staff:adjustment_")),
+    Place(label="Margin", icon="coins", url_name="staff:margin", views=("staff:margin",)),
     Place(label="Organizations", icon="building-2", url_name="staff:organization_list", views=("staff:organization_",)),
 )
 ACTIONS = (
@@ -80,7 +98,7 @@ def sections(request: HttpRequest) -> list[Section]:
     """Return the sidebar of this request; the operator's part only for operators."""
     match = request.resolver_match
     view = match.view_name if match else ""
-    listed = [("", MAIN), ("Account", ACCOUNT)]
+    listed: list[tuple[str, tuple[Place, ...]]] = [("", MAIN), ("Account", ACCOUNT)]
     if getattr(request.user, "is_operator", False):
         listed.append(("Operator", OPERATOR))
     return [Section(label=label, links=_links(places, view)) for label, places in listed]
@@ -105,7 +123,7 @@ def _links(places: tuple[Place, ...], view: str) -> tuple[Link, ...]:
             live=place.live,
         )
         for place in places
-        if (url := _url(place.url_name))
+        if (url := _url(place.url_name)) and (is_configured() or not place.is_payments)
     )
 
 

@@ -75,7 +75,7 @@ def token(request: HttpRequest, organization: Organization, membership: Membersh
 
 def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelOption]]:
     models = list(list_base_models(only_installed=True))
-    prices = {model.pk: _prices(model) for model in models}
+    prices = {model.pk: _prices(model, organization) for model in models}
     bases = [
         ModelOption(name=model.name, label=model.display_name, base_name=model.name, **prices[model.pk])
         for model in models
@@ -108,9 +108,9 @@ def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelO
     return bases, [*adapters, *named]
 
 
-def _prices(model: BaseModel) -> dict[str, Any]:
+def _prices(model: BaseModel, organization: Organization) -> dict[str, Any]:
     rules = {
-        name: active_price(sku=inference_sku(model, direction=name.removesuffix("_nano")))
+        name: active_price(sku=inference_sku(model, direction=name.removesuffix("_nano")), organization=organization)
         for name in ("input_nano", "output_nano")
     }
     return {

@@ -13,9 +13,13 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from apps.accounts.models import Membership, Organization
+from apps.accounts.queries import list_keys, list_members
 from apps.accounts.roles import Permission
+from apps.billing.invoice_files import csv_usd
 from apps.billing.models import AccountKind, LedgerTransaction, UsageSeries
+from apps.billing.profiles import get_profile
 from apps.billing.queries import get_balance, list_transactions, list_usage, sources_of_holds
+from apps.billing.spending import Spend, list_spending, sum_by
 from apps.core.clock import db_now
 from apps.core.money import NANO_PER_USD, nano_to_usd, rated
 from apps.finetuning.models import FineTuningJob
@@ -31,13 +35,26 @@ _SERIES_SHOWN = 5  # more colours than that cannot be told apart; the rest is on
 _OTHER = "Other models"
 _PAGE = 20
 _JOBS_SHOWN = 10
-_CSV_HEADER = ("day", "kind", "subject", "sku", "unit", "quantity", "requests", "cost_usd")
+_CSV_HEADER = (
+    "day", "kind", "subject", "sku", "unit", "quantity", "requests", "key", "member", "adapter_version", "labels",
+    "price_version", "cost_usd",
+)  # fmt: skip
+_GROUPS = {"key": "Key", "member": "Member", "label": "Label"}
+_WITHOUT = "without"
 _WORDS = {
     "grant": "Credit granted",
     "hold": "Held",
     "settle": "Settled, rest returned",
     "refund": "Given back",
-    "usage": "Inference charged",
+    "usage": "Usage charged",
+    "topup": "Paid in",
+    "expiry": "Credit expired",
+    "adjustment": "Adjusted by the operator",
+    "rebate": "Given back for volume",
+    "reversal": "Reversed",
+    "debt_paid": "Debt paid",
+    "payment_reversed": "Payment taken back",
+    "payment_refunded": "Paid back",
     "release": "Returned",
 }
 
@@ -90,6 +107,9 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
         "jobs": [{"job": job, "title": title_of(job)} for job in jobs[:_JOBS_SHOWN]],
         "job_count": len(jobs),
         "plot": _plot(series, jobs, models, first, last),
+        "groups": [(f"{address}&by={name}#by", title, name == _group(request)) for name, title in _GROUPS.items()],
+        "group": _GROUPS[_group(request)],
+        "grouped": _grouped(organization, _group(request), first, last),
         "decimals": 2 if training_nano + inference_nano >= NANO_PER_USD else 4,
         "movements": _movements(organization, page.object_list),
         "page": page,
@@ -102,14 +122,36 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
 @require_safe
 @organization_view(Permission.VIEW)
 def export(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponseBase:
-    """Send the period's usage as CSV, a line for each day, model and price, and one for each job."""
+    """Send the period's usage as CSV: a line for each day, model, key and price, and one for each job."""
     days = _days(request)
     first, last = _period(days)
-    rows = list(_csv_rows(list_usage(organization=organization, since=first), _billed_jobs(organization, first)))
+    rows = list(_csv_rows(list_spending(organization=organization, first=first, last=last)))
     name = f"usage-{organization.slug}-{first}-{last}.csv"
     return stream_download(
         request, csv_chunks(_CSV_HEADER, rows), filename=name, content_type="text/csv; charset=utf-8"
     )
+
+
+def _group(request: HttpRequest) -> str:
+    asked = request.GET.get("by", "")
+    return asked if asked in _GROUPS else "key"
+
+
+def _grouped(
+    organization: Organization, group: str, first: datetime.date, last: datetime.date
+) -> list[tuple[str, int]]:
+    """Return what each key, member or label cost in the period, most first."""
+    lines = list_spending(organization=organization, first=first, last=last)
+    if group == "label":
+        name = get_profile(organization=organization).chargeback_label
+        return [
+            (f"{name}={value}" if value else f"{_WITHOUT} {name}", nano)
+            for value, nano in sum_by(lines, lambda line: line.labels.get(name, "")).items()
+        ]
+    names = {key.pk: key.name for key in list_keys(organization=organization)}
+    names |= {each.user_id: str(each.user) for each in list_members(organization=organization)}
+    sums = sum_by(lines, lambda line: line.key_id if group == "key" else line.member_id)
+    return [(names.get(found, found) or f"{_WITHOUT} {group}", nano) for found, nano in sums.items()]
 
 
 def _days(request: HttpRequest) -> int:
@@ -202,13 +244,11 @@ def _reason(posted: LedgerTransaction) -> str:
     return f"{_label(model_name)}, {'output' if ':output:' in sku else 'input'} tokens"
 
 
-def _csv_rows(series: Iterable[UsageSeries], jobs: Iterable[FineTuningJob]) -> Iterator[tuple[Any, ...]]:
-    for line in series:
+def _csv_rows(lines: Iterable[Spend]) -> Iterator[tuple[Any, ...]]:
+    for line in lines:
+        labels = ";".join(f"{name}={value}" for name, value in sorted(line.labels.items()))
         yield (
-            line.day.isoformat(), "inference", line.subject, line.sku, line.price_rule.unit,
-            line.quantity, line.request_count, f"{nano_to_usd(_cost_nano(line)):f}",
+            line.day.isoformat(), line.kind, line.subject, line.sku, line.unit, line.quantity, line.requests,
+            line.key_id, line.member_id, line.adapter_version_id, labels, line.price_rule_id,
+            csv_usd(line.cost_nano),
         )  # fmt: skip
-    for job in jobs:
-        day = job.finished_at.astimezone(datetime.UTC).date().isoformat() if job.finished_at else ""
-        sku = job.price_rule.sku if job.price_rule else ""
-        yield day, "training", job.pk, sku, "gpu_ms", job.billed_gpu_ms, "", f"{nano_to_usd(job.cost_nano):f}"

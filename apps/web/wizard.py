@@ -1,9 +1,9 @@
 """The new fine-tune wizard: dataset, model, method, compute, review, launch. What is chosen stands in the address."""
 
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils.cache import patch_vary_headers
@@ -12,7 +12,6 @@ from django.views.decorators.http import require_http_methods
 
 from apps.accounts.models import Membership, Organization
 from apps.accounts.roles import Permission
-from apps.billing.queries import get_balance
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.contracts.runs import Hyperparameters, Method
@@ -22,14 +21,17 @@ from apps.core.templatetags.ui import number, tokens
 from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import request_count
 from apps.datasets.queries import list_versions
+from apps.finetuning.limits import Kind, kind_of
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.operations import JobRequest, counting_model, create_job
 from apps.finetuning.quoting import PoolQuote
 from apps.web.access import organization_view
-from apps.web.compute_table import ComputeRow, TableView, compute_rows
-from apps.web.forms.wizard import METHOD_NAMES, RECIPE_FIELDS
-from apps.web.wizard_compute import best_quote, compute_context, quotes_of, samples, spread
+from apps.web.forms.after_training import given_of
+from apps.web.forms.wizard import RECIPE_FIELDS
+from apps.web.wizard_compute import compute_context, spread
+from apps.web.wizard_method import method_context
 from apps.web.wizard_plan import LIVE_FIELDS, STEPS, Choices, Plan
+from apps.web.wizard_review import review_context
 
 HEADINGS = {
     "dataset": "Choose a dataset",
@@ -44,6 +46,7 @@ _STEP_OF_PARAM = {
     "validation_file": "dataset",
     "model": "model",
     "suffix": "method",
+    "evaluation.grader": "method",
     "compute.pool": "compute",
     "compute.gpu_count": "compute",
     "budget.max_cost": "compute",
@@ -73,6 +76,8 @@ def _step(plan: Plan, asked: str) -> str:
     if plan.form is not None and "compute" in reachable and not plan.form.is_valid():
         is_shown_there = set(plan.form.errors) <= {"method", *LIVE_FIELDS}
         return "compute" if asked == "compute" and is_shown_there else "method"
+    if "compute" in reachable and plan.after.errors:
+        return "method"
     if plan.compute_form.errors:
         return "compute"
     return asked if asked in reachable else reachable[-1]
@@ -81,18 +86,21 @@ def _step(plan: Plan, asked: str) -> str:
 def _launch(request: HttpRequest, plan: Plan, membership: Membership) -> HttpResponse:
     cap_nano = request.POST.get("cap_nano", "")
     form = plan.form
-    if plan.version is None or form is None or not form.is_valid() or not (cap_nano.isascii() and cap_nano.isdigit()):
+    is_complete = plan.version is not None and form is not None and form.is_valid() and not plan.after.errors
+    if not is_complete or not (cap_nano.isascii() and cap_nano.isdigit()):
         return redirect(plan.choices.url())
+    assert plan.version is not None and form is not None
     asked = JobRequest(
         base_model=plan.choices.get("model"),
         training_file=plan.version.pk,
         validation_file=plan.validation.pk if plan.validation else None,
-        method=Method(form.cleaned_data["method"]),
-        hyperparameters=form.changed,
+        method=form.kind.method,
+        hyperparameters=form.changed | ({"use_dora": True} if form.kind.use_dora else {}),
         pool=plan.choices.get("pool") or None,
         gpu_count=None if ":" in plan.choices.get("pool") else 1,  # an option's key names its GPUs
         spend_cap_nano=int(cap_nano),
         suffix=form.cleaned_data["suffix"],
+        requested={"evaluation": plan.after.plan, "exports": list(plan.after.exports)},
         idempotency_key=f"web:{request.POST.get('once', '')[:60]}" if request.POST.get("once") else None,
     )
     try:
@@ -118,10 +126,10 @@ def again_url(job: FineTuningJob, *, changes: Mapping[str, Any] | None = None) -
         "dataset": job.training_file_id,
         "validation": job.validation_file_id or "",
         "model": job.base_model.name,
-        "method": values.get("method", job.method),
+        "method": kind_of(base_model=job.base_model, recipe=msgspec.convert(values, Hyperparameters)).key,
         "suffix": job.suffix,
     }
-    return Choices({}).url(**(given | recipe))
+    return Choices({}).url(**(given | recipe | given_of(job.requested)))
 
 
 # --- what the steps show --------------------------------------------------------------------------------------------
@@ -135,7 +143,11 @@ def _page(
         request_count(version=plan.version, base_model=counting_model(plan.base_model))
     context: dict[str, Any] = {"quote": None} | ({} if is_counting else _CONTEXTS[step](request, plan))
     problem = problem or context.get("problem")
-    is_bad = bool(problem or any(context[name].errors for name in ("form", "compute_form") if name in context))
+    part = _PARTS.get(request.headers.get("HX-Target", "").partition("#")[2])
+    is_live = bool(part and request.headers.get("HX-Request"))
+    # A grader that is not written yet does not keep anyone from seeing the price.
+    looked_at = ("form", "compute_form") if is_live else ("form", "compute_form", "after")
+    is_bad = bool(problem or any(context[name].errors for name in looked_at if name in context))
     context |= {
         "step": step,
         "heading": HEADINGS[step],
@@ -149,9 +161,9 @@ def _page(
         "problem_url": _mend_url(plan, problem, step),
     }
     template = f"wizard/{'counting' if is_counting else step}.html"
-    if part := _PARTS.get(request.headers.get("HX-Target", "").partition("#")[2]):
-        context["is_live"] = bool(request.headers.get("HX-Request"))
-        template = part if context["is_live"] else template
+    if part:
+        context["is_live"] = is_live
+        template = part if is_live else template
     return render(request, template, context, status=status or (422 if is_bad else 200))
 
 
@@ -202,72 +214,13 @@ def _short_licence(model: BaseModel) -> str:
     return model.licence.partition(" (")[0] or "not stated"
 
 
-def _method(request: HttpRequest, plan: Plan) -> dict[str, Any]:
-    form = plan.form
-    assert form is not None
-    try:
-        by_method = {method.value: best_quote(plan.quotes(method.value)) for method in Method}
-    except DomainError as error:
-        return {"form": form, "problem": error, "needs": "No quote for these choices"}
-    method = form.data["method"]
-    return {
-        "form": form,
-        "methods": _method_choices(by_method, method),
-        "quote": by_method.get(method),
-        "needs": "Mend the marked fields" if form.errors else "",
-    }
-
-
-def _method_choices(by_method: Mapping[str, PoolQuote | None], chosen: str) -> list[dict[str, Any]]:
-    words = {
-        "lora": "Trains a small adapter beside the frozen model. The usual choice.",
-        "qlora": "The same, with the frozen model in 4 bits: less memory, slower.",
-        "full": "Trains every weight. The result is a whole model to download, not served here.",
-    }
-    return [
-        {
-            "value": value,
-            "title": METHOD_NAMES[Method(value)],
-            "text": words[value],
-            "quote": quoted,
-            "checked": value == chosen,
-        }
-        for value, quoted in by_method.items()
-    ]
-
-
-def _review(request: HttpRequest, plan: Plan) -> dict[str, Any]:
-    quotes, problem = quotes_of(plan)
-    named = next((quoted for quoted in quotes if quoted.key == plan.choices.get("pool")), None)
-    cap_form = plan.compute_form
-    cap_nano = cap_form.cap_nano or (named.cap_nano if named else None)
-    balance = get_balance(organization=plan.organization)
-    left_nano = balance.available_nano - cap_nano if cap_nano is not None else None
-    p50_nano = named.estimate.cost_nano_p50 if named else None
-    return {
-        "quote": named,
-        "row": _review_row(named, plan) if named else None,
-        "cap_nano": cap_nano,
-        "balance": balance,
-        "left_nano": left_nano,
-        "is_short": left_nano is not None and left_nano < 0,
-        "is_tight": cap_nano is not None and p50_nano is not None and cap_nano < p50_nano,
-        "may_launch": bool(named and named.is_launchable and left_nano is not None and left_nano >= 0),
-        "once": request.POST.get("once") or secrets.token_urlsafe(18),
-        "full_recipe": _full_recipe(plan),
-        "samples": samples(plan, named),
-        "compute_url": plan.choices.url(step="compute"),
-        "problem": problem,
-        "needs": "" if named else "Choose compute again",
-    }
-
-
-def _review_row(quoted: PoolQuote, plan: Plan) -> ComputeRow:
-    view = TableView(chosen=quoted, now=db_now(), needed_by=plan.compute_form.deadline)
-    return compute_rows([quoted], view=view)[0]
-
-
-_CONTEXTS = {"dataset": _dataset, "model": _model, "method": _method, "compute": compute_context, "review": _review}
+_CONTEXTS = {
+    "dataset": _dataset,
+    "model": _model,
+    "method": method_context,
+    "compute": compute_context,
+    "review": review_context,
+}
 
 
 def _steps(plan: Plan, now: str) -> list[dict[str, str]]:
@@ -293,7 +246,7 @@ def _recipe(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
         ("Base model", model.display_name if model else "", _model_detail(model), "model"),
         (
             "Method",
-            *(_method_words(recipe) if recipe else ("", "")),
+            *(_method_words(form.kind, recipe) if form and recipe else ("", "")),
             "method",
         ),
         (
@@ -314,11 +267,12 @@ def _recipe(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
     ]
 
 
-def _method_words(recipe: Hyperparameters) -> tuple[str, str]:
-    name, rate = METHOD_NAMES[recipe.method], f"rate {recipe.learning_rate:g}"
+def _method_words(kind: Kind, recipe: Hyperparameters) -> tuple[str, str]:
+    rate = f"rate {recipe.learning_rate:g}"
     if recipe.method is Method.FULL:
-        return name, f"every weight, {rate}"
-    return f"{name}, rank {recipe.lora_rank}", f"alpha {recipe.lora_alpha}, {rate}"
+        return kind.name, f"every weight, {rate}"
+    scaled = " / √rank" if recipe.use_rslora else ""
+    return f"{kind.name}, rank {recipe.lora_rank}", f"alpha {recipe.lora_alpha}{scaled}, {rate}"
 
 
 def _dataset_detail(plan: Plan) -> str:
@@ -337,26 +291,3 @@ def _model_detail(model: BaseModel | None) -> str:
 def _schedule(epochs: int, quoted: PoolQuote | None) -> str:
     words = f"{epochs} epoch{'' if epochs == 1 else 's'}"
     return f"{words}, {number(quoted.estimate.steps)} steps" if quoted else words
-
-
-def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:
-    """Return every setting of the run as (name, value, whether it differs from the model's choice)."""
-    form = plan.form
-    if form is None or not form.is_valid() or form.recipe is None:
-        return []
-    recipe, changed = form.recipe, form.changed
-    modules = ", ".join(name.removesuffix("_proj") for name in recipe.target_modules)
-    return [
-        ("Method", "QLoRA, NF4" if recipe.quantization else METHOD_NAMES[recipe.method], False),
-        ("Epochs", str(recipe.epochs), "epochs" in changed),
-        ("Learning rate", f"{recipe.learning_rate:g}, {recipe.lr_scheduler}", "learning_rate" in changed),
-        ("Warm-up", f"{recipe.warmup_ratio:.0%} of the steps", False),
-        ("Batch", f"{recipe.batch_size} rows a step", "batch_size" in changed),
-        ("Longest row", f"{recipe.max_length:,} tokens", "max_length" in changed),
-        ("Rank, alpha", f"{recipe.lora_rank}, {recipe.lora_alpha}", bool({"lora_rank", "lora_alpha"} & set(changed))),
-        ("Adapter dropout", f"{recipe.lora_dropout:g}", False),
-        ("Adapted layers", modules, False),
-        ("Weight decay", f"{recipe.weight_decay:g}", False),
-        ("Gradient norm limit", f"{recipe.max_grad_norm:g}", False),
-        ("Seed", str(recipe.seed), False),
-    ]

@@ -1,10 +1,12 @@
 """The wizard's compute step: every option with its memory, finish and cost, and what follows from the chosen one."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from django.http import HttpRequest
 
+from apps.contracts.runs import Method
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.money import nano_to_usd
@@ -28,13 +30,15 @@ def compute_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     quotes, problem = ([], None) if plan.compute_form.errors else quotes_of(plan)
     now, needed_by = db_now(), plan.compute_form.deadline
     asked = plan.choices.get("pool") if plan.choices.get("pool") != request.GET.get("auto") else ""
-    order, with_several = request.GET.get("sort", ""), _with_several(request, asked)
+    order = request.GET.get("sort", "")
+    deadline = (needed_by - now).total_seconds() if needed_by else None
+    with_several = _with_several(request, asked) or _is_several_needed(quotes, deadline)
     shown = quotes if with_several else _few(quotes)
-    ranking = rank_quotes(shown, deadline_seconds=(needed_by - now).total_seconds() if needed_by else None)
+    ranking = rank_quotes(shown, deadline_seconds=deadline)
     chosen = _chosen(shown, asked, ranking)
     view = TableView(
         chosen=chosen, ranking=ranking, order=order, now=now, needed_by=needed_by,
-        way_url=lambda **changes: plan.choices.url(step="compute", **({"pool": ""} | changes)),
+        way_url=partial(_way_url, plan),
     )  # fmt: skip
     rows = compute_rows(shown, view=view)
     row = next((row for row in rows if row.is_chosen), None)
@@ -63,9 +67,23 @@ def compute_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     }
 
 
+def _way_url(plan: Plan, **changes: str) -> str:
+    is_dora = plan.form is not None and plan.form.kind.use_dora
+    if is_dora and changes.get("method") == Method.QLORA:
+        changes["method"] = "qdora"
+    return plan.choices.url(step="compute", **({"pool": ""} | changes))
+
+
 def _with_several(request: HttpRequest, asked: str) -> bool:
     """Show several GPUs where it is asked for, and on a page that opens with such an option chosen."""
     return "several" in request.GET or (":" in asked and not request.headers.get("HX-Request"))
+
+
+def _is_several_needed(quotes: Sequence[PoolQuote], deadline_seconds: float | None) -> bool:
+    """Whether only several GPUs are sure to meet the deadline."""
+    if deadline_seconds is None or rank_quotes(_few(quotes), deadline_seconds=deadline_seconds).recommended:
+        return False
+    return rank_quotes(quotes, deadline_seconds=deadline_seconds).recommended is not None
 
 
 def _errors(plan: Plan) -> bool:
@@ -117,8 +135,10 @@ def samples(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
         training_file=plan.choices.get("dataset"),
         validation_file=plan.choices.get("validation"),
         suffix=form.cleaned_data["suffix"],
-        method=form.cleaned_data["method"],
-        recipe=form.changed,
+        method=form.kind.method,
+        recipe=form.changed | ({"use_dora": True} if form.kind.use_dora else {}),
+        grader=plan.after.changed,
+        exports=plan.after.exports,
         pool=quoted.pool.name if quoted else "",
         gpu_count=quoted.gpu_count if quoted else 1,
         cap_usd=f"{nano_to_usd(cap_nano).normalize():f}" if cap_nano else "",

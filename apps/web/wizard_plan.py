@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import urlencode
 
-import msgspec
 from django.http import QueryDict
 from django.urls import reverse
 
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import get_base_model
-from apps.contracts.runs import Method
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import find_token_count, get_version
+from apps.finetuning.delivery import Delivery, deliver
+from apps.finetuning.limits import Kind
 from apps.finetuning.operations import (
     counting_model,
     data_facts,
@@ -26,18 +26,21 @@ from apps.finetuning.operations import (
     require_ready,
 )
 from apps.finetuning.quoting import PoolQuote
+from apps.web.forms.after_training import AfterTrainingForm
 from apps.web.forms.wizard import RECIPE_FIELDS, ComputeForm, RecipeForm
 
 STEPS = ("dataset", "model", "method", "compute", "review")
 _PROVIDES = {"dataset": "dataset", "model": "model", "method": "method", "compute": "pool"}
-_NAMES = ("dataset", "validation", "model", "method", *RECIPE_FIELDS, "suffix", "pool", "cap", "needed_by")
+_AFTER = tuple(AfterTrainingForm.base_fields)
+_METHOD = ("method", "shown", *RECIPE_FIELDS, "suffix", *_AFTER)
+_NAMES = ("dataset", "validation", "model", *_METHOD, "pool", "cap", "needed_by")
 # What the compute step lets one change beside its table.
 LIVE_FIELDS = ("epochs", "batch_size", "max_length", "lora_rank")
 # What the form of a step carries itself; the rest travels in hidden fields. A new recipe asks for compute again.
 _OWN = {
     "dataset": ("dataset", "validation", "pool", "cap"),
     "model": ("model", "pool", "cap"),
-    "method": ("method", *RECIPE_FIELDS, "suffix", "pool", "cap"),
+    "method": (*_METHOD, "pool", "cap"),
     "compute": ("method", *LIVE_FIELDS, "pool", "cap", "needed_by"),
     "review": (),
 }
@@ -109,6 +112,26 @@ class Plan:
             self.choices.values, base_model=self.base_model, objective=objective_of(self.version), data=facts
         )
 
+    @cached_property
+    def after(self) -> AfterTrainingForm:
+        """The grader and the exports, already checked."""
+        form = AfterTrainingForm(self.choices.values)
+        form.is_valid()
+        return form
+
+    @property
+    def has_held_out_rows(self) -> bool:
+        """Whether the recipe leaves rows that base and tuned model can be compared on."""
+        recipe = self.form.recipe if self.form and self.form.is_valid() else None
+        return self.validation is not None or bool(recipe and recipe.validation_share)
+
+    @property
+    def delivery(self) -> Delivery | None:
+        """What the job hands over, where its recipe is complete."""
+        if self.base_model is None or self.form is None or not self.form.is_valid() or self.form.recipe is None:
+            return None
+        return deliver(base_model=self.base_model, recipe=self.form.recipe, exports=self.after.exports)
+
     @property
     def count(self) -> TokenCount | None:
         if self.version is None or self.base_model is None:
@@ -129,16 +152,15 @@ class Plan:
             return False
         return is_still_counting(version=self.version, base_model=counting_model(self.base_model))
 
-    def quotes(self, method: str = "") -> list[PoolQuote]:
-        """Return the quotes of the recipe (or of the same with another method). Raises what get_quotes raises."""
+    def quotes(self, kind: Kind | None = None) -> list[PoolQuote]:
+        """Return the quotes of the recipe (or of the same, trained in another way). Raises what get_quotes raises."""
         if not (self.version and self.base_model and self.form and self.form.is_valid() and self.form.recipe):
             return []
-        recipe = self.form.recipe
-        if method and method != recipe.method:
-            recipe = msgspec.structs.replace(
-                recipe, method=Method(method), quantization="nf4" if method == Method.QLORA else None
-            )
-        return get_quotes(base_model=self.base_model, version=self.version, recipe=recipe, now=db_now())
+        recipe = self.form.recipe_of(kind) if kind else self.form.recipe
+        validation = self.validation if self.validation and self.validation.status == "ready" else None
+        return get_quotes(
+            base_model=self.base_model, version=self.version, recipe=recipe, now=db_now(), validation=validation
+        )
 
     def refusal(self) -> DomainError | None:
         """Return why the chosen files cannot be trained on, if they cannot."""

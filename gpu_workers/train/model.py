@@ -7,6 +7,7 @@ from typing import Any
 import peft
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import GatedRepoError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
@@ -24,7 +25,7 @@ except ImportError:  # a package of GPU machines; `Engine.uses_liger` tells
 
 ADAPTER_FILE = "adapter_model.safetensors"
 
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
 
 
 def fetch_base_model(base_model: BaseModelRef, *, hub_token: str | None) -> Path:
@@ -35,9 +36,20 @@ def fetch_base_model(base_model: BaseModelRef, *, hub_token: str | None) -> Path
         try:
             folder = Path(
                 snapshot_download(
-                    base_model.repo, revision=base_model.revision, token=hub_token, allow_patterns=_HUB_FILES
+                    base_model.repo,
+                    revision=base_model.revision,
+                    token=hub_token or False,
+                    allow_patterns=sorted(base_model.files_sha256) or _HUB_FILES,
                 )
             )
+        except GatedRepoError as error:
+            message = (
+                f"{base_model.repo} is gated, and the hub does not open it to the operator's token: its owner has not "
+                "accepted the terms there."
+                if hub_token
+                else f"{base_model.repo} is gated, and its operator has stored no token that opens it."
+            )
+            raise TrainingFailed(FailureCode.BASE_MODEL_UNAVAILABLE, message) from error
         except (OSError, ValueError) as error:  # every hub and connection error is one of the two
             message = f"The base model {base_model.name} could not be downloaded ({type(error).__name__})."
             raise TrainingFailed(FailureCode.BASE_MODEL_UNAVAILABLE, message) from error

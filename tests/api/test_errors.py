@@ -128,6 +128,18 @@ def test_an_unknown_address_is_404_in_openais_shape(client: Client, db: None) ->
     assert response.json()["error"]["code"] == "unknown_url"
 
 
+@pytest.mark.parametrize("path", ["/v1/files/", "/v1/fine_tuning/jobs/", "/v1/models/"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_trailing_slash_is_404_and_no_redirect_which_would_lose_the_body(
+    method: str, path: str, key: IssuedKey, api_client: ApiClient
+) -> None:
+    response = api_client(key).generic(method, path, b"{}", content_type="application/json")
+
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["type"]) == (404, "unknown_url", "invalid_request_error")
+    assert error["message"].endswith(f"try {path[:-1]}.")
+
+
 def test_a_page_that_is_not_there_is_a_page(client: Client, db: None) -> None:
     response = client.get("/nowhere")
 

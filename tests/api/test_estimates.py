@@ -5,11 +5,11 @@ import datetime
 import pytest
 
 from apps.billing.models import Hold
-from apps.catalog.models import GpuType
+from apps.catalog.models import BaseModel, GpuType
 from apps.core.clock import db_now
 from apps.core.models import OutboxMessage
 from apps.datasets.models import TokenCount
-from apps.finetuning.models import FineTuningJob, GpuPool, JobEvent, Run
+from apps.finetuning.models import FineTuningJob, GpuPool, JobEvent, Run, ThroughputProbe
 from tests.factories.accounts import make_key
 from tests.factories.catalog import make_listed_model
 from tests.factories.finetuning import Floor, make_pool, make_training_file, make_worker
@@ -125,6 +125,31 @@ def test_a_spot_pool_says_how_often_it_is_expected_to_be_interrupted(post, ask, 
     assert spot["cost_usd"] == plain["cost_usd"]
 
 
+def test_weights_to_download_are_in_the_finish_and_not_in_the_cost(post, ask, floor) -> None:
+    def option() -> dict:
+        return post(URL, ask)["pools"][0]
+
+    local = option()
+    BaseModel.objects.filter(pk=floor.base_model.pk).update(path="", repo="of/somebody")
+    fetched = option()  # its worker has measured the model, so the files are there
+    ThroughputProbe.objects.update(worker=None)
+    absent = option()
+
+    seconds = 2 * floor.base_model.parameter_count / 200e6
+    assert [each["estimate"]["download_seconds"] for each in (local, fetched)] == [0, 0]
+    assert absent["estimate"]["download_seconds"] == pytest.approx(seconds)
+    assert absent["finish_seconds"]["p50"] == pytest.approx(local["finish_seconds"]["p50"] + seconds)
+    assert absent["cost_usd"] == local["cost_usd"]
+
+
+def test_rows_held_out_are_evaluated_each_epoch_in_the_finish_and_not_in_the_cost(post, ask) -> None:
+    whole = post(URL, ask)["pools"][0]["estimate"]
+    held = post(URL, ask | {"recipe": {"validation_share": 0.25}})["pools"][0]["estimate"]
+
+    assert held["total_tokens"] == 0.75 * whole["total_tokens"]
+    assert (whole["evaluation_seconds"], held["evaluation_seconds"] > 0) == (0, True)
+
+
 def test_what_does_not_fit_names_the_ways_that_do_with_their_price(post, ask) -> None:
     big_pool("l4", "l4-24")
     listed = make_listed_model("llama-8b", config=LLAMA_8B, parameter_count=8_030_261_248)
@@ -168,6 +193,21 @@ def test_a_dry_run_gives_the_reason_a_launch_would_be_refused(post, ask) -> None
     assert answer["refusal"]["code"] == "insufficient_quota"
     assert answer["hold_usd"] is None
     assert answer["pools"]
+
+
+def test_what_is_delivered_and_its_price_are_told_before_launch(post, ask) -> None:
+    dora = post(JOBS, ask | {"dry_run": True, "lora": {"use_dora": True}})["delivery"]
+    plain = post(URL, ask)["delivery"]
+    both = post(URL, ask | {"exports": ["merged_16bit"]})["delivery"]
+    full = post(URL, ask | {"recipe": {"method": "full"}})["delivery"]
+
+    assert (dora["delivered_as"], dora["is_served"]) == ("model", False)
+    assert "refuses DoRA" in dora["reason"]
+    assert [file["kind"] for file in dora["files"]] == ["adapter", "merged_16bit"]
+    assert all((file["price_usd"], file["storage_usd_per_month"]) == ("0", "0") for file in dora["files"])
+    assert 0 < dora["files"][0]["bytes"] < dora["files"][1]["bytes"] == full["files"][0]["bytes"]
+    assert (plain["delivered_as"], [file["kind"] for file in plain["files"]]) == ("adapter", ["adapter"])
+    assert [file["kind"] for file in both["files"]] == ["adapter", "merged_16bit"]
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def test_a_job_too_large_for_any_pool_is_told_what_would_fit(client, floor, file
     with pytest.raises(openai.BadRequestError, match="fits no open pool") as refused:
         create(client, file_id)
 
-    assert refused.value.code == "job_too_large"
+    assert (refused.value.code, refused.value.param) == ("job_too_large", "compute.pool")
     assert refused.value.body["fixes"]
 
 
@@ -169,7 +169,7 @@ def test_an_empty_wallet_refuses_the_job_without_a_retry(client, floor, file_id)
     with pytest.raises(openai.RateLimitError) as refused:
         create(client, file_id, extra_body={"budget": {"max_cost_usd": "1000"}})
 
-    assert refused.value.code == "insufficient_quota"
+    assert (refused.value.code, refused.value.param) == ("insufficient_quota", "budget.max_cost_usd")
     assert refused.value.response.headers["x-should-retry"] == "false"
     assert not FineTuningJob.objects.exists()
 

@@ -3,7 +3,11 @@
 import pytest
 
 from apps.adapters.models import AdapterVersion
+from apps.billing.models import LedgerEntry, LedgerTransaction, UsageEvent
+from apps.billing.usage import UsageRecord, rate_usage, record_usage
+from apps.catalog.operations import set_price
 from apps.core.clock import db_now
+from apps.core.ids import new_id
 from apps.core.outbox import deliver_due
 from apps.core.tenancy import tenant
 from apps.finetuning.models import FineTuningJob
@@ -44,6 +48,10 @@ def test_a_tenant_undeploys_and_deletes_its_model_through_the_outbox(floor, orga
     replica, _ = operations.register_replica(worker_id=floor.worker.pk, base_model=floor.base_model, url="unix:///x")
     version = AdapterVersion.objects.get()
     assert [a.lora_name for a in operations.desired_state(replica=replica).adapters] == [version.lora_name]
+    record_answer(floor, version, key.key.pk)
+    rate_usage()
+    billed = billing_rows(organization)
+    assert all(billed.values())
 
     deleted = openai_client(key).models.delete(version.model_name)
     deliver_due()
@@ -54,6 +62,37 @@ def test_a_tenant_undeploys_and_deletes_its_model_through_the_outbox(floor, orga
     assert operations.desired_state(replica=after).adapters == ()
     assert Deployment.objects.get().removed_at is not None
     assert AdapterVersion.objects.get(pk=version.pk).model_name == version.model_name
+    assert billing_rows(organization) == billed
+
+
+def record_answer(floor: Floor, version: AdapterVersion, key_id: str) -> None:
+    """One answer of the adapter, priced."""
+    prices = {
+        f"{way}_price_id": set_price(
+            sku=f"inference:{way}:{floor.base_model.name}",
+            unit="tokens",
+            price_nano=100,
+            per=1,
+            by="system",
+            now=db_now(),
+        ).pk
+        for way in ("input", "output")
+    }
+    answer = UsageRecord(
+        id=new_id("use"), organization_id=floor.organization.pk, key_id=key_id, model_name=version.model_name,
+        adapter_version_id=version.pk, slice_id="", input_tokens=11, cached_input_tokens=0, output_tokens=7,
+        finish="stop", latency_ms=12, first_token_ms=4, occurred_at=db_now(), **prices,
+    )  # fmt: skip
+    assert record_usage(records=[answer]).new == 1
+
+
+def billing_rows(organization) -> dict[str, list[dict]]:
+    """What was used and what was posted for it, as it stands."""
+    models = (UsageEvent, LedgerTransaction, LedgerEntry)
+    return {
+        model.__name__: list(model.objects.filter(organization=organization).order_by("pk").values())
+        for model in models
+    }
 
 
 def test_a_name_is_never_given_twice(floor, organization, claim):  # noqa: F811

@@ -6,6 +6,7 @@ Rivals run from their own packages on the rows within what they model, with ours
 Prints a line for each source, method and GPU and, last, one JSON line.
 """
 
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -81,17 +82,28 @@ def _with_intervals(pairs: Sequence[tuple[Prepared, Point]], kind: str) -> list[
     by_source, points = residuals(pairs, kind), []
     for each, point in pairs:
         others = sorted(value for source, values in by_source.items() if source != point.source for value in values)
-        low, high = others[int(0.1 * (len(others) - 1))], others[round(0.9 * (len(others) - 1))]
+        low, high = decile_bounds(others)
         known = known_bytes(each) if kind == MEMORY else 0.0
         rest = point.predicted - known
         points.append(msgspec.structs.replace(point, p10=known + rest * low, p90=known + rest * high))
     return points
 
 
+def decile_bounds(ordered: Sequence[float]) -> tuple[float, float]:
+    """The order statistics that a further value lies below with chance 0.1 and 0.9, for any distribution.
+
+    Of n values the k-th smallest is passed with chance k / (n + 1), not k / n (split conformal prediction: Vovk,
+    Gammerman, Shafer, Algorithmic Learning in a Random World, 2005, chapter 4).
+    """
+    count = len(ordered)
+    low, high = math.floor(0.1 * (count + 1)), math.ceil(0.9 * (count + 1))
+    return ordered[max(low, 1) - 1], ordered[min(high, count) - 1]
+
+
 def shipped_interval(pairs: Sequence[tuple[Prepared, Point]], kind: str) -> Interval:
     """What `apps.estimates.intervals` holds: the same quantiles over all sources."""
     values = sorted(value for found in residuals(pairs, kind).values() for value in found)
-    low, high = values[int(0.1 * (len(values) - 1))], values[round(0.9 * (len(values) - 1))]
+    low, high = decile_bounds(values)
     return Interval(p10=low, p50=1.0, p90=high, origin=f"{len(values)} published runs")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from apps.estimates.names import plain_name
 from apps.estimates.predictions import Prepared
+from apps.estimates.shapes import shape_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / ".anneal" / "bench-venv"
@@ -27,8 +28,9 @@ _SOURCE_ONLY = "deepspeed"  # its estimates are plain functions; building its op
 
 def specification(prepared: Prepared) -> dict[str, Any]:
     """A row in plain words that every rival can be asked in."""
-    job, shape, plan, gpu = prepared.job, prepared.shape, prepared.job.plan, prepared.gpu
-    a = shape.architecture
+    job, plan, gpu = prepared.job, prepared.job.plan, prepared.gpu
+    a = job.architecture  # as published: how one framework holds it is ours to know
+    shape = shape_of(a, rank=plan.lora_rank, target_modules=plan.target_modules, use_dora=plan.use_dora)
     return {
         "id": job.id, "kind": job.kind, "method": plan.method, "model": plain_name(a.model_type),
         "family": a.model_type, "parameters": shape.total, "largest_layer": max(shape.layer, shape.head),

@@ -162,3 +162,20 @@ def test_without_script_the_button_updates_the_table(open_page: Open, market: Ma
     expect(plain.locator("h1")).to_have_text("Choose compute")
     expect(plain.locator("tr:has(#g-l4)")).to_contain_text("GB free")
     context.close()
+
+
+def test_another_method_renews_what_was_only_shown_and_keeps_what_was_typed(
+    open_page: Open, violations: Callable[[Page], list[str]], market: Market, alice: User
+) -> None:
+    page = open_page(f"{market.wizard}&step=method", user=alice)
+    page.get_by_label("Epochs").fill("7")
+    page.get_by_label("Grade answers by").select_option("regex")
+
+    page.get_by_role("radio", name="Full fine-tuning").check()
+
+    expect(page.get_by_label("Learning rate")).to_have_value("2e-05")
+    expect(page.get_by_label("Epochs")).to_have_value("7")
+    expect(page.get_by_role("radio", name="Full fine-tuning")).to_be_focused()
+    expect(page.get_by_label("Pattern")).to_be_visible()
+    expect(page.get_by_label("Rank", exact=True)).to_be_hidden()
+    assert violations(page) == []

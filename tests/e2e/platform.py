@@ -91,6 +91,12 @@ class Platform:
 
         until(look, 180, "no pool became launchable")
 
+    def price_usd_per_second(self, file_id: str) -> float:
+        """Return what a GPU second of the pool costs, as an estimate shows it."""
+        answer = self.native.post("/estimates", json={"model": self.model, "training_file": file_id})
+        pool = next(pool for pool in answer.raise_for_status().json()["pools"] if pool["pool"] == self.pool)
+        return float(pool["price_usd_per_hour"]) / 3600
+
     def create_job(self, file_id: str, *, epochs: int, **extra: Any) -> str:
         # Far above the quote: a busy machine makes a job dearer, and being paused for that is another test's matter.
         budget = {"max_cost_usd": 1.0}

@@ -56,3 +56,6 @@ def test_a_job_survives(platform: Platform, file_id: str, process: str, point: s
     assert after["ledger_sum_nano"] == 0
     charged = float(after["training_usd"]) - float(before["training_usd"])
     assert charged == pytest.approx(float(job.model_extra["cost_usd"]), abs=1e-9)
+    billed_seconds = job.model_extra["billed_gpu_seconds"]
+    assert 0 < billed_seconds <= job.finished_at - job.created_at + 1
+    assert charged == pytest.approx(billed_seconds * platform.price_usd_per_second(file_id), abs=1e-9)

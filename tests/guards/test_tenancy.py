@@ -113,7 +113,7 @@ def test_a_row_of_another_tenant_cannot_be_written(
     )
 
     other = rival.pk if column == "organization_id" else "org_other"
-    denied = pytest.raises(ProgrammingError, match="row-level security")
+    denied = pytest.raises(ProgrammingError, match=r"row-level security|permission denied")  # may write none at all
     with denied, tenant(organization=organization), connection.cursor() as cursor:
         cursor.execute(statement, [other])
 

@@ -42,6 +42,12 @@ def world(django_db_setup: None, django_db_blocker: Any) -> Iterator[World]:
         transaction.set_rollback(True)
 
 
+@pytest.fixture(autouse=True)
+def _payments_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Stripe's secret the billing pages are not there at all: tests/web/test_billing.py."""
+    monkeypatch.setattr(settings, "STRIPE_WEBHOOK_SECRET", "whsec_guard")
+
+
 @pytest.fixture(params=["both walls", "scoping alone"])
 def walls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With `scoping alone` requests run as the owner of the tables, for whom every tenant's rows are visible."""
@@ -76,6 +82,7 @@ def test_every_url_has_a_line_and_every_line_a_url() -> None:
 
 def test_every_exception_says_why() -> None:
     assert all(url.reason for url in URLS.values() if url.kind in ("public", "signed"))
+    assert all(reason for url in URLS.values() for reason in url.refuses.values())
 
 
 def test_every_id_is_of_a_known_kind() -> None:
@@ -141,11 +148,20 @@ class Answer:
 
 def ask(client: Client, method: str, path: str, data: dict[str, Any], secret: str | None = None) -> Answer:
     response = _send(client, method, path, data, {"authorization": f"Bearer {secret}"} if secret else {})
+    assert_strict_policy(response.headers)
     try:
         return Answer(response.status_code, dict(response.headers), _read(response).decode(errors="replace"))
     finally:
         for close in response._resource_closers:  # response.close() would end the request, and with it the connection
             close()
+
+
+def assert_strict_policy(headers: Mapping[str, str]) -> None:
+    """Every answer, refusals and redirects too, forbids inline code and framing, and loads from here alone."""
+    policy = dict(part.strip().split(" ", 1) for part in headers.get("Content-Security-Policy", "").split(";") if part)
+    none = ("default-src", "base-uri", "frame-ancestors")
+    assert {name: policy.get(name) for name in none} == dict.fromkeys(none, "'none'")
+    assert (policy.get("script-src"), policy.get("style-src")) == ("'self'", "'self'")
 
 
 def _send(client: Client, method: str, path: str, data: dict[str, Any], headers: dict[str, str]) -> Any:

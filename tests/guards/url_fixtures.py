@@ -9,7 +9,7 @@
 
 `ids` names the object each part of the address stands for (kinds in world.py), `data` is what a POST sends, `refs` the
 members of it (or of the query) that name an object of the tenant: they too are tried with another tenant's ids.
-`refuses` lists roles that hold the permission and are refused all the same by a rule of the operation.
+`refuses` names roles that hold the permission and are refused all the same, each with the operation's rule.
 """
 
 from collections.abc import Mapping
@@ -28,13 +28,13 @@ class Url:
     ids: Mapping[str, str] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     refs: Mapping[str, str] = field(default_factory=dict)
-    refuses: frozenset[str] = frozenset()
+    refuses: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
 
 
-def page(*, get: P | None = None, post: P | None = None, refuses: tuple[str, ...] = (), **what: Any) -> Url:
+def page(*, get: P | None = None, post: P | None = None, **what: Any) -> Url:
     methods = {method: asked for method, asked in (("GET", get), ("POST", post)) if asked is not None}
-    return Url("page", methods, refuses=frozenset(refuses), **what)
+    return Url("page", methods, **what)
 
 
 def person(*methods: str, **what: Any) -> Url:
@@ -96,7 +96,17 @@ URLS: dict[str, Url] = {
     "web:invitation_revoke": page(post=P.MEMBER_MANAGE, ids={"invitation_id": "invitation"}),
     "web:invitation_accept": public("the link is the credential", "GET", "POST", ids={"token": "invitation_token"}),
     "web:key_list": page(get=P.VIEW, post=P.KEY_MANAGE, data={"name": "k", "scopes": ["view"], "expires": "30"}),
-    "web:key_revoke": page(post=P.KEY_MANAGE, ids={"key_id": "key"}, refuses=("member",)),
+    "web:key_revoke": page(
+        post=P.KEY_MANAGE,
+        ids={"key_id": "key"},
+        refuses={"member": "members revoke their own keys, this is the owner's"},
+    ),
+    "web:licence_accept": page(
+        post=P.JOB_WRITE,
+        data={"model": "llama-3.1-8b", "licence": "Llama 3.1 Community License", "next": "/jobs/new"},
+    ),
+    "web:tracker_list": page(get=P.VIEW, post=P.JOB_WRITE, data={"kind": "wandb", "key": "0123456789"}),
+    "web:tracker_remove": page(post=P.JOB_WRITE, ids={"kind": "tracker_kind"}),
     "web:organization_settings": page(get=P.VIEW, post=P.ORGANIZATION_MANAGE, data={"name": "New"}),
     "web:organization_create": person("GET", "POST", data={"name": "Another"}),
     "web:organization_switch": person("POST", refs={"organization": "organization"}),
@@ -118,6 +128,7 @@ URLS: dict[str, Url] = {
     "web:job_list": page(get=P.VIEW),
     "web:job_detail": page(get=P.VIEW, ids=JOB),
     "web:job_chart": page(get=P.VIEW, ids=JOB),
+    "web:job_tensorboard": page(get=P.VIEW, ids=JOB),
     "web:job_stream": page(get=P.VIEW, ids=JOB),
     "web:job_cancel": page(post=P.JOB_WRITE, ids=JOB),
     "web:job_pause": page(post=P.JOB_WRITE, ids=JOB),
@@ -144,10 +155,43 @@ URLS: dict[str, Url] = {
     "web:playground_token": page(post=P.INFERENCE),
     "web:playground_prompt": page(post=P.VIEW),
     "web:playground_save": page(post=P.DATASET_WRITE),
+    "web:billing": page(get=P.VIEW),
+    "web:billing_topup": page(post=P.ORGANIZATION_MANAGE, data={"amount_usd": "50"}),
+    "web:billing_card": page(post=P.ORGANIZATION_MANAGE),
+    "web:billing_portal": page(post=P.ORGANIZATION_MANAGE),
+    "web:billing_recharge": page(
+        post=P.ORGANIZATION_MANAGE, data={"threshold_usd": "10", "amount_usd": "50", "monthly_cap_usd": "200"}
+    ),
+    "web:billing_page": page(get=P.ORGANIZATION_MANAGE, ids={"page_id": "hosted_page"}),
+    "web:stripe_webhook": public("Stripe's signature is the credential; tests/web/test_billing.py", "POST"),
     "web:usage": page(get=P.VIEW),
+    "web:invoice_list": page(get=P.VIEW, post=P.ORGANIZATION_MANAGE, data={"chargeback_label": "team"}),
+    "web:price_list": page(get=P.VIEW),
+    "web:budget_list": page(
+        get=P.VIEW,
+        post=P.ORGANIZATION_MANAGE,
+        data={"scope": "organization", "limit_usd": "10", "mode": "block", "thresholds": "50"},
+    ),
+    "web:budget_end": page(post=P.ORGANIZATION_MANAGE, ids={"budget_id": "budget"}),
+    "web:budget_key_labels": page(post=P.ORGANIZATION_MANAGE, data={"labels": "team=a"}, refs={"key": "key"}),
+    "web:invoice_detail": page(get=P.VIEW, ids={"invoice_id": "invoice"}),
+    "web:invoice_csv": page(get=P.VIEW, ids={"invoice_id": "invoice"}),
+    "web:invoice_pdf": page(get=P.VIEW, ids={"invoice_id": "invoice"}),
+    "web:charge_why": page(get=P.VIEW, ids={"reference": "invoice_line"}),
     "web:usage_export": page(get=P.VIEW),
     # the public API
     "api_me": api(GET=P.VIEW),
+    "api_integration_list": api(GET=P.VIEW),
+    "api_integration_detail": api(
+        PUT=P.JOB_WRITE, DELETE=P.JOB_WRITE, ids={"kind": "tracker_kind"}, data={"key": "0123456789"}
+    ),
+    "api_job_tensorboard": api(GET=P.VIEW, ids=JOB),
+    "api_model_licence": api(
+        GET=P.VIEW,
+        POST=P.JOB_WRITE,
+        ids={"model": "listed_model_name"},
+        data={"licence": "Llama 3.1 Community License"},
+    ),
     "api_model_limits": api(GET=P.VIEW, ids={"model": "model_name"}),
     "api_schema": public("documents the API; holds no data"),
     "api_unknown": public("says that there is nothing"),
@@ -201,8 +245,18 @@ URLS: dict[str, Url] = {
     "staff:replica_detail": staff("GET", ids={"replica_id": "replica"}),
     "staff:replica_drain": staff("POST", ids={"replica_id": "replica"}),
     "staff:base_model_list": staff("GET", "POST"),
+    "staff:base_model_install": staff("POST", ids={"base_model_id": "base_model"}),
     "staff:base_model_retire": staff("POST", ids={"base_model_id": "base_model"}),
+    "staff:books": staff("GET"),
+    "staff:adjustment_create": staff(
+        "GET", "POST", ids={"organization_id": "organization"}, data={"amount_usd": "1", "reason": "goodwill"}
+    ),
+    "staff:adjustment_decide": staff("POST", ids={"adjustment_id": "adjustment"}, data={"decision": "reject"}),
+    "staff:margin": staff("GET", "POST"),
     "staff:price_list": staff("GET", "POST"),
+    "staff:payment_list": staff("GET"),
+    "staff:payment_refund": staff("GET", "POST", ids={"topup_id": "topup"}, data={"amount_usd": "1", "reason": "r"}),
+    "staff:difference_resolve": staff("POST", ids={"difference_id": "difference"}, data={"note": "looked"}),
     "staff:quota_list": staff("GET"),
     "staff:quota_edit": staff("GET", "POST", ids={"organization_id": "organization"}),
     "staff:job_list": staff("GET"),

@@ -3,6 +3,7 @@
 A feature adds one line to MAKERS (objects of a tenant) or SHARED (objects of the installation).
 """
 
+import datetime
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,16 +16,24 @@ from apps.accounts.models import Membership, Organization, User
 from apps.accounts.operations import invitation_token, invite_member
 from apps.accounts.roles import ROLES, SCOPES
 from apps.adapters.models import Adapter, AdapterVersion
+from apps.billing.adjustments import request_adjustment
+from apps.billing.budgets import set_budget
+from apps.billing.invoicing import close_month
+from apps.billing.models import InvoiceLine
+from apps.billing.operations import hold, settle_hold
+from apps.catalog.licences import accept_licence
 from apps.catalog.models import BaseModel
 from apps.core.clock import db_now
 from apps.core.ids import new_id, ulid_of
 from apps.datasets.models import Upload, UploadPart
 from apps.finetuning.models import GpuPool, Worker
+from apps.finetuning.trackers import store_tracker_key
+from apps.payments.models import HostedPage, ReconciliationDifference, StripeCustomer, TopUp
 from apps.serving.models import Alias
 from apps.serving.operations import deploy
 from tests.api.gateway.process import make_replica
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
-from tests.factories.catalog import make_base_model
+from tests.factories.catalog import make_base_model, make_listed_model
 from tests.factories.datasets import make_ready_version, make_upload, make_version
 from tests.factories.finetuning import give_credit, make_job, make_pool, make_worker
 
@@ -34,6 +43,7 @@ class Installation:
     """What all tenants share."""
 
     base_model: BaseModel
+    listed_model: BaseModel
     pool: GpuPool
     worker: Worker
 
@@ -128,6 +138,74 @@ def _alias(tenant: Tenant) -> str:
     ).pk
 
 
+def _licence_acceptance(tenant: Tenant) -> str:
+    model = tenant.installation.listed_model
+    now = db_now()
+    return accept_licence(
+        organization=tenant.organization, base_model=model, licence=model.licence, by=tenant.canary, now=now
+    ).pk
+
+
+def _tracker_key(tenant: Tenant) -> str:
+    return store_tracker_key(
+        organization=tenant.organization, kind="wandb", secret=f"key-{tenant.canary}", url="", by="system", now=db_now()
+    ).pk
+
+
+def _topup(tenant: Tenant) -> str:
+    topup = TopUp.objects.create(
+        organization=tenant.organization, origin="user", amount_cents=5000, requested_by=tenant.owner.pk,
+        status="open", checkout_id=f"cs_{tenant.canary}",
+    )  # fmt: skip
+    StripeCustomer.objects.create(organization=tenant.organization, stripe_id=f"cus_{tenant.canary}")
+    return topup.pk
+
+
+def _hosted_page(tenant: Tenant) -> str:
+    page = HostedPage.objects.create(
+        organization=tenant.organization, kind="topup", topup_id=tenant.ids["topup"], requested_by=tenant.owner.pk
+    )
+    return page.pk
+
+
+def _budget(tenant: Tenant) -> str:
+    return set_budget(
+        organization=tenant.organization,
+        scope="label",
+        target=f"team={tenant.canary}",
+        limit_nano=10**12,
+        mode="alert",
+        by=tenant.owner.pk,
+        now=db_now(),
+    ).pk
+
+
+def _invoice(tenant: Tenant) -> str:
+    held = hold(
+        organization=tenant.organization,
+        purpose="job",
+        source=f"ftjob-{tenant.canary}",
+        amount_nano=10**7,
+        by="system",
+        idempotency_key=f"hold:{tenant.canary}",
+    )
+    settle_hold(hold_id=held.pk, capture_nano=10**7, by="system")
+    after = db_now() + datetime.timedelta(days=32)
+    invoice = close_month(organization=tenant.organization, month=after.date().replace(day=1))
+    assert invoice is not None
+    return invoice.pk
+
+
+def _invoice_line(tenant: Tenant) -> str:
+    return InvoiceLine.objects.get(invoice_id=tenant.ids["invoice"]).pk
+
+
+def _adjustment(tenant: Tenant) -> str:
+    return request_adjustment(
+        organization=tenant.organization, amount_nano=10**12, reason=tenant.canary, by="user_other", now=db_now()
+    ).pk
+
+
 # kind of object -> makes one of a tenant and returns what stands in an address or a body; in this order, so that a
 # later one may use `tenant.ids` of an earlier one.
 MAKERS: dict[str, Maker] = {
@@ -148,22 +226,36 @@ MAKERS: dict[str, Maker] = {
     "model_name": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).model_name,
     "deployment": _deployment,
     "alias": _alias,
+    "licence_acceptance": _licence_acceptance,
+    "tracker_key": _tracker_key,
+    "topup": _topup,
+    "hosted_page": _hosted_page,
+    "budget": _budget,
+    "invoice": _invoice,
+    "invoice_line": _invoice_line,
+    "adjustment": _adjustment,
 }
 
 # kind of object -> the id of one that belongs to no tenant
 SHARED: dict[str, Callable[[Installation], str]] = {
     "base_model": lambda installation: installation.base_model.pk,
     "base_model_name": lambda installation: installation.base_model.name,
+    "listed_model_name": lambda installation: installation.listed_model.name,
+    "tracker_kind": lambda installation: "wandb",
     "pool": lambda installation: installation.pool.pk,
     "worker": lambda installation: installation.worker.pk,
     "replica": lambda installation: make_replica(installation.base_model, "unix:///nowhere").pk,
+    "difference": lambda _: (
+        ReconciliationDifference.objects.get_or_create(source_id="pi_1", ours_cents=1, theirs_cents=2)[0].pk
+    ),
 }
 
 
 def build_world() -> World:
     base_model = make_base_model()
     pool = make_pool()
-    installation = Installation(base_model, pool, make_worker(pool, base_model=base_model))
+    listed = make_listed_model("llama-3.1-8b", licence="Llama 3.1 Community License")
+    installation = Installation(base_model, listed, pool, make_worker(pool, base_model=base_model))
     return World(
         installation=installation,
         acme=_tenant("Acme", "canary-acme", installation),

@@ -59,6 +59,7 @@ class ControlPlane:
         self.events: list[RunEvent] = []
         self.beats: list[HeartbeatRequest] = []
         self.outcomes: list[RunOutcome] = []
+        self.one_time_token = "once"
         self.enrollments: list[EnrollRequest] = []
         self.probes: list[ProbeRequest] = []
         self.reports: list[ProbeReport] = []
@@ -197,7 +198,7 @@ class ControlPlane:
 
     def _enroll(self, body: bytes) -> tuple[int, bytes]:
         request = msgspec.json.decode(body, type=EnrollRequest)
-        if request.token != "once" or self.enrollments:
+        if request.token != self.one_time_token or self.enrollments:
             return _error(403, "invalid_token")
         self.enrollments.append(request)
         return _ok(EnrollResponse(worker_id="worker_1", credential=CREDENTIAL, pool="cpu"))

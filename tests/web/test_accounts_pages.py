@@ -247,3 +247,17 @@ def test_every_role_can_read_every_account_page(
 )
 def test_the_sign_in_pages_render(url: str, client: Client, db: None) -> None:
     assert client.get(f"/accounts/{url}").status_code == 200
+
+
+def test_a_trackers_key_is_stored_shown_by_its_end_and_removed(client_for, bob, vera):
+    browser = client_for(bob)
+
+    browser.post("/organization/trackers", {"kind": "wandb", "key": "wandb-key-0123456789"})
+    page = browser.get("/organization/trackers").content.decode()
+    refused = browser.post("/organization/trackers", {"kind": "mlflow", "key": "0123456789", "url": "http://x.example"})
+
+    assert "…6789" in page and "wandb-key" not in page
+    assert refused.status_code == 422 and "https address" in refused.content.decode()
+    assert client_for(vera).post("/organization/trackers/wandb/remove").status_code == 403
+    assert browser.post("/organization/trackers/wandb/remove").status_code == 302
+    assert "No key yet" in browser.get("/organization/trackers").content.decode()

@@ -92,6 +92,17 @@ def test_a_deadline_moves_the_recommendation_to_what_meets_it_at_p90(compute) ->
     assert "May be late: " in rows(at_median)["h100"]
 
 
+def test_several_gpus_are_shown_unasked_where_they_alone_meet_the_deadline(compute) -> None:
+    GpuPool.objects.exclude(name="h200").update(is_open=False)
+    many = compute(several="1", epochs="5")
+    alone, eight = (_spans(many, key)[1] for key in ("h200(?!:)", "h200:8"))
+
+    page = compute(epochs="5", needed_by=due((eight + 120) / 3600))
+
+    assert alone > eight + 300
+    assert ":" in badged(page, "Recommended")[0]
+
+
 def test_when_nothing_is_in_time_it_says_so_and_recommends_nothing(compute) -> None:
     page = compute(needed_by=due(0.05))
 

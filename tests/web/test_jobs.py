@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from asgiref.sync import async_to_sync
 
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
@@ -187,6 +188,38 @@ def test_a_watcher_who_comes_back_gets_exactly_what_it_missed(floor, organizatio
     assert [_id(frame) for frame in everything[:-1]] == sequences == list(range(1, len(sequences) + 1))
     assert [_id(frame) for frame in rest[:-1]] == sequences[4:]
     assert json.loads(everything[-1].partition("data: ")[2]) == {"status": "succeeded"}
+
+
+@pytest.mark.parametrize(
+    ("last_seen", "first"),
+    [("5", 6), ("\u00b2", 1), ("9" * 5000, 1), ("-3", 1)],
+    ids=["a number", "superscript", "huge", "negative"],
+)
+def test_a_browser_that_reconnects_goes_on_after_the_last_event_it_saw(
+    last_seen,
+    first,
+    floor,
+    client_for,
+    alice,
+    claim,  # noqa: F811
+):
+    """A browser repeats the address it began with and adds the header, which therefore goes before `after`."""
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    for number in range(1, 4):
+        attempt.report(wire.StepCompleted, **step(number, 3.0 / number))
+    attempt.succeed(floor.base_model)
+
+    async def read(response) -> list[str]:
+        return [frame.decode() async for frame in response]
+
+    url = f"/jobs/{job.pk}/stream?after=2"
+    resumed = async_to_sync(read)(client_for(alice).get(url, headers={"Last-Event-ID": last_seen}))
+    fresh = async_to_sync(read)(client_for(alice).get(url))
+
+    assert (_id(resumed[0]), _id(fresh[0])) == (first, 3)
+    assert resumed[-1] == fresh[-1] and resumed[-1].startswith("event: done")
 
 
 def _id(frame: str) -> int:

@@ -1,13 +1,24 @@
 """The operator console: who may open it, and what its forms do."""
 
+import html
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from apps.billing.queries import get_balance
 from apps.catalog.queries import active_price
+from apps.config.env import ROOT
+from apps.core.clock import db_now
 from apps.core.models import AuditEntry, OutboxMessage
+from apps.finetuning import stopping
 from apps.finetuning.models import GpuPool, Worker, WorkerToken
 from apps.finetuning.quotas import get_quota
-from tests.factories.finetuning import Floor
+from tests.factories.finetuning import Floor, give_credit, make_job
+from tests.twins.control_plane import serve_control_plane
 
 PAGES = ("pools", "base-models", "prices", "quotas", "jobs", "organizations")
 
@@ -45,13 +56,42 @@ def test_an_effect_that_keeps_failing_is_shown_to_operators(console):
 def test_a_pool_is_created_priced_and_shown(console, floor):
     body = {"name": "big", "gpu_type": "cpu", "region": "eu-north", "memory_gib": "80"}
     created = console.post("/staff/pools", body)
-    console.post("/staff/prices", {"sku": "training:big", "price_usd": "2.69"})
+    price = {"sku": "training:big", "price_usd": "2.69"}
+    previewed = console.post("/staff/prices", price)
+    assert active_price(sku="training:big") is None
+    console.post("/staff/prices", price | {"confirmed": previewed.context["form"].previewed()})
 
     pool = GpuPool.objects.get(name="big")
     page = console.get(created["Location"])
     assert pool.memory_bytes == 80 * 2**30
     assert active_price(sku="training:big").price_nano == 2_690_000_000
     assert "$2.69" in page.content.decode()
+
+
+def test_a_pool_is_edited_and_closed(console, floor):
+    console.post(f"/staff/pools/{floor.pool.pk}", {"region": "eu-south", "memory_gib": "12"})
+
+    pool = GpuPool.objects.get(pk=floor.pool.pk)
+    assert (pool.region, pool.memory_bytes, pool.is_open, pool.name) == ("eu-south", 12 * 2**30, False, floor.pool.name)
+    assert AuditEntry.objects.get(target=pool.pk, action="pool.edited").actor.startswith("user_")
+    assert console.post(f"/staff/pools/{pool.pk}", {"region": "eu-south", "memory_gib": "0"}).status_code == 422
+
+
+def test_jobs_of_all_tenants_are_listed_with_whose_they_are(console, floor, rival):
+    floor.job(suffix="ours")
+    give_credit(rival)
+    theirs = make_job(rival, floor.base_model, suffix="theirs")
+    stopping.request_cancellation(job=theirs, by="key_test", now=db_now())
+
+    def rows(query: str) -> list[tuple[str, str]]:
+        page = console.get(f"/staff/jobs{query}")
+        shown = [row["job"] for row in page.context["jobs"]]
+        assert all(job.pk in page.content.decode() for job in shown)
+        assert all(job.organization.name in page.content.decode() for job in shown)
+        return [(job.organization.name, job.suffix) for job in shown]
+
+    assert rows("") == [("Rival", "theirs"), ("Acme", "ours")]
+    assert rows("?status=cancelled") == [("Rival", "theirs")]
 
 
 def test_a_name_taken_is_said_at_its_field(console, floor):
@@ -85,6 +125,27 @@ def test_a_token_is_shown_once_with_its_command(console, floor):
     assert "python -m gpu_workers.enroll --kind trainer --token annt_" in page
     assert WorkerToken.objects.count() == 1
     assert "annt_" not in console.get(f"/staff/pools/{floor.pool.pk}").content.decode()
+
+
+@pytest.mark.parametrize("kind", ["trainer", "replica"])
+def test_the_printed_command_admits_a_machine_that_has_no_settings(console, floor, settings, tmp_path, kind):
+    with serve_control_plane() as plane:
+        settings.INTERNAL_URL = plane.url
+        body = {"kind": kind} | ({"base_model": floor.base_model.pk} if kind == "replica" else {})
+        page = console.post(f"/staff/pools/{floor.pool.pk}/token", body).content.decode()
+        command = html.unescape(re.search(r"ANNEAL_INTERNAL_URL=[^<]+", page)[0])
+        plane.one_time_token = command.split()[-1]
+        environment = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        done = subprocess.run(
+            command, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        )
+
+    assert done.returncode == 0, done.stderr
+    [enrolled] = plane.enrollments
+    assert enrolled.kind == kind
+    assert re.fullmatch("" if kind == "trainer" else r"http://[\w.-]+:8003", enrolled.listen_url)
+    assert (tmp_path / ".anneal-worker/credential.json").stat().st_mode & 0o777 == 0o600
+    assert "Start it with" in done.stdout
 
 
 def test_a_replica_needs_a_base_model(console, floor):

@@ -86,8 +86,8 @@ def test_what_a_model_cost_is_shown_before_and_after_it_is_charged(use, floor, c
 
     assert "$0.20" in before
     assert ">triage<" in before
-    assert "Inference charged" not in before
-    assert "Inference charged" in after
+    assert "Usage charged" not in before
+    assert "Usage charged" in after
     assert "triage, input tokens" in after
 
 
@@ -125,14 +125,19 @@ def test_the_export_adds_up(use, floor, claim, client_for, vera):  # noqa: F811
     by_sku = {line["sku"]: line for line in lines}
     assert by_sku["inference:input:anneal-demo"]["quantity"] == "2000000"
     assert by_sku["inference:input:anneal-demo"]["cost_usd"] == "0.2"
-    assert by_sku["training:local-cpu"] | {"day": ""} == {
+    assert by_sku["training:local-cpu"] | {"day": "", "member": "", "price_version": ""} == {
         "day": "",
         "kind": "training",
         "subject": job.pk,
         "sku": "training:local-cpu",
         "unit": "gpu_ms",
         "quantity": "20000",
-        "requests": "",
+        "requests": "0",
+        "key": "",
+        "member": "",
+        "adapter_version": "",
+        "labels": "",
+        "price_version": "",
         "cost_usd": "0.02",
     }
     assert response["Content-Disposition"].startswith("attachment")

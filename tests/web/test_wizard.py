@@ -268,3 +268,19 @@ def test_the_call_to_copy_holds_what_was_chosen(chosen, client_for, bob) -> None
     assert '"rank": 32' in body
     assert '"epochs": 6' in body
     assert '"max_cost_usd": "1.5"' in body
+
+
+def test_the_review_asks_for_a_licence_that_must_be_accepted_and_goes_on(floor, chosen, client_for, bob) -> None:
+    floor.base_model.licence = "Llama 3.1 Community License"
+    floor.base_model.save(update_fields=["licence"])
+    browser = client_for(bob)
+    before = page(browser, **chosen)
+    form = re.search(r'<form class="form" method="post" action="/licences/accept">.*?</form>', text(before), re.DOTALL)
+    assert form and "disabled" in text(before).partition('id="wizard"')[2]
+
+    fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', form[0]))
+    accepted = browser.post("/licences/accept", fields, follow=True)
+
+    assert "is accepted for" in text(accepted)
+    assert "<h1>Review and launch</h1>" in text(accepted)
+    assert browser.post(URL, posted(accepted)).status_code == 302

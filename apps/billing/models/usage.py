@@ -55,21 +55,27 @@ class UsageConflict(OrganizationModel):
 
 
 class UsageSeries(OrganizationModel):
-    """Quantity used of one SKU at one price in one day, and how much of its cost is posted."""
+    """Quantity one key used of one adapter at one price in one day, and how much of its cost is posted."""
 
     sku = models.CharField(max_length=120)
     price_rule = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, related_name="+")
-    subject = models.CharField(max_length=200, help_text="The model or job it was used for.")
+    subject = models.CharField(max_length=200, help_text="The model it was used of, or what was stored.")
+    key_id = models.CharField(max_length=40, blank=True)
+    adapter_version_id = models.CharField(max_length=40, blank=True)
     day = models.DateField()
     quantity = models.BigIntegerField(default=0)
     request_count = models.BigIntegerField(default=0)
     rated_quantity = models.BigIntegerField(default=0, help_text="How much of the quantity is paid for.")
     rated_request_count = models.BigIntegerField(default=0)
     posted_nano = models.BigIntegerField(default=0)
+    invoiced_nano = models.BigIntegerField(default=0, help_text="Of what is posted, on invoices.")
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["organization", "price_rule", "subject", "day"], name="usage_series_once"),
+            models.UniqueConstraint(
+                fields=["organization", "price_rule", "subject", "key_id", "adapter_version_id", "day"],
+                name="usage_series_once",
+            ),
             models.CheckConstraint(condition=Q(quantity__gte=0, posted_nano__gte=0), name="usage_series_positive"),
             models.CheckConstraint(
                 condition=Q(rated_quantity__lte=F("quantity"), rated_request_count__lte=F("request_count")),
@@ -82,4 +88,35 @@ class UsageSeries(OrganizationModel):
                 condition=Q(request_count__gt=F("rated_request_count")),
                 name="usage_series_unrated",
             )
+        ]
+
+
+class StorageSample(OrganizationModel):
+    """What an organization kept at one hour; added to its series once."""
+
+    id = models.BigAutoField(primary_key=True)
+    hour_at = models.DateTimeField()
+    bytes = models.BigIntegerField()
+    created_at = models.DateTimeField(db_default=Now())
+
+    is_append_only = True
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["organization", "hour_at"], name="storage_sample_once")]
+        triggers = [pgtrigger.Protect(name="storage_sample_append_only", operation=pgtrigger.Update | pgtrigger.Delete)]
+
+
+class VolumeRebate(OrganizationModel):
+    """What a month's volume costs less under a price's tiers than piece by piece, and how much of that is posted."""
+
+    price_rule = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, related_name="+")
+    month = models.DateField()
+    quantity = models.BigIntegerField(default=0)
+    posted_nano = models.BigIntegerField(default=0)
+    invoiced_nano = models.BigIntegerField(default=0, help_text="Of what is posted, on invoices.")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["organization", "price_rule", "month"], name="volume_rebate_once"),
+            models.CheckConstraint(condition=Q(quantity__gte=0, posted_nano__gte=0), name="volume_rebate_positive"),
         ]

@@ -6,6 +6,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from django.urls import reverse_lazy
 
 from apps.config.env import ROOT, read_env
+from apps.config.mail import read_mail_url
 
 ENV = read_env()
 
@@ -21,6 +22,13 @@ OBJECT_STORE = ENV.object_store
 REDIS_URL = ENV.redis_url
 BROKER_URL = ENV.broker_url
 BASE_MODEL_ROOTS = ENV.base_model_roots
+HUB_URL = ENV.hub_url
+STRIPE_SECRET_KEY = ENV.stripe_secret_key
+STRIPE_WEBHOOK_SECRET = ENV.stripe_webhook_secret
+STRIPE_PORTAL_CONFIGURATION = ENV.stripe_portal
+STRIPE_TAX = ENV.stripe_tax
+STRIPE_METER = ENV.stripe_meter
+STRIPE_API_BASE = ENV.stripe_api_base
 
 ALLOWED_HOSTS = [urlsplit(PUBLIC_URL).hostname, "localhost", "127.0.0.1", *ENV.allowed_hosts]
 CSRF_TRUSTED_ORIGINS = [PUBLIC_URL]
@@ -46,6 +54,7 @@ INSTALLED_APPS = [
     "apps.accounts",
     "apps.catalog",
     "apps.billing",
+    "apps.payments",
     "apps.datasets",
     "apps.adapters",
     "apps.finetuning",
@@ -248,17 +257,13 @@ TIME_ZONE = "UTC"
 USE_TZ = True
 USE_I18N = False
 
-_email = urlsplit(ENV.email_url)
+_mail = read_mail_url(ENV.email_url)
 DEFAULT_FROM_EMAIL = ENV.from_email
 EMAIL_TIMEOUT = 15
-if _email.scheme == "console":
-    EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
-else:
-    EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
-    EMAIL_HOST, EMAIL_PORT = _email.hostname or "localhost", _email.port or 25
-    EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = unquote(_email.username or ""), unquote(_email.password or "")
-    EMAIL_USE_TLS = _email.scheme == "smtp+tls"
-    EMAIL_USE_SSL = _email.scheme == "smtps"
+EMAIL_BACKEND = _mail.backend
+EMAIL_HOST, EMAIL_PORT = _mail.host, _mail.port
+EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = _mail.user, _mail.password
+EMAIL_USE_TLS, EMAIL_USE_SSL = _mail.use_tls, _mail.use_ssl
 
 CACHES = {
     "default": {
@@ -289,14 +294,23 @@ SPECTACULAR_SETTINGS = {
 OUTBOX_WAKE = "apps.config.celery.wake_outbox"
 OUTBOX_HANDLERS = {
     "mail": "apps.accounts.mail.send",
+    "billing.alert": "apps.billing.mail.send_alert",
+    "billing.report": "apps.billing.mail.send_report",
+    "budget.exhausted": "apps.finetuning.tasks.pause_over_budget",
     "dataset.validate": "apps.datasets.tasks.request_validation",
     "dataset.count": "apps.datasets.tasks.request_count",
     "dataset.inspect": "apps.datasets.tasks.request_inspection",
     "train.wake": "apps.finetuning.tasks.ring_doorbell",
     "job.admit": "apps.finetuning.tasks.admit",
+    "base_model.install": "apps.catalog.tasks.request_install",
     "adapter.published": "apps.serving.tasks.deploy",
     "adapter.checked": "apps.finetuning.tasks.tell_adapter_checked",
     "objects.delete": "apps.core.tasks.delete_objects",
+    "payments.page": "apps.payments.tasks.ring_page",
+    "payments.topup": "apps.payments.tasks.ring_topup",
+    "payments.refund": "apps.payments.tasks.ring_refund",
+    "payments.charge": "apps.payments.tasks.ring_charge",
+    "payments.event": "apps.payments.tasks.ring_event",
 }
 
 LOGGING = {

@@ -1,7 +1,7 @@
 """Forms of the new fine-tune wizard."""
 
 import datetime
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,13 +13,17 @@ from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.money import usd_to_nano
 from apps.finetuning import recipes
-from apps.finetuning.limits import Limits, get_limits
+from apps.finetuning.limits import Kind, Limits, get_limits
 from apps.finetuning.operations import SUFFIX
 
 RECIPE_FIELDS = (
-    "epochs", "learning_rate", "batch_size", "max_length", "lora_rank", "lora_alpha", "validation_share", "seed",
+    "epochs", "learning_rate", "batch_size", "max_length", "lora_rank", "use_rslora", "lora_alpha", "validation_share",
+    "seed",
 )  # fmt: skip
-METHOD_NAMES = {Method.LORA: "LoRA", Method.QLORA: "QLoRA", Method.FULL: "Full"}
+ADAPTER_FIELDS = ("lora_rank", "use_rslora", "lora_alpha")
+# What other values are chosen by: changing one of these changes the values nobody set.
+_READ: dict[str, Callable[[str], Any]] = {"lora_rank": int, "use_rslora": lambda text: text == "True"}
+_DECISIVE = tuple(_READ)
 _NUMBER = {"inputmode": "numeric", "autocomplete": "off"}
 _DECIMAL = {"step": "any", "inputmode": "decimal", "autocomplete": "off"}
 
@@ -27,11 +31,12 @@ _DECIMAL = {"step": "any", "inputmode": "decimal", "autocomplete": "off"}
 class RecipeForm(forms.Form):
     """How to train: what is left out, or not yet asked, is chosen for the model, the method and the rows.
 
-    Each field says why its value was chosen. Valid, the form has `recipe`, complete, and `changed`, the fields that
-    differ from the choice.
+    Each field says why its value was chosen. A value that was only shown for another method (`shown` says which) and
+    left alone is chosen anew. Valid, the form has `recipe`, complete, and `changed`, the fields that differ from the
+    choice; `renewed` names the fields whose shown values no longer hold.
     """
 
-    method = forms.ChoiceField(label="Method", choices=[(method.value, name) for method, name in METHOD_NAMES.items()])
+    method = forms.ChoiceField(label="Method")
     epochs = forms.IntegerField(
         label="Epochs",
         help_text="How often each row is seen.",
@@ -55,6 +60,12 @@ class RecipeForm(forms.Form):
         choices=[(rank, str(rank)) for rank in recipes.SERVABLE_RANKS],
         label="Rank",
         help_text="Size of the adapter.",
+    )
+    use_rslora = forms.TypedChoiceField(
+        coerce=_READ["use_rslora"],
+        choices=[("False", "alpha / rank"), ("True", "alpha / √rank: rsLoRA")],
+        label="Scaled by",
+        help_text="How much an adapter of higher rank counts.",
     )
     lora_alpha = forms.IntegerField(
         label="Alpha",
@@ -89,14 +100,56 @@ class RecipeForm(forms.Form):
         data: recipes.DataFacts | None = None,
     ) -> None:
         self._choose = partial(recipes.choose, base_model=base_model, objective=objective, data=data)
-        method = given.get("method", Method.LORA.value)
-        chosen = self._choose(method=Method(method if method in list(Method) else Method.LORA), asked={})
-        self.defaults = {choice.name: choice.value for choice in chosen.choices if choice.name in RECIPE_FIELDS}
-        shown = {name: _written(self.defaults[name]) for name in RECIPE_FIELDS} | {"method": method}
-        super().__init__(shown | {name: value for name, value in given.items() if value and name in self.base_fields})
-        self._explain(chosen.choices, get_limits(base_model=base_model))
+        limits = get_limits(base_model=base_model)
+        self._kinds = {kind.key: kind for kind in limits.kinds}
+        key = given.get("method", "")
+        self.kind = self._kinds.get(key) or limits.kinds[0]
+        own = self._chosen(self.kind.key)
+        self.shown = ".".join([self.kind.key, *(given.get(name) or _written(own[name].value) for name in _DECISIVE)])
+        chosen, before = self._chosen(self.shown), self._chosen(given.get("shown", ""))
+        written = {name: _written(choice.value) for name, choice in chosen.items()}
+        self.renewed = [
+            name
+            for name, choice in before.items()
+            if name not in _DECISIVE and given.get(name) == _written(choice.value) != written[name]
+        ]
+        kept = {name: value for name, value in given.items() if value and name not in self.renewed}
+        self.defaults = {name: choice.value for name, choice in chosen.items()}
+        shown = written | kept | {"method": key or self.kind.key}
+        super().__init__({name: value for name, value in shown.items() if name in self.base_fields})
+        self.fields["method"].choices = [(kind.key, kind.name) for kind in limits.kinds]  # type: ignore[attr-defined]
+        self._explain(chosen.values(), limits)
         self.recipe: Hyperparameters | None = None
         self.changed: dict[str, Any] = {}
+
+    @property
+    def renewed_fields(self) -> list[forms.BoundField]:
+        return [self[name] for name in self.renewed]
+
+    def recipe_of(self, kind: Kind) -> Hyperparameters:
+        """Return the recipe of a form that was checked, by another way to train. Raises InvalidValue."""
+        asked = {name: value for name, value in self.changed.items() if _belongs(name, kind)}
+        return self._choose(method=kind.method, asked=asked | _flags(kind)).hyperparameters
+
+    def _chosen(self, state: str) -> dict[str, recipes.Choice]:
+        """Return the choice for each field in a state such as `lora.64.True`: the method, then what else decides."""
+        key, *decisive = state.split(".")
+        kind = self._kinds.get(key)
+        if kind is None:
+            return {}
+        own = self._fields_of(kind, {})
+        given = dict(zip(_DECISIVE, decisive, strict=False))
+        asked = {name: text for name, text in given.items() if text != _written(own[name].value)}
+        try:
+            followed = self._fields_of(kind, {name: _READ[name](text) for name, text in asked.items()})
+        except (InvalidValue, ValueError):
+            return own  # the field itself says what is wrong with it
+        return followed | {name: own[name] for name in _DECISIVE}
+
+    def _fields_of(self, kind: Kind, asked: Mapping[str, Any]) -> dict[str, recipes.Choice]:
+        named = {name: value for name, value in asked.items() if _belongs(name, kind)} | _flags(kind)
+        chosen = self._choose(method=kind.method, asked=named).choices
+        return {choice.name: choice for choice in chosen if choice.name in RECIPE_FIELDS}
 
     def _explain(self, choices: Iterable[recipes.Choice], limits: Limits) -> None:
         for choice in choices:
@@ -112,9 +165,11 @@ class RecipeForm(forms.Form):
         if self.errors:
             return cleaned
         asked = {name: cleaned[name] for name in RECIPE_FIELDS if cleaned.get(name) is not None}
-        self.changed = {name: value for name, value in asked.items() if value != self.defaults[name]}
+        self.changed = {
+            name: value for name, value in asked.items() if value != self.defaults[name] and _belongs(name, self.kind)
+        }
         try:
-            self.recipe = self._choose(method=Method(cleaned["method"]), asked=self.changed).hyperparameters
+            self.recipe = self.recipe_of(self.kind)
         except InvalidValue as error:
             name = (error.param or "").removeprefix("hyperparameters.")
             self.add_error(name if name in self.fields else None, error.message)
@@ -180,6 +235,14 @@ class ComputeForm(CapForm):
         """Return the deadline of a form that was checked, None when there is none or it is wrong."""
         moment: datetime.datetime | None = self.cleaned_data.get("needed_by")
         return moment
+
+
+def _belongs(name: str, kind: Kind) -> bool:
+    return kind.method is not Method.FULL or name not in ADAPTER_FIELDS
+
+
+def _flags(kind: Kind) -> dict[str, Any]:
+    return {"use_dora": True} if kind.use_dora else {}
 
 
 def _written(value: Any) -> str:

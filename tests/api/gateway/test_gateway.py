@@ -13,7 +13,7 @@ import openai
 import pytest
 from django.db import transaction
 
-from apps.accounts.operations import revoke_key
+from apps.accounts.operations import issue_member_token, revoke_key
 from apps.adapters.models import AdapterVersion
 from apps.billing.models import Hold
 from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
@@ -604,6 +604,27 @@ def test_requests_above_the_limit_per_minute_are_told_when_to_come_back(gateway,
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert int(answers[2].headers["retry-after"]) >= 1
     assert error_of(answers[2])["code"] == "rate_limit_exceeded"
+
+
+def test_a_members_token_is_metered_and_limited_like_any_key(gateway, world):
+    limited = make_tenant("Playground", world.base_model)
+    with transaction.atomic():
+        set_quota(organization=limited.organization, by="system", now=db_now(), requests_per_minute=2)
+        token = issue_member_token(organization=limited.organization, user=limited.owner, now=db_now())
+    body = {"model": limited.model_name, "messages": HI}
+
+    answers = [gateway.http(key).post("/v1/chat/completions", json=body) for key in (limited.key, token, token)]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert error_of(answers[2])["code"] == "rate_limit_exceeded"
+    by_key, by_token = wait_for_usage(limited, 2)
+    assert (by_key.key_id, by_token.key_id) == (limited.key.key.pk, token.key.pk)
+    used = ("model_name", "input_tokens", "output_tokens", "input_price_id", "output_price_id")
+    assert [getattr(by_token, name) for name in used] == [getattr(by_key, name) for name in used]
+    rate_usage()
+    cost = rated(quantity=2 * by_key.input_tokens, price_nano=INPUT_NANO, per=PER)
+    cost += rated(quantity=2 * by_key.output_tokens, price_nano=OUTPUT_NANO, per=PER)
+    assert get_spending(organization=limited.organization).inference_nano == cost > 0
 
 
 # --- Both generations of the SDK --------------------------------------------------------------------------------------

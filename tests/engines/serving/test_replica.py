@@ -346,8 +346,10 @@ def test_other_weights_under_an_old_name_get_their_own_folder_and_are_never_swap
     wait_until(lambda: replica.list_loaded().get(OTHER, before) != before, seconds=30, what="the new folder")
 
     assert Path(before, "adapter_model.safetensors").exists()
-    engine_log = (replica.paths.work_dir / "engine.log").read_text()
-    assert "load_inplace=True" not in engine_log
+    folder = replica.list_loaded()[OTHER]
+    again = replica.engine_http.post("/v1/load_lora_adapter", json={"lora_name": OTHER, "lora_path": before})
+    assert again.status_code == 400  # so a load as the agent sends it (test_engine_client.py) can never swap weights
+    assert replica.list_loaded()[OTHER] == folder
 
 
 def test_rejected_adapter_is_never_tried_again(replica: Replica, adapters: dict[str, DesiredAdapter]) -> None:

@@ -14,8 +14,12 @@ from apps.contracts.runs import Hyperparameters
 from gpu_workers.agent import Agent
 from gpu_workers.api_client import ApiClient
 from gpu_workers.config import WorkerConfig
+from gpu_workers.publishing import MODULE as PUBLISHING_CHILD
+from gpu_workers.publishing import Publisher
+from tests.engines.training.zygote import ForkingExecutor, Zygote
 from tests.twins.control_plane import CREDENTIAL, ControlPlane, serve_control_plane
 
+TRAINING_CHILD = "gpu_workers.train"
 DEMO = Path(__file__).parents[3] / "demo" / "base_model"
 
 RECIPE = Hyperparameters(
@@ -76,11 +80,19 @@ def plane() -> Iterator[ControlPlane]:
         yield plane
 
 
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
+
+
 @pytest.fixture
-def make_agent(plane: ControlPlane, tiny_model: Path, tmp_path: Path) -> Iterator[Callable[[], Agent]]:
+def make_agent(plane: ControlPlane, tiny_model: Path, tmp_path: Path, zygote: Zygote) -> Iterator[Callable[..., Agent]]:
+    """Agents whose children are forked, or with `is_fresh` started as outside of tests: each an interpreter."""
     clients: list[ApiClient] = []
 
-    def make() -> Agent:
+    def make(*, is_fresh: bool = False) -> Agent:
         config = WorkerConfig(
             internal_url=plane.url,
             credential_file=tmp_path / "credential.json",
@@ -89,7 +101,9 @@ def make_agent(plane: ControlPlane, tiny_model: Path, tmp_path: Path) -> Iterato
             trainer_threads=1,
         )
         clients.append(ApiClient(plane.url, credential=CREDENTIAL))
-        agent = Agent(config, clients[-1], prober=None)
+        executor = None if is_fresh else ForkingExecutor(zygote, TRAINING_CHILD)
+        publisher = None if is_fresh else Publisher(ForkingExecutor(zygote, PUBLISHING_CHILD))
+        agent = Agent(config, clients[-1], executor=executor, publisher=publisher, prober=None)
         agent.recover()
         return agent
 

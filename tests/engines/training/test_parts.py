@@ -4,10 +4,12 @@ import json
 import math
 from pathlib import Path
 
+import httpx
 import msgspec
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.errors import GatedRepoError
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerState
 
@@ -257,6 +259,19 @@ def test_a_torn_checkpoint_is_refused(tmp_path, damage):
 
     with pytest.raises(BrokenArtifact):
         open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(("token", "word"), [("hf_x", "has not accepted the terms"), (None, "has stored no token")])
+def test_a_gated_base_model_says_what_is_missing(monkeypatch, token, word):
+    def refuse(*args, **kwargs):
+        raise GatedRepoError("403", response=httpx.Response(403, request=httpx.Request("GET", "https://hub")))
+
+    monkeypatch.setattr("gpu_workers.train.model.snapshot_download", refuse)
+
+    with pytest.raises(TrainingFailed, match=word) as failure:
+        fetch_base_model(BaseModelRef(id="bm", name="x", repo="owner/gated", revision="0" * 40), hub_token=token)
+
+    assert failure.value.code is FailureCode.BASE_MODEL_UNAVAILABLE
 
 
 def test_a_base_model_with_other_files_than_registered_is_refused(tiny_model):

@@ -1,43 +1,78 @@
 """Several processes train as one does. Here two, on the CPU, over gloo."""
 
 import itertools
-import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import pytest
 import torch
 
 from apps.contracts.runs import Method, StepCompleted
+from gpu_workers.config import child_environment, rank_environment
 from gpu_workers.events import EVENTS_FILE, AdapterReady, read_outcome
 from gpu_workers.train import callbacks
 from tests.engines.training.attempts import SMALL, Tried, attempt, make_run_spec, prepare
 from tests.engines.training.conftest import make_rows
+from tests.engines.training.zygote import Zygote
 
 ROWS = make_rows(32)
 REPOSITORY = Path(__file__).parents[3]
 PLAIN = msgspec.structs.replace(SMALL, lora_dropout=0.0, epochs=2)
 
 
-def run_two(work_dir: Path, model: Path, **changes: object) -> Tried:
+def run_two(work_dir: Path, model: Path, zygote: Zygote | None, **changes: object) -> Tried:
+    """Train with two processes: forked, or without a zygote as outside of tests, by a process that starts both."""
     work_dir.mkdir()
     prepare(work_dir, ROWS)
     spec = make_run_spec(model, **({"recipe": PLAIN, "gpu_count": 2} | changes))
     (work_dir / "spec.json").write_bytes(msgspec.json.encode(spec))
-    done = subprocess.run(
-        [sys.executable, "-m", "gpu_workers.train", str(work_dir / "spec.json"), str(work_dir)],
+    arguments = [str(work_dir / "spec.json"), str(work_dir)]
+    with (work_dir / "log").open("w+b") as log:
+        if zygote is None:
+            start_two(arguments, log)
+        else:
+            fork_two(zygote, arguments, log)
+        log.seek(0)
+        said = log.read()
+    outcome = read_outcome(work_dir)
+    assert isinstance(outcome, AdapterReady), (outcome, said[-3000:].decode())
+    return Tried(work_dir, outcome)
+
+
+def start_two(arguments: list[str], log: BinaryIO) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "gpu_workers.train", *arguments],
         cwd=REPOSITORY,
-        env=dict(os.environ) | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        env=child_environment(threads=1),
         input=b"{}\n",
-        capture_output=True,
+        stdout=log,
+        stderr=log,
         timeout=300,
         check=False,
     )
-    outcome = read_outcome(work_dir)
-    assert isinstance(outcome, AdapterReady), (outcome, done.stderr[-3000:].decode())
-    return Tried(work_dir, outcome)
+
+
+def fork_two(zygote: Zygote, arguments: list[str], log: BinaryIO) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [
+        zygote.fork(
+            "gpu_workers.train",
+            arguments,
+            log=log.fileno(),
+            environment=child_environment(threads=1, extra=rank_environment(index=index, count=2, port=port)),
+        )
+        for index in range(2)
+    ]
+    for rank in ranks:
+        rank.stdin.close()
+    for rank in ranks:
+        rank.wait(300)
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +95,12 @@ def alone(tiny_model, tmp_path_factory):
     ("parallelism", "method"),
     [("ddp", Method.LORA), ("fsdp", Method.LORA), ("fsdp", Method.QLORA), ("fsdp", Method.FULL)],
 )
-def test_two_processes_lose_as_one_does(tiny_model, tmp_path, alone, parallelism, method):
+def test_two_processes_lose_as_one_does(tiny_model, tmp_path, alone, zygote, parallelism, method):
     recipe = msgspec.structs.replace(PLAIN, method=method)
     single = alone(method)
 
-    tried = run_two(tmp_path / "two", tiny_model, recipe=recipe, parallelism=parallelism)
+    forking = None if parallelism == "ddp" else zygote
+    tried = run_two(tmp_path / "two", tiny_model, forking, recipe=recipe, parallelism=parallelism)
 
     losses = [step.train_loss for step in single.of(StepCompleted)]
     steps = tried.of(StepCompleted)

@@ -64,7 +64,7 @@ def test_a_run_learns_its_rows_and_delivers_an_adapter(plane, tiny_model, make_a
     recipe = msgspec.structs.replace(RECIPE, method=method)
     add_run(plane, tiny_model, hyperparameters=recipe, validation=make_rows(40, seed=1))
 
-    make_agent().drain()
+    make_agent(is_fresh=method is Method.LORA).drain()
 
     [outcome] = plane.outcomes
     tensors = adapter_of(plane, outcome)

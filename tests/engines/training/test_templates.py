@@ -135,6 +135,12 @@ def conversations(name: str) -> list[dict[str, Any]]:
     return [conversation(name, rng) for _ in range(ROWS)]
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer makes ./trainer_output wherever it is made."""
+    monkeypatch.chdir(tmp_path)
+
+
 def prepared_by_trl(rows: list[dict[str, Any]], processing: PreTrainedTokenizerFast, **config: Any) -> list[Any]:
     """What SFTTrainer itself would train on: (ids, labels) of each row."""
     model = LlamaForCausalLM(

@@ -69,7 +69,7 @@ class TestSeed:
         call_command("seed_catalog")
 
         assert (BaseModel.objects.count(), GpuType.objects.count(), PriceRule.objects.count()) == before
-        rule = active_price(sku=sku)
+        rule = active_price(sku=sku, now=later)
         assert rule and rule.price_nano == 5
 
 
@@ -217,7 +217,8 @@ class TestPrices:
 
         old, new = PriceRule.objects.order_by("effective_from")
         assert (old.price_nano, old.effective_to) == (100, later)
-        assert active_price(sku="training:cpu") == new
+        assert active_price(sku="training:cpu", now=later) == new
+        assert active_price(sku="training:cpu", now=NOW) == old
 
     @pytest.mark.parametrize(
         ("sku", "unit", "price", "per"),

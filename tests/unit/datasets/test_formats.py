@@ -223,6 +223,12 @@ def test_what_is_wrong_is_said_with_its_place(content, filename, mapping, code: 
     assert all(error.message and error.fix for error in report.errors)
 
 
+def test_rows_without_any_column_are_told_so() -> None:
+    [error] = validate_file([lines({})], filename="a.jsonl", mapping=None).errors
+
+    assert (error.code, error.message.endswith("the rows have no columns at all.")) == ("unknown_columns", True)
+
+
 @pytest.mark.parametrize(
     ("rows", "format"),
     [

@@ -11,6 +11,7 @@ from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.clock import db_now
 from apps.core.errors import InvalidState, QuotaExceeded
+from apps.core.models import OutboxMessage
 from apps.core.object_store import store
 from apps.finetuning import leases, pools, quotas, scheduling, stopping
 from apps.finetuning.leases import StaleLease
@@ -239,6 +240,24 @@ def test_a_running_job_keeps_its_checkpoint_when_cancelled_and_pays_up_to_it(flo
 
     assert (reload(job).status, charged(organization)) == ("cancelled", 6 * MILLI_DOLLAR)
     assert Checkpoint.objects.filter(job=job, deleted_at=None).exists()
+
+
+def test_a_result_that_arrives_after_the_cancellation_is_discarded(floor, organization, claim, reload):
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    attempt.checkpoint(step=3, seconds=6.0)
+    stopping.request_cancellation(job=job, by="key_test", now=db_now())
+
+    attempt.succeed(floor.base_model)
+
+    job = reload(job)
+    assert (job.status, job.adapter_version, attempt.run.status) == ("cancelled", None, "cancelled")
+    assert charged(organization) == 6 * MILLI_DOLLAR
+    assert Checkpoint.objects.filter(job=job, deleted_at=None).exists()
+    [adapter] = attempt.run.uploads.filter(kind="adapter")
+    [discarded] = OutboxMessage.objects.filter(topic="objects.delete")
+    assert discarded.payload == {"prefix": adapter.object_prefix}
 
 
 def test_cancelling_a_job_whose_worker_died_still_ends_it(floor, claim, reload):

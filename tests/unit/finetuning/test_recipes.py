@@ -100,3 +100,12 @@ def test_limits_say_what_is_served_and_what_is_only_delivered():
         "Full fine-tuning": "model",
     }
     assert get_limits(base_model=MODEL).of("max_length").maximum == 4096
+
+
+@pytest.mark.parametrize("asked", [{"lora_rank": 8, "lora_alpha": 1024}, {"lora_alpha": 512, "use_rslora": True}])
+def test_an_alpha_that_no_replica_serves_is_refused_before_it_is_trained(asked):
+    with pytest.raises(InvalidValue, match="no replica serves") as refused:
+        recipe_of(asked=asked)
+
+    assert refused.value.param == "hyperparameters.lora_alpha"
+    assert recipe_of(asked=asked | {"lora_alpha": 64}).hyperparameters.lora_alpha == 64

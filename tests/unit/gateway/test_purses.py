@@ -27,7 +27,7 @@ class Ledger:
             raise purses_module.DATABASE_ERRORS[0]("away")
         return getattr(self, function.__name__)(**arguments)
 
-    def lease_slice(self, *, organization: str, required_nano: int, by: str, hold_id: str | None) -> Slice:
+    def lease_slice(self, *, organization: str, required_nano: int, by: str, hold_id: str | None, key_id: str) -> Slice:
         self.leases += 1
         if self.wallet_nano < required_nano:
             raise insufficient_balance(self.wallet_nano, required_nano)
@@ -52,7 +52,7 @@ def test_any_mix_of_reservations_stays_within_the_wallet():
 
     async def spend(purses: Purses) -> int:
         try:
-            reservation = await purses.reserve("org_1", worst := chance.randint(1, 300))
+            reservation = await purses.reserve("org_1", "key_1", worst := chance.randint(1, 300))
         except InsufficientBalance:
             return 0
         await asyncio.sleep(chance.random() / 1000)
@@ -74,12 +74,12 @@ def test_what_another_took_while_more_was_leased_is_leased_again():
 
     async def scenario() -> int:
         purses = Purses(ledger, name="gateway_1")
-        first = await purses.reserve("org_1", 400)
+        first = await purses.reserve("org_1", "key_1", 400)
         await asyncio.sleep(0.01)  # the refill it caused is over
         first.settle(0)
-        large = asyncio.ensure_future(purses.reserve("org_1", first.slice.free_nano + 100))
+        large = asyncio.ensure_future(purses.reserve("org_1", "key_1", first.slice.free_nano + 100))
         await asyncio.sleep(0)  # it waits for the ledger
-        await purses.reserve("org_1", first.slice.free_nano)
+        await purses.reserve("org_1", "key_1", first.slice.free_nano)
         await large
         return first.slice.free_nano
 
@@ -92,7 +92,7 @@ def test_requests_within_the_slice_ask_the_ledger_nothing():
     async def scenario() -> None:
         purses = Purses(ledger, name="gateway_1")
         for _ in range(50):
-            (await purses.reserve("org_1", 100)).settle(10)
+            (await purses.reserve("org_1", "key_1", 100)).settle(10)
 
     asyncio.run(scenario())
 
@@ -106,10 +106,10 @@ def test_a_refusal_is_remembered_for_a_moment_only(monkeypatch):
         purses = Purses(ledger, name="gateway_1")
         for _ in range(20):
             with pytest.raises(InsufficientBalance):
-                await purses.reserve("org_1", 100)
+                await purses.reserve("org_1", "key_1", 100)
         ledger.wallet_nano = 1_000
         monkeypatch.setattr(purses_module, "_REFUSAL_SECONDS", 0)
-        await purses.reserve("org_1", 100)
+        await purses.reserve("org_1", "key_1", 100)
 
     asyncio.run(scenario())
 
@@ -121,12 +121,12 @@ def test_without_the_ledger_a_slice_serves_until_its_fence_and_no_longer(monkeyp
 
     async def scenario() -> None:
         purses = Purses(ledger, name="gateway_1")
-        await purses.reserve("org_1", 100)
+        await purses.reserve("org_1", "key_1", 100)
         ledger.is_away = True
-        await purses.reserve("org_1", 100)
+        await purses.reserve("org_1", "key_1", 100)
         monkeypatch.setattr(purses_module, "FENCE_SECONDS", 0)
         with pytest.raises(Unavailable):
-            await purses.reserve("org_1", 100)
+            await purses.reserve("org_1", "key_1", 100)
 
     asyncio.run(scenario())
 
@@ -136,7 +136,7 @@ def test_a_slice_goes_back_when_its_last_request_is_recorded(monkeypatch):
 
     async def scenario() -> None:
         purses = Purses(ledger, name="gateway_1")
-        reservation = await purses.reserve("org_1", 100)
+        reservation = await purses.reserve("org_1", "key_1", 100)
         reservation.settle(10)
         await purses.return_idle(at_once=True)
         assert ledger.amounts
@@ -151,7 +151,7 @@ def test_a_model_that_costs_nothing_needs_no_money():
     ledger = Ledger(wallet_nano=0)
 
     async def scenario() -> str:
-        return (await Purses(ledger, name="gateway_1").reserve("org_1", 0)).slice_id
+        return (await Purses(ledger, name="gateway_1").reserve("org_1", "key_1", 0)).slice_id
 
     assert asyncio.run(scenario()) == ""
     assert ledger.leases == 0

@@ -103,6 +103,18 @@ def test_a_run_is_claimed_executed_stored_and_reported(plane, models, tmp_path):
     assert list((tmp_path / "work" / "runs").iterdir()) == []
 
 
+def test_a_run_that_cannot_fit_here_is_refused_before_anything_is_downloaded(plane, models, tmp_path):
+    spec = add_run(plane, models)
+    plane.queue[0] = msgspec.structs.replace(spec, estimated_peak_bytes=10**15)
+
+    make_agent(plane, tmp_path, "succeed").drain()
+
+    [outcome] = plane.outcomes
+    assert isinstance(outcome, Failed) and outcome.code is FailureCode.OUT_OF_MEMORY
+    assert "by its estimate" in outcome.message and outcome.training_seconds == 0.0
+    assert not (tmp_path / "work" / "secrets").exists()  # no child was started
+
+
 def test_the_manifest_is_stored_last(plane, models, tmp_path):
     add_run(plane, models)
 

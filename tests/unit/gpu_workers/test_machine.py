@@ -52,8 +52,8 @@ def test_a_used_token_says_so(tmp_path):
 
 
 def test_a_missing_variable_is_named():
-    with pytest.raises(ConfigError, match="ANNEAL_WORK_DIR"):
-        read_config({"ANNEAL_INTERNAL_URL": "http://internal"})
+    with pytest.raises(ConfigError, match="ANNEAL_INTERNAL_URL"):
+        read_config({"ANNEAL_WORK_DIR": "/nowhere"})
 
 
 def test_the_childs_environment_holds_no_secret(monkeypatch):

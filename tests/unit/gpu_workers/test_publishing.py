@@ -2,7 +2,7 @@
 
 import sys
 
-from apps.contracts.runs import LogLine, Phase, PhaseChanged, Stopped, Succeeded
+from apps.contracts.runs import CheckpointSaved, LogLine, Phase, PhaseChanged, Stopped, Succeeded
 from gpu_workers.executor import SubprocessExecutor
 from gpu_workers.publishing import Publisher
 from tests.unit.gpu_workers.test_agent import Draining, add_run, make_agent, models, plane  # noqa: F401 - fixtures
@@ -62,6 +62,29 @@ def test_a_cancellation_during_the_evaluation_is_obeyed(plane, models, tmp_path)
 
     [outcome] = plane.outcomes
     assert isinstance(outcome, Stopped) and outcome.reason == "cancelled"
+
+
+def test_a_cancellation_during_the_upload_is_obeyed(plane, models, tmp_path, monkeypatch):  # noqa: F811
+    add_run(plane, models)
+    store = plane._object
+
+    def store_slowly(method, path, body):
+        if method == "PUT" and "/adapter-" in path and not plane.is_cancel_requested:
+            plane.is_cancel_requested = True
+            beats = len(plane.beats)
+            plane.wait_for(lambda: len(plane.beats) > beats + 1)  # the agent was told
+        return store(method, path, body)
+
+    monkeypatch.setattr(plane, "_object", store_slowly)
+
+    make_agent(plane, tmp_path, "succeed", publisher=publisher("publish")).drain()
+
+    [outcome] = plane.outcomes
+    [saved] = plane.events_of(CheckpointSaved)
+    assert plane.events_of(PhaseChanged)[-1].phase is Phase.UPLOADING
+    assert isinstance(outcome, Stopped)
+    assert (outcome.reason, outcome.training_seconds) == ("cancelled", saved.training_seconds)
+    assert not any(path.endswith("/manifest.json") for path in plane.puts if "/adapter-" in path)
 
 
 def test_a_pause_after_the_last_step_changes_nothing(plane, models, tmp_path):  # noqa: F811

@@ -1,0 +1,312 @@
+"""Budgets at work: room for what is about to be set aside, what was spent under each, and alerts, each exactly once.
+
+Every function that decides or counts runs under the wallet's lock: two holds cannot both take the last of a budget.
+"""
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import transaction
+from django.db.models import F, Q, QuerySet, Sum
+
+from apps.accounts.models import ApiKey
+from apps.billing.ledger import lock_wallet
+from apps.billing.models import (
+    Budget,
+    BudgetAlert,
+    BudgetMode,
+    BudgetPeriod,
+    BudgetScope,
+    Hold,
+    KeyLabel,
+    UsageSeries,
+)
+from apps.core import audit, outbox
+from apps.core.audit import require_transaction
+from apps.core.clock import db_now
+from apps.core.errors import InvalidValue, QuotaExceeded
+from apps.core.money import nano_to_usd
+
+DEFAULT_THRESHOLDS = (50, 80, 100)
+
+
+class BudgetExceeded(QuotaExceeded):
+    """It would go beyond a budget of the organization's own; raising the budget is the fix."""
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """To whom a cost is charged back: the key, the member behind it, and metadata labels."""
+
+    key_id: str = ""
+    member_id: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def targets(self) -> Q:
+        """Return the condition of the budgets it falls under."""
+        labels = [f"{name}={value}" for name, value in self.labels.items()]
+        return (
+            Q(scope=BudgetScope.ORGANIZATION)
+            | Q(scope=BudgetScope.KEY, target=self.key_id or None)
+            | Q(scope=BudgetScope.MEMBER, target=self.member_id or None)
+            | Q(scope=BudgetScope.LABEL, target__in=labels)
+        )
+
+
+def attribution_of_key(*, organization: Any, key_id: str) -> Attribution:
+    """Return whose requests with this key are, with the labels the key has now."""
+    if not key_id:
+        return Attribution()
+    keys = ApiKey.objects.for_organization(organization)
+    member_id = keys.filter(pk=key_id).values_list("created_by_id", flat=True).first()
+    labels = KeyLabel.objects.for_organization(organization).filter(key_id=key_id)
+    return Attribution(key_id, member_id or "", dict(labels.values_list("name", "value")))
+
+
+def attribution_of_actor(*, organization: Any, by: str, labels: Mapping[str, Any]) -> Attribution:
+    """Return whose a job is that `by` started with these labels; its key's labels count where it has none itself."""
+    own = {str(name): str(value) for name, value in labels.items()}
+    if by.startswith("key_"):
+        found = attribution_of_key(organization=organization, key_id=by)
+        return Attribution(by, found.member_id, {**found.labels, **own})
+    return Attribution("", by if by.startswith("user_") else "", own)
+
+
+# --- Deciding ---------------------------------------------------------------------------------------------------------
+
+
+def room_nano(*, organization: Any, attribution: Attribution) -> tuple[int, Budget] | None:
+    """Return how much more may be set aside, and the budget that says so; None without a limiting budget."""
+    require_transaction()
+    budgets = _active(organization).filter(attribution.targets()).exclude(mode=BudgetMode.ALERT)
+    rooms = [(budget.limit_nano - sum(get_state(budget=budget, now=db_now())), budget) for budget in budgets]
+    return min(rooms, key=lambda room: room[0], default=None)
+
+
+def require_room(*, organization: Any, attribution: Attribution, amount_nano: int) -> None:
+    """Raise BudgetExceeded when setting the amount aside would go beyond a budget that limits."""
+    room = room_nano(organization=organization, attribution=attribution)
+    if room is not None and room[0] < amount_nano:
+        left, budget = max(room[0], 0), room[1]
+        raise BudgetExceeded(
+            f"The budget of {describe(budget)} has ${nano_to_usd(left):.4f} of ${nano_to_usd(budget.limit_nano):.2f} "
+            f"left this month and this needs ${nano_to_usd(amount_nano):.4f}. Raise it, or wait for next month.",
+            budget=budget.pk,
+        )
+
+
+def get_state(*, budget: Budget, now: datetime.datetime) -> tuple[int, int]:
+    """Return what was spent under the budget this month, and what is set aside for it now."""
+    periods = BudgetPeriod.objects.filter(budget=budget, month=month_of(now))
+    spent = periods.values_list("spent_nano", flat=True).first()
+    if spent is None:
+        spent = _spent_so_far(budget, month_of(now))
+    aside = _holds_of(budget).filter(status="open").aggregate(nano=Sum(F("amount_nano") - F("captured_nano")))
+    return spent, aside["nano"] or 0
+
+
+def list_budgets(*, organization: Any) -> QuerySet[Budget]:
+    """Return the budgets in force."""
+    return _active(organization)
+
+
+def list_key_labels(*, organization: Any) -> list[tuple[str, str]]:
+    """Return each labelled key with its labels as one text."""
+    rows = KeyLabel.objects.for_organization(organization).order_by("key_id", "name")
+    texts: dict[str, list[str]] = {}
+    for row in rows:
+        texts.setdefault(row.key_id, []).append(f"{row.name}={row.value}")
+    return [(key_id, ", ".join(pairs)) for key_id, pairs in texts.items()]
+
+
+def describe(budget: Budget) -> str:
+    match budget.scope:
+        case BudgetScope.ORGANIZATION:
+            return "the organization"
+        case BudgetScope.LABEL:
+            return budget.target
+        case BudgetScope.KEY:
+            return f"key {budget.target}"
+        case _:
+            return f"member {budget.target}"
+
+
+def month_of(now: datetime.datetime) -> datetime.date:
+    return now.astimezone(datetime.UTC).date().replace(day=1)
+
+
+def holds_of_budget(*, budget_id: str) -> QuerySet[Hold]:
+    """Return what was ever set aside for jobs and slices that fall under the budget."""
+    return _holds_of(Budget.objects.get(pk=budget_id))
+
+
+def _active(organization: Any) -> QuerySet[Budget]:
+    return Budget.objects.for_organization(organization).filter(ended_at=None).order_by("pk")
+
+
+def _holds_of(budget: Budget) -> QuerySet[Hold]:
+    holds = Hold.objects.filter(organization_id=budget.organization_id, purpose__in=("job", "inference"))
+    match budget.scope:
+        case BudgetScope.ORGANIZATION:
+            return holds
+        case BudgetScope.KEY:
+            return holds.filter(key_id=budget.target)
+        case BudgetScope.MEMBER:
+            return holds.filter(member_id=budget.target)
+        case _:
+            name, _, value = budget.target.partition("=")
+            return holds.filter(labels__contains={name: value})
+
+
+def _spent_so_far(budget: Budget, month: datetime.date) -> int:
+    """Return what the month cost before the budget counted it itself: its jobs that ended, and its keys' requests."""
+    begin = datetime.datetime.combine(month, datetime.time(), datetime.UTC)
+    jobs = _holds_of(budget).filter(purpose="job", status="closed", closed_at__gte=begin)
+    trained = jobs.aggregate(nano=Sum(F("captured_nano") - F("refunded_nano")))["nano"] or 0
+    series = UsageSeries.objects.filter(organization_id=budget.organization_id, day__gte=month)
+    keys = ApiKey.objects.filter(organization_id=budget.organization_id)
+    match budget.scope:
+        case BudgetScope.KEY:
+            series = series.filter(key_id=budget.target)
+        case BudgetScope.MEMBER:
+            series = series.filter(key_id__in=keys.filter(created_by_id=budget.target).values("pk"))
+        case BudgetScope.LABEL:
+            name, _, value = budget.target.partition("=")
+            labelled = KeyLabel.objects.filter(organization_id=budget.organization_id, name=name, value=value)
+            series = series.filter(key_id__in=labelled.values("key_id"))
+    return trained + (series.aggregate(nano=Sum("posted_nano"))["nano"] or 0)
+
+
+# --- Counting ---------------------------------------------------------------------------------------------------------
+
+
+def note_spending(*, organization: Any, attribution: Attribution, amount_nano: int) -> None:
+    """Count what was charged (or, negative, given back) under every budget it falls under, and alert.
+
+    Call it with the posting, under the wallet's lock, before the charge shows in holds or series of the month.
+    """
+    require_transaction()
+    if not amount_nano:
+        return
+    now = db_now()
+    for budget in _active(organization).filter(attribution.targets()):
+        period = _period(budget, now)
+        period.spent_nano = max(period.spent_nano + amount_nano, 0)
+        period.save(update_fields=["spent_nano"])
+        _alert(budget, period)
+
+
+def _period(budget: Budget, now: datetime.datetime) -> BudgetPeriod:
+    month = month_of(now)
+    found = BudgetPeriod.objects.filter(budget=budget, month=month).first()
+    return found or BudgetPeriod.objects.create(
+        organization_id=budget.organization_id, budget=budget, month=month, spent_nano=_spent_so_far(budget, month)
+    )
+
+
+def _alert(budget: Budget, period: BudgetPeriod) -> None:
+    for threshold in budget.thresholds:
+        if period.spent_nano * 100 < budget.limit_nano * threshold:
+            continue
+        alert, is_new = BudgetAlert.objects.get_or_create(
+            organization_id=budget.organization_id,
+            budget=budget,
+            month=period.month,
+            threshold=threshold,
+            defaults={"spent_nano": period.spent_nano},
+        )
+        if is_new:
+            key = f"budget:{budget.pk}:{period.month}:{threshold}"
+            outbox.publish(topic="billing.alert", key=key, payload={"alert_id": alert.pk})
+    if budget.mode == BudgetMode.PAUSE and period.spent_nano >= budget.limit_nano:
+        key = f"budget-pause:{budget.pk}:{period.month}"
+        outbox.publish(topic="budget.exhausted", key=key, payload={"budget_id": budget.pk})
+
+
+# --- Setting ----------------------------------------------------------------------------------------------------------
+
+
+@transaction.atomic
+def set_budget(
+    *,
+    organization: Any,
+    scope: str,
+    target: str,
+    limit_nano: int,
+    mode: str,
+    by: str,
+    now: datetime.datetime,
+    thresholds: tuple[int, ...] = DEFAULT_THRESHOLDS,
+) -> Budget:
+    """Set the monthly limit of a scope, in place of the one it had; what the month cost so far counts.
+
+    Raises InvalidValue naming the field.
+    """
+    organization_id = getattr(organization, "pk", organization)
+    _check(organization_id, scope, target, limit_nano, mode, thresholds)
+    lock_wallet(organization=organization_id)
+    budget = _active(organization_id).filter(scope=scope, target=target).first()
+    values = {"limit_nano": limit_nano, "mode": mode, "thresholds": sorted(set(thresholds))}
+    if budget is None:
+        budget = Budget.objects.create(
+            organization_id=organization_id, scope=scope, target=target, created_by=by, **values
+        )
+    else:
+        Budget.objects.filter(pk=budget.pk).update(**values)
+        budget.refresh_from_db()
+    _alert(budget, _period(budget, now))
+    audit.record(
+        organization=organization_id, by=by, action="budget.set", target=budget.pk, scope=scope, of=target,
+        limit_nano=limit_nano, mode=mode,
+    )  # fmt: skip
+    return budget
+
+
+def _check(
+    organization_id: str, scope: str, target: str, limit_nano: int, mode: str, thresholds: tuple[int, ...]
+) -> None:
+    if limit_nano <= 0:
+        raise InvalidValue("A budget is a positive amount.", param="limit_usd")
+    if mode not in BudgetMode.values:
+        raise InvalidValue(f"mode is one of {', '.join(BudgetMode.values)}.", param="mode")
+    if not all(1 <= threshold <= 1000 for threshold in thresholds):
+        raise InvalidValue("A threshold is a percentage from 1 to 1000.", param="thresholds")
+    keys = ApiKey.objects.filter(organization_id=organization_id)
+    is_known = {
+        BudgetScope.ORGANIZATION: target == "",
+        BudgetScope.LABEL: 0 < target.find("=") < len(target) - 1,
+        BudgetScope.KEY: keys.filter(pk=target).exists(),
+        BudgetScope.MEMBER: target.startswith("user_"),
+    }
+    if scope not in is_known:
+        raise InvalidValue(f"scope is one of {', '.join(BudgetScope.values)}.", param="scope")
+    if not is_known[BudgetScope(scope)]:
+        raise InvalidValue("Name a label as name=value, a key or member by its id; nothing for all.", param="target")
+
+
+@transaction.atomic
+def end_budget(*, organization: Any, budget_id: str, by: str, now: datetime.datetime) -> bool:
+    """End a budget; return whether it was in force."""
+    lock_wallet(organization=organization)
+    ended = bool(_active(organization).filter(pk=budget_id).update(ended_at=now))
+    if ended:
+        audit.record(organization=organization, by=by, action="budget.ended", target=budget_id)
+    return ended
+
+
+@transaction.atomic
+def set_key_labels(*, organization: Any, key_id: str, labels: Mapping[str, str], by: str) -> None:
+    """Set what a key's requests are charged back by, from now on. Raises InvalidValue for another's key."""
+    organization_id = getattr(organization, "pk", organization)
+    if not ApiKey.objects.filter(organization_id=organization_id, pk=key_id).exists():
+        raise InvalidValue("There is no such key.", param="key")
+    lock_wallet(organization=organization_id)
+    KeyLabel.objects.filter(organization_id=organization_id, key_id=key_id).delete()
+    rows = [
+        KeyLabel(organization_id=organization_id, key_id=key_id, name=name[:64], value=value[:512])
+        for name, value in labels.items()
+    ]
+    KeyLabel.objects.bulk_create(rows)
+    audit.record(organization=organization_id, by=by, action="key.labelled", target=key_id, labels=dict(labels))

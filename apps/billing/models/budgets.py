@@ -1,0 +1,96 @@
+"""Budgets: what an organization allows itself in a month, all in all, under a label, with a key or by a member."""
+
+import pgtrigger
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from apps.core.ids import IdField
+from apps.core.tenancy import OrganizationModel
+
+
+class BudgetScope(models.TextChoices):
+    ORGANIZATION = "organization", "the whole organization"
+    LABEL = "label", "a metadata label"
+    KEY = "key", "an API key"
+    MEMBER = "member", "a member"
+
+
+class BudgetMode(models.TextChoices):
+    ALERT = "alert", "alert only"
+    BLOCK = "block", "alert, and start nothing beyond it"
+    PAUSE = "pause", "alert, start nothing beyond it, and pause running jobs"
+
+
+class Budget(OrganizationModel):
+    """A limit for each calendar month (UTC). Ended, not deleted: its alerts and months stay."""
+
+    id = IdField(prefix="bud")
+    scope = models.CharField(max_length=16, choices=BudgetScope)
+    target = models.CharField(max_length=600, blank=True, help_text="name=value, or the id of the key or member.")
+    limit_nano = models.BigIntegerField()
+    mode = models.CharField(max_length=8, choices=BudgetMode)
+    thresholds = models.JSONField(default=list, help_text="Percent of the limit at which to alert, each once a month.")
+    created_by = models.CharField(max_length=64)
+    created_at = models.DateTimeField(db_default=Now())
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["organization", "scope", "target"], condition=Q(ended_at=None), name="budget_once"
+            ),
+            models.CheckConstraint(condition=Q(limit_nano__gt=0), name="budget_positive"),
+        ]
+
+
+class BudgetPeriod(OrganizationModel):
+    """What was spent under a budget in one month. What is set aside for it is read from the open holds."""
+
+    budget = models.ForeignKey(Budget, on_delete=models.PROTECT, related_name="periods")
+    month = models.DateField()
+    spent_nano = models.BigIntegerField(default=0)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["budget", "month"], name="budget_period_once")]
+
+
+class BudgetAlert(OrganizationModel):
+    """One threshold reached in one month: written once, and mailed by what is written with it."""
+
+    budget = models.ForeignKey(Budget, on_delete=models.PROTECT, related_name="alerts")
+    month = models.DateField()
+    threshold = models.PositiveSmallIntegerField()
+    spent_nano = models.BigIntegerField()
+    created_at = models.DateTimeField(db_default=Now())
+
+    is_append_only = True
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["budget", "month", "threshold"], name="budget_alert_once")]
+        triggers = [pgtrigger.Protect(name="budget_alert_append_only", operation=pgtrigger.Update | pgtrigger.Delete)]
+
+
+class KeyLabel(OrganizationModel):
+    """A label of what an API key is used for, so that its requests are charged back as jobs' metadata are."""
+
+    key_id = models.CharField(max_length=40)
+    name = models.CharField(max_length=64)
+    value = models.CharField(max_length=512)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["organization", "key_id", "name"], name="key_label_once")]
+
+
+class BillingProfile(OrganizationModel):
+    """How an organization wants its bills."""
+
+    id = IdField(prefix="bill")
+    legal_name = models.CharField(max_length=200, blank=True)
+    address = models.TextField(max_length=1000, blank=True)
+    is_daily_report_wanted = models.BooleanField(default=True)
+    chargeback_label = models.CharField(max_length=64, default="team", help_text="Invoices are split by it.")
+    updated_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["organization"], name="billing_profile_once")]

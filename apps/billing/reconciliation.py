@@ -1,0 +1,168 @@
+"""The books compared with themselves, every hour: each check names what it compares and finds nothing, or pages.
+
+Each is one statement over one snapshot of the database, so that what moves meanwhile is never a difference.
+"""
+
+import datetime
+import logging
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connection
+from django.db.models import F
+
+from apps.billing.models import AccountKind, LedgerCheck, LedgerEntry, UsageSeries
+from apps.core.money import rated
+
+logger = logging.getLogger(__name__)
+
+_KEPT = 20
+# name -> what differs: an id, what one side says, what the other does
+CHECKS = {
+    "every transaction sums to zero": """
+        SELECT transaction_id, sum(amount_nano), 0 FROM billing_ledgerentry GROUP BY 1 HAVING sum(amount_nano) <> 0
+    """,
+    "a balance is the sum of its entries": """
+        SELECT account.id, account.balance_nano, coalesce(sum(entry.amount_nano), 0)
+          FROM billing_ledgeraccount account LEFT JOIN billing_ledgerentry entry ON entry.account_id = account.id
+         WHERE account.floor_nano IS NOT NULL GROUP BY account.id
+        HAVING account.balance_nano <> coalesce(sum(entry.amount_nano), 0)
+    """,
+    "lots are wallet and hold": """
+        SELECT organization_id, balance, coalesce(lots.remaining, 0) FROM (
+            SELECT organization_id, sum(balance_nano) AS balance FROM billing_ledgeraccount
+             WHERE kind IN ('wallet', 'hold') GROUP BY 1) accounts
+          FULL JOIN (SELECT organization_id, sum(remaining_nano) AS remaining FROM billing_creditlot GROUP BY 1) lots
+               USING (organization_id)
+         WHERE balance IS DISTINCT FROM coalesce(lots.remaining, 0)
+    """,
+    "the hold account is the open holds": """
+        SELECT organization_id, balance, coalesce(holds.open, 0) FROM (
+            SELECT organization_id, balance_nano AS balance FROM billing_ledgeraccount WHERE kind = 'hold') accounts
+          FULL JOIN (SELECT organization_id, sum(amount_nano - captured_nano) AS open FROM billing_hold
+                      WHERE status = 'open' GROUP BY 1) holds USING (organization_id)
+         WHERE coalesce(balance, 0) <> coalesce(holds.open, 0)
+    """,
+    "series are their events": """
+        WITH events AS (
+            SELECT organization_id, price_id, day, sum(tokens) AS tokens FROM (
+                SELECT organization_id, input_price_id AS price_id, (occurred_at AT TIME ZONE 'UTC')::date AS day,
+                       input_tokens AS tokens FROM billing_usageevent WHERE occurred_at >= %(since)s
+                UNION ALL
+                SELECT organization_id, output_price_id, (occurred_at AT TIME ZONE 'UTC')::date, output_tokens
+                  FROM billing_usageevent WHERE occurred_at >= %(since)s) each
+             WHERE price_id IS NOT NULL GROUP BY 1, 2, 3),
+        series AS (
+            SELECT organization_id, price_rule_id AS price_id, day, sum(quantity) AS tokens FROM billing_usageseries
+             WHERE day >= %(since)s AND sku LIKE 'inference:%%' GROUP BY 1, 2, 3)
+        SELECT organization_id || ' ' || price_id || ' ' || day, series.tokens, events.tokens
+          FROM series FULL JOIN events USING (organization_id, price_id, day)
+         WHERE coalesce(series.tokens, 0) <> coalesce(events.tokens, 0)
+    """,
+    "what series posted is in the ledger": """
+        SELECT series.id, series.posted_nano, coalesce(posted.nano, 0) FROM billing_usageseries series
+          LEFT JOIN (SELECT source, sum(entry.amount_nano) AS nano FROM billing_ledgerentry entry
+                       JOIN billing_ledgertransaction txn ON txn.id = entry.transaction_id
+                       JOIN billing_ledgeraccount account ON account.id = entry.account_id
+                      WHERE txn.kind = 'usage' AND account.kind = 'revenue' GROUP BY 1) posted
+            ON posted.source = 'usage:' || series.id
+         WHERE series.day >= %(since)s AND series.posted_nano <> coalesce(posted.nano, 0)
+    """,
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    name: str
+    differences: list[tuple[Any, ...]]
+
+
+def reconcile(*, now: datetime.datetime, days: int = 35) -> list[Outcome]:
+    """Run every check, keep what it found, and log a critical line for each that found something."""
+    since = now.astimezone(datetime.UTC).date() - datetime.timedelta(days=days)
+    outcomes = [Outcome(name, _differences(statement, since)) for name, statement in CHECKS.items()]
+    outcomes.append(Outcome("rated series cost what was posted", _misrated(since)))
+    for outcome in outcomes:
+        first = [[str(value) for value in row] for row in outcome.differences[:_KEPT]]
+        LedgerCheck.objects.create(name=outcome.name, difference_count=len(outcome.differences), differences=first)
+        if first:
+            logger.critical("reconciliation: %s: %d differ, first %s", outcome.name, len(outcome.differences), first[0])
+    return outcomes
+
+
+def list_newest_checks() -> list[LedgerCheck]:
+    """Return the newest outcome of each check."""
+    return list(LedgerCheck.objects.order_by("name", "-checked_at", "-id").distinct("name"))
+
+
+def _differences(statement: str, since: datetime.date) -> list[tuple[Any, ...]]:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, {"since": since})
+        return cursor.fetchall()
+
+
+def _misrated(since: datetime.date) -> list[tuple[Any, ...]]:
+    """Rate again what is rated in full: the same price rule must give the same nano."""
+    rows = UsageSeries.objects.filter(day__gte=since).select_related("price_rule")
+    found = []
+    for row in rows.iterator(chunk_size=2000):
+        due = rated(quantity=row.rated_quantity, price_nano=row.price_rule.price_nano, per=row.price_rule.per)
+        is_paid = row.rated_quantity == row.quantity and row.rated_request_count == row.request_count
+        if is_paid and due != row.posted_nano:
+            found.append((row.pk, row.posted_nano, due))
+    return found
+
+
+# --- What is owed -----------------------------------------------------------------------------------------------------
+
+AGES_DAYS = (30, 60, 90)
+
+
+@dataclass(frozen=True)
+class Receivable:
+    """What one organization owes, by the age of the debt: up to 30 days, to 60, to 90, older."""
+
+    organization_id: str
+    by_age_nano: tuple[int, ...]
+    uncharged_nano: int  # usage recorded that the wallet could not pay yet
+
+    @property
+    def total_nano(self) -> int:
+        return sum(self.by_age_nano) + self.uncharged_nano
+
+
+def list_receivables(*, now: datetime.datetime) -> list[Receivable]:
+    """Return every organization that owes something, most first; payments settle the oldest debt first."""
+    owed: dict[str, list[tuple[datetime.datetime, int]]] = defaultdict(list)
+    entries = LedgerEntry.objects.filter(account__kind=AccountKind.RECEIVABLE).order_by("id")
+    for owner, at, nano in entries.values_list("organization_id", "created_at", "amount_nano"):
+        debts = owed[str(owner)]
+        if nano < 0:
+            debts.append((at, -nano))
+        while nano > 0 and debts:
+            first_at, first = debts.pop(0)
+            if first > nano:
+                debts.insert(0, (first_at, first - nano))
+            nano -= min(first, nano)
+    uncharged = _uncharged()
+    rows = [
+        Receivable(owner, _by_age(owed.get(owner, []), now), uncharged.get(owner, 0)) for owner in {*owed, *uncharged}
+    ]
+    return sorted((row for row in rows if row.total_nano), key=lambda row: -row.total_nano)
+
+
+def _by_age(debts: list[tuple[datetime.datetime, int]], now: datetime.datetime) -> tuple[int, ...]:
+    sums = [0] * (len(AGES_DAYS) + 1)
+    for at, nano in debts:
+        sums[sum((now - at).days >= days for days in AGES_DAYS)] += nano
+    return tuple(sums)
+
+
+def _uncharged() -> dict[str, int]:
+    waiting = UsageSeries.objects.filter(quantity__gt=F("rated_quantity"))
+    sums: dict[str, int] = defaultdict(int)
+    for row in waiting.select_related("price_rule"):
+        due = rated(quantity=row.quantity, price_nano=row.price_rule.price_nano, per=row.price_rule.per)
+        sums[row.organization_id] += due - row.posted_nano
+    return dict(sums)

@@ -1,0 +1,160 @@
+"""What was spent, line by line: requests and storage by day, jobs on the day they were settled; sums and a forecast."""
+
+import datetime
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db.models import F
+
+from apps.accounts.models import ApiKey
+from apps.billing.models import Hold, KeyLabel, UsageSeries, VolumeRebate
+from apps.core.money import rated
+
+_FORECAST_DAYS = 7
+
+
+@dataclass(frozen=True)
+class Spend:
+    """One line: what was used at which price, by whom, and its cost; not charged yet where the wallet was short."""
+
+    day: datetime.date
+    kind: str  # training | inference | storage | rebate
+    subject: str  # the job, the model, or what was stored
+    reference: str  # hold or series id, for what explains it
+    sku: str
+    unit: str
+    quantity: int
+    requests: int
+    price_rule_id: str
+    key_id: str
+    adapter_version_id: str
+    member_id: str
+    labels: dict[str, str] = field(hash=False)
+    cost_nano: int = 0
+
+
+def list_spending(*, organization: Any, first: datetime.date, last: datetime.date) -> list[Spend]:
+    """Return every line of these UTC days, both included, by day."""
+    organization_id = getattr(organization, "pk", organization)
+    lines = [
+        *_metered(organization_id, first, last),
+        *_trained(organization_id, first, last),
+        *_rebates(organization_id, first, last),
+    ]
+    return sorted(lines, key=lambda line: (line.day, line.kind, line.subject, line.reference))
+
+
+def _metered(organization_id: str, first: datetime.date, last: datetime.date) -> Iterable[Spend]:
+    keys = ApiKey.objects.filter(organization_id=organization_id)
+    members = dict(keys.values_list("pk", "created_by_id"))
+    labels: dict[str, dict[str, str]] = defaultdict(dict)
+    for row in KeyLabel.objects.filter(organization_id=organization_id):
+        labels[row.key_id][row.name] = row.value
+    series = UsageSeries.objects.filter(organization_id=organization_id, day__gte=first, day__lte=last)
+    for line in series.select_related("price_rule"):
+        price = line.price_rule
+        yield Spend(
+            day=line.day,
+            kind=line.sku.partition(":")[0],
+            subject=line.subject,
+            reference=f"series-{line.pk}",
+            sku=line.sku,
+            unit=price.unit,
+            quantity=line.quantity,
+            requests=line.request_count if not line.sku.startswith("inference:output:") else 0,
+            price_rule_id=price.pk,
+            key_id=line.key_id,
+            adapter_version_id=line.adapter_version_id,
+            member_id=members.get(line.key_id, ""),
+            labels=dict(labels[line.key_id]),
+            cost_nano=rated(quantity=line.quantity, price_nano=price.price_nano, per=price.per),
+        )
+
+
+def _trained(organization_id: str, first: datetime.date, last: datetime.date) -> Iterable[Spend]:
+    holds = Hold.objects.filter(
+        organization_id=organization_id,
+        purpose="job",
+        status="closed",
+        closed_at__gte=_begin(first),
+        closed_at__lt=_begin(last + datetime.timedelta(days=1)),
+        captured_nano__gt=F("refunded_nano"),
+    )
+    for hold in holds.select_related("price_rule"):
+        cost = hold.captured_nano - hold.refunded_nano
+        price = hold.price_rule
+        assert hold.closed_at is not None
+        yield Spend(
+            day=hold.closed_at.astimezone(datetime.UTC).date(),
+            kind="training",
+            subject=hold.source,
+            reference=hold.pk,
+            sku=price.sku if price else "",
+            unit="gpu_ms",
+            quantity=cost * price.per // price.price_nano if price and price.price_nano else 0,
+            requests=0,
+            price_rule_id=price.pk if price else "",
+            key_id=hold.key_id,
+            adapter_version_id="",
+            member_id=hold.member_id,
+            labels=dict(hold.labels),
+            cost_nano=cost,
+        )
+
+
+def _rebates(organization_id: str, first: datetime.date, last: datetime.date) -> Iterable[Spend]:
+    rows = VolumeRebate.objects.filter(organization_id=organization_id, posted_nano__gt=0)
+    for row in rows.filter(month__gte=first.replace(day=1), month__lte=last).select_related("price_rule"):
+        yield Spend(
+            day=row.month, kind="rebate", subject=f"Volume of {row.month:%B %Y}", reference=f"rebate-{row.pk}",
+            sku=row.price_rule.sku, unit=row.price_rule.unit, quantity=row.quantity, requests=0,
+            price_rule_id=row.price_rule_id, key_id="", adapter_version_id="", member_id="", labels={},
+            cost_nano=-row.posted_nano,
+        )  # fmt: skip
+
+
+def _begin(day: datetime.date) -> datetime.datetime:
+    return datetime.datetime.combine(day, datetime.time(), datetime.UTC)
+
+
+# --- Sums -------------------------------------------------------------------------------------------------------------
+
+GROUPS: dict[str, Callable[[Spend], str]] = {
+    "job": lambda line: line.subject if line.kind == "training" else "",
+    "adapter": lambda line: line.subject if line.kind == "inference" else "",
+    "key": lambda line: line.key_id,
+    "member": lambda line: line.member_id,
+    "kind": lambda line: line.kind,
+}
+
+
+def sum_by(lines: Iterable[Spend], key: Callable[[Spend], str]) -> dict[str, int]:
+    """Return the nano spent under each key, most first."""
+    sums: dict[str, int] = defaultdict(int)
+    for line in lines:
+        sums[key(line)] += line.cost_nano
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A calendar month: spent so far, and expected in all if the days to come are like the last seven."""
+
+    month: datetime.date
+    spent_nano: int
+    expected_nano: int
+
+
+def forecast_month(*, organization: Any, now: datetime.datetime) -> Forecast:
+    """Return what the month will have cost at the mean of the last seven days (today so far included)."""
+    today = now.astimezone(datetime.UTC).date()
+    month = today.replace(day=1)
+    week = today - datetime.timedelta(days=_FORECAST_DAYS - 1)
+    lines = list_spending(organization=organization, first=min(month, week), last=today)
+    spent = sum(line.cost_nano for line in lines if line.day >= month)
+    recent = sum(line.cost_nano for line in lines if line.day >= week and line.kind != "rebate")
+    next_month = (month + datetime.timedelta(days=32)).replace(day=1)
+    to_come = (next_month - today).days - 1
+    return Forecast(month, spent, spent + recent * to_come // _FORECAST_DAYS)

@@ -1,0 +1,63 @@
+"""Licences of base models that an organization must accept before it trains on them, and who did.
+
+Permissive licences ask nothing of their users; community licences and terms of use bind whoever trains and serves.
+"""
+
+import datetime
+from typing import Any
+
+from apps.catalog.models import BaseModel, LicenceAcceptance
+from apps.core import audit
+from apps.core.errors import DomainError, InvalidValue
+
+
+class LicenceNotAccepted(DomainError):
+    """The model's licence binds the organization that uses it, and nobody accepted it for this one."""
+
+    code = "licence_not_accepted"
+
+
+def find_acceptance(*, organization: Any, base_model: BaseModel) -> LicenceAcceptance | None:
+    """Return who accepted the licence as it is stated now; one that changed must be accepted anew."""
+    accepted = LicenceAcceptance.objects.for_organization(organization)
+    return accepted.filter(base_model=base_model, licence=base_model.licence).first()
+
+
+def is_licence_missing(*, organization: Any, base_model: BaseModel) -> bool:
+    """Return whether somebody of the organization must accept the licence before a job starts."""
+    if not base_model.demands_acceptance:
+        return False
+    return find_acceptance(organization=organization, base_model=base_model) is None
+
+
+def require_licence(*, organization: Any, base_model: BaseModel) -> None:
+    """Raise LicenceNotAccepted where the licence must be accepted and was not."""
+    if is_licence_missing(organization=organization, base_model=base_model):
+        raise LicenceNotAccepted(
+            f"{base_model.display_name} is under {base_model.licence!r}, which your organization has not accepted. "
+            f"Read it at {base_model.licence_url}, then accept it on the review step of a new job or with "
+            f"POST /api/v1/models/{base_model.name}/licence.",
+            param="model",
+        )
+
+
+def accept_licence(
+    *, organization: Any, base_model: BaseModel, licence: str, by: str, now: datetime.datetime
+) -> LicenceAcceptance:
+    """Accept for the organization; `licence` repeats its name, so that what is accepted is what was read.
+
+    Accepting again changes nothing. Raises InvalidValue where another licence is named or none is to be accepted.
+    """
+    if not base_model.demands_acceptance:
+        raise InvalidValue(f"{base_model.display_name} has no licence that must be accepted.", param="model")
+    if licence != base_model.licence:
+        raise InvalidValue(f"The licence of {base_model.display_name} is {base_model.licence!r}.", param="licence")
+    accepted, is_new = LicenceAcceptance.objects.get_or_create(
+        organization_id=getattr(organization, "pk", organization),
+        base_model=base_model,
+        licence=licence,
+        defaults={"accepted_by": by, "accepted_at": now},
+    )
+    if is_new:
+        audit.record(organization=organization, by=by, action="licence.accepted", target=base_model.pk, licence=licence)
+    return accepted

@@ -1,0 +1,47 @@
+"""What a quantity costs under a rule, with its volume tiers. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from apps.core.money import rated
+
+STORAGE_SKU = "storage:bytes"
+# A gigabyte is 1e9 bytes and a month 730 hours, whatever the month: so that a gigabyte costs the same every day.
+GB_MONTH_BYTE_HOURS = 730 * 10**9
+HOUR_MS = 3_600_000
+MILLION = 1_000_000
+_UNITS = {"training": "gpu_ms", "inference": "tokens", "warm": "warm_ms", "storage": "byte_hours"}
+_PER = {"gpu_ms": HOUR_MS, "tokens": MILLION, "warm_ms": HOUR_MS, "byte_hours": GB_MONTH_BYTE_HOURS}
+
+
+@dataclass(frozen=True)
+class Tier:
+    """From so many units of a calendar month on, the rule's `per` units cost `price_nano`."""
+
+    from_units: int
+    price_nano: int
+
+
+def unit_of(sku: str) -> str:
+    """Return what a SKU is counted in: gpu_ms, tokens, warm_ms or byte_hours."""
+    return _UNITS[sku.partition(":")[0]]
+
+
+def usual_per(unit: str) -> int:
+    """Return how many units a price is usually for: an hour, a million tokens, a gigabyte for a month."""
+    return _PER[unit]
+
+
+def tiers_of(rule: Any) -> list[Tier]:
+    return [Tier(int(row["from_units"]), int(row["price_nano"])) for row in rule.tiers]
+
+
+def tiered_nano(*, quantity: int, price_nano: int, per: int, tiers: Sequence[Tier]) -> int:
+    """Return what a calendar month's `quantity` costs, each band of it at its own price, rounded once, half up."""
+    steps = [Tier(0, price_nano), *tiers]
+    ends = [*(tier.from_units for tier in steps[1:]), max(quantity, steps[-1].from_units)]
+    times_per = sum(
+        max(min(quantity, end) - step.from_units, 0) * step.price_nano for step, end in zip(steps, ends, strict=True)
+    )
+    return rated(quantity=times_per, price_nano=1, per=per)

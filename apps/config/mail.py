@@ -1,0 +1,46 @@
+"""How mail leaves, read from one URL."""
+
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+SUBMISSION_PORT = 587
+_PORTS = {"smtp": 25, "smtps": 465}
+
+
+class UnknownMailScheme(ValueError):
+    """The URL's scheme is none of smtp, smtps and console."""
+
+
+@dataclass(frozen=True)
+class Mail:
+    """Django's mail settings. At most one of `use_tls` (STARTTLS) and `use_ssl` (TLS from the first byte) is set."""
+
+    backend: str
+    host: str = "localhost"
+    port: int = 25
+    user: str = ""
+    password: str = ""
+    use_tls: bool = False
+    use_ssl: bool = False
+
+
+def read_mail_url(url: str) -> Mail:
+    """Read `console://`, `smtp://user:password@host:587` or `smtps://…`. Raises UnknownMailScheme.
+
+    A password, and mail on the submission port, never go in clear: STARTTLS is asked for (RFC 8314 §3.3).
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "console":
+        return Mail(backend="django.core.mail.backends.console.EmailBackend")
+    if parts.scheme not in _PORTS:
+        raise UnknownMailScheme(f"ANNEAL_EMAIL_URL begins with smtp://, smtps:// or console://, not {url[:12]!r}.")
+    port = parts.port or _PORTS[parts.scheme]
+    return Mail(
+        backend="django.core.mail.backends.smtp.EmailBackend",
+        host=parts.hostname or "localhost",
+        port=port,
+        user=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        use_tls=parts.scheme == "smtp" and (port == SUBMISSION_PORT or bool(parts.password)),
+        use_ssl=parts.scheme == "smtps",
+    )

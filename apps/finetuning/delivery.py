@@ -1,0 +1,90 @@
+"""What a finished job hands over, in which form and at what price: told before it is launched."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from apps.catalog.models import BaseModel, PriceRule
+from apps.catalog.queries import active_price, inference_sku
+from apps.contracts.runs import Hyperparameters, Method
+from apps.estimates.architectures import lora_parameter_count, parameter_count
+from apps.finetuning.limits import kind_of
+from apps.finetuning.quoting import CannotEstimate, architecture_of
+
+MERGED_16BIT = "merged_16bit"
+EXPORTS = (MERGED_16BIT,)
+_BYTES_A_WEIGHT = 2  # adapters and models are written in 16 bits
+# Merging and keeping files are no SKU of the price book: nothing charges them, whatever their size.
+FREE_NANO = 0
+
+
+class DeliveredFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """One form of the result. `bytes` None: the base model's dimensions are not known."""
+
+    kind: str  # "adapter" | "model" | "merged_16bit"
+    bytes: int | None
+    price_nano: int = FREE_NANO  # for making it
+    storage_nano_per_month: int = FREE_NANO
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """How the result arrives. Tokens cost what the base model's cost; None where it is not served or has no price."""
+
+    delivered_as: str  # "adapter" | "model"
+    is_served: bool
+    reason: str
+    files: tuple[DeliveredFiles, ...]
+    input_nano_per_million: int | None = None
+    output_nano_per_million: int | None = None
+
+
+def deliver(*, base_model: BaseModel, recipe: Hyperparameters, exports: Sequence[str] = ()) -> Delivery:
+    """Return what a job of this recipe hands over."""
+    is_adapter = recipe.method is not Method.FULL
+    is_served = kind_of(base_model=base_model, recipe=recipe).delivered_as == "adapter"
+    files = [DeliveredFiles(kind="adapter" if is_adapter else "model", bytes=_bytes(base_model, recipe))]
+    if is_adapter and (MERGED_16BIT in exports or not is_served):
+        files.append(DeliveredFiles(kind=MERGED_16BIT, bytes=_bytes(base_model, None)))
+    return Delivery(
+        delivered_as="adapter" if is_served else "model",
+        is_served=is_served,
+        reason=_reason(recipe, is_served=is_served),
+        files=tuple(files),
+        input_nano_per_million=_per_million(base_model, "input") if is_served else None,
+        output_nano_per_million=_per_million(base_model, "output") if is_served else None,
+    )
+
+
+def required_exports(*, base_model: BaseModel, recipe: Hyperparameters, asked: Sequence[str]) -> list[str]:
+    """Return the exports a job makes: those asked for, and the merged model where no engine loads the adapter."""
+    if recipe.method is Method.FULL:
+        return []  # the result is a whole 16-bit model already
+    is_served = kind_of(base_model=base_model, recipe=recipe).delivered_as == "adapter"
+    return sorted({*asked} if is_served else {*asked, MERGED_16BIT})
+
+
+def _reason(recipe: Hyperparameters, *, is_served: bool) -> str:
+    if is_served:
+        return "The serving engine loads the adapter beside its base model."
+    if recipe.method is Method.FULL:
+        return "Every weight changes, so the result is a whole model. It is not served here: download it."
+    if recipe.use_dora:
+        return "The serving engine refuses DoRA adapters. The result is merged into a whole model, to download."
+    return "The serving engine loads no adapters of this architecture. The result is a merged model, to download."
+
+
+def _bytes(base_model: BaseModel, recipe: Hyperparameters | None) -> int | None:
+    """Return the size of the adapter that a recipe makes; of the whole model without one."""
+    try:
+        architecture = architecture_of(base_model)
+    except CannotEstimate:
+        return None
+    if recipe is None or recipe.method is Method.FULL:
+        return _BYTES_A_WEIGHT * parameter_count(architecture)
+    modules = recipe.target_modules
+    return _BYTES_A_WEIGHT * lora_parameter_count(architecture, rank=recipe.lora_rank, target_modules=modules)
+
+
+def _per_million(base_model: BaseModel, direction: str) -> int | None:
+    rule: PriceRule | None = active_price(sku=inference_sku(base_model, direction=direction))
+    return None if rule is None else rule.price_nano * 1_000_000 // rule.per

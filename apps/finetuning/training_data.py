@@ -1,0 +1,78 @@
+"""What of a counted file a recipe trains: the rows that are not held out, cut to the longest row it allows."""
+
+import bisect
+from dataclasses import dataclass
+
+from apps.contracts.runs import Hyperparameters
+from apps.datasets.models import DatasetVersion, TokenCount
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """Of one epoch. `evaluation_tokens` are read after each epoch; `row_lengths` are (tokens, rows) pairs."""
+
+    rows: int
+    tokens: int
+    trained_tokens: int
+    longest_row_tokens: int
+    row_lengths: tuple[tuple[int, int], ...]
+    evaluation_tokens: int = 0
+
+
+def training_data(
+    *,
+    version: DatasetVersion,
+    count: TokenCount,
+    recipe: Hyperparameters,
+    validation: DatasetVersion | None = None,
+    validation_count: TokenCount | None = None,
+) -> TrainingData:
+    """Return what is trained. A validation file that nobody counted is taken to have rows like the training file's."""
+    tokens, trained, untrained = _within(count, recipe.max_length, version.rows or 0)
+    kept = 1.0 - (recipe.validation_share if validation is None else 0.0)
+    rows = max(round(((version.rows or 0) - untrained) * kept), 0)
+    return TrainingData(
+        rows=rows,
+        tokens=round(tokens * kept),
+        trained_tokens=round(trained * kept),
+        longest_row_tokens=count.longest_row_tokens,
+        row_lengths=tuple((int(length), int(rows)) for length, rows in count.histogram),
+        evaluation_tokens=_evaluation_tokens(tokens, kept, version, recipe, validation, validation_count),
+    )
+
+
+def _evaluation_tokens(
+    tokens: float,
+    kept: float,
+    version: DatasetVersion,
+    recipe: Hyperparameters,
+    validation: DatasetVersion | None,
+    validation_count: TokenCount | None,
+) -> int:
+    if validation is None:
+        return round(tokens * (1.0 - kept))
+    if validation_count is not None:
+        return round(_within(validation_count, recipe.max_length, validation.rows or 0)[0])
+    return round(tokens * (validation.rows or 0) / max(version.rows or 0, 1))
+
+
+def _within(count: TokenCount, max_length: int, rows: int) -> tuple[float, float, float]:
+    """Return tokens, trained tokens and rows left without a trained one when no row is longer than `max_length`.
+
+    Exact at the limits that were counted, and between two of them in proportion.
+    """
+    if max_length >= count.longest_row_tokens:
+        return count.tokens, count.trained_tokens, 0
+    cuts = [cut for cut in count.cuts if cut["limit"] < count.longest_row_tokens]
+    points = [
+        (0, (0.0, 0.0, float(rows))),
+        *((cut["limit"], (cut["tokens"], cut["trained_tokens"], cut["untrained"])) for cut in cuts),
+        (count.longest_row_tokens, (count.tokens, count.trained_tokens, 0.0)),
+    ]
+    above = bisect.bisect_left([limit for limit, _ in points], max_length)
+    (low, below_values), (high, values) = points[above - 1], points[above]
+    share = (max_length - low) / (high - low)
+    first, second, third = (
+        before + share * (after - before) for before, after in zip(below_values, values, strict=True)
+    )
+    return first, second, third

@@ -1,0 +1,287 @@
+"""Auto-recharge: when credit runs low the card is charged, one charge at a time, never above the month's cap.
+
+A charge is an invoice of one line: written, compared with what was meant, finalized, paid. A bank that wants its
+customer to confirm gets the customer by mail; a card that is lost or stolen ends the order; other declines pause it.
+"""
+
+import datetime
+import logging
+from typing import Any
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.db.models import Sum
+from django.urls import reverse
+
+from apps.accounts.models import Membership
+from apps.billing.ledger import lock_wallet
+from apps.core import audit, outbox
+from apps.core.clock import db_now
+from apps.core.errors import InvalidState, InvalidValue
+from apps.core.money import NANO_PER_CENT
+from apps.core.transitions import try_advance
+from apps.payments import stripe_gateway
+from apps.payments.customers import ensure_customer, get_customer
+from apps.payments.lifecycle import TOPUP, TOPUP_IN_FLIGHT
+from apps.payments.models import AutoRecharge, TopUp
+from apps.payments.stripe_gateway import CardDeclined, StripeRefused, StripeUnavailable
+from apps.payments.stripe_objects import Invoice, InvoiceLine
+from apps.payments.topups import GIVEN_UP_AFTER, LARGEST_CENTS, SMALLEST_CENTS, PaymentMismatch, sync_topup
+
+logger = logging.getLogger(__name__)
+
+# https://docs.stripe.com/declines/codes: trying such a card again is pointless, or suspicious.
+HARD_DECLINES = frozenset(
+    {
+        "lost_card", "stolen_card", "pickup_card", "restricted_card", "fraudulent", "expired_card", "invalid_account",
+        "card_not_supported", "revocation_of_authorization", "revocation_of_all_authorizations",
+        "stop_payment_order", "merchant_blacklist", "security_violation", "transaction_not_allowed",
+    }
+)  # fmt: skip
+SOFT_FAILURES = 3
+_PAUSE_AFTER_ONE = datetime.timedelta(hours=1)
+_PAUSE_AFTER_SOME = datetime.timedelta(hours=24)
+_CONFIRM_WITHIN = datetime.timedelta(hours=72)
+
+
+# --- The order --------------------------------------------------------------------------------------------------------
+
+
+def get_auto_recharge(*, organization: Any) -> AutoRecharge:
+    """Return the organization's order; one that was never given is off."""
+    found = AutoRecharge.objects.for_organization(organization).first()
+    return found or AutoRecharge(organization_id=getattr(organization, "pk", organization))
+
+
+@transaction.atomic
+def set_auto_recharge(
+    *, organization: Any, is_enabled: bool, threshold_cents: int, amount_cents: int, monthly_cap_cents: int, by: str
+) -> AutoRecharge:
+    """Give, change or end the order. Raises InvalidValue, and InvalidState without a card to charge."""
+    _refuse_amounts(threshold_cents, amount_cents, monthly_cap_cents)
+    customer = get_customer(organization=organization)
+    if is_enabled and (customer is None or not customer.has_card):
+        raise InvalidState("Add a card first: it is what is charged.", param="is_enabled")
+    order = get_auto_recharge(organization=organization)
+    order.is_enabled, order.threshold_cents = is_enabled, threshold_cents
+    order.amount_cents, order.monthly_cap_cents = amount_cents, monthly_cap_cents
+    order.failures, order.paused_until, order.stopped_because = 0, None, ""
+    AutoRecharge.objects.bulk_create([order], update_conflicts=True, unique_fields=["organization"], update_fields=[
+        "is_enabled", "threshold_cents", "amount_cents", "monthly_cap_cents", "failures", "paused_until",
+        "stopped_because",
+    ])  # fmt: skip
+    audit.record(
+        organization=organization, by=by, action="auto_recharge.set", target=str(order.organization_id),
+        is_enabled=is_enabled, threshold_cents=threshold_cents, amount_cents=amount_cents,
+        monthly_cap_cents=monthly_cap_cents,
+    )  # fmt: skip
+    return order
+
+
+def _refuse_amounts(threshold_cents: int, amount_cents: int, monthly_cap_cents: int) -> None:
+    if not SMALLEST_CENTS <= amount_cents <= LARGEST_CENTS:
+        raise InvalidValue(
+            f"Choose between ${SMALLEST_CENTS // 100} and ${LARGEST_CENTS // 100:,}.", param="amount_usd"
+        )
+    if not 0 <= threshold_cents <= LARGEST_CENTS:
+        raise InvalidValue(f"Choose between $0 and ${LARGEST_CENTS // 100:,}.", param="threshold_usd")
+    if monthly_cap_cents < amount_cents:
+        raise InvalidValue("The most in a month covers at least one charge.", param="monthly_cap_usd")
+
+
+def charged_this_month_cents(*, organization: Any, now: datetime.datetime) -> int:
+    """Return what was charged, or is being charged, automatically in the calendar month of `now`, without tax."""
+    begin = now.astimezone(datetime.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    charges = TopUp.objects.filter(
+        organization_id=getattr(organization, "pk", organization), origin="auto", created_at__gte=begin,
+        status__in=("paid", *TOPUP_IN_FLIGHT),
+    )  # fmt: skip
+    return charges.aggregate(cents=Sum("amount_cents"))["cents"] or 0
+
+
+# --- Charging ---------------------------------------------------------------------------------------------------------
+
+
+def start_due(*, now: datetime.datetime) -> int:
+    """Begin a charge for each organization whose credit ran low; return how many began. Asks nobody."""
+    enabled = AutoRecharge.objects.filter(is_enabled=True).order_by("pk").values_list("organization_id", flat=True)
+    return sum(_start_if_due(organization_id, now) for organization_id in list(enabled))
+
+
+def _start_if_due(organization_id: str, now: datetime.datetime) -> bool:
+    try:
+        with transaction.atomic():
+            wallet = lock_wallet(organization=organization_id)
+            order = AutoRecharge.objects.select_for_update().get(organization_id=organization_id)
+            is_low = wallet.balance_nano < order.threshold_cents * NANO_PER_CENT
+            if not is_low or not _may_charge(order, now):
+                return False
+            topup = TopUp.objects.create(
+                organization_id=organization_id, origin="auto", amount_cents=order.amount_cents, requested_by="system"
+            )
+            outbox.publish(topic="payments.charge", key=f"payments.charge:{topup.pk}", payload={"topup_id": topup.pk})
+    except IntegrityError:  # one is in flight already: the constraint is the guard
+        return False
+    return True
+
+
+def _may_charge(order: AutoRecharge, now: datetime.datetime) -> bool:
+    if not order.is_enabled or (order.paused_until is not None and order.paused_until > now):
+        return False
+    if TopUp.objects.filter(organization_id=order.organization_id, origin="auto", status__in=TOPUP_IN_FLIGHT).exists():
+        return False
+    charged = charged_this_month_cents(organization=order.organization_id, now=now)
+    return charged + order.amount_cents <= order.monthly_cap_cents
+
+
+def charge(*, topup_id: str) -> None:
+    """Charge the card for one automatic top-up; asks Stripe. Raises StripeUnavailable; each step is done once."""
+    topup = TopUp.objects.get(pk=topup_id)
+    if topup.status != "requested" or topup.origin != "auto":
+        return
+    if not get_auto_recharge(organization=topup.organization_id).is_enabled:
+        _give_up(topup, "Auto-recharge was turned off.")
+        return
+    try:
+        invoice = _written_invoice(topup)
+        stripe_gateway.pay_invoice(invoice_id=invoice.id, key=f"{topup.pk}:pay")
+    except CardDeclined as declined:
+        _handle_decline(topup, declined.reason)
+        return
+    except StripeRefused as error:
+        _give_up(topup, error.message)
+        _stop(topup.organization_id, error.message)
+        return
+    except PaymentMismatch as error:  # the draft stays at Stripe, unpaid, for operators to look at
+        logger.critical("an automatic charge was stopped: %s", error)
+        _give_up(topup, "The invoice did not add up.")
+        return
+    sync_topup(topup_id=topup.pk)
+    AutoRecharge.objects.filter(organization_id=topup.organization_id).update(failures=0, paused_until=None)
+
+
+def _written_invoice(topup: TopUp) -> Invoice:
+    """Return the finalized invoice of a charge. Raises PaymentMismatch rather than finalizing another amount."""
+    customer = ensure_customer(organization_id=topup.organization_id)
+    made = stripe_gateway.create_invoice(
+        customer_id=customer.stripe_id, metadata={"topup_id": topup.pk}, description="Automatic top-up",
+        days_until_due=None, key=f"{topup.pk}:invoice",
+    )  # fmt: skip
+    TopUp.objects.filter(pk=topup.pk, invoice_id=None).update(invoice_id=made.id)
+    line = InvoiceLine(description="Credit", amount_cents=topup.amount_cents, key=topup.pk)
+    filled = stripe_gateway.add_invoice_lines(invoice_id=made.id, lines=[line], key=f"{topup.pk}:lines")
+    if filled.subtotal_cents != topup.amount_cents:
+        raise PaymentMismatch(f"{topup.pk}: the invoice says {filled.subtotal_cents}, not {topup.amount_cents}")
+    finalized = stripe_gateway.finalize_invoice(invoice_id=made.id, key=f"{topup.pk}:finalize")
+    if finalized.payment_intent_ids:
+        TopUp.objects.filter(pk=topup.pk).update(payment_intent_id=finalized.payment_intent_ids[0])
+    return finalized
+
+
+def _handle_decline(topup: TopUp, reason: str) -> None:
+    topup.refresh_from_db()
+    if reason == "authentication_required":
+        _ask_owner(topup)
+        return
+    stripe_gateway.void_invoice(invoice_id=topup.invoice_id or "", key=f"{topup.pk}:void")
+    with transaction.atomic():
+        try_advance(topup, to="failed", transitions=TOPUP, failure=reason[:200])
+    if reason in HARD_DECLINES:
+        _stop(topup.organization_id, f"The bank declined the card: {reason}.")
+    else:
+        _pause(topup.organization_id, reason)
+
+
+def _ask_owner(topup: TopUp) -> None:
+    """Mail the people who can where to confirm the charge; it waits for them for three days."""
+    url = stripe_gateway.get_invoice(invoice_id=topup.invoice_id or "").hosted_url
+    with transaction.atomic():
+        if try_advance(topup, to="action_required", transitions=TOPUP, pay_url=url):
+            _mail_owners(
+                topup.organization_id, f"confirm:{topup.pk}", "Please confirm an automatic top-up",
+                f"Your bank wants you to confirm a charge of ${topup.amount_cents / 100:.2f}:\n{url}\n"
+                "Without that it is dropped after three days.",
+            )  # fmt: skip
+
+
+def _pause(organization_id: str, reason: str) -> None:
+    with transaction.atomic():
+        order = AutoRecharge.objects.select_for_update().get(organization_id=organization_id)
+        order.failures += 1
+        pause = _PAUSE_AFTER_SOME if order.failures >= SOFT_FAILURES else _PAUSE_AFTER_ONE
+        order.paused_until = db_now() + pause
+        order.save(update_fields=["failures", "paused_until"])
+        if order.failures == SOFT_FAILURES:
+            _mail_owners(
+                organization_id, f"declined:{order.pk}:{order.paused_until.isoformat()}",
+                "Automatic top-ups keep being declined",
+                f"Your bank declined the card {SOFT_FAILURES} times ({reason}). It is tried again in a day.\n{_here()}",
+            )  # fmt: skip
+
+
+def _stop(organization_id: str, why: str) -> None:
+    with transaction.atomic():
+        stopped = AutoRecharge.objects.filter(organization_id=organization_id, is_enabled=True).update(
+            is_enabled=False, stopped_because=why[:200]
+        )
+        if stopped:
+            audit.record(
+                organization=organization_id, by="system", action="auto_recharge.stopped", target=organization_id,
+                why=why,
+            )  # fmt: skip
+            _mail_owners(
+                organization_id, f"stopped:{organization_id}:{db_now().isoformat()}", "Automatic top-ups were stopped",
+                f"{why}\nAdd another card and turn them on again:\n{_here()}",
+            )  # fmt: skip
+
+
+def _give_up(topup: TopUp, why: str) -> None:
+    with transaction.atomic():
+        try_advance(topup, to="failed", transitions=TOPUP, failure=why[:200])
+
+
+def _mail_owners(organization_id: str, key: str, subject: str, body: str) -> None:
+    owners = Membership.objects.filter(organization_id=organization_id, role="owner").select_related("user")
+    for owner in owners:
+        payload = {"kind": "plain", "to": owner.user.email, "subject": subject, "body": body}
+        outbox.publish(topic="mail", key=f"mail:{key}:{owner.pk}"[:200], payload=payload)
+
+
+def _here() -> str:
+    return settings.PUBLIC_URL + reverse("web:billing")
+
+
+# --- What was lost on the way -----------------------------------------------------------------------------------------
+
+
+def list_uncharged(*, now: datetime.datetime) -> list[str]:
+    """Return the charges whose doorbell or answer was lost; those too old to be repeated safely are given up."""
+    begun = TopUp.objects.filter(origin="auto", status="requested", created_at__lt=now - datetime.timedelta(minutes=1))
+    for late in begun.filter(created_at__lte=now - GIVEN_UP_AFTER):
+        _settle_late(late)
+    return list(begun.filter(created_at__gt=now - GIVEN_UP_AFTER).values_list("pk", flat=True)[:50])
+
+
+def _settle_late(topup: TopUp) -> None:
+    """End a charge whose keys Stripe has forgotten by what became of its invoice; asks Stripe. Never a new charge."""
+    if not topup.invoice_id:
+        _give_up(topup, "Stripe did not answer.")
+        return
+    found = stripe_gateway.get_invoice(invoice_id=topup.invoice_id)
+    if found.status == "open":
+        stripe_gateway.void_invoice(invoice_id=found.id, key=f"{topup.pk}:void")
+    if found.status in ("open", "draft"):
+        _give_up(topup, "Stripe did not answer.")
+    else:
+        sync_topup(topup_id=topup.pk)
+
+
+def drop_unconfirmed(*, now: datetime.datetime) -> None:
+    """Void the charges that nobody confirmed in time; asks Stripe."""
+    late = TopUp.objects.filter(origin="auto", status="action_required", created_at__lt=now - _CONFIRM_WITHIN)
+    for topup in late[:50]:
+        try:
+            stripe_gateway.void_invoice(invoice_id=topup.invoice_id or "", key=f"{topup.pk}:void")
+        except (StripeRefused, StripeUnavailable) as error:  # paid meanwhile, say: the sync tells
+            logger.warning("%s was not voided: %s", topup.pk, error)
+        sync_topup(topup_id=topup.pk)

@@ -1,0 +1,180 @@
+"""Do the books say what Stripe's own account says? Every hour for the last days, every day for the last month.
+
+First the events that never reached us are read from Stripe's list and handled, so that what a lost webhook explains is
+no difference. Then each payment, refund and dispute is compared by its cash; Stripe's fees are posted from its list. A
+difference is a page: a critical line in the log, and the operator's list until somebody has resolved it.
+"""
+
+import datetime
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from django.db import transaction
+from django.db.models import Sum
+
+from apps.billing.ledger import account, post, posted_before
+from apps.billing.models import AccountKind, LedgerEntry
+from apps.core import audit
+from apps.core.errors import NotFound
+from apps.core.locks import lock
+from apps.core.money import NANO_PER_CENT
+from apps.payments import stripe_gateway, webhooks
+from apps.payments.models import CardRefund, Reconciliation, ReconciliationDifference, TopUp
+from apps.payments.stripe_objects import CashMovement
+
+logger = logging.getLogger(__name__)
+
+LOOK_BACK = {"hourly": datetime.timedelta(days=3), "daily": datetime.timedelta(days=35)}
+# What moved just now may be on one side only, honestly: a webhook takes a moment, and Stripe's list too.
+_SETTLES_WITHIN = datetime.timedelta(minutes=10)
+# Movements between Stripe and the bank or Stripe itself: no customer's money, and not in our books.
+_NOT_CUSTOMERS = frozenset(
+    {"payout", "payout_failure", "payout_cancel", "stripe_fee", "tax_fee", "topup", "topup_reversal"}
+)
+
+
+def reconcile(*, kind: str, now: datetime.datetime) -> Reconciliation:
+    """Compare, keep the result, and page on each new difference; asks Stripe. Safe to repeat."""
+    since, until = now - LOOK_BACK[kind], now - _SETTLES_WITHIN
+    missed = _catch_up(since, now)
+    movements = [
+        movement
+        for movement in stripe_gateway.list_cash_movements(since=since, until=until)
+        if movement.kind not in _NOT_CUSTOMERS
+    ]
+    theirs, ours = _sum_by_source(movements), _ours(movements, since, until)
+    with transaction.atomic():
+        _post_fees(movements)
+        differing = {source for source in theirs.keys() | ours.keys() if theirs.get(source, 0) != ours.get(source, 0)}
+        _note_differences(differing, ours, theirs, now)
+        return Reconciliation.objects.create(
+            kind=kind, since=since, until=until, movement_count=len(movements), missed_events=missed,
+            ours_cents=sum(ours.values()), theirs_cents=sum(theirs.values()),
+        )  # fmt: skip
+
+
+def _catch_up(since: datetime.datetime, now: datetime.datetime) -> int:
+    missed = webhooks.ingest_missed(since=since, until=now)
+    for event_id in webhooks.list_unhandled(now=now + datetime.timedelta(hours=1)):
+        webhooks.handle_or_note(event_id=event_id)
+    return missed
+
+
+def _sum_by_source(movements: Iterable[CashMovement]) -> dict[str, int]:
+    sums: dict[str, int] = defaultdict(int)
+    for movement in movements:
+        sums[movement.source_id] += movement.amount_cents
+    return dict(sums)
+
+
+# --- Our side ---------------------------------------------------------------------------------------------------------
+
+
+def _ours(movements: Sequence[CashMovement], since: datetime.datetime, until: datetime.datetime) -> dict[str, int]:
+    """Return the cash that the books moved for every object Stripe lists, and for payments that it does not list."""
+    keys = _keys_by_source(movements)
+    cash = _cash_cents_by_key({key for named in keys.values() for key in named})
+    ours = {source: sum(cash.get(key, 0) for key in named) for source, named in keys.items()}
+    return ours | _credited_without_cash(keys, since, until)
+
+
+def _keys_by_source(movements: Sequence[CashMovement]) -> dict[str, set[str]]:
+    """Return, by Stripe's id, the keys under which its cash may have been posted: see topups, refunds and disputes."""
+    keys: dict[str, set[str]] = defaultdict(set)
+    for movement in movements:
+        source = movement.source_id
+        keys[source] |= {f"topup:stripe:{source}", f"stripe:{source}", f"topup:stripe:{source}:returned"}
+        keys[source] |= {f"stripe:{movement.id}", f"topup:stripe:{movement.id}"}
+    for refund in CardRefund.objects.filter(stripe_id__in=list(keys)).exclude(hold_id=""):
+        keys[refund.stripe_id or ""].add(f"settle:{refund.hold_id}")
+    return dict(keys)
+
+
+def _cash_cents_by_key(keys: Iterable[str]) -> dict[str, int]:
+    """Return the cash that came in (positive) or went out under each key of the ledger."""
+    rows = LedgerEntry.objects.filter(
+        transaction__idempotency_key__in=list(keys), account__kind=AccountKind.CASH_CLEARING
+    )
+    sums = rows.values("transaction__idempotency_key").annotate(nano=Sum("amount_nano"))
+    return {row["transaction__idempotency_key"]: -row["nano"] // NANO_PER_CENT for row in sums}
+
+
+def _credited_without_cash(
+    listed: Mapping[str, object], since: datetime.datetime, until: datetime.datetime
+) -> dict[str, int]:
+    """Return the payments we credited that Stripe does not list, unless it says that it took them at another time."""
+    credited = TopUp.objects.filter(paid_at__gte=since, paid_at__lt=until).exclude(payment_intent_id__in=list(listed))
+    found = {}
+    for topup in credited:
+        total = topup.amount_cents + topup.tax_cents
+        payment = stripe_gateway.get_payment(payment_intent_id=topup.payment_intent_id or "")
+        if payment.received_cents != total:
+            found[payment.id] = total
+    return found
+
+
+# --- Fees and differences ---------------------------------------------------------------------------------------------
+
+
+def _post_fees(movements: Iterable[CashMovement]) -> None:
+    """Post what Stripe kept of each movement, once."""
+    lock("stripe fees")
+    for movement in movements:
+        request = {"fee": movement.id, "cents": movement.fee_cents}
+        key = f"stripe-fee:{movement.id}"
+        if not movement.fee_cents or posted_before(idempotency_key=key, request=request):
+            continue
+        fee_nano = movement.fee_cents * NANO_PER_CENT
+        post(
+            organization=None,
+            kind="stripe_fee",
+            legs={
+                account(organization=None, kind=AccountKind.STRIPE_FEES): -fee_nano,
+                account(organization=None, kind=AccountKind.CASH_CLEARING): fee_nano,
+            },
+            by="system",
+            source=movement.id,
+            idempotency_key=key,
+            request=request,
+        )
+
+
+def _note_differences(
+    differing: Iterable[str], ours: Mapping[str, int], theirs: Mapping[str, int], now: datetime.datetime
+) -> None:
+    """Keep and page each difference that is new or has changed; close those that went away."""
+    named = set(differing)
+    for source in sorted(named):
+        amounts = {"ours_cents": ours.get(source, 0), "theirs_cents": theirs.get(source, 0)}
+        found, is_new = ReconciliationDifference.objects.get_or_create(source_id=source, defaults=amounts)
+        has_changed = any(getattr(found, name) != cents for name, cents in amounts.items())
+        if has_changed:
+            reopened = {"resolved_at": None, "resolved_by": "", "note": ""}
+            ReconciliationDifference.objects.filter(pk=found.pk).update(**amounts, **reopened)
+        if is_new or has_changed:
+            logger.critical("the books and Stripe differ on %s: %s", source, amounts)
+    agreeing = (ours.keys() | theirs.keys()) - named
+    ReconciliationDifference.objects.filter(source_id__in=agreeing, resolved_at=None).update(
+        resolved_at=now, resolved_by="system", note="They agree now."
+    )
+
+
+def list_differences() -> list[ReconciliationDifference]:
+    """Return what nobody has resolved yet, newest first."""
+    return list(ReconciliationDifference.objects.filter(resolved_at=None).order_by("-found_at"))
+
+
+def list_reconciliations(*, limit: int = 20) -> list[Reconciliation]:
+    return list(Reconciliation.objects.order_by("-created_at")[:limit])
+
+
+@transaction.atomic
+def resolve_difference(*, difference_id: str, by: str, note: str, now: datetime.datetime) -> None:
+    """Close a difference with what was done about it. Raises NotFound."""
+    changed = ReconciliationDifference.objects.filter(pk=difference_id, resolved_at=None).update(
+        resolved_at=now, resolved_by=by, note=note[:300]
+    )
+    if not changed:
+        raise NotFound("No such open difference.")
+    audit.record(organization=None, by=by, action="difference.resolved", target=difference_id, note=note)

@@ -1,0 +1,177 @@
+"""Money back to the card: unspent paid credit is set aside, Stripe refunds it, and the books follow Stripe's word.
+
+A refund made at Stripe itself is found by its webhook or the sweep: it takes its credit back, and what was spent of it
+is owed. A refund that the bank returns becomes credit again.
+"""
+
+import datetime
+import logging
+from typing import Any
+
+from django.db import transaction
+
+from apps.billing.credits import end_set_aside, set_credit_aside
+from apps.billing.ledger import lock_wallet
+from apps.billing.operations import collect_receivable, grant_paid_credit, reverse_paid_credit
+from apps.core import audit, outbox
+from apps.core.errors import InvalidState
+from apps.core.money import NANO_PER_CENT
+from apps.core.transitions import try_advance
+from apps.payments import stripe_gateway
+from apps.payments.lifecycle import REFUND
+from apps.payments.models import CardRefund, TopUp
+from apps.payments.stripe_gateway import StripeRefused
+from apps.payments.stripe_objects import Refund
+
+logger = logging.getLogger(__name__)
+
+_ASKED_AGAIN_AFTER = datetime.timedelta(seconds=30)
+
+
+@transaction.atomic
+def request_refund(*, topup: TopUp, credit_cents: int, by: str, reason: str) -> CardRefund:
+    """Set unspent credit of a payment aside and ask Stripe to send it back, with its share of the tax.
+
+    Raises InvalidState for a payment that is not paid, InvalidValue when less of it is unspent.
+    """
+    lock_wallet(organization=topup.organization_id)
+    topup.refresh_from_db()
+    if topup.status != "paid":
+        raise InvalidState("Only a payment that arrived can go back.")
+    refund = CardRefund(
+        organization_id=topup.organization_id, topup=topup, credit_cents=credit_cents,
+        tax_cents=tax_share(topup, credit_cents), reason=reason, requested_by=by,
+    )  # fmt: skip
+    held = set_credit_aside(
+        organization=topup.organization_id,
+        reference=topup.reference,
+        amount_nano=credit_cents * NANO_PER_CENT,
+        purpose="card_refund",
+        by=by,
+        idempotency_key=f"refund:{refund.pk}",
+    )
+    refund.hold_id = held.pk if held else ""
+    refund.save(force_insert=True)
+    audit.record(
+        organization=topup.organization_id, by=by, action="refund.requested", target=refund.pk,
+        credit_cents=credit_cents, reason=reason,
+    )  # fmt: skip
+    outbox.publish(topic="payments.refund", key=f"payments.refund:{refund.pk}", payload={"refund_id": refund.pk})
+    return refund
+
+
+def tax_share(topup: TopUp, credit_cents: int) -> int:
+    """Return the tax that goes back with part of a payment: all of it with all of it."""
+    return topup.tax_cents * credit_cents // topup.amount_cents
+
+
+def send_refund(*, refund_id: str) -> None:
+    """Have Stripe send the money back, once; asks Stripe. Raises StripeUnavailable, after which it may be repeated."""
+    refund = CardRefund.objects.select_related("topup").get(pk=refund_id)
+    if refund.status != "requested":
+        return
+    try:
+        sent = stripe_gateway.create_refund(
+            payment_intent_id=refund.topup.payment_intent_id or "",
+            amount_cents=refund.credit_cents + refund.tax_cents,
+            refund_id=refund.pk,
+            key=refund.pk,
+        )
+    except StripeRefused as error:
+        with transaction.atomic():
+            _apply_failure(_locked(refund), error.message)
+        return
+    _apply(sent, refund.topup)
+
+
+def sync_refund(*, refund: Refund, topup: TopUp) -> None:
+    """Bring the books to what Stripe says of a refund. Any number of times, in any order."""
+    _apply(refund, topup)
+
+
+@transaction.atomic
+def _apply(found: Refund, topup: TopUp) -> None:
+    lock_wallet(organization=topup.organization_id)
+    row = _row_of(found, topup)
+    if row.stripe_id is None:
+        row.stripe_id = found.id
+        row.save(update_fields=["stripe_id"])
+    if found.status in ("failed", "canceled"):
+        _apply_failure(row, found.failure or found.status)
+    elif found.status == "succeeded":
+        _apply_success(row)
+    else:
+        try_advance(row, to="pending", transitions=REFUND)
+
+
+def _row_of(found: Refund, topup: TopUp) -> CardRefund:
+    """Return our row of Stripe's refund; one made at Stripe itself gets a row now."""
+    row = CardRefund.objects.filter(stripe_id=found.id).first()
+    row = row or CardRefund.objects.filter(pk=found.metadata.get("refund_id", "")).first()
+    if row is not None:
+        return row
+    total = topup.amount_cents + topup.tax_cents
+    tax = found.amount_cents * topup.tax_cents // total
+    return CardRefund.objects.create(
+        organization_id=topup.organization_id, topup=topup, credit_cents=found.amount_cents - tax, tax_cents=tax,
+        stripe_id=found.id, reason="Refunded at Stripe", requested_by="stripe",
+    )  # fmt: skip
+
+
+def _apply_success(row: CardRefund) -> None:
+    if row.status == "failed" or not try_advance(row, to="succeeded", transitions=REFUND):
+        return
+    if row.hold_id:
+        end_set_aside(
+            hold_id=row.hold_id, is_paid_out=True, by="stripe", reason="Refunded to the card",
+            tax_nano=row.tax_cents * NANO_PER_CENT,
+        )  # fmt: skip
+    else:
+        _take_back(row)
+
+
+def _take_back(row: CardRefund) -> None:
+    reverse_paid_credit(
+        organization=row.organization_id,
+        reference=row.topup.reference,
+        amount_nano=row.credit_cents * NANO_PER_CENT,
+        tax_nano=row.tax_cents * NANO_PER_CENT,
+        by="stripe",
+        reason="Refunded at Stripe",
+        idempotency_key=f"stripe:{row.stripe_id}",
+    )
+    collect_receivable(wallet=lock_wallet(organization=row.organization_id), by="stripe", cause=row.pk)
+
+
+def _apply_failure(row: CardRefund, failure: str) -> None:
+    before = row.status
+    if not try_advance(row, to="failed", transitions=REFUND, failure=failure[:200]):
+        return
+    if before == "succeeded":
+        grant_paid_credit(
+            organization=row.organization_id,
+            amount_nano=row.credit_cents * NANO_PER_CENT,
+            tax_nano=row.tax_cents * NANO_PER_CENT,
+            reference=f"stripe:{row.stripe_id}:returned",
+            by="stripe",
+            reason="The bank returned a refund",
+        )
+    elif row.hold_id:
+        end_set_aside(hold_id=row.hold_id, is_paid_out=False, by="stripe", reason="The refund failed")
+
+
+def _locked(refund: CardRefund) -> CardRefund:
+    lock_wallet(organization=refund.organization_id)
+    refund.refresh_from_db()
+    return refund
+
+
+def list_unsent(*, now: datetime.datetime) -> list[str]:
+    """Return the refunds whose request may have been lost, oldest first."""
+    waiting = CardRefund.objects.filter(status="requested", created_at__lt=now - _ASKED_AGAIN_AFTER)
+    return list(waiting.order_by("created_at").values_list("pk", flat=True)[:50])
+
+
+def list_refunds(*, organization: Any) -> list[CardRefund]:
+    rows = CardRefund.objects.filter(organization_id=getattr(organization, "pk", organization))
+    return list(rows.select_related("topup").order_by("-created_at")[:50])

@@ -1,0 +1,97 @@
+"""Celery's way into payments, on a queue of their own; and the outbox's doorbells.
+
+The outbox delivers inside a transaction, in which Stripe must not be asked: its handlers only ring. A task that is lost
+is made up for by `sweep`.
+"""
+
+from typing import Any
+
+from celery import shared_task
+
+from apps.core.clock import db_now
+from apps.payments import autorecharge, reconciliation, refunds, stripe_gateway, topups, webhooks
+from apps.payments.stripe_gateway import StripeUnavailable
+
+# Stripe asks for patience with a 429, which its package does not repeat.
+_PATIENT = {
+    "autoretry_for": (StripeUnavailable,),
+    "retry_backoff": 2,
+    "retry_backoff_max": 60,
+    "retry_jitter": True,
+    "max_retries": 5,
+}
+
+
+def ring_page(*, key: str, payload: dict[str, Any]) -> None:
+    make_page.delay(page_id=payload["page_id"])
+
+
+def ring_refund(*, key: str, payload: dict[str, Any]) -> None:
+    send_refund.delay(refund_id=payload["refund_id"])
+
+
+def ring_event(*, key: str, payload: dict[str, Any]) -> None:
+    handle_event.delay(event_id=payload["event_id"])
+
+
+def ring_charge(*, key: str, payload: dict[str, Any]) -> None:
+    charge.delay(topup_id=payload["topup_id"])
+
+
+def ring_topup(*, key: str, payload: dict[str, Any]) -> None:
+    sync_topup.delay(topup_id=payload["topup_id"])
+
+
+@shared_task(name="payments.make_page", **_PATIENT)
+def make_page(*, page_id: str, **_: Any) -> None:
+    topups.make_page(page_id=page_id)
+
+
+@shared_task(name="payments.send_refund", **_PATIENT)
+def send_refund(*, refund_id: str, **_: Any) -> None:
+    refunds.send_refund(refund_id=refund_id)
+
+
+@shared_task(name="payments.sync_topup", **_PATIENT)
+def sync_topup(*, topup_id: str, **_: Any) -> None:
+    topups.sync_topup(topup_id=topup_id)
+
+
+@shared_task(name="payments.charge", **_PATIENT)
+def charge(*, topup_id: str, **_: Any) -> None:
+    autorecharge.charge(topup_id=topup_id)
+
+
+@shared_task(name="payments.handle_event", **_PATIENT)
+def handle_event(*, event_id: str, **_: Any) -> None:
+    webhooks.handle_or_note(event_id=event_id)
+
+
+@shared_task(name="payments.sweep")
+def sweep(**_: Any) -> None:
+    """Do again what was lost on the way: doorbells, answers, webhooks."""
+    if not stripe_gateway.is_configured():
+        return
+    now = db_now()
+    for event_id in webhooks.list_unhandled(now=now):
+        handle_event.delay(event_id=event_id)
+    for refund_id in refunds.list_unsent(now=now):
+        send_refund.delay(refund_id=refund_id)
+    for topup_id in autorecharge.list_uncharged(now=now):
+        charge.delay(topup_id=topup_id)
+    topups.sweep_topups(now=now)
+    autorecharge.drop_unconfirmed(now=now)
+
+
+@shared_task(name="payments.recharge")
+def recharge(**_: Any) -> None:
+    """Begin a charge where credit ran low."""
+    if stripe_gateway.is_configured():
+        autorecharge.start_due(now=db_now())
+
+
+# A month of movements takes its time, and the reconciliation may be cut off and repeated at any point.
+@shared_task(name="payments.reconcile", soft_time_limit=540, time_limit=600, **_PATIENT)
+def reconcile(*, kind: str, **_: Any) -> None:
+    if stripe_gateway.is_configured():
+        reconciliation.reconcile(kind=kind, now=db_now())

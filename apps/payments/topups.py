@@ -1,0 +1,250 @@
+"""Credit paid by card: asked for here, paid at Stripe, credited once by what Stripe says of the payment.
+
+The webhook, the page people come back to and the sweep all end in `sync_topup`. It asks Stripe for the object as it is
+now, so that neither the order nor the number of calls matters.
+"""
+
+import datetime
+import logging
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.urls import reverse
+
+from apps.billing.ledger import lock_wallet
+from apps.billing.operations import grant_paid_credit
+from apps.core import audit, outbox
+from apps.core.clock import db_now
+from apps.core.errors import InvalidState, InvalidValue
+from apps.core.money import NANO_PER_CENT
+from apps.core.transitions import advance, try_advance
+from apps.payments import stripe_gateway
+from apps.payments.customers import ensure_customer, keep_card
+from apps.payments.lifecycle import PAGE, TOPUP, TOPUP_IN_FLIGHT
+from apps.payments.models import HostedPage, TopUp
+from apps.payments.stripe_gateway import CURRENCY, StripeRefused, StripeUnavailable
+from apps.payments.stripe_objects import Checkout, Invoice
+
+logger = logging.getLogger(__name__)
+
+SMALLEST_CENTS, LARGEST_CENTS = 500, 1_000_000
+_ASKED_AGAIN_AFTER = datetime.timedelta(seconds=20)
+# Stripe forgets our keys after 24 hours: asked for later, the same page or charge would be made a second time.
+GIVEN_UP_AFTER = datetime.timedelta(hours=20)
+_SYNCED_FOR = datetime.timedelta(hours=1)  # what comes later is found by the hourly reconciliation
+
+
+class PaymentMismatch(Exception):
+    """Stripe took another amount or currency than was asked for: nobody is credited until somebody has looked."""
+
+
+# --- Asking -----------------------------------------------------------------------------------------------------------
+
+
+@transaction.atomic
+def request_topup(*, organization: Any, amount_cents: int, by: str) -> HostedPage:
+    """Ask for the page on which `amount_cents` of credit is paid for. Raises InvalidValue."""
+    if not SMALLEST_CENTS <= amount_cents <= LARGEST_CENTS:
+        raise InvalidValue(
+            f"Choose between ${SMALLEST_CENTS // 100} and ${LARGEST_CENTS // 100:,}.", param="amount_usd"
+        )
+    topup = TopUp.objects.create(
+        organization_id=_key(organization), origin="user", amount_cents=amount_cents, requested_by=by
+    )
+    audit.record(organization=organization, by=by, action="topup.requested", target=topup.pk, amount_cents=amount_cents)
+    return request_page(organization=organization, kind="topup", by=by, topup=topup)
+
+
+@transaction.atomic
+def request_page(*, organization: Any, kind: str, by: str, topup: TopUp | None = None) -> HostedPage:
+    """Ask for a page of Stripe's; it is made after commit, by a task. Raises InvalidState without payments."""
+    if not stripe_gateway.is_configured():
+        raise InvalidState("This installation takes no payments. Its operator grants credit.")
+    page = HostedPage.objects.create(organization_id=_key(organization), kind=kind, topup=topup, requested_by=by)
+    outbox.publish(topic="payments.page", key=f"payments.page:{page.pk}", payload={"page_id": page.pk})
+    return page
+
+
+def _key(organization: Any) -> str:
+    return getattr(organization, "pk", organization)
+
+
+# --- Making pages -----------------------------------------------------------------------------------------------------
+
+
+def make_page(*, page_id: str) -> None:
+    """Have Stripe make the page, once; asks Stripe. Raises StripeUnavailable, after which it may be called again."""
+    page = HostedPage.objects.select_related("topup").get(pk=page_id)
+    if page.status != "requested":
+        return
+    try:
+        stripe_id, url = _make(page)
+    except StripeRefused as error:
+        with transaction.atomic():
+            try_advance(page, to="failed", transitions=PAGE, failure=error.message[:200])
+            if page.topup is not None:
+                try_advance(page.topup, to="failed", transitions=TOPUP, failure=error.message[:200])
+        return
+    with transaction.atomic():
+        try_advance(page, to="ready", transitions=PAGE, stripe_id=stripe_id, url=url)
+        if page.topup is not None:
+            try_advance(page.topup, to="open", transitions=TOPUP, checkout_id=stripe_id)
+
+
+def _make(page: HostedPage) -> tuple[str, str]:
+    customer = ensure_customer(organization_id=page.organization_id)
+    here = settings.PUBLIC_URL + reverse("web:billing")
+    back = settings.PUBLIC_URL + reverse("web:billing_page", args=[page.pk])
+    if page.kind == "portal":
+        url = stripe_gateway.create_portal_page(
+            customer_id=customer.stripe_id,
+            return_url=here,
+            configuration_id=settings.STRIPE_PORTAL_CONFIGURATION,
+            key=page.pk,
+        )
+        return "", url
+    if page.topup is None:
+        made = stripe_gateway.create_card_page(
+            customer_id=customer.stripe_id, reference=page.pk, success_url=here, cancel_url=here, key=page.pk
+        )
+    else:
+        made = stripe_gateway.create_topup_page(
+            customer_id=customer.stripe_id,
+            topup_id=page.topup.pk,
+            amount_cents=page.topup.amount_cents,
+            success_url=back,
+            cancel_url=here,
+            key=page.pk,
+        )
+    return made.id, made.url
+
+
+# --- What Stripe says -------------------------------------------------------------------------------------------------
+
+
+def sync_topup(*, topup_id: str) -> None:
+    """Bring a top-up to what Stripe says of it, crediting it if it is paid; asks Stripe. Any number of times."""
+    topup = TopUp.objects.get(pk=topup_id)
+    if topup.invoice_id:
+        _apply_invoice(topup, stripe_gateway.get_invoice(invoice_id=topup.invoice_id))
+    elif topup.checkout_id:
+        _apply_checkout(topup, stripe_gateway.get_checkout(checkout_id=topup.checkout_id))
+
+
+def sync_checkout(*, checkout_id: str) -> bool:
+    """Handle what happened to a page of Stripe's; return whether it was one of ours. Asks Stripe."""
+    found = stripe_gateway.get_checkout(checkout_id=checkout_id)
+    if found.mode == "setup":
+        return _keep_card_left(found)
+    topup = TopUp.objects.filter(pk=found.reference).first()
+    if topup is None:
+        return False
+    _apply_checkout(topup, found)
+    return True
+
+
+def _keep_card_left(found: Checkout) -> bool:
+    page = HostedPage.objects.filter(pk=found.reference).first()
+    if page is None:
+        return False
+    if found.status == "complete" and found.setup_intent_id:
+        method = stripe_gateway.get_card_left(setup_intent_id=found.setup_intent_id)
+        keep_card(customer=ensure_customer(organization_id=page.organization_id), payment_method_id=method)
+    return True
+
+
+def _apply_checkout(topup: TopUp, found: Checkout) -> None:
+    if found.payment_status == "paid":
+        _credit(topup, found.payment_intent_id, found.subtotal_cents, found.tax_cents, found.currency, found.id)
+        _keep_card_paid_with(topup)
+        return
+    if found.status == "expired":
+        _end(topup, "expired", "")
+    elif found.status == "complete" and found.payment_intent_id:
+        failure = stripe_gateway.get_payment(payment_intent_id=found.payment_intent_id).failure
+        if failure:
+            _end(topup, "failed", failure)
+
+
+def _apply_invoice(topup: TopUp, found: Invoice) -> None:
+    if found.status == "paid" and found.payment_intent_ids:
+        _credit(topup, found.payment_intent_ids[0], found.subtotal_cents, found.tax_cents, found.currency, None)
+    elif found.status in ("void", "uncollectible"):
+        _end(topup, "failed", topup.failure or found.status)
+
+
+def _keep_card_paid_with(topup: TopUp) -> None:
+    """Charge later what a person paid with first, unless they chose another card since."""
+    customer = ensure_customer(organization_id=topup.organization_id)
+    if not customer.has_card and topup.payment_intent_id:
+        method = stripe_gateway.get_card_paid_with(payment_intent_id=topup.payment_intent_id)
+        keep_card(customer=customer, payment_method_id=method)
+
+
+@transaction.atomic
+def _credit(
+    topup: TopUp, payment_intent_id: str, subtotal_cents: int, tax_cents: int, currency: str, checkout_id: str | None
+) -> None:
+    lock_wallet(organization=topup.organization_id)
+    topup.refresh_from_db()
+    if topup.status == "paid":
+        return
+    if (subtotal_cents, currency) != (topup.amount_cents, CURRENCY):
+        raise PaymentMismatch(f"{topup.pk}: {subtotal_cents} {currency} for {topup.amount_cents} {CURRENCY}")
+    advance(
+        topup, to="paid", transitions=TOPUP, paid_at=db_now(), tax_cents=tax_cents, failure="", pay_url="",
+        payment_intent_id=payment_intent_id, checkout_id=checkout_id or topup.checkout_id,
+    )  # fmt: skip
+    grant_paid_credit(
+        organization=topup.organization_id,
+        amount_nano=topup.amount_cents * NANO_PER_CENT,
+        tax_nano=tax_cents * NANO_PER_CENT,
+        reference=topup.reference,
+        by="stripe",
+        reason="Automatic top-up" if topup.origin == "auto" else "Top-up",
+    )
+
+
+@transaction.atomic
+def _end(topup: TopUp, status: str, failure: str) -> None:
+    try_advance(
+        topup, to=status, transitions=TOPUP, guard={"status__in": TOPUP_IN_FLIGHT}, failure=failure[:200], pay_url=""
+    )
+
+
+# --- What was lost on the way -----------------------------------------------------------------------------------------
+
+
+def sweep_topups(*, now: datetime.datetime) -> None:
+    """Ask again for pages that were not made, and after top-ups whose webhooks never came. Asks Stripe."""
+    for page_id in _waiting_pages(now):
+        _quietly(make_page, page_id=page_id)
+    with transaction.atomic():
+        _give_up_pages(now)
+    begun = TopUp.objects.filter(status__in=("open", "action_required"), created_at__gt=now - _SYNCED_FOR)
+    for topup_id in begun.order_by("created_at").values_list("pk", flat=True)[:100]:
+        _quietly(sync_topup, topup_id=topup_id)
+
+
+def _waiting_pages(now: datetime.datetime) -> list[str]:
+    waiting = HostedPage.objects.filter(
+        status="requested", created_at__lt=now - _ASKED_AGAIN_AFTER, created_at__gt=now - GIVEN_UP_AFTER
+    )
+    return list(waiting.order_by("created_at").values_list("pk", flat=True)[:50])
+
+
+def _give_up_pages(now: datetime.datetime) -> None:
+    late = HostedPage.objects.filter(status="requested", created_at__lte=now - GIVEN_UP_AFTER)
+    for page in late.select_related("topup"):
+        try_advance(page, to="failed", transitions=PAGE, failure="Stripe did not answer.")
+        if page.topup is not None:
+            try_advance(page.topup, to="failed", transitions=TOPUP, failure="Stripe did not answer.")
+
+
+def _quietly(step: Any, **arguments: Any) -> None:
+    """Do one of many: one that Stripe does not answer, or that is wrong, must not keep the others waiting."""
+    try:
+        step(**arguments)
+    except (StripeUnavailable, StripeRefused, PaymentMismatch) as error:
+        logger.error("%s of %s: %s", step.__name__, arguments, error)

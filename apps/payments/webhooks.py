@@ -1,0 +1,186 @@
+"""The inbox: verify, store once, answer; then ask Stripe what the object is now and let the books follow.
+
+Events say that something happened, never what is true now: they come late, twice, out of order, or not at all. Each
+kind of object has one function that brings us to its present state, so every order of events ends in the same books.
+What never came is found by `ingest_missed`, which reads Stripe's own list.
+"""
+
+import datetime
+import logging
+from collections.abc import Callable, Iterable
+
+from django.db import transaction
+from django.db.models import F
+
+from apps.core import outbox
+from apps.core.transitions import advance
+from apps.payments import stripe_gateway
+from apps.payments.customers import sync_card
+from apps.payments.disputes import sync_dispute
+from apps.payments.lifecycle import EVENT
+from apps.payments.models import StripeCustomer, StripeEvent, TopUp
+from apps.payments.refunds import sync_refund
+from apps.payments.stripe_gateway import StripeRefused
+from apps.payments.stripe_objects import Notice
+from apps.payments.topups import PaymentMismatch, sync_checkout, sync_topup
+
+logger = logging.getLogger(__name__)
+
+_HANDLED_AGAIN_AFTER = datetime.timedelta(seconds=30)
+_MOST_ATTEMPTS = 20  # then it waits for an operator; a Stripe that is away does not count
+
+
+class PaymentUnknown(Exception):
+    """A refund or dispute of a payment we do not know: somebody else uses the account, or one was never seen."""
+
+
+def receive(*, body: bytes, signature: str) -> bool:
+    """Verify and store one webhook; return whether it is new. Raises BadSignature. Asks nobody."""
+    return store([stripe_gateway.read_webhook(body=body, signature=signature)]) == 1
+
+
+@transaction.atomic
+def store(notices: Iterable[Notice]) -> int:
+    """Put events into the inbox, each once by its id, and ring for the new ones; return how many were given."""
+    rows = [
+        StripeEvent(
+            id=notice.id,
+            type=notice.type,
+            api_version=notice.api_version,
+            object_id=notice.object_id,
+            object_type=notice.object_type,
+            created_at=notice.created_at,
+        )
+        for notice in notices
+    ]
+    StripeEvent.objects.bulk_create(rows, ignore_conflicts=True)
+    for row in rows:
+        outbox.publish(topic="payments.event", key=f"payments.event:{row.pk}", payload={"event_id": row.pk})
+    return len(rows)
+
+
+def handle(*, event_id: str) -> None:
+    """Bring us to the present state of the event's object; asks Stripe. Handling it again changes nothing.
+
+    What it raises leaves the event in the inbox, to be handled again.
+    """
+    event = StripeEvent.objects.get(pk=event_id)
+    if event.status != "received":
+        return
+    sync = _SYNCS.get(event.object_type)
+    is_ours = sync(event.object_id) if sync else False
+    with transaction.atomic():
+        advance(event, to="done" if is_ours else "ignored", transitions=EVENT, last_error="")
+
+
+def handle_or_note(*, event_id: str) -> None:
+    """Handle an event, or keep for operators why it cannot be. Raises StripeUnavailable."""
+    try:
+        handle(event_id=event_id)
+    except (StripeRefused, PaymentUnknown, PaymentMismatch) as error:
+        why = f"{type(error).__name__}: {error}"[:300]
+        StripeEvent.objects.filter(pk=event_id).update(last_error=why, attempts=F("attempts") + 1)
+        logger.critical("event %s of Stripe cannot be handled: %s", event_id, why)
+
+
+def list_stuck() -> list[StripeEvent]:
+    """Return the events that could not be handled, oldest first."""
+    return list(StripeEvent.objects.filter(status="received").exclude(last_error="").order_by("received_at")[:50])
+
+
+def list_unhandled(*, now: datetime.datetime) -> list[str]:
+    """Return the events whose doorbell may have been lost, or that failed, oldest first."""
+    waiting = StripeEvent.objects.filter(
+        status="received", received_at__lt=now - _HANDLED_AGAIN_AFTER, attempts__lt=_MOST_ATTEMPTS
+    )
+    return list(waiting.order_by("received_at").values_list("pk", flat=True)[:100])
+
+
+def ingest_missed(*, since: datetime.datetime, until: datetime.datetime) -> int:
+    """Store the events of a period that never reached us; return how many there were. Asks Stripe."""
+    notices = {notice.id: notice for notice in stripe_gateway.list_events(since=since, until=until)}
+    known = set(StripeEvent.objects.filter(pk__in=notices).values_list("pk", flat=True))
+    missed = [notice for identifier, notice in notices.items() if identifier not in known]
+    if missed:
+        logger.warning("%d events of Stripe never reached us and were read from its list", len(missed))
+        store(missed)
+    return len(missed)
+
+
+# --- One function for each kind of object: asks Stripe, returns whether it is ours ------------------------------------
+
+
+def _sync_payment(payment_intent_id: str) -> bool:
+    return _topup_of(payment_intent_id) is not None
+
+
+def _sync_invoice(invoice_id: str) -> bool:
+    found = stripe_gateway.get_invoice(invoice_id=invoice_id)
+    topup_id = found.metadata.get("topup_id", "")
+    if not TopUp.objects.filter(pk=topup_id).exists():
+        return False
+    sync_topup(topup_id=topup_id)
+    return True
+
+
+def _sync_refund(refund_id: str) -> bool:
+    found = stripe_gateway.get_refund(refund_id=refund_id)
+    sync_refund(refund=found, topup=_paid_topup_of(found.payment_intent_id))
+    return True
+
+
+def _sync_dispute(dispute_id: str) -> bool:
+    found = stripe_gateway.get_dispute(dispute_id=dispute_id)
+    sync_dispute(dispute=found, topup=_paid_topup_of(found.payment_intent_id))
+    return True
+
+
+def _sync_customer(customer_id: str) -> bool:
+    customer = StripeCustomer.objects.filter(stripe_id=customer_id).first()
+    if customer is not None:
+        sync_card(customer=customer)
+    return customer is not None
+
+
+def _sync_payment_method(payment_method_id: str) -> bool:
+    customer = StripeCustomer.objects.filter(payment_method_id=payment_method_id).first()
+    if customer is not None:
+        sync_card(customer=customer)
+    return customer is not None
+
+
+def _note_fraud_warning(warning_id: str) -> bool:
+    logger.critical("Stripe warns of fraud: %s. Refund the payment before it is disputed.", warning_id)
+    return True
+
+
+def _topup_of(payment_intent_id: str) -> TopUp | None:
+    """Return the top-up of a payment, brought up to date; None when it is not one of ours."""
+    topup = TopUp.objects.filter(payment_intent_id=payment_intent_id).first()
+    if topup is None:
+        payment = stripe_gateway.get_payment(payment_intent_id=payment_intent_id)
+        topup = TopUp.objects.filter(pk=payment.metadata.get("topup_id", "")).first()
+    if topup is not None and topup.status != "paid":
+        sync_topup(topup_id=topup.pk)
+        topup.refresh_from_db()
+    return topup
+
+
+def _paid_topup_of(payment_intent_id: str) -> TopUp:
+    """Return the top-up whose payment is refunded or disputed, credited first. Raises PaymentUnknown."""
+    topup = _topup_of(payment_intent_id)
+    if topup is None or topup.status != "paid":
+        raise PaymentUnknown(payment_intent_id)
+    return topup
+
+
+_SYNCS: dict[str, Callable[[str], bool]] = {
+    "checkout.session": lambda checkout_id: sync_checkout(checkout_id=checkout_id),
+    "payment_intent": _sync_payment,
+    "invoice": _sync_invoice,
+    "refund": _sync_refund,
+    "dispute": _sync_dispute,
+    "customer": _sync_customer,
+    "payment_method": _sync_payment_method,
+    "radar.early_fraud_warning": _note_fraud_warning,
+}

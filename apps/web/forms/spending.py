@@ -1,0 +1,74 @@
+"""Forms of the billing pages."""
+
+from decimal import Decimal
+from typing import Any
+
+from django import forms
+
+from apps.accounts.models import Organization
+from apps.accounts.queries import list_keys, list_members
+from apps.billing.budgets import DEFAULT_THRESHOLDS
+from apps.billing.models import BudgetMode, BudgetScope
+
+
+class BudgetForm(forms.Form):
+    """`target` is what the scope names: `name=value` of a label, or the key or member chosen."""
+
+    scope = forms.ChoiceField(choices=BudgetScope.choices, label="For")
+    key = forms.ChoiceField(required=False, label="Key", help_text="For a budget of a key.")
+    member = forms.ChoiceField(required=False, label="Member", help_text="For a budget of a member.")
+    label = forms.CharField(
+        max_length=577, required=False, label="Label", help_text="For a budget of a label: team=search"
+    )
+    limit_usd = forms.DecimalField(label="A month, at most", min_value=Decimal("0.01"), max_digits=12, decimal_places=2)
+    mode = forms.ChoiceField(choices=BudgetMode.choices, label="When it is reached", initial=BudgetMode.BLOCK)
+    thresholds = forms.CharField(
+        label="Alert at, percent", initial=", ".join(map(str, DEFAULT_THRESHOLDS)), help_text="Each once a month."
+    )
+
+    def __init__(self, *args: Any, organization: Organization, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        keys = [(key.pk, f"{key.name} ({key.prefix}…)") for key in list_keys(organization=organization)]
+        people = [(each.user_id, str(each.user)) for each in list_members(organization=organization)]
+        self.fields["key"].choices = [("", "–"), *keys]  # type: ignore[attr-defined]
+        self.fields["member"].choices = [("", "–"), *people]  # type: ignore[attr-defined]
+
+    def clean_thresholds(self) -> tuple[int, ...]:
+        try:
+            return tuple(int(part) for part in self.cleaned_data["thresholds"].replace("%", "").split(",") if part)
+        except ValueError as error:
+            raise forms.ValidationError("Whole percentages, with commas between: 50, 80, 100.") from error
+
+    @property
+    def target(self) -> str:
+        scope = self.cleaned_data["scope"]
+        return "" if scope == BudgetScope.ORGANIZATION else self.cleaned_data[scope].strip()
+
+
+class KeyLabelsForm(forms.Form):
+    key = forms.ChoiceField(label="Key")
+    labels = forms.CharField(
+        required=False, max_length=2000, label="Labels", help_text="name=value, with commas between: team=search"
+    )
+
+    def __init__(self, *args: Any, organization: Organization, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        keys = list_keys(organization=organization)
+        self.fields["key"].choices = [(key.pk, f"{key.name} ({key.prefix}…)") for key in keys]  # type: ignore[attr-defined]
+
+    def clean_labels(self) -> dict[str, str]:
+        pairs = [part.partition("=") for part in self.cleaned_data["labels"].split(",") if part.strip()]
+        if not all(name.strip() and value.strip() for name, _, value in pairs):
+            raise forms.ValidationError("A label is name=value.")
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+class ProfileForm(forms.Form):
+    legal_name = forms.CharField(max_length=200, required=False, label="Billed to")
+    address = forms.CharField(
+        max_length=1000, required=False, label="Address", widget=forms.Textarea(attrs={"rows": 3})
+    )
+    chargeback_label = forms.SlugField(
+        max_length=64, label="Charge back by label", help_text="Invoices are split by the values of this label."
+    )
+    is_daily_report_wanted = forms.BooleanField(required=False, label="Mail owners and admins what each day cost")

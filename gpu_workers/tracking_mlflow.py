@@ -1,0 +1,111 @@
+"""A job as one run of an MLflow tracking server, over MLflow's REST API 2.0.
+
+mlflow-skinny would bring fastapi, databricks-sdk and an older cachetools for the five calls that are made here.
+"""
+
+import ipaddress
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from apps.contracts.runs import Tracker
+
+_TIMEOUT_SECONDS = 15.0
+_MOST_METRICS, _MOST_PARAMS, _LONGEST_PARAM = 1000, 100, 500  # limits of log-batch
+_STATUS = {"succeeded": "FINISHED", "cancelled": "KILLED", "paused": "SCHEDULED"}
+_JOB_TAG = "anneal.job"
+
+
+class MlflowRefused(OSError):
+    """The server answered with an error."""
+
+
+class MlflowRun:
+    """The run with this job's tag: a resumed job goes on in the one it began."""
+
+    def __init__(self, tracker: Tracker, *, job_id: str, parameters: Mapping[str, str]) -> None:
+        parts = urlsplit(tracker.url)
+        address, port = public_address(tracker.url), parts.port or 443
+        host = f"[{address}]" if ":" in address else address
+        # Connects to the address that was checked, whatever the name means a moment later; TLS asks for the name.
+        self._extensions = {"sni_hostname": parts.hostname}
+        self._http = httpx.Client(
+            base_url=f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}/api/2.0/mlflow/",
+            headers={"Host": parts.netloc} | ({"Authorization": f"Bearer {tracker.secret}"} if tracker.secret else {}),
+            timeout=_TIMEOUT_SECONDS,
+            follow_redirects=False,
+            trust_env=False,
+        )
+        experiment = self._experiment(tracker.project)
+        self._run_id = self._found(experiment, job_id) or self._create(experiment, tracker, job_id)
+        self._batch(params=[{"key": k, "value": v[:_LONGEST_PARAM]} for k, v in parameters.items()][:_MOST_PARAMS])
+
+    def log(self, points: Sequence[Any]) -> None:
+        now_ms = int(time.time() * 1000)
+        metrics = [
+            {"key": name, "value": value, "timestamp": now_ms, "step": point.step}
+            for point in points
+            for name, value in point.values.items()
+        ]
+        for at in range(0, len(metrics), _MOST_METRICS):
+            self._batch(metrics=metrics[at : at + _MOST_METRICS])
+
+    def finish(self, status: str) -> None:
+        self._update(_STATUS.get(status, "FAILED"), end_time=int(time.time() * 1000))
+        self._http.close()
+
+    def _experiment(self, name: str) -> str:
+        try:
+            found = self._call("GET", "experiments/get-by-name", {"experiment_name": name})
+            return str(found["experiment"]["experiment_id"])
+        except MlflowRefused as error:
+            if "RESOURCE_DOES_NOT_EXIST" not in str(error):
+                raise
+        return str(self._call("POST", "experiments/create", {"name": name})["experiment_id"])
+
+    def _found(self, experiment: str, job_id: str) -> str | None:
+        asked = {"experiment_ids": [experiment], "filter": f"tags.`{_JOB_TAG}` = '{job_id}'", "max_results": 1}
+        runs = self._call("POST", "runs/search", asked).get("runs") or []
+        if not runs:
+            return None
+        self._run_id = str(runs[0]["info"]["run_id"])
+        self._update("RUNNING")
+        return self._run_id
+
+    def _create(self, experiment: str, tracker: Tracker, job_id: str) -> str:
+        tags = [{"key": _JOB_TAG, "value": job_id}, *({"key": tag, "value": "true"} for tag in tracker.tags)]
+        asked = {
+            "experiment_id": experiment,
+            "run_name": tracker.name or job_id,
+            "start_time": int(time.time() * 1000),
+            "tags": tags,
+        }
+        return str(self._call("POST", "runs/create", asked)["run"]["info"]["run_id"])
+
+    def _batch(self, **what: Any) -> None:
+        self._call("POST", "runs/log-batch", {"run_id": self._run_id} | what)
+
+    def _update(self, status: str, **more: Any) -> None:
+        self._call("POST", "runs/update", {"run_id": self._run_id, "status": status} | more)
+
+    def _call(self, method: str, path: str, asked: Mapping[str, Any]) -> Any:
+        sent = {"params": asked} if method == "GET" else {"json": asked}
+        answer = self._http.request(method, path, extensions=self._extensions, **sent)  # type: ignore[arg-type]
+        if answer.status_code != httpx.codes.OK:
+            raise MlflowRefused(f"{path} was answered with {answer.status_code}: {answer.text[:200]}")
+        return answer.json()
+
+
+def public_address(url: str) -> str:
+    """Return where the server is. Raises ValueError inside of private networks: a tracker must be no way into ours."""
+    parts = urlsplit(url)
+    if parts.scheme != "https" or not parts.hostname:
+        raise ValueError("the tracking server needs an https address")
+    found = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_STREAM)
+    if not all(ipaddress.ip_address(address[4][0]).is_global for address in found):
+        raise ValueError("the tracking server's address is not a public one")
+    return str(found[0][4][0])

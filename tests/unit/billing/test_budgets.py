@@ -1,0 +1,236 @@
+"""A budget limits what is started, counts what was charged, and alerts at each threshold exactly once."""
+
+import datetime
+import threading
+from typing import Any
+
+import pytest
+from django.core import mail
+from django.db import connection
+
+from apps.accounts.models import Organization, User
+from apps.accounts.operations import IssuedKey
+from apps.billing.budgets import (
+    Attribution,
+    BudgetExceeded,
+    attribution_of_key,
+    end_budget,
+    get_state,
+    set_budget,
+    set_key_labels,
+)
+from apps.billing.mail import publish_reports, send_alert, send_report
+from apps.billing.models import BillingProfile, Budget, BudgetAlert, KeyLabel
+from apps.billing.operations import grant_credit, hold, refund_source, settle_hold
+from apps.billing.slices import lease_slice
+from apps.billing.spending import forecast_month, list_spending, sum_by
+from apps.core.clock import db_now
+from apps.core.errors import InvalidValue
+from apps.core.models import OutboxMessage
+from tests.factories.accounts import make_organization, make_user
+
+USD = 1_000_000_000
+
+
+@pytest.fixture
+def rich(organization: Organization) -> Organization:
+    grant(organization)
+    return organization
+
+
+def grant(organization: Organization) -> None:
+    grant_credit(
+        organization=organization, amount_nano=100 * USD, by="system", reason="", idempotency_key=organization.pk
+    )
+
+
+def budget(organization: Organization, usd: int, *, scope: str = "organization", target: str = "", mode: str = "block"):
+    return set_budget(
+        organization=organization,
+        scope=scope,
+        target=target,
+        limit_nano=usd * USD,
+        mode=mode,
+        by="user_1",
+        now=db_now(),
+    )
+
+
+def place(organization: Organization, usd: int, source: str = "ftjob-1", **whose: Any):
+    return hold(
+        organization=organization, purpose="job", source=source, amount_nano=usd * USD, by="system",
+        idempotency_key=f"hold:{source}", attribution=Attribution(**whose),
+    )  # fmt: skip
+
+
+def spend(organization: Organization, usd: int, source: str = "ftjob-1", **whose: Any) -> None:
+    settle_hold(hold_id=place(organization, usd, source, **whose).pk, capture_nano=usd * USD, by="system")
+
+
+@pytest.mark.parametrize(
+    ("scope", "target", "whose"),
+    [
+        ("organization", "", {}),
+        ("label", "team=search", {"labels": {"team": "search", "stage": "test"}}),
+        ("member", "user_7", {"member_id": "user_7"}),
+    ],
+)
+def test_nothing_is_started_beyond_a_budget(rich, scope, target, whose):
+    budget(rich, 10, scope=scope, target=target)
+    place(rich, 4, **whose)
+    spend(rich, 5, source="ftjob-2", **whose)
+
+    with pytest.raises(BudgetExceeded, match=r"\$1\.0000 of \$10\.00"):
+        place(rich, 2, source="ftjob-3", **whose)
+    if scope != "organization":
+        place(rich, 50, source="ftjob-4", labels={"team": "other"}, member_id="user_8")
+
+
+def test_a_key_leases_no_more_than_its_budget_leaves_and_other_keys_go_on(rich, key: IssuedKey):
+    budget(rich, 3, scope="key", target=key.key.pk)
+
+    leased = lease_slice(organization=rich, required_nano=1 * USD, by="gateway:1", key_id=key.key.pk)
+
+    assert leased.amount_nano == 3 * USD, "5 % of the wallet, but not beyond the budget"
+    with pytest.raises(BudgetExceeded):
+        lease_slice(organization=rich, required_nano=1, by="gateway:1", key_id=key.key.pk, hold_id=leased.hold_id)
+    assert lease_slice(organization=rich, required_nano=1, by="gateway:1", key_id="key_other").amount_nano > 3 * USD
+
+
+def test_each_threshold_alerts_once_and_a_refund_does_not_arm_it_again(rich):
+    found = budget(rich, 10, mode="alert")
+
+    spend(rich, 5)
+    spend(rich, 4, source="ftjob-2")
+    refund_source(organization=rich, source="ftjob-2", by="system", reason="")
+    spend(rich, 20, source="ftjob-3")
+
+    assert sorted(BudgetAlert.objects.values_list("threshold", flat=True)) == [50, 80, 100]
+    assert OutboxMessage.objects.filter(topic="billing.alert").count() == 3
+    assert get_state(budget=found, now=db_now()) == (25 * USD, 0)
+
+
+def test_a_new_budget_counts_what_the_month_cost_before_it(rich):
+    spend(rich, 6)
+
+    found = budget(rich, 10)
+
+    assert get_state(budget=found, now=db_now())[0] == 6 * USD
+    assert [alert.threshold for alert in BudgetAlert.objects.all()] == [50]
+    spend(rich, 1, source="ftjob-2")
+    assert get_state(budget=found, now=db_now())[0] == 7 * USD
+
+
+def test_an_exhausted_budget_that_pauses_asks_for_it_once(rich):
+    budget(rich, 5, mode="pause")
+
+    spend(rich, 3)
+    spend(rich, 2, source="ftjob-2")
+
+    assert OutboxMessage.objects.filter(topic="budget.exhausted").count() == 1
+
+
+def test_an_ended_budget_limits_nothing(rich):
+    found = budget(rich, 1)
+
+    assert end_budget(organization=rich, budget_id=found.pk, by="user_1", now=db_now())
+
+    place(rich, 50)
+    assert Budget.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"scope": "galaxy"}, "scope"),
+        ({"scope": "label", "target": "team"}, "target"),
+        ({"scope": "key", "target": "key_of_somebody_else"}, "target"),
+        ({"mode": "explode"}, "mode"),
+        ({"usd": 0}, "limit_usd"),
+    ],
+)
+def test_a_budget_that_makes_no_sense_is_refused_by_its_field(rich, fields, param):
+    with pytest.raises(InvalidValue) as refused:
+        budget(rich, fields.pop("usd", 1), **fields)
+    assert refused.value.param == param
+
+
+def test_a_keys_labels_and_maker_are_whom_its_requests_are_charged_to(rich, key: IssuedKey, alice: User):
+    set_key_labels(organization=rich, key_id=key.key.pk, labels={"team": "search"}, by=alice.pk)
+    set_key_labels(organization=rich, key_id=key.key.pk, labels={"team": "ads"}, by=alice.pk)
+
+    whose = attribution_of_key(organization=rich, key_id=key.key.pk)
+
+    assert whose == Attribution(key.key.pk, alice.pk, {"team": "ads"})
+    assert KeyLabel.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_many_at_once_exactly_those_the_budget_allows_start():
+    organization = make_organization("Crowd", owner=make_user("crowd"))
+    grant(organization)
+    budget(organization, 10)
+    started: list[int] = []
+
+    def start(number: int) -> None:
+        try:
+            place(organization, 3, source=f"ftjob-{number}")
+            started.append(number)
+        except BudgetExceeded:
+            pass
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=start, args=(number,)) for number in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(started) == 3
+
+
+# --- mail -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_alert_is_mailed_to_owners_and_admins_with_the_figures(rich, alice: User, ann: User, bob: User):
+    budget(rich, 10)
+    spend(rich, 9)
+
+    for message in OutboxMessage.objects.filter(topic="billing.alert").order_by("id"):
+        send_alert(key=message.key, payload=message.payload)
+
+    assert [sent.subject for sent in mail.outbox] == [
+        "Budget of the organization: 50% of $10.00 spent",
+        "Budget of the organization: 80% of $10.00 spent",
+    ]
+    assert sorted(mail.outbox[0].to) == sorted([alice.email, ann.email])
+    assert "$9.00 of the $10.00" in mail.outbox[0].body
+
+
+def test_yesterday_is_reported_once_to_those_who_want_it(rich, alice: User):
+    spend(rich, 9)
+    tomorrow = db_now().replace(hour=7) + datetime.timedelta(days=1)
+
+    assert publish_reports(now=tomorrow.replace(hour=1)) == 0
+    assert (publish_reports(now=tomorrow), publish_reports(now=tomorrow)) == (1, 1)
+    message = OutboxMessage.objects.get(topic="billing.report")
+    send_report(key=message.key, payload=message.payload)
+
+    assert mail.outbox[0].subject == f"Acme spent $9.00 on {db_now():%-d %B}"
+    assert "training ftjob-1" in mail.outbox[0].body
+    BillingProfile.objects.create(organization=rich, is_daily_report_wanted=False)
+    assert publish_reports(now=tomorrow) == 0
+
+
+def test_the_forecast_adds_the_days_to_come_at_the_mean_of_the_last_seven(rich):
+    spend(rich, 7)
+    now = db_now()
+    today = now.date()
+
+    forecast = forecast_month(organization=rich, now=now)
+
+    days_left = ((today.replace(day=28) + datetime.timedelta(days=4)).replace(day=1) - today).days - 1
+    assert (forecast.spent_nano, forecast.expected_nano) == (7 * USD, 7 * USD + days_left * USD)
+    lines = list_spending(organization=rich, first=today, last=today)
+    assert sum_by(lines, lambda line: line.subject) == {"ftjob-1": 7 * USD}

@@ -1,0 +1,230 @@
+"""Every charge is on one invoice, cents never drift, late usage follows, and any line leads to what it was for."""
+
+import csv
+import datetime
+import io
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, transaction
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apps.accounts.models import Organization
+from apps.accounts.operations import IssuedKey
+from apps.billing.budgets import Attribution, set_key_labels
+from apps.billing.explaining import find_charge, list_hours, list_postings
+from apps.billing.invoice_files import CSV_HEADER, csv_rows, pdf_of
+from apps.billing.invoicing import cents_of, close_month, close_months, sum_by_label
+from apps.billing.metered import post_rebates, record_storage
+from apps.billing.models import Hold, Invoice, InvoiceLine, StorageSample, UsageSeries
+from apps.billing.operations import grant_credit, hold, refund_source, settle_hold
+from apps.billing.queries import get_balance, get_ledger_sum_nano
+from apps.billing.usage import UsageRecord, rate_usage, record_usage
+from apps.catalog.models import PriceRule
+from apps.catalog.operations import set_price
+from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU, Tier
+from apps.core.clock import db_now
+from apps.core.money import NANO_PER_CENT, rated
+
+USD = 1_000_000_000
+OCTOBER, NOVEMBER = datetime.date(2026, 10, 1), datetime.date(2026, 11, 1)
+IN_OCTOBER = datetime.datetime(2026, 10, 7, 12, 30, tzinfo=datetime.UTC)
+LONG_AGO = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+@pytest.fixture
+def rich(organization: Organization) -> Organization:
+    grant_credit(
+        organization=organization, amount_nano=1000 * USD, by="system", reason="", idempotency_key=organization.pk
+    )
+    return organization
+
+
+def price(sku: str, nano: int, *, unit: str = "tokens", per: int = 1_000_000, **fields: Any) -> PriceRule:
+    return set_price(sku=sku, unit=unit, price_nano=nano, per=per, by="user_1", now=LONG_AGO, **fields)
+
+
+def use(organization: Organization, rule: PriceRule, tokens: int, *, number: int = 1, **fields: Any) -> None:
+    values = {
+        "id": f"use_{number:026}", "organization_id": organization.pk, "key_id": "", "model_name": "m",
+        "adapter_version_id": "", "slice_id": "", "input_price_id": rule.pk, "output_price_id": None,
+        "input_tokens": tokens, "cached_input_tokens": 0, "output_tokens": 0, "finish": "stop", "latency_ms": 1,
+        "first_token_ms": None, "occurred_at": IN_OCTOBER,
+    }  # fmt: skip
+    record_usage(records=[UsageRecord(**(values | fields))])
+    rate_usage()
+
+
+def train(organization: Organization, nano: int, source: str = "ftjob-1", **whose: Any) -> Hold:
+    held = hold(
+        organization=organization, purpose="job", source=source, amount_nano=2 * nano, by="system",
+        idempotency_key=f"hold:{source}", attribution=Attribution(**whose),
+    )  # fmt: skip
+    settle_hold(hold_id=held.pk, capture_nano=nano, by="system")
+    Hold.objects.filter(pk=held.pk).update(closed_at=IN_OCTOBER)
+    return held
+
+
+def test_a_month_is_invoiced_once_line_by_line_and_split_by_label(rich, key: IssuedKey):
+    set_key_labels(organization=rich, key_id=key.key.pk, labels={"team": "search"}, by="user_1")
+    use(rich, price("inference:input:m", 2 * USD), 3_000_000, key_id=key.key.pk)
+    held = train(rich, 5 * USD, labels={"team": "ads"})
+
+    invoice, again = (close_month(organization=rich, month=OCTOBER) for _ in range(2))
+
+    assert invoice == again
+    assert (invoice.total_nano, invoice.total_cents) == (11 * USD, 1100)
+    lines = list(invoice.lines.order_by("position"))
+    assert [(line.kind, line.nano, line.label) for line in lines] == [
+        ("training", 5 * USD, "ads"),
+        ("inference", 6 * USD, "search"),
+    ]
+    assert (lines[0].reference, lines[1].quantity, lines[1].key_id) == (held.pk, 3_000_000, key.key.pk)
+    assert sum_by_label(invoice) == {"search": 600, "ads": 500}
+
+
+def test_late_usage_and_late_refunds_are_on_the_next_invoice_with_their_own_days(rich):
+    rule = price("inference:input:m", 2 * USD)
+    train(rich, 5 * USD)
+    use(rich, rule, 1_000_000)
+    close_month(organization=rich, month=OCTOBER)
+
+    use(rich, rule, 500_000, number=2)
+    refund_source(organization=rich, source="ftjob-1", by="system", reason="our fault")
+    later = close_month(organization=rich, month=NOVEMBER)
+
+    assert [(line.kind, line.nano, line.first_day.month) for line in later.lines.order_by("position")] == [
+        ("refund", -5 * USD, 10),
+        ("inference", 1 * USD, 10),
+    ]
+    assert later.total_cents == -400
+
+
+def test_months_close_two_days_after_they_end_and_an_idle_organization_gets_nothing(rich, rival):
+    train(rich, 5 * USD)
+
+    early = datetime.datetime(2026, 11, 2, 23, tzinfo=datetime.UTC)
+    assert close_months(now=early) == 0
+    assert close_months(now=early + datetime.timedelta(hours=2)) == 1
+    assert close_months(now=early + datetime.timedelta(hours=3)) == 0
+    assert Invoice.objects.get().organization == rich
+
+
+@settings(max_examples=20, deadline=None)
+@given(months=st.lists(st.lists(st.integers(1, 5 * NANO_PER_CENT), max_size=4), min_size=1, max_size=6))
+def test_cents_of_any_number_of_months_stay_within_half_a_cent_of_the_ledger(django_db_blocker, months):
+    with django_db_blocker.unblock(), transaction.atomic():
+        organization = Organization.objects.create(name="Cents", slug="cents")
+        grant_credit(organization=organization, amount_nano=1000 * USD, by="system", reason="", idempotency_key="cents")
+        spent = 0
+        for number, parts in enumerate(months):
+            for part, nano in enumerate(parts):
+                train(organization, nano, f"ftjob-{number}-{part}")
+                spent += nano
+            close_month(organization=organization, month=datetime.date(2026 + number, 12, 1))
+            cents = sum(Invoice.objects.values_list("total_cents", flat=True))
+            assert abs(cents * NANO_PER_CENT - spent) <= NANO_PER_CENT // 2
+        assert sum(InvoiceLine.objects.values_list("cents", flat=True)) == cents_of(spent)
+        transaction.set_rollback(True)
+
+
+def test_an_invoice_is_frozen(rich):
+    train(rich, 5 * USD)
+    invoice = close_month(organization=rich, month=OCTOBER)
+
+    for change in (
+        lambda: Invoice.objects.filter(pk=invoice.pk).update(total_cents=1),
+        lambda: InvoiceLine.objects.update(nano=1),
+        lambda: invoice.delete(),
+    ):
+        with pytest.raises(DatabaseError), transaction.atomic():
+            change()
+
+
+def test_the_files_hold_every_line_and_cents_that_add_up(rich):
+    use(rich, price("inference:input:m", 333_333_333), 1_234_567)
+    train(rich, 1_234_567_891, labels={"team": "Суперкоманда"})
+    invoice = close_month(organization=rich, month=OCTOBER)
+
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(CSV_HEADER)
+    writer.writerows(csv_rows(invoice))
+    rows = list(csv.DictReader(io.StringIO(text.getvalue())))
+    pdf = pdf_of(invoice)
+
+    assert sum(round(float(row["amount_usd"]) * 100) for row in rows) == invoice.total_cents
+    assert rows[0]["label"] == "Суперкоманда"
+    assert pdf.startswith(b"%PDF-") and len(pdf) > 1000
+
+
+# --- storage and volume -----------------------------------------------------------------------------------------------
+
+
+def test_storage_is_sampled_once_an_hour_and_charged_by_the_byte_hour(rich):
+    rule = price(STORAGE_SKU, USD // 10, unit="byte_hours", per=GB_MONTH_BYTE_HOURS)
+    for minute in (1, 31):
+        record_storage(organization=rich, byte_count=73 * 10**9, at=IN_OCTOBER.replace(minute=minute))
+    record_storage(organization=rich, byte_count=73 * 10**9, at=IN_OCTOBER + datetime.timedelta(hours=1))
+
+    rate_usage()
+
+    series = UsageSeries.objects.get()
+    assert (StorageSample.objects.count(), series.quantity) == (2, 146 * 10**9)
+    assert series.posted_nano == rated(quantity=146 * 10**9, price_nano=rule.price_nano, per=rule.per) == USD // 50
+
+
+def test_storage_without_a_price_costs_nothing(rich):
+    assert not record_storage(organization=rich, byte_count=10**9, at=IN_OCTOBER)
+
+
+def test_a_months_volume_beyond_a_tier_is_given_back_as_it_grows_and_once(rich):
+    rule = price("inference:input:m", 10 * USD, tiers=[Tier(1_000_000, 4 * USD)])
+    use(rich, rule, 1_500_000)
+
+    posted = [post_rebates(now=IN_OCTOBER), post_rebates(now=IN_OCTOBER)]
+    use(rich, rule, 500_000, number=2, key_id="key_2")
+    posted.append(post_rebates(now=IN_OCTOBER))
+
+    assert posted == [3 * USD, 0, 3 * USD]
+    assert get_balance(organization=rich).available_nano == (1000 - 14) * USD
+    assert get_ledger_sum_nano() == 0
+    invoice = close_month(organization=rich, month=OCTOBER)
+    assert invoice.total_nano == 14 * USD
+
+
+# --- why --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_leads_to_the_hours_of_its_tokens_and_to_the_postings_of_its_job(rich, rival):
+    rule = price("inference:input:m", 2 * USD)
+    for number, hour in enumerate((1, 1, 5)):
+        use(rich, rule, 100, number=number, occurred_at=IN_OCTOBER.replace(hour=hour))
+    held = train(rich, 5 * USD)
+    invoice = close_month(organization=rich, month=OCTOBER)
+    of_job, of_tokens = invoice.lines.order_by("position")
+
+    tokens = find_charge(organization=rich, reference=of_tokens.pk)
+    job = find_charge(organization=rich, reference=of_job.pk)
+
+    hours = list_hours(organization=rich, charge=tokens)
+    assert [(hour.at.hour, hour.requests, hour.quantity) for hour in hours] == [(1, 2, 200), (5, 1, 100)]
+    assert job.hold == held
+    assert [posted.kind for posted in list_postings(organization=rich, hold=held)] == ["hold", "settle"]
+    series = UsageSeries.objects.get()
+    assert find_charge(organization=rich, reference=f"series-{series.pk}").nano == series.posted_nano
+    for reference in (of_job.pk, held.pk, f"series-{series.pk}", "series-x", "line_none", "../etc"):
+        assert find_charge(organization=rival, reference=reference) is None
+
+
+def test_a_closed_book_is_never_reopened_by_the_clock(rich):
+    """What is invoiced stays invoiced at the price it had, whatever price comes after."""
+    rule = price("inference:input:m", 2 * USD)
+    use(rich, rule, 1_000_000)
+    close_month(organization=rich, month=OCTOBER)
+    set_price(sku=rule.sku, unit="tokens", price_nano=9 * USD, per=1_000_000, by="user_1", now=db_now())
+
+    assert rate_usage() == 0
+    assert close_month(organization=rich, month=NOVEMBER) is None
+    assert InvoiceLine.objects.get().price_rule == rule

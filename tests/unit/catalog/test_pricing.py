@@ -1,0 +1,88 @@
+"""Prices of one customer, of a coming month and of volume; no two at one time."""
+
+import datetime
+
+import pytest
+from django.db import IntegrityError, transaction
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apps.accounts.models import Organization
+from apps.catalog.models import PriceRule
+from apps.catalog.operations import set_price
+from apps.catalog.pricing import STORAGE_SKU, Tier, tiered_nano
+from apps.catalog.queries import active_price, list_active_prices
+from apps.core.errors import InvalidValue
+from apps.core.money import rated
+
+NOW = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.UTC)
+DAY = datetime.timedelta(days=1)
+SKU = "inference:input:m"
+
+
+def price(nano: int, **fields) -> PriceRule:
+    return set_price(
+        **({"sku": SKU, "unit": "tokens", "price_nano": nano, "per": 1_000_000, "by": "user_1", "now": NOW} | fields)
+    )
+
+
+@pytest.mark.django_db
+def test_a_customers_own_price_is_theirs_alone(organization: Organization, rival: Organization) -> None:
+    general, own = price(100), price(70, organization=organization)
+
+    assert active_price(sku=SKU, organization=organization, now=NOW) == own
+    assert active_price(sku=SKU, organization=rival, now=NOW) == general
+    assert list_active_prices(prefix="inference:", organization=organization, now=NOW) == [own]
+    assert list_active_prices(prefix="inference:", now=NOW) == [general]
+
+
+@pytest.mark.django_db
+def test_a_coming_price_takes_over_at_its_moment_and_another_fits_in_before_it() -> None:
+    first = price(100)
+    coming = price(300, effective_from=NOW + 10 * DAY)
+    between = price(200, effective_from=NOW + 5 * DAY)
+
+    found = [active_price(sku=SKU, now=NOW + days * DAY) for days in (1, 5, 9, 10, 99)]
+    assert found == [first, between, between, coming, coming]
+
+
+@pytest.mark.django_db
+def test_what_was_used_keeps_its_price() -> None:
+    with pytest.raises(InvalidValue, match="now or later"):
+        price(1, effective_from=NOW - DAY)
+
+
+@pytest.mark.django_db
+def test_the_database_keeps_two_prices_from_one_moment() -> None:
+    rule = price(100, effective_from=NOW + DAY)
+
+    with pytest.raises(IntegrityError), transaction.atomic():
+        PriceRule.objects.create(
+            sku=SKU, unit="tokens", price_nano=1, per=1, created_by="x", effective_from=NOW, effective_to=NOW + 2 * DAY
+        )
+    assert rule.effective_to is None
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("tiers", [[Tier(0, 50)], [Tier(10, 200)], [Tier(10, 50), Tier(5, 40)], [Tier(10, -1)]])
+def test_tiers_go_up_in_volume_and_down_in_price(tiers: list[Tier]) -> None:
+    with pytest.raises(InvalidValue):
+        price(100, sku=STORAGE_SKU, unit="byte_hours", tiers=tiers)
+
+
+@given(
+    quantity=st.integers(0, 10**12),
+    prices=st.lists(st.integers(0, 10**9), min_size=1, max_size=4),
+    bounds=st.lists(st.integers(1, 10**12), min_size=3, max_size=3, unique=True),
+)
+def test_each_band_of_a_month_costs_its_own_price(quantity: int, prices: list[int], bounds: list[int]) -> None:
+    first, *rest = sorted(prices, reverse=True)
+    tiers = [Tier(bound, nano) for bound, nano in zip(sorted(bounds), rest, strict=False)]
+
+    cost = tiered_nano(quantity=quantity, price_nano=first, per=7, tiers=tiers)
+
+    ends = [*(tier.from_units for tier in tiers), max(quantity, 10**13)]
+    bands = zip([0, *ends], ends, [first, *(tier.price_nano for tier in tiers)], strict=False)
+    exact = sum(max(min(quantity, end) - begin, 0) * nano for begin, end, nano in bands)
+    assert abs(cost * 7 - exact) <= 7
+    assert cost <= rated(quantity=quantity, price_nano=first, per=7)

@@ -1,0 +1,66 @@
+"""A one-time token admits one worker of its kind, once, within its day."""
+
+import datetime
+
+import pytest
+
+from apps.contracts.worker_api import EnrollRequest
+from apps.core.clock import db_now
+from apps.finetuning import pools
+from apps.finetuning.models import Worker, WorkerToken
+
+
+@pytest.fixture
+def token(floor) -> str:
+    return pools.issue_worker_token(pool=floor.pool, kind="trainer", base_model=None, by="user_olga")
+
+
+def enroll(token: str, kind: str = "trainer"):
+    return pools.enroll(request=EnrollRequest(token=token, kind=kind, hostname="gpu-1"))
+
+
+def assert_refused(token: str, kind: str = "trainer") -> None:
+    before = Worker.objects.count()
+    with pytest.raises(pools.UnknownWorker) as refused:
+        enroll(token, kind)
+    assert (refused.value.status, refused.value.param) == (401, "token")
+    assert Worker.objects.count() == before
+
+
+def test_a_token_admits_one_worker_whose_credential_then_holds(token, floor):
+    worker, _, answer = enroll(token)
+
+    assert pools.authenticate(credential=answer.credential) == worker
+    assert (worker.pool, answer.pool, worker.hostname) == (floor.pool, floor.pool.name, "gpu-1")
+
+
+def test_a_used_token_is_refused(token):
+    enroll(token)
+
+    assert_refused(token)
+
+
+def test_an_expired_token_is_refused(token):
+    WorkerToken.objects.update(expires_at=db_now() - datetime.timedelta(seconds=1))
+
+    assert_refused(token)
+
+
+def test_a_token_of_another_kind_is_refused_and_stays_usable(token):
+    assert_refused(token, "replica")
+
+    assert enroll(token)
+
+
+@pytest.mark.parametrize("wrong", ["", "annt_made-up"])
+def test_a_token_nobody_issued_is_refused(token, wrong):
+    assert_refused(wrong)
+
+
+def test_a_revoked_worker_is_refused_at_its_next_call(token):
+    worker, _, answer = enroll(token)
+
+    pools.revoke(worker=worker, by="user_olga")
+
+    with pytest.raises(pools.UnknownWorker):
+        pools.authenticate(credential=answer.credential)

@@ -1,0 +1,64 @@
+"""What of a file is trained: cut to the longest row allowed, without what is held out."""
+
+import pytest
+
+from apps.contracts.runs import Hyperparameters
+from apps.datasets.models import DatasetVersion, TokenCount
+from apps.finetuning.training_data import training_data
+
+CUTS = [
+    {"limit": 256, "tokens": 20_000, "trained_tokens": 4_000, "untrained": 20},
+    {"limit": 512, "tokens": 30_000, "trained_tokens": 8_000, "untrained": 4},
+    {"limit": 1_024, "tokens": 40_000, "trained_tokens": 10_000, "untrained": 0},
+]
+
+
+def of(max_length: int, *, share: float = 0.0, **more: object):
+    version = DatasetVersion(rows=100)
+    count = TokenCount(
+        tokens=40_000, trained_tokens=10_000, longest_row_tokens=900, histogram=[[500, 90], [900, 10]], cuts=CUTS
+    )
+    recipe = Hyperparameters(max_length=max_length, validation_share=share)
+    return training_data(version=version, count=count, recipe=recipe, **more)
+
+
+@pytest.mark.parametrize(
+    ("max_length", "expected"),
+    [
+        (4_096, (100, 40_000, 10_000)),
+        (900, (100, 40_000, 10_000)),
+        (512, (96, 30_000, 8_000)),
+        (256, (80, 20_000, 4_000)),
+        (384, (88, 25_000, 6_000)),
+        (706, (98, 35_000, 9_000)),
+        (128, (40, 10_000, 2_000)),
+    ],
+)
+def test_rows_and_tokens_are_those_within_the_longest_row(max_length, expected) -> None:
+    data = of(max_length)
+
+    assert (data.rows, data.tokens, data.trained_tokens) == expected
+    assert data.evaluation_tokens == 0
+
+
+def test_what_is_held_out_is_evaluated_not_trained() -> None:
+    data = of(4_096, share=0.25)
+
+    assert (data.rows, data.tokens, data.trained_tokens, data.evaluation_tokens) == (75, 30_000, 7_500, 10_000)
+
+
+def test_a_validation_file_is_evaluated_whole_and_nothing_is_held_out_beside_it() -> None:
+    file = DatasetVersion(rows=20)
+    count = TokenCount(tokens=9_000, trained_tokens=900, longest_row_tokens=600, histogram=[], cuts=[])
+
+    counted, guessed = (of(4_096, validation=file, validation_count=each) for each in (count, None))
+
+    assert (counted.rows, counted.evaluation_tokens) == (100, 9_000)
+    assert guessed.evaluation_tokens == 8_000
+
+
+def test_without_counted_limits_the_cut_is_in_proportion() -> None:
+    count = TokenCount(tokens=40_000, trained_tokens=10_000, longest_row_tokens=800, histogram=[[800, 100]], cuts=[])
+    data = training_data(version=DatasetVersion(rows=100), count=count, recipe=Hyperparameters(max_length=400))
+
+    assert (data.tokens, data.trained_tokens) == (20_000, 5_000)

@@ -1,0 +1,174 @@
+"""Experiment trackers: what they are told, and that nothing about them ever stops or betrays a run."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import msgspec
+import pytest
+
+from apps.contracts.runs import EvaluationCompleted, LogLine, StepCompleted, Succeeded, Tracker
+from gpu_workers import tracking_mlflow
+from gpu_workers.events import EventTail
+from gpu_workers.tracking import TRACKING_FILE, Assignment, Point, Tracking, points_of
+from gpu_workers.tracking_mlflow import MlflowRefused, MlflowRun, public_address
+from tests.unit.gpu_workers.test_agent import add_run, make_agent, models, plane  # noqa: F401 - fixtures
+
+SECRET = "token-0123456789"
+
+
+class MlflowServer(ThreadingHTTPServer):
+    """The calls of MLflow's REST API that are made, with its own words for what is missing."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.experiments: dict[str, str] = {}
+        self.tokens: set[str | None] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: MlflowServer
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.server.tokens.add(self.headers["Authorization"])
+        name = self.path.rpartition("experiment_name=")[2]
+        if name in self.server.experiments:
+            self._answer(200, {"experiment": {"experiment_id": self.server.experiments[name]}})
+        else:
+            self._answer(404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": f"No experiment {name}"})
+
+    def do_POST(self) -> None:
+        self.server.tokens.add(self.headers["Authorization"])
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        runs = self.server.runs
+        match self.path.removeprefix("/api/2.0/mlflow/"):
+            case "experiments/create":
+                self.server.experiments[asked["name"]] = "7"
+                self._answer(200, {"experiment_id": "7"})
+            case "runs/search":
+                job = asked["filter"].split("'")[1]
+                found = [run for run in runs.values() if run["tags"].get("anneal.job") == job]
+                self._answer(200, {"runs": [{"info": {"run_id": run["id"]}} for run in found]} if found else {})
+            case "runs/create":
+                tags = {tag["key"]: tag["value"] for tag in asked["tags"]}
+                run = {"id": f"r{len(runs)}", "name": asked["run_name"], "tags": tags, "metrics": [], "params": {}}
+                runs[run["id"]] = run
+                self._answer(200, {"run": {"info": {"run_id": run["id"]}}})
+            case "runs/log-batch":
+                runs[asked["run_id"]]["metrics"] += asked.get("metrics", [])
+                runs[asked["run_id"]]["params"] |= {p["key"]: p["value"] for p in asked.get("params", [])}
+                self._answer(200, {})
+            case "runs/update":
+                runs[asked["run_id"]]["status"] = asked["status"]
+                self._answer(200, {})
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def mlflow(monkeypatch) -> Iterator[MlflowServer]:
+    monkeypatch.setattr(tracking_mlflow, "public_address", lambda url: "127.0.0.1")
+    with MlflowServer() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def tracker(url: str, **changes: Any) -> Tracker:
+    given = Tracker(kind="mlflow", project="triage", name="first", tags=("nightly",), url=url, secret=SECRET)
+    return msgspec.structs.replace(given, **changes)
+
+
+def step(number: int) -> StepCompleted:
+    return StepCompleted(
+        sequence=0, step=number, total_steps=9, epoch=0.1, train_loss=1.5, learning_rate=1e-3, grad_norm=None,
+        trained_tokens=1, tokens_per_second=2.0, training_seconds=1.0,
+    )  # fmt: skip
+
+
+def test_reports_and_evaluations_become_points_and_nothing_else_does():
+    events = [
+        step(3),
+        LogLine(sequence=0, level="info", message="x"),
+        EvaluationCompleted(sequence=0, step=4, valid_loss=2.0),
+    ]
+
+    first, second = points_of(events)
+
+    assert (first.step, first.values["train/loss"], second.values) == (3, 1.5, {"eval/loss": 2.0})
+    assert "train/grad_norm" not in first.values
+
+
+def test_mlflow_has_one_run_a_job_across_attempts(mlflow):
+    for number, status in ((3, "paused"), (6, "succeeded")):
+        run = MlflowRun(tracker(mlflow.url), job_id="ftjob-1", parameters={"epochs": "3"})
+        run.log([Point(step=number, values={"train/loss": 1.0 / number})])
+        run.finish(status)
+
+    [found] = mlflow.runs.values()
+    assert (found["name"], found["status"]) == ("first", "FINISHED")
+    assert found["tags"] == {"anneal.job": "ftjob-1", "nightly": "true"}
+    assert found["params"] == {"epochs": "3"}
+    assert [(metric["key"], metric["step"]) for metric in found["metrics"]] == [("train/loss", 3), ("train/loss", 6)]
+    assert mlflow.tokens == {f"Bearer {SECRET}"}
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://127.0.0.1", "https://localhost:5000", "https://169.254.169.254", "https://10.0.0.1", "http://1.1.1.1"],
+)
+def test_a_tracking_server_is_no_way_into_private_networks(url):
+    with pytest.raises(ValueError, match=r"https address|public"):
+        public_address(url)
+
+
+class Refusing:
+    def log(self, points: object) -> None:
+        raise MlflowRefused(f"401 for the token {SECRET}")
+
+    def finish(self, status: str) -> None:
+        raise AssertionError("it was left alone")
+
+
+def test_a_tracker_that_fails_is_told_once_without_the_key_and_left_alone(tmp_path):
+    assignment = Assignment(trackers=(tracker("https://x.example"),), job_id="ftjob-1", parameters={})
+    tracking = Tracking(assignment, tmp_path, open_one=lambda *_: Refusing())
+    tracking.begin()
+
+    for number in (1, 2):
+        tracking.log([Point(step=number, values={"train/loss": 1.0})])
+    tracking.finish("succeeded")
+
+    [warning] = EventTail(tmp_path / TRACKING_FILE).read()
+    assert warning.message.startswith("MLflow gets no more of this run, which goes on without it: 401")
+    assert SECRET not in warning.message
+
+
+def test_a_run_with_a_tracker_that_cannot_be_reached_succeeds_and_says_so(plane, models, tmp_path):  # noqa: F811
+    spec = add_run(plane, models)
+    plane.queue[0] = msgspec.structs.replace(spec, trackers=(tracker("https://127.0.0.1"),))
+
+    make_agent(plane, tmp_path, "succeed").drain()
+
+    [outcome] = plane.outcomes
+    assert isinstance(outcome, Succeeded)
+    assert any("MLflow gets no more" in line.message for line in plane.events_of(LogLine))
+    seen = (tmp_path / "work" / "secrets").read_text()
+    assert SECRET not in seen, "the trainer's process has no business with it"

@@ -1,0 +1,134 @@
+"""The method step: every way to train with its delivery and price, values that follow a choice, graders and exports."""
+
+import html
+import json
+import re
+from urllib.parse import urlencode
+
+import pytest
+
+from apps.finetuning.models import FineTuningJob
+from apps.web.wizard import again_url
+from tests.factories.finetuning import Floor, make_training_file
+
+URL = "/jobs/new"
+
+
+@pytest.fixture
+def floor(organization) -> Floor:
+    return Floor(organization)
+
+
+@pytest.fixture
+def chosen(floor, organization) -> dict[str, str]:
+    version = make_training_file(organization, floor.base_model)
+    return {"dataset": version.pk, "model": floor.base_model.name, "method": "lora"}
+
+
+@pytest.fixture
+def page(client_for, bob):
+    client = client_for(bob)
+
+    def get(query: dict[str, str], *, status: int = 200, headers: dict[str, str] | None = None) -> str:
+        answer = client.get(f"{URL}?{urlencode(query)}", headers=headers)
+        assert answer.status_code == status
+        return html.unescape(answer.content.decode())
+
+    return get
+
+
+def launch(client, review: str) -> FineTuningJob:
+    form = re.search(r'<form id="wizard" method="post".*?</form>', review, re.DOTALL)[0]
+    fields = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', form))
+    answer = client.post(URL, {name: value for name, value in fields.items() if name != "csrfmiddlewaretoken"})
+    assert answer.status_code == 302
+    return FineTuningJob.objects.get()
+
+
+def shown(page: str, name: str) -> str:
+    return re.search(rf'name="{name}"[^>]* value="([^"]*)"', page)[1]
+
+
+def test_each_way_to_train_has_its_price_and_says_what_is_delivered(chosen, page) -> None:
+    body = page(chosen | {"step": "method"})
+    cards = dict(re.findall(r'name="method" value="(\w+)".*?<span class="d">(.*?)</span>', body))
+
+    assert list(cards) == ["lora", "qlora", "dora", "qdora", "full"]
+    assert "merged model, because the engine refuses the adapter" in cards["dora"]
+    assert "kept at no charge; not served here" in cards["full"]
+    assert "Delivered as" not in cards["lora"]
+
+
+def test_a_merged_result_and_its_price_stand_in_the_review(floor, chosen, page, client_for, bob) -> None:
+    review = page(chosen | {"method": "dora", "epochs": "3", "pool": floor.pool.name, "use_rslora": "True"})
+    job = launch(client_for(bob), review)
+
+    assert "a model, not served here" in review
+    assert "The serving engine refuses DoRA adapters." in review
+    assert re.search(r"Merged model, 16 bits</dt><dd>[\d.]+ [KMG]?B, \$0.00 \+ \$0.00/month", review)
+    assert '"use_dora": True' in review  # the Python to copy
+    assert (job.method, job.hyperparameters["use_dora"], job.hyperparameters["use_rslora"]) == ("lora", True, True)
+    assert job.requested["exports"] == ["merged_16bit"]
+
+
+def test_a_value_shown_for_another_method_is_chosen_anew_and_one_set_is_kept(chosen, page) -> None:
+    first = page(chosen | {"step": "method"})
+    fields = {"shown": shown(first, "shown"), "learning_rate": shown(first, "learning_rate"), "epochs": "9"}
+
+    changed = page(chosen | fields | {"method": "full", "step": "method"})
+
+    assert shown(first, "learning_rate") == "0.0002"
+    assert shown(changed, "learning_rate") == "2e-05"
+    assert shown(changed, "epochs") == "9"
+
+
+def test_htmx_gets_the_values_that_no_longer_hold(chosen, page) -> None:
+    fields = {"shown": "lora.16.False", "lora_alpha": "32", "lora_rank": "64", "step": "method"}
+
+    part = page(chosen | fields, headers={"HX-Request": "true", "HX-Target": "div#price-live"})
+
+    assert 'value="lora.64.False"' in part
+    assert re.search(r'hx-target="#at-lora_alpha".*value="128"', part)
+    assert "at-epochs" not in part
+
+
+def test_a_strength_set_for_the_rank_shown_is_kept(chosen, page) -> None:
+    fields = {"shown": "lora.64.False", "lora_alpha": "32", "lora_rank": "64", "step": "compute"}
+
+    assert "alpha 32" in page(chosen | fields)
+
+
+def test_a_grader_and_exports_are_the_jobs(floor, organization, chosen, page, client_for, bob) -> None:
+    held_out = make_training_file(organization, floor.base_model)
+    asked = {"grader": "regex", "pattern": "^[a-z_]+$", "merged": "on", "validation": held_out.pk}
+
+    review = page(chosen | asked | {"pool": floor.pool.name})
+    job = launch(client_for(bob), review)
+
+    assert "^[a-z_]+$ is found" in review
+    assert job.requested["evaluation"]["grader"]["pattern"] == "^[a-z_]+$"
+    assert job.requested["exports"] == ["merged_16bit"]
+    assert {"grader=regex", "merged=on"} <= set(again_url(job).partition("?")[2].split("&"))
+
+
+def test_without_held_out_rows_the_review_says_that_nothing_is_compared(floor, chosen, page) -> None:
+    assert "no, there are no held-out rows" in page(chosen | {"pool": floor.pool.name})
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"grader": "regex", "pattern": "("}, "Pattern is not a regular expression"),
+        ({"grader": "regex"}, "Pattern has 1 to 512 characters."),
+        ({"grader": "json_schema", "schema": "{"}, "This is not JSON"),
+        ({"grader": "json_schema", "schema": "[]"}, "A schema is a JSON object"),
+        ({"grader": "json_schema", "schema": json.dumps({"pattern": "x"})}, "Schema may not use pattern."),
+        ({"grader": "json_schema", "schema": "x" * 3_001}, "at most 3000 characters"),
+        ({"grader": "nonsense"}, "Select a valid choice"),
+    ],
+)
+def test_a_wrong_grader_is_said_at_its_field(asked, sentence, floor, chosen, page) -> None:
+    body = page(chosen | asked | {"pool": floor.pool.name}, status=422)
+
+    assert "<h1>Choose a method</h1>" in body
+    assert sentence in body
