@@ -1,7 +1,9 @@
 """The adapters on this replica's disk: checked, read-only folders named after their content.
 
-A folder the engine has once loaded may be read again at any moment, inside the step of everybody's requests; if it is
-gone the whole engine dies. So folders are removed only right after an engine has started, before it loads anything.
+A folder the engine has loaded may be read again at any moment, inside the step of everybody's requests; if it is gone
+the whole engine dies. So a folder given out stays until `give_back`: after its engine has ended, or once its name was
+unloaded and the last answer under it has ended. What was given back stays as a cache, and goes oldest first where the
+folders are larger than the limit.
 """
 
 import hashlib
@@ -72,8 +74,10 @@ class BaseIdentity(msgspec.Struct, frozen=True, kw_only=True):
 class AdapterStore:
     """Blocking; one caller at a time. `open_object` opens a signed URL."""
 
-    def __init__(self, folder: Path, open_object: OpenObject) -> None:
+    def __init__(self, folder: Path, open_object: OpenObject, *, limit_bytes: int = 0) -> None:
         self._folder = folder
+        self._limit_bytes = limit_bytes
+        self._given: set[Path] = set()
         self._open_object = open_object
         self._verified: set[Path] = set()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -90,21 +94,44 @@ class AdapterStore:
     def ensure(self, adapter: DesiredAdapter, base: BaseIdentity) -> Path:
         """Return the folder with the adapter's checked files; raises AdapterRejected or AdapterUnavailable."""
         path = self.get_path(adapter, base)
-        if path in self._verified:
-            return path
-        files = _get_files(adapter, base)
-        if not _holds(path, files[WEIGHTS_FILE]):
-            self._build(path, adapter, files, base)
-        self._verified.add(path)
+        if path not in self._verified or not path.exists():
+            files = _get_files(adapter, base)
+            if not _holds(path, files[WEIGHTS_FILE]):
+                self._make_room(sum(file.bytes for file in files.values()))
+                self._build(path, adapter, files, base)
+            self._verified.add(path)
+        self._given.add(path)
+        os.utime(path)  # the order in which folders go
         return path
 
+    def give_back(self, paths: Iterable[Path]) -> None:
+        """Say that no engine can read these folders any more."""
+        self._given.difference_update(paths)
+
+    def count_bytes(self) -> int:
+        """Return the size of every folder."""
+        return sum(_size_of(path) for path in self._folder.glob("sha256-*"))
+
     def collect_garbage(self, keep: Iterable[Path]) -> list[Path]:
-        """Remove every folder but `keep`. Only for the time between an engine's start and its first adapter."""
-        kept = set(keep)
-        removed = [path for path in self._folder.glob("sha256-*") if path not in kept]
-        for path in removed:
+        """Take back all that was given but `keep`, and remove what is above the limit. Returns what was removed.
+
+        Only for the time between an engine's start and its first adapter.
+        """
+        self._given = set(keep)
+        return self._make_room(0)
+
+    def _make_room(self, wanted_bytes: int) -> list[Path]:
+        """Remove folders that nobody was given, the one used longest ago first, until there is room."""
+        sizes = {path: _size_of(path) for path in self._folder.glob("sha256-*")}
+        left = sum(sizes.values()) + wanted_bytes
+        removed = []
+        for path in sorted(sizes.keys() - self._given, key=lambda path: path.stat().st_mtime_ns):
+            if left <= self._limit_bytes:
+                break
             self._verified.discard(path)
             _remove_tree(path)
+            left -= sizes[path]
+            removed.append(path)
         return removed
 
     def _build(self, path: Path, adapter: DesiredAdapter, files: dict[str, SignedFile], base: BaseIdentity) -> None:
@@ -257,6 +284,10 @@ def _sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def _remove_tree(path: Path) -> None:

@@ -81,7 +81,9 @@ class ServingConfig(msgspec.Struct, frozen=True, kw_only=True):
     worker: WorkerConfig
     listen: str  # a Unix socket's path, or 127.0.0.1:port
     url: str = ""  # how the gateway reaches `listen`, where it differs
-    capacity: int = 64  # adapters registered at once; more would be reread from disk inside the engine's step
+    capacity: int = 0  # adapters registered at once; 0: as many as the engine's cache holds, less one for each slot
+    cache_bytes: int = 50 * 2**30  # of adapters on the local disk, those the engine may read not counted out
+    drain_seconds: int = 30  # how long answers under way are waited for after SIGTERM
 
     @property
     def reached_at(self) -> str:
@@ -116,7 +118,9 @@ def read_serving_config(environ: Mapping[str, str] | None = None) -> ServingConf
         worker=read_config(env),
         listen=_required(env, "ANNEAL_REPLICA_LISTEN"),
         url=env.get("ANNEAL_REPLICA_URL", ""),
-        capacity=_integer(env, "ANNEAL_REPLICA_CAPACITY", 64),
+        capacity=_integer(env, "ANNEAL_REPLICA_CAPACITY", 0),
+        cache_bytes=_integer(env, "ANNEAL_REPLICA_CACHE_BYTES", 50 * 2**30),
+        drain_seconds=_integer(env, "ANNEAL_ENGINE_DRAIN_SECONDS", 30),
     )
 
 

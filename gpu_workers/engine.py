@@ -69,6 +69,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     keeper: Process
     max_loras: int
     max_lora_rank: int
+    max_cpu_loras: int = 0
 
 
 class EnginePaths(msgspec.Struct, frozen=True):
@@ -237,6 +238,7 @@ def _run_keeper(config: EngineConfig, paths: EnginePaths, base: ReplicaBase) -> 
         keeper=identity,
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
+        max_cpu_loras=config.max_cpu_loras,
     )
     write_private(paths.state, msgspec.json.encode(state))
     log.info("engine %s of %s starting", generation, base.served_name)

@@ -178,10 +178,17 @@ class EngineClient:
     async def get_version(self) -> str:
         return msgspec.json.decode(await self._request("GET", "/version", timeout_seconds=10), type=_Version).version
 
+    async def touch(self, model: str) -> None:
+        """Have the engine use the adapter for one token, so that it is the last that its cache gives up."""
+        body = {"model": model, "prompt": _CANARY_PROMPT, "max_tokens": 1, "temperature": 0, "cache_salt": "canary"}
+        await self._request("POST", "/v1/completions", json=body, timeout_seconds=120)
+
+    async def read_metrics(self) -> str:
+        return (await self._request("GET", "/metrics", timeout_seconds=10)).decode()
+
     async def count_corrupted_requests(self) -> int:
         """Return how many requests had NaN in their logits since the engine started."""
-        body = await self._request("GET", "/metrics", timeout_seconds=10)
-        lines = body.decode().splitlines()
+        lines = (await self.read_metrics()).splitlines()
         return int(sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(_CORRUPTED)))
 
     @asynccontextmanager

@@ -8,6 +8,7 @@ import hmac
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -53,6 +54,7 @@ class FrontDoor:
         self._expected: frozenset[str] = frozenset()
         self._lease = SlotLease(1)
         self._last_used_at: dict[str, float] = {}
+        self._under_way: Counter[str] = Counter()
         self._begun = 0
         self._ended = 0
 
@@ -76,6 +78,22 @@ class FrontDoor:
     def count_activity(self) -> int:
         """Return a number that grows with every request that begins or ends; the same one means idle since."""
         return self._begun + self._ended
+
+    def count_waiting(self) -> int:
+        """Return how many requests wait for an adapter slot."""
+        return self._lease.count_waiting()
+
+    def is_busy(self) -> bool:
+        """Tell whether any answer is under way or waited for."""
+        return self._begun > self._ended or self._lease.count_waiting() > 0
+
+    def is_used(self, model: str) -> bool:
+        """Tell whether an answer of this model is under way."""
+        return self._under_way[model] > 0
+
+    def list_last_uses(self) -> dict[str, float]:
+        """Return when each model last had a request under way, in seconds of the monotonic clock."""
+        return dict(self._last_used_at)
 
     def list_used_within(self, seconds: float) -> set[str]:
         """Return the adapters with a request under way in the last `seconds`."""
@@ -133,6 +151,7 @@ class FrontDoor:
         headers = {"X-Request-Id": request_id} if _REQUEST_ID.fullmatch(request_id) else {}
         self._note_use(body["model"])
         self._begun += 1
+        self._under_way[body["model"]] += 1
         try:
             async with self._engine.open_answer(request.path, msgspec.json.encode(fields), headers) as answer:
                 if answer.status != 200:
@@ -142,6 +161,7 @@ class FrontDoor:
             return _refuse(503, "replica_not_ready", "The replica's engine does not answer.")
         finally:
             self._note_use(body["model"])
+            self._under_way[body["model"]] -= 1
             self._ended += 1
 
     def _note_use(self, model: str) -> None:

@@ -17,14 +17,23 @@ from typing import Any
 import msgspec
 
 from apps.contracts.parity import ParityResult, problem_of
-from apps.contracts.serving import DesiredAdapter, DesiredState, LoadState, ObservedAdapter, ObservedState
+from apps.contracts.serving import (
+    DesiredAdapter,
+    DesiredState,
+    EngineLoad,
+    LoadState,
+    ObservedAdapter,
+    ObservedState,
+)
 from apps.contracts.worker_api import EnrollResponse
 from gpu_workers.adapter_store import AdapterRejected, AdapterStore, AdapterUnavailable, BaseIdentity
 from gpu_workers.api_client import ApiClient, ApiError, Unavailable
 from gpu_workers.config import ServingConfig
 from gpu_workers.engine import EnginePaths, EngineState, read_engine_state
 from gpu_workers.engine_client import LORA_NAME, Canary, EngineClient, EngineDown, EngineRefused
+from gpu_workers.engine_load import LoadMeter
 from gpu_workers.front_door import FrontDoor
+from gpu_workers.host_cache import HostCache
 from gpu_workers.parity_check import CannotSay, Uncertifiable, measure
 from gpu_workers.private_files import write_private
 
@@ -92,6 +101,11 @@ class Reconciler:
         self._checked_activity = -1
         self._reason = "starting"
         self._has_stale_urls = False
+        self._is_draining = False
+        self._cache = HostCache(0)
+        self._leaving: dict[str, Path] = {}  # unloaded, but perhaps with an answer under way
+        self._meter = LoadMeter()
+        self._load_seen = EngineLoad()
         self.changed = asyncio.Event()
 
     async def step(self) -> None:
@@ -118,14 +132,46 @@ class Reconciler:
             replica_id=self._replica_id,
             generation=desired.generation if desired else 0,
             engine_generation=state.generation if state else "",
-            is_ready=not self._reason,
+            is_ready=not self._reason and not self._is_draining,
             adapters=tuple(adapters),
             nan_requests_total=self._nan_total,
-            reason=self._reason,
+            reason="draining" if self._is_draining else self._reason,
             url=self._config.url or _describe_url(self._config.listen),
-            capacity=self._config.capacity,
+            capacity=self._capacity(state),
             max_lora_rank=state.max_lora_rank if state else 0,
+            max_loras=state.max_loras if state else 0,
+            base_model_sha256=desired.base_model_sha256 if desired and state else "",
+            load=self._load_seen,
         )
+
+    def begin_draining(self) -> None:
+        """Say from now on that this replica is not ready, while it goes on answering."""
+        self._is_draining = True
+        self.changed.set()
+
+    async def measure_load(self) -> None:
+        """Look how the engine is doing."""
+        state = self._engine_state
+        if state is None:
+            return
+        try:
+            metrics = await self.engine.read_metrics()
+        except (EngineDown, EngineRefused):
+            return
+        self._load_seen = self._meter.read(
+            metrics,
+            state,
+            cached_adapters=len(self._cache),
+            waiting=self.door.count_waiting(),
+            disk_bytes=await asyncio.to_thread(self._store.count_bytes),
+        )
+
+    def _capacity(self, state: EngineState | None) -> int:
+        """Return how many adapters may be registered: with room in the engine's cache for those that come and go."""
+        if state is None or not state.max_cpu_loras:
+            return self._config.capacity
+        most = max(1, state.max_cpu_loras - state.max_loras)
+        return min(self._config.capacity or most, most)
 
     # --- desired ---------------------------------------------------------------------------------------------------
 
@@ -187,6 +233,8 @@ class Reconciler:
         self._nan_baseline = await self.engine.count_corrupted_requests()
         self._base_canary = await self._ask_base(state)
         self._engine_state = state
+        self._cache = HostCache(state.max_cpu_loras)
+        self._leaving.clear()
         self.door.set_slots(state.max_loras)
         desired = self._memory.desired
         if desired is not None and self._memory.cleaned_generation != state.generation:
@@ -219,7 +267,7 @@ class Reconciler:
         return BaseIdentity(path=state.model_path, served_name=state.served_name, max_lora_rank=state.max_lora_rank)
 
     def _open_door(self) -> None:
-        if self._engine_state is None:  # lost while a pass was under way
+        if self._engine_state is None or self._is_draining:  # lost while a pass was under way, or on the way out
             return
         self.door.open_for(self._loaded, expected=[n for n, t in self._trials.items() if _may_come(t)])
         self._set_reason("" if self._has_finished_first_pass else "loading adapters")
@@ -240,9 +288,17 @@ class Reconciler:
             self._loaded.discard(name)
             self._open_door_if_met()
             await self.engine.unload_adapter(name)
+            self._leaving[f"{name} {root}"] = Path(root)
         for name in self._loaded - set(models):
             self._loaded.discard(name)
             self._settle(name, LoadState.LOADING, "")
+        self._give_back(models)
+
+    def _give_back(self, models: dict[str, str]) -> None:
+        """Let the files of unloaded adapters go once no answer under their names can read them again."""
+        ended = [key for key in self._leaving if not self.door.is_used(key.split(" ", 1)[0])]
+        paths = {self._leaving.pop(key) for key in ended}
+        self._store.give_back(paths - {Path(root) for root in models.values()})
 
     def _open_door_if_met(self) -> None:
         if self._has_finished_first_pass:
@@ -268,7 +324,7 @@ class Reconciler:
         name = adapter.lora_name
         if LORA_NAME.fullmatch(name) is None:
             return self._reject(name, "The engine name is not one of ours.")
-        if len(self._loaded) >= self._config.capacity:
+        if len(self._loaded) >= self._capacity(self._engine_state):
             return self._postpone(name, "The replica holds as many adapters as it can.")
         try:
             path = await asyncio.to_thread(self._store.ensure, adapter, base)
@@ -277,6 +333,8 @@ class Reconciler:
         except AdapterUnavailable as trouble:
             self._has_stale_urls = True
             return self._postpone(name, str(trouble))
+        await self._spare_the_served()
+        self._cache.touch(f"{name} {path}", used_at=time.monotonic())
         try:
             await self.engine.load_adapter(name, path)
         except EngineRefused as refusal:
@@ -284,6 +342,22 @@ class Reconciler:
             log.warning("engine refuses %s: %s", name, refusal)
             return self._reject(name, "The engine could not load the adapter.")
         return await self._try_out(name)
+
+    async def _spare_the_served(self) -> None:
+        """Before a load, see that what the engine's cache gives up for it is something no longer served."""
+        served = await self._served_keys()
+        for name, used_at in self.door.list_last_uses().items():
+            if name in served:
+                self._cache.touch(served[name], used_at=used_at)
+        names = {key: name for name, key in served.items()}
+        for key in self._cache.find_victims(names.keys()):
+            await self.engine.touch(names[key])
+            self._cache.touch(key, used_at=time.monotonic())
+
+    async def _served_keys(self) -> dict[str, str]:
+        """Return what tells each loaded adapter's files apart, by its name."""
+        models = {model.id: model.root for model in await self.engine.list_models()}
+        return {name: f"{name} {models[name]}" for name in self._loaded if name in models}
 
     async def _try_out(self, name: str) -> None:
         """Let customers in only if the adapter answers with finite numbers that are not the base model's."""

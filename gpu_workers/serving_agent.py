@@ -31,6 +31,8 @@ log = logging.getLogger("anneal.serving")
 TICK_SECONDS = 1.0
 REPORT_SECONDS = 5.0
 NUMBERS_SECONDS = 2.0
+LOAD_SECONDS = 5.0
+UNROUTED_SECONDS = 2.5  # a gateway reads its routes every second
 
 
 def main() -> int:
@@ -52,16 +54,39 @@ async def serve(config: ServingConfig, enrollment: EnrollResponse) -> None:
     """Run the agent until SIGTERM or SIGINT."""
     worker = config.worker
     api = ApiClient(worker.internal_url, credential=enrollment.credential)
-    store = AdapterStore(worker.work_dir.resolve() / "adapters", make_opener(worker.internal_url))
+    store = AdapterStore(
+        worker.work_dir.resolve() / "adapters", make_opener(worker.internal_url), limit_bytes=config.cache_bytes
+    )
     reconciler = Reconciler(config=config, enrollment=enrollment, api=api, store=store)
     task = asyncio.create_task(_run(reconciler, api, config.listen))
+    stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, stopping.set)
+    draining = asyncio.create_task(_drain(stopping, reconciler, config.drain_seconds))
+    await asyncio.wait({task, draining}, return_when=asyncio.FIRST_COMPLETED)
+    draining.cancel()
+    if not task.done():
+        task.cancel()
     try:
         await task
     except asyncio.CancelledError:
         log.info("stopped")
+
+
+async def _drain(stopping: asyncio.Event, reconciler: Reconciler, seconds: float) -> None:
+    """Wait for the wish to stop; then be routed to no more, answer what has come, and return."""
+    await stopping.wait()
+    log.info("draining")
+    reconciler.begin_draining()
+    await asyncio.sleep(UNROUTED_SECONDS)  # until every gateway has read that it is not ready; what comes is answered
+    reconciler.door.close("draining")
+    try:
+        async with asyncio.timeout(seconds):
+            while reconciler.door.is_busy():
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        log.warning("answers under way were not waited for any longer")
 
 
 async def _run(reconciler: Reconciler, api: ApiClient, listen: str) -> None:
@@ -72,6 +97,7 @@ async def _run(reconciler: Reconciler, api: ApiClient, listen: str) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_repeat(reconciler.step, TICK_SECONDS))
             tasks.create_task(_repeat(reconciler.check_numbers, NUMBERS_SECONDS))
+            tasks.create_task(_repeat(reconciler.measure_load, LOAD_SECONDS))
             tasks.create_task(_report_forever(reconciler, api))
     finally:
         await runner.cleanup()

@@ -194,7 +194,15 @@ PROGRAMS: tuple[Program, ...] = (
         "gpu_workers.serving_agent",
         venv=".venv-engines",
         needs=WORKER | {"ANNEAL_REPLICA_LISTEN"},
-        options=frozenset({"ANNEAL_REPLICA_URL", "ANNEAL_REPLICA_CAPACITY", "ANNEAL_LOG_LEVEL"}),
+        options=frozenset(
+            {
+                "ANNEAL_REPLICA_URL",
+                "ANNEAL_REPLICA_CAPACITY",
+                "ANNEAL_REPLICA_CACHE_BYTES",
+                "ANNEAL_ENGINE_DRAIN_SECONDS",
+                "ANNEAL_LOG_LEVEL",
+            }
+        ),
         variables=(
             ("ANNEAL_WORK_DIR", "${replica_dir}"),
             ("ANNEAL_REPLICA_LISTEN", "${replica_listen}"),

@@ -13,6 +13,8 @@ from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.core.clock import db_now
 from apps.core.errors import PermissionDenied
+from apps.serving.aliases import list_aliases
+from apps.serving.models import Alias
 from apps.serving.operations import delete_model
 
 
@@ -23,7 +25,8 @@ class ModelList(ApiView):
         """Return every usable model on one page, as OpenAI does."""
         bases = [_base_object(model) for model in list_base_models(only_installed=True)]
         tuned = [_tuned_object(version, self.organization) for version in list_versions(organization=self.organization)]
-        return Response({"object": "list", "data": bases + tuned})
+        named = [_alias_object(alias, self.organization) for alias in list_aliases(organization=self.organization)]
+        return Response({"object": "list", "data": bases + tuned + named})
 
 
 class ModelDetail(ApiView):
@@ -34,6 +37,8 @@ class ModelDetail(ApiView):
     def get(self, request: Request, model: str) -> Response:
         if base := _find_base(model):
             return Response(_base_object(base))
+        if alias := list_aliases(organization=self.organization).filter(model_name=model).first():
+            return Response(_alias_object(alias, self.organization))
         version = get_version_by_name(organization=self.organization, model_name=model)
         return Response(_tuned_object(version, self.organization))
 
@@ -58,6 +63,17 @@ def _base_object(model: BaseModel) -> dict[str, Any]:
         "created": int(model.created_at.timestamp()),
         "owned_by": model.repo.split("/")[0] if model.repo else "anneal",
         "context_length": model.context_length,
+    }
+
+
+def _alias_object(alias: Alias, organization: Any) -> dict[str, Any]:
+    return {
+        "id": alias.model_name,
+        "object": "model",
+        "created": int(alias.created_at.timestamp()),
+        "owned_by": organization.slug,
+        "parent": alias.adapter.base_model.name,
+        "alias_of": alias.version.model_name,
     }
 
 

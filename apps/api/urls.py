@@ -14,6 +14,7 @@ from apps.api import (
     limits,
     me,
     openai_models,
+    serving,
     uploads,
 )
 from apps.api.errors import unknown_url
@@ -41,6 +42,10 @@ urlpatterns = [
     path("api/v1/billing", billing.BillingView.as_view(), name="api_billing"),
     path("api/v1/estimates", estimates.Estimates.as_view(), name="api_estimates"),
     path("api/v1/models/<path:model>/limits", limits.ModelLimits.as_view(), name="api_model_limits"),
+    path("api/v1/models/<path:model>/serving", serving.ModelServing.as_view(), name="api_model_serving"),
+    path("api/v1/aliases", serving.AliasList.as_view(), name="api_alias_list"),
+    path("api/v1/aliases/<str:alias_id>", serving.AliasDetail.as_view(), name="api_alias_detail"),
+    path("api/v1/aliases/<str:alias_id>/rollback", serving.AliasRollback.as_view(), name="api_alias_rollback"),
     path("api/v1/models/<path:model>/licence", licences.ModelLicence.as_view(), name="api_model_licence"),
     path("api/v1/files/<str:file_id>/columns", datasets.FileColumns.as_view(), name="api_file_columns"),
     path("api/v1/files/<str:file_id>/repair", datasets.FileRepair.as_view(), name="api_file_repair"),

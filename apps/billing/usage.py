@@ -168,6 +168,25 @@ def add_to_series(lines: Sequence[Mapping[str, Any]]) -> None:
             cursor.execute(_ROLL_UP, [msgspec.json.encode(lines).decode()])
 
 
+def record_quantity(
+    *, organization_id: str, price: PriceRule, subject: str, adapter_version_id: str, day: datetime.date, quantity: int
+) -> None:
+    """Add to the series of something that is not a request, such as time; rating charges it like any other."""
+    require_transaction()
+    series, _ = UsageSeries.objects.get_or_create(
+        organization_id=organization_id,
+        price_rule=price,
+        subject=subject,
+        key_id="",
+        adapter_version_id=adapter_version_id,
+        day=day,
+        defaults={"sku": price.sku},
+    )
+    UsageSeries.objects.filter(pk=series.pk).update(
+        quantity=F("quantity") + quantity, request_count=F("request_count") + 1
+    )
+
+
 def _charge_slices(records: Sequence[UsageRecord], prices: dict[str | None, PriceRule]) -> None:
     """Note at each open slice what was used of it, so that rating takes the money from where it was reserved."""
     used: dict[str, int] = defaultdict(int)

@@ -126,14 +126,20 @@ class PriceRule(models.Model):
 
     id = IdField(prefix="price")
     sku = models.CharField(
-        max_length=120, help_text="training:<pool>, inference:input:<model>, inference:output:<model>, storage:bytes"
+        max_length=120,
+        help_text="training:<pool>, inference:input:<model>, inference:output:<model>, warm:<model>, storage:bytes",
     )
     organization = models.ForeignKey(
         "accounts.Organization", on_delete=models.PROTECT, null=True, related_name="+", help_text="Null: everybody."
     )
     unit = models.CharField(
         max_length=16,
-        choices=[("gpu_ms", "GPU milliseconds"), ("tokens", "tokens"), ("byte_hours", "byte-hours")],
+        choices=[
+            ("gpu_ms", "GPU milliseconds"),
+            ("tokens", "tokens"),
+            ("warm_ms", "milliseconds kept warm"),
+            ("byte_hours", "byte-hours"),
+        ],
     )
     price_nano = models.BigIntegerField()
     per = models.BigIntegerField(help_text="Units that price buys, e.g. 3600000 GPU milliseconds.")

@@ -27,7 +27,7 @@ from apps.estimates.architectures import parameter_count
 _NAME = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SKU = re.compile(r"training:[a-z0-9-]+|inference:(?:input|output):[a-z0-9.-]+|storage:bytes")
+_SKU = re.compile(r"training:[a-z0-9-]+|(?:inference:(?:input|output)|warm):[a-z0-9.-]+|storage:bytes")
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
 UNKNOWN_CONTEXT_TOKENS = 4096  # where no source gives a model's context: what every listed family can do
 
@@ -247,10 +247,13 @@ def set_price(
 def _check_price(*, sku: str, unit: str, price_nano: int, per: int, tiers: Sequence[Tier]) -> None:
     if not _SKU.fullmatch(sku):
         raise InvalidValue(
-            f"A SKU is training:<pool>, inference:<input or output>:<model> or {STORAGE_SKU}.", param="sku"
+            f"A SKU is training:<pool>, inference:<input or output>:<model>, warm:<model> or {STORAGE_SKU}.",
+            param="sku",
         )
     if unit != unit_of(sku):
-        raise InvalidValue("Training is priced by gpu_ms, inference by tokens, storage by byte_hours.", param="unit")
+        raise InvalidValue(
+            "Training is priced by gpu_ms, inference by tokens, warm by warm_ms, storage by byte_hours.", param="unit"
+        )
     if price_nano < 0 or per <= 0:
         raise InvalidValue("A price is not negative and buys at least one unit.", param="price_nano")
     if tiers and unit == "gpu_ms":

@@ -11,8 +11,8 @@ STORAGE_SKU = "storage:bytes"
 GB_MONTH_BYTE_HOURS = 730 * 10**9
 HOUR_MS = 3_600_000
 MILLION = 1_000_000
-_UNITS = {"training": "gpu_ms", "inference": "tokens", "storage": "byte_hours"}
-_PER = {"gpu_ms": HOUR_MS, "tokens": MILLION, "byte_hours": GB_MONTH_BYTE_HOURS}
+_UNITS = {"training": "gpu_ms", "inference": "tokens", "warm": "warm_ms", "storage": "byte_hours"}
+_PER = {"gpu_ms": HOUR_MS, "tokens": MILLION, "warm_ms": HOUR_MS, "byte_hours": GB_MONTH_BYTE_HOURS}
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Tier:
 
 
 def unit_of(sku: str) -> str:
-    """Return what a SKU is counted in: gpu_ms, tokens or byte_hours."""
+    """Return what a SKU is counted in: gpu_ms, tokens, warm_ms or byte_hours."""
     return _UNITS[sku.partition(":")[0]]
 
 
 def usual_per(unit: str) -> int:
-    """Return how many units a price is usually for: a GPU-hour, a million tokens, a gigabyte for a month."""
+    """Return how many units a price is usually for: an hour, a million tokens, a gigabyte for a month."""
     return _PER[unit]
 
 

@@ -89,6 +89,11 @@ def inference_sku(base_model: BaseModel, *, direction: str) -> str:
     return f"inference:{direction}:{base_model.name}"
 
 
+def warm_sku(base_model: BaseModel) -> str:
+    """Return the SKU of the time that an adapter of this model is kept warm."""
+    return f"warm:{base_model.name}"
+
+
 def hub_token_place(base_model: BaseModel) -> bytes:
     return place_of(table="catalog_basemodel", column="hub_token_sealed", row_id=base_model.pk)
 

@@ -11,6 +11,8 @@ SCHEDULE = {
     "delete expired datasets": {"task": "datasets.delete_expired", "schedule": 300.0},
     "expire uploads": {"task": "datasets.expire_uploads", "schedule": 300.0},
     "sweep orphaned objects": {"task": "datasets.sweep_orphans", "schedule": 86_400.0},
+    "place adapters": {"task": "serving.place", "schedule": 5.0},
+    "charge for adapters kept warm": {"task": "serving.charge_warm", "schedule": 60.0},
     "rate usage": {"task": "billing.rate_usage", "schedule": 5.0},
     "give volume back": {"task": "billing.post_rebates", "schedule": 3600.0},
     "sample storage": {"task": "finetuning.sample_storage", "schedule": 900.0},

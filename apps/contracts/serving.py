@@ -42,6 +42,19 @@ class ObservedAdapter(Struct, frozen=True, kw_only=True):
     parity: ParityResult | None = None  # what certified it, or failed to
 
 
+class EngineLoad(Struct, frozen=True, kw_only=True):
+    """How an engine is doing, by its own figures and the agent's. Rates are over the time since the last report."""
+
+    memory_bytes: int = 0  # resident, of every process of the engine
+    cached_adapters: int = 0  # in the engine's cache, those it no longer serves included
+    running: int = 0
+    waiting: int = 0  # in the engine, and before it for an adapter slot
+    tokens_per_second: float = 0.0
+    kv_cache_share: float = 0.0
+    restarts: int = 0  # of the engine, since the agent started
+    disk_bytes: int = 0  # of adapters in the local cache
+
+
 class ObservedState(Struct, frozen=True, kw_only=True):
     """What the engine says it holds. `engine_generation` changes with each engine start."""
 
@@ -55,3 +68,6 @@ class ObservedState(Struct, frozen=True, kw_only=True):
     url: str = ""  # where its proxy listens: unix:///path or http(s)://host:port
     capacity: int = 0  # adapters registered at once
     max_lora_rank: int = 0
+    max_loras: int = 0  # adapters in one batch
+    base_model_sha256: str = ""
+    load: EngineLoad = EngineLoad()

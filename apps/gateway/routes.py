@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import math
+import random
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -12,17 +14,16 @@ from apps.core.clock import db_now
 from apps.core.errors import Unavailable
 from apps.gateway.database import DATABASE_ERRORS, Database
 from apps.gateway.errors import ModelNotFound, PriceNotSet
-from apps.serving.operations import note_requests
-from apps.serving.queries import Route, list_routes
+from apps.serving.placing import note_requests
+from apps.serving.queries import AliasRoute, Route, list_alias_routes, list_routes
 
 logger = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 1.0
 # A name not found may be of an adapter registered since the last reading: the table is read again, this often at most.
 LEAST_SECONDS_BETWEEN_REFRESHES = 0.25
-# An adapter in use is noted this often: the replicas keep those that were asked for last.
-NOTE_SECONDS = 60.0
-_NOTE_COLD_SECONDS = 2.0
+# What was asked for is counted this often: replicas hold adapters by demand.
+NOTE_SECONDS = 5.0
 LONGEST_LOAD_SECONDS = 20.0  # how long a request waits for an adapter that a replica is loading
 
 
@@ -46,17 +47,18 @@ class _Table:
     routes: dict[str, Route]
     prices: dict[tuple[str, str | None], Price]  # of a SKU, for everybody or for one organization
     clock_offset_seconds: float
+    aliases: dict[str, AliasRoute]
 
 
 class Routes:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._table = _Table({}, {}, 0.0)
+        self._table = _Table({}, {}, 0.0, {})
         self._asked_at = -math.inf
         self._reading = asyncio.Lock()
         self._news = asyncio.Condition()
-        self._noted_at: dict[str, float] = {}
-        self._to_note: set[str] = set()
+        self._asked: Counter[str] = Counter()  # requests by adapter version, since they were last noted
+        self._noted_at = -math.inf
 
     async def refresh(self) -> None:
         """Raises one of DATABASE_ERRORS; what was read before stays in use."""
@@ -82,7 +84,8 @@ class Routes:
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             try:
-                await self._note_requests()
+                if time.monotonic() - self._noted_at > NOTE_SECONDS:
+                    await self._note_requests()
                 await self.refresh()
             except DATABASE_ERRORS as error:
                 logger.warning("routes not refreshed: %s", error)
@@ -93,9 +96,10 @@ class Routes:
         An adapter that is being loaded is waited for, and a cold one is asked back. Raises ModelNotFound; Unavailable
         when no replica has it in time.
         """
-        if self._visible(model_name, organization_id) is None:
+        if self._visible(self._meant(model_name, organization_id), organization_id) is None:
             with suppress(*DATABASE_ERRORS):
                 await self._refresh_since(time.monotonic())
+        model_name = self._meant(model_name, organization_id)
         await self._note_request(self._visible(model_name, organization_id))
         with suppress(TimeoutError):
             async with asyncio.timeout(LONGEST_LOAD_SECONDS), self._news:
@@ -110,13 +114,10 @@ class Routes:
         return route
 
     async def _note_request(self, route: Route | None) -> None:
-        """Note the request of an adapter, for the next refresh; that of a cold one at once."""
+        """Count the request of an adapter, for the next time that is noted; that of a cold one at once."""
         if route is None or not route.adapter_version_id:
             return
-        age = time.monotonic() - self._noted_at.get(route.adapter_version_id, -math.inf)
-        if age > (_NOTE_COLD_SECONDS if route.is_cold else NOTE_SECONDS):
-            self._noted_at[route.adapter_version_id] = time.monotonic()
-            self._to_note.add(route.adapter_version_id)
+        self._asked[route.adapter_version_id] += 1
         if route.is_cold:
             with suppress(*DATABASE_ERRORS):
                 await self._note_requests()
@@ -124,13 +125,23 @@ class Routes:
 
     async def _note_requests(self) -> None:
         """Raises one of DATABASE_ERRORS; what could not be noted is left for the next time."""
-        asked = frozenset(self._to_note)
+        asked, self._asked = self._asked, Counter()
+        self._noted_at = time.monotonic()
         if not asked:
             return
-        await self._database.call(lambda: note_requests(version_ids=asked, now=db_now()))
-        self._to_note -= asked
-        long_ago = time.monotonic() - NOTE_SECONDS
-        self._noted_at = {id: moment for id, moment in self._noted_at.items() if moment > long_ago}
+        try:
+            await self._database.call(lambda: note_requests(counts=asked, now=db_now()))
+        except DATABASE_ERRORS:
+            self._asked.update(asked)
+            raise
+
+    def _meant(self, model_name: str, organization_id: str) -> str:
+        """Return the version's name that an alias of the organization stands for in this request."""
+        alias = self._table.aliases.get(model_name)
+        if alias is None or alias.organization_id != organization_id:
+            return model_name
+        is_canary = alias.canary_target and random.randrange(100) < alias.canary_percent  # noqa: S311 - a share, no secret
+        return alias.canary_target if is_canary else alias.target
 
     def _visible(self, model_name: str, organization_id: str) -> Route | None:
         route = self._table.routes.get(model_name)
@@ -167,4 +178,5 @@ def _read() -> _Table:
     }
     before = time.time()
     offset = db_now().timestamp() - (before + time.time()) / 2
-    return _Table({route.model_name: route for route in list_routes()}, prices, offset)
+    aliases = {alias.model_name: alias for alias in list_alias_routes()}
+    return _Table({route.model_name: route for route in list_routes()}, prices, offset, aliases)

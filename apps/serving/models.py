@@ -15,8 +15,12 @@ class Replica(models.Model):
     worker = models.OneToOneField("finetuning.Worker", on_delete=models.PROTECT, related_name="replica", null=True)
     url = models.CharField(max_length=300, blank=True, help_text="Where its proxy listens: unix:///… or http(s)://…")
     token_sealed = models.BinaryField(help_text="What the gateway presents to the proxy, encrypted.")
-    capacity = models.PositiveIntegerField(default=64, help_text="Adapters registered at once.")
+    capacity = models.PositiveIntegerField(default=56, help_text="Adapters registered at once.")
+    slots = models.PositiveIntegerField(default=8, help_text="Adapters in one batch without loss of speed.")
     max_rank = models.PositiveIntegerField(default=64)
+    revision = models.CharField(max_length=64, blank=True, help_text="SHA-256 of the base model's weights.")
+    load = models.JSONField(default=dict, help_text="apps.contracts.serving.EngineLoad, {} before it was heard of")
+    draining_at = models.DateTimeField(null=True, help_text="Gets nothing new and answers only what no other can.")
     generation = models.BigIntegerField(default=0, help_text="Grows with each change of the desired set.")
     engine_generation = models.CharField(max_length=64, blank=True)
     is_ready = models.BooleanField(default=False)
@@ -35,7 +39,14 @@ class Deployment(OrganizationModel):
     adapter_version = models.ForeignKey("adapters.AdapterVersion", on_delete=models.PROTECT, related_name="deployments")
     created_at = models.DateTimeField(db_default=Now())
     removed_at = models.DateTimeField(null=True)
-    last_requested_at = models.DateTimeField(null=True, help_text="To within a minute; decides which stay loaded.")
+    last_requested_at = models.DateTimeField(null=True, help_text="To within seconds; decides which stay loaded.")
+    # Requests per second, each request fading from the sum; the quick one lets an adapter spread at once, the slow one
+    # gather again only after minutes.
+    quick_demand = models.FloatField(default=0.0)
+    slow_demand = models.FloatField(default=0.0)
+    demand_at = models.DateTimeField(null=True, help_text="When both were right; they have faded since.")
+    pinned_at = models.DateTimeField(null=True, help_text="Kept warm, and paid for, since.")
+    warm_billed_until = models.DateTimeField(null=True)
 
     class Meta:
         constraints = [
@@ -43,6 +54,44 @@ class Deployment(OrganizationModel):
                 fields=["adapter_version"], condition=models.Q(removed_at=None), name="deployment_once"
             )
         ]
+
+
+class Alias(OrganizationModel):
+    """A name of its own for a version of one adapter, and for a share of its requests another one."""
+
+    id = IdField(prefix="alias")
+    adapter = models.ForeignKey("adapters.Adapter", on_delete=models.PROTECT, related_name="aliases")
+    name = models.CharField(max_length=40)
+    model_name = models.CharField(max_length=240, unique=True, help_text="ft:<base>:<organization>:<suffix>:<name>")
+    version = models.ForeignKey("adapters.AdapterVersion", on_delete=models.PROTECT, related_name="+")
+    canary_version = models.ForeignKey("adapters.AdapterVersion", on_delete=models.PROTECT, related_name="+", null=True)
+    canary_percent = models.PositiveSmallIntegerField(default=0)
+    previous_version = models.ForeignKey(
+        "adapters.AdapterVersion", on_delete=models.PROTECT, related_name="+", null=True, help_text="To return to."
+    )
+    moved_at = models.DateTimeField(db_default=Now())
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["adapter", "name"], name="alias_once"),
+            models.CheckConstraint(
+                condition=models.Q(canary_version=None, canary_percent=0)
+                | models.Q(canary_version__isnull=False, canary_percent__gte=1, canary_percent__lte=99),
+                name="alias_canary_share",
+            ),
+        ]
+
+
+class Placement(OrganizationModel):
+    """The decision that a replica holds an adapter version; apps.serving.placement made it."""
+
+    replica = models.ForeignKey(Replica, on_delete=models.CASCADE, related_name="placements")
+    adapter_version = models.ForeignKey("adapters.AdapterVersion", on_delete=models.CASCADE, related_name="placements")
+    placed_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["replica", "adapter_version"], name="placement_once")]
 
 
 class LoadedAdapter(OrganizationModel):

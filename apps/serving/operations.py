@@ -2,11 +2,10 @@
 
 import datetime
 import secrets
-from collections.abc import Collection
 from typing import Any
 
+import msgspec
 from django.db import transaction
-from django.db.models import F
 
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import delete_version, record_verdict
@@ -20,8 +19,10 @@ from apps.core.errors import InvalidState
 from apps.core.object_store import store
 from apps.core.sealing import place_of, seal, unseal
 from apps.core.tenancy import system
+from apps.serving.aliases import require_unaliased
 from apps.serving.models import Deployment, LoadedAdapter, Replica
-from apps.serving.selection import choose
+from apps.serving.placing import replan
+from apps.serving.warmth import let_cool
 
 _URL_SECONDS = 3600
 
@@ -35,7 +36,7 @@ def deploy(*, version: AdapterVersion, by: str) -> Deployment:
         organization_id=version.organization_id, adapter_version=version, removed_at=None
     )
     if is_new:
-        _bump(version.adapter.base_model_id)
+        _replan(version.adapter.base_model_id)
         audit.record(
             organization=version.organization_id,
             by=by,
@@ -48,22 +49,16 @@ def deploy(*, version: AdapterVersion, by: str) -> Deployment:
 
 @transaction.atomic
 def undeploy(*, version: AdapterVersion, by: str, now: datetime.datetime) -> None:
-    """Have the version unloaded everywhere; requests for it get 404 from now on."""
+    """Have the version unloaded everywhere; requests for it get 404 from now on.
+
+    Raises InvalidState while an alias stands for it.
+    """
+    require_unaliased(version=version)
+    let_cool(version=version, by=by, now=now)
     removed = Deployment.objects.filter(adapter_version=version, removed_at=None).update(removed_at=now)
     if removed:
-        _bump(version.adapter.base_model_id)
+        _replan(version.adapter.base_model_id)
         audit.record(organization=version.organization_id, by=by, action="adapter.undeployed", target=version.pk)
-
-
-@transaction.atomic
-def note_requests(*, version_ids: Collection[str], now: datetime.datetime) -> None:
-    """Note that the versions were asked for; where no replica has one of them, all look again what to hold."""
-    asked = Deployment.objects.filter(adapter_version__in=version_ids, removed_at=None)
-    asked.update(last_requested_at=now)
-    loaded = LoadedAdapter.objects.filter(state=LoadState.LOADED).values("adapter_version")
-    missing = asked.exclude(adapter_version__in=loaded)
-    bases = missing.values("adapter_version__adapter__base_model")
-    Replica.objects.filter(base_model__in=bases).update(generation=F("generation") + 1)
 
 
 @transaction.atomic
@@ -76,13 +71,19 @@ def delete_model(*, organization: Any, model_name: str, by: str, now: datetime.d
 
 def _abilities(observed: ObservedState) -> dict[str, Any]:
     """What the replica says of itself, where it does: it may have moved or been given more since it enrolled."""
-    said = {"url": observed.url, "capacity": observed.capacity, "max_rank": observed.max_lora_rank}
+    said = {
+        "url": observed.url,
+        "capacity": observed.capacity,
+        "slots": observed.max_loras,
+        "max_rank": observed.max_lora_rank,
+        "revision": observed.base_model_sha256,
+    }
     return {name: value for name, value in said.items() if value}
 
 
-def _bump(base_model_id: str) -> None:
-    with system():  # replicas are shared by all tenants: the web's own role may only read them
-        Replica.objects.filter(base_model_id=base_model_id).update(generation=F("generation") + 1)
+def _replan(base_model_id: str) -> None:
+    with system():  # replicas are shared by all tenants, and so is the decision what they hold
+        replan(base_model_id=base_model_id, now=db_now())
 
 
 @transaction.atomic
@@ -97,6 +98,16 @@ def register_replica(*, worker_id: str, base_model: BaseModel, url: str) -> tupl
     return replica, token
 
 
+@transaction.atomic
+def drain_replica(*, replica: Replica, is_draining: bool, by: str) -> None:
+    """Have the others take over what the replica holds; it answers on until they have. Or take it back in."""
+    now = db_now()
+    Replica.objects.filter(pk=replica.pk).update(draining_at=now if is_draining else None)
+    action = "replica.draining" if is_draining else "replica.taken_back"
+    audit.record(organization=None, by=by, action=action, target=replica.pk)
+    replan(base_model_id=replica.base_model_id, now=now)
+
+
 def token_of(*, replica: Replica) -> str:
     """Return what the replica's proxy expects of the gateway."""
     return unseal(bytes(replica.token_sealed), place=_token_place(replica))
@@ -107,19 +118,20 @@ def _token_place(replica: Replica) -> bytes:
 
 
 def desired_state(*, replica: Replica) -> DesiredState:
-    """Return what the replica should hold now, with URLs that expire."""
-    wanted = Deployment.objects.filter(
-        removed_at=None,
-        adapter_version__deleted_at=None,
-        adapter_version__adapter__base_model=replica.base_model,
-    ).select_related("adapter_version")
-    deployments = choose(wanted, capacity=replica.capacity, max_rank=replica.max_rank)
+    """Return what the replica should hold now, the most asked for first, with URLs that expire."""
+    placed = replica.placements.filter(adapter_version__deleted_at=None).select_related("adapter_version")
+    demand = dict(
+        Deployment.objects.filter(removed_at=None, adapter_version__placements__replica=replica).values_list(
+            "adapter_version_id", "quick_demand"
+        )
+    )
+    ordered = sorted(placed, key=lambda one: (-demand.get(one.adapter_version_id, 0.0), one.adapter_version_id))
     return DesiredState(
         replica_id=replica.pk,
         base_lora_served_name=replica.base_model.served_name,
         base_model_sha256=replica.base_model.files_sha256.get("model.safetensors", ""),
         generation=replica.generation,
-        adapters=tuple(_desired(deployment.adapter_version) for deployment in deployments),
+        adapters=tuple(_desired(one.adapter_version) for one in ordered),
     )
 
 
@@ -152,6 +164,7 @@ def record_observed(*, replica: Replica, observed: ObservedState) -> None:
         engine_generation=observed.engine_generation,
         reason=observed.reason[:300],
         observed_at=now,
+        load=msgspec.to_builtins(observed.load),
         **_abilities(observed),
     )
     states = {adapter.lora_name: adapter for adapter in observed.adapters}

@@ -12,9 +12,8 @@ from apps.catalog.models import BaseModel
 from apps.contracts.serving import LoadState
 from apps.core.clock import db_now
 from apps.core.tenancy import system
-from apps.serving.models import Deployment, LoadedAdapter, Replica
+from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement, Replica
 from apps.serving.operations import token_of
-from apps.serving.selection import choose
 
 STALE_SECONDS = 30  # a replica not heard of for so long gets no requests
 
@@ -48,10 +47,41 @@ class Route:
     is_cold: bool = False
 
 
+@dataclass(frozen=True)
+class AliasRoute:
+    """A name that stands for a version, and for `canary_percent` of its requests for another."""
+
+    model_name: str
+    organization_id: str
+    target: str
+    canary_target: str = ""
+    canary_percent: int = 0
+
+
+def list_alias_routes() -> list[AliasRoute]:
+    """Return every alias; one statement, so that each is before or after its move and never between."""
+    rows = Alias.objects.values_list(
+        "model_name", "organization_id", "version__model_name", "canary_version__model_name", "canary_percent"
+    )
+    return [AliasRoute(name, owner, target, canary or "", percent) for name, owner, target, canary, percent in rows]
+
+
+@dataclass(frozen=True)
+class _Ready:
+    replica: Replica
+    upstream: Upstream
+
+
+def _upstreams(found: list[_Ready]) -> tuple[Upstream, ...]:
+    """Return where to ask: replicas on their way out answer only what no other can."""
+    staying = [one for one in found if one.replica.draining_at is None]
+    return tuple(one.upstream for one in staying or found)
+
+
 def list_routes() -> list[Route]:
     """Return every name that may be asked for now, with the replicas that confirmed it."""
     replicas = _ready_replicas()
-    ready = {r.pk: (r.base_model_id, Upstream(r.pk, r.url, token_of(replica=r))) for r in replicas}
+    ready = {r.pk: _Ready(r, Upstream(r.pk, r.url, token_of(replica=r))) for r in replicas}
     return [*_base_routes(ready), *_adapter_routes(ready, replicas)]
 
 
@@ -61,7 +91,7 @@ def _ready_replicas() -> list[Replica]:
     return list(Replica.objects.filter(is_ready=True, observed_at__gte=since))
 
 
-def _base_routes(ready: dict[str, tuple[str, Upstream]]) -> list[Route]:
+def _base_routes(ready: dict[str, _Ready]) -> list[Route]:
     served = BaseModel.objects.filter(is_installed=True, retired_at=None)
     return [
         Route(
@@ -71,19 +101,19 @@ def _base_routes(ready: dict[str, tuple[str, Upstream]]) -> list[Route]:
             base_model_name=base.name,
             adapter_version_id="",
             context_length=base.context_length,
-            upstreams=tuple(upstream for base_id, upstream in ready.values() if base_id == base.pk),
+            upstreams=_upstreams([one for one in ready.values() if one.replica.base_model_id == base.pk]),
         )
         for base in served
     ]
 
 
-def _adapter_routes(ready: dict[str, tuple[str, Upstream]], replicas: list[Replica]) -> list[Route]:
-    loaded: dict[str, list[Upstream]] = defaultdict(list)
+def _adapter_routes(ready: dict[str, _Ready], replicas: list[Replica]) -> list[Route]:
+    loaded: dict[str, list[_Ready]] = defaultdict(list)
     refused: set[str] = set()
     said = LoadedAdapter.objects.filter(replica_id__in=ready)
     for version_id, replica_id, state in said.values_list("adapter_version_id", "replica_id", "state"):
         if state == LoadState.LOADED:
-            loaded[version_id].append(ready[replica_id][1])
+            loaded[version_id].append(ready[replica_id])
         elif state != LoadState.LOADING:
             refused.add(version_id)
     deployments = list(_current_deployments().select_related("adapter_version__adapter__base_model"))
@@ -97,7 +127,7 @@ def _adapter_routes(ready: dict[str, tuple[str, Upstream]], replicas: list[Repli
             base_model_name=version.adapter.base_model.name,
             adapter_version_id=version.pk,
             context_length=version.adapter.base_model.context_length,
-            upstreams=tuple(loaded[version.pk]),
+            upstreams=_upstreams(loaded[version.pk]),
             is_loading=not loaded[version.pk] and version.pk not in refused and version.pk in wanted,
             is_cold=not loaded[version.pk] and version.pk in cold,
         )
@@ -111,15 +141,16 @@ def _current_deployments() -> QuerySet[Deployment]:
 
 def _wanted_and_cold(replicas: Iterable[Replica], deployments: Iterable[Deployment]) -> tuple[set[str], set[str]]:
     """Return the ids of the versions that some replica should hold, and of those that only lack a place on one."""
-    by_base: dict[str, list[Deployment]] = defaultdict(list)
-    for deployment in deployments:
-        by_base[deployment.adapter_version.adapter.base_model_id].append(deployment)
-    wanted, fitting = set(), set()
-    for replica in replicas:
-        candidates = by_base[replica.base_model_id]
-        chosen = choose(candidates, capacity=replica.capacity, max_rank=replica.max_rank)
-        wanted |= {deployment.adapter_version_id for deployment in chosen}
-        fitting |= {d.adapter_version_id for d in candidates if d.adapter_version.rank <= replica.max_rank}
+    ready = list(replicas)
+    wanted = set(Placement.objects.filter(replica__in=ready).values_list("adapter_version_id", flat=True))
+    most_rank: dict[str, int] = defaultdict(int)
+    for replica in ready:
+        most_rank[replica.base_model_id] = max(most_rank[replica.base_model_id], replica.max_rank)
+    fitting = {
+        deployment.adapter_version_id
+        for deployment in deployments
+        if deployment.adapter_version.rank <= most_rank[deployment.adapter_version.adapter.base_model_id]
+    }
     return wanted, fitting - wanted
 
 
@@ -153,9 +184,7 @@ def serving_states(*, versions: Iterable[AdapterVersion]) -> dict[str, ServingSt
     return states | ({id: ServingState("cold", _COLD) for id in silent & _cold_ids()} if silent else {})
 
 
-_COLD = (
-    "The replicas hold the adapters that were used last, and this is not among them. A request for it brings it back."
-)
+_COLD = "No replica holds it, for it was not asked for lately. A request brings it back, and waits while it loads."
 
 
 def _cold_ids() -> set[str]:

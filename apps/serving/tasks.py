@@ -2,8 +2,21 @@
 
 from typing import Any
 
+from celery import shared_task
+
 from apps.adapters.models import AdapterVersion
-from apps.serving import operations
+from apps.core.clock import db_now
+from apps.serving import operations, placing, warmth
+
+
+@shared_task(name="serving.place")
+def place(**_: Any) -> None:
+    placing.replan_all(now=db_now())
+
+
+@shared_task(name="serving.charge_warm")
+def charge_warm(**_: Any) -> None:
+    warmth.charge_warm(now=db_now())
 
 
 def deploy(*, key: str, payload: dict[str, Any]) -> None:

@@ -97,7 +97,7 @@ class PriceForm(forms.Form):
     sku = forms.CharField(
         max_length=120,
         label="SKU",
-        help_text="training:<pool>, inference:input:<model>, inference:output:<model> or storage:bytes",
+        help_text="training:<pool>, inference:<input or output>:<model>, warm:<model> or storage:bytes",
     )
     price_usd = forms.DecimalField(label="Price in dollars", **_MONEY)  # type: ignore[arg-type]
     organization = forms.ModelChoiceField(
@@ -128,8 +128,8 @@ class PriceForm(forms.Form):
 
     def clean_sku(self) -> str:
         sku: str = self.cleaned_data["sku"].strip()
-        if sku.partition(":")[0] not in ("training", "inference", "storage"):
-            raise forms.ValidationError("A SKU begins with training:, inference: or storage:.")
+        if sku.partition(":")[0] not in ("training", "inference", "warm", "storage"):
+            raise forms.ValidationError("A SKU begins with training:, inference:, warm: or storage:.")
         return sku
 
     def clean_tiers(self) -> list[Tier]:

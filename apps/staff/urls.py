@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from apps.staff import books, calibrations, catalog, payments, pools, tenants
+from apps.staff import books, calibrations, catalog, payments, pools, replicas, tenants
 
 app_name = "staff"
 
@@ -17,6 +17,9 @@ urlpatterns = [
     path("workers/<str:worker_id>/uncordon", pools.act_on_worker, {"action": "uncordon"}, name="worker_uncordon"),
     path("workers/<str:worker_id>/drain", pools.act_on_worker, {"action": "drain"}, name="worker_drain"),
     path("workers/<str:worker_id>/revoke", pools.act_on_worker, {"action": "revoke"}, name="worker_revoke"),
+    path("replicas", replicas.index, name="replica_list"),
+    path("replicas/<str:replica_id>", replicas.detail, name="replica_detail"),
+    path("replicas/<str:replica_id>/drain", replicas.drain, name="replica_drain"),
     path("base-models", catalog.base_models, name="base_model_list"),
     path("base-models/<str:base_model_id>/install", catalog.install_base_model, name="base_model_install"),
     path("base-models/<str:base_model_id>/retire", catalog.retire_base_model, name="base_model_retire"),

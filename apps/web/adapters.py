@@ -24,8 +24,12 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.provenance import BUNDLE_FILE, CARD_FILE, model_card, reproducibility
 from apps.finetuning.queries import find_jobs_of_adapters
 from apps.serving import operations
+from apps.serving.aliases import list_aliases
+from apps.serving.models import Deployment
 from apps.serving.queries import ServingState, serving_states
+from apps.serving.warmth import warm_price
 from apps.web.access import organization_view
+from apps.web.adapter_traffic import traffic_of
 from apps.web.code_samples import chat_samples
 from apps.web.downloads import stream_download, zip_chunks
 from apps.web.evaluation import evaluation_of
@@ -99,6 +103,12 @@ def _detail(version: AdapterVersion, organization: Organization, membership: Mem
             for export in version.exports
         ],
         "siblings": queries.list_siblings(version=version),
+        "aliases": list_aliases(organization=organization).filter(adapter_id=version.adapter_id),
+        "traffic": traffic_of(version),
+        "warm_price": warm_price(base_model=version.adapter.base_model),
+        "is_kept_warm": Deployment.objects.filter(
+            adapter_version=version, removed_at=None, pinned_at__isnull=False
+        ).exists(),
         "samples": chat_samples(model=version.model_name),
         "may_write": has_permission(membership.role, Permission.ADAPTER_WRITE),
         "may_delete": has_permission(membership.role, Permission.ADAPTER_DELETE),
@@ -171,8 +181,12 @@ def deploy(request: HttpRequest, organization: Organization, membership: Members
 @organization_view(Permission.ADAPTER_WRITE)
 def undeploy(request: HttpRequest, organization: Organization, membership: Membership, version_id: str) -> HttpResponse:
     version = queries.get_version(organization=organization, id=version_id)
-    operations.undeploy(version=version, by=membership.user_id, now=db_now())
-    messages.success(request, "It answers no more requests. Its files stay.")
+    try:
+        operations.undeploy(version=version, by=membership.user_id, now=db_now())
+    except DomainError as refused:
+        messages.error(request, refused.message)
+    else:
+        messages.success(request, "It answers no more requests. Its files stay.")
     return redirect("web:adapter_detail", version_id=version.pk)
 
 

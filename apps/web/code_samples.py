@@ -63,7 +63,11 @@ def chat_samples(*, model: str, prompt: str = "Hello") -> list[dict[str, str]]:
     """Return POST /v1/chat/completions for a model."""
     body = {"model": model, "messages": [{"role": "user", "content": prompt}]}
     python = _python("reply = client.chat.completions.create", body, {}) + "print(reply.choices[0].message.content)\n"
-    return [sample("curl", "curl", curl("/v1/chat/completions", body)), sample("python", "Python", python)]
+    return [
+        sample("curl", "curl", curl("/v1/chat/completions", body)),
+        sample("python", "Python", python),
+        sample("javascript", "JavaScript", _javascript(body)),
+    ]
 
 
 def curl(path: str, body: Mapping[str, Any]) -> str:
@@ -82,6 +86,15 @@ def _python(call: str, arguments: Mapping[str, Any], extra_body: Mapping[str, An
         "import os\n\nfrom openai import OpenAI\n\n"
         f'client = OpenAI(base_url="{settings.PUBLIC_URL}/v1", api_key=os.environ["ANNEAL_API_KEY"])\n'
         f"{call}(\n" + "\n".join(lines) + "\n)\n"
+    )
+
+
+def _javascript(body: Mapping[str, Any]) -> str:
+    return (
+        'import OpenAI from "openai";\n\n'
+        f'const client = new OpenAI({{ baseURL: "{settings.PUBLIC_URL}/v1", apiKey: process.env.ANNEAL_API_KEY }});\n'
+        f"const reply = await client.chat.completions.create({json.dumps(body, indent=2, ensure_ascii=False)});\n"
+        "console.log(reply.choices[0].message.content);\n"
     )
 
 

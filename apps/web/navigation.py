@@ -76,6 +76,7 @@ ACCOUNT = (
 )
 OPERATOR = (
     Place(label="Pools", icon="server", url_name="staff:pool_list", views=("staff:pool_", "staff:worker_")),
+    Place(label="Replicas", icon="activity", url_name="staff:replica_list", views=("staff:replica_",)),
     Place(label="Base models", icon="brain-circuit", url_name="staff:base_model_list", views=("staff:base_model_",)),
     Place(label="Prices", icon="tag", url_name="staff:price_list", views=("staff:price_",)),
     Place(label="Payments", icon="credit-card", url_name="staff:payment_list", views=("staff:payment_",)),

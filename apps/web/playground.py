@@ -16,12 +16,19 @@ from apps.catalog.models import BaseModel
 from apps.catalog.queries import active_price, inference_sku, list_base_models
 from apps.core.clock import db_now
 from apps.core.money import rated
+from apps.serving.aliases import list_aliases
 from apps.serving.queries import serving_states
 from apps.web.access import organization_view
 from apps.web.code_samples import chat_samples
 
 _MILLION = 1_000_000
 _ADAPTERS_OFFERED = 200
+_NOTES = {
+    "loaded": "",
+    "cold": "cold, the first answer waits while it loads",
+    "failed": "failed",
+    "rejected": "refused",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +55,7 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
         "adapters": adapters,
         "samples": chat_samples(model=right or left),
         "may_ask": has_permission(membership.role, Permission.INFERENCE),
+        "may_save": has_permission(membership.role, Permission.DATASET_WRITE),
         "may_train": has_permission(membership.role, Permission.JOB_WRITE),
     }
     return render(request, "playground/show.html", context)
@@ -78,14 +86,26 @@ def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelO
         ModelOption(
             name=version.model_name,
             label=version.adapter.name + (f", version {version.number}" if version.number > 1 else ""),
-            note="" if states[version.pk].state == "loaded" else "not loaded yet",
+            note=_NOTES.get(states[version.pk].state, "loading"),
             base_name=version.adapter.base_model.name,
             **prices[version.adapter.base_model_id],
         )
         for version in versions
         if states[version.pk].is_deployed and version.adapter.base_model_id in prices
     ]
-    return bases, adapters
+    named = [
+        ModelOption(
+            name=alias.model_name,
+            label=f"{alias.adapter.name} {alias.name}",
+            note=f"version {alias.version.number}"
+            + (f", {alias.canary_percent} % canary" if alias.canary_percent else ""),
+            base_name=alias.adapter.base_model.name,
+            **prices[alias.adapter.base_model_id],
+        )
+        for alias in list_aliases(organization=organization)
+        if alias.adapter.base_model_id in prices
+    ]
+    return bases, [*adapters, *named]
 
 
 def _prices(model: BaseModel, organization: Organization) -> dict[str, Any]:

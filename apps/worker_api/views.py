@@ -1,6 +1,7 @@
 """/internal/v1: parse, authenticate, one domain call, encode."""
 
 import functools
+import hmac
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -9,11 +10,12 @@ from django.http import HttpRequest, HttpResponse
 
 from apps.contracts import worker_api as wire
 from apps.contracts.serving import ObservedState
-from apps.core.errors import DomainError, InvalidValue, NotFound
+from apps.core.errors import DomainError, InvalidValue, NotFound, PermissionDenied
 from apps.finetuning import leases, pools, reporting
 from apps.finetuning.leases import Lease
 from apps.finetuning.models import Worker
 from apps.serving import operations as serving
+from apps.serving.metrics import CONTENT_TYPE, metrics_token, render_metrics
 from apps.serving.models import Replica
 from apps.worker_api import probes
 
@@ -121,6 +123,14 @@ def desired(request: HttpRequest, replica_id: str) -> HttpResponse:
 def observed(request: HttpRequest, replica_id: str) -> HttpResponse:
     serving.record_observed(replica=_replica(request, replica_id), observed=_decode(request, ObservedState))
     return HttpResponse(status=204)
+
+
+@endpoint("GET")
+def metrics(request: HttpRequest) -> HttpResponse:
+    """Every replica's and adapter's figures, for a monitor with the installation's own token."""
+    if not hmac.compare_digest(_bearer(request).encode(), metrics_token().encode()):
+        raise PermissionDenied("Metrics need the token that the operator's page of a replica shows.")
+    return HttpResponse(render_metrics(), content_type=CONTENT_TYPE)
 
 
 def _worker(request: HttpRequest) -> Worker:

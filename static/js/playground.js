@@ -27,14 +27,10 @@
     return { ...body, stream: true, stream_options: { include_usage: true } };
   };
 
+  const make = (tag, className, textContent = "") => Object.assign(document.createElement(tag), { className, textContent });
   const bubble = (column, role, text) => {
-    const box = document.createElement("div"), who = document.createElement("span"), words = document.createElement("div");
-    box.className = `bubble bubble-${role}`;
-    who.className = "who";
-    who.textContent = role === "user" ? "You" : $("[data-play-model]", column).selectedOptions[0]?.textContent ?? role;
-    words.className = "txt";
-    words.textContent = text;
-    box.append(who, words);
+    const box = make("div", `bubble bubble-${role}`);
+    box.append(make("span", "who", role === "user" ? "You" : $("[data-play-model]", column).selectedOptions[0]?.textContent ?? role), make("div", "txt", text));
     const log = $("[data-play-log]", column);
     $("[data-play-empty]", column)?.remove();
     log.append(box);
@@ -42,17 +38,54 @@
     return box;
   };
   const facts = (box, parts) => {
-    const line = document.createElement("div");
-    line.className = "facts";
-    parts.filter(Boolean).forEach((part) => { const n = document.createElement("span"); n.textContent = part; line.append(n); });
+    const line = make("div", "facts");
+    line.append(...parts.filter(Boolean).map((part) => make("span", "", part)));
     box.append(line);
   };
+  const regret = ({ message: text }) => document.dispatchEvent(new CustomEvent("toast", { detail: { text, tone: "error" } }));
+  const tell = async (url, body) => {
+    const answer = await fetch(url, { method: "POST", body: JSON.stringify(body), headers: { "X-CSRFToken": csrf(), "Content-Type": "application/json", Accept: "application/json" } });
+    const said = await answer.json().catch(() => null);
+    if (!answer.ok) throw new Error(said?.error?.message ?? `The server answered ${answer.status}.`);
+    return said;
+  };
+  const offerSave = (box, messages) => {
+    if (!page.dataset.saveUrl) return;
+    const button = make("button", "btn btn-ghost btn-sm", "Save as evaluation row");
+    button.type = "button";
+    button.addEventListener("click", async () => {
+      button.disabled = true;
+      try {
+        const { url } = await tell(page.dataset.saveUrl, { messages });
+        button.replaceWith(Object.assign(make("a", "link xs", "Saved to Playground rows"), { href: url }));
+      } catch (error) {
+        button.disabled = false;
+        regret(error);
+      }
+    });
+    box.append(button);
+  };
+  const showPrompts = async () => {
+    const shelf = $("[data-play-prompts]", document);
+    shelf.replaceChildren();
+    for (const column of columns) {
+      const choice = $("[data-play-model]", column);
+      if (!choice.value) continue;
+      const { messages } = request(column);
+      if (messages.at(-1)?.role !== "user") messages.push({ role: "user", content: value("prompt") || "Hello" });
+      const text = make("pre", "code");
+      shelf.append(make("h3", "sm", choice.selectedOptions[0].textContent), text);
+      try {
+        text.textContent = (await tell(page.dataset.promptUrl, { model: choice.value, messages })).prompt;
+      } catch (error) {
+        text.textContent = error.message;
+      }
+    }
+    document.getElementById("raw-prompt").showModal();
+  };
   const complain = (box, text) => {
-    const note = document.createElement("div");
-    note.className = "note note-bad";
-    const words = document.createElement("div");
-    words.textContent = text;
-    note.append(words);
+    const note = make("div", "note note-bad");
+    note.append(make("div", "", text));
     box.append(note);
   };
 
@@ -118,6 +151,8 @@
       usage && cost(column, usage),
       reason && reason !== "stop" && { length: "cut at the token limit", stopped: "stopped by you" }[reason],
     ]);
+    const system = value("system");
+    if (text && reason !== "stopped") offerSave(box, [...(system ? [{ role: "system", content: system }] : []), ...history.get(column)]);
     log.scrollTop = log.scrollHeight;
   };
 
@@ -163,6 +198,7 @@
   });
   page.addEventListener("click", (e) => {
     if (e.target.closest("[data-play-stop]")) running?.abort();
+    if (e.target.closest("[data-play-raw]")) showPrompts().catch(regret);
     if (e.target.closest("[data-play-clear]") && !running) {
       columns.forEach((column) => { history.set(column, []); $("[data-play-log]", column).replaceChildren(); });
       fill();

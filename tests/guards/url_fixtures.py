@@ -64,6 +64,7 @@ def signed(reason: str, *methods: str, **what: Any) -> Url:
 
 JOB = {"job_id": "job"}
 ADAPTER = {"version_id": "adapter_version"}
+ALIAS = {"alias_id": "alias"}
 FILE = {"file_id": "dataset_version"}
 UPLOAD = {"upload_id": "upload"}
 
@@ -145,9 +146,15 @@ URLS: dict[str, Url] = {
     "web:adapter_download": page(get=P.VIEW, ids=ADAPTER),
     "web:adapter_deploy": page(post=P.ADAPTER_WRITE, ids=ADAPTER),
     "web:adapter_undeploy": page(post=P.ADAPTER_WRITE, ids=ADAPTER),
+    "web:alias_point": page(post=P.ADAPTER_WRITE, ids=ADAPTER, data={"name": "production"}),
+    "web:alias_rollback": page(post=P.ADAPTER_WRITE, ids=ALIAS),
+    "web:alias_delete": page(post=P.ADAPTER_WRITE, ids=ALIAS),
+    "web:adapter_warm": page(post=P.ADAPTER_WRITE, ids=ADAPTER),
     "web:adapter_delete": page(get=P.ADAPTER_DELETE, post=P.ADAPTER_DELETE, ids=ADAPTER),
     "web:playground": page(get=P.VIEW),
     "web:playground_token": page(post=P.INFERENCE),
+    "web:playground_prompt": page(post=P.VIEW),
+    "web:playground_save": page(post=P.DATASET_WRITE),
     "web:billing": page(get=P.VIEW),
     "web:billing_topup": page(post=P.ORGANIZATION_MANAGE, data={"amount_usd": "50"}),
     "web:billing_card": page(post=P.ORGANIZATION_MANAGE),
@@ -216,6 +223,12 @@ URLS: dict[str, Url] = {
     "api_upload_cancel": api(POST=P.DATASET_WRITE, ids=UPLOAD),
     "api_model_list": api(GET=P.VIEW),
     "api_model_detail": api(GET=P.VIEW, DELETE=P.ADAPTER_DELETE, ids={"model": "model_name"}),
+    "api_model_serving": api(GET=P.VIEW, POST=P.ADAPTER_WRITE, ids={"model": "model_name"}),
+    "api_alias_list": api(
+        GET=P.VIEW, POST=P.ADAPTER_WRITE, data={"name": "production"}, refs={"version": "model_name"}
+    ),
+    "api_alias_detail": api(GET=P.VIEW, DELETE=P.ADAPTER_WRITE, ids=ALIAS),
+    "api_alias_rollback": api(POST=P.ADAPTER_WRITE, ids=ALIAS),
     "api_billing": api(GET=P.VIEW),
     # the operator console
     "staff:pool_list": staff("GET", "POST"),
@@ -228,6 +241,9 @@ URLS: dict[str, Url] = {
     "staff:worker_uncordon": staff("POST", ids={"worker_id": "worker"}),
     "staff:worker_drain": staff("POST", ids={"worker_id": "worker"}),
     "staff:worker_revoke": staff("POST", ids={"worker_id": "worker"}),
+    "staff:replica_list": staff("GET"),
+    "staff:replica_detail": staff("GET", ids={"replica_id": "replica"}),
+    "staff:replica_drain": staff("POST", ids={"replica_id": "replica"}),
     "staff:base_model_list": staff("GET", "POST"),
     "staff:base_model_install": staff("POST", ids={"base_model_id": "base_model"}),
     "staff:base_model_retire": staff("POST", ids={"base_model_id": "base_model"}),

@@ -29,7 +29,9 @@ from apps.datasets.models import Upload, UploadPart
 from apps.finetuning.models import GpuPool, Worker
 from apps.finetuning.trackers import store_tracker_key
 from apps.payments.models import HostedPage, ReconciliationDifference, StripeCustomer, TopUp
+from apps.serving.models import Alias
 from apps.serving.operations import deploy
+from tests.api.gateway.process import make_replica
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
 from tests.factories.catalog import make_base_model, make_listed_model
 from tests.factories.datasets import make_ready_version, make_upload, make_version
@@ -123,6 +125,19 @@ def _deployment(tenant: Tenant) -> str:
     return str(deploy(version=version, by="system").pk)
 
 
+def _alias(tenant: Tenant) -> str:
+    version = AdapterVersion.objects.get(pk=tenant.ids["adapter_version"])
+    return Alias.objects.create(
+        organization=tenant.organization,
+        adapter=version.adapter,
+        name="staging",
+        model_name=f"{version.model_name.rsplit(':', 1)[0]}:{tenant.canary}",
+        version=version,
+        canary_version=version,
+        canary_percent=5,
+    ).pk
+
+
 def _licence_acceptance(tenant: Tenant) -> str:
     model = tenant.installation.listed_model
     now = db_now()
@@ -210,6 +225,7 @@ MAKERS: dict[str, Maker] = {
     "adapter": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).adapter_id,
     "model_name": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).model_name,
     "deployment": _deployment,
+    "alias": _alias,
     "licence_acceptance": _licence_acceptance,
     "tracker_key": _tracker_key,
     "topup": _topup,
@@ -228,6 +244,7 @@ SHARED: dict[str, Callable[[Installation], str]] = {
     "tracker_kind": lambda installation: "wandb",
     "pool": lambda installation: installation.pool.pk,
     "worker": lambda installation: installation.worker.pk,
+    "replica": lambda installation: make_replica(installation.base_model, "unix:///nowhere").pk,
     "difference": lambda _: (
         ReconciliationDifference.objects.get_or_create(source_id="pi_1", ours_cents=1, theirs_cents=2)[0].pk
     ),

@@ -52,7 +52,7 @@ def test_the_list_shows_lineage_and_state(version, client_for, vera, charlie, ri
     assert version.model_name not in text(client_for(charlie).get("/adapters"))
 
 
-@pytest.mark.parametrize(("state", "words"), [("loaded", "Serving"), ("loading", "Loading"), ("failed", "Failed")])
+@pytest.mark.parametrize(("state", "words"), [("loaded", "Warm"), ("loading", "Loading"), ("failed", "Failed")])
 def test_the_state_is_what_a_replica_says(state, words, version, organization, floor, client_for, vera):  # noqa: F811
     deploy(version=version, by="system")
     waiting = text(client_for(vera).get(f"/adapters/{version.pk}"))

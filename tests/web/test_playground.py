@@ -1,6 +1,7 @@
 """The playground: which models it offers, and the token a browser asks the gateway with."""
 
 import html
+import json
 import re
 
 import pytest
@@ -9,6 +10,8 @@ from apps.accounts.models import KeyKind
 from apps.accounts.queries import find_key
 from apps.catalog.operations import set_price
 from apps.core.clock import db_now
+from apps.core.object_store import read_object
+from apps.datasets.models import DatasetVersion
 from apps.serving.operations import deploy
 from tests.unit.finetuning.conftest import claim, floor  # noqa: F401 - fixtures
 
@@ -77,3 +80,34 @@ def test_a_viewer_gets_no_token_and_is_told_why(floor, client_for, vera):  # noq
 
 def test_a_token_is_never_given_for_a_link(client_for, bob):
     assert client_for(bob).get("/playground/token").status_code == 405
+
+
+def post(client, path: str, body: object):
+    return client.post(path, json.dumps(body), content_type="application/json")
+
+
+HI = {"role": "user", "content": "My card is lost"}
+
+
+def test_the_raw_prompt_is_what_the_template_makes_of_the_messages(version, client_for, vera, charlie, rival):
+    for model in ("anneal-demo", version.model_name):
+        prompt = post(client_for(vera), "/playground/prompt", {"model": model, "messages": [HI]}).json()["prompt"]
+        assert "My card is lost" in prompt
+        assert prompt != "My card is lost"
+
+    foreign = post(client_for(charlie), "/playground/prompt", {"model": version.model_name, "messages": [HI]})
+    assert foreign.status_code == 404
+
+
+def test_an_answer_becomes_the_next_row_of_a_dataset(version, organization, client_for, bob, vera):
+    answer = {"role": "assistant", "content": "lost_or_stolen_card"}
+    first = post(client_for(bob), "/playground/rows", {"messages": [HI, answer]})
+    second = post(client_for(bob), "/playground/rows", {"messages": [HI, answer | {"content": "card_arrival"}]})
+
+    saved = DatasetVersion.objects.get(pk=second.json()["file"])
+    lines = read_object(saved.object_key).decode().splitlines()
+    assert [json.loads(line)["messages"][-1]["content"] for line in lines] == ["lost_or_stolen_card", "card_arrival"]
+    assert (saved.number, saved.dataset.name) == (2, "Playground rows")
+    assert first.status_code == 200
+    assert post(client_for(bob), "/playground/rows", {"messages": [HI]}).json()["error"]["param"] == "messages"
+    assert post(client_for(vera), "/playground/rows", {"messages": [HI, answer]}).status_code == 403

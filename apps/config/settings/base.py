@@ -162,6 +162,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "adapters": "read",
         "serving": "read",
         "serving.deployment": "write",  # a request for an adapter is noted, so that the replicas keep it
+        "serving.placement": "write",  # and a cold one is given a place at once
         "serving.replica": "write",
         "catalog": "read",
         "billing": "write",

@@ -55,7 +55,7 @@ STATUSES: dict[str, Status] = {
     "deleting": Status("Deleting", "warn", "trash-2"),
     "deleted": Status("Deleted", "line", "trash-2"),
     "loading": Status("Loading", "info", live=True),
-    "loaded": Status("Serving", "ok", "check"),
+    "loaded": Status("Warm", "ok", "check"),
     "serving": Status("Serving", "ok", "check"),
     "waiting": Status("Waiting to load", "", "clock"),
     "cold": Status("Cold", "", "power"),

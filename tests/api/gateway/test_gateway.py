@@ -14,6 +14,7 @@ import pytest
 from django.db import transaction
 
 from apps.accounts.operations import issue_member_token, revoke_key
+from apps.adapters.models import AdapterVersion
 from apps.billing.models import Hold
 from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
 from apps.billing.usage import rate_usage
@@ -21,7 +22,8 @@ from apps.core.clock import db_now
 from apps.core.money import rated
 from apps.finetuning.quotas import set_quota
 from apps.gateway.routes import LONGEST_LOAD_SECONDS, REFRESH_SECONDS
-from apps.serving.models import Deployment, LoadedAdapter
+from apps.serving.aliases import point_alias
+from apps.serving.models import Alias, Deployment, LoadedAdapter
 from apps.serving.operations import desired_state
 from tests.api.gateway.process import (
     BASE_MODEL,
@@ -422,6 +424,27 @@ def test_a_request_for_a_cold_adapter_asks_for_it_back_and_waits(gateway, world,
         assert answer.result().status_code == 200, answer.result().text
     replica.refresh_from_db()
     assert replica.generation > 0
+
+
+def test_an_alias_answers_by_its_version_and_a_canary_by_its_share(gateway, world):
+    tenant = world.acme
+    version = AdapterVersion.objects.get(model_name=tenant.model_name)
+    alias = point_alias(version=version, name="production", by="system", now=db_now())
+    other = make_adapter(tenant.organization, world.base_model)
+    http = gateway.http(tenant.key)
+    body = {"model": alias.model_name, "messages": HI}
+
+    def answered() -> str:
+        return http.post("/v1/chat/completions", json=body).json()["model"]
+
+    assert answered() == version.model_name
+    assert gateway.http(world.rival.key).post("/v1/chat/completions", json=body).status_code == 404
+    Alias.objects.filter(pk=alias.pk).update(canary_version=other, canary_percent=50)
+    wait_until(lambda: answered() == other.model_name, "the canary never answered")
+    assert version.model_name in {answered() for _ in range(30)}
+    Alias.objects.filter(pk=alias.pk).update(version=other, canary_version=None, canary_percent=0)
+    sleep(REFRESH_SECONDS + 0.5)
+    assert {answered() for _ in range(10)} == {other.model_name}
 
 
 def test_an_adapter_that_no_replica_could_load_is_not_waited_for(gateway, world):

@@ -34,8 +34,9 @@ class Replica:
             "ANNEAL_ENROLL_TOKEN_FILE": str(token_file),
             "ANNEAL_REPLICA_LISTEN": str(self.listen),
             "ANNEAL_ENGINE_MAX_LORAS": "2",
-            "ANNEAL_ENGINE_MAX_CPU_LORAS": "4",
+            "ANNEAL_ENGINE_MAX_CPU_LORAS": "8",
             "ANNEAL_ENGINE_MAX_LORA_RANK": "16",
+            "ANNEAL_REPLICA_CACHE_BYTES": "1",
             "ANNEAL_ENGINE_KV_CACHE_BYTES": str(64 * 2**20),
             "PYTHONPATH": str(ROOT),
         }

@@ -1,6 +1,7 @@
 """Adapters are checked number by number before they come near an engine, and their folders never change."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -173,3 +174,41 @@ def test_peft_s_own_files_are_accepted(
     files = {name: (tmp_path / "peft" / name).read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE)}
 
     assert store.ensure(plane.describe(NAME, files, rank=16), base).exists()
+
+
+def _adapter(plane: ControlPlane, number: int) -> DesiredAdapter:
+    return plane.describe(f"a-{number:026d}", make_files(make_arrays(BASE_MODEL, seed=number)))
+
+
+def test_above_its_limit_the_cache_gives_up_what_was_used_longest_ago_but_nothing_an_engine_may_read(
+    plane: ControlPlane, base: BaseIdentity, tmp_path: Path
+) -> None:
+    adapters = [_adapter(plane, number) for number in range(4)]
+    size = sum(file.bytes for file in adapters[0].files)
+    store = AdapterStore(tmp_path / "adapters", open_object, limit_bytes=2 * size + size // 2)
+    first, second, third = (store.ensure(adapter, base) for adapter in adapters[:3])
+    assert first.exists() and second.exists() and third.exists()  # all given out: the limit gives way
+
+    store.give_back([first, second])
+    os.utime(first)
+    store.ensure(adapters[3], base)
+
+    assert (first.exists(), second.exists(), third.exists()) == (False, False, True)
+    assert store.count_bytes() < 3 * size
+    store.give_back([third])
+    assert store.ensure(adapters[2], base) == third
+    store.collect_garbage([])
+
+
+def test_a_cached_folder_whose_weights_changed_is_fetched_anew(
+    plane: ControlPlane, base: BaseIdentity, tmp_path: Path
+) -> None:
+    adapter = _adapter(plane, 1)
+    path = AdapterStore(tmp_path / "adapters", open_object, limit_bytes=2**30).ensure(adapter, base)
+    good = (path / WEIGHTS_FILE).read_bytes()
+    (path / WEIGHTS_FILE).chmod(0o600)
+    (path / WEIGHTS_FILE).write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+
+    AdapterStore(tmp_path / "adapters", open_object, limit_bytes=2**30).ensure(adapter, base)
+
+    assert (path / WEIGHTS_FILE).read_bytes() == good

@@ -119,7 +119,11 @@ def test_report_says_how_to_reach_the_replica_and_what_it_takes(replica: Replica
     observed = replica.plane.observed[-1]
 
     assert observed.url == f"unix://{replica.listen}"
-    assert (observed.capacity, observed.max_lora_rank, observed.nan_requests_total) == (64, 16, 0)
+    assert (observed.capacity, observed.max_lora_rank, observed.nan_requests_total) == (
+        6,
+        16,
+        0,
+    )  # eight in the engine's cache, two of them for those that come and go
     assert replica.get_state().generation == observed.engine_generation
 
 
@@ -271,6 +275,50 @@ def test_cold_adapter_gets_its_turn_between_two_hot_ones(replica: Replica) -> No
     assert waited < 10  # 1.5 s of quantum and one answer on an idle machine
 
 
+def test_what_an_abandoned_stream_said_it_used_is_what_the_engine_counted(replica: Replica) -> None:
+    def count_generated() -> float:
+        lines = replica.engine_http.get("/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:generation_tokens_total{"))
+
+    before, said = count_generated(), 0
+    body = {"model": GOOD, "prompt": "My card", "stream": True} | ENDLESS
+    with replica.http.stream("POST", "/v1/completions", json=body) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                said = json.loads(line[6:])["usage"]["completion_tokens"]
+            if said >= 12:
+                break
+    wait_until(lambda: count_generated() - before >= said, seconds=5, what="the engine's count")
+    time.sleep(0.5)
+
+    assert 0 <= count_generated() - before - said <= 2  # what was under way when the client left
+
+
+def test_adapters_that_come_and_go_meanwhile_change_no_answer(replica: Replica) -> None:
+    """More are loaded than the engine's cache holds: those being served are pushed out and read again from disk."""
+    greedy = {"max_tokens": 64, "ignore_eos": True, "temperature": 0}
+    wanted = {model: replica.complete(model, **greedy).json()["choices"][0]["text"] for model in (GOOD, OTHER)}
+    folder = replica.list_loaded()[THIRD]
+    stop = threading.Event()
+
+    def churn() -> None:
+        for number in range(200):
+            if stop.is_set():
+                return
+            name = name_of(f"churn{number}")
+            replica.engine_http.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": folder})
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    answers = [(model, replica.complete(model, **greedy)) for model in (GOOD, OTHER) * 3]
+    stop.set()
+    thread.join()
+
+    assert [answer.json()["choices"][0]["text"] for _, answer in answers] == [wanted[model] for model, _ in answers]
+    known = {SERVED_NAME, GOOD, OTHER, THIRD}
+    wait_until(lambda: set(replica.list_loaded()) == known, seconds=30, what="the agent to clear the strangers")
+
+
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
@@ -391,6 +439,21 @@ def test_kill_9_of_the_api_process_breaks_streams_closes_the_door_and_leaves_no_
     wait_until(lambda: not any(map(is_alive, processes)), seconds=10, what="every process to be gone")
     assert replica.complete(GOOD).status_code == 503
     wait_until(lambda: not replica.plane.observed[-1].is_ready, seconds=10, what="the report")
+
+
+def test_sigterm_ends_routing_first_then_answers_then_the_agent(replica: Replica) -> None:
+    replica.wait_until_ready()
+    body = {"model": GOOD, "prompt": "My card", "stream": True} | ENDLESS
+    with replica.http.stream("POST", "/v1/completions", json=body) as answer:
+        chunks = answer.iter_raw()
+        next(chunks)
+        replica.agent.send_signal(signal.SIGTERM)
+        wait_until(lambda: not replica.plane.observed[-1].is_ready, seconds=5, what="the report")
+        assert replica.complete(GOOD).status_code == 200  # a gateway that has not read it yet is answered
+        rest = b"".join(chunks)
+
+    assert rest.endswith(b"data: [DONE]\n\n")
+    assert replica.agent.wait(30) == 0
 
 
 def parent_of(child: Process, processes: list[Process]) -> Process:

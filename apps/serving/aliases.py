@@ -1,0 +1,139 @@
+"""Names that stay while versions change: moved at once, tried on a share of the requests, taken back in one step."""
+
+import datetime
+import re
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Q, QuerySet
+
+from apps.adapters.models import AdapterVersion
+from apps.contracts.serving import LoadState
+from apps.core import audit
+from apps.core.errors import InvalidState, InvalidValue, NotFound
+from apps.serving.models import Alias, Deployment, LoadedAdapter
+
+_NAME = re.compile(r"[a-z][a-z0-9-]{1,38}[a-z0-9]")
+_LIKE_A_VERSION = re.compile(r"[0-9a-hjkmnp-tv-z]{10}")  # how the names of versions end
+MOST_ALIASES = 20  # of one adapter
+
+
+def list_aliases(*, organization: Any) -> QuerySet[Alias]:
+    """Return the organization's aliases with their versions, by adapter and name."""
+    rows = Alias.objects.for_organization(organization).select_related(
+        "adapter__base_model", "version", "canary_version", "previous_version"
+    )
+    return rows.order_by("adapter__name", "name")
+
+
+def get_alias(*, organization: Any, id: str) -> Alias:
+    """Raises NotFound, the same for unknown and foreign ids."""
+    found = list_aliases(organization=organization).filter(pk=id).first()
+    if found is None:
+        raise NotFound(f"There is no alias {id!r}.", param="alias_id")
+    return found
+
+
+@transaction.atomic
+def point_alias(
+    *, version: AdapterVersion, name: str, by: str, now: datetime.datetime, canary_percent: int = 0
+) -> Alias:
+    """Have `name` stand for the version from now on, or for `canary_percent` of the requests beside what it stood for.
+
+    A new alias stands for the whole. The version must be loaded, so that no request meets a gap. Raises InvalidValue,
+    InvalidState.
+    """
+    if not 0 <= canary_percent <= 99:
+        raise InvalidValue("A canary gets 1 to 99 percent; leave it out to move everything.", param="canary_percent")
+    _require_loaded(version)
+    alias = Alias.objects.select_for_update().filter(adapter=version.adapter_id, name=name).first()
+    if alias is None:
+        alias = _create(version, name, canary_percent)
+    elif canary_percent and alias.version_id != version.pk:
+        alias.canary_version, alias.canary_percent = version, canary_percent
+    elif not canary_percent:
+        if alias.version_id != version.pk:
+            alias.previous_version = alias.version
+        alias.version, alias.canary_version, alias.canary_percent = version, None, 0
+    else:
+        raise InvalidState("The alias stands for this version already.", param="version")
+    return _save(alias, by=by, now=now, action="alias.moved")
+
+
+@transaction.atomic
+def roll_back(*, alias: Alias, by: str, now: datetime.datetime) -> Alias:
+    """End a canary, or return to the version before this one. Raises InvalidState where there is none."""
+    alias = Alias.objects.select_for_update().get(pk=alias.pk)
+    if alias.canary_version_id is not None:
+        alias.canary_version, alias.canary_percent = None, 0
+    elif alias.previous_version is None or not _is_deployed(alias.previous_version):
+        raise InvalidState("There is no earlier version to return to: it never moved, or that one is served no more.")
+    else:
+        alias.version, alias.previous_version = alias.previous_version, alias.version
+    return _save(alias, by=by, now=now, action="alias.rolled_back")
+
+
+@transaction.atomic
+def delete_alias(*, alias: Alias, by: str) -> None:
+    """Requests for the name get 404 from now on; its versions go on answering under their own names."""
+    audit.record(
+        organization=alias.organization_id, by=by, action="alias.deleted", target=alias.pk, model=alias.model_name
+    )
+    alias.delete()
+
+
+def require_unaliased(*, version: AdapterVersion) -> None:
+    """Raise InvalidState while an alias stands for the version; forget it as one to return to."""
+    alias = Alias.objects.filter(Q(version=version) | Q(canary_version=version)).first()
+    if alias is not None:
+        raise InvalidState(
+            f"The alias {alias.name} stands for this version. Move it to another version or delete it first.",
+            param="model",
+        )
+    Alias.objects.filter(previous_version=version).update(previous_version=None)
+
+
+def _create(version: AdapterVersion, name: str, canary_percent: int) -> Alias:
+    if canary_percent:
+        raise InvalidValue("There is no such alias yet, so there is nothing to try beside.", param="canary_percent")
+    if not _NAME.fullmatch(name) or _LIKE_A_VERSION.fullmatch(name):
+        raise InvalidValue(
+            "An alias has 3 to 40 lower-case letters, digits and hyphens, as in `production`, and does not look like "
+            "the end of a version's name.",
+            param="name",
+        )
+    if Alias.objects.filter(adapter=version.adapter_id).count() >= MOST_ALIASES:
+        raise InvalidState(f"An adapter has at most {MOST_ALIASES} aliases. Delete one first.", param="name")
+    model_name = f"{version.model_name.rsplit(':', 1)[0]}:{name}"
+    if Alias.objects.filter(model_name=model_name).exists():
+        raise InvalidState(f"{model_name} is an alias of another adapter of this name.", param="name")
+    return Alias(
+        organization_id=version.organization_id,
+        adapter_id=version.adapter_id,
+        name=name,
+        model_name=model_name,
+        version=version,
+    )
+
+
+def _save(alias: Alias, *, by: str, now: datetime.datetime, action: str) -> Alias:
+    alias.moved_at = now
+    alias.save()
+    audit.record(
+        organization=alias.organization_id, by=by, action=action, target=alias.pk, model=alias.model_name,
+        version=alias.version_id, canary=alias.canary_version_id, canary_percent=alias.canary_percent,
+    )  # fmt: skip
+    return alias
+
+
+def _require_loaded(version: AdapterVersion) -> None:
+    is_loaded = LoadedAdapter.objects.filter(adapter_version=version, state=LoadState.LOADED).exists()
+    if not is_loaded or not _is_deployed(version):
+        raise InvalidState(
+            "No replica has loaded this version yet, so requests would fail. Move the alias once it is warm.",
+            param="version",
+        )
+
+
+def _is_deployed(version: AdapterVersion) -> bool:
+    return Deployment.objects.filter(adapter_version=version, removed_at=None).exists()

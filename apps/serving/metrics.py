@@ -1,0 +1,109 @@
+"""Replicas and adapters in Prometheus' text format, for whoever watches this installation.
+
+The engines' own metrics know one model only; what an adapter was asked for is counted here from the usage records.
+"""
+
+import hashlib
+import hmac
+from collections import defaultdict
+from collections.abc import Iterator
+
+from django.conf import settings
+from django.db.models import Count, Sum
+
+from apps.billing.models import UsageSeries
+from apps.contracts.serving import LoadState
+from apps.core.clock import db_now
+from apps.serving.models import Deployment, LoadedAdapter, Replica
+from apps.serving.placement import demand_after
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_LOAD = {
+    "memory_bytes": "Resident memory of the engine's processes.",
+    "cached_adapters": "Adapters in the engine's host cache, unloaded ones included.",
+    "running": "Requests being answered.",
+    "waiting": "Requests waiting, in the engine or for an adapter slot.",
+    "tokens_per_second": "Tokens read and written.",
+    "kv_cache_share": "Part of the key-value cache in use.",
+    "restarts": "Engine starts since the agent's.",
+    "disk_bytes": "Adapters in the local cache.",
+}
+Sample = tuple[dict[str, str], float]
+
+
+def metrics_token() -> str:
+    """Return the bearer token of the metrics address."""
+    return hmac.new(settings.SIGNING_KEY.encode(), b"metrics", hashlib.sha256).hexdigest()
+
+
+def render_metrics() -> str:
+    """Return every series."""
+    return "".join(_replicas()) + "".join(_adapters())
+
+
+def _replicas() -> Iterator[str]:
+    replicas = list(Replica.objects.select_related("base_model").order_by("pk"))
+    labels = {one.pk: {"replica": one.pk, "base_model": one.base_model.name} for one in replicas}
+    counts: dict[tuple[str, str], int] = {
+        (replica_id, state): count
+        for replica_id, state, count in LoadedAdapter.objects.values_list("replica_id", "state").annotate(Count("pk"))
+    }
+    yield _series("anneal_replica_ready", "gauge", "1 while requests may be sent to it.", [
+        (labels[one.pk], float(one.is_ready)) for one in replicas
+    ])  # fmt: skip
+    yield _series("anneal_replica_adapters", "gauge", "Adapters by what the replica says of them.", [
+        (labels[one.pk] | {"state": state}, float(counts.get((one.pk, state), 0)))
+        for one in replicas for state in LoadState
+    ])  # fmt: skip
+    for name, words in _LOAD.items():
+        samples = [(labels[one.pk], float(one.load.get(name, 0))) for one in replicas]
+        yield _series(f"anneal_replica_{name}", "gauge", words, samples)
+
+
+def _adapters() -> Iterator[str]:
+    deployments = Deployment.objects.filter(removed_at=None, adapter_version__deleted_at=None).order_by("pk")
+    rows = list(
+        deployments.values_list(
+            "adapter_version_id",
+            "adapter_version__model_name",
+            "organization__slug",
+            "quick_demand",
+            "slow_demand",
+            "demand_at",
+        )
+    )
+    now = db_now()
+    labels = {name: {"model": name, "organization": slug} for _, name, slug, *_ in rows}
+    loaded: dict[str, int] = dict(
+        LoadedAdapter.objects.filter(state=LoadState.LOADED).values_list("adapter_version_id").annotate(Count("pk"))
+    )
+    yield _series("anneal_adapter_replicas", "gauge", "Replicas that have loaded it: 0 is cold.", [
+        (labels[name], float(loaded.get(id, 0))) for id, name, *_ in rows
+    ])  # fmt: skip
+    yield _series("anneal_adapter_requests_per_second", "gauge", "What its place is given by.", [
+        (labels[name], demand_after(quick, slow, (now - noted_at).total_seconds()) if noted_at else 0.0)
+        for _, name, _, quick, slow, noted_at in rows
+    ])  # fmt: skip
+    used: dict[str, list[Sample]] = defaultdict(list)
+    series = UsageSeries.objects.filter(subject__in=labels, sku__startswith="inference:").values_list("subject", "sku")
+    for subject, sku, tokens, requests in series.annotate(Sum("quantity"), Sum("request_count")).order_by("subject"):
+        way = sku.split(":")[1]
+        used["tokens"].append((labels[subject] | {"direction": way}, float(tokens)))
+        if way == "input":  # every request has one line of it
+            used["requests"].append((labels[subject], float(requests)))
+    yield _series("anneal_adapter_requests_total", "counter", "Requests answered and metered.", used["requests"])
+    yield _series("anneal_adapter_tokens_total", "counter", "Tokens metered.", used["tokens"])
+
+
+def _series(name: str, kind: str, words: str, samples: list[Sample]) -> str:
+    lines = [f"# HELP {name} {words}", f"# TYPE {name} {kind}"]
+    lines += [f"{name}{{{_labels(labels)}}} {value:.10g}" for labels, value in samples]
+    return "\n".join(lines) + "\n"
+
+
+def _labels(labels: dict[str, str]) -> str:
+    return ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

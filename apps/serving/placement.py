@@ -1,0 +1,290 @@
+"""Which replica of one base model holds which adapters: by demand, within rank classes, with few moves.
+
+Every adapter in use is on one replica and a hot one on several; one nobody asked for lately is on none. Where there are
+more adapters in use than places, each organization first takes turns for half of its fair part, its busiest before
+anybody's second, and the rest goes by demand. An adapter stays where it is: loading one holds up everybody's tokens,
+and what is unloaded goes on filling the engine's cache. What is waited for pushes something out only as fast as
+replicas load: beyond that it waits, for a fleet that is emptied faster than it is filled would answer nobody.
+
+The result depends on the arguments alone, so that two placers given the same facts agree.
+"""
+
+import hashlib
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+IDLE_SECONDS = 24 * 3600.0  # asked for longer ago than this: on no replica, until the next request
+ACTIVE_SECONDS = 900.0  # asked for since: before all that were not
+WAITING_SECONDS = 30.0  # asked for since, and nowhere: a customer waits for it
+HOT_SHARE = 0.25  # of a replica's fair part of the traffic: more than that is spread over another replica
+LEAST_SHARE_PER_SECOND = 1.0  # requests: below it one replica is enough, however little other traffic there is
+STICKINESS = 1.5  # what is held counts for so much more than what would take its place
+MOST_TO_LOAD = 4  # on one replica at a time, in the place of others
+MOST_REBALANCING_MOVES = 2  # in one placement; loads that a customer waits for are not counted
+QUICK_SECONDS = 20.0  # a request fades from the one sum so fast: a hot adapter spreads at once,
+SLOW_SECONDS = 300.0  # and from the other: it gathers again only after minutes
+_UNEVEN = 1.25  # times the mean: a replica with more gives some away
+_KEPT, _ACTIVE, _COPY, _RARE = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """An adapter that may be asked for. Times are seconds of one clock."""
+
+    version_id: str
+    organization_id: str
+    rank: int
+    last_used_at: float
+    requests_per_second: float = 0.0
+    is_kept: bool = False  # paid for, or the target of an alias: warm whatever the demand
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A replica. `capacity`: adapters registered at once; `slots`: adapters in one batch without loss of speed."""
+
+    replica_id: str
+    capacity: int
+    slots: int
+    max_rank: int
+    is_draining: bool = False  # keeps what it has and gets nothing new
+
+
+@dataclass(slots=True)
+class _State:
+    """A replica while it is being filled."""
+
+    room: Room
+    held: set[str]
+    load: float = 0.0
+    hot: int = 0
+
+    @property
+    def has_place(self) -> bool:
+        return len(self.held) < self.room.capacity
+
+
+Placed = dict[str, frozenset[str]]
+
+
+def place(
+    wishes: Iterable[Wish],
+    rooms: Collection[Room],
+    *,
+    holding: Mapping[str, Collection[str]],
+    loaded: Mapping[str, Collection[str]],
+    now: float,
+    unable: Collection[tuple[str, str]] = (),
+) -> Placed:
+    """Return the version ids each replica should hold.
+
+    `holding`: what it was to hold so far, `loaded`: what of that it has; `unable`: (replica, version) that failed.
+    """
+    known = {wish.version_id: wish for wish in wishes}
+    open_rooms = sorted((room for room in rooms if not room.is_draining), key=lambda room: room.replica_id)
+    plan = _Plan(known, open_rooms, holding, frozenset(unable))
+    plan.select(now, most_pushed_out=_most_pushed_out(open_rooms, holding, loaded))
+    plan.settle()
+    plan.rebalance()
+    placed: Placed = {state.room.replica_id: frozenset(state.held) for state in plan.states}
+    for room in rooms:
+        if room.is_draining:
+            placed[room.replica_id] = frozenset(id for id in holding.get(room.replica_id, ()) if id in known)
+    return placed
+
+
+def demand_after(quick: float, slow: float, age_seconds: float) -> float:
+    """Return requests per second by two sums, each request adding 1 / its seconds, as they have faded since."""
+    age = max(0.0, age_seconds)
+    return max(quick * math.exp(-age / QUICK_SECONDS), slow * math.exp(-age / SLOW_SECONDS))
+
+
+def count_moves(before: Mapping[str, Collection[str]], after: Placed) -> int:
+    """Return how many adapters are to be loaded somewhere."""
+    return sum(len(held - set(before.get(replica_id, ()))) for replica_id, held in after.items())
+
+
+def _most_pushed_out(
+    rooms: Iterable[Room], holding: Mapping[str, Collection[str]], loaded: Mapping[str, Collection[str]]
+) -> int:
+    """Return how many adapters may now take the places of others: what replicas are loading already counts."""
+    missing = {room.replica_id: set(holding.get(room.replica_id, ())) for room in rooms}
+    return sum(max(0, MOST_TO_LOAD - len(missing[id] - set(loaded.get(id, ())))) for id in missing)
+
+
+class _Plan:
+    def __init__(
+        self,
+        wishes: dict[str, Wish],
+        rooms: list[Room],
+        holding: Mapping[str, Collection[str]],
+        unable: frozenset[tuple[str, str]],
+    ) -> None:
+        self._wishes = wishes
+        self._unable = unable
+        self.states = [_State(room, set()) for room in rooms]
+        self._holders: dict[str, list[_State]] = defaultdict(list)
+        for state in self.states:
+            for version_id in holding.get(state.room.replica_id, ()):
+                if version_id in wishes and self._may_hold(state, wishes[version_id]):
+                    self._holders[version_id].append(state)
+        total = sum(wish.requests_per_second for wish in wishes.values())
+        self._share = max(LEAST_SHARE_PER_SECOND, HOT_SHARE * total / max(1, len(rooms)))
+        self._copies: dict[str, int] = {}
+        ranks = sorted({room.max_rank for room in rooms})
+        self._places = {rank: sum(r.capacity for r in rooms if r.max_rank >= rank) for rank in ranks}
+        self._taken: Counter[int] = Counter()
+
+    def _may_hold(self, state: _State, wish: Wish) -> bool:
+        return wish.rank <= state.room.max_rank and (state.room.replica_id, wish.version_id) not in self._unable
+
+    # --- which adapters, and on how many replicas -------------------------------------------------------------------
+
+    def select(self, now: float, *, most_pushed_out: int) -> None:
+        """Choose as many (adapter, copy) as there are places, the most needed first."""
+        held = sum(len(states) for states in self._holders.values())
+        newcomers = max(0, sum(state.room.capacity for state in self.states) - held) + most_pushed_out
+        for _, _, _, _, _, version_id in sorted(self._candidates(now)):
+            is_new = self._copies.get(version_id, 0) >= len(self._holders.get(version_id, ()))
+            if (not is_new or newcomers > 0) and self._take_place(self._wishes[version_id]):
+                newcomers -= is_new
+
+    def _candidates(self, now: float) -> list[tuple[int, int, bool, float, float, str]]:
+        by_organization: dict[str, list[tuple[int, bool, float, float, str]]] = defaultdict(list)
+        for wish in self._wishes.values():
+            kind = _kind(wish, now)
+            if kind is not None:
+                is_held = bool(self._holders.get(wish.version_id))
+                is_waited_for = not is_held and now - wish.last_used_at < WAITING_SECONDS
+                demand = wish.requests_per_second * (STICKINESS if is_held else 1.0)
+                entry = (kind, not is_waited_for, -demand, -wish.last_used_at, wish.version_id)
+                by_organization[wish.organization_id].append(entry)
+        places = sum(state.room.capacity for state in self.states)
+        guaranteed = max(1, places // (2 * max(1, len(by_organization))))
+        found: list[tuple[int, int, bool, float, float, str]] = []
+        for entries in by_organization.values():
+            for turn, (kind, is_settled, demand, age, version_id) in enumerate(sorted(entries)):
+                found.append((kind, min(turn, guaranteed), is_settled, demand, age, version_id))
+                for copy in range(1, self._wanted_copies(version_id)):
+                    found.append((_COPY, copy, is_settled, demand, age, version_id))
+        return found
+
+    def _wanted_copies(self, version_id: str) -> int:
+        """Return on how many replicas the adapter should be: more at once, fewer only when demand has halved."""
+        demand = self._wishes[version_id].requests_per_second
+        most = sum(self._may_hold(state, self._wishes[version_id]) for state in self.states)
+        wanted = max(1, math.ceil(demand / self._share))
+        kept = min(len(self._holders.get(version_id, ())), math.ceil(2 * demand / self._share))
+        return min(most, max(wanted, kept))
+
+    def _take_place(self, wish: Wish) -> bool:
+        """Count one more copy, if the classes of this rank and below still have a place for it."""
+        own = next((rank for rank in self._places if rank >= wish.rank), None)
+        affected = [rank for rank in self._places if own is not None and rank <= own]
+        if not affected or any(self._taken[rank] >= self._places[rank] for rank in affected):
+            return False
+        self._taken.update(affected)
+        self._copies[wish.version_id] = self._copies.get(wish.version_id, 0) + 1
+        return True
+
+    # --- where ------------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Leave adapters where they are, then give the others the emptiest places; high ranks first."""
+        left = dict(self._copies)
+        for version_id, copies in self._copies.items():
+            stays = sorted(self._holders.get(version_id, ()), key=lambda state: _affinity(version_id, state.room))
+            for state in [s for s in stays if s.has_place][:copies]:
+                self._put(version_id, state)
+                left[version_id] -= 1
+        ordered = sorted(left, key=lambda id: (-self._wishes[id].rank, -self._part(id), id))
+        newcomers = [version_id for version_id in ordered for _ in range(left[version_id])]
+        while newcomers:
+            newcomers += self._put_newcomer(newcomers.pop(0))
+
+    def _put_newcomer(self, version_id: str) -> list[str]:
+        """Place it; return what had to go elsewhere for it: an adapter of a lower rank on a replica of a higher one."""
+        wish = self._wishes[version_id]
+        fitting = [s for s in self.states if self._may_hold(s, wish) and version_id not in s.held]
+        if free := [state for state in fitting if state.has_place]:
+            self._put(version_id, min(free, key=lambda state: self._cost(state, version_id)))
+            return []
+        for state in fitting:
+            lower = [id for id in state.held if self._wishes[id].rank <= self._rank_below(state.room.max_rank)]
+            if lower and wish.rank > self._rank_below(state.room.max_rank):
+                leaves = min(lower, key=lambda id: (self._part(id), id))
+                self._remove(leaves, state)
+                self._put(version_id, state)
+                return [leaves]
+        return []
+
+    def _cost(self, state: _State, version_id: str) -> tuple[int, bool, float, int, int]:
+        """Order replicas: own rank class first, then one with a slot for it, then the least loaded."""
+        has_no_slot = self._is_hot(version_id) and state.hot >= state.room.slots
+        affinity = _affinity(version_id, state.room)
+        return state.room.max_rank, has_no_slot, round(state.load, 3), len(state.held), affinity
+
+    def rebalance(self) -> None:
+        """Move a few adapters from the busiest replica to the idlest of the same rank class."""
+        for _ in range(MOST_REBALANCING_MOVES):
+            if not any(self._even_out(rank) for rank in self._places):
+                return
+
+    def _even_out(self, max_rank: int) -> bool:
+        states = [state for state in self.states if state.room.max_rank == max_rank]
+        busiest = max(states, key=lambda state: (state.load, state.room.replica_id))
+        idlest = min(states, key=lambda state: (state.load, state.room.replica_id))
+        gap = busiest.load - idlest.load
+        mean = sum(state.load for state in states) / len(states)
+        if not idlest.has_place or busiest.load <= max(_UNEVEN * mean, self._share):
+            return False
+        movable = [
+            id
+            for id in busiest.held - idlest.held
+            if 0 < self._part(id) < gap
+            and self._may_hold(idlest, self._wishes[id])
+            and not (self._is_hot(id) and idlest.hot >= idlest.room.slots)
+        ]
+        if not movable:
+            return False
+        chosen = min(movable, key=lambda id: (abs(self._part(id) - gap / 2), id))
+        self._remove(chosen, busiest)
+        self._put(chosen, idlest)
+        return True
+
+    def _put(self, version_id: str, state: _State) -> None:
+        state.held.add(version_id)
+        state.load += self._part(version_id)
+        state.hot += self._is_hot(version_id)
+
+    def _remove(self, version_id: str, state: _State) -> None:
+        state.held.discard(version_id)
+        state.load -= self._part(version_id)
+        state.hot -= self._is_hot(version_id)
+
+    def _part(self, version_id: str) -> float:
+        """Return the requests per second that one of its replicas gets."""
+        return self._wishes[version_id].requests_per_second / self._copies[version_id]
+
+    def _is_hot(self, version_id: str) -> bool:
+        return self._part(version_id) >= LEAST_SHARE_PER_SECOND
+
+    def _rank_below(self, max_rank: int) -> int:
+        return max((rank for rank in self._places if rank < max_rank), default=0)
+
+
+def _kind(wish: Wish, now: float) -> int | None:
+    """Return how needed a first copy is; None where nobody needs one."""
+    age = now - wish.last_used_at
+    if wish.is_kept:
+        return _KEPT
+    if age > IDLE_SECONDS:
+        return None
+    return _ACTIVE if age <= ACTIVE_SECONDS else _RARE
+
+
+def _affinity(version_id: str, room: Room) -> int:
+    """Return a number that is the same on every placer and every day: where an adapter was, it comes back to."""
+    return int.from_bytes(hashlib.blake2b(f"{version_id} {room.replica_id}".encode(), digest_size=8).digest(), "big")

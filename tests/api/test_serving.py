@@ -1,0 +1,64 @@
+"""Aliases and warmth through the API."""
+
+import pytest
+from rest_framework.test import APIClient
+
+from apps.adapters.models import AdapterVersion
+from apps.core.clock import db_now
+from apps.serving.models import LoadedAdapter
+from apps.serving.operations import undeploy
+from tests.api.gateway.process import make_adapter, make_served_model
+
+
+@pytest.fixture
+def version(db: None, organization) -> AdapterVersion:
+    return make_adapter(organization, make_served_model("small", "unix:///nowhere", is_priced=False))
+
+
+@pytest.fixture
+def http(api_client, key) -> APIClient:
+    return api_client(key)
+
+
+def test_an_alias_is_made_listed_as_a_model_moved_and_deleted(http, organization, version) -> None:
+    made = http.post("/api/v1/aliases", {"name": "production", "version": version.model_name}, format="json")
+    alias = made.json()
+
+    assert made.status_code == 200, alias
+    assert alias["model"].endswith(":bot:production")
+    listed = {model["id"]: model for model in http.get("/v1/models").json()["data"]}
+    assert listed[alias["model"]]["alias_of"] == version.model_name
+    assert http.get(f"/v1/models/{alias['model']}").json()["alias_of"] == version.model_name
+    refused = http.post(f"/api/v1/aliases/{alias['id']}/rollback")
+    assert (refused.status_code, "no earlier version" in refused.json()["error"]["message"]) == (400, True)
+    assert http.get("/api/v1/aliases").json()["data"] == [alias]
+    assert http.delete(f"/api/v1/aliases/{alias['id']}").json()["deleted"] is True
+    assert http.get(f"/api/v1/aliases/{alias['id']}").status_code == 404
+
+
+def test_a_bad_alias_names_the_field(http, version) -> None:
+    answer = http.post("/api/v1/aliases", {"name": "P", "version": version.model_name}, format="json")
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "name")
+
+
+def test_the_state_is_warm_loading_cold_or_off(http, version) -> None:
+    path = f"/api/v1/models/{version.model_name}/serving"
+
+    def state() -> str:
+        return http.get(path).json()["state"]
+
+    assert state() == "warm"
+    LoadedAdapter.objects.update(state="loading")
+    assert state() == "loading"
+    LoadedAdapter.objects.all().delete()
+    assert state() == "cold"
+    undeploy(version=version, by="system", now=db_now())
+    assert state() == "off"
+
+
+def test_warmth_without_a_price_says_so(http, version) -> None:
+    answer = http.post(f"/api/v1/models/{version.model_name}/serving", {"keep_warm": True}, format="json")
+
+    assert answer.status_code == 400
+    assert "price" in answer.json()["error"]["message"]

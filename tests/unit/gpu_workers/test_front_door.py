@@ -1,0 +1,123 @@
+"""What the replica's door lets through, without an engine: two routes, known models, allowed fields."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from gpu_workers.engine_client import EngineClient, EngineDown
+from gpu_workers.front_door import FrontDoor
+
+TOKEN = "replica-token-of-this-test"
+BASE, GOOD = "b-demo", "a-" + "good".ljust(26, "0")
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
+
+
+class Engine:
+    """Takes requests down and answers none."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+
+    @asynccontextmanager
+    async def open_answer(self, path: str, body: bytes, headers: dict[str, str]) -> AsyncIterator[None]:
+        self.bodies.append(json.loads(body))
+        raise EngineDown("none")
+        yield
+
+
+def at_the_door(check: Callable[[TestClient, Engine], Awaitable[None]]) -> None:
+    async def run() -> None:
+        engine = Engine()
+        door = FrontDoor(engine, token=TOKEN, base_served_name=BASE)  # type: ignore[arg-type]
+        door.open_for([GOOD], expected=[])
+        async with TestClient(TestServer(door.build_app())) as client:
+            await check(client, engine)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/adapters"),
+        ("DELETE", f"/adapters/{GOOD}"),
+        ("POST", "/v1/load_lora_adapter"),
+        ("POST", "/invocations"),
+        ("POST", "/tokenize"),
+        ("GET", "/metrics"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/completions"),
+        ("POST", "/v1/completions/"),
+    ],
+)
+def test_routes_that_the_engine_leaves_open_are_closed(method: str, path: str) -> None:
+    async def check(client: TestClient, engine: Engine) -> None:
+        answer = await client.request(method, path, json={"model": GOOD, "prompt": "Hi"}, headers=AUTHORIZED)
+        assert (answer.status, engine.bodies) == (404, [])
+
+    at_the_door(check)
+
+
+@pytest.mark.parametrize("model", [None, "", 7, ["x"]])
+def test_no_model_is_never_the_base(model: object) -> None:
+    async def check(client: TestClient, engine: Engine) -> None:
+        for body in ({"model": model, "prompt": "Hi"}, {"prompt": "Hi"}):
+            answer = await client.post("/v1/completions", json=body, headers=AUTHORIZED)
+            assert (answer.status, engine.bodies) == (400, [])
+
+    at_the_door(check)
+
+
+@pytest.mark.parametrize("model", ["text", "image", "a-" + "0" * 26, f"{GOOD}\n", "../x"])
+def test_a_model_that_is_not_loaded_is_not_found(model: str) -> None:
+    async def check(client: TestClient, engine: Engine) -> None:
+        answer = await client.post("/v1/completions", json={"model": model, "prompt": "Hi"}, headers=AUTHORIZED)
+        assert (answer.status, engine.bodies) == (404, [])
+
+    at_the_door(check)
+
+
+def test_fields_that_are_not_ours_stay_outside() -> None:
+    private = {"prompt_logprobs": 1, "kv_transfer_params": {}, "priority": 1, "chat_template": "x", "lora_path": "/x"}
+
+    async def check(client: TestClient, engine: Engine) -> None:
+        body = {"model": GOOD, "prompt": "Hi", "max_tokens": 2, "cache_salt": "s"}
+        await client.post("/v1/completions", json=body | private, headers=AUTHORIZED)
+        assert engine.bodies == [body]
+
+    at_the_door(check)
+
+
+def test_nobody_without_the_token_gets_in() -> None:
+    async def check(client: TestClient, engine: Engine) -> None:
+        answer = await client.post("/v1/completions", json={"model": GOOD, "prompt": "Hi"})
+        assert (answer.status, engine.bodies) == (401, [])
+
+    at_the_door(check)
+
+
+def test_weights_are_loaded_under_a_name_of_ours_and_never_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[dict[str, str]] = []
+
+    async def note(self: EngineClient, method: str, path: str, **options: Any) -> bytes:
+        sent.append(options["json"])
+        return b""
+
+    async def run() -> None:
+        engine = EngineClient(Path("/nowhere"))
+        await engine.load_adapter(GOOD, Path("/adapters/sha256-1"))
+        for name, path in (("text", Path("/x")), (GOOD, Path("relative"))):
+            with pytest.raises(ValueError, match="no adapter of ours"):
+                await engine.load_adapter(name, path)
+        await engine.close()
+
+    monkeypatch.setattr(EngineClient, "_request", note)
+    asyncio.run(run())
+
+    assert sent == [{"lora_name": GOOD, "lora_path": "/adapters/sha256-1"}]

@@ -1,0 +1,105 @@
+"""How vLLM is launched: each option guards against something seen (docs/serving.md), so none may get lost."""
+
+from pathlib import Path
+
+import pytest
+
+from gpu_workers.config import ConfigError, EngineConfig, read_serving_config
+from gpu_workers.engine import TARGET_MODULES, ReplicaBase, build_command, build_environment
+
+BASE = ReplicaBase(served_name="b-demo", path="/models/demo")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> EngineConfig:
+    return EngineConfig(work_dir=tmp_path, max_loras=4, max_cpu_loras=32, max_lora_rank=16, drain_seconds=120)
+
+
+@pytest.fixture
+def command(config: EngineConfig) -> list[str]:
+    return build_command(config, BASE, model_path="/models/demo", socket_path=Path("/run/vllm.sock"))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--served-model-name", "b-demo"),
+        ("--uds", "/run/vllm.sock"),
+        ("--api-server-count", "1"),
+        ("--max-loras", "4"),
+        ("--max-cpu-loras", "32"),
+        ("--max-lora-rank", "16"),
+        ("--generation-config", "vllm"),
+        ("--max-logprobs", "5"),
+        ("--max-num-queued-reqs", "128"),
+        ("--shutdown-timeout", "120"),
+        ("--fingerprint-mode", "none"),
+    ],
+)
+def test_an_option_has_its_value(command: list[str], option: str, value: str) -> None:
+    assert command[command.index(option) + 1] == value
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        "--enable-lora",
+        "--enable-force-include-usage",
+        "--enable-prompt-tokens-details",
+        "--enable-request-id-headers",
+        "--enable-server-load-tracking",
+        "--disable-fastapi-docs",
+    ],
+)
+def test_a_switch_is_on(command: list[str], switch: str) -> None:
+    assert switch in command
+
+
+def test_every_module_the_trainer_adapts_is_wrapped_and_nothing_dangerous_is_on(command: list[str]) -> None:
+    first = command.index("--lora-target-modules") + 1
+    assert tuple(command[first : first + len(TARGET_MODULES)]) == TARGET_MODULES
+    forbidden = {
+        "--trust-remote-code",
+        "--trust-request-chat-template",
+        "--api-key",
+        "--tool-server",
+        "--host",
+        "--port",
+    }
+    assert not forbidden & set(command)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"),
+        ("HF_HUB_OFFLINE", "1"),
+        ("VLLM_PLUGINS", ""),
+        ("VLLM_COMPUTE_NANS_IN_LOGITS", "1"),
+        ("VLLM_MAX_N_SEQUENCES", "8"),
+        ("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0"),
+        ("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "75"),
+    ],
+)
+def test_a_variable_has_its_value(config: EngineConfig, name: str, value: str) -> None:
+    assert build_environment(config)[name] == value
+
+
+def test_the_engine_gets_no_secret_and_no_door_for_developers(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANNEAL_SIGNING_KEY", "s")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+
+    environment = build_environment(config)
+
+    assert not {"ANNEAL_SIGNING_KEY", "AWS_SECRET_ACCESS_KEY", "VLLM_SERVER_DEV_MODE"} & set(environment)
+    assert "VLLM_ENABLE_RESPONSES_API_STORE" not in environment
+
+
+def test_a_serving_agent_says_which_variable_is_wrong(tmp_path: Path) -> None:
+    environ = {"ANNEAL_WORK_DIR": str(tmp_path), "ANNEAL_INTERNAL_URL": "http://x", "ANNEAL_REPLICA_LISTEN": "/x"}
+
+    assert read_serving_config(environ).capacity == 0
+    with pytest.raises(ConfigError, match="ANNEAL_REPLICA_CACHE_BYTES"):
+        read_serving_config(environ | {"ANNEAL_REPLICA_CACHE_BYTES": "much"})

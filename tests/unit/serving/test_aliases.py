@@ -1,0 +1,128 @@
+"""Aliases move at once and come back in one step; a version they stand for cannot go."""
+
+import pytest
+
+from apps.adapters.models import AdapterVersion
+from apps.adapters.queries import get_version
+from apps.core.clock import db_now
+from apps.core.errors import InvalidState, InvalidValue
+from apps.core.ids import new_ulid
+from apps.serving.aliases import delete_alias, point_alias, roll_back
+from apps.serving.models import Alias, Deployment, LoadedAdapter
+from apps.serving.operations import delete_model, undeploy
+from apps.serving.placing import replan
+from apps.serving.queries import list_alias_routes
+from tests.api.gateway.process import make_adapter, make_served_model
+
+
+@pytest.fixture
+def versions(db: None, organization) -> list[AdapterVersion]:
+    """Two loaded versions of one adapter."""
+    base_model = make_served_model("small", "unix:///nowhere", is_priced=False)
+    first = make_adapter(organization, base_model)
+    ulid = new_ulid()
+    second = AdapterVersion.objects.get(pk=first.pk)
+    second.pk, second.number, second._state.adding = f"adpv_{ulid}", 2, True
+    second.lora_name, second.model_name = f"a-{ulid}", first.model_name[:-8] + ulid[-8:]
+    second.save(force_insert=True)
+    Deployment.objects.create(organization=organization, adapter_version=second)
+    LoadedAdapter.objects.create(
+        organization=organization, replica=base_model.replicas.get(), adapter_version=second, state="loaded"
+    )
+    return [first, second]
+
+
+def point(version: AdapterVersion, name: str = "production", canary_percent: int = 0) -> Alias:
+    return point_alias(version=version, name=name, canary_percent=canary_percent, by="user_1", now=db_now())
+
+
+def targets() -> list[tuple[str, str, int]]:
+    return [(route.target, route.canary_target, route.canary_percent) for route in list_alias_routes()]
+
+
+def test_an_alias_moves_and_comes_back(versions) -> None:
+    first, second = versions
+    alias = point(first)
+    point(second)
+    assert targets() == [(second.model_name, "", 0)]
+
+    roll_back(alias=alias, by="user_1", now=db_now())
+    assert targets() == [(first.model_name, "", 0)]
+
+    roll_back(alias=alias, by="user_1", now=db_now())  # and forward again
+    assert targets() == [(second.model_name, "", 0)]
+
+
+def test_a_canary_gets_its_share_and_ends_by_rolling_back_or_by_moving(versions) -> None:
+    first, second = versions
+    alias = point(first)
+    point(second, canary_percent=10)
+    assert targets() == [(first.model_name, second.model_name, 10)]
+
+    roll_back(alias=alias, by="user_1", now=db_now())
+    assert targets() == [(first.model_name, "", 0)]
+
+    point(second, canary_percent=10)
+    point(second)
+    assert targets() == [(second.model_name, "", 0)]
+
+
+def test_an_alias_moves_only_to_what_is_loaded(versions) -> None:
+    first, second = versions
+    alias = point(first)
+    LoadedAdapter.objects.filter(adapter_version=second).update(state="loading")
+
+    with pytest.raises(InvalidState, match="No replica has loaded"):
+        point(second)
+
+    alias.refresh_from_db()
+    assert alias.version == first
+
+
+def test_what_an_alias_stands_for_is_neither_stopped_nor_deleted(organization, versions) -> None:
+    first, _ = versions
+    alias = point(first)
+
+    with pytest.raises(InvalidState, match="production"):
+        undeploy(version=first, by="user_1", now=db_now())
+    with pytest.raises(InvalidState, match="production"):
+        delete_model(organization=organization, model_name=first.model_name, by="user_1", now=db_now())
+
+    delete_alias(alias=alias, by="user_1")
+    undeploy(version=first, by="user_1", now=db_now())
+    assert get_version(organization=organization, id=first.pk)
+    assert targets() == []
+
+
+def test_one_cannot_return_to_what_is_served_no_more(versions) -> None:
+    first, second = versions
+    alias = point(first)
+    point(second)
+    undeploy(version=first, by="user_1", now=db_now())
+
+    with pytest.raises(InvalidState, match="no earlier version"):
+        roll_back(alias=alias, by="user_1", now=db_now())
+
+
+def test_what_an_alias_stands_for_stays_placed_without_requests(versions) -> None:
+    first, second = versions
+    point(first)
+    Deployment.objects.update(created_at="2000-01-01T00:00Z")
+
+    replan(base_model_id=first.adapter.base_model_id, now=db_now())
+
+    assert first.placements.count() == 1
+    assert second.placements.count() == 0
+
+
+@pytest.mark.parametrize("name", ["Prod", "a", "0123456789", "abcdefghjk", "-x-", "x" * 41, "a b", ""])
+def test_a_name_that_is_none_is_refused(versions, name: str) -> None:
+    with pytest.raises(InvalidValue):
+        point(versions[0], name)
+
+
+@pytest.mark.parametrize("percent", [-1, 100])
+def test_a_share_that_is_none_is_refused(versions, percent: int) -> None:
+    point(versions[0])
+    with pytest.raises(InvalidValue):
+        point(versions[1], canary_percent=percent)

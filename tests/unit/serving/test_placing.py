@@ -1,0 +1,136 @@
+"""Placements in the database: who has a place, how a request brings a cold adapter back, what replicas are told."""
+
+import datetime
+
+import pytest
+
+from apps.adapters.models import AdapterVersion
+from apps.catalog.models import BaseModel
+from apps.contracts.serving import EngineLoad, LoadState, ObservedAdapter, ObservedState
+from apps.core.clock import db_now
+from apps.core.tenancy import tenant
+from apps.serving.models import Deployment, LoadedAdapter, Replica
+from apps.serving.operations import desired_state, record_observed
+from apps.serving.placing import note_requests, replan
+from apps.serving.queries import list_routes, serving_states
+from tests.api.gateway.process import make_adapter, make_replica, make_served_model
+
+
+@pytest.fixture
+def base_model(db: None) -> BaseModel:
+    return make_served_model("small", "unix:///nowhere", is_priced=False)
+
+
+@pytest.fixture
+def replica(base_model: BaseModel) -> Replica:
+    replica = base_model.replicas.get()
+    replica.capacity = 2
+    replica.save()
+    return replica
+
+
+@pytest.fixture
+def versions(organization, base_model: BaseModel, replica: Replica) -> list[AdapterVersion]:
+    """Three adapters on a replica that holds two: the first, asked for longest ago, has no place."""
+    versions = [make_adapter(organization, base_model) for _ in range(3)]
+    for age, version in enumerate(versions):
+        made_at = db_now() - datetime.timedelta(hours=9 - age)
+        Deployment.objects.filter(adapter_version=version).update(created_at=made_at)
+    LoadedAdapter.objects.filter(adapter_version=versions[0]).delete()
+    replan(base_model_id=base_model.pk, now=db_now())
+    return versions
+
+
+def routes() -> dict[str, tuple[bool, bool]]:
+    return {route.adapter_version_id: (route.is_loading, route.is_cold) for route in list_routes()}
+
+
+def test_an_adapter_without_a_place_is_cold_and_not_waited_for(organization, replica, versions) -> None:
+    assert routes()[versions[0].pk] == (False, True)
+    with tenant(organization=organization):
+        states = serving_states(versions=versions)
+    assert [states[version.pk].state for version in versions] == ["cold", "loaded", "loaded"]
+    assert "asked for" in states[versions[0].pk].reason
+
+
+def test_a_request_brings_a_cold_adapter_back_and_the_replica_is_told(replica, versions) -> None:
+    before = replica.generation
+
+    note_requests(counts={versions[0].pk: 1}, now=db_now())
+
+    replica.refresh_from_db()
+    assert {adapter.version_id for adapter in desired_state(replica=replica).adapters} == {
+        versions[0].pk,
+        versions[2].pk,
+    }
+    assert replica.generation > before
+    assert routes()[versions[0].pk] == (True, False)
+
+
+def test_a_request_for_a_placed_adapter_has_no_replica_look_again(replica, versions) -> None:
+    replica.refresh_from_db()
+    before = replica.generation
+
+    note_requests(counts={versions[1].pk: 5}, now=db_now())
+
+    replica.refresh_from_db()
+    assert replica.generation == before
+    deployment = Deployment.objects.get(adapter_version=versions[1])
+    assert deployment.last_requested_at is not None
+    assert deployment.quick_demand == pytest.approx(5 / 20)
+
+
+def test_requests_fade_and_add_up(versions) -> None:
+    now = db_now()
+    note_requests(counts={versions[1].pk: 20}, now=now - datetime.timedelta(seconds=20))
+    note_requests(counts={versions[1].pk: 20}, now=now)
+
+    deployment = Deployment.objects.get(adapter_version=versions[1])
+    assert deployment.quick_demand == pytest.approx(1 + 0.3679, abs=1e-3)
+
+
+def test_with_room_elsewhere_nothing_is_cold_and_each_adapter_has_one_place(base_model, replica, versions) -> None:
+    other = make_replica(base_model, "unix:///elsewhere")
+    replan(base_model_id=base_model.pk, now=db_now())
+
+    assert routes()[versions[0].pk] == (True, False)
+    assert [one.version_id for one in desired_state(replica=other).adapters] == [versions[0].pk]
+
+
+def test_a_silent_replicas_adapters_move_to_one_that_speaks(base_model, replica, versions) -> None:
+    other = make_replica(base_model, "unix:///elsewhere")
+    Replica.objects.filter(pk=replica.pk).update(observed_at=db_now() - datetime.timedelta(minutes=2))
+
+    replan(base_model_id=base_model.pk, now=db_now())
+
+    assert other.placements.count() == 3
+    assert replica.placements.count() == 0
+
+
+def test_while_no_replica_speaks_nothing_changes(base_model, replica, versions) -> None:
+    Replica.objects.update(observed_at=db_now() - datetime.timedelta(hours=9))
+
+    replan(base_model_id=base_model.pk, now=db_now())
+
+    assert replica.placements.count() == 2
+
+
+def test_a_replica_says_what_it_can_and_how_it_is_doing(replica, versions) -> None:
+    said = ObservedState(
+        replica_id=replica.pk,
+        generation=1,
+        engine_generation="e1",
+        is_ready=True,
+        adapters=(ObservedAdapter(lora_name=versions[2].lora_name, state=LoadState.LOADED),),
+        capacity=12,
+        max_lora_rank=16,
+        max_loras=4,
+        base_model_sha256="ab" * 32,
+        load=EngineLoad(memory_bytes=5, tokens_per_second=7.5),
+    )
+
+    record_observed(replica=replica, observed=said)
+
+    replica.refresh_from_db()
+    assert (replica.capacity, replica.max_rank, replica.slots, replica.revision) == (12, 16, 4, "ab" * 32)
+    assert replica.load["tokens_per_second"] == 7.5

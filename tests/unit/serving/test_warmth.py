@@ -1,0 +1,81 @@
+"""What is kept warm has its place, and pays by the millisecond while it is loaded."""
+
+import datetime
+
+import pytest
+
+from apps.adapters.models import AdapterVersion
+from apps.billing.models import UsageSeries
+from apps.billing.queries import get_balance
+from apps.billing.usage import rate_usage
+from apps.catalog.operations import set_price
+from apps.core.clock import db_now
+from apps.core.errors import InvalidState
+from apps.serving.models import Deployment, LoadedAdapter
+from apps.serving.placing import replan
+from apps.serving.warmth import NoPlaceLeft, charge_warm, keep_warm, let_cool
+from tests.api.gateway.process import USD, give_credit, make_adapter, make_served_model
+
+HOUR_MS = 3_600_000
+HOUR = datetime.timedelta(hours=1)
+
+
+@pytest.fixture
+def version(db: None, organization) -> AdapterVersion:
+    base_model = make_served_model("small", "unix:///nowhere", is_priced=False)
+    give_credit(organization, USD)
+    return make_adapter(organization, base_model)
+
+
+def price(version: AdapterVersion) -> None:
+    name = version.adapter.base_model.name
+    set_price(sku=f"warm:{name}", unit="warm_ms", price_nano=USD // 10, per=HOUR_MS, by="system", now=db_now())
+
+
+def test_an_hour_loaded_costs_an_hours_price_and_an_hour_unloaded_nothing(organization, version) -> None:
+    price(version)
+    now = db_now()
+    keep_warm(version=version, by="user_1", now=now)
+    charge_warm(now=now + HOUR)
+    LoadedAdapter.objects.update(state="loading")
+    charge_warm(now=now + 2 * HOUR)
+    LoadedAdapter.objects.update(state="loaded")
+    let_cool(version=version, by="user_1", now=now + 2 * HOUR)
+    rate_usage()
+
+    assert sum(UsageSeries.objects.values_list("quantity", flat=True)) == HOUR_MS
+    assert get_balance(organization=organization).available_nano == USD - USD // 10
+    assert charge_warm(now=now + 9 * HOUR) == 0
+
+
+def test_it_is_placed_however_long_ago_it_was_asked_for(version) -> None:
+    price(version)
+    Deployment.objects.update(created_at="2000-01-01T00:00Z")
+    replan(base_model_id=version.adapter.base_model_id, now=db_now())
+    assert version.placements.count() == 0
+
+    keep_warm(version=version, by="user_1", now=db_now())
+
+    assert version.placements.count() == 1
+
+
+def test_it_ends_when_the_credit_does(organization, version) -> None:
+    price(version)
+    now = db_now()
+    keep_warm(version=version, by="user_1", now=now)
+    charge_warm(now=now + 20 * HOUR)
+    rate_usage()
+
+    charge_warm(now=now + 21 * HOUR)
+
+    assert get_balance(organization=organization).available_nano == 0
+    assert Deployment.objects.get(adapter_version=version).pinned_at is None
+
+
+def test_without_a_price_or_a_place_it_is_refused(version) -> None:
+    with pytest.raises(InvalidState, match="price"):
+        keep_warm(version=version, by="user_1", now=db_now())
+    price(version)
+    version.adapter.base_model.replicas.update(capacity=1)
+    with pytest.raises(NoPlaceLeft):
+        keep_warm(version=version, by="user_1", now=db_now())

@@ -1,0 +1,70 @@
+"""The operator's replicas: their figures, and an upgrade by surge: the new one loads before the old one goes."""
+
+import pytest
+from django.test import Client
+
+from apps.adapters.models import AdapterVersion
+from apps.serving.metrics import metrics_token
+from apps.serving.models import LoadedAdapter, Replica
+from apps.serving.queries import list_routes
+from tests.api.gateway.process import make_adapter, make_replica, make_served_model
+
+
+@pytest.fixture
+def version(db: None, organization) -> AdapterVersion:
+    return make_adapter(organization, make_served_model("small", "unix:///old", is_priced=False))
+
+
+@pytest.fixture
+def old(version) -> Replica:
+    replica = version.adapter.base_model.replicas.get()
+    replica.load = {"memory_bytes": 3 * 2**30, "tokens_per_second": 41.5, "waiting": 2}
+    replica.save()
+    return replica
+
+
+@pytest.fixture
+def console(client_for, olga) -> Client:
+    return client_for(olga)
+
+
+def urls(version: AdapterVersion) -> list[str]:
+    route = next(route for route in list_routes() if route.adapter_version_id == version.pk)
+    return [upstream.url for upstream in route.upstreams]
+
+
+def test_pages_show_memory_adapters_queue_and_speed(console, version, old) -> None:
+    index = console.get("/staff/replicas").content.decode()
+    page = console.get(f"/staff/replicas/{old.pk}").content.decode()
+
+    assert "1 of 56" in index
+    for said in ("3.22 GB", "41.5", "2 waiting", version.model_name, "/internal/v1/metrics"):
+        assert said in page
+
+
+def test_an_upgrade_by_surge_leaves_no_gap(console, organization, version, old) -> None:
+    new = make_replica(version.adapter.base_model, "unix:///new")
+
+    console.post(f"/staff/replicas/{old.pk}/drain")
+
+    assert urls(version) == ["unix:///old"]  # it answers until the new one has it
+    assert [one.adapter_version_id for one in new.placements.all()] == [version.pk]
+    assert "1 of its adapters" in console.get(f"/staff/replicas/{old.pk}").content.decode()
+    LoadedAdapter.objects.create(organization=organization, replica=new, adapter_version=version, state="loaded")
+    assert urls(version) == ["unix:///new"]
+    assert "may be stopped" in console.get(f"/staff/replicas/{old.pk}").content.decode()
+
+    console.post(f"/staff/replicas/{old.pk}/drain", {"off": "1"})
+    assert sorted(urls(version)) == ["unix:///new", "unix:///old"]
+
+
+def test_metrics_name_each_replica_and_adapter_for_those_with_the_token(version, old, settings) -> None:
+    settings.ROOT_URLCONF = "apps.config.urls_internal"
+    client = Client()
+
+    refused = client.get("/internal/v1/metrics")
+    text = client.get("/internal/v1/metrics", headers={"authorization": f"Bearer {metrics_token()}"}).content.decode()
+
+    assert refused.status_code in (401, 403)
+    assert f'anneal_replica_tokens_per_second{{replica="{old.pk}",base_model="small"}} 41.5' in text
+    assert f'anneal_adapter_replicas{{model="{version.model_name}",organization="acme"}} 1' in text
