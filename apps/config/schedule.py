@@ -11,6 +11,8 @@ SCHEDULE = {
     "delete expired datasets": {"task": "datasets.delete_expired", "schedule": 300.0},
     "expire uploads": {"task": "datasets.expire_uploads", "schedule": 300.0},
     "sweep orphaned objects": {"task": "datasets.sweep_orphans", "schedule": 86_400.0},
+    "sweep old checkpoints": {"task": "finetuning.sweep_checkpoints", "schedule": 3_600.0},
+    "sweep expired tokens": {"task": "accounts.sweep_expired_tokens", "schedule": 3_600.0},
     "rate usage": {"task": "billing.rate_usage", "schedule": 5.0},
     "close expired holds": {"task": "billing.close_expired_holds", "schedule": 30.0},
 }

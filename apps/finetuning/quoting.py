@@ -188,6 +188,8 @@ def _request(
             "allows must reach it.",
             param="training_file",
         )
+    kept = _trained_share(version.rows, recipe.validation_share)
+    held_tokens = count.tokens - round(count.tokens * kept)
     try:
         return QuoteRequest(
             architecture=architecture_of(base_model),
@@ -195,19 +197,27 @@ def _request(
             max_length=recipe.max_length,
             batch_size=recipe.batch_size,
             epochs=recipe.epochs,
-            rows=version.rows,
-            tokens=count.tokens,
-            trained_tokens=count.trained_tokens,
+            rows=round(version.rows * kept),
+            tokens=count.tokens - held_tokens,
+            trained_tokens=max(1, round(count.trained_tokens * kept)),
             longest_row_tokens=count.longest_row_tokens,
             lora_rank=recipe.lora_rank,
             lora_dropout=recipe.lora_dropout,
             target_modules=recipe.target_modules,
             use_dora=recipe.use_dora,
             use_rslora=recipe.use_rslora,
-            row_lengths=tuple((int(length), int(rows)) for length, rows in count.histogram),
+            row_lengths=tuple((int(length), math.ceil(rows * kept)) for length, rows in count.histogram),
+            evaluations=recipe.epochs if held_tokens else 0,  # after each epoch, on the rows held out
+            evaluation_tokens=held_tokens,
         )
     except EstimateError as error:
         raise as_invalid(error) from error
+
+
+def _trained_share(rows: int, share: float) -> float:
+    """Return the share of the rows that is trained; of a held-out share at least one row is kept out."""
+    held = min(max(1, round(rows * share)), rows - 1) if share else 0
+    return 1 - held / rows
 
 
 def as_invalid(error: EstimateError) -> InvalidValue:
