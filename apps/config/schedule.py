@@ -14,5 +14,7 @@ SCHEDULE = {
     "sweep old checkpoints": {"task": "finetuning.sweep_checkpoints", "schedule": 3_600.0},
     "sweep expired tokens": {"task": "accounts.sweep_expired_tokens", "schedule": 3_600.0},
     "rate usage": {"task": "billing.rate_usage", "schedule": 5.0},
+    "expire credit": {"task": "billing.expire_lots", "schedule": 300.0},
+    "seal the ledger": {"task": "billing.seal_ledger", "schedule": 3600.0},
     "close expired holds": {"task": "billing.close_expired_holds", "schedule": 30.0},
 }

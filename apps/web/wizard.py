@@ -48,6 +48,7 @@ _STEP_OF_PARAM = {
     "suffix": "method",
     "evaluation.grader": "method",
     "compute.pool": "compute",
+    "compute.gpu_count": "compute",
     "budget.max_cost": "compute",
 }
 _MODELS_SHOWN = 12
@@ -96,6 +97,7 @@ def _launch(request: HttpRequest, plan: Plan, membership: Membership) -> HttpRes
         method=form.kind.method,
         hyperparameters=form.changed | ({"use_dora": True} if form.kind.use_dora else {}),
         pool=plan.choices.get("pool") or None,
+        gpu_count=None if ":" in plan.choices.get("pool") else 1,  # an option's key names its GPUs
         spend_cap_nano=int(cap_nano),
         suffix=form.cleaned_data["suffix"],
         requested={"evaluation": plan.after.plan, "exports": list(plan.after.exports)},
