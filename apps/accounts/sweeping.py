@@ -11,5 +11,5 @@ TOKEN_RETENTION = datetime.timedelta(days=1)
 def sweep_expired_tokens(*, now: datetime.datetime) -> int:
     """Delete members' tokens that expired a day ago; return how many. Usage keeps their ids; API keys stay."""
     expired = ApiKey.objects.filter(kind=KeyKind.MEMBER, expires_at__lt=now - TOKEN_RETENTION)
-    deleted, _ = expired.delete()
+    deleted: int = expired.delete()[0]
     return deleted
