@@ -1,16 +1,19 @@
 """Which rows are held out for validation: the same answer on the page that previews it and in the run that uses it.
 
-A row's side depends on its own text and the seed alone, so equal rows are always on the same side. Texts count as
-equal whatever their case and spacing.
+A row's side depends on the seed and on the text of the first row it is a copy of, so copies are always on the same
+side: equal ones, whatever their case and spacing, and near ones among the first `near_copies.MOST_ROWS` rows.
 """
 
 import hashlib
 import json
+from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from apps.contracts.chat.rows import ChatMessage, PreferenceRow, Row, TextRow
+from apps.contracts.chat.rows import ChatMessage, ChatRow, PreferenceRow, Row, TextRow
+from apps.contracts.near_copies import NearCopies
 
 IDENTITY_BYTES = 8
 MAX_SHARE = 0.5
@@ -42,23 +45,77 @@ def _texts(messages: Sequence[ChatMessage]) -> Iterable[str]:
             yield f"{call.name} {call.arguments}"
 
 
+class RowGroups:
+    """Takes rows in file order; knows each one's identity, and the identity of the first row it is a copy of."""
+
+    def __init__(self) -> None:
+        self.identities = array("Q")
+        self._near = NearCopies()
+
+    def take(self, row: Row) -> int | None:
+        """Note a row; return the place of an earlier one that is nearly the same."""
+        place = len(self.identities)
+        self.identities.append(row_identity(row))
+        return self._near.find(own_words(row), place)
+
+    def keys(self) -> "array[int]":
+        """Return what decides each row's side: equal for all rows that are copies of each other."""
+        firsts = {self.identities[place]: self.identities[root] for place, root in self._near.roots()}
+        return array("Q", (firsts.get(identity, identity) for identity in self.identities))
+
+
+def split_keys(rows: Iterable[Row]) -> "array[int]":
+    """Return what decides each row's side, in file order."""
+    groups = RowGroups()
+    for row in rows:
+        groups.take(row)
+    return groups.keys()
+
+
+def own_words(row: Row) -> str:
+    """Return what sets a row apart: system messages are often the same in every row."""
+    if isinstance(row, ChatRow):
+        return "\n".join(message.content for message in row.messages if message.role not in ("system", "developer"))
+    return "\n".join(row_contents(row))
+
+
+def row_contents(row: Row) -> list[str]:
+    """Return every text of a row, without roles."""
+    if isinstance(row, TextRow):
+        return [row.text]
+    messages: tuple[ChatMessage, ...]
+    messages = (*row.prompt, *row.preferred, *row.non_preferred) if isinstance(row, PreferenceRow) else row.messages
+    return [message.content for message in messages] + [
+        call.arguments for message in messages for call in message.tool_calls
+    ]
+
+
 class Split(msgspec.Struct, frozen=True):
-    """Hold out this share of the distinct rows, chosen by the seed."""
+    """Hold out this share of the distinct rows, chosen by the seed. It is given each row's key of `split_keys`."""
 
     share: float
     seed: int
 
-    def rank(self, identity: int) -> int:
-        """Return the row's place in the seed's order, from 0 to 2**64 (splitmix64 of identity and seed)."""
-        mixed = (identity + (self.seed + 1) * 0x9E3779B97F4A7C15) % _RANGE
+    def rank(self, key: int) -> int:
+        """Return the row's place in the seed's order, from 0 to 2**64 (splitmix64 of key and seed)."""
+        mixed = (key + (self.seed + 1) * 0x9E3779B97F4A7C15) % _RANGE
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) % _RANGE
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) % _RANGE
         return mixed ^ (mixed >> 31)
 
-    def held_out(self, identities: Iterable[int]) -> list[bool]:
-        """Return for each row whether it is held out; where the share is under one row, the first in order is."""
-        ranks = [self.rank(identity) for identity in identities]
-        if self.share <= 0 or not ranks:
-            return [False] * len(ranks)
-        limit = max(int(self.share * _RANGE), min(ranks) + 1)
-        return [rank < limit for rank in ranks]
+    def held_out(self, keys: Iterable[int]) -> list[bool]:
+        """Return for each row whether it is held out.
+
+        Where the share is under one row, the first in order is. Copies that are more than the share together are
+        trained; only where all are, the fewest are held out.
+        """
+        listed = list(keys)
+        if self.share <= 0 or not listed:
+            return [False] * len(listed)
+        sizes = Counter(listed)
+        most = max(1.0, self.share * len(listed))
+        small = [key for key, size in sizes.items() if size <= most]
+        small = small or [min(sizes, key=lambda key: (sizes[key], self.rank(key)))]
+        limit = max(int(self.share * _RANGE), min(map(self.rank, small)) + 1)
+        held = {key for key in small if self.rank(key) < limit}
+        return [key in held for key in listed]

@@ -8,13 +8,12 @@ from typing import Any
 
 import msgspec
 
-from apps.contracts.chat import ChatMessage, ChatRow, PreferenceRow, Row, TextRow
-from apps.contracts.split import row_identity
-from apps.datasets.near_copies import NearCopies
+from apps.contracts.chat import ChatRow, Row
+from apps.contracts.split import RowGroups, row_contents, row_identity
 from apps.datasets.personal_data import Hint, find_hints
 
 # Bumped when a pass could find something else; a version inspected by an older one is inspected again.
-INSPECTION_VERSION = 1
+INSPECTION_VERSION = 2
 KEPT_ROWS = 200
 _PROGRESS_ROWS = 1_000
 
@@ -49,10 +48,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pass found, and each row's identity in file order (for splits and overlaps)."""
+    """What a pass found, and in file order each row's identity (for overlaps) and key (for splits)."""
 
     findings: tuple[Finding, ...]
     identities: array
+    keys: array
 
 
 class _Found:
@@ -79,21 +79,19 @@ class _Pass:
 
     def __init__(self) -> None:
         self.found = _Found()
-        self.identities, self.lines = array("Q"), array("I")
+        self.groups, self.lines = RowGroups(), array("I")
         self._prompts = array("Q")  # 0: the row has no prompt
-        self._near = NearCopies()
-        self._near_rows: list[array[int]] = [array("I"), array("I")]  # (row, the line it is nearly like)
+        self._near_rows: list[array[int]] = [array("I"), array("I")]  # (row, the row it is nearly like)
 
     def take(self, row: Row) -> None:
         """Note one row."""
         index, line = len(self.lines), row.line_number
-        self.identities.append(row_identity(row))
+        alike = self.groups.take(row)
         self.lines.append(line)
         prompt = 0
         if isinstance(row, ChatRow) and len(row.messages) > 1:
             prompt = row_identity(ChatRow(row.messages[:-1], tools=row.tools))
         self._prompts.append(prompt)
-        alike = self._near.find(_own_words(row), line)
         if alike is not None:
             for column, value in zip(self._near_rows, (index, alike), strict=True):
                 column.append(value)
@@ -102,21 +100,22 @@ class _Pass:
 
     def finish(self) -> Inspection:
         """Compare the rows with each other."""
-        copies = self._copies()
+        copies, identities = self._copies(), self.groups.identities
         for index, other in zip(*self._near_rows, strict=True):
             if not copies[index]:
-                self.found.add(FindingCode.NEAR_COPY, self.lines[index], other)
+                self.found.add(FindingCode.NEAR_COPY, self.lines[index], self.lines[other])
         firsts = _first_of_each(self._prompts)
         for index, prompt in enumerate(self._prompts):
             first = firsts.get(prompt, index) if prompt else index
-            if first != index and not copies[index] and self.identities[first] != self.identities[index]:
+            if first != index and not copies[index] and identities[first] != identities[index]:
                 self.found.add(FindingCode.CONFLICTING_ANSWERS, self.lines[index], self.lines[first])
-        return Inspection(findings=self.found.listed(), identities=self.identities)
+        return Inspection(findings=self.found.listed(), identities=identities, keys=self.groups.keys())
 
     def _copies(self) -> bytearray:
         """Note the rows that repeat an earlier one; return a 1 for each of them."""
-        firsts, copies = _first_of_each(self.identities), bytearray(len(self.identities))
-        for index, identity in enumerate(self.identities):
+        identities = self.groups.identities
+        firsts, copies = _first_of_each(identities), bytearray(len(identities))
+        for index, identity in enumerate(identities):
             first = firsts.get(identity, index)
             if first != index:
                 copies[index] = 1
@@ -135,7 +134,7 @@ def _first_of_each(numbers: "array[int]") -> dict[int, int]:
 
 
 def inspect_rows(rows: Iterable[Row], *, on_progress: Callable[[], None] = lambda: None) -> Inspection:
-    """Return the findings of rows in file order. Memory is some 20 bytes a row, and bounded for near copies."""
+    """Return the findings of rows in file order. Memory is some 30 bytes a row, and bounded for near copies."""
     taken = _Pass()
     for count, row in enumerate(rows, 1):
         taken.take(row)
@@ -146,7 +145,7 @@ def inspect_rows(rows: Iterable[Row], *, on_progress: Callable[[], None] = lambd
 
 def hints_of(row: Row) -> set[Hint]:
     """Return what personal data a row seems to hold."""
-    return find_hints("\n".join(_contents(row)))
+    return find_hints("\n".join(row_contents(row)))
 
 
 def _own(row: Row) -> list[str]:
@@ -154,23 +153,6 @@ def _own(row: Row) -> list[str]:
     if isinstance(row, ChatRow) and not any(m.is_trained and (m.content.strip() or m.tool_calls) for m in row.messages):
         codes.append(FindingCode.EMPTY_TARGET)
     return codes
-
-
-def _own_words(row: Row) -> str:
-    """Return what sets a row apart: system messages are often the same in every row."""
-    if isinstance(row, ChatRow):
-        return "\n".join(message.content for message in row.messages if message.role not in ("system", "developer"))
-    return "\n".join(_contents(row))
-
-
-def _contents(row: Row) -> list[str]:
-    if isinstance(row, TextRow):
-        return [row.text]
-    messages: tuple[ChatMessage, ...]
-    messages = (*row.prompt, *row.preferred, *row.non_preferred) if isinstance(row, PreferenceRow) else row.messages
-    return [message.content for message in messages] + [
-        call.arguments for message in messages for call in message.tool_calls
-    ]
 
 
 def as_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:

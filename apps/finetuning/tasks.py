@@ -12,6 +12,7 @@ from apps.finetuning.leases import reclaim_expired_leases
 from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.operations import admit_when_ready
 from apps.finetuning.stopping import pause_jobs_of_budget
+from apps.finetuning.sweeping import sweep_checkpoints
 from apps.finetuning.verdicts import tell_of_verdict
 
 
@@ -50,6 +51,12 @@ def learn_from_runs(**_: Any) -> None:
     now = db_now()
     refit_pools(now=now)
     refresh_public_reports(now=now)
+
+
+@shared_task(name="finetuning.sweep_checkpoints")
+def sweep(**_: Any) -> None:
+    """Delete the checkpoints of jobs that ended without success long ago."""
+    sweep_checkpoints(now=db_now())
 
 
 def ring_doorbell(*, key: str, payload: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from apps.contracts.chat import (
     split_lines,
 )
 from apps.contracts.failures import FailureCode
-from apps.contracts.split import Split, row_identity
+from apps.contracts.split import Split, row_identity, split_keys
 from gpu_workers.train.failures import TrainingFailed
 
 IGNORED = -100
@@ -93,11 +93,21 @@ def identities_of(path: Path, *, kind: RowKind = RowKind.CHAT) -> list[int]:
         raise bad_row(error) from error
 
 
-def hold_out(identities: Sequence[int], split: Split) -> list[bool]:
+def split_keys_of(path: Path, *, kind: RowKind = RowKind.CHAT) -> Sequence[int]:
+    """Return what decides each row's side of a split, in file order; raises TrainingFailed."""
+    try:
+        return split_keys(read_rows(path, kind))
+    except RowError as error:
+        raise bad_row(error) from error
+
+
+def hold_out(keys: Sequence[int], split: Split) -> list[bool]:
     """Return which rows are held out; raises TrainingFailed where nothing would be left to train."""
-    held = split.held_out(identities)
+    held = split.held_out(keys)
     if all(held):
-        message = "Every row would be held out for validation: the file has too few different rows for this share."
+        message = (
+            "Every row would be held out for validation: the file has too few different rows. Give a validation file."
+        )
         raise TrainingFailed(FailureCode.INVALID_TRAINING_FILE, message)
     return held
 

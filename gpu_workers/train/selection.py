@@ -1,4 +1,4 @@
-"""Which rows are trained and which are validated on: no row is in both, nor is an equal one."""
+"""Which rows are trained and which are validated on: no row is in both, nor is a copy of one."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from apps.contracts.runs import DatasetRef, RunSpec
 from apps.contracts.split import Split
 from apps.contracts.struct import Struct
 from gpu_workers.events import TRAINING_FILE, VALIDATION_FILE
-from gpu_workers.train.data import hold_out, identities_of
+from gpu_workers.train.data import hold_out, identities_of, split_keys_of
 from gpu_workers.train.rows import kind_of
 
 
@@ -32,10 +32,10 @@ def select_rows(work_dir: Path, spec: RunSpec) -> Selection:
     kind = kind_of(spec.training, recipe.objective)
     if spec.validation is None and not recipe.validation_share:
         return Selection()
-    seen = identities_of(work_dir / TRAINING_FILE, kind=kind)
     if spec.validation is not None:
-        return _without_copies(work_dir, spec, spec.validation, set(seen))
-    held = hold_out(seen, Split(recipe.validation_share, recipe.seed))
+        trained = set(identities_of(work_dir / TRAINING_FILE, kind=kind))
+        return _without_copies(work_dir, spec, spec.validation, trained)
+    held = hold_out(split_keys_of(work_dir / TRAINING_FILE, kind=kind), Split(recipe.validation_share, recipe.seed))
     return Selection(
         training=[not each for each in held],
         validation_file=TRAINING_FILE,

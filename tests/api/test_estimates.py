@@ -210,6 +210,18 @@ def test_what_is_delivered_and_its_price_are_told_before_launch(post, ask) -> No
     assert [file["kind"] for file in both["files"]] == ["adapter", "merged_16bit"]
 
 
+def test_a_held_out_share_is_not_priced_as_trained(post, ask) -> None:
+    whole, held = (
+        post(URL, ask | {"recipe": {"validation_share": share, "epochs": 4}})["pools"][0]["estimate"]
+        for share in (0.0, 0.2)
+    )
+
+    assert (held["total_tokens"], held["total_trained_tokens"]) == (whole["total_tokens"] * 4 / 5, 4 * 400)
+    assert held["steps"] == 4 * 10  # of 80 rows in batches of 8
+    assert held["evaluation_seconds"] > 0 == whole["evaluation_seconds"]
+    assert held["train_seconds_p50"] < whole["train_seconds_p50"]
+
+
 # --- bad input ------------------------------------------------------------------------------------------------------
 
 

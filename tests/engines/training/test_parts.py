@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerState
 from apps.contracts.chat import ChatRenderer, parse_line, parse_row, split_lines
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, RunSpec
-from apps.contracts.split import Split, row_identity
+from apps.contracts.split import Split, split_keys
 from apps.contracts.worker_api import ProbeRequest
 from gpu_workers.api_client import ApiClient
 from gpu_workers.artifacts import BrokenArtifact, seal_folder
@@ -26,7 +26,7 @@ from gpu_workers.probing import Prober
 from gpu_workers.train.callbacks import ProgressCallback, StopFlag
 from gpu_workers.train.checkpoint import IncompleteCheckpoint, explain_inexact_resume, geometry, open_checkpoint
 from gpu_workers.train.cpu_lora import speed_up_lora
-from gpu_workers.train.data import LengthGroupedSampler, PaddingCollator, encode_file, hold_out, identities_of
+from gpu_workers.train.data import LengthGroupedSampler, PaddingCollator, encode_file, hold_out, split_keys_of
 from gpu_workers.train.export import adapter_config, check_finite
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.model import fetch_base_model
@@ -106,9 +106,9 @@ def test_the_held_out_rows_are_those_of_the_preview_and_no_row_is_on_both_sides(
     path = tmp_path / "rows.jsonl"
     path.write_bytes(make_rows(40, seed=1) + make_rows(10, seed=1))  # ten rows twice
     renderer = ChatRenderer.from_folder(DEMO)
-    previewed = Split(0.2, 7).held_out([row_identity(parse_line(line)) for line in split_lines([path.read_bytes()])])
+    previewed = Split(0.2, 7).held_out(split_keys(parse_line(line) for line in split_lines([path.read_bytes()])))
 
-    held = hold_out(identities_of(path), Split(0.2, 7))
+    held = hold_out(split_keys_of(path), Split(0.2, 7))
     training = encode_file(path, renderer, max_length=64, keep=[not each for each in held])
     validation = encode_file(path, renderer, max_length=64, keep=held)
 
@@ -121,7 +121,7 @@ def test_a_file_of_one_row_over_and_over_cannot_be_split(tmp_path):
     (tmp_path / "rows.jsonl").write_bytes(make_rows(1) * 12)
 
     with pytest.raises(TrainingFailed, match="too few different rows"):
-        hold_out(identities_of(tmp_path / "rows.jsonl"), Split(0.1, 7))
+        hold_out(split_keys_of(tmp_path / "rows.jsonl"), Split(0.1, 7))
 
 
 def test_a_bad_row_is_named_by_its_line(tmp_path):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apps.contracts.chat import RowKind, parse_row, parse_row_as
-from apps.contracts.split import Split, row_identity
+from apps.contracts.split import Split, row_identity, split_keys
 from tests.unit.contracts.test_chat import assistant, line, user
 
 
@@ -50,3 +50,26 @@ def test_equal_rows_are_never_on_both_sides_and_a_share_always_holds_one(rows: l
     sides = dict(zip(rows, held, strict=True))
     assert [sides[row] for row in rows] == held
     assert any(held)
+
+
+def test_near_copies_and_copies_of_those_are_on_one_side():
+    words = [f"word{n}" for n in range(100)]
+    chain = [" ".join(words[3 * n : 3 * n + 60]) for n in range(12)]  # the first and the last are not alike
+    others = [f"quite another question number {n * 7919} about {n} things nobody asked before {n}" for n in range(30)]
+    rows = [parse_row(line(user(text), assistant("yes")), line_number=1) for text in (*chain, *others, chain[3])]
+
+    keys = split_keys(rows)
+
+    assert len({*keys[:12], keys[-1]}) == 1
+    assert len(set(keys)) == 31
+    for seed in range(40):
+        held = Split(0.3, seed).held_out(keys)
+        assert len({*held[:12], held[-1]}) == 1
+
+
+def test_copies_that_are_more_than_the_share_are_trained():
+    keys = [1] * 60 + [2] * 30 + list(range(10, 20))
+
+    for seed in range(20):
+        held = Split(0.1, seed).held_out(keys)
+        assert not any(held[:90]) and 1 <= sum(held) <= 10

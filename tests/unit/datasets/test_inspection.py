@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from apps.contracts.chat import RowKind, parse_row_as
+from apps.contracts.near_copies import NearCopies
 from apps.contracts.split import Split
 from apps.datasets import inspecting, operations
 from apps.datasets.inspection import Finding, inspect_rows
 from apps.datasets.models import VersionInspection
-from apps.datasets.near_copies import NearCopies
 from apps.datasets.personal_data import Hint, find_hints
 from apps.datasets.tasks import inspect
 from tests.factories.catalog import make_base_model

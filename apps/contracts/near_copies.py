@@ -3,12 +3,13 @@
 MinHash by one permutation: each pair of neighbouring words is hashed into one of 16 bins, a bin keeps its smallest
 value, and the share of equal bins estimates the Jaccard similarity of two texts (Li, Owen, Zhang 2012; empty bins take
 their neighbour's value, Shrivastava, Li 2014). Rows that agree in one of eight pairs of bins are compared. A row costs
-about 0.6 KB, and only the first rows of a file are compared with each other, so memory has a bound.
+about 0.7 KB, and only the first rows of a file are compared with each other, so memory has a bound.
 """
 
 import re
 import zlib
 from array import array
+from collections.abc import Iterator
 from itertools import pairwise
 
 MOST_ROWS = 200_000
@@ -21,17 +22,19 @@ _EMPTY = 0xFFFFFFFF
 
 
 class NearCopies:
-    """Takes rows in order and says of each which earlier row it is nearly the same as."""
+    """Takes rows in order, each under a number of its own, says which earlier row each is nearly the same as, and in
+    the end which rows belong together: near copies of near copies too."""
 
     def __init__(self, *, most_rows: int = MOST_ROWS) -> None:
         self._most_rows = most_rows
         self._sketches = array("I")
-        self._lines = array("I")
+        self._rows = array("I")
+        self._above = array("I")  # of each kept row, one that it belongs to; a root belongs to itself
         self._buckets: list[dict[int, int]] = [{} for _ in _BANDS]
 
-    def find(self, text: str, line: int) -> int | None:
-        """Return the line of an earlier row that is nearly this one, or None."""
-        if len(self._lines) >= self._most_rows:
+    def find(self, text: str, row: int) -> int | None:
+        """Return an earlier row that is nearly this one, or None."""
+        if len(self._rows) >= self._most_rows:
             return None
         made = sketch(text)
         if made is None:
@@ -40,15 +43,33 @@ class NearCopies:
         candidates = {
             found for key, bucket in zip(keys, self._buckets, strict=True) if (found := bucket.get(key)) is not None
         }
-        for candidate in sorted(candidates):
-            if self._alike(candidate, made) >= ALIKE_BINS:
-                return self._lines[candidate]
-        index = len(self._lines)
-        self._lines.append(line)
+        alike = [candidate for candidate in sorted(candidates) if self._alike(candidate, made) >= ALIKE_BINS]
+        index = len(self._rows)
+        self._rows.append(row)
         self._sketches.extend(made)
+        self._above.append(index)
+        for candidate in alike:
+            self._join(candidate, index)
         for key, bucket in zip(keys, self._buckets, strict=True):
             bucket.setdefault(key, index)
-        return None
+        return self._rows[alike[0]] if alike else None
+
+    def roots(self) -> Iterator[tuple[int, int]]:
+        """Yield (row, first row of its group) for every row that belongs to an earlier one."""
+        for index, row in enumerate(self._rows):
+            root = self._root(index)
+            if root != index:
+                yield row, self._rows[root]
+
+    def _join(self, one: int, other: int) -> None:
+        first, last = sorted((self._root(one), self._root(other)))
+        self._above[last] = first
+
+    def _root(self, index: int) -> int:
+        while (above := self._above[index]) != index:
+            self._above[index] = self._above[above]
+            index = above
+        return index
 
     def _alike(self, index: int, made: list[int]) -> int:
         kept = self._sketches[index * BINS : (index + 1) * BINS]

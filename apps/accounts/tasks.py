@@ -1,0 +1,13 @@
+"""Celery's way into the domain: each task makes one call."""
+
+from typing import Any
+
+from celery import shared_task
+
+from apps.accounts.sweeping import sweep_expired_tokens
+from apps.core.clock import db_now
+
+
+@shared_task(name="accounts.sweep_expired_tokens", ignore_result=True)
+def sweep_tokens(**_: Any) -> None:
+    sweep_expired_tokens(now=db_now())

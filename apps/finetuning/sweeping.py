@@ -1,0 +1,44 @@
+"""Checkpoints that nobody will resume from: of jobs that failed or were cancelled long ago."""
+
+import datetime
+
+from django.db import transaction
+
+from apps.core import outbox
+from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.models import Checkpoint, FineTuningJob
+
+# As long as a new job can begin with the weights of one that did not get to its end.
+CHECKPOINT_RETENTION = datetime.timedelta(days=30)
+_BATCH = 200
+
+
+@transaction.atomic
+def sweep_checkpoints(*, now: datetime.datetime) -> int:
+    """Delete checkpoints of jobs that failed or were cancelled a retention time ago; return how many.
+
+    One that an unfinished job begins with stays until that job ends.
+    """
+    stale = (
+        Checkpoint.objects.select_for_update(of=("self",), skip_locked=True)
+        .select_related("upload")
+        .filter(
+            deleted_at=None,
+            job__status__in=("failed", "cancelled"),
+            job__finished_at__lt=now - CHECKPOINT_RETENTION,
+        )
+        .exclude(pk__in=_begun_with())
+        .order_by("created_at")[:_BATCH]
+    )
+    swept = list(stale)
+    for checkpoint in swept:
+        prefix = checkpoint.upload.object_prefix
+        outbox.publish(topic="objects.delete", key=f"delete:{checkpoint.pk}", payload={"prefix": prefix})
+    Checkpoint.objects.filter(pk__in=[checkpoint.pk for checkpoint in swept]).update(deleted_at=now)
+    return len(swept)
+
+
+def _begun_with() -> list[str]:
+    unfinished = FineTuningJob.objects.exclude(status__in=JOB_TERMINAL)
+    begun = unfinished.filter(requested__start_from__has_key="checkpoint")
+    return list(begun.values_list("requested__start_from__checkpoint", flat=True))

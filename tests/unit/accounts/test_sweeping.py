@@ -1,0 +1,27 @@
+"""Browser tokens do not pile up; API keys are never swept."""
+
+import datetime
+
+import pytest
+
+from apps.accounts.models import ApiKey
+from apps.accounts.operations import MEMBER_TOKEN_LIFETIME, issue_key, issue_member_token
+from apps.accounts.sweeping import TOKEN_RETENTION, sweep_expired_tokens
+from apps.core.clock import db_now
+
+MINUTE = datetime.timedelta(minutes=1)
+
+
+@pytest.mark.django_db
+def test_expired_browser_tokens_are_deleted_a_day_later_and_api_keys_never(organization, alice) -> None:
+    now = db_now()
+    token = issue_member_token(organization=organization, user=alice, now=now)
+    key = issue_key(
+        organization=organization, name="ci", scopes=frozenset({"view"}), by=alice, expires_at=now + MINUTE, now=now
+    )
+    due = now + MEMBER_TOKEN_LIFETIME + TOKEN_RETENTION
+
+    assert sweep_expired_tokens(now=due - MINUTE) == 0
+    assert sweep_expired_tokens(now=due + MINUTE) == 1
+    assert not ApiKey.objects.filter(pk=token.key.pk).exists()
+    assert ApiKey.objects.filter(pk=key.key.pk).exists()
