@@ -125,7 +125,7 @@ def test_the_export_adds_up(use, floor, claim, client_for, vera):  # noqa: F811
     by_sku = {line["sku"]: line for line in lines}
     assert by_sku["inference:input:anneal-demo"]["quantity"] == "2000000"
     assert by_sku["inference:input:anneal-demo"]["cost_usd"] == "0.2"
-    assert by_sku["training:local-cpu"] | {"day": "", "member": "", "price_version": ""} == {
+    assert by_sku["training:local-cpu"] | {"day": "", "key": "", "price_version": ""} == {
         "day": "",
         "kind": "training",
         "subject": job.pk,

@@ -208,7 +208,7 @@ def test_a_reversal_restores_every_balance_and_changes_no_history(organization: 
 # --- many at once -----------------------------------------------------------------------------------------------------
 
 
-def test_640_holds_from_64_connections_get_exactly_what_the_wallet_covers(many_connections: None) -> None:
+def test_640_holds_from_64_connections_get_exactly_what_the_wallet_covers(transactional_db: None) -> None:
     organization = funded(1000)
 
     def ten(number: int) -> int:
@@ -226,7 +226,7 @@ def test_640_holds_from_64_connections_get_exactly_what_the_wallet_covers(many_c
     assert_books_hold()
 
 
-def test_one_key_used_by_many_at_once_is_one_effect(many_connections: None) -> None:
+def test_one_key_used_by_many_at_once_is_one_effect(transactional_db: None) -> None:
     organization = funded(1000)
 
     held = at_once(lambda _: place_hold(organization, 7, "ftjob-1").pk, 24)
@@ -241,7 +241,7 @@ def test_one_key_used_by_many_at_once_is_one_effect(many_connections: None) -> N
     assert_books_hold()
 
 
-def test_gateways_jobs_and_a_budget_at_once_never_pass_wallet_or_limit(many_connections: None) -> None:
+def test_gateways_jobs_and_a_budget_at_once_never_pass_wallet_or_limit(transactional_db: None) -> None:
     organization = funded(1000 * CENT)
     set_budget(
         organization=organization, scope="organization", target="", limit_nano=600 * CENT, mode="block", by="u",

@@ -76,7 +76,7 @@ def assert_charged_by_the_sum(organization: Organization) -> None:
     assert get_spending(organization=organization).inference_nano == rated(quantity=10, price_nano=1, per=2)
 
 
-def test_the_key_is_looked_up_under_the_lock(many_connections: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_looked_up_under_the_lock(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> None:
     organization = funded(1000)
     monkeypatch.setattr(operations, "posted_before", slowly(operations.posted_before))
     unlocked = "wallet = account(organization=organization, kind=AccountKind.WALLET)"
@@ -86,7 +86,7 @@ def test_the_key_is_looked_up_under_the_lock(many_connections: None, monkeypatch
         assert_one_effect(organization)
 
 
-def test_every_movement_begins_with_the_lock_root(many_connections: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_movement_begins_with_the_lock_root(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> None:
     organization = funded(20)
     unlocked = mutate(
         monkeypatch, ledger, ledger.lock_wallet, ("LedgerAccount.objects.select_for_update()", "LedgerAccount.objects")
