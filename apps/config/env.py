@@ -33,6 +33,7 @@ class Env:
     from_email: str
     base_model_roots: tuple[Path, ...]
     allowed_hosts: tuple[str, ...]
+    replica_places: int
 
 
 @cache
@@ -61,6 +62,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         from_email=environ.get("ANNEAL_FROM_EMAIL", "Anneal <anneal@localhost>"),
         base_model_roots=tuple(Path(part) for part in environ.get("ANNEAL_BASE_MODEL_ROOTS", "").split(":") if part),
         allowed_hosts=tuple(h for h in environ.get("ANNEAL_ALLOWED_HOSTS", "").split(",") if h),
+        replica_places=int(environ.get("ANNEAL_REPLICA_PLACES", "128")),
     )
 
 

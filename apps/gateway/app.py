@@ -27,7 +27,7 @@ from starlette.routing import Route  # noqa: E402
 
 from apps.billing.usage import UsageRecord  # noqa: E402
 from apps.core.errors import NotFound  # noqa: E402
-from apps.core.http import REQUEST_ID_HEADER  # noqa: E402
+from apps.core.http import REQUEST_ID_HEADER, Application, Receive, Scope, Send  # noqa: E402
 from apps.core.ids import new_id  # noqa: E402
 from apps.core.policies import refuse_unsafe_role  # noqa: E402
 from apps.gateway.database import DATABASE_ERRORS, Database  # noqa: E402
@@ -48,18 +48,25 @@ PATHS = {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion
 _FLUSH_SECONDS = 10
 
 
-def create_app() -> Starlette:
+def create_app() -> Application:
     """Return the ASGI application. It refuses to start under a role for which row-level security is off."""
     gateway = Gateway(spool_root=settings.HOME / "spool")
-    inference = [
-        Route(path, Inference(gateway.services, path=path, parse=parse), methods=["POST"])
-        for path, parse in PATHS.items()
-    ]
-    return Starlette(
-        routes=[*inference, Route("/healthz", gateway.health)],
+    doors = {path: Inference(gateway.services, path=path, parse=parse) for path, parse in PATHS.items()}
+    others = Starlette(
+        routes=[
+            *(Route(path, door, methods=["POST"]) for path, door in doors.items()),
+            Route("/healthz", gateway.health),
+        ],
         lifespan=gateway.lifespan,
         exception_handlers={HTTPException: _refuse},
     )
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        # Inference goes straight to its door: routing and middleware cost as much as reading the request.
+        door = doors.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        await (door or others)(scope, receive, send)
+
+    return application
 
 
 class Gateway:
@@ -73,7 +80,7 @@ class Gateway:
         self._purses = Purses(self._database, name=name)
         self._spool = Spool(spool_root, name=name)
         self._shipper = Shipper(self._database, self._spool, self._note_shipped)
-        self._upstreams = Upstreams()
+        self._upstreams = Upstreams(places_per_replica=settings.REPLICA_PLACES)
         self.services = Services(
             keys=Keys(self._database),
             routes=self._routes,
@@ -119,7 +126,7 @@ class Gateway:
                 await self._purses.return_idle(at_once=True)
         except (TimeoutError, *DATABASE_ERRORS) as error:
             logger.warning("stopping with %d requests on disk only: %r", self._shipper.waiting, error)
-        await self._upstreams.close()
+        self._upstreams.close()
         self._spool.close()
         self._database.close()
 

@@ -3,13 +3,14 @@
 import asyncio
 import hashlib
 import hmac
+import secrets
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
 from django.conf import settings
 
-from apps.accounts.keys import fingerprint, is_well_formed
+from apps.accounts.keys import is_well_formed
 from apps.accounts.operations import note_key_use
 from apps.accounts.queries import KeyIdentity, find_key
 from apps.accounts.roles import Permission
@@ -58,8 +59,9 @@ class _Entry:
 class Keys:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._lookups: dict[str, asyncio.Task[_Entry]] = {}
+        self._secret = secrets.token_bytes(16)  # of the digests in memory: nothing else knows them
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._lookups: dict[bytes, asyncio.Task[_Entry]] = {}
         self._away_until = 0.0
 
     async def identify(self, authorization: str | None) -> Caller:
@@ -76,8 +78,10 @@ class Keys:
         return entry.caller
 
     async def _entry(self, secret: str) -> _Entry:
-        known = fingerprint(secret)
+        known = hashlib.blake2b(secret.encode(), digest_size=16, key=self._secret).digest()
         entry = self._entries.get(known)
+        if entry is None and not is_well_formed(secret):
+            raise InvalidApiKey(WRONG.format(shown=_shown(secret)))
         is_away = time.monotonic() < self._away_until
         if entry is not None and entry.age() < (OUTAGE_SECONDS if is_away else USABLE_SECONDS):
             if entry.age() > FRESH_SECONDS:
@@ -92,7 +96,7 @@ class Keys:
                 return entry
             raise Unavailable("API keys cannot be checked at the moment. Try again shortly.") from error
 
-    def _begin_lookup(self, known: str, secret: str) -> "asyncio.Task[_Entry]":
+    def _begin_lookup(self, known: bytes, secret: str) -> "asyncio.Task[_Entry]":
         """Return the lookup of this key in progress, beginning one when there is none."""
         if known not in self._lookups:
             task = asyncio.ensure_future(self._look_up(known, secret))
@@ -100,12 +104,12 @@ class Keys:
             task.add_done_callback(lambda done: self._finish_lookup(known, done))
         return self._lookups[known]
 
-    def _finish_lookup(self, known: str, task: "asyncio.Task[_Entry]") -> None:
+    def _finish_lookup(self, known: bytes, task: "asyncio.Task[_Entry]") -> None:
         del self._lookups[known]
         if not task.cancelled():
             task.exception()  # seen here: a lookup begun beside a request has nobody else to look
 
-    async def _look_up(self, known: str, secret: str) -> _Entry:
+    async def _look_up(self, known: bytes, secret: str) -> _Entry:
         started_at = time.monotonic()
         identity, caller = await self._database.call(_find, secret)
         self._entries[known] = entry = _Entry(identity, caller, started_at)
@@ -139,8 +143,6 @@ def _secret_in(authorization: str | None) -> str:
     secret = secret.strip()
     if scheme.lower() != "bearer" or not secret:
         raise InvalidApiKey(MISSING)
-    if not is_well_formed(secret):
-        raise InvalidApiKey(WRONG.format(shown=_shown(secret)))
     return secret
 
 

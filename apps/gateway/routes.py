@@ -93,6 +93,16 @@ class Routes:
         An adapter that is being loaded is waited for, and a cold one is asked back. Raises ModelNotFound; Unavailable
         when no replica has it in time.
         """
+        route = self._visible(model_name, organization_id)
+        if route is not None and route.upstreams and not self._is_note_due(route):
+            return route
+        return await self._find(model_name, organization_id)
+
+    def _is_note_due(self, route: Route) -> bool:
+        noted_at = self._noted_at.get(route.adapter_version_id, -math.inf)
+        return bool(route.adapter_version_id) and time.monotonic() - noted_at > NOTE_SECONDS
+
+    async def _find(self, model_name: str, organization_id: str) -> Route:
         if self._visible(model_name, organization_id) is None:
             with suppress(*DATABASE_ERRORS):
                 await self._refresh_since(time.monotonic())

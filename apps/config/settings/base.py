@@ -21,6 +21,8 @@ OBJECT_STORE = ENV.object_store
 REDIS_URL = ENV.redis_url
 BROKER_URL = ENV.broker_url
 BASE_MODEL_ROOTS = ENV.base_model_roots
+# Requests that one gateway has in progress on one replica; an engine takes ANNEAL_ENGINE_MAX_QUEUED_REQUESTS in all.
+REPLICA_PLACES = ENV.replica_places
 
 ALLOWED_HOSTS = [urlsplit(PUBLIC_URL).hostname, "localhost", "127.0.0.1", *ENV.allowed_hosts]
 CSRF_TRUSTED_ORIGINS = [PUBLIC_URL]
