@@ -33,8 +33,9 @@ from apps.core.policies import refuse_unsafe_role  # noqa: E402
 from apps.gateway.database import DATABASE_ERRORS, Database  # noqa: E402
 from apps.gateway.inference import Inference, Services  # noqa: E402
 from apps.gateway.keys import Keys  # noqa: E402
-from apps.gateway.limits import OpenRequests, RequestRate  # noqa: E402
+from apps.gateway.limits import OpenRequests, Rates  # noqa: E402
 from apps.gateway.metering import Metering  # noqa: E402
+from apps.gateway.news import keep_listening  # noqa: E402
 from apps.gateway.purses import Purses  # noqa: E402
 from apps.gateway.routes import Routes  # noqa: E402
 from apps.gateway.schema import parse_chat, parse_completion  # noqa: E402
@@ -76,15 +77,16 @@ class Gateway:
         name = new_id("gateway")
         self._spool_root = spool_root
         self._database = Database()
+        self._keys = Keys(self._database)
         self._routes = Routes(self._database)
         self._purses = Purses(self._database, name=name)
         self._spool = Spool(spool_root, name=name)
         self._shipper = Shipper(self._database, self._spool, self._note_shipped)
         self._upstreams = Upstreams(places_per_replica=settings.REPLICA_PLACES)
         self.services = Services(
-            keys=Keys(self._database),
+            keys=self._keys,
             routes=self._routes,
-            rate=RequestRate(),
+            rates=Rates(),
             open_requests=OpenRequests(),
             metering=Metering(self._routes, self._purses, self._spool, self._shipper),
             upstreams=self._upstreams,
@@ -102,6 +104,7 @@ class Gateway:
         tasks = [
             asyncio.create_task(work)
             for work in (
+                keep_listening(self._keys),
                 self._routes.keep_fresh(),
                 self._shipper.run(),
                 self._purses.tend(),

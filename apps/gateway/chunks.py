@@ -30,16 +30,31 @@ class EngineUsage(msgspec.Struct):
     prompt_tokens_details: _CachedTokens | None = None
 
 
+class CalledPart(msgspec.Struct, omit_defaults=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallPart(msgspec.Struct, omit_defaults=True):
+    """A part of one call; the parts of a call share its index."""
+
+    index: int
+    id: str | None = None
+    type: str | None = None
+    function: CalledPart | None = None
+
+
 class Delta(msgspec.Struct, omit_defaults=True):
     role: str | None = None
     content: str | None = None
     reasoning: str | None = None
+    tool_calls: list[ToolCallPart] | None = None
 
 
 class EngineChoice(msgspec.Struct):
     """A choice of either surface: chat sends `delta`, completions `text`."""
 
-    index: int = 0
+    index: int
     delta: Delta | None = None
     text: str = ""
     logprobs: dict[str, Any] | None = None
@@ -47,7 +62,8 @@ class EngineChoice(msgspec.Struct):
 
     @property
     def has_content(self) -> bool:
-        return bool(self.text or (self.delta and (self.delta.content or self.delta.reasoning)))
+        delta = self.delta
+        return bool(self.text or (delta and (delta.content or delta.reasoning or delta.tool_calls)))
 
 
 class EngineFault(msgspec.Struct):
@@ -231,6 +247,7 @@ class _Part:
     index: int
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     logprobs: dict[str, list[Any]] | None = None
     finish_reason: str | None = None
 
@@ -238,14 +255,28 @@ class _Part:
         self.texts.append(choice.text or (choice.delta.content if choice.delta else "") or "")
         if choice.delta and choice.delta.reasoning:
             self.reasoning.append(choice.delta.reasoning)
+        for part in (choice.delta.tool_calls if choice.delta else None) or ():
+            self._add_call(part)
         self.finish_reason = choice.finish_reason or self.finish_reason
         for name, values in (choice.logprobs or {}).items():
             if values is not None:
                 self.logprobs = self.logprobs or {}
                 self.logprobs.setdefault(name, []).extend(values)
 
+    def _add_call(self, part: ToolCallPart) -> None:
+        call = self.calls.setdefault(
+            part.index, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+        )
+        call["id"] = part.id or call["id"]
+        if part.function is not None:
+            call["function"]["name"] += part.function.name or ""
+            call["function"]["arguments"] += part.function.arguments or ""
+
     def chat(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self.texts), "refusal": None}
+        if self.calls:
+            message["tool_calls"] = [self.calls[index] for index in sorted(self.calls)]
+            message["content"] = message["content"] or None
         if self.reasoning:
             message["reasoning"] = "".join(self.reasoning)
         return {

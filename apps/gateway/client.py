@@ -1,7 +1,7 @@
 """The customer's side of one request: its body, its answer, and whether anybody still waits for it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from apps.core.errors import DomainError
@@ -18,6 +18,7 @@ from apps.core.http import (
     request_id_from,
 )
 from apps.gateway.errors import body_of, event_of, headers_of
+from apps.gateway.limits import Headers
 
 # The engine does not wait for a slow reader, so what it wrote piles up here: such a reader is cut off.
 SLOWEST_READ_SECONDS = 60
@@ -42,6 +43,7 @@ class Client:
         headers = dict(scope["headers"])
         self.authorization = _text(headers.get(b"authorization"))
         self.request_id = request_id_from(_text(headers.get(_REQUEST_ID)))
+        self.limit_headers: Callable[[], Headers] = list  # asked when the answer begins, once the key is known
         self._has_started = False
 
     async def read_body(self) -> bytes:
@@ -84,7 +86,7 @@ class Client:
             pass
 
     async def start_stream(self) -> None:
-        headers = [*_STREAM_HEADERS, (_REQUEST_ID, self.request_id.encode())]
+        headers = [*_STREAM_HEADERS, (_REQUEST_ID, self.request_id.encode()), *self.limit_headers()]
         self._has_started = True
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
@@ -103,14 +105,15 @@ class Client:
             raise ClientGone from error
 
     async def send_json(self, content: bytes) -> None:
-        await self._respond(200, [_JSON, (_REQUEST_ID, self.request_id.encode())], content)
+        await self._respond(200, [_JSON, (_REQUEST_ID, self.request_id.encode()), *self.limit_headers()], content)
 
     async def refuse(self, error: DomainError, *, status: int | None = None) -> None:
         """Answer with the error; in the middle of a stream, end it with an error event and no [DONE]."""
         if self._has_started:
             await self.end(event_of(error))
         else:
-            await self._respond(status or int(error.status), headers_of(error, self.request_id), body_of(error))
+            headers = [*headers_of(error, self.request_id), *self.limit_headers()]
+            await self._respond(status or int(error.status), headers, body_of(error))
 
     async def _respond(self, status: int, headers: list[tuple[bytes, bytes]], content: bytes) -> None:
         headers = [*headers, (b"content-length", str(len(content)).encode())]

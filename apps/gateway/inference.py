@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from apps.core.errors import DomainError
 from apps.core.http import Receive, Scope, Send, ServerFault
 from apps.core.ids import new_ulid
-from apps.gateway.chunks import Assembler, Renderer
+from apps.gateway.chunks import Assembler, Meter, Renderer
 from apps.gateway.client import Client, ClientGone
 from apps.gateway.errors import EngineError
 from apps.gateway.keys import Caller, Keys
-from apps.gateway.limits import OpenRequests, RequestRate
+from apps.gateway.limits import OpenRequests, Rates
 from apps.gateway.metering import Metering, Ticket
 from apps.gateway.routes import Routes
 from apps.gateway.schema import EngineRequest
 from apps.gateway.upstreams import Call, EngineAnswer, Upstreams
+from apps.serving.queries import Route
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Services:
 
     keys: Keys
     routes: Routes
-    rate: RequestRate
+    rates: Rates
     open_requests: OpenRequests
     metering: Metering
     upstreams: Upstreams
@@ -53,9 +54,10 @@ class Inference:
         client = Client(scope, receive, send)
         try:
             caller = await self._services.keys.identify(client.authorization)
-            self._services.rate.take(caller.organization_id, per_minute=caller.requests_per_minute)
+            client.limit_headers = lambda: self._services.rates.headers(caller.limits)
+            self._services.rates.take_request(caller.limits)
             request = self._parse(await client.read_body())
-            with self._services.open_requests.one_more(caller.organization_id, is_structured=request.is_structured):
+            with self._services.open_requests.one_more(caller.limits, is_structured=request.is_structured):
                 async with client.watched():
                     await self._answer(caller, request, client)
         except DomainError as error:
@@ -67,9 +69,20 @@ class Inference:
             await client.refuse(ServerFault("The server had an error while processing your request."), status=500)
 
     async def _answer(self, caller: Caller, request: EngineRequest, client: Client) -> None:
-        route = await self._services.routes.find(request.model_name, organization_id=caller.organization_id)
+        """Answer within the limit of tokens per minute, of which what was not used is given back."""
+        rates, estimate, meter = self._services.rates, request.tokens_estimate(), Meter(request.choice_count)
+        rates.take_tokens(caller.limits, estimate)
+        try:
+            route = await self._services.routes.find(request.model_name, organization_id=caller.organization_id)
+            await self._answer_from(route, caller, request, meter, client)
+        finally:
+            rates.correct(caller.limits, taken=estimate, used=meter.input_tokens + meter.output_tokens)
+
+    async def _answer_from(
+        self, route: Route, caller: Caller, request: EngineRequest, meter: Meter, client: Client
+    ) -> None:
         ulid = new_ulid()
-        ticket = await self._services.metering.admit(caller, route, request, usage_id=f"use_{ulid}")
+        ticket = await self._services.metering.admit(caller, route, request, meter, usage_id=f"use_{ulid}")
         renderer = Renderer(
             id=f"{'chatcmpl' if self._is_chat else 'cmpl'}-{ulid}",
             created=int(time.time()),
@@ -78,7 +91,7 @@ class Inference:
             wants_usage=request.wants_usage,
         )
         try:
-            call = Call(caller.organization_id, self._path, request, caller.cache_salt, ulid, ticket.meter)
+            call = Call(caller.organization_id, self._path, request, caller.cache_salt, ulid, meter)
             async with self._services.upstreams.answer(route, call) as answer:
                 ticket.note_first_token()
                 deliver = _stream if request.is_streamed else _send_whole

@@ -12,13 +12,14 @@ from django.conf import settings
 
 from apps.accounts.keys import is_well_formed
 from apps.accounts.operations import note_key_use
-from apps.accounts.queries import KeyIdentity, find_key
+from apps.accounts.queries import KeyIdentity, find_key, get_key_limits
 from apps.accounts.roles import Permission
 from apps.core.clock import db_now
 from apps.core.errors import PermissionDenied, Unavailable
 from apps.finetuning.quotas import get_quota
 from apps.gateway.database import DATABASE_ERRORS, Database
 from apps.gateway.errors import InvalidApiKey
+from apps.gateway.limits import Limits
 
 FRESH_SECONDS = 1.0  # then looked up again beside the request
 USABLE_SECONDS = 2.0  # then looked up again before the request
@@ -43,7 +44,7 @@ class Caller:
     key_id: str
     organization_id: str
     cache_salt: str
-    requests_per_minute: int | None
+    limits: tuple[Limits, Limits]  # the organization's, then the key's
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,20 @@ class Keys:
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._lookups: dict[bytes, asyncio.Task[_Entry]] = {}
         self._away_until = 0.0
+        self._forgotten = 0
+
+    def forget(self, organization_id: str) -> None:
+        """Look the organization's keys up again before their next request: one may have been revoked."""
+        self._entries = OrderedDict(
+            (known, entry)
+            for known, entry in self._entries.items()
+            if entry.identity is not None and entry.identity.organization_id != organization_id
+        )
+        self._forgotten += 1
+
+    def forget_all(self) -> None:
+        self._entries.clear()
+        self._forgotten += 1
 
     async def identify(self, authorization: str | None) -> Caller:
         """Raises InvalidApiKey, PermissionDenied (no scope for inference), Unavailable."""
@@ -110,8 +125,10 @@ class Keys:
             task.exception()  # seen here: a lookup begun beside a request has nobody else to look
 
     async def _look_up(self, known: bytes, secret: str) -> _Entry:
-        started_at = time.monotonic()
+        started_at, forgotten = time.monotonic(), self._forgotten
         identity, caller = await self._database.call(_find, secret)
+        if forgotten != self._forgotten:  # what was read may be older than the news
+            identity, caller = await self._database.call(_find, secret)
         self._entries[known] = entry = _Entry(identity, caller, started_at)
         self._entries.move_to_end(known)
         while len(self._entries) > _MOST_KEYS:
@@ -128,9 +145,31 @@ def _find(secret: str) -> tuple[KeyIdentity | None, Caller | None]:
         key_id=identity.key_id,
         organization_id=identity.organization_id,
         cache_salt=_cache_salt(identity.organization_id),
-        requests_per_minute=get_quota(organization=identity.organization_id).requests_per_minute,
+        limits=(_limits_of_organization(identity.organization_id), _limits_of_key(identity.key_id)),
     )
     return identity, caller
+
+
+def _limits_of_organization(organization_id: str) -> Limits:
+    quota = get_quota(organization=organization_id)
+    return Limits(
+        owner_id=organization_id,
+        owner="Your organization",
+        requests_per_minute=quota.requests_per_minute,
+        tokens_per_minute=quota.tokens_per_minute,
+        concurrent_requests=quota.concurrent_requests,
+    )
+
+
+def _limits_of_key(key_id: str) -> Limits:
+    found = get_key_limits(key_id=key_id)
+    return Limits(
+        owner_id=key_id,
+        owner="This key",
+        requests_per_minute=found.requests_per_minute,
+        tokens_per_minute=found.tokens_per_minute,
+        concurrent_requests=found.concurrent_requests,
+    )
 
 
 def _cache_salt(organization_id: str) -> str:

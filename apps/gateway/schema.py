@@ -1,4 +1,4 @@
-"""The fields a request may have. What the engine gets is built from these alone; everything else is dropped.
+"""The fields a request may have. What the engine gets is built from these alone; an unknown field is refused by name.
 
 Bounds follow what one tenant's request may cost the others: grammars are compiled in a shared pool without a time
 limit, many sequences crowd out other requests, and prompt log-probabilities stall a batch.
@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from apps.core.errors import DomainError, InvalidValue
-from apps.gateway.errors import MissingParameter, UnsupportedParameter
+from apps.gateway.errors import MissingParameter, UnknownParameter, UnsupportedParameter
 
 MOST_CHOICES = 4
 MOST_PROMPTS = 8
@@ -27,6 +27,9 @@ SCHEMA_ENUM = 500
 SCHEMA_BOUND = 4096  # of minLength, maxLength, minItems, maxItems
 PATTERN_BYTES = 512
 
+MOST_TOOLS = 64
+TOOLS_BYTES = 32 * 1024
+
 # What a chat template adds of its own, at most: a default system prompt and the turn of the assistant.
 _TEMPLATE_TOKENS = 256
 
@@ -38,14 +41,16 @@ _Stop = Annotated[str, Meta(min_length=1, max_length=256)]
 _TokenId = Annotated[int, Meta(ge=0)]
 
 
-class StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class JsonSchema(msgspec.Struct, omit_defaults=True):
     name: Annotated[str, Meta(max_length=64)]
     schema: dict[str, Any] | None = None
     strict: bool | None = None
+    description: str | None = None
 
 
 class ResponseFormat(msgspec.Struct, omit_defaults=True):
@@ -75,12 +80,47 @@ class ContentPart(msgspec.Struct):
     text: str | None = None
 
 
+class CalledFunction(msgspec.Struct):
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class Message(msgspec.Struct):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MOST_TOOLS)] | None = None
+    tool_call_id: str | None = None
 
 
-class ChatBody(Sampling):
+class Function(msgspec.Struct, omit_defaults=True):
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(msgspec.Struct):
+    name: str
+
+
+class NamedTool(msgspec.Struct):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatBody(Sampling, forbid_unknown_fields=True):
     model: str | None = None
     messages: list[Message] | None = None
     max_completion_tokens: _TokenCount | None = None
@@ -89,16 +129,48 @@ class ChatBody(Sampling):
     response_format: ResponseFormat | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: list[Any] | None = None
-    functions: list[Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    # Refused when given: their loss would change what the answer means.
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+    # Accepted and ignored: documented by OpenAI, without effect on what an open model here answers.
+    user: Any = None
+    store: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+    modalities: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
 
 
-class CompletionBody(Sampling):
+class CompletionBody(Sampling, forbid_unknown_fields=True):
     model: str | None = None
     prompt: str | list[str | _TokenId | list[_TokenId]] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+    # Accepted and ignored.
+    user: Any = None
+
+
+IGNORED = {
+    "/v1/chat/completions": (
+        "metadata", "modalities", "prediction", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort",
+        "safety_identifier", "service_tier", "store", "user", "verbosity",
+    ),
+    "/v1/completions": ("user",),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -120,6 +192,10 @@ class EngineRequest:
         """Return what the prompts can be at most: no token is shorter than a byte of the body."""
         return min(self.prompt_count * context_length, self.body_bytes + _TEMPLATE_TOKENS)
 
+    def tokens_estimate(self) -> int:
+        """Return about what it will use, for limits per minute: four bytes a token, and what was asked for."""
+        return self.body_bytes // 4 + self.prompt_count * self.choice_count * (self.max_tokens or 256)
+
     def output_tokens_bound(self, context_length: int) -> int:
         return self.prompt_count * self.choice_count * min(self.max_tokens or context_length, context_length)
 
@@ -135,8 +211,10 @@ def parse_chat(raw: bytes) -> EngineRequest:
     """Return the request to /v1/chat/completions. Raises DomainErrors that name the field."""
     body = _decode(raw, _chat_decoder)
     model_name = _model_name(body)
-    _refuse_given("tools", body.tools)
-    _refuse_given("functions", body.functions)
+    for name, instead in _REFUSED.items():
+        _refuse_given(name, getattr(body, name), instead)
+    if body.modalities not in (None, ["text"]):
+        raise UnsupportedParameter("`modalities` may only be ['text'].", param="modalities")
     if not body.messages:
         raise MissingParameter("`messages` must hold at least one message.", param="messages")
     fields = _sampling_fields(body)
@@ -146,13 +224,13 @@ def parse_chat(raw: bytes) -> EngineRequest:
         fields.pop("max_tokens", None)
         fields["max_completion_tokens"] = body.max_completion_tokens
     response_format = _response_format(body.response_format)
-    fields |= _given(response_format=response_format)
+    fields |= _given(response_format=response_format) | _tools(body)
     return EngineRequest(
         model_name=model_name,
         fields=fields,
         is_streamed=bool(body.stream),
         wants_usage=_wants_usage(body),
-        is_structured=response_format is not None,
+        is_structured=response_format is not None or "tools" in fields,
         prompt_param="messages",
         prompt_count=1,
         choice_count=body.n or 1,
@@ -167,6 +245,9 @@ def parse_completion(raw: bytes) -> EngineRequest:
     model_name = _model_name(body)
     fields = _sampling_fields(body)
     fields["prompt"], prompt_count = _prompts(body.prompt)
+    _refuse_given("echo", body.echo, "Ask for `logprobs` of what the model writes.")
+    _refuse_given("suffix", body.suffix, "No model here fills in the middle.")
+    _refuse_given("best_of", body.best_of if body.best_of != (body.n or 1) else None, "Use `n`.")
     max_tokens = body.max_tokens or DEFAULT_COMPLETION_TOKENS
     fields["max_tokens"] = max_tokens
     fields |= _given(logprobs=body.logprobs)
@@ -213,6 +294,9 @@ def _invalid(text: str) -> DomainError:
     found = _AT.match(text)
     what, place = (found["what"], found["place"] or "$") if found else (text, "$")
     param = place.removeprefix("$").removeprefix(".") or None
+    if what.startswith("Object contains unknown field") and (unknown := _FIELD.search(what)):
+        param = f"{param}.{unknown[1]}" if param else unknown[1]
+        return UnknownParameter(f"Unknown parameter: `{param}`. Remove it.", param=param)
     if what.startswith("Object missing required field") and (missing := _FIELD.search(what)):
         param = f"{param}.{missing[1]}" if param else missing[1]
         return MissingParameter(f"`{param}` is required.", param=param)
@@ -221,9 +305,17 @@ def _invalid(text: str) -> DomainError:
     )
 
 
-def _refuse_given(name: str, value: list[Any] | None) -> None:
+_REFUSED = {
+    "functions": "Use `tools`.",
+    "function_call": "Use `tool_choice`.",
+    "audio": "No model here speaks.",
+    "web_search_options": "No model here searches the web.",
+}
+
+
+def _refuse_given(name: str, value: Any, instead: str) -> None:
     if value:
-        raise UnsupportedParameter(f"`{name}` is not supported: no model here calls tools. Remove it.", param=name)
+        raise UnsupportedParameter(f"`{name}` is not supported. {instead}", param=name)
 
 
 def _sampling_fields(body: Sampling) -> dict[str, Any]:
@@ -234,14 +326,21 @@ def _given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _message(number: int, message: Message) -> dict[str, str]:
+def _message(number: int, message: Message) -> dict[str, Any]:
     content = message.content
-    if content is None:
+    if content is None and not message.tool_calls:
         raise MissingParameter("A message needs `content`.", param=f"messages[{number}].content")
     if isinstance(content, list):
         # Joined here, as the engine's own templates do: it never sees parts, which an adapter's name could capture.
         content = "\n".join(_part_text(number, place, part) for place, part in enumerate(content))
-    return {"role": "system" if message.role == "developer" else message.role, "content": content}
+    written: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
+    if message.role == "assistant" and message.tool_calls:
+        written["tool_calls"] = msgspec.to_builtins(message.tool_calls)
+    if message.role == "tool":
+        if not message.tool_call_id:
+            raise MissingParameter("A tool's message needs `tool_call_id`.", param=f"messages[{number}].tool_call_id")
+        written["tool_call_id"] = message.tool_call_id
+    return written
 
 
 def _part_text(number: int, place: int, part: ContentPart) -> str:
@@ -269,6 +368,31 @@ def _prompts(prompt: str | list[Any] | None) -> tuple[str | list[Any], int]:
     if kinds == {list} and not all(prompt):
         raise InvalidValue("`prompt` holds an empty list of token ids.", param="prompt")
     return prompt, len(prompt)
+
+
+# --- Tools ------------------------------------------------------------------------------------------------------------
+
+
+def _tools(body: ChatBody) -> dict[str, Any]:
+    """Return the fields that let the model call functions. Raises InvalidValue."""
+    if not body.tools:
+        if body.tool_choice not in (None, "none", "auto"):
+            raise InvalidValue("`tool_choice` names a tool, but `tools` is empty.", param="tool_choice")
+        return {}
+    if len(body.tools) > MOST_TOOLS:
+        raise InvalidValue(f"`tools` holds {len(body.tools)} tools; at most {MOST_TOOLS} are allowed.", param="tools")
+    tools = msgspec.to_builtins(body.tools)
+    if len(msgspec.json.encode(tools)) > TOOLS_BYTES:
+        raise InvalidValue(f"`tools` is larger than {TOOLS_BYTES} bytes.", param="tools")
+    for number, tool in enumerate(body.tools):
+        if tool.function.parameters is not None:
+            _check_schema(tool.function.parameters, f"tools[{number}].function.parameters")
+    choice = body.tool_choice
+    if isinstance(choice, NamedTool):
+        if choice.function.name not in {tool.function.name for tool in body.tools}:
+            raise InvalidValue("`tool_choice` names a function that is not in `tools`.", param="tool_choice")
+        choice = msgspec.to_builtins(choice)
+    return _given(tools=tools, tool_choice=choice, parallel_tool_calls=body.parallel_tool_calls)
 
 
 # --- Structured output ------------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ async def _quiet_p95(*, with_burst: bool) -> float:
 
 
 def test_a_burst_hardly_delays_a_quiet_tenant():
-    """Fixed service time, fixed arrival rates, five runs each: the quiet tenant's median p95 rises by less than 20 %."""
+    """Fixed service time and arrival rates, five runs each: the quiet tenant's median p95 rises by less than 20 %."""
     alone = median(asyncio.run(_quiet_p95(with_burst=False)) for _ in range(5))
     beside = median(asyncio.run(_quiet_p95(with_burst=True)) for _ in range(5))
 
