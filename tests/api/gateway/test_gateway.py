@@ -676,7 +676,7 @@ def test_both_generations_of_the_sdk_see_the_same(gateway, world, sdk):
     session = Path(__file__).with_name("sdk_session.py")
     arguments = [str(gateway.socket), world.acme.key.secret, world.acme.model_name, world.rival.model_name, folder]
 
-    ran = subprocess.run([sys.executable, str(session), *arguments], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, str(session), *arguments], capture_output=True, text=True, timeout=240)
 
     assert ran.returncode == 0, ran.stderr
     seen = json.loads(ran.stdout)
