@@ -119,7 +119,7 @@ def test_answers_given_before_kill_9_are_charged_once_and_the_rest_costs_nothing
 
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.chaos)])
 def test_kill_9_at_random_moments_loses_nothing_and_counts_nothing_twice(gateway, tenant, engine, home, kills):
-    """Two gateways, each answering, shipping and adopting what the other left; one or the other is killed under load."""
+    """Two gateways, each answering, shipping and adopting what the other left; either is killed under load."""
     seed = random.randrange(2**32)
     chance = random.Random(seed)
     engine.scripts["crash"] = Script(tokens=("x",) * 5, delay_seconds=0.002)
