@@ -31,28 +31,26 @@ from apps.core.http import REQUEST_ID_HEADER, Application, Receive, Scope, Send 
 from apps.core.ids import new_id  # noqa: E402
 from apps.core.policies import refuse_unsafe_role  # noqa: E402
 from apps.gateway.database import DATABASE_ERRORS, Database  # noqa: E402
-from apps.gateway.inference import Inference, Services  # noqa: E402
+from apps.gateway.inference import SURFACES, Inference, Services  # noqa: E402
 from apps.gateway.keys import Keys  # noqa: E402
 from apps.gateway.limits import OpenRequests, Rates  # noqa: E402
 from apps.gateway.metering import Metering  # noqa: E402
 from apps.gateway.news import keep_listening  # noqa: E402
 from apps.gateway.purses import Purses  # noqa: E402
 from apps.gateway.routes import Routes  # noqa: E402
-from apps.gateway.schema import parse_chat, parse_completion  # noqa: E402
 from apps.gateway.shipper import Shipper, keep_adopting  # noqa: E402
 from apps.gateway.spool import Spool  # noqa: E402
 from apps.gateway.upstreams import Upstreams  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
-PATHS = {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion}
 _FLUSH_SECONDS = 10
 
 
 def create_app() -> Application:
     """Return the ASGI application. It refuses to start under a role for which row-level security is off."""
     gateway = Gateway(spool_root=settings.HOME / "spool")
-    doors = {path: Inference(gateway.services, path=path, parse=parse) for path, parse in PATHS.items()}
+    doors = {path: Inference(gateway.services, surface) for path, surface in SURFACES.items()}
     others = Starlette(
         routes=[
             *(Route(path, door, methods=["POST"]) for path, door in doors.items()),

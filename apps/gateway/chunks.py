@@ -217,19 +217,25 @@ class Renderer:
         choices = [_chat_chunk(c) if self.is_chat else _completion(c) for c in chunk.choices]
         return self._event(choices, None if self.wants_usage else UNSET)
 
-    def usage_event(self, usage: Usage) -> bytes:
-        return self._event([], usage)
+    def opening(self) -> bytes:
+        """Return what comes before the first chunk of a stream."""
+        return b""
+
+    def closing(self, meter: Meter) -> bytes:
+        """Return what ends a complete stream."""
+        usage = self._event([], meter.usage()) if self.wants_usage else b""
+        return usage + b"data: [DONE]\n\n"
 
     def _event(self, choices: list[Any], usage: Usage | UnsetType | None) -> bytes:
         kind = "chat.completion.chunk" if self.is_chat else "text_completion"
         answer = _Answer(self.id, kind, self.created, self.model_name, choices, usage)
         return b"data: " + _encoder.encode(answer) + b"\n\n"
 
-    def whole(self, assembler: "Assembler", usage: Usage) -> bytes:
+    def whole(self, assembler: "Assembler", meter: Meter) -> bytes:
         """Return the answer to a request that did not ask for a stream."""
         kind = "chat.completion" if self.is_chat else "text_completion"
         choices = [part.chat() if self.is_chat else part.completion() for part in assembler.parts()]
-        return _encoder.encode(_Answer(self.id, kind, self.created, self.model_name, choices, usage))
+        return _encoder.encode(_Answer(self.id, kind, self.created, self.model_name, choices, meter.usage()))
 
 
 def _chat_chunk(choice: EngineChoice) -> _ChatChunkChoice:

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions, as plain ASGI.
+"""POST /v1/chat/completions, /v1/completions and /v1/responses, as plain ASGI.
 
 A request is identified, limited, parsed, routed and paid for before the engine sees it. An answer is complete for the
 customer only when what it used is on the disk; a customer who leaves stops the engine and pays for what it wrote.
@@ -9,29 +9,29 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from apps.core.errors import DomainError
 from apps.core.http import Receive, Scope, Send, ServerFault
 from apps.core.ids import new_ulid
-from apps.gateway.chunks import Assembler, Meter, Renderer
+from apps.gateway.chunks import Assembler, EngineChunk, Meter, Renderer
 from apps.gateway.client import Client, ClientGone
 from apps.gateway.errors import EngineError
 from apps.gateway.keys import Caller, Keys
 from apps.gateway.limits import OpenRequests, Rates
 from apps.gateway.metering import Metering, Ticket
+from apps.gateway.responses import ResponseRenderer, parse_response
 from apps.gateway.routes import Routes
-from apps.gateway.schema import EngineRequest
+from apps.gateway.schema import EngineRequest, parse_chat, parse_completion
 from apps.gateway.upstreams import Call, EngineAnswer, Upstreams
 from apps.serving.queries import Route
 
 logger = logging.getLogger(__name__)
 
-_DONE = b"data: [DONE]\n\n"
-
 
 @dataclass(frozen=True)
 class Services:
-    """What both routes share."""
+    """What the routes share."""
 
     keys: Keys
     routes: Routes
@@ -41,14 +41,51 @@ class Services:
     upstreams: Upstreams
 
 
-class Inference:
-    """One of the two routes."""
+class Written(Protocol):
+    """How an answer is written for the customer."""
 
-    def __init__(self, services: Services, *, path: str, parse: Callable[[bytes], EngineRequest]) -> None:
+    def opening(self) -> bytes: ...
+    def event(self, chunk: EngineChunk) -> bytes: ...
+    def closing(self, meter: Meter) -> bytes: ...
+    def whole(self, assembler: Assembler, meter: Meter) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Surface:
+    """One public route: how its requests are read, where the engine answers them, how answers are written."""
+
+    parse: Callable[[bytes], EngineRequest]
+    engine_path: str
+    renderer: Callable[[str, str, EngineRequest], Written]  # ulid, model name
+
+
+def _chat(ulid: str, model_name: str, request: EngineRequest) -> Written:
+    wants = request.wants_usage
+    return Renderer(f"chatcmpl-{ulid}", int(time.time()), model_name, is_chat=True, wants_usage=wants)
+
+
+def _completion(ulid: str, model_name: str, request: EngineRequest) -> Written:
+    wants = request.wants_usage
+    return Renderer(f"cmpl-{ulid}", int(time.time()), model_name, is_chat=False, wants_usage=wants)
+
+
+def _response(ulid: str, model_name: str, request: EngineRequest) -> Written:
+    return ResponseRenderer(ulid, int(time.time()), model_name, request.echoed)
+
+
+SURFACES = {
+    "/v1/chat/completions": Surface(parse_chat, "/v1/chat/completions", _chat),
+    "/v1/completions": Surface(parse_completion, "/v1/completions", _completion),
+    "/v1/responses": Surface(parse_response, "/v1/chat/completions", _response),
+}
+
+
+class Inference:
+    """One of the routes."""
+
+    def __init__(self, services: Services, surface: Surface) -> None:
         self._services = services
-        self._path = path
-        self._parse = parse
-        self._is_chat = path.endswith("/chat/completions")
+        self._surface = surface
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = Client(scope, receive, send)
@@ -56,7 +93,7 @@ class Inference:
             caller = await self._services.keys.identify(client.authorization)
             client.limit_headers = lambda: self._services.rates.headers(caller.limits)
             self._services.rates.take_request(caller.limits)
-            request = self._parse(await client.read_body())
+            request = self._surface.parse(await client.read_body())
             with self._services.open_requests.one_more(caller.limits, is_structured=request.is_structured):
                 async with client.watched():
                     await self._answer(caller, request, client)
@@ -83,15 +120,9 @@ class Inference:
     ) -> None:
         ulid = new_ulid()
         ticket = await self._services.metering.admit(caller, route, request, meter, usage_id=f"use_{ulid}")
-        renderer = Renderer(
-            id=f"{'chatcmpl' if self._is_chat else 'cmpl'}-{ulid}",
-            created=int(time.time()),
-            model_name=route.model_name,
-            is_chat=self._is_chat,
-            wants_usage=request.wants_usage,
-        )
+        renderer = self._surface.renderer(ulid, route.model_name, request)
         try:
-            call = Call(caller.organization_id, self._path, request, caller.cache_salt, ulid, meter)
+            call = Call(caller.organization_id, self._surface.engine_path, request, caller.cache_salt, ulid, meter)
             async with self._services.upstreams.answer(route, call) as answer:
                 ticket.note_first_token()
                 deliver = _stream if request.is_streamed else _send_whole
@@ -109,23 +140,25 @@ def _finish(ticket: Ticket, finish: str, *, is_charged: bool) -> None:
         ticket.finish(finish, is_charged=is_charged)
 
 
-async def _stream(answer: EngineAnswer, ticket: Ticket, renderer: Renderer, client: Client) -> None:
+async def _stream(answer: EngineAnswer, ticket: Ticket, renderer: Written, client: Client) -> None:
     await client.start_stream()
+    events = renderer.opening()
     async for chunks in answer.batches():
-        if events := b"".join(renderer.event(chunk) for chunk in chunks if chunk.choices):
+        events += b"".join(renderer.event(chunk) for chunk in chunks if chunk.choices)
+        if events:
             await client.send_part(events)
+            events = b""
     await _written(ticket)
-    usage = renderer.usage_event(ticket.meter.usage()) if renderer.wants_usage else b""
-    await client.end(usage + _DONE)
+    await client.end(renderer.closing(ticket.meter))
 
 
-async def _send_whole(answer: EngineAnswer, ticket: Ticket, renderer: Renderer, client: Client) -> None:
+async def _send_whole(answer: EngineAnswer, ticket: Ticket, renderer: Written, client: Client) -> None:
     assembler = Assembler()
     async for chunks in answer.batches():
         for chunk in chunks:
             assembler.add(chunk)
     await _written(ticket)
-    await client.send_json(renderer.whole(assembler, ticket.meter.usage()))
+    await client.send_json(renderer.whole(assembler, ticket.meter))
 
 
 async def _written(ticket: Ticket) -> None:

@@ -83,7 +83,7 @@ class Rates:
                 raise RateLimited(
                     f"{one.owner}'s limit is {per_minute} {buckets.what} per minute. Try again in {wait} s.",
                     retry_after_seconds=wait,
-                    **{f"limit_{buckets.what}_per_minute": per_minute},
+                    limit=f"{per_minute} {buckets.what} per minute",
                 )
         for one, per_minute in bounded:
             buckets.take(one.owner_id, per_minute, min(amount, per_minute), now)

@@ -5,8 +5,7 @@ limit, many sequences crowd out other requests, and prompt log-probabilities sta
 """
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -14,21 +13,12 @@ from msgspec import Meta
 
 from apps.core.errors import DomainError, InvalidValue
 from apps.gateway.errors import MissingParameter, UnknownParameter, UnsupportedParameter
+from apps.gateway.structured import MOST_TOOLS, NamedTool, ResponseFormat, Tool, response_format_field, tools_fields
 
 MOST_CHOICES = 4
 MOST_PROMPTS = 8
 MOST_LOGPROBS = 5
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions, and the engine's
-
-SCHEMA_BYTES = 16 * 1024
-SCHEMA_DEPTH = 16
-SCHEMA_PROPERTIES = 100
-SCHEMA_ENUM = 500
-SCHEMA_BOUND = 4096  # of minLength, maxLength, minItems, maxItems
-PATTERN_BYTES = 512
-
-MOST_TOOLS = 64
-TOOLS_BYTES = 32 * 1024
 
 # What a chat template adds of its own, at most: a default system prompt and the turn of the assistant.
 _TEMPLATE_TOKENS = 256
@@ -44,18 +34,6 @@ _TokenId = Annotated[int, Meta(ge=0)]
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
-
-
-class JsonSchema(msgspec.Struct, omit_defaults=True):
-    name: Annotated[str, Meta(max_length=64)]
-    schema: dict[str, Any] | None = None
-    strict: bool | None = None
-    description: str | None = None
-
-
-class ResponseFormat(msgspec.Struct, omit_defaults=True):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
 
 
 class Sampling(msgspec.Struct, omit_defaults=True):
@@ -97,27 +75,6 @@ class Message(msgspec.Struct):
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MOST_TOOLS)] | None = None
     tool_call_id: str | None = None
-
-
-class Function(msgspec.Struct, omit_defaults=True):
-    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(msgspec.Struct):
-    type: Literal["function"]
-    function: Function
-
-
-class NamedFunction(msgspec.Struct):
-    name: str
-
-
-class NamedTool(msgspec.Struct):
-    type: Literal["function"]
-    function: NamedFunction
 
 
 class ChatBody(Sampling, forbid_unknown_fields=True):
@@ -187,6 +144,7 @@ class EngineRequest:
     choice_count: int  # per prompt
     max_tokens: int | None
     body_bytes: int
+    echoed: dict[str, Any] = field(default_factory=dict)  # what the answer repeats of the request
 
     def input_tokens_bound(self, context_length: int) -> int:
         """Return what the prompts can be at most: no token is shorter than a byte of the body."""
@@ -202,46 +160,64 @@ class EngineRequest:
 
 # --- Parsing ----------------------------------------------------------------------------------------------------------
 
-Body = TypeVar("Body", bound=Sampling)
+Parsed = TypeVar("Parsed", bound=msgspec.Struct)
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<place>.*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"`(\w+)`$")
 
 
 def parse_chat(raw: bytes) -> EngineRequest:
     """Return the request to /v1/chat/completions. Raises DomainErrors that name the field."""
-    body = _decode(raw, _chat_decoder)
+    return chat_request(decode_body(raw, _chat_decoder), body_bytes=len(raw))
+
+
+def read_chat(fields: dict[str, Any], names: dict[str, str]) -> ChatBody:
+    """Return a chat made of another surface's request, whose `names` for its fields stand in refusals."""
+    try:
+        return msgspec.convert(fields, ChatBody)
+    except msgspec.ValidationError as error:
+        refusal = _invalid(str(error))
+        param = names.get(refusal.param or "", refusal.param)
+        raise type(refusal)(refusal.message.replace(f"`{refusal.param}`", f"`{param}`"), param=param) from error
+
+
+def chat_request(
+    body: ChatBody, *, body_bytes: int, prompt_param: str = "messages", echoed: dict[str, Any] | None = None
+) -> EngineRequest:
+    """Return what the engine is asked. Raises DomainErrors that name the field."""
     model_name = _model_name(body)
     for name, instead in _REFUSED.items():
         _refuse_given(name, getattr(body, name), instead)
     if body.modalities not in (None, ["text"]):
         raise UnsupportedParameter("`modalities` may only be ['text'].", param="modalities")
     if not body.messages:
-        raise MissingParameter("`messages` must hold at least one message.", param="messages")
+        raise MissingParameter(f"`{prompt_param}` must hold at least one message.", param=prompt_param)
     fields = _sampling_fields(body)
     fields["messages"] = [_message(number, message) for number, message in enumerate(body.messages)]
     fields |= _given(logprobs=body.logprobs, top_logprobs=body.top_logprobs)
     if body.max_completion_tokens is not None:  # the newer name of the same field wins
         fields.pop("max_tokens", None)
         fields["max_completion_tokens"] = body.max_completion_tokens
-    response_format = _response_format(body.response_format)
-    fields |= _given(response_format=response_format) | _tools(body)
+    response_format = response_format_field(body.response_format)
+    fields |= _given(response_format=response_format)
+    fields |= tools_fields(body.tools, body.tool_choice, in_parallel=body.parallel_tool_calls)
     return EngineRequest(
         model_name=model_name,
         fields=fields,
         is_streamed=bool(body.stream),
         wants_usage=_wants_usage(body),
         is_structured=response_format is not None or "tools" in fields,
-        prompt_param="messages",
+        prompt_param=prompt_param,
         prompt_count=1,
         choice_count=body.n or 1,
         max_tokens=body.max_completion_tokens or body.max_tokens,
-        body_bytes=len(raw),
+        body_bytes=body_bytes,
+        echoed=echoed or {},
     )
 
 
 def parse_completion(raw: bytes) -> EngineRequest:
     """Return the request to /v1/completions. Raises DomainErrors that name the field."""
-    body = _decode(raw, _completion_decoder)
+    body = decode_body(raw, _completion_decoder)
     model_name = _model_name(body)
     fields = _sampling_fields(body)
     fields["prompt"], prompt_count = _prompts(body.prompt)
@@ -280,7 +256,8 @@ _chat_decoder = msgspec.json.Decoder(ChatBody)
 _completion_decoder = msgspec.json.Decoder(CompletionBody)
 
 
-def _decode(raw: bytes, decoder: "msgspec.json.Decoder[Body]") -> Body:
+def decode_body(raw: bytes, decoder: "msgspec.json.Decoder[Parsed]") -> Parsed:
+    """Raises DomainErrors that name the field."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
@@ -368,86 +345,3 @@ def _prompts(prompt: str | list[Any] | None) -> tuple[str | list[Any], int]:
     if kinds == {list} and not all(prompt):
         raise InvalidValue("`prompt` holds an empty list of token ids.", param="prompt")
     return prompt, len(prompt)
-
-
-# --- Tools ------------------------------------------------------------------------------------------------------------
-
-
-def _tools(body: ChatBody) -> dict[str, Any]:
-    """Return the fields that let the model call functions. Raises InvalidValue."""
-    if not body.tools:
-        if body.tool_choice not in (None, "none", "auto"):
-            raise InvalidValue("`tool_choice` names a tool, but `tools` is empty.", param="tool_choice")
-        return {}
-    if len(body.tools) > MOST_TOOLS:
-        raise InvalidValue(f"`tools` holds {len(body.tools)} tools; at most {MOST_TOOLS} are allowed.", param="tools")
-    tools = msgspec.to_builtins(body.tools)
-    if len(msgspec.json.encode(tools)) > TOOLS_BYTES:
-        raise InvalidValue(f"`tools` is larger than {TOOLS_BYTES} bytes.", param="tools")
-    for number, tool in enumerate(body.tools):
-        if tool.function.parameters is not None:
-            _check_schema(tool.function.parameters, f"tools[{number}].function.parameters")
-    choice = body.tool_choice
-    if isinstance(choice, NamedTool):
-        if choice.function.name not in {tool.function.name for tool in body.tools}:
-            raise InvalidValue("`tool_choice` names a function that is not in `tools`.", param="tool_choice")
-        choice = msgspec.to_builtins(choice)
-    return _given(tools=tools, tool_choice=choice, parallel_tool_calls=body.parallel_tool_calls)
-
-
-# --- Structured output ------------------------------------------------------------------------------------------------
-
-
-def _response_format(given: ResponseFormat | None) -> dict[str, Any] | None:
-    if given is None or given.type == "text":
-        return None
-    if given.type == "json_object":
-        return {"type": "json_object"}
-    param = "response_format.json_schema"
-    if given.json_schema is None or given.json_schema.schema is None:
-        raise MissingParameter("`response_format.json_schema.schema` is required.", param=f"{param}.schema")
-    _check_schema(given.json_schema.schema, f"{param}.schema")
-    return msgspec.to_builtins(given)
-
-
-def _check_schema(schema: dict[str, Any], param: str) -> None:
-    """Refuse what would keep the grammar compiler, which all tenants share, busy for seconds."""
-    if len(msgspec.json.encode(schema)) > SCHEMA_BYTES:
-        raise InvalidValue(f"The schema is larger than {SCHEMA_BYTES} bytes.", param=param)
-    properties = 0
-    for depth, value in _walk(schema):
-        if depth > SCHEMA_DEPTH * 2:  # one level of a schema is an object in `properties`, hence two of JSON
-            raise InvalidValue(f"The schema is nested deeper than {SCHEMA_DEPTH} levels.", param=param)
-        if isinstance(value, dict):
-            properties += _count_properties(value)
-            _check_keywords(value, param)
-        if properties > SCHEMA_PROPERTIES:
-            raise InvalidValue(f"The schema has more than {SCHEMA_PROPERTIES} properties.", param=param)
-
-
-def _walk(schema: Any) -> Iterable[tuple[int, Any]]:
-    waiting: list[tuple[int, Any]] = [(0, schema)]
-    while waiting:
-        depth, value = waiting.pop()
-        yield depth, value
-        if isinstance(value, dict):
-            waiting.extend((depth + 1, inner) for inner in value.values())
-        elif isinstance(value, list):
-            waiting.extend((depth, inner) for inner in value)
-
-
-def _count_properties(value: dict[str, Any]) -> int:
-    found = [value.get(name) for name in ("properties", "patternProperties")]
-    return sum(len(properties) for properties in found if isinstance(properties, dict))
-
-
-def _check_keywords(value: dict[str, Any], param: str) -> None:
-    for name in ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"):
-        bound = value.get(name)
-        if isinstance(bound, int | float) and abs(bound) > SCHEMA_BOUND:
-            raise InvalidValue(f"`{name}` in the schema is above {SCHEMA_BOUND}.", param=param)
-    if isinstance(value.get("enum"), list) and len(value["enum"]) > SCHEMA_ENUM:
-        raise InvalidValue(f"An `enum` in the schema has more than {SCHEMA_ENUM} values.", param=param)
-    patterns = [value.get("pattern"), *(value.get("patternProperties") or {})]
-    if any(isinstance(pattern, str) and len(pattern.encode()) > PATTERN_BYTES for pattern in patterns):
-        raise InvalidValue(f"A pattern in the schema is longer than {PATTERN_BYTES} bytes.", param=param)

@@ -55,7 +55,7 @@ class GatewayProcess:
         environ["DJANGO_SETTINGS_MODULE"] = "apps.config.settings.dev"
         with (self.home / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=log, stderr=log)
-        wait_until(self._is_up, "the gateway did not start", seconds=30)
+        wait_until(self._is_up, "the gateway did not start", seconds=120)
 
     def _is_up(self) -> bool:
         assert self._process is not None

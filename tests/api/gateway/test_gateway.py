@@ -233,12 +233,86 @@ def test_every_answer_carries_a_request_id_and_keeps_the_callers(gateway, tenant
     assert refused.headers["x-request-id"].startswith("req_")
 
 
+# --- Responses --------------------------------------------------------------------------------------------------------
+
+
+def test_a_response_is_a_chat_without_memory(gateway, tenant, engine):
+    answer = gateway.openai(tenant.key).responses.create(
+        model=BASE_MODEL, input="Hi", instructions="Be brief.", store=False, max_output_tokens=9, metadata={"a": "b"}
+    )
+
+    assert (answer.output_text, answer.status, answer.model) == ("Hello there.", "completed", BASE_MODEL)
+    assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.usage.total_tokens) == (11, 3, 14)
+    assert (answer.id[:5], answer.metadata, answer.store) == ("resp_", {"a": "b"}, False)
+    assert engine.bodies[-1]["messages"] == [{"role": "system", "content": "Be brief."}, *HI]
+    assert engine.bodies[-1]["max_tokens"] == 9
+    assert wait_for_usage(tenant, 1)[0].output_tokens == 3
+
+
+def test_a_streamed_response_has_every_event(gateway, tenant):
+    with gateway.openai(tenant.key).responses.stream(model=BASE_MODEL, input=HI) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[2:4] == ["response.output_item.added", "response.content_part.added"]
+    assert kinds.count("response.output_text.delta") == 3
+    assert kinds[-1] == "response.completed"
+    assert (final.output_text, final.usage.output_tokens) == ("Hello there.", 3)
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_response_may_call_a_function_and_be_told_what_it_said(gateway, tenant, engine, is_streamed):
+    engine.scripts["sunny?"] = Script(tokens=(), calls=(("call_1", "weather", ("{}",)),), finish="tool_calls")
+    client = gateway.openai(tenant.key)
+    tools = [{"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}]
+    asked = {"model": BASE_MODEL, "input": "sunny?", "tools": tools}
+
+    if is_streamed:
+        first = list(client.responses.create(**asked, stream=True))[-1].response
+    else:
+        first = client.responses.create(**asked)
+    (call,) = first.output
+    said = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    client.responses.create(
+        model=BASE_MODEL, tools=tools,
+        input=[*HI, {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "{}"}, said],
+    )  # fmt: skip
+
+    assert (call.type, call.name, call.arguments, call.call_id) == ("function_call", "weather", "{}", "call_1")
+    assert [message["role"] for message in engine.bodies[-1]["messages"]] == ["user", "assistant", "tool"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "param"),
+    [
+        ({"store": True}, "unsupported_parameter", "store"),
+        ({"previous_response_id": "resp_1"}, "unsupported_parameter", "previous_response_id"),
+        ({"background": True}, "unsupported_parameter", "background"),
+        ({"cache_salt": "x"}, "unknown_parameter", "cache_salt"),
+        ({"input": None}, "missing_required_parameter", "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "invalid_value", "input[0].type"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}]},
+            "invalid_value", "input[0].content[0].type",
+        ),
+        ({"max_output_tokens": 0}, "invalid_value", "max_output_tokens"),
+        ({"tools": [{"type": "web_search"}]}, "invalid_value", "tools[0].type"),
+    ],
+)  # fmt: skip
+def test_what_a_response_cannot_have_is_named(gateway, world, change, code, param):
+    answer = gateway.http(world.acme.key).post("/v1/responses", json={"model": BASE_MODEL, "input": "Hi"} | change)
+
+    assert (answer.status_code, error_of(answer)["code"], error_of(answer)["param"]) == (400, code, param)
+
+
 # --- Who may ask ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
 def test_each_route_asks_for_a_key_with_the_scope_of_inference(gateway, world, path):
-    body = {"model": world.acme.model_name, "messages": HI, "prompt": "Hi"}
+    field = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/v1/responses": "input"}[path]
+    body = {"model": world.acme.model_name, field: "Hi" if field == "prompt" else HI}
     narrow = make_key(world.acme.organization, world.acme.owner, scopes=frozenset({"view"}))
     answers = {
         name: gateway.http(key).post(path, json=body)
@@ -295,7 +369,7 @@ def test_other_urls_and_methods_get_errors_of_the_same_shape(gateway, world):
     http = gateway.http(world.acme.key)
 
     assert http.post("/v1/embeddings").status_code == 404
-    assert error_of(http.post("/v1/responses"))["code"] == "unknown_url"
+    assert error_of(http.get("/v1/responses/resp_1"))["code"] == "unknown_url"
     assert http.get("/v1/chat/completions").status_code == 405
 
 
