@@ -112,11 +112,17 @@ def record_usage(*, records: Sequence[UsageRecord]) -> Recorded:
 
     A record whose id was used for another body is set aside as a UsageConflict and logged.
     """
-    bodies = {(record.id, record.sha256): record for record in records}
+    bodies, lines = {}, []
+    for record in records:
+        body = msgspec.json.encode(record)
+        sha256 = hashlib.sha256(body).hexdigest()
+        if (record.id, sha256) not in bodies:
+            bodies[record.id, sha256] = record
+            lines.append(_line(sha256, body))
     with connection.cursor() as cursor:
         cursor.execute(_INCOMING)
         with cursor.copy("COPY incoming_usage (sha256, body) FROM STDIN") as copy:
-            copy.write(b"".join(_line(sha256, record) for (_, sha256), record in bodies.items()))
+            copy.write(b"".join(lines))
         cursor.execute(_RECORD)
         new, used_by_slice = cursor.fetchone()
         cursor.execute("TRUNCATE incoming_usage")
@@ -125,9 +131,9 @@ def record_usage(*, records: Sequence[UsageRecord]) -> Recorded:
     return Recorded(new=new, known=len(bodies) - new - conflicting, conflicting=conflicting)
 
 
-def _line(sha256: str, record: UsageRecord) -> bytes:
-    """Return the record as a line of COPY's text format: JSON has no tabs or newlines, only backslashes."""
-    return b"%s\t%s\n" % (sha256.encode(), msgspec.json.encode(record).replace(b"\\", b"\\\\"))
+def _line(sha256: str, body: bytes) -> bytes:
+    """Return a line of COPY's text format: JSON has no tabs or newlines, only backslashes."""
+    return b"%s\t%s\n" % (sha256.encode(), body.replace(b"\\", b"\\\\"))
 
 
 def _charge_slices(used_nano: dict[str, int]) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -45,6 +46,8 @@ from apps.gateway.upstreams import Upstreams  # noqa: E402
 logger = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 10
+# The thread that syncs the spool must not wait for a busy event loop: while it syncs, the loop goes on.
+_SWITCH_SECONDS = 0.0005
 
 
 def create_app() -> Application:
@@ -99,6 +102,7 @@ class Gateway:
         await self._database.call(refuse_unsafe_role)
         await self._routes.refresh()
         self._spool.open()
+        sys.setswitchinterval(_SWITCH_SECONDS)
         tasks = [
             asyncio.create_task(work)
             for work in (

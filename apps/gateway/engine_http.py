@@ -85,7 +85,7 @@ class Replica:
             try:
                 return await kept.send(content)
             except Broken:
-                if kept.has_answered:
+                if kept.has_answered or kept.was_silent:
                     raise
                 # The replica closed it while we took it from the shelf.
         return await (await self._connect()).send(content)
@@ -133,6 +133,7 @@ class _Connection(asyncio.Protocol):
         self._is_paused = False
         self._keeps_alive = False
         self.has_answered = False
+        self.was_silent = False
         self.is_open = False
         self.idle_since = 0.0
 
@@ -143,7 +144,11 @@ class _Connection(asyncio.Protocol):
         assert self._transport is not None
         self.has_answered = self._is_whole = False
         self._transport.write(content)
-        await self._wait(lambda: self.has_answered, FIRST_BYTE_SECONDS)
+        try:
+            await self._wait(lambda: self.has_answered, FIRST_BYTE_SECONDS)
+        except BaseException:
+            self.abort()  # nobody else holds this connection yet
+            raise
         return Answer(self, self._parser.get_status_code())
 
     async def read(self) -> bytes:
@@ -157,13 +162,9 @@ class _Connection(asyncio.Protocol):
             if self._fault is not None:
                 raise Broken(self._fault)
             self._waiter = self._loop.create_future()
-            expiry = self._loop.call_later(seconds, self._fail, f"silent for {seconds:g} s")
+            expiry = self._loop.call_later(seconds, self._expire, seconds)
             try:
                 await self._waiter
-            except asyncio.CancelledError:
-                if not self.has_answered:
-                    self.abort()  # nobody else holds this connection yet
-                raise
             finally:
                 expiry.cancel()
                 self._waiter = None
@@ -211,6 +212,10 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
         self._fail(repr(exc) if exc else "closed")
+
+    def _expire(self, seconds: float) -> None:
+        self.was_silent = True
+        self._fail(f"silent for {seconds:g} s")
 
     def _fail(self, reason: str) -> None:
         self._fault = self._fault or reason

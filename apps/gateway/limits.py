@@ -128,7 +128,9 @@ class OpenRequests:
     def one_more(self, limits: Sequence[Limits], *, is_structured: bool) -> Iterator[None]:
         """Hold a place while the block runs; the organization's limits come first. Raises RateLimited."""
         for number, one in enumerate(limits):
-            most = min(one.concurrent_requests or MOST_OPEN, MOST_OPEN) if number == 0 else one.concurrent_requests
+            most = one.concurrent_requests
+            if number == 0:
+                most = MOST_OPEN if most is None else min(most, MOST_OPEN)
             _require(self._open, one, most, "requests")
         organization = limits[0]
         if is_structured:

@@ -270,7 +270,7 @@ class ResponseRenderer:
     def closing(self, meter: Meter) -> bytes:
         """Return the events that complete every item and the response; this surface has no [DONE]."""
         response = self._finished(self._assembler, meter)
-        written = b""
+        written = b"" if self._is_text_open or self._calls_open else self._text("")
         for number, item in enumerate(response["output"]):
             place = {"item_id": item["id"], "output_index": number}
             if item["type"] == "message":

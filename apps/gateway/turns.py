@@ -65,12 +65,12 @@ class Turns:
 
     async def take(self, tenant: str, replica_ids: Collection[str]) -> str:
         """Return the replica on which the tenant now has a place. Raises RateLimited, Unavailable."""
-        if tenant not in self._queues:  # else those who wait already come first
-            free = [one for one in replica_ids if self._of(one).has_place_for(tenant)]
-            if free:
-                chosen = free[0] if len(free) == 1 else min(free, key=self.count_open)
-                self._of(chosen).take(tenant)
-                return chosen
+        # Whoever waits is entitled to none of these: a place that comes free is given at once.
+        free = [one for one in replica_ids if self._of(one).has_place_for(tenant)]
+        if free:
+            chosen = free[0] if len(free) == 1 else min(free, key=self.count_open)
+            self._of(chosen).take(tenant)
+            return chosen
         return await self._wait(tenant, replica_ids)
 
     async def _wait(self, tenant: str, replica_ids: Collection[str]) -> str:

@@ -102,6 +102,12 @@ class Upstreams:
             else:
                 self._breaker.note_failure(upstream.replica_id)
             raise
+        except EngineError:
+            self._breaker.note_failure(upstream.replica_id)
+            raise
+        except DomainError:
+            self._breaker.note_success(upstream.replica_id)  # it is the request that is at fault
+            raise
         self._breaker.note_success(upstream.replica_id)
         return answer
 

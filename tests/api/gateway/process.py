@@ -73,9 +73,16 @@ class GatewayProcess:
         self._process.wait()
 
     def stop(self) -> int:
+        self.terminate()
+        return self.wait()
+
+    def terminate(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(timeout=30)
+
+    def wait(self) -> int:
+        assert self._process is not None
+        return self._process.wait(timeout=60)
 
     def http(self, key: IssuedKey | str | None = None) -> httpx.Client:
         secret = key.secret if isinstance(key, IssuedKey) else key

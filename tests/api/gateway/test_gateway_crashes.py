@@ -241,3 +241,21 @@ def test_a_gateway_told_to_stop_leaves_nothing_behind(gateway, tenant, home):
     assert len(usage_of(tenant)) == 1
     assert list((home / "spool").iterdir()) == []
     assert not Hold.objects.filter(organization=tenant.organization, status="open").exists()
+
+
+def test_a_gateway_told_to_stop_finishes_its_streams_and_takes_no_new_ones(gateway, tenant, engine):
+    engine.scripts["long"] = Script(tokens=("x",) * 40, delay_seconds=0.05)
+    body = {"model": BASE_MODEL, "prompt": "long", "max_tokens": 50, "stream": True}
+
+    with gateway.http(tenant.key).stream("POST", "/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        gateway.terminate()
+        with pytest.raises(httpx.TransportError):
+            for _ in range(200):  # until it has heard
+                gateway.http(tenant.key).post("/v1/completions", json={"model": BASE_MODEL, "prompt": "Hi"})
+        rest = [line for line in lines if line]
+
+    assert rest[-1] == "data: [DONE]"
+    assert gateway.wait() == 0
+    assert [(event.finish, event.output_tokens) for event in usage_of(tenant)][0] == ("stop", 40)

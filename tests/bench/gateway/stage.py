@@ -218,7 +218,8 @@ def _make_world(engines: Engines) -> str:
     organization = make_organization("Bench", owner=owner)
     give_credit(organization, 100_000 * USD)
     with transaction.atomic():
-        set_quota(organization=organization, by="system", now=db_now(), requests_per_minute=1_000_000_000)
+        limits = {"requests_per_minute": 2_000_000_000, "tokens_per_minute": 2_000_000_000, "concurrent_requests": None}
+        set_quota(organization=organization, by="system", now=db_now(), **limits)
     return make_key(organization, owner).secret
 
 

@@ -120,6 +120,19 @@ def test_waiting_for_one_replica_takes_no_place_on_another():
     run(scenario())
 
 
+def test_a_tenant_that_waits_for_one_model_is_served_another():
+    async def scenario() -> None:
+        turns = Turns(places=1)
+        await turns.take("a", ("r1",))
+        waiting = asyncio.create_task(turns.take("a", ("r1",)))
+        await settle()
+
+        assert await asyncio.wait_for(turns.take("a", ("r2",)), 1) == "r2"
+        waiting.cancel()
+
+    run(scenario())
+
+
 SERVICE_SECONDS, PLACES = 0.05, 16
 
 
