@@ -6,6 +6,7 @@ Django is set up for its ORM only: keys, routes and slices are read through the 
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -48,6 +49,7 @@ logger = logging.getLogger(__name__)
 _FLUSH_SECONDS = 10
 # The thread that syncs the spool must not wait for a busy event loop: while it syncs, the loop goes on.
 _SWITCH_SECONDS = 0.0005
+_GARBAGE_THRESHOLDS = 20_000, 20, 20
 
 
 def create_app() -> Application:
@@ -102,7 +104,7 @@ class Gateway:
         await self._database.call(refuse_unsafe_role)
         await self._routes.refresh()
         self._spool.open()
-        sys.setswitchinterval(_SWITCH_SECONDS)
+        _tune()
         tasks = [
             asyncio.create_task(work)
             for work in (
@@ -140,6 +142,14 @@ class Gateway:
         is_well = self._spool.has_room()
         body = {"status": "ok" if is_well else "spool is full", "requests_to_record": self._shipper.waiting}
         return JSONResponse(body, status_code=200 if is_well else 503)
+
+
+def _tune() -> None:
+    """Spare the hot path what suits programs with much garbage and few threads."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()  # Django and its models live as long as the process: never looked through again
+    gc.set_threshold(*_GARBAGE_THRESHOLDS)
 
 
 def _stop_when_broken(task: "asyncio.Task[None]") -> None:

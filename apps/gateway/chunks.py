@@ -20,22 +20,22 @@ GOOD_ENDS = frozenset({"stop", "length", "content_filter", "tool_calls"})
 # --- What the engine sends --------------------------------------------------------------------------------------------
 
 
-class _CachedTokens(msgspec.Struct):
+class _CachedTokens(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
 
 
-class EngineUsage(msgspec.Struct):
+class EngineUsage(msgspec.Struct, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int | None = 0
     prompt_tokens_details: _CachedTokens | None = None
 
 
-class CalledPart(msgspec.Struct, omit_defaults=True):
+class CalledPart(msgspec.Struct, omit_defaults=True, gc=False):
     name: str | None = None
     arguments: str | None = None
 
 
-class ToolCallPart(msgspec.Struct, omit_defaults=True):
+class ToolCallPart(msgspec.Struct, omit_defaults=True, gc=False):
     """A part of one call; the parts of a call share its index."""
 
     index: int
@@ -44,14 +44,14 @@ class ToolCallPart(msgspec.Struct, omit_defaults=True):
     function: CalledPart | None = None
 
 
-class Delta(msgspec.Struct, omit_defaults=True):
+class Delta(msgspec.Struct, omit_defaults=True, gc=False):
     role: str | None = None
     content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCallPart] | None = None
 
 
-class EngineChoice(msgspec.Struct):
+class EngineChoice(msgspec.Struct, gc=False):
     """A choice of either surface: chat sends `delta`, completions `text`."""
 
     index: int
@@ -66,7 +66,7 @@ class EngineChoice(msgspec.Struct):
         return bool(self.text or (delta and (delta.content or delta.reasoning or delta.tool_calls)))
 
 
-class EngineFault(msgspec.Struct):
+class EngineFault(msgspec.Struct, gc=False):
     """The engine's own error object, in a body or in a stream. `code` is an HTTP status, or a word of the proxy's."""
 
     message: str = ""
@@ -74,7 +74,7 @@ class EngineFault(msgspec.Struct):
     code: int | str | None = None
 
 
-class EngineChunk(msgspec.Struct):
+class EngineChunk(msgspec.Struct, gc=False):
     choices: list[EngineChoice] = []
     usage: EngineUsage | None = None
     error: EngineFault | None = None
@@ -165,25 +165,25 @@ class Meter:
 # --- What the customer gets -------------------------------------------------------------------------------------------
 
 
-class CachedTokens(msgspec.Struct):
+class CachedTokens(msgspec.Struct, gc=False):
     cached_tokens: int
 
 
-class Usage(msgspec.Struct):
+class Usage(msgspec.Struct, gc=False):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
 
 
-class _ChatChunkChoice(msgspec.Struct):
+class _ChatChunkChoice(msgspec.Struct, gc=False):
     index: int
     delta: Delta
     logprobs: dict[str, Any] | None
     finish_reason: str | None
 
 
-class _CompletionChoice(msgspec.Struct):
+class _CompletionChoice(msgspec.Struct, gc=False):
     index: int
     text: str
     logprobs: dict[str, Any] | None

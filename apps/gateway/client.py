@@ -15,8 +15,9 @@ from apps.core.http import (
     Send,
     TooLarge,
     declared_length,
-    request_id_from,
+    usable_request_id,
 )
+from apps.core.ids import new_ulid
 from apps.gateway.errors import body_of, event_of, headers_of
 from apps.gateway.limits import Headers
 
@@ -42,7 +43,8 @@ class Client:
         self._scope, self._receive, self._send = scope, receive, send
         headers = dict(scope["headers"])
         self.authorization = _text(headers.get(b"authorization"))
-        self.request_id = request_id_from(_text(headers.get(_REQUEST_ID)))
+        self.ulid = new_ulid()
+        self.request_id = usable_request_id(_text(headers.get(_REQUEST_ID))) or f"req_{self.ulid}"
         self.limit_headers: Callable[[], Headers] = list  # asked when the answer begins, once the key is known
         self._has_started = False
 

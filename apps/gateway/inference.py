@@ -13,7 +13,6 @@ from typing import Protocol
 
 from apps.core.errors import DomainError
 from apps.core.http import Receive, Scope, Send, ServerFault
-from apps.core.ids import new_ulid
 from apps.gateway.chunks import Assembler, EngineChunk, Meter, Renderer
 from apps.gateway.client import Client, ClientGone
 from apps.gateway.errors import EngineError
@@ -118,7 +117,7 @@ class Inference:
     async def _answer_from(
         self, route: Route, caller: Caller, request: EngineRequest, meter: Meter, client: Client
     ) -> None:
-        ulid = new_ulid()
+        ulid = client.ulid
         ticket = await self._services.metering.admit(caller, route, request, meter, usage_id=f"use_{ulid}")
         renderer = self._surface.renderer(ulid, route.model_name, request)
         try:
