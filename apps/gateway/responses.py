@@ -333,7 +333,7 @@ def _text_part(text: str) -> dict[str, Any]:
 def _usage(meter: Meter) -> dict[str, Any]:
     return {
         "input_tokens": meter.input_tokens,
-        "input_tokens_details": {"cached_tokens": meter.cached_input_tokens},
+        "input_tokens_details": {"cached_tokens": meter.cached_input_tokens, "cache_write_tokens": 0},
         "output_tokens": meter.output_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": meter.input_tokens + meter.output_tokens,
