@@ -249,7 +249,8 @@ def running_rivals(home: Path, engine_port: int) -> Iterator[dict[str, Target]]:
                     authorized | {"x-portkey-provider": "openai", "x-portkey-custom-host": f"{engine}/v1"}),
         "sglang_router": ([str(installing.python_of("sglang-router")), "-m", "sglang_router.launch_router",
                            "--host", "127.0.0.1", "--port", str(ports["sglang_router"]), "--worker-urls", engine,
-                           "--policy", "round_robin", "--log-level", "warn"], {}, {}),
+                           "--policy", "round_robin", "--log-level", "warn", "--prometheus-port", str(free_port())],
+                          {}, {}),
         "nginx": (nginx(proxy, home), _libraries(), {}),
     }  # fmt: skip
     with ExitStack() as stack:
