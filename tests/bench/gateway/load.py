@@ -26,15 +26,15 @@ def body(model: str, *, is_streamed: bool) -> str:
     return json.dumps(fields | {"stream": is_streamed})
 
 
-def wrk(target: Target, *, seconds: int, connections: int, is_streamed: bool = False) -> dict[str, Any]:
-    """Ask as fast as the answers come. Raises Refused."""
+def wrk(target: Target, *, seconds: int, connections: int, is_warming: bool = False) -> dict[str, Any]:
+    """Ask as fast as the answers come. Raises Refused, also when there is no answer at all but while warming."""
     headers = [f"{name}: {value}" for name, value in (target.headers | {"Content-Type": "application/json"}).items()]
     command = [str(installing.debian_root() / "usr/bin/wrk"), "-t1", f"-c{connections}", f"-d{seconds}s",
                "--timeout", "30s", "-s", str(installing.CONFIGURATION / "load.lua"), target.url + PATH,
-               "--", body(MODEL, is_streamed=is_streamed), *headers]  # fmt: skip
+               "--", body(MODEL, is_streamed=False), *headers]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | installing.libraries())
     seen = json.loads(done.stdout.splitlines()[-1])
-    if seen["refused"] or seen["broken"] or not seen["requests"]:
+    if seen["refused"] or seen["broken"] or not (seen["requests"] or is_warming):
         raise Refused(f"{target.name}: {seen}")
     return seen | {"requests_per_second": round(seen["requests"] / seen["seconds"], 1)}
 
