@@ -3,6 +3,8 @@
 Credits are positive. A wallet's balance is what the organization may still spend; a hold's what is set aside.
     grant     promotional_credit -> wallet        hold      wallet -> hold
     capture   hold -> revenue                     release   hold -> wallet
+    top-up    cash_clearing -> wallet             expiry    wallet -> promotional_credit | breakage
+What leaves wallet and hold together leaves credit lots, in the order of apps.billing.lots.
 """
 
 import hashlib
@@ -10,11 +12,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from apps.billing.models import AccountKind, LedgerAccount, LedgerEntry, LedgerTransaction
+from apps.billing.lots import draws_for
+from apps.billing.models import AccountKind, LedgerAccount, LedgerEntry, LedgerTransaction, LotMovement
 from apps.core.audit import require_transaction
 from apps.core.errors import DomainError
 
 _FLOORED = {AccountKind.WALLET: 0, AccountKind.HOLD: 0}
+
+
+class UnexplainedCredit(Exception):
+    """Credit came in without a lot to put it into: a bug of the caller."""
 
 
 class IdempotencyMismatch(DomainError):
@@ -63,9 +70,16 @@ def post(
     idempotency_key: str,
     request: Mapping[str, Any],
     reason: str = "",
+    lots: Mapping[str, int] | None = None,
+    reverses: LedgerTransaction | None = None,
 ) -> LedgerTransaction:
-    """Write one balanced transaction; the database refuses it at commit unless its legs sum to zero."""
+    """Write one balanced transaction; the database refuses it at commit unless its legs sum to zero.
+
+    `lots` says what it moves in which lot; credit that leaves beyond that is drawn in the usual order. The caller holds
+    the wallet's lock. Raises UnexplainedCredit.
+    """
     organization_id = getattr(organization, "pk", organization)
+    movements = _lot_movements(organization_id, legs, lots or {})
     transaction = LedgerTransaction.objects.create(
         organization_id=organization_id,
         kind=kind,
@@ -73,14 +87,34 @@ def post(
         request_sha256=_fingerprint(request),
         source=source,
         actor=by,
-        reason=reason,
+        reason=reason[:300],
+        reverses=reverses,
     )
     LedgerEntry.objects.bulk_create(
         LedgerEntry(transaction=transaction, organization_id=organization_id, account=leg, amount_nano=amount)
         for leg, amount in sorted(legs.items(), key=lambda item: item[0].pk)
         if amount
     )
+    LotMovement.objects.bulk_create(
+        LotMovement(transaction=transaction, organization_id=organization_id, lot_id=lot_id, amount_nano=amount)
+        for lot_id, amount in sorted(movements.items())
+        if amount
+    )
     return transaction
+
+
+def _lot_movements(
+    organization_id: str | None, legs: Mapping[LedgerAccount, int], lots: Mapping[str, int]
+) -> dict[str, int]:
+    credit = sum(amount for leg, amount in legs.items() if leg.kind in _FLOORED)
+    rest = credit - sum(lots.values())
+    if rest > 0:
+        raise UnexplainedCredit(f"{rest} nano of credit belong to no lot")
+    moved = dict(lots)
+    if rest < 0:
+        for lot_id, amount in draws_for(organization_id=organization_id, amount_nano=-rest, taken=lots).items():
+            moved[lot_id] = moved.get(lot_id, 0) - amount
+    return moved
 
 
 def _fingerprint(request: Mapping[str, Any]) -> str:

@@ -1,13 +1,15 @@
 """Movements of money: grants, holds, captures and releases. Each locks the wallet first, then looks for its key."""
 
 import datetime
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, Sum
 
 from apps.billing.ledger import account, lock_wallet, post, posted_before
-from apps.billing.models import AccountKind, Hold, LedgerTransaction
+from apps.billing.lots import open_lot, returns_for
+from apps.billing.models import AccountKind, CreditLot, Hold, LedgerAccount, LedgerTransaction, LotKind
 from apps.core import audit
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded
@@ -24,17 +26,40 @@ class CaptureAboveHold(DomainError):
     code = "capture_above_hold"
 
 
+@dataclass(frozen=True)
+class Reversal:
+    """How much of a paid lot was taken back, and how much of it was spent already and is owed now."""
+
+    transaction: LedgerTransaction
+    taken_nano: int
+    owed_nano: int
+
+
 @transaction.atomic
 def grant_credit(
-    *, organization: Any, amount_nano: int, by: str, reason: str, idempotency_key: str
+    *,
+    organization: Any,
+    amount_nano: int,
+    by: str,
+    reason: str,
+    idempotency_key: str,
+    expires_at: datetime.datetime | None = None,
 ) -> LedgerTransaction:
-    """Add promotional credit to the wallet, once per key."""
+    """Add promotional credit to the wallet, as a lot of its own, once per key."""
     if amount_nano <= 0:
         raise InvalidValue("a grant is a positive amount", param="amount")
     wallet = lock_wallet(organization=organization)
     request = {"grant": wallet.pk, "amount_nano": amount_nano}
+    if expires_at is not None:
+        request["expires_at"] = expires_at.isoformat()
     if found := posted_before(idempotency_key=idempotency_key, request=request):
         return found
+    lot = open_lot(
+        organization_id=wallet.organization_id,
+        kind=LotKind.PROMOTIONAL,
+        amount_nano=amount_nano,
+        expires_at=expires_at,
+    )
     promotional = account(organization=None, kind=AccountKind.PROMOTIONAL_CREDIT)
     posted = post(
         organization=organization,
@@ -45,9 +70,114 @@ def grant_credit(
         idempotency_key=idempotency_key,
         request=request,
         reason=reason,
+        lots={lot.pk: amount_nano},
     )
     audit.record(organization=organization, by=by, action="credit.granted", target=posted.pk, amount_nano=amount_nano)
     return posted
+
+
+@transaction.atomic
+def grant_paid_credit(
+    *, organization: Any, amount_nano: int, reference: str, by: str, tax_nano: int = 0, reason: str = ""
+) -> CreditLot:
+    """Add a paid lot, once per `reference` (what was paid elsewhere, e.g. `stripe:pi:<id>`), and return it.
+
+    Cash of `amount_nano + tax_nano` came in. What the organization owes is paid from it first. Raises
+    IdempotencyMismatch when the reference was credited with another amount or to another organization.
+    """
+    if amount_nano <= 0 or tax_nano < 0:
+        raise InvalidValue("a top-up is a positive amount", param="amount")
+    wallet = lock_wallet(organization=organization)
+    request = {"top_up": wallet.pk, "amount_nano": amount_nano, "tax_nano": tax_nano}
+    if posted_before(idempotency_key=f"topup:{reference}", request=request):
+        return CreditLot.objects.get(reference=reference)
+    lot = open_lot(
+        organization_id=wallet.organization_id, kind=LotKind.PAID, amount_nano=amount_nano, reference=reference
+    )
+    post(
+        organization=organization,
+        kind="topup",
+        legs={
+            account(organization=None, kind=AccountKind.CASH_CLEARING): -(amount_nano + tax_nano),
+            account(organization=None, kind=AccountKind.TAX_PAYABLE): tax_nano,
+            wallet: amount_nano,
+        },
+        by=by,
+        source=lot.pk,
+        idempotency_key=f"topup:{reference}",
+        request=request,
+        reason=reason,
+        lots={lot.pk: amount_nano},
+    )
+    audit.record(organization=organization, by=by, action="credit.paid", target=lot.pk, amount_nano=amount_nano)
+    collect_receivable(wallet=lock_wallet(organization=organization), by=by, cause=lot.pk)
+    lot.refresh_from_db()
+    return lot
+
+
+@transaction.atomic
+def reverse_paid_credit(
+    *,
+    organization: Any,
+    reference: str,
+    amount_nano: int,
+    by: str,
+    reason: str,
+    idempotency_key: str,
+    tax_nano: int = 0,
+) -> Reversal:
+    """Take back part or all of a paid lot, whose cash went back (a refund made elsewhere, a dispute lost).
+
+    What of it is unspent leaves the lot; what was spent is owed. Raises InvalidValue for more than the lot had.
+    """
+    wallet = lock_wallet(organization=organization)
+    request = {"reverse": reference, "amount_nano": amount_nano, "tax_nano": tax_nano}
+    lot = CreditLot.objects.select_for_update().get(organization_id=wallet.organization_id, reference=reference)
+    if found := posted_before(idempotency_key=idempotency_key, request=request):
+        taken = -sum(found.lot_movements.values_list("amount_nano", flat=True))
+        return Reversal(found, taken, amount_nano - taken)
+    if not 0 < amount_nano <= lot.amount_nano - lot.reversed_nano:
+        raise InvalidValue("more than the payment is to be taken back", param="amount")
+    taken = min(amount_nano, lot.remaining_nano - lot.held_nano, wallet.balance_nano)
+    posted = post(
+        organization=organization,
+        kind="payment_reversed",
+        legs={
+            wallet: -taken,
+            account(organization=organization, kind=AccountKind.RECEIVABLE): taken - amount_nano,
+            account(organization=None, kind=AccountKind.TAX_PAYABLE): -tax_nano,
+            account(organization=None, kind=AccountKind.CASH_CLEARING): amount_nano + tax_nano,
+        },
+        by=by,
+        source=lot.pk,
+        idempotency_key=idempotency_key,
+        request=request,
+        reason=reason,
+        lots={lot.pk: -taken},
+    )
+    CreditLot.objects.filter(pk=lot.pk).update(reversed_nano=F("reversed_nano") + amount_nano)
+    audit.record(organization=organization, by=by, action="credit.reversed", target=lot.pk, amount_nano=amount_nano)
+    return Reversal(posted, taken, amount_nano - taken)
+
+
+def collect_receivable(*, wallet: LedgerAccount, by: str, cause: str) -> int:
+    """Pay what the owner of the locked wallet owes from what is in it; return how much was paid."""
+    owed_account = account(organization=wallet.organization_id, kind=AccountKind.RECEIVABLE)
+    owed = -(owed_account.entries.aggregate(nano=Sum("amount_nano"))["nano"] or 0)
+    paid = min(owed, wallet.balance_nano)
+    if paid <= 0:
+        return 0
+    post(
+        organization=wallet.organization_id,
+        kind="debt_paid",
+        legs={wallet: -paid, owed_account: paid},
+        by=by,
+        source=cause,
+        idempotency_key=f"debt:{cause}",
+        request={"debt": cause, "amount_nano": paid},
+        reason="What was owed is paid from new credit",
+    )
+    return paid
 
 
 @transaction.atomic
@@ -140,6 +270,9 @@ def refund_source(*, organization: Any, source: str, by: str, reason: str) -> in
             idempotency_key=f"refund:{found.pk}",
             request={"refund": found.pk, "amount_nano": amount_nano},
             reason=reason,
+            lots=returns_for(
+                organization_id=wallet.organization_id, source=found.source, amount_nano=amount_nano, now=db_now()
+            ),
         )
         found.refunded_nano = found.captured_nano
         found.save(update_fields=["refunded_nano"])

@@ -12,5 +12,7 @@ SCHEDULE = {
     "expire uploads": {"task": "datasets.expire_uploads", "schedule": 300.0},
     "sweep orphaned objects": {"task": "datasets.sweep_orphans", "schedule": 86_400.0},
     "rate usage": {"task": "billing.rate_usage", "schedule": 5.0},
+    "expire credit": {"task": "billing.expire_lots", "schedule": 300.0},
+    "seal the ledger": {"task": "billing.seal_ledger", "schedule": 3600.0},
     "close expired holds": {"task": "billing.close_expired_holds", "schedule": 30.0},
 }

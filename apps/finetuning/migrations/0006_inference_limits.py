@@ -8,7 +8,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('finetuning', '0003_learned_calibrations'),
+        ('finetuning', '0005_job_gpu_count'),
     ]
 
     operations = [

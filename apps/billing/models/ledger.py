@@ -1,4 +1,4 @@
-"""The ledger: append-only double entry in integer nano-USD, holds against it, and the usage it charges for."""
+"""The ledger: append-only double entry in integer nano-USD, and holds against it."""
 
 import pgtrigger
 from django.db import models
@@ -24,10 +24,25 @@ _ZERO_SUM = """
     END IF;
     RETURN NULL;
 """
+# What a transaction adds to or takes from wallet and hold together, it adds to or takes from lots: so that by induction
+# the remaining lots of an organization are always its wallet and hold.
+LOTS_MATCH = """
+    SELECT coalesce(sum(entry.amount_nano), 0) INTO total
+      FROM billing_ledgerentry entry JOIN billing_ledgeraccount account ON account.id = entry.account_id
+     WHERE entry.transaction_id = NEW.transaction_id AND account.kind IN ('wallet', 'hold');
+    SELECT coalesce(sum(amount_nano), 0) INTO moved
+      FROM billing_lotmovement WHERE transaction_id = NEW.transaction_id;
+    IF total <> moved THEN
+        RAISE EXCEPTION 'ledger transaction % moves % of credit and % of lots', NEW.transaction_id, total, moved
+            USING ERRCODE = '23514';
+    END IF;
+    RETURN NULL;
+"""
+LOTS_MATCH_DECLARE = [("total", "numeric"), ("moved", "numeric")]
 
 
 class AccountKind(models.TextChoices):
-    """Per organization: wallet and hold. Of the platform: revenue, promotional credit, cash, rounding."""
+    """Per organization: wallet, hold, and what it owes (receivable). The rest is the platform's."""
 
     WALLET = "wallet"
     HOLD = "hold"
@@ -35,6 +50,12 @@ class AccountKind(models.TextChoices):
     PROMOTIONAL_CREDIT = "promotional_credit"
     CASH_CLEARING = "cash_clearing"
     ADJUSTMENT = "adjustment"
+    RECEIVABLE = "receivable"
+    STRIPE_FEES = "stripe_fees"
+    TAX_PAYABLE = "tax_payable"
+    REFUND_CLEARING = "refund_clearing"
+    BREAKAGE = "breakage"
+    WRITEOFF = "writeoff"
 
 
 class LedgerAccount(models.Model):
@@ -115,14 +136,31 @@ class LedgerEntry(models.Model):
                 declare=[("total", "numeric")],
                 func=_ZERO_SUM,
             ),
+            pgtrigger.Trigger(
+                name="entry_lots_match",
+                when=pgtrigger.After,
+                operation=pgtrigger.Insert,
+                timing=pgtrigger.Deferred,
+                declare=LOTS_MATCH_DECLARE,
+                func=LOTS_MATCH,
+            ),
         ]
 
 
 class Hold(OrganizationModel):
-    """Money set aside: for a job up to its cap, or as a slice the gateway spends from."""
+    """Money set aside: for a job up to its cap, as a slice the gateway spends from, or of one lot to be paid back."""
 
     id = IdField(prefix="hold")
-    purpose = models.CharField(max_length=16, choices=[("job", "job"), ("inference", "inference slice")])
+    purpose = models.CharField(
+        max_length=16,
+        choices=[
+            ("job", "job"),
+            ("inference", "inference slice"),
+            ("card_refund", "card refund"),
+            ("dispute", "disputed payment"),
+        ],
+    )
+    lot = models.ForeignKey("billing.CreditLot", on_delete=models.PROTECT, null=True, related_name="+")
     source = models.CharField(max_length=64)
     amount_nano = models.BigIntegerField()
     captured_nano = models.BigIntegerField(default=0)
@@ -145,86 +183,14 @@ class Hold(OrganizationModel):
             models.UniqueConstraint(
                 fields=["source"], condition=Q(purpose="job", status="open"), name="hold_one_open_per_job"
             ),
-        ]
-        indexes = [
-            models.Index(
-                fields=["expires_at"], condition=Q(purpose="inference", status="open"), name="hold_open_slices"
-            )
-        ]
-
-
-class UsageEvent(OrganizationModel):
-    """One metered request; its id comes from the gateway's spool, so that a replay adds nothing."""
-
-    id = models.CharField(max_length=40, primary_key=True)
-    kind = models.CharField(max_length=16, default="inference")
-    key_id = models.CharField(max_length=40)
-    model_name = models.CharField(max_length=200)
-    adapter_version_id = models.CharField(max_length=40, blank=True)
-    slice_id = models.CharField(max_length=40, blank=True, help_text="The hold it was reserved from.")
-    input_price = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, related_name="+", null=True)
-    output_price = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, related_name="+", null=True)
-    input_tokens = models.BigIntegerField()
-    cached_input_tokens = models.BigIntegerField(default=0)
-    output_tokens = models.BigIntegerField()
-    finish = models.CharField(max_length=16, help_text="stop, length, aborted, error; lost: the gateway died meanwhile")
-    latency_ms = models.PositiveIntegerField(default=0)
-    first_token_ms = models.PositiveIntegerField(null=True)
-    occurred_at = models.DateTimeField()
-    body_sha256 = models.CharField(max_length=64)
-
-    is_append_only = True
-
-    class Meta:
-        indexes = [models.Index(fields=["organization", "-occurred_at"], name="usage_newest")]
-        constraints = [
-            models.CheckConstraint(condition=Q(input_tokens__gte=0, output_tokens__gte=0), name="usage_tokens_positive")
-        ]
-        triggers = [pgtrigger.Protect(name="usage_append_only", operation=pgtrigger.Update | pgtrigger.Delete)]
-
-
-class UsageConflict(OrganizationModel):
-    """A record that came under the id of another one: counted for nothing, kept for somebody to look at."""
-
-    id = models.BigAutoField(primary_key=True)
-    event_id = models.CharField(max_length=40)
-    body = models.JSONField()
-    body_sha256 = models.CharField(max_length=64)
-    created_at = models.DateTimeField(db_default=Now())
-
-    is_append_only = True
-
-    class Meta:
-        constraints = [models.UniqueConstraint(fields=["event_id", "body_sha256"], name="usage_conflict_once")]
-        triggers = [pgtrigger.Protect(name="usage_conflict_append_only", operation=pgtrigger.Update | pgtrigger.Delete)]
-
-
-class UsageSeries(OrganizationModel):
-    """Quantity used of one SKU at one price in one day, and how much of its cost is posted."""
-
-    sku = models.CharField(max_length=120)
-    price_rule = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, related_name="+")
-    subject = models.CharField(max_length=200, help_text="The model or job it was used for.")
-    day = models.DateField()
-    quantity = models.BigIntegerField(default=0)
-    request_count = models.BigIntegerField(default=0)
-    rated_quantity = models.BigIntegerField(default=0, help_text="How much of the quantity is paid for.")
-    rated_request_count = models.BigIntegerField(default=0)
-    posted_nano = models.BigIntegerField(default=0)
-
-    class Meta:
-        constraints = [
-            models.UniqueConstraint(fields=["organization", "price_rule", "subject", "day"], name="usage_series_once"),
-            models.CheckConstraint(condition=Q(quantity__gte=0, posted_nano__gte=0), name="usage_series_positive"),
             models.CheckConstraint(
-                condition=Q(rated_quantity__lte=F("quantity"), rated_request_count__lte=F("request_count")),
-                name="usage_series_rated_within",
+                condition=Q(lot=None, purpose__in=["job", "inference"])
+                | Q(lot__isnull=False, purpose__in=["card_refund", "dispute"]),
+                name="hold_of_lot",
             ),
         ]
         indexes = [
             models.Index(
-                fields=["organization"],
-                condition=Q(request_count__gt=F("rated_request_count")),
-                name="usage_series_unrated",
+                fields=["expires_at"], condition=Q(purpose="inference", status="open"), name="hold_open_slices"
             )
         ]

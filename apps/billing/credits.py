@@ -1,0 +1,185 @@
+"""Lots that end otherwise than by being spent: set aside and paid back, expired, or taken back by a reversal."""
+
+from typing import Any
+
+from django.db import transaction
+from django.db.models import F
+
+from apps.billing.ledger import account, lock_wallet, post, posted_before
+from apps.billing.lots import spendable_lots
+from apps.billing.models import AccountKind, CreditLot, Hold, LedgerAccount, LedgerTransaction, LotKind
+from apps.core import audit
+from apps.core.clock import db_now
+from apps.core.errors import InvalidState, InvalidValue
+
+# A reversal of these leaves no hold or usage series behind that says otherwise; charges are refunded instead.
+_REVERSIBLE = frozenset({"grant", "adjustment", "expiry"})
+
+
+@transaction.atomic
+def set_credit_aside(
+    *,
+    organization: Any,
+    reference: str,
+    amount_nano: int,
+    purpose: str,
+    by: str,
+    idempotency_key: str,
+    is_partial_allowed: bool = False,
+) -> Hold | None:
+    """Hold `amount_nano` of one paid lot while a card refund or a dispute is decided elsewhere.
+
+    With `is_partial_allowed` it holds what is there, and returns None where nothing is. Raises InvalidValue when the
+    lot has less unspent.
+    """
+    wallet = lock_wallet(organization=organization)
+    request = {"aside": reference, "amount_nano": amount_nano, "purpose": purpose}
+    if found := posted_before(idempotency_key=idempotency_key, request=request):
+        return Hold.objects.get(pk=found.source)
+    lot = CreditLot.objects.select_for_update().get(organization_id=wallet.organization_id, reference=reference)
+    free = min(lot.remaining_nano - lot.held_nano, wallet.balance_nano)
+    if free < amount_nano and not is_partial_allowed:
+        raise InvalidValue("That much of the payment is not unspent any more.", param="amount", available_nano=free)
+    held_nano = min(amount_nano, free)
+    if held_nano <= 0:
+        return None
+    created = Hold.objects.create(
+        organization_id=lot.organization_id, purpose=purpose, source=lot.pk, lot=lot, amount_nano=held_nano
+    )
+    CreditLot.objects.filter(pk=lot.pk).update(held_nano=F("held_nano") + held_nano)
+    post(
+        organization=organization,
+        kind="hold",
+        legs={wallet: -held_nano, account(organization=organization, kind=AccountKind.HOLD): held_nano},
+        by=by,
+        source=created.pk,
+        idempotency_key=idempotency_key,
+        request=request,
+    )
+    return created
+
+
+@transaction.atomic
+def end_set_aside(*, hold_id: str, is_paid_out: bool, by: str, reason: str, tax_nano: int = 0) -> Hold:
+    """Close a hold of `set_credit_aside`: its cash went back, or its credit returns to the wallet. Once."""
+    found = Hold.objects.get(pk=hold_id)
+    wallet = lock_wallet(organization=found.organization_id)
+    found.refresh_from_db()
+    captured = found.amount_nano if is_paid_out else 0
+    if found.status == "closed":
+        if found.captured_nano != captured:
+            raise InvalidState(f"hold {hold_id} ended otherwise")
+        return found
+    lot = CreditLot.objects.select_for_update().get(pk=found.lot_id)
+    lot.held_nano -= found.amount_nano
+    lot.reversed_nano += captured
+    lot.save(update_fields=["held_nano", "reversed_nano"])
+    held = account(organization=found.organization_id, kind=AccountKind.HOLD)
+    legs: dict[LedgerAccount, int] = {held: -found.amount_nano}
+    if is_paid_out:
+        legs[account(organization=None, kind=AccountKind.CASH_CLEARING)] = found.amount_nano + tax_nano
+        legs[account(organization=None, kind=AccountKind.TAX_PAYABLE)] = -tax_nano
+    else:
+        legs[wallet] = found.amount_nano
+    post(
+        organization=found.organization_id,
+        kind="payment_refunded" if is_paid_out else "release",
+        legs=legs,
+        by=by,
+        source=lot.pk,
+        idempotency_key=f"settle:{hold_id}",
+        request={"settle": hold_id, "capture_nano": captured, "tax_nano": tax_nano},
+        reason=reason,
+        lots={lot.pk: -captured} if captured else None,
+    )
+    found.status, found.captured_nano, found.closed_at = "closed", captured, db_now()
+    found.save(update_fields=["status", "captured_nano", "closed_at"])
+    return found
+
+
+# --- Expiry -----------------------------------------------------------------------------------------------------------
+
+
+def expire_lots(*, limit: int = 100) -> int:
+    """Take what is left of expired lots out of the wallets; return the nano taken. Safe to repeat."""
+    expired = CreditLot.objects.filter(expires_at__lte=db_now(), remaining_nano__gt=0)
+    owners = expired.order_by("organization_id").values_list("organization_id", flat=True).distinct()
+    return sum(_expire_of(organization_id) for organization_id in list(owners[:limit]))
+
+
+@transaction.atomic
+def _expire_of(organization_id: str) -> int:
+    """Expire what is not held: what a job or slice set aside in time counts as of the lots that expire first."""
+    wallet = lock_wallet(organization=organization_id)
+    held = account(organization=organization_id, kind=AccountKind.HOLD).balance_nano
+    now = db_now()
+    total = 0
+    for lot in spendable_lots(organization_id=organization_id):
+        left = lot.remaining_nano - lot.held_nano
+        kept = min(left, held)
+        held -= kept
+        if lot.expires_at is None or lot.expires_at > now or left == kept:
+            continue
+        _post_expiry(wallet, lot, left - kept)
+        total += left - kept
+    return total
+
+
+def _post_expiry(wallet: LedgerAccount, lot: CreditLot, amount_nano: int) -> None:
+    # Promotional credit was never money: what lapses of it takes back its cost. Paid credit that lapses is breakage.
+    kind = AccountKind.BREAKAGE if lot.kind == LotKind.PAID else AccountKind.PROMOTIONAL_CREDIT
+    remaining = lot.remaining_nano - amount_nano
+    post(
+        organization=wallet.organization_id,
+        kind="expiry",
+        legs={wallet: -amount_nano, account(organization=None, kind=kind): amount_nano},
+        by="system",
+        source=lot.pk,
+        idempotency_key=f"expiry:{lot.pk}:{remaining}:{lot.movements.count()}",
+        request={"expiry": lot.pk, "amount_nano": amount_nano},
+        reason="Credit expired",
+        lots={lot.pk: -amount_nano},
+    )
+
+
+# --- Reversal ---------------------------------------------------------------------------------------------------------
+
+
+@transaction.atomic
+def reverse_transaction(*, transaction_id: str, by: str, reason: str) -> LedgerTransaction:
+    """Post the opposite of a grant, adjustment or expiry, once; the books keep both.
+
+    Raises InvalidState when it was of another kind, or its credit has been spent since.
+    """
+    original = LedgerTransaction.objects.get(pk=transaction_id)
+    wallet = lock_wallet(organization=original.organization_id)
+    request = {"reverse": original.pk}
+    if found := posted_before(idempotency_key=f"reverse:{original.pk}", request=request):
+        return found
+    if original.kind not in _REVERSIBLE:
+        raise InvalidState(f"A {original.kind} is not reversed: refund the charge, or post an adjustment.")
+    legs = {entry.account: -entry.amount_nano for entry in original.entries.select_related("account")}
+    lots = {moved.lot_id: -moved.amount_nano for moved in original.lot_movements.select_related("lot")}
+    spent = [
+        lot
+        for lot in CreditLot.objects.select_for_update().filter(pk__in=lots)
+        if lot.remaining_nano - lot.held_nano + lots[lot.pk] < 0
+    ]
+    if spent or wallet.balance_nano + legs.get(wallet, 0) < 0:
+        raise InvalidState("This credit has been spent or set aside since; post an adjustment instead.")
+    posted = post(
+        organization=original.organization_id,
+        kind="reversal",
+        legs=legs,
+        by=by,
+        source=original.source,
+        idempotency_key=f"reverse:{original.pk}",
+        request=request,
+        reason=reason,
+        lots=lots,
+        reverses=original,
+    )
+    audit.record(
+        organization=original.organization_id, by=by, action="ledger.reversed", target=original.pk, reason=reason
+    )
+    return posted

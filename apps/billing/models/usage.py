@@ -1,0 +1,85 @@
+"""What was used: metered requests, and the series that add them up for rating."""
+
+import pgtrigger
+from django.db import models
+from django.db.models import F, Q
+from django.db.models.functions import Now
+
+from apps.core.tenancy import OrganizationModel
+
+
+class UsageEvent(OrganizationModel):
+    """One metered request; its id comes from the gateway's spool, so that a replay adds nothing."""
+
+    id = models.CharField(max_length=40, primary_key=True)
+    kind = models.CharField(max_length=16, default="inference")
+    key_id = models.CharField(max_length=40)
+    model_name = models.CharField(max_length=200)
+    adapter_version_id = models.CharField(max_length=40, blank=True)
+    slice_id = models.CharField(max_length=40, blank=True, help_text="The hold it was reserved from.")
+    input_price = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, related_name="+", null=True)
+    output_price = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, related_name="+", null=True)
+    input_tokens = models.BigIntegerField()
+    cached_input_tokens = models.BigIntegerField(default=0)
+    output_tokens = models.BigIntegerField()
+    finish = models.CharField(max_length=16, help_text="stop, length, aborted, error; lost: the gateway died meanwhile")
+    latency_ms = models.PositiveIntegerField(default=0)
+    first_token_ms = models.PositiveIntegerField(null=True)
+    occurred_at = models.DateTimeField()
+    body_sha256 = models.CharField(max_length=64)
+
+    is_append_only = True
+
+    class Meta:
+        indexes = [models.Index(fields=["organization", "-occurred_at"], name="usage_newest")]
+        constraints = [
+            models.CheckConstraint(condition=Q(input_tokens__gte=0, output_tokens__gte=0), name="usage_tokens_positive")
+        ]
+        triggers = [pgtrigger.Protect(name="usage_append_only", operation=pgtrigger.Update | pgtrigger.Delete)]
+
+
+class UsageConflict(OrganizationModel):
+    """A record that came under the id of another one: counted for nothing, kept for somebody to look at."""
+
+    id = models.BigAutoField(primary_key=True)
+    event_id = models.CharField(max_length=40)
+    body = models.JSONField()
+    body_sha256 = models.CharField(max_length=64)
+    created_at = models.DateTimeField(db_default=Now())
+
+    is_append_only = True
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["event_id", "body_sha256"], name="usage_conflict_once")]
+        triggers = [pgtrigger.Protect(name="usage_conflict_append_only", operation=pgtrigger.Update | pgtrigger.Delete)]
+
+
+class UsageSeries(OrganizationModel):
+    """Quantity used of one SKU at one price in one day, and how much of its cost is posted."""
+
+    sku = models.CharField(max_length=120)
+    price_rule = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, related_name="+")
+    subject = models.CharField(max_length=200, help_text="The model or job it was used for.")
+    day = models.DateField()
+    quantity = models.BigIntegerField(default=0)
+    request_count = models.BigIntegerField(default=0)
+    rated_quantity = models.BigIntegerField(default=0, help_text="How much of the quantity is paid for.")
+    rated_request_count = models.BigIntegerField(default=0)
+    posted_nano = models.BigIntegerField(default=0)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["organization", "price_rule", "subject", "day"], name="usage_series_once"),
+            models.CheckConstraint(condition=Q(quantity__gte=0, posted_nano__gte=0), name="usage_series_positive"),
+            models.CheckConstraint(
+                condition=Q(rated_quantity__lte=F("quantity"), rated_request_count__lte=F("request_count")),
+                name="usage_series_rated_within",
+            ),
+        ]
+        indexes = [
+            models.Index(
+                fields=["organization"],
+                condition=Q(request_count__gt=F("rated_request_count")),
+                name="usage_series_unrated",
+            )
+        ]
