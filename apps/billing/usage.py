@@ -112,7 +112,8 @@ def record_usage(*, records: Sequence[UsageRecord]) -> Recorded:
 
     A record whose id was used for another body is set aside as a UsageConflict and logged.
     """
-    bodies, lines = {}, []
+    bodies: dict[tuple[str, str], UsageRecord] = {}
+    lines: list[bytes] = []
     for record in records:
         body = msgspec.json.encode(record)
         sha256 = hashlib.sha256(body).hexdigest()
