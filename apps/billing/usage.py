@@ -83,9 +83,9 @@ _RECORD = """
         RETURNING organization_id, model_name, slice_id, occurred_at, input_price_id, input_tokens, output_price_id,
             output_tokens
     ), used AS (
-        SELECT organization_id, sku, price.id AS price_rule_id, model_name AS subject, slice_id, tokens,
-               (occurred_at AT TIME ZONE 'UTC')::date AS day,
-               div(tokens::numeric * price_nano + per - 1, per::numeric) AS cost_nano
+        SELECT fresh.organization_id, price.sku, price.id AS price_rule_id, fresh.model_name AS subject,
+               fresh.slice_id, way.tokens, (fresh.occurred_at AT TIME ZONE 'UTC')::date AS day,
+               div(way.tokens::numeric * price.price_nano + price.per - 1, price.per::numeric) AS cost_nano
           FROM fresh
          CROSS JOIN LATERAL (VALUES (input_price_id, input_tokens), (output_price_id, output_tokens)) AS way(id, tokens)
           JOIN catalog_pricerule AS price ON price.id = way.id
