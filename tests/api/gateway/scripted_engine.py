@@ -50,11 +50,11 @@ class ScriptedEngine:
     def running(self) -> Iterator["ScriptedEngine"]:
         thread = threading.Thread(target=self._loop.run_forever)
         thread.start()
-        runner = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+        runner = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
         try:
             yield self
         finally:
-            asyncio.run_coroutine_threadsafe(runner.cleanup(), self._loop).result(10)
+            asyncio.run_coroutine_threadsafe(runner.cleanup(), self._loop).result(60)
             self._loop.call_soon_threadsafe(self._loop.stop)
             thread.join()
             self._loop.close()
