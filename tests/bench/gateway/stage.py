@@ -21,6 +21,7 @@ PATH = "/v1/chat/completions"
 MODEL = "bench"
 TOKENS = 8
 RIVAL_KEY = "sk-bench-master-key"
+_BARE = dict(os.environ)  # before ours is set up: a rival that finds our database would use it
 _START_SECONDS = 300  # LiteLLM takes long on a busy machine
 
 
@@ -97,7 +98,7 @@ def process(name: str, command: list[str], port: int, home: Path, environ: dict[
     log = home / f"{name}.log"
     with log.open("wb") as output:
         started = subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | environ, stdout=output, stderr=output, start_new_session=True
+            command, cwd=ROOT, env=_BARE | environ, stdout=output, stderr=output, start_new_session=True
         )
     try:
         deadline = time.monotonic() + _START_SECONDS
