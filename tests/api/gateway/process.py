@@ -60,6 +60,9 @@ class GatewayProcess:
     def _is_up(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, self.log()
+        return self.is_listening()
+
+    def is_listening(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:
             return probe.connect_ex(str(self.socket)) == 0
 
