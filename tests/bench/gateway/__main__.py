@@ -52,6 +52,7 @@ def _closed_loop(targets: dict[str, Target], given: argparse.Namespace) -> dict[
     """Measure all in turns, so that what else the machine does meets them alike; of the rounds the median counts."""
     seen: dict[str, list[dict[str, Any]]] = {name: [] for name in targets}
     for target in targets.values():
+        load.first_answer(target)
         load.wrk(target, seconds=3, connections=given.connections, is_warming=True)
     for _ in range(given.rounds):
         for name, target in targets.items():

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import time
+import urllib.request
 from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
@@ -37,6 +38,17 @@ def wrk(target: Target, *, seconds: int, connections: int, is_warming: bool = Fa
     if seen["refused"] or seen["broken"] or not (seen["requests"] or is_warming):
         raise Refused(f"{target.name}: {seen}")
     return seen | {"requests_per_second": round(seen["requests"] / seen["seconds"], 1)}
+
+
+def first_answer(target: Target) -> None:
+    """Wait for one answer: some load half of themselves at the first request. Raises Refused."""
+    headers = target.headers | {"Content-Type": "application/json"}
+    asked = urllib.request.Request(target.url + PATH, data=body(MODEL, is_streamed=False).encode(), headers=headers)
+    try:
+        with urllib.request.urlopen(asked, timeout=120) as answer:
+            answer.read()
+    except OSError as error:
+        raise Refused(f"{target.name}: {error}") from error
 
 
 @dataclass(frozen=True)

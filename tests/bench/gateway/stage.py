@@ -243,7 +243,8 @@ def running_rivals(home: Path, engine_port: int) -> Iterator[dict[str, Target]]:
     authorized = {"Authorization": f"Bearer {RIVAL_KEY}"}
     named = {
         "litellm": ([str(installing.FOLDER / "litellm/bin/litellm"), "--config", str(litellm), "--host", "127.0.0.1",
-                     "--num_workers", "1", "--port", str(ports["litellm"])],
+                     "--num_workers", "1", "--port", str(ports["litellm"]),
+                     "--log_config", str(installing.CONFIGURATION / "litellm-logging.json")],
                     {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}, authorized),
         "portkey": (["node", str(installing.FOLDER / "portkey/node_modules/@portkey-ai/gateway/build/start-server.js"),
                      f"--port={ports['portkey']}", "--headless"], {"TRUSTED_CUSTOM_HOSTS": "127.0.0.1"},
