@@ -94,6 +94,11 @@ class Program:
 
 
 _UVICORN = "uvicorn --no-server-header --no-access-log --timeout-keep-alive 75 --timeout-graceful-shutdown 8"
+DRAIN_SECONDS = 120  # streams under way are finished, for as long as this
+_GATEWAY_UVICORN = (
+    f"uvicorn --no-server-header --no-access-log --no-proxy-headers --timeout-keep-alive 75 "
+    f"--timeout-graceful-shutdown {DRAIN_SECONDS}"
+)
 _CELERY = "celery -A apps.config.celery"
 
 PROGRAMS: tuple[Program, ...] = (
@@ -131,8 +136,9 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "gateway",
         Tier.CONTROL,
-        f"{_UVICORN} apps.gateway.app:create_app --factory ${{gateway_listen}}",
+        f"{_GATEWAY_UVICORN} apps.gateway.app:create_app --factory ${{gateway_listen}}",
         role="gateway",
+        stop_seconds=DRAIN_SECONDS + 15,
     ),
     Program(
         "celery",

@@ -26,8 +26,11 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 REQUIREMENTS = REPOSITORY / "requirements"
 DATA = REPOSITORY / ".anneal"
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-OLD_OPENAI = "openai==1.109.1"  # the oldest client generation the API is tested with, importable beside the newest
-OLD_OPENAI_NEEDS = ("distro==1.9.0",)  # what that generation imports and the newest does not
+# Client generations the API is tested with, importable beside the newest; and what they import and the newest does not.
+OLD_OPENAI = ("openai==1.109.1", "openai==2.54.0")
+OLD_OPENAI_NEEDS = ("distro==1.9.0",)
+# Tested as a client too, with all it needs: its own openai among it.
+LITELLM = "litellm==1.106.2"
 # `anneal` from any folder; -P: an `apps` folder of the place it is called from is not ours.
 COMMAND = """#!/bin/sh
 here=$(dirname "$(readlink -f "$0")")
@@ -128,11 +131,16 @@ def install_command(environment: Environment) -> None:
         command.chmod(0o755)
 
 
-def install_old_openai(python: Path) -> None:
-    """This function will put the old OpenAI client into a folder of its own, for the tests that use it."""
-    target = DATA / OLD_OPENAI.replace("==", "-")
-    if not (target / "openai").exists():
-        run([str(python), *PIP, "--target", str(target), OLD_OPENAI, *OLD_OPENAI_NEEDS])
+def install_clients(python: Path) -> None:
+    """This function will put other clients into folders of their own, for the tests that use them."""
+    for client in OLD_OPENAI:
+        target = DATA / client.replace("==", "-")
+        if not (target / "openai").exists():
+            run([str(python), *PIP, "--target", str(target), client, *OLD_OPENAI_NEEDS])
+    target = DATA / LITELLM.replace("==", "-")
+    if not (target / "litellm").exists():
+        with_needs = [part for part in PIP if part != "--no-deps"]
+        run([str(python), *with_needs, "--target", str(target), LITELLM])
 
 
 def install_browser() -> None:
@@ -182,7 +190,7 @@ def set_up(*, dev: bool, browser: bool) -> float | None:
                 done.result()
     install_command(wanted[-1])
     if dev:
-        install_old_openai(wanted[-1].python)
+        install_clients(wanted[-1].python)
     if browser:
         install_browser()
     return time.monotonic() - started if stale else None

@@ -3,6 +3,7 @@
 import datetime
 from typing import Any, ClassVar
 
+import pgtrigger
 from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
@@ -10,6 +11,7 @@ from django.db.models.functions import Lower, Now
 
 from apps.accounts.roles import ROLE_CHOICES
 from apps.core.ids import IdField
+from apps.core.key_news import key_news
 from apps.core.policies import OWN_ORGANIZATION
 from apps.core.tenancy import OrganizationModel, OrganizationQuerySet
 
@@ -46,6 +48,7 @@ class User(AbstractBaseUser):
 
     class Meta:
         constraints = [models.UniqueConstraint(Lower("email"), name="user_email_case_insensitive")]
+        triggers = [key_news("user_key_news", pgtrigger.UpdateOf("is_active"), organization="''")]
 
     def __str__(self) -> str:
         return self.name or self.email
@@ -66,6 +69,9 @@ class Organization(models.Model):
         f"accounts_membership WHERE {_OWN_USER})"
     )
 
+    class Meta:
+        triggers = [key_news("organization_key_news", pgtrigger.UpdateOf("suspended_at"), organization="NEW.id")]
+
     def __str__(self) -> str:
         return self.name
 
@@ -80,6 +86,9 @@ class Membership(OrganizationModel):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["organization", "user"], name="membership_once")]
+        triggers = [
+            key_news("membership_key_news", pgtrigger.Update | pgtrigger.Delete, organization="OLD.organization_id")
+        ]
 
 
 class Invitation(OrganizationModel):
@@ -141,6 +150,11 @@ class ApiKey(OrganizationModel):
     last_used_at = models.DateTimeField(null=True)
     revoked_at = models.DateTimeField(null=True)
     revoked_by = models.ForeignKey(User, on_delete=models.PROTECT, null=True, related_name="+")
+    requests_per_minute = models.PositiveIntegerField(
+        null=True, help_text="Of this key alone; null: no limit of its own."
+    )
+    tokens_per_minute = models.PositiveIntegerField(null=True)
+    concurrent_requests = models.PositiveIntegerField(null=True)
 
     objects: ClassVar[Any] = ApiKeyQuerySet.as_manager()
 
@@ -150,6 +164,20 @@ class ApiKey(OrganizationModel):
                 name="api_key_revoked_pair",
                 condition=models.Q(revoked_at=None, revoked_by=None)
                 | models.Q(revoked_at__isnull=False, revoked_by__isnull=False),
+            )
+        ]
+        triggers = [
+            key_news(
+                "api_key_news",
+                pgtrigger.UpdateOf(
+                    "revoked_at",
+                    "expires_at",
+                    "scopes",
+                    "requests_per_minute",
+                    "tokens_per_minute",
+                    "concurrent_requests",
+                ),
+                organization="NEW.organization_id",
             )
         ]
 

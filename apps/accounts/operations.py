@@ -4,7 +4,7 @@ import datetime
 import hashlib
 import hmac
 import secrets
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
@@ -13,7 +13,15 @@ from django.utils.text import slugify
 
 from apps.accounts import keys
 from apps.accounts.models import ApiKey, Invitation, KeyKind, Membership, Organization, User
-from apps.accounts.queries import KeyIdentity, find_membership, get_invitation, get_key, get_membership
+from apps.accounts.queries import (
+    NO_LIMITS,
+    KeyIdentity,
+    KeyLimits,
+    find_membership,
+    get_invitation,
+    get_key,
+    get_membership,
+)
 from apps.accounts.roles import ROLES, SCOPES, Owner, Permission, has_permission
 from apps.core import audit, outbox
 from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied
@@ -273,6 +281,7 @@ def issue_key(
     by: User,
     expires_at: datetime.datetime | None,
     now: datetime.datetime,
+    limits: KeyLimits = NO_LIMITS,
 ) -> IssuedKey:
     """Make an API key that may do at most what its maker may. Raises InvalidValue, PermissionDenied."""
     _require_scopes(organization, frozenset(scopes), by)
@@ -280,7 +289,7 @@ def issue_key(
         raise InvalidValue("The key would be expired at once.", param="expires_at")
     issued = _issue(
         keys.new_secret(keys.LIVE_PREFIX), organization=organization, kind=KeyKind.SECRET, name=_clean_name(name),
-        scopes=sorted(scopes), created_by=by, created_at=now, expires_at=expires_at,
+        scopes=sorted(scopes), created_by=by, created_at=now, expires_at=expires_at, **asdict(limits),
     )  # fmt: skip
     audit.record(
         organization=organization, by=by.pk, action="key.create", target=issued.key.pk,

@@ -1,6 +1,8 @@
 """Reading people, memberships, invitations and keys."""
 
+import dataclasses
 import datetime
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -24,6 +26,18 @@ class KeyIdentity(msgspec.Struct, frozen=True):
     kind: str
     expires_at: datetime.datetime | None
     last_used_at: datetime.datetime | None
+
+
+@dataclass(frozen=True)
+class KeyLimits:
+    """What one key may ask of inference, within its organization's limits; None: no limit of its own."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent_requests: int | None = None
+
+
+NO_LIMITS = KeyLimits()
 
 
 def find_key(*, secret: str) -> KeyIdentity | None:
@@ -55,6 +69,12 @@ def _identity(row: tuple[Any, ...]) -> KeyIdentity:
         expires_at=expires_at,
         last_used_at=last_used_at,
     )
+
+
+def get_key_limits(*, key_id: str) -> KeyLimits:
+    """Return the key's own limits of inference."""
+    names = [field.name for field in dataclasses.fields(KeyLimits)]
+    return KeyLimits(**(ApiKey.objects.filter(pk=key_id).values(*names).first() or {}))
 
 
 def get_organization(*, id: str) -> Organization:

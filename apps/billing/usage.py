@@ -8,8 +8,7 @@ Locks are taken in one order everywhere: wallet, series by their key, holds by i
 import datetime
 import hashlib
 import logging
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,18 +66,48 @@ def price_ceiling(*, quantity: int, price_nano: int, per: int) -> int:
 
 # --- Recording --------------------------------------------------------------------------------------------------------
 
-_INSERT = """
-    INSERT INTO billing_usageevent (id, organization_id, kind, key_id, model_name, adapter_version_id, slice_id,
-        input_price_id, output_price_id, input_tokens, cached_input_tokens, output_tokens, finish, latency_ms,
-        first_token_ms, occurred_at, body_sha256)
-    SELECT id, organization_id, 'inference', key_id, model_name, adapter_version_id, slice_id,
-        input_price_id, output_price_id, input_tokens, cached_input_tokens, output_tokens, finish, latency_ms,
-        first_token_ms, occurred_at, sha256
-      FROM jsonb_to_recordset(%s::jsonb) AS record(id text, organization_id text, key_id text, model_name text,
-        adapter_version_id text, slice_id text, input_price_id text, output_price_id text, input_tokens bigint,
-        cached_input_tokens bigint, output_tokens bigint, finish text, latency_ms int, first_token_ms int,
-        occurred_at timestamptz, sha256 text)
-    ON CONFLICT (id) DO NOTHING RETURNING id, body_sha256
+# One table for each connection, empty outside a batch.
+_INCOMING = "CREATE TEMPORARY TABLE IF NOT EXISTS incoming_usage (sha256 text, body jsonb)"
+_RECORD = """
+    WITH fresh AS (
+        INSERT INTO billing_usageevent (id, organization_id, kind, key_id, model_name, adapter_version_id, slice_id,
+            input_price_id, output_price_id, input_tokens, cached_input_tokens, output_tokens, finish, latency_ms,
+            first_token_ms, occurred_at, body_sha256)
+        SELECT id, organization_id, 'inference', key_id, model_name, adapter_version_id, slice_id,
+            input_price_id, output_price_id, input_tokens, cached_input_tokens, output_tokens, finish, latency_ms,
+            first_token_ms, occurred_at, sha256
+          FROM incoming_usage, jsonb_to_record(body) AS record(id text, organization_id text, key_id text,
+            model_name text, adapter_version_id text, slice_id text, input_price_id text, output_price_id text,
+            input_tokens bigint, cached_input_tokens bigint, output_tokens bigint, finish text, latency_ms int,
+            first_token_ms int, occurred_at timestamptz)
+         ORDER BY id
+        ON CONFLICT (id) DO NOTHING
+        RETURNING organization_id, key_id, model_name, adapter_version_id, slice_id, occurred_at, input_price_id,
+            input_tokens, output_price_id, output_tokens
+    ), used AS (
+        SELECT fresh.organization_id, price.sku, price.id AS price_rule_id, fresh.model_name AS subject,
+               fresh.key_id, fresh.adapter_version_id, fresh.slice_id, way.tokens,
+               (fresh.occurred_at AT TIME ZONE 'UTC')::date AS day,
+               div(way.tokens::numeric * price.price_nano + price.per - 1, price.per::numeric) AS cost_nano
+          FROM fresh
+         CROSS JOIN LATERAL (VALUES (input_price_id, input_tokens), (output_price_id, output_tokens)) AS way(id, tokens)
+          JOIN catalog_pricerule AS price ON price.id = way.id
+    ), rolled_up AS (
+        INSERT INTO billing_usageseries AS series (organization_id, sku, price_rule_id, subject, key_id,
+            adapter_version_id, day, quantity, request_count, rated_quantity, rated_request_count, posted_nano,
+            invoiced_nano)
+        SELECT organization_id, sku, price_rule_id, subject, key_id, adapter_version_id, day, sum(tokens), count(*),
+               0, 0, 0, 0
+          FROM used
+         GROUP BY organization_id, sku, price_rule_id, subject, key_id, adapter_version_id, day
+         ORDER BY organization_id, price_rule_id, subject, key_id, adapter_version_id, day
+        ON CONFLICT (organization_id, price_rule_id, subject, key_id, adapter_version_id, day) DO UPDATE
+           SET quantity = series.quantity + excluded.quantity,
+               request_count = series.request_count + excluded.request_count
+    )
+    SELECT (SELECT count(*) FROM fresh),
+           (SELECT coalesce(json_object_agg(slice_id, cost_nano), '{}')
+              FROM (SELECT slice_id, sum(cost_nano)::bigint AS cost_nano FROM used GROUP BY slice_id) AS by_slice)
 """
 _ROLL_UP = """
     INSERT INTO billing_usageseries AS series (organization_id, sku, price_rule_id, subject, key_id, adapter_version_id,
@@ -101,64 +130,28 @@ def record_usage(*, records: Sequence[UsageRecord]) -> Recorded:
     A record whose id was used for another body is set aside as a UsageConflict and logged.
     """
     bodies: dict[tuple[str, str], UsageRecord] = {}
-    rows: list[bytes] = []
+    lines: list[bytes] = []
     for record in records:
         body = msgspec.json.encode(record)
-        key = (record.id, hashlib.sha256(body).hexdigest())
-        if key not in bodies:
-            bodies[key] = record
-            rows.append(b'%s,"sha256":"%s"}' % (body[:-1], key[1].encode()))
+        sha256 = hashlib.sha256(body).hexdigest()
+        if (record.id, sha256) not in bodies:
+            bodies[record.id, sha256] = record
+            lines.append(_line(sha256, body))
     with connection.cursor() as cursor:
-        cursor.execute(_INSERT, [(b"[%s]" % b",".join(rows)).decode()])
-        inserted = set(cursor.fetchall())
-    fresh = [record for key, record in bodies.items() if key in inserted]
-    prices = _prices_of(fresh)
-    _roll_up(fresh, prices)
-    _charge_slices(fresh, prices)
-    conflicting = _set_conflicts_aside({key: record for key, record in bodies.items() if key not in inserted})
-    return Recorded(new=len(fresh), known=len(bodies) - len(fresh) - conflicting, conflicting=conflicting)
+        cursor.execute(_INCOMING)
+        with cursor.copy("COPY incoming_usage (sha256, body) FROM STDIN") as copy:
+            copy.write(b"".join(lines))
+        cursor.execute(_RECORD)
+        new, used_by_slice = cursor.fetchone()
+        cursor.execute("TRUNCATE incoming_usage")
+    _charge_slices(used_by_slice)
+    conflicting = _set_conflicts_aside(bodies) if new < len(bodies) else 0
+    return Recorded(new=new, known=len(bodies) - new - conflicting, conflicting=conflicting)
 
 
-def _prices_of(records: Sequence[UsageRecord]) -> dict[str | None, PriceRule]:
-    ids = {price_id for record in records for price_id in (record.input_price_id, record.output_price_id) if price_id}
-    return dict(PriceRule.objects.in_bulk(ids))
-
-
-def _quantities(record: UsageRecord, prices: dict[str | None, PriceRule]) -> Iterator[tuple[PriceRule, int]]:
-    """Yield what the record used at which price; nothing for one that was lost before it could be metered."""
-    for price_id, tokens in (
-        (record.input_price_id, record.input_tokens),
-        (record.output_price_id, record.output_tokens),
-    ):
-        if price_id is not None:
-            yield prices[price_id], tokens
-
-
-def _roll_up(records: Sequence[UsageRecord], prices: dict[str | None, PriceRule]) -> None:
-    sums: dict[tuple[str, str, str, str, str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for record in records:
-        day = record.occurred_at.astimezone(datetime.UTC).date().isoformat()
-        for price, tokens in _quantities(record, prices):
-            line = sums[
-                record.organization_id, price.pk, record.model_name, record.key_id, record.adapter_version_id, day
-            ]
-            line[0] += tokens
-            line[1] += 1
-    lines = [
-        {
-            "organization_id": organization_id,
-            "sku": prices[price_id].sku,
-            "price_rule_id": price_id,
-            "subject": subject,
-            "key_id": key_id,
-            "adapter_version_id": adapter_version_id,
-            "day": day,
-            "quantity": quantity,
-            "request_count": count,
-        }
-        for (organization_id, price_id, subject, key_id, adapter_version_id, day), (quantity, count) in sums.items()
-    ]
-    add_to_series(lines)
+def _line(sha256: str, body: bytes) -> bytes:
+    """Return a line of COPY's text format: JSON has no tabs or newlines, only backslashes."""
+    return b"%s\t%s\n" % (sha256.encode(), body.replace(b"\\", b"\\\\"))
 
 
 def add_to_series(lines: Sequence[Mapping[str, Any]]) -> None:
@@ -187,18 +180,15 @@ def record_quantity(
     )
 
 
-def _charge_slices(records: Sequence[UsageRecord], prices: dict[str | None, PriceRule]) -> None:
+def _charge_slices(used_nano: dict[str, int]) -> None:
     """Note at each open slice what was used of it, so that rating takes the money from where it was reserved."""
-    used: dict[str, int] = defaultdict(int)
-    for record in records:
-        for price, tokens in _quantities(record, prices):
-            used[record.slice_id] += price_ceiling(quantity=tokens, price_nano=price.price_nano, per=price.per)
-    found = Hold.objects.filter(pk__in=[slice_id for slice_id in used if slice_id], status="open").order_by("pk")
+    found = Hold.objects.filter(pk__in=[slice_id for slice_id in used_nano if slice_id], status="open").order_by("pk")
     for open_slice in found.select_for_update():
-        Hold.objects.filter(pk=open_slice.pk).update(used_nano=F("used_nano") + used[open_slice.pk])
+        Hold.objects.filter(pk=open_slice.pk).update(used_nano=F("used_nano") + used_nano[open_slice.pk])
 
 
 def _set_conflicts_aside(known: dict[tuple[str, str], UsageRecord]) -> int:
+    """Keep those whose id stands for another body; return how many these are."""
     ids = {event_id for event_id, _ in known}
     stored = dict(UsageEvent.objects.filter(pk__in=ids).values_list("pk", "body_sha256"))
     conflicts = {key: record for key, record in known.items() if stored[record.id] != key[1]}

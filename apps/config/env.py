@@ -40,6 +40,7 @@ class Env:
     stripe_tax: bool
     stripe_meter: str
     stripe_api_base: str
+    replica_places: int
 
 
 @cache
@@ -75,6 +76,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         stripe_tax=environ.get("STRIPE_TAX", "") == "1",
         stripe_meter=environ.get("STRIPE_METER", ""),
         stripe_api_base=environ.get("STRIPE_API_BASE", ""),
+        replica_places=int(environ.get("ANNEAL_REPLICA_PLACES", "128")),
     )
 
 

@@ -47,7 +47,11 @@ class ServerFault(DomainError):
 
 def request_id_from(value: str | None) -> str:
     """Return the caller's request id when it is harmless to log and echo, else a fresh one."""
-    return value if value and _REQUEST_ID.fullmatch(value) else new_id("req")
+    return usable_request_id(value) or new_id("req")
+
+
+def usable_request_id(value: str | None) -> str | None:
+    return value if value and _REQUEST_ID.fullmatch(value) else None
 
 
 class RequestIdMiddleware:

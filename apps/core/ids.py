@@ -8,6 +8,7 @@ from typing import Any
 from django.db import models
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32, lower case
+_PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]  # ten bits at a time
 ULID_LENGTH = 26
 _ULID = re.compile(rf"[{_ALPHABET}]{{{ULID_LENGTH}}}")
 
@@ -15,7 +16,7 @@ _ULID = re.compile(rf"[{_ALPHABET}]{{{ULID_LENGTH}}}")
 def new_ulid() -> str:
     """Return 26 characters: 48 bits of Unix milliseconds, then 80 random bits (https://github.com/ulid/spec)."""
     number = (int(time.time() * 1000) << 80) | secrets.randbits(80)
-    return "".join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
+    return "".join([_PAIRS[(number >> shift) & 1023] for shift in range(120, -1, -10)])
 
 
 def new_id(prefix: str, separator: str = "_") -> str:

@@ -18,6 +18,12 @@ ROLES = (APP_ROLE, SYSTEM_ROLE, "anneal_internal", "anneal_gateway")
 OWN_ORGANIZATION = "organization_id = nullif(current_setting('anneal.organization', true), '')"
 
 
+# Usage arrives by COPY, in a table of the gateway's own connection.
+_GRANT_TEMPORARY = """
+    DO $$ BEGIN EXECUTE format('GRANT TEMPORARY ON DATABASE %I TO anneal_gateway', current_database()); END $$
+"""
+
+
 class UnsafeDatabaseRole(Exception):
     """The process is connected under a role for which row-level security is off."""
 
@@ -37,6 +43,7 @@ def write_policies(**_: Any) -> None:
     """Enable and force row-level security and write grants on every table. Idempotent; runs after each migrate."""
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(f"GRANT USAGE ON SCHEMA public TO {', '.join(ROLES)}")
+        cursor.execute(_GRANT_TEMPORARY)
         for model in django_apps.get_models():
             if model._meta.managed and not model._meta.proxy:
                 for statement in _statements(model):

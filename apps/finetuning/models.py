@@ -6,6 +6,7 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from apps.core.ids import IdField
+from apps.core.key_news import key_news
 from apps.core.tenancy import OrganizationModel
 from apps.core.transitions import choices_of, status_trigger
 from apps.finetuning.lifecycle import (
@@ -125,12 +126,15 @@ class Quota(OrganizationModel):
     gpu_seconds_per_month = models.PositiveBigIntegerField(null=True, default=360_000)
     storage_bytes = models.PositiveBigIntegerField(null=True, default=20_000_000_000)
     requests_per_minute = models.PositiveIntegerField(null=True, default=6_000)
+    tokens_per_minute = models.PositiveIntegerField(null=True, default=2_000_000)
+    concurrent_requests = models.PositiveIntegerField(null=True, default=256)
     weight = models.PositiveIntegerField(default=1, help_text="Share of a busy pool, relative to others.")
     updated_by = models.CharField(max_length=64)
     updated_at = models.DateTimeField(db_default=Now())
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["organization"], name="quota_once")]
+        triggers = [key_news("quota_key_news", pgtrigger.Insert | pgtrigger.Update, organization="NEW.organization_id")]
 
 
 class FineTuningJob(OrganizationModel):

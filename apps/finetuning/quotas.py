@@ -10,7 +10,10 @@ from apps.core.errors import QuotaExceeded
 from apps.finetuning.lifecycle import JOB_TERMINAL, RUN_HOLDING_LEASE
 from apps.finetuning.models import Checkpoint, FineTuningJob, Quota, Run
 
-LIMITS = ("concurrent_gpus", "queued_jobs", "gpu_seconds_per_month", "storage_bytes", "requests_per_minute", "weight")
+LIMITS = (
+    "concurrent_gpus", "queued_jobs", "gpu_seconds_per_month", "storage_bytes", "requests_per_minute",
+    "tokens_per_minute", "concurrent_requests", "weight",
+)  # fmt: skip
 
 
 def get_quota(*, organization: Any) -> Quota:

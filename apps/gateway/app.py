@@ -6,9 +6,11 @@ Django is set up for its ORM only: keys, routes and slices are read through the 
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,39 +29,48 @@ from starlette.routing import Route  # noqa: E402
 
 from apps.billing.usage import UsageRecord  # noqa: E402
 from apps.core.errors import NotFound  # noqa: E402
-from apps.core.http import REQUEST_ID_HEADER  # noqa: E402
+from apps.core.http import REQUEST_ID_HEADER, Application, Receive, Scope, Send  # noqa: E402
 from apps.core.ids import new_id  # noqa: E402
 from apps.core.policies import refuse_unsafe_role  # noqa: E402
 from apps.gateway.database import DATABASE_ERRORS, Database  # noqa: E402
-from apps.gateway.inference import Inference, Services  # noqa: E402
+from apps.gateway.inference import SURFACES, Inference, Services  # noqa: E402
 from apps.gateway.keys import Keys  # noqa: E402
-from apps.gateway.limits import OpenRequests, RequestRate  # noqa: E402
+from apps.gateway.limits import OpenRequests, Rates  # noqa: E402
 from apps.gateway.metering import Metering  # noqa: E402
+from apps.gateway.news import keep_listening  # noqa: E402
 from apps.gateway.purses import Purses  # noqa: E402
 from apps.gateway.routes import Routes  # noqa: E402
-from apps.gateway.schema import parse_chat, parse_completion  # noqa: E402
 from apps.gateway.shipper import Shipper, keep_adopting  # noqa: E402
 from apps.gateway.spool import Spool  # noqa: E402
 from apps.gateway.upstreams import Upstreams  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
-PATHS = {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion}
 _FLUSH_SECONDS = 10
+# The thread that syncs the spool must not wait for a busy event loop: while it syncs, the loop goes on.
+_SWITCH_SECONDS = 0.0005
+_GARBAGE_THRESHOLDS = 20_000, 20, 20
 
 
-def create_app() -> Starlette:
+def create_app() -> Application:
     """Return the ASGI application. It refuses to start under a role for which row-level security is off."""
     gateway = Gateway(spool_root=settings.HOME / "spool")
-    inference = [
-        Route(path, Inference(gateway.services, path=path, parse=parse), methods=["POST"])
-        for path, parse in PATHS.items()
-    ]
-    return Starlette(
-        routes=[*inference, Route("/healthz", gateway.health)],
+    doors = {path: Inference(gateway.services, surface) for path, surface in SURFACES.items()}
+    others = Starlette(
+        routes=[
+            *(Route(path, door, methods=["POST"]) for path, door in doors.items()),
+            Route("/healthz", gateway.health),
+        ],
         lifespan=gateway.lifespan,
         exception_handlers={HTTPException: _refuse},
     )
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        # Inference goes straight to its door: routing and middleware cost as much as reading the request.
+        door = doors.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        await (door or others)(scope, receive, send)
+
+    return application
 
 
 class Gateway:
@@ -69,15 +80,16 @@ class Gateway:
         name = new_id("gateway")
         self._spool_root = spool_root
         self._database = Database()
+        self._keys = Keys(self._database)
         self._routes = Routes(self._database)
         self._purses = Purses(self._database, name=name)
         self._spool = Spool(spool_root, name=name)
         self._shipper = Shipper(self._database, self._spool, self._note_shipped)
-        self._upstreams = Upstreams()
+        self._upstreams = Upstreams(places_per_replica=settings.REPLICA_PLACES)
         self.services = Services(
-            keys=Keys(self._database),
+            keys=self._keys,
             routes=self._routes,
-            rate=RequestRate(),
+            rates=Rates(),
             open_requests=OpenRequests(),
             metering=Metering(self._routes, self._purses, self._spool, self._shipper),
             upstreams=self._upstreams,
@@ -92,9 +104,11 @@ class Gateway:
         await self._database.call(refuse_unsafe_role)
         await self._routes.refresh()
         self._spool.open()
+        _tune()
         tasks = [
             asyncio.create_task(work)
             for work in (
+                keep_listening(self._keys),
                 self._routes.keep_fresh(),
                 self._shipper.run(),
                 self._purses.tend(),
@@ -119,7 +133,7 @@ class Gateway:
                 await self._purses.return_idle(at_once=True)
         except (TimeoutError, *DATABASE_ERRORS) as error:
             logger.warning("stopping with %d requests on disk only: %r", self._shipper.waiting, error)
-        await self._upstreams.close()
+        self._upstreams.close()
         self._spool.close()
         self._database.close()
 
@@ -128,6 +142,14 @@ class Gateway:
         is_well = self._spool.has_room()
         body = {"status": "ok" if is_well else "spool is full", "requests_to_record": self._shipper.waiting}
         return JSONResponse(body, status_code=200 if is_well else 503)
+
+
+def _tune() -> None:
+    """Spare the hot path what suits programs with much garbage and few threads."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()  # Django and its models live as long as the process: never looked through again
+    gc.set_threshold(*_GARBAGE_THRESHOLDS)
 
 
 def _stop_when_broken(task: "asyncio.Task[None]") -> None:

@@ -20,26 +20,41 @@ GOOD_ENDS = frozenset({"stop", "length", "content_filter", "tool_calls"})
 # --- What the engine sends --------------------------------------------------------------------------------------------
 
 
-class _CachedTokens(msgspec.Struct):
+class _CachedTokens(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
 
 
-class EngineUsage(msgspec.Struct):
+class EngineUsage(msgspec.Struct, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int | None = 0
     prompt_tokens_details: _CachedTokens | None = None
 
 
-class Delta(msgspec.Struct, omit_defaults=True):
+class CalledPart(msgspec.Struct, omit_defaults=True, gc=False):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallPart(msgspec.Struct, omit_defaults=True, gc=False):
+    """A part of one call; the parts of a call share its index."""
+
+    index: int
+    id: str | None = None
+    type: str | None = None
+    function: CalledPart | None = None
+
+
+class Delta(msgspec.Struct, omit_defaults=True, gc=False):
     role: str | None = None
     content: str | None = None
     reasoning: str | None = None
+    tool_calls: list[ToolCallPart] | None = None
 
 
-class EngineChoice(msgspec.Struct):
+class EngineChoice(msgspec.Struct, gc=False):
     """A choice of either surface: chat sends `delta`, completions `text`."""
 
-    index: int = 0
+    index: int
     delta: Delta | None = None
     text: str = ""
     logprobs: dict[str, Any] | None = None
@@ -47,10 +62,11 @@ class EngineChoice(msgspec.Struct):
 
     @property
     def has_content(self) -> bool:
-        return bool(self.text or (self.delta and (self.delta.content or self.delta.reasoning)))
+        delta = self.delta
+        return bool(self.text or (delta and (delta.content or delta.reasoning or delta.tool_calls)))
 
 
-class EngineFault(msgspec.Struct):
+class EngineFault(msgspec.Struct, gc=False):
     """The engine's own error object, in a body or in a stream. `code` is an HTTP status, or a word of the proxy's."""
 
     message: str = ""
@@ -58,7 +74,7 @@ class EngineFault(msgspec.Struct):
     code: int | str | None = None
 
 
-class EngineChunk(msgspec.Struct):
+class EngineChunk(msgspec.Struct, gc=False):
     choices: list[EngineChoice] = []
     usage: EngineUsage | None = None
     error: EngineFault | None = None
@@ -149,25 +165,25 @@ class Meter:
 # --- What the customer gets -------------------------------------------------------------------------------------------
 
 
-class CachedTokens(msgspec.Struct):
+class CachedTokens(msgspec.Struct, gc=False):
     cached_tokens: int
 
 
-class Usage(msgspec.Struct):
+class Usage(msgspec.Struct, gc=False):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
 
 
-class _ChatChunkChoice(msgspec.Struct):
+class _ChatChunkChoice(msgspec.Struct, gc=False):
     index: int
     delta: Delta
     logprobs: dict[str, Any] | None
     finish_reason: str | None
 
 
-class _CompletionChoice(msgspec.Struct):
+class _CompletionChoice(msgspec.Struct, gc=False):
     index: int
     text: str
     logprobs: dict[str, Any] | None
@@ -201,19 +217,25 @@ class Renderer:
         choices = [_chat_chunk(c) if self.is_chat else _completion(c) for c in chunk.choices]
         return self._event(choices, None if self.wants_usage else UNSET)
 
-    def usage_event(self, usage: Usage) -> bytes:
-        return self._event([], usage)
+    def opening(self) -> bytes:
+        """Return what comes before the first chunk of a stream."""
+        return b""
+
+    def closing(self, meter: Meter) -> bytes:
+        """Return what ends a complete stream."""
+        usage = self._event([], meter.usage()) if self.wants_usage else b""
+        return usage + b"data: [DONE]\n\n"
 
     def _event(self, choices: list[Any], usage: Usage | UnsetType | None) -> bytes:
         kind = "chat.completion.chunk" if self.is_chat else "text_completion"
         answer = _Answer(self.id, kind, self.created, self.model_name, choices, usage)
         return b"data: " + _encoder.encode(answer) + b"\n\n"
 
-    def whole(self, assembler: "Assembler", usage: Usage) -> bytes:
+    def whole(self, assembler: "Assembler", meter: Meter) -> bytes:
         """Return the answer to a request that did not ask for a stream."""
         kind = "chat.completion" if self.is_chat else "text_completion"
         choices = [part.chat() if self.is_chat else part.completion() for part in assembler.parts()]
-        return _encoder.encode(_Answer(self.id, kind, self.created, self.model_name, choices, usage))
+        return _encoder.encode(_Answer(self.id, kind, self.created, self.model_name, choices, meter.usage()))
 
 
 def _chat_chunk(choice: EngineChoice) -> _ChatChunkChoice:
@@ -231,6 +253,7 @@ class _Part:
     index: int
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     logprobs: dict[str, list[Any]] | None = None
     finish_reason: str | None = None
 
@@ -238,14 +261,28 @@ class _Part:
         self.texts.append(choice.text or (choice.delta.content if choice.delta else "") or "")
         if choice.delta and choice.delta.reasoning:
             self.reasoning.append(choice.delta.reasoning)
+        for part in (choice.delta.tool_calls if choice.delta else None) or ():
+            self._add_call(part)
         self.finish_reason = choice.finish_reason or self.finish_reason
         for name, values in (choice.logprobs or {}).items():
             if values is not None:
                 self.logprobs = self.logprobs or {}
                 self.logprobs.setdefault(name, []).extend(values)
 
+    def _add_call(self, part: ToolCallPart) -> None:
+        call = self.calls.setdefault(
+            part.index, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+        )
+        call["id"] = part.id or call["id"]
+        if part.function is not None:
+            call["function"]["name"] += part.function.name or ""
+            call["function"]["arguments"] += part.function.arguments or ""
+
     def chat(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self.texts), "refusal": None}
+        if self.calls:
+            message["tool_calls"] = [self.calls[index] for index in sorted(self.calls)]
+            message["content"] = message["content"] or None
         if self.reasoning:
             message["reasoning"] = "".join(self.reasoning)
         return {

@@ -29,6 +29,12 @@ class UnsupportedParameter(DomainError):
     code = "unsupported_parameter"
 
 
+class UnknownParameter(DomainError):
+    """A field that neither OpenAI nor we document; an engine's private field among them."""
+
+    code = "unknown_parameter"
+
+
 class ContextLengthExceeded(DomainError):
     code = "context_length_exceeded"
 

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions, as plain ASGI.
+"""POST /v1/chat/completions, /v1/completions and /v1/responses, as plain ASGI.
 
 A request is identified, limited, parsed, routed and paid for before the engine sees it. An answer is complete for the
 customer only when what it used is on the disk; a customer who leaves stops the engine and pays for what it wrote.
@@ -9,72 +9,93 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from apps.core.errors import DomainError
-from apps.core.http import (
-    DEFAULT_BODY_BYTES,
-    MIB,
-    REQUEST_ID_HEADER,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    ServerFault,
-    TooLarge,
-    declared_length,
-    request_id_from,
-)
-from apps.core.ids import new_ulid
-from apps.gateway.chunks import Assembler, Renderer
-from apps.gateway.errors import EngineError, body_of, event_of, headers_of
+from apps.core.http import Receive, Scope, Send, ServerFault
+from apps.gateway.chunks import Assembler, EngineChunk, Meter, Renderer
+from apps.gateway.client import Client, ClientGone
+from apps.gateway.errors import EngineError
 from apps.gateway.keys import Caller, Keys
-from apps.gateway.limits import OpenRequests, RequestRate
+from apps.gateway.limits import OpenRequests, Rates
 from apps.gateway.metering import Metering, Ticket
+from apps.gateway.responses import ResponseRenderer, parse_response
 from apps.gateway.routes import Routes
-from apps.gateway.schema import EngineRequest
-from apps.gateway.upstreams import EngineAnswer, Upstreams
+from apps.gateway.schema import EngineRequest, parse_chat, parse_completion
+from apps.gateway.upstreams import Call, EngineAnswer, Upstreams
+from apps.serving.queries import Route
 
 logger = logging.getLogger(__name__)
-
-# The engine does not wait for a slow reader, so what it wrote piles up here: such a reader is cut off.
-SLOWEST_READ_SECONDS = 60
-_DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True)
 class Services:
-    """What both routes share."""
+    """What the routes share."""
 
     keys: Keys
     routes: Routes
-    rate: RequestRate
+    rates: Rates
     open_requests: OpenRequests
     metering: Metering
     upstreams: Upstreams
 
 
-class ClientGone(Exception):
-    """The customer closed the connection."""
+class Written(Protocol):
+    """How an answer is written for the customer."""
+
+    def opening(self) -> bytes: ...
+    def event(self, chunk: EngineChunk) -> bytes: ...
+    def closing(self, meter: Meter) -> bytes: ...
+    def whole(self, assembler: Assembler, meter: Meter) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Surface:
+    """One public route: how its requests are read, where the engine answers them, how answers are written."""
+
+    parse: Callable[[bytes], EngineRequest]
+    engine_path: str
+    renderer: Callable[[str, str, EngineRequest], Written]  # ulid, model name
+
+
+def _chat(ulid: str, model_name: str, request: EngineRequest) -> Written:
+    wants = request.wants_usage
+    return Renderer(f"chatcmpl-{ulid}", int(time.time()), model_name, is_chat=True, wants_usage=wants)
+
+
+def _completion(ulid: str, model_name: str, request: EngineRequest) -> Written:
+    wants = request.wants_usage
+    return Renderer(f"cmpl-{ulid}", int(time.time()), model_name, is_chat=False, wants_usage=wants)
+
+
+def _response(ulid: str, model_name: str, request: EngineRequest) -> Written:
+    return ResponseRenderer(ulid, int(time.time()), model_name, request.echoed)
+
+
+SURFACES = {
+    "/v1/chat/completions": Surface(parse_chat, "/v1/chat/completions", _chat),
+    "/v1/completions": Surface(parse_completion, "/v1/completions", _completion),
+    "/v1/responses": Surface(parse_response, "/v1/chat/completions", _response),
+}
 
 
 class Inference:
-    """One of the two routes."""
+    """One of the routes."""
 
-    def __init__(self, services: Services, *, path: str, parse: Callable[[bytes], EngineRequest]) -> None:
+    def __init__(self, services: Services, surface: Surface) -> None:
         self._services = services
-        self._path = path
-        self._parse = parse
-        self._is_chat = path.endswith("/chat/completions")
+        self._surface = surface
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
-        client = _Client(receive, send, request_id_from(_text(headers.get(REQUEST_ID_HEADER.encode()))))
+        client = Client(scope, receive, send)
         try:
-            caller = await self._services.keys.identify(_text(headers.get(b"authorization")))
-            self._services.rate.take(caller.organization_id, per_minute=caller.requests_per_minute)
-            request = self._parse(await client.read_body(scope))
-            with self._services.open_requests.one_more(caller.organization_id, is_structured=request.is_structured):
-                await self._serve(caller, request, client)
+            caller = await self._services.keys.identify(client.authorization)
+            client.limit_headers = lambda: self._services.rates.headers(caller.limits)
+            self._services.rates.take_request(caller.limits)
+            request = self._surface.parse(await client.read_body())
+            with self._services.open_requests.one_more(caller.limits, is_structured=request.is_structured):
+                async with client.watched():
+                    await self._answer(caller, request, client)
         except DomainError as error:
             await client.refuse(error)
         except ClientGone:
@@ -83,34 +104,25 @@ class Inference:
             logger.exception("request %s failed", client.request_id)
             await client.refuse(ServerFault("The server had an error while processing your request."), status=500)
 
-    async def _serve(self, caller: Caller, request: EngineRequest, client: "_Client") -> None:
-        """Answer, and stop as soon as the customer leaves."""
-        answering = asyncio.ensure_future(self._answer(caller, request, client))
-        leaving = asyncio.ensure_future(client.left())
+    async def _answer(self, caller: Caller, request: EngineRequest, client: Client) -> None:
+        """Answer within the limit of tokens per minute, of which what was not used is given back."""
+        rates, estimate, meter = self._services.rates, request.tokens_estimate(), Meter(request.choice_count)
+        rates.take_tokens(caller.limits, estimate)
         try:
-            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            route = await self._services.routes.find(request.model_name, organization_id=caller.organization_id)
+            await self._answer_from(route, caller, request, meter, client)
         finally:
-            leaving.cancel()
-            answering.cancel()
-            await asyncio.gather(answering, leaving, return_exceptions=True)
-        if not answering.cancelled():
-            answering.result()
+            rates.correct(caller.limits, taken=estimate, used=meter.input_tokens + meter.output_tokens)
 
-    async def _answer(self, caller: Caller, request: EngineRequest, client: "_Client") -> None:
-        route = await self._services.routes.find(request.model_name, organization_id=caller.organization_id)
-        ulid = new_ulid()
-        ticket = await self._services.metering.admit(caller, route, request, usage_id=f"use_{ulid}")
-        renderer = Renderer(
-            id=f"{'chatcmpl' if self._is_chat else 'cmpl'}-{ulid}",
-            created=int(time.time()),
-            model_name=route.model_name,
-            is_chat=self._is_chat,
-            wants_usage=request.wants_usage,
-        )
+    async def _answer_from(
+        self, route: Route, caller: Caller, request: EngineRequest, meter: Meter, client: Client
+    ) -> None:
+        ulid = client.ulid
+        ticket = await self._services.metering.admit(caller, route, request, meter, usage_id=f"use_{ulid}")
+        renderer = self._surface.renderer(ulid, route.model_name, request)
         try:
-            async with self._services.upstreams.answer(
-                route, request, path=self._path, cache_salt=caller.cache_salt, request_id=ulid, meter=ticket.meter
-            ) as answer:
+            call = Call(caller.organization_id, self._surface.engine_path, request, caller.cache_salt, ulid, meter)
+            async with self._services.upstreams.answer(route, call) as answer:
                 ticket.note_first_token()
                 deliver = _stream if request.is_streamed else _send_whole
                 await deliver(answer, ticket, renderer, client)
@@ -127,23 +139,25 @@ def _finish(ticket: Ticket, finish: str, *, is_charged: bool) -> None:
         ticket.finish(finish, is_charged=is_charged)
 
 
-async def _stream(answer: EngineAnswer, ticket: Ticket, renderer: Renderer, client: "_Client") -> None:
+async def _stream(answer: EngineAnswer, ticket: Ticket, renderer: Written, client: Client) -> None:
     await client.start_stream()
+    events = renderer.opening()
     async for chunks in answer.batches():
-        if events := b"".join(renderer.event(chunk) for chunk in chunks if chunk.choices):
+        events += b"".join(renderer.event(chunk) for chunk in chunks if chunk.choices)
+        if events:
             await client.send_part(events)
+            events = b""
     await _written(ticket)
-    usage = renderer.usage_event(ticket.meter.usage()) if renderer.wants_usage else b""
-    await client.end(usage + _DONE)
+    await client.end(renderer.closing(ticket.meter))
 
 
-async def _send_whole(answer: EngineAnswer, ticket: Ticket, renderer: Renderer, client: "_Client") -> None:
+async def _send_whole(answer: EngineAnswer, ticket: Ticket, renderer: Written, client: Client) -> None:
     assembler = Assembler()
     async for chunks in answer.batches():
         for chunk in chunks:
             assembler.add(chunk)
     await _written(ticket)
-    await client.send_json(renderer.whole(assembler, ticket.meter.usage()))
+    await client.send_json(renderer.whole(assembler, ticket.meter))
 
 
 async def _written(ticket: Ticket) -> None:
@@ -155,83 +169,3 @@ async def _written(ticket: Ticket) -> None:
         await asyncio.shield(ticket.finish(ticket.meter.finish))
     except OSError as error:
         raise EngineError("The answer could not be completed. Try the request again.") from error
-
-
-def _text(value: bytes | None) -> str | None:
-    return value.decode("latin-1") if value is not None else None
-
-
-# --- The customer's connection ----------------------------------------------------------------------------------------
-
-
-class _Client:
-    def __init__(self, receive: Receive, send: Send, request_id: str) -> None:
-        self._receive, self._send = receive, send
-        self.request_id = request_id
-        self._has_started = False
-
-    async def read_body(self, scope: Scope) -> bytes:
-        """Raises TooLarge, ClientGone."""
-        if declared_length(scope) > DEFAULT_BODY_BYTES:
-            raise _too_large()
-        parts, size, more = [], 0, True
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > DEFAULT_BODY_BYTES:
-                raise _too_large()
-            more = message.get("more_body", False)
-        return b"".join(parts)
-
-    async def left(self) -> None:
-        """Return when the customer has closed the connection."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-
-    async def start_stream(self) -> None:
-        headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),
-            (REQUEST_ID_HEADER.encode(), self.request_id.encode()),
-        ]
-        self._has_started = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-
-    async def send_part(self, content: bytes) -> None:
-        """Raises ClientGone when the customer does not read."""
-        await self._send_body({"type": "http.response.body", "body": content, "more_body": True})
-
-    async def end(self, content: bytes) -> None:
-        await self._send_body({"type": "http.response.body", "body": content})
-
-    async def _send_body(self, message: Message) -> None:
-        try:
-            async with asyncio.timeout(SLOWEST_READ_SECONDS):
-                await self._send(message)
-        except TimeoutError as error:
-            raise ClientGone from error
-
-    async def send_json(self, content: bytes) -> None:
-        headers = [(b"content-type", b"application/json"), (REQUEST_ID_HEADER.encode(), self.request_id.encode())]
-        await self._respond(200, headers, content)
-
-    async def refuse(self, error: DomainError, *, status: int | None = None) -> None:
-        """Answer with the error; in the middle of a stream, end it with an error event and no [DONE]."""
-        if self._has_started:
-            await self.end(event_of(error))
-        else:
-            await self._respond(status or int(error.status), headers_of(error, self.request_id), body_of(error))
-
-    async def _respond(self, status: int, headers: list[tuple[bytes, bytes]], content: bytes) -> None:
-        headers = [*headers, (b"content-length", str(len(content)).encode())]
-        self._has_started = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": content})
-
-
-def _too_large() -> TooLarge:
-    return TooLarge(f"The request body is larger than {DEFAULT_BODY_BYTES / MIB:.0f} MiB.")

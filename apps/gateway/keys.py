@@ -3,21 +3,23 @@
 import asyncio
 import hashlib
 import hmac
+import secrets
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
 from django.conf import settings
 
-from apps.accounts.keys import fingerprint, is_well_formed
+from apps.accounts.keys import is_well_formed
 from apps.accounts.operations import note_key_use
-from apps.accounts.queries import KeyIdentity, find_key
+from apps.accounts.queries import KeyIdentity, find_key, get_key_limits
 from apps.accounts.roles import Permission
 from apps.core.clock import db_now
 from apps.core.errors import PermissionDenied, Unavailable
 from apps.finetuning.quotas import get_quota
 from apps.gateway.database import DATABASE_ERRORS, Database
 from apps.gateway.errors import InvalidApiKey
+from apps.gateway.limits import Limits
 
 FRESH_SECONDS = 1.0  # then looked up again beside the request
 USABLE_SECONDS = 2.0  # then looked up again before the request
@@ -42,7 +44,7 @@ class Caller:
     key_id: str
     organization_id: str
     cache_salt: str
-    requests_per_minute: int | None
+    limits: tuple[Limits, Limits]  # the organization's, then the key's
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,24 @@ class _Entry:
 class Keys:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._lookups: dict[str, asyncio.Task[_Entry]] = {}
+        self._secret = secrets.token_bytes(16)  # of the digests in memory: nothing else knows them
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._lookups: dict[bytes, asyncio.Task[_Entry]] = {}
         self._away_until = 0.0
+        self._forgotten = 0
+
+    def forget(self, organization_id: str) -> None:
+        """Look the organization's keys up again before their next request: one may have been revoked."""
+        self._entries = OrderedDict(
+            (known, entry)
+            for known, entry in self._entries.items()
+            if entry.identity is not None and entry.identity.organization_id != organization_id
+        )
+        self._forgotten += 1
+
+    def forget_all(self) -> None:
+        self._entries.clear()
+        self._forgotten += 1
 
     async def identify(self, authorization: str | None) -> Caller:
         """Raises InvalidApiKey, PermissionDenied (no scope for inference), Unavailable."""
@@ -76,8 +93,10 @@ class Keys:
         return entry.caller
 
     async def _entry(self, secret: str) -> _Entry:
-        known = fingerprint(secret)
+        known = hashlib.blake2b(secret.encode(), digest_size=16, key=self._secret).digest()
         entry = self._entries.get(known)
+        if entry is None and not is_well_formed(secret):
+            raise InvalidApiKey(WRONG.format(shown=_shown(secret)))
         is_away = time.monotonic() < self._away_until
         if entry is not None and entry.age() < (OUTAGE_SECONDS if is_away else USABLE_SECONDS):
             if entry.age() > FRESH_SECONDS:
@@ -92,7 +111,7 @@ class Keys:
                 return entry
             raise Unavailable("API keys cannot be checked at the moment. Try again shortly.") from error
 
-    def _begin_lookup(self, known: str, secret: str) -> "asyncio.Task[_Entry]":
+    def _begin_lookup(self, known: bytes, secret: str) -> "asyncio.Task[_Entry]":
         """Return the lookup of this key in progress, beginning one when there is none."""
         if known not in self._lookups:
             task = asyncio.ensure_future(self._look_up(known, secret))
@@ -100,14 +119,16 @@ class Keys:
             task.add_done_callback(lambda done: self._finish_lookup(known, done))
         return self._lookups[known]
 
-    def _finish_lookup(self, known: str, task: "asyncio.Task[_Entry]") -> None:
+    def _finish_lookup(self, known: bytes, task: "asyncio.Task[_Entry]") -> None:
         del self._lookups[known]
         if not task.cancelled():
             task.exception()  # seen here: a lookup begun beside a request has nobody else to look
 
-    async def _look_up(self, known: str, secret: str) -> _Entry:
-        started_at = time.monotonic()
+    async def _look_up(self, known: bytes, secret: str) -> _Entry:
+        started_at, forgotten = time.monotonic(), self._forgotten
         identity, caller = await self._database.call(_find, secret)
+        if forgotten != self._forgotten:  # what was read may be older than the news
+            identity, caller = await self._database.call(_find, secret)
         self._entries[known] = entry = _Entry(identity, caller, started_at)
         self._entries.move_to_end(known)
         while len(self._entries) > _MOST_KEYS:
@@ -124,9 +145,31 @@ def _find(secret: str) -> tuple[KeyIdentity | None, Caller | None]:
         key_id=identity.key_id,
         organization_id=identity.organization_id,
         cache_salt=_cache_salt(identity.organization_id),
-        requests_per_minute=get_quota(organization=identity.organization_id).requests_per_minute,
+        limits=(_limits_of_organization(identity.organization_id), _limits_of_key(identity.key_id)),
     )
     return identity, caller
+
+
+def _limits_of_organization(organization_id: str) -> Limits:
+    quota = get_quota(organization=organization_id)
+    return Limits(
+        owner_id=organization_id,
+        owner="Your organization",
+        requests_per_minute=quota.requests_per_minute,
+        tokens_per_minute=quota.tokens_per_minute,
+        concurrent_requests=quota.concurrent_requests,
+    )
+
+
+def _limits_of_key(key_id: str) -> Limits:
+    found = get_key_limits(key_id=key_id)
+    return Limits(
+        owner_id=key_id,
+        owner="This key",
+        requests_per_minute=found.requests_per_minute,
+        tokens_per_minute=found.tokens_per_minute,
+        concurrent_requests=found.concurrent_requests,
+    )
 
 
 def _cache_salt(organization_id: str) -> str:
@@ -139,8 +182,6 @@ def _secret_in(authorization: str | None) -> str:
     secret = secret.strip()
     if scheme.lower() != "bearer" or not secret:
         raise InvalidApiKey(MISSING)
-    if not is_well_formed(secret):
-        raise InvalidApiKey(WRONG.format(shown=_shown(secret)))
     return secret
 
 

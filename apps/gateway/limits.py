@@ -1,9 +1,13 @@
-"""How many requests an organization may send per minute, and how many of which kind it may have open."""
+"""What an organization, and each of its keys, may ask for: requests and tokens a minute, requests at once.
+
+Kept in this process: with several gateways a limit holds for each of them.
+"""
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from apps.core.errors import RateLimited
 
@@ -12,67 +16,144 @@ MOST_OPEN = 512
 MOST_OPEN_STRUCTURED = 2
 _FORGET_SECONDS = 120.0
 
+Headers = list[tuple[bytes, bytes]]
 
-class RequestRate:
-    """A token bucket for each organization: full it holds a minute's requests.
 
-    Kept in this process: with several gateways a limit holds for each of them.
-    """
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of an organization or of one key; None: no limit of its own."""
 
-    def __init__(self) -> None:
+    owner_id: str
+    owner: str  # as a sentence begins: "Your organization"
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent_requests: int | None = None
+
+
+class _Buckets:
+    """A token bucket for each owner: full it holds a minute's worth."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
         self._buckets: dict[str, tuple[float, float]] = {}
         self._swept_at = time.monotonic()
 
-    def take(self, organization_id: str, *, per_minute: int | None) -> None:
-        """Count one request. Raises RateLimited with the seconds until the next may come."""
-        if per_minute is None:
-            return
-        now = time.monotonic()
-        left, since = self._buckets.get(organization_id, (float(per_minute), now))
-        left = min(left + (now - since) * per_minute / 60, float(per_minute))
-        if left < 1:
-            self._buckets[organization_id] = (left, now)
-            wait = max(1, round((1 - left) * 60 / per_minute)) if per_minute else 60
-            raise RateLimited(
-                f"Your organization's limit is {per_minute} requests per minute. Try again in {wait} s.",
-                retry_after_seconds=wait,
-                limit_requests_per_minute=per_minute,
-            )
-        self._buckets[organization_id] = (left - 1, now)
-        self._sweep(now)
+    def left(self, owner_id: str, per_minute: int, now: float) -> float:
+        left, since = self._buckets.get(owner_id, (float(per_minute), now))
+        return min(left + (now - since) * per_minute / 60, float(per_minute))
 
-    def _sweep(self, now: float) -> None:
+    def take(self, owner_id: str, per_minute: int, amount: float, now: float) -> None:
+        """Take the amount, or give it back where it is negative. What was used unforeseen leaves a debt."""
+        self._buckets[owner_id] = (min(self.left(owner_id, per_minute, now) - amount, float(per_minute)), now)
         if now - self._swept_at > _FORGET_SECONDS:
             self._swept_at = now
             self._buckets = {k: v for k, v in self._buckets.items() if now - v[1] < _FORGET_SECONDS}
 
 
+class Rates:
+    """Requests and tokens per minute of organizations and keys."""
+
+    def __init__(self) -> None:
+        self._requests = _Buckets("requests")
+        self._tokens = _Buckets("tokens")
+
+    def take_request(self, limits: Sequence[Limits]) -> None:
+        """Count one request against each. Raises RateLimited with the seconds until the next may come."""
+        self._take(self._requests, [(one, one.requests_per_minute) for one in limits], 1)
+
+    def take_tokens(self, limits: Sequence[Limits], tokens: int) -> None:
+        """Count what a request may use at most; `correct` it when that is known. Raises RateLimited."""
+        self._take(self._tokens, [(one, one.tokens_per_minute) for one in limits], tokens)
+
+    def correct(self, limits: Sequence[Limits], *, taken: int, used: int) -> None:
+        now = time.monotonic()
+        for one in limits:
+            if one.tokens_per_minute is not None:
+                counted = min(taken, one.tokens_per_minute)
+                self._tokens.take(one.owner_id, one.tokens_per_minute, used - counted, now)
+
+    def _take(self, buckets: _Buckets, limits: Sequence[tuple[Limits, int | None]], amount: int) -> None:
+        now = time.monotonic()
+        bounded = [(one, per_minute) for one, per_minute in limits if per_minute is not None]
+        for one, per_minute in bounded:
+            # More than a minute's worth is let through when the bucket is full: it could never go otherwise.
+            missing = min(amount, per_minute) - buckets.left(one.owner_id, per_minute, now)
+            if missing > 0 or not per_minute:
+                wait = max(1, round(missing * 60 / per_minute)) if per_minute else 60
+                raise RateLimited(
+                    f"{one.owner}'s limit is {per_minute} {buckets.what} per minute. Try again in {wait} s.",
+                    retry_after_seconds=wait,
+                    limit=f"{per_minute} {buckets.what} per minute",
+                )
+        for one, per_minute in bounded:
+            buckets.take(one.owner_id, per_minute, min(amount, per_minute), now)
+
+    def headers(self, limits: Sequence[Limits]) -> Headers:
+        """Return the standard x-ratelimit-* headers: of organization and key the one with less left."""
+        now = time.monotonic()
+        requests = [(one.owner_id, one.requests_per_minute) for one in limits if one.requests_per_minute is not None]
+        tokens = [(one.owner_id, one.tokens_per_minute) for one in limits if one.tokens_per_minute is not None]
+        return [*_headers(self._requests, requests, now), *_headers(self._tokens, tokens, now)]
+
+
+def _headers(buckets: _Buckets, limits: list[tuple[str, int]], now: float) -> Headers:
+    if not limits:
+        return []
+    left, per_minute = min((buckets.left(owner_id, limit, now), limit) for owner_id, limit in limits)
+    reset = (per_minute - left) * 60 / per_minute if per_minute else 60.0
+    what = buckets.what.encode()
+    return [
+        (b"x-ratelimit-limit-" + what, b"%d" % per_minute),
+        (b"x-ratelimit-remaining-" + what, b"%d" % max(0, int(left))),
+        (b"x-ratelimit-reset-" + what, duration(reset).encode()),
+    ]
+
+
+def duration(seconds: float) -> str:
+    """Return a time as OpenAI writes it in these headers: 20ms, 1.5s, 6m0s."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes:.0f}m{rest:.0f}s" if minutes else f"{rest:.3g}s"
+
+
 class OpenRequests:
-    """Counts what each organization has in progress."""
+    """Counts what each organization and each key has in progress."""
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()
         self._structured: Counter[str] = Counter()
 
     @contextmanager
-    def one_more(self, organization_id: str, *, is_structured: bool) -> Iterator[None]:
-        """Hold a place while the block runs. Raises RateLimited."""
-        counters = [(self._open, MOST_OPEN, "requests")]
+    def one_more(self, limits: Sequence[Limits], *, is_structured: bool) -> Iterator[None]:
+        """Hold a place while the block runs; the organization's limits come first. Raises RateLimited."""
+        for number, one in enumerate(limits):
+            most = one.concurrent_requests
+            if number == 0:
+                most = MOST_OPEN if most is None else min(most, MOST_OPEN)
+            _require(self._open, one, most, "requests")
+        organization = limits[0]
         if is_structured:
-            counters.append((self._structured, MOST_OPEN_STRUCTURED, "requests with a response_format"))
-        for counter, most, what in counters:
-            if counter[organization_id] >= most:
-                raise RateLimited(f"Your organization has {most} {what} in progress, the most allowed at once.")
-        for counter, _, _ in counters:
-            counter[organization_id] += 1
+            what = "requests with a response_format or tools"
+            _require(self._structured, organization, MOST_OPEN_STRUCTURED, what)
+            self._structured[organization.owner_id] += 1
+        for one in limits:
+            self._open[one.owner_id] += 1
         try:
             yield
         finally:
-            for counter, _, _ in counters:
-                _decrease(counter, organization_id)
+            for one in limits:
+                _decrease(self._open, one.owner_id)
+            if is_structured:
+                _decrease(self._structured, organization.owner_id)
 
 
-def _decrease(counter: Counter[str], organization_id: str) -> None:
-    counter[organization_id] -= 1
-    if not counter[organization_id]:
-        del counter[organization_id]
+def _require(counter: Counter[str], limits: Limits, most: int | None, what: str) -> None:
+    if most is not None and counter[limits.owner_id] >= most:
+        raise RateLimited(f"{limits.owner} has {most} {what} in progress, the most allowed at once.")
+
+
+def _decrease(counter: Counter[str], owner_id: str) -> None:
+    counter[owner_id] -= 1
+    if not counter[owner_id]:
+        del counter[owner_id]

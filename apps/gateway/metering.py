@@ -85,7 +85,9 @@ class Metering:
         self._spool = spool
         self._shipper = shipper
 
-    async def admit(self, caller: Caller, route: Route, request: EngineRequest, *, usage_id: str) -> Ticket:
+    async def admit(
+        self, caller: Caller, route: Route, request: EngineRequest, meter: Meter, *, usage_id: str
+    ) -> Ticket:
         """Reserve the worst case of the request and begin it. Raises PriceNotSet, InsufficientBalance, Unavailable."""
         prices = self._routes.prices_of(route, organization_id=caller.organization_id)
         if self._shipper.waiting > MOST_WAITING or not self._spool.has_room():
@@ -96,7 +98,7 @@ class Metering:
             output_tokens=request.output_tokens_bound(route.context_length),
         )
         reservation = await self._purses.reserve(caller.organization_id, caller.key_id, worst_case_nano)
-        ticket = Ticket(self, usage_id, caller, route, prices, reservation, Meter(request.choice_count))
+        ticket = Ticket(self, usage_id, caller, route, prices, reservation, meter)
         self._spool.start(
             Start(
                 id=usage_id,

@@ -96,7 +96,12 @@ class Routes:
         An adapter that is being loaded is waited for, and a cold one is asked back. Raises ModelNotFound; Unavailable
         when no replica has it in time.
         """
-        if self._visible(self._meant(model_name, organization_id), organization_id) is None:
+        ready = self._visible(self._meant(model_name, organization_id), organization_id)
+        if ready is not None and ready.upstreams:
+            if ready.adapter_version_id:
+                self._asked[ready.adapter_version_id] += 1
+            return ready
+        if ready is None:
             with suppress(*DATABASE_ERRORS):
                 await self._refresh_since(time.monotonic())
         model_name = self._meant(model_name, organization_id)

@@ -1,31 +1,24 @@
-"""The fields a request may have. What the engine gets is built from these alone; everything else is dropped.
+"""The fields a request may have. What the engine gets is built from these alone; an unknown field is refused by name.
 
 Bounds follow what one tenant's request may cost the others: grammars are compiled in a shared pool without a time
 limit, many sequences crowd out other requests, and prompt log-probabilities stall a batch.
 """
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from apps.core.errors import DomainError, InvalidValue
-from apps.gateway.errors import MissingParameter, UnsupportedParameter
+from apps.gateway.errors import MissingParameter, UnknownParameter, UnsupportedParameter
+from apps.gateway.structured import MOST_TOOLS, NamedTool, ResponseFormat, Tool, response_format_field, tools_fields
 
 MOST_CHOICES = 4
 MOST_PROMPTS = 8
 MOST_LOGPROBS = 5
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions, and the engine's
-
-SCHEMA_BYTES = 16 * 1024
-SCHEMA_DEPTH = 16
-SCHEMA_PROPERTIES = 100
-SCHEMA_ENUM = 500
-SCHEMA_BOUND = 4096  # of minLength, maxLength, minItems, maxItems
-PATTERN_BYTES = 512
 
 # What a chat template adds of its own, at most: a default system prompt and the turn of the assistant.
 _TEMPLATE_TOKENS = 256
@@ -38,19 +31,9 @@ _Stop = Annotated[str, Meta(min_length=1, max_length=256)]
 _TokenId = Annotated[int, Meta(ge=0)]
 
 
-class StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
-
-
-class JsonSchema(msgspec.Struct, omit_defaults=True):
-    name: Annotated[str, Meta(max_length=64)]
-    schema: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ResponseFormat(msgspec.Struct, omit_defaults=True):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
+    include_obfuscation: bool | None = None
 
 
 class Sampling(msgspec.Struct, omit_defaults=True):
@@ -75,12 +58,26 @@ class ContentPart(msgspec.Struct):
     text: str | None = None
 
 
+class CalledFunction(msgspec.Struct):
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class Message(msgspec.Struct):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MOST_TOOLS)] | None = None
+    tool_call_id: str | None = None
 
 
-class ChatBody(Sampling):
+class ChatBody(Sampling, forbid_unknown_fields=True):
     model: str | None = None
     messages: list[Message] | None = None
     max_completion_tokens: _TokenCount | None = None
@@ -89,16 +86,48 @@ class ChatBody(Sampling):
     response_format: ResponseFormat | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: list[Any] | None = None
-    functions: list[Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    # Refused when given: their loss would change what the answer means.
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+    # Accepted and ignored: documented by OpenAI, without effect on what an open model here answers.
+    user: Any = None
+    store: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+    modalities: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
 
 
-class CompletionBody(Sampling):
+class CompletionBody(Sampling, forbid_unknown_fields=True):
     model: str | None = None
     prompt: str | list[str | _TokenId | list[_TokenId]] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+    # Accepted and ignored.
+    user: Any = None
+
+
+IGNORED = {
+    "/v1/chat/completions": (
+        "metadata", "modalities", "prediction", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort",
+        "safety_identifier", "service_tier", "store", "user", "verbosity",
+    ),
+    "/v1/completions": ("user",),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -115,10 +144,15 @@ class EngineRequest:
     choice_count: int  # per prompt
     max_tokens: int | None
     body_bytes: int
+    echoed: dict[str, Any] = field(default_factory=dict)  # what the answer repeats of the request
 
     def input_tokens_bound(self, context_length: int) -> int:
         """Return what the prompts can be at most: no token is shorter than a byte of the body."""
         return min(self.prompt_count * context_length, self.body_bytes + _TEMPLATE_TOKENS)
+
+    def tokens_estimate(self) -> int:
+        """Return about what it will use, for limits per minute: four bytes a token, and what was asked for."""
+        return self.body_bytes // 4 + self.prompt_count * self.choice_count * (self.max_tokens or 256)
 
     def output_tokens_bound(self, context_length: int) -> int:
         return self.prompt_count * self.choice_count * min(self.max_tokens or context_length, context_length)
@@ -126,47 +160,70 @@ class EngineRequest:
 
 # --- Parsing ----------------------------------------------------------------------------------------------------------
 
-Body = TypeVar("Body", bound=Sampling)
+Parsed = TypeVar("Parsed", bound=msgspec.Struct)
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<place>.*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"`(\w+)`$")
 
 
 def parse_chat(raw: bytes) -> EngineRequest:
     """Return the request to /v1/chat/completions. Raises DomainErrors that name the field."""
-    body = _decode(raw, _chat_decoder)
+    return chat_request(decode_body(raw, _chat_decoder), body_bytes=len(raw))
+
+
+def read_chat(fields: dict[str, Any], names: dict[str, str]) -> ChatBody:
+    """Return a chat made of another surface's request, whose `names` for its fields stand in refusals."""
+    try:
+        return msgspec.convert(fields, ChatBody)
+    except msgspec.ValidationError as error:
+        refusal = _invalid(str(error))
+        param = names.get(refusal.param or "", refusal.param)
+        raise type(refusal)(refusal.message.replace(f"`{refusal.param}`", f"`{param}`"), param=param) from error
+
+
+def chat_request(
+    body: ChatBody, *, body_bytes: int, prompt_param: str = "messages", echoed: dict[str, Any] | None = None
+) -> EngineRequest:
+    """Return what the engine is asked. Raises DomainErrors that name the field."""
     model_name = _model_name(body)
-    _refuse_given("tools", body.tools)
-    _refuse_given("functions", body.functions)
+    for name, instead in _REFUSED.items():
+        _refuse_given(name, getattr(body, name), instead)
+    if body.modalities not in (None, ["text"]):
+        raise UnsupportedParameter("`modalities` may only be ['text'].", param="modalities")
     if not body.messages:
-        raise MissingParameter("`messages` must hold at least one message.", param="messages")
+        raise MissingParameter(f"`{prompt_param}` must hold at least one message.", param=prompt_param)
     fields = _sampling_fields(body)
     fields["messages"] = [_message(number, message) for number, message in enumerate(body.messages)]
     fields |= _given(logprobs=body.logprobs, top_logprobs=body.top_logprobs)
     if body.max_completion_tokens is not None:  # the newer name of the same field wins
         fields.pop("max_tokens", None)
         fields["max_completion_tokens"] = body.max_completion_tokens
-    response_format = _response_format(body.response_format)
+    response_format = response_format_field(body.response_format)
     fields |= _given(response_format=response_format)
+    fields |= tools_fields(body.tools, body.tool_choice, in_parallel=body.parallel_tool_calls)
     return EngineRequest(
         model_name=model_name,
         fields=fields,
         is_streamed=bool(body.stream),
         wants_usage=_wants_usage(body),
-        is_structured=response_format is not None,
-        prompt_param="messages",
+        is_structured=response_format is not None or "tools" in fields,
+        prompt_param=prompt_param,
         prompt_count=1,
         choice_count=body.n or 1,
         max_tokens=body.max_completion_tokens or body.max_tokens,
-        body_bytes=len(raw),
+        body_bytes=body_bytes,
+        echoed=echoed or {},
     )
 
 
 def parse_completion(raw: bytes) -> EngineRequest:
     """Return the request to /v1/completions. Raises DomainErrors that name the field."""
-    body = _decode(raw, _completion_decoder)
+    body = decode_body(raw, _completion_decoder)
     model_name = _model_name(body)
     fields = _sampling_fields(body)
     fields["prompt"], prompt_count = _prompts(body.prompt)
+    _refuse_given("echo", body.echo, "Ask for `logprobs` of what the model writes.")
+    _refuse_given("suffix", body.suffix, "No model here fills in the middle.")
+    _refuse_given("best_of", body.best_of if body.best_of != (body.n or 1) else None, "Use `n`.")
     max_tokens = body.max_tokens or DEFAULT_COMPLETION_TOKENS
     fields["max_tokens"] = max_tokens
     fields |= _given(logprobs=body.logprobs)
@@ -199,7 +256,8 @@ _chat_decoder = msgspec.json.Decoder(ChatBody)
 _completion_decoder = msgspec.json.Decoder(CompletionBody)
 
 
-def _decode(raw: bytes, decoder: "msgspec.json.Decoder[Body]") -> Body:
+def decode_body(raw: bytes, decoder: "msgspec.json.Decoder[Parsed]") -> Parsed:
+    """Raises DomainErrors that name the field."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
@@ -213,6 +271,9 @@ def _invalid(text: str) -> DomainError:
     found = _AT.match(text)
     what, place = (found["what"], found["place"] or "$") if found else (text, "$")
     param = place.removeprefix("$").removeprefix(".") or None
+    if what.startswith("Object contains unknown field") and (unknown := _FIELD.search(what)):
+        param = f"{param}.{unknown[1]}" if param else unknown[1]
+        return UnknownParameter(f"Unknown parameter: `{param}`. Remove it.", param=param)
     if what.startswith("Object missing required field") and (missing := _FIELD.search(what)):
         param = f"{param}.{missing[1]}" if param else missing[1]
         return MissingParameter(f"`{param}` is required.", param=param)
@@ -221,9 +282,17 @@ def _invalid(text: str) -> DomainError:
     )
 
 
-def _refuse_given(name: str, value: list[Any] | None) -> None:
+_REFUSED = {
+    "functions": "Use `tools`.",
+    "function_call": "Use `tool_choice`.",
+    "audio": "No model here speaks.",
+    "web_search_options": "No model here searches the web.",
+}
+
+
+def _refuse_given(name: str, value: Any, instead: str) -> None:
     if value:
-        raise UnsupportedParameter(f"`{name}` is not supported: no model here calls tools. Remove it.", param=name)
+        raise UnsupportedParameter(f"`{name}` is not supported. {instead}", param=name)
 
 
 def _sampling_fields(body: Sampling) -> dict[str, Any]:
@@ -234,14 +303,21 @@ def _given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _message(number: int, message: Message) -> dict[str, str]:
+def _message(number: int, message: Message) -> dict[str, Any]:
     content = message.content
-    if content is None:
+    if content is None and not message.tool_calls:
         raise MissingParameter("A message needs `content`.", param=f"messages[{number}].content")
     if isinstance(content, list):
         # Joined here, as the engine's own templates do: it never sees parts, which an adapter's name could capture.
         content = "\n".join(_part_text(number, place, part) for place, part in enumerate(content))
-    return {"role": "system" if message.role == "developer" else message.role, "content": content}
+    written: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
+    if message.role == "assistant" and message.tool_calls:
+        written["tool_calls"] = msgspec.to_builtins(message.tool_calls)
+    if message.role == "tool":
+        if not message.tool_call_id:
+            raise MissingParameter("A tool's message needs `tool_call_id`.", param=f"messages[{number}].tool_call_id")
+        written["tool_call_id"] = message.tool_call_id
+    return written
 
 
 def _part_text(number: int, place: int, part: ContentPart) -> str:
@@ -269,61 +345,3 @@ def _prompts(prompt: str | list[Any] | None) -> tuple[str | list[Any], int]:
     if kinds == {list} and not all(prompt):
         raise InvalidValue("`prompt` holds an empty list of token ids.", param="prompt")
     return prompt, len(prompt)
-
-
-# --- Structured output ------------------------------------------------------------------------------------------------
-
-
-def _response_format(given: ResponseFormat | None) -> dict[str, Any] | None:
-    if given is None or given.type == "text":
-        return None
-    if given.type == "json_object":
-        return {"type": "json_object"}
-    param = "response_format.json_schema"
-    if given.json_schema is None or given.json_schema.schema is None:
-        raise MissingParameter("`response_format.json_schema.schema` is required.", param=f"{param}.schema")
-    _check_schema(given.json_schema.schema, f"{param}.schema")
-    return msgspec.to_builtins(given)
-
-
-def _check_schema(schema: dict[str, Any], param: str) -> None:
-    """Refuse what would keep the grammar compiler, which all tenants share, busy for seconds."""
-    if len(msgspec.json.encode(schema)) > SCHEMA_BYTES:
-        raise InvalidValue(f"The schema is larger than {SCHEMA_BYTES} bytes.", param=param)
-    properties = 0
-    for depth, value in _walk(schema):
-        if depth > SCHEMA_DEPTH * 2:  # one level of a schema is an object in `properties`, hence two of JSON
-            raise InvalidValue(f"The schema is nested deeper than {SCHEMA_DEPTH} levels.", param=param)
-        if isinstance(value, dict):
-            properties += _count_properties(value)
-            _check_keywords(value, param)
-        if properties > SCHEMA_PROPERTIES:
-            raise InvalidValue(f"The schema has more than {SCHEMA_PROPERTIES} properties.", param=param)
-
-
-def _walk(schema: Any) -> Iterable[tuple[int, Any]]:
-    waiting: list[tuple[int, Any]] = [(0, schema)]
-    while waiting:
-        depth, value = waiting.pop()
-        yield depth, value
-        if isinstance(value, dict):
-            waiting.extend((depth + 1, inner) for inner in value.values())
-        elif isinstance(value, list):
-            waiting.extend((depth, inner) for inner in value)
-
-
-def _count_properties(value: dict[str, Any]) -> int:
-    found = [value.get(name) for name in ("properties", "patternProperties")]
-    return sum(len(properties) for properties in found if isinstance(properties, dict))
-
-
-def _check_keywords(value: dict[str, Any], param: str) -> None:
-    for name in ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"):
-        bound = value.get(name)
-        if isinstance(bound, int | float) and abs(bound) > SCHEMA_BOUND:
-            raise InvalidValue(f"`{name}` in the schema is above {SCHEMA_BOUND}.", param=param)
-    if isinstance(value.get("enum"), list) and len(value["enum"]) > SCHEMA_ENUM:
-        raise InvalidValue(f"An `enum` in the schema has more than {SCHEMA_ENUM} values.", param=param)
-    patterns = [value.get("pattern"), *(value.get("patternProperties") or {})]
-    if any(isinstance(pattern, str) and len(pattern.encode()) > PATTERN_BYTES for pattern in patterns):
-        raise InvalidValue(f"A pattern in the schema is longer than {PATTERN_BYTES} bytes.", param=param)

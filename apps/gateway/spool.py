@@ -19,6 +19,7 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +33,7 @@ SEGMENT_BYTES = 8 * 1024 * 1024
 SEGMENT_SECONDS = 10.0
 LEAST_FREE_BYTES = 256 * 1024 * 1024
 _LOOK_SECONDS = 1.0
+_START_SECONDS = 0.01  # how long a beginning waits for company
 _HEADER = struct.Struct("<II")
 _LARGEST_RECORD_BYTES = 64 * 1024
 
@@ -95,10 +97,13 @@ class _Segment:
     is_full: bool = False
 
 
-@dataclass(frozen=True)
-class _Write:
-    entry: Entry
-    durable: "asyncio.Future[None] | None"
+@dataclass(slots=True)
+class _Batch:
+    """What came in while the last batch was synced; written and synced together."""
+
+    contents: list[bytes] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    durable: "asyncio.Future[None] | None" = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,9 @@ class Spool:
 
     def __init__(self, root: Path, *, name: str) -> None:
         self.folder = root / name
-        self._commands: queue.SimpleQueue[_Write | _Shipped | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Batch | _Shipped | None] = queue.SimpleQueue()
+        self._batch = _Batch()
+        self._is_due = self._is_writing = False
         self._segments: list[_Segment] = []
         self._holders: dict[str, list[_Segment]] = defaultdict(list)
         self._number = 0
@@ -128,13 +135,41 @@ class Spool:
 
     def start(self, entry: Start) -> None:
         """Write that a request begins. Reaches the disk with the next end: losing it costs a count, not a charge."""
-        self._commands.put(_Write(entry, None))
+        self._batch.ids.append(entry.id)
+        self._batch.contents.append(encode(entry))
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_later(_START_SECONDS, self._hand_over)
 
     def end(self, record: UsageRecord) -> "asyncio.Future[None]":
-        """Write what a request used; the future is done when it is on the disk, and raises OSError when it is not."""
-        durable: asyncio.Future[None] = self._loop.create_future()
-        self._commands.put(_Write(End(record), durable))
-        return durable
+        """Write what a request used; the future is done when it is on the disk, and raises OSError when it is not.
+
+        Those that are written together share one future.
+        """
+        batch = self._batch
+        batch.ids.append(record.id)
+        batch.contents.append(encode(End(record)))
+        if batch.durable is None:
+            batch.durable = self._loop.create_future()
+            if not self._is_writing:
+                self._loop.call_soon(self._hand_over)  # with what else ends in this turn of the loop
+        return batch.durable
+
+    def _hand_over(self) -> None:
+        """Give the writer what came in, unless it is still at the last batch."""
+        if not self._is_writing and self._batch.ids:
+            self._is_writing, self._is_due = True, False
+            batch, self._batch = self._batch, _Batch()
+            self._commands.put(batch)
+
+    def _note_written(self, durable: "asyncio.Future[None] | None", failure: OSError | None) -> None:
+        self._is_writing = False
+        if durable is not None and not durable.done():
+            if failure is None:
+                durable.set_result(None)
+            else:
+                durable.set_exception(failure)
+        self._hand_over()
 
     def forget(self, ids: Sequence[str]) -> None:
         """Drop requests that the database has."""
@@ -150,6 +185,9 @@ class Spool:
 
     def close(self) -> None:
         """Write what is waiting and let go of the folder; remove it when nothing is left to ship."""
+        if self._batch.ids:
+            self._commands.put(self._batch)
+            self._batch = _Batch()
         self._commands.put(None)
         self._thread.join()
         if not any(segment.needed for segment in self._segments):
@@ -161,9 +199,10 @@ class Spool:
     def _run(self) -> None:
         while True:
             commands = self._take()
-            self._write([command for command in commands if isinstance(command, _Write)])
             for command in commands:
-                if isinstance(command, _Shipped):
+                if isinstance(command, _Batch):
+                    self._write(command)
+                elif isinstance(command, _Shipped):
                     self._let_go(command.ids)
             self._rotate()
             if self._has_failed:
@@ -172,9 +211,9 @@ class Spool:
                 self._close_segments()
                 return
 
-    def _take(self) -> list[_Write | _Shipped | None]:
+    def _take(self) -> list[_Batch | _Shipped | None]:
         """Return everything that waits, after a second at most."""
-        commands: list[_Write | _Shipped | None] = []
+        commands: list[_Batch | _Shipped | None] = []
         try:
             commands.append(self._commands.get(timeout=1))
             while True:
@@ -182,18 +221,15 @@ class Spool:
         except queue.Empty:
             return commands
 
-    def _write(self, writes: list[_Write]) -> None:
-        if not writes:
-            return
-        waiting = [write.durable for write in writes if write.durable is not None]
+    def _write(self, batch: _Batch) -> None:
         failure: OSError | None = None
         try:
-            self._append(writes, is_durable=bool(waiting))
+            self._append(batch)
         except OSError as error:
             logger.error("the spool cannot be written: %s", error)
             self._has_failed, failure = True, error
-        if waiting:
-            self._loop.call_soon_threadsafe(_resolve, waiting, failure)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._note_written, batch.durable, failure)
 
     def _probe(self) -> None:
         """See whether the disk can be written again: nobody else would, while no request is admitted."""
@@ -203,20 +239,20 @@ class Spool:
             return
         self._has_failed = False
 
-    def _append(self, writes: list[_Write], *, is_durable: bool) -> None:
+    def _append(self, batch: _Batch) -> None:
         segment = self._current()
-        content = b"".join(encode(write.entry) for write in writes)
+        content = b"".join(batch.contents)
         try:
             _write_all(segment.descriptor, content)
-            if is_durable:
+            if batch.durable is not None:
                 os.fdatasync(segment.descriptor)
         except OSError:
             segment.is_full = True  # nothing can be read behind a torn record
             raise
         segment.size_bytes += len(content)
-        for write in writes:
-            segment.needed.add(write.entry.id)
-            self._holders[write.entry.id].append(segment)
+        segment.needed.update(batch.ids)
+        for request_id in batch.ids:
+            self._holders[request_id].append(segment)
 
     def _current(self) -> _Segment:
         if not self._segments or self._segments[-1].is_full:
@@ -253,16 +289,6 @@ def _write_all(descriptor: int, content: bytes) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(descriptor, view) :]
-
-
-def _resolve(waiting: list["asyncio.Future[None]"], failure: OSError | None) -> None:
-    for durable in waiting:
-        if durable.done():
-            continue
-        if failure is None:
-            durable.set_result(None)
-        else:
-            durable.set_exception(failure)
 
 
 def _sync_folder(folder: Path) -> None:

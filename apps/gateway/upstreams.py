@@ -8,102 +8,119 @@ retried.
 import asyncio
 import logging
 import re
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
 from apps.core.errors import DomainError, InvalidValue, Unavailable
 from apps.gateway.chunks import DONE, GOOD_ENDS, EngineChunk, EngineFault, Meter, SseParser, decode_chunk
+from apps.gateway.engine_http import Answer, Broken, Replica, Unreachable
 from apps.gateway.errors import ContextLengthExceeded, EngineError
 from apps.gateway.schema import EngineRequest
+from apps.gateway.turns import Breaker, Turns
 from apps.serving.queries import Route, Upstream
 
 logger = logging.getLogger(__name__)
 
 # A request that kills its engine must not walk through all of them; replicas that were not reached do not count.
 MOST_ATTEMPTS = 2
-# A queue of long answers may stand before the first byte; the customer's own connection ends the wait.
-_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=600)
-_KEEP_ALIVE_SECONDS = 15  # below the proxy's 75, so that it never closes a connection we are about to use
 _END_SECONDS = 2
 _ERROR_BYTES = 64 * 1024
 
 _DYING = ("cannot schedule new futures", "EngineCore encountered an issue")
 _NAN = "not JSON compliant"  # how an engine whose logits are not finite answers 400: its fault, not the request's
-_UNREACHABLE = (aiohttp.ClientConnectionError, TimeoutError)
-_TRUNCATED = (aiohttp.ClientError, TimeoutError, ValueError, msgspec.DecodeError)
+_TRUNCATED = (Broken, TimeoutError, ValueError, msgspec.DecodeError)
 
 
 class TryAnother(Exception):
-    """This replica cannot answer, another might. `is_unreached`: it never saw the request."""
+    """This replica cannot answer, another might.
 
-    def __init__(self, reason: str, *, is_unreached: bool = False) -> None:
+    `is_unreached`: it never saw the request. `is_busy`: it is well, only full or without this adapter.
+    """
+
+    def __init__(self, reason: str, *, is_unreached: bool = False, is_busy: bool = False) -> None:
         super().__init__(reason)
-        self.is_unreached = is_unreached
+        self.is_unreached, self.is_busy = is_unreached, is_busy
 
 
-@dataclass(frozen=True)
-class _Call:
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is asked of whichever replica answers."""
+
+    tenant: str
     path: str
     request: EngineRequest
-    body: bytes
+    cache_salt: str
     request_id: str
     meter: Meter
 
 
 class Upstreams:
-    def __init__(self) -> None:
-        self._sessions: dict[str, aiohttp.ClientSession] = {}
-        self._open: Counter[str] = Counter()
+    def __init__(self, *, places_per_replica: int) -> None:
+        self.turns = Turns(places=places_per_replica)
+        self._breaker = Breaker()
+        self._replicas: dict[str, Replica] = {}
 
     @asynccontextmanager
-    async def answer(
-        self, route: Route, request: EngineRequest, *, path: str, cache_salt: str, request_id: str, meter: Meter
-    ) -> AsyncIterator["EngineAnswer"]:
+    async def answer(self, route: Route, call: Call) -> AsyncIterator["EngineAnswer"]:
         """Give an answer whose first token has arrived. Leaving the block early makes the engine stop.
 
-        Raises Unavailable, ContextLengthExceeded, InvalidValue.
+        Raises Unavailable, RateLimited, ContextLengthExceeded, InvalidValue.
         """
-        call = _Call(path, request, msgspec.json.encode(_engine_body(route, request, cache_salt)), request_id, meter)
+        body = msgspec.json.encode(_engine_body(route, call.request, call.cache_salt))
+        untried = {upstream.replica_id: upstream for upstream in route.upstreams}
         attempts = 0
-        for upstream in sorted(route.upstreams, key=lambda one: self._open[one.replica_id]):
-            self._open[upstream.replica_id] += 1
+        while attempts < MOST_ATTEMPTS and (allowed := self._breaker.allowed(untried)):
+            replica_id = await self.turns.take(call.tenant, allowed)
             answer: EngineAnswer | None = None
             try:
-                answer = await self._begin(upstream, call)
+                answer = await self._try(untried.pop(replica_id), call, body)
                 yield answer
                 return
             except TryAnother as reason:
-                logger.warning("replica %s does not answer %s: %s", upstream.replica_id, request_id, reason)
                 attempts += not reason.is_unreached
             finally:
-                self._open[upstream.replica_id] -= 1
                 if answer is not None:
                     answer.close()
-            if attempts >= MOST_ATTEMPTS:
-                break
+                self.turns.give_back(call.tenant, replica_id)
         raise Unavailable(
             "The model cannot answer at the moment: it is loading, busy or restarting. Try again shortly."
         )
 
-    async def _begin(self, upstream: Upstream, call: "_Call") -> "EngineAnswer":
-        headers = {
-            "Authorization": f"Bearer {upstream.token}",
-            "Content-Type": "application/json",
-            "X-Request-Id": call.request_id,
-        }
+    async def _try(self, upstream: Upstream, call: Call, body: bytes) -> "EngineAnswer":
+        """Raises TryAnother, or what the request itself is at fault for."""
+        self._breaker.note_trial(upstream.replica_id)
         try:
-            response = await self._session(upstream.url).post(
-                _origin(upstream.url) + call.path, data=call.body, headers=headers, timeout=_TIMEOUT
-            )
-        except _UNREACHABLE as error:
-            raise TryAnother(repr(error), is_unreached=isinstance(error, aiohttp.ClientConnectorError)) from error
+            answer = await self._begin(upstream, call, body)
+        except TryAnother as reason:
+            logger.warning("replica %s does not answer %s: %s", upstream.replica_id, call.request_id, reason)
+            if reason.is_busy:
+                self._breaker.note_success(upstream.replica_id)
+            else:
+                self._breaker.note_failure(upstream.replica_id)
+            raise
+        except EngineError:
+            self._breaker.note_failure(upstream.replica_id)
+            raise
+        except DomainError:
+            self._breaker.note_success(upstream.replica_id)  # it is the request that is at fault
+            raise
+        self._breaker.note_success(upstream.replica_id)
+        return answer
+
+    async def _begin(self, upstream: Upstream, call: Call, body: bytes) -> "EngineAnswer":
+        replica = self._replicas.get(upstream.url)
+        if replica is None:
+            replica = self._replicas[upstream.url] = Replica(upstream.url)
+        try:
+            response = await replica.post(call.path, token=upstream.token, request_id=call.request_id, body=body)
+        except Unreachable as error:
+            raise TryAnother(str(error), is_unreached=True) from error
+        except Broken as error:
+            raise TryAnother(str(error)) from error
         answer = EngineAnswer(response, call.request, call.meter)
         try:
             if response.status != 200:
@@ -114,30 +131,9 @@ class Upstreams:
             raise
         return answer
 
-    def _session(self, url: str) -> aiohttp.ClientSession:
-        if url not in self._sessions:
-            self._sessions[url] = aiohttp.ClientSession(
-                connector=_connector(url),
-                auto_decompress=False,
-                skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
-        return self._sessions[url]
-
-    async def close(self) -> None:
-        for session in self._sessions.values():
-            await session.close()
-
-
-def _connector(url: str) -> aiohttp.BaseConnector:
-    parts = urlsplit(url)
-    if parts.scheme == "unix":
-        return aiohttp.UnixConnector(parts.path, limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS)
-    return aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS)
-
-
-def _origin(url: str) -> str:
-    return "http://replica" if url.startswith("unix:") else url.rstrip("/")
+    def close(self) -> None:
+        for replica in self._replicas.values():
+            replica.close()
 
 
 def _engine_body(route: Route, request: EngineRequest, cache_salt: str) -> dict[str, Any]:
@@ -164,7 +160,7 @@ class _EngineFailed(Exception):
 class EngineAnswer:
     """The chunks of one answer, metered as they arrive."""
 
-    def __init__(self, response: aiohttp.ClientResponse, request: EngineRequest, meter: Meter) -> None:
+    def __init__(self, response: Answer, request: EngineRequest, meter: Meter) -> None:
         self._response = response
         self._request = request
         self._meter = meter
@@ -206,11 +202,20 @@ class EngineAnswer:
             raise EngineError(_FAILED)
 
     async def _read(self) -> list[EngineChunk]:
-        # Behind [DONE] only the end of the body follows: read, so that the connection can be used again.
-        async with asyncio.timeout(_END_SECONDS if self._has_said_done else None):
-            content = await self._response.content.readany()
+        if self._has_said_done:
+            await self._read_end()
+            return []
+        content = await self._response.read()
         self._is_done = not content
-        return [] if self._has_said_done else self._decode(content)
+        return self._decode(content) if content else []
+
+    async def _read_end(self) -> None:
+        """Behind [DONE] only the end of the body follows: read, so that the connection can be used again."""
+        if not self._response.has_ended:
+            async with asyncio.timeout(_END_SECONDS):
+                while await self._response.read():
+                    pass
+        self._is_done = True
 
     def _decode(self, content: bytes) -> list[EngineChunk]:
         chunks = []
@@ -228,11 +233,9 @@ class EngineAnswer:
 
     def close(self) -> None:
         """Let go of the connection; of an answer that is not complete, meter what has arrived and abort the rest."""
-        if self._is_done:
-            self._response.release()
-            return
-        with suppress(_EngineFailed, *_TRUNCATED):
-            self._decode(self._response.content.read_nowait())
+        if not self._is_done:
+            with suppress(_EngineFailed, *_TRUNCATED):
+                self._decode(self._response.read_nowait())
         self._response.close()
 
 
@@ -249,12 +252,16 @@ class _ErrorEnvelope(msgspec.Struct):
 
 _CONTEXT = re.compile(r"maximum context length is (\d+) tokens|max_model_len\D*(\d+)|max_total_tokens\D*(\d+)")
 _COUNTED = re.compile(r"contains (at least )?(\d+) (input tokens|characters)")
+_WELL = ("replica_busy", "model_loading", "model_not_found")  # how a replica's proxy says that only this request waits
 _OUTPUT_FIELDS = ("max_tokens", "max_completion_tokens")
 
 
-async def _refusal(response: aiohttp.ClientResponse, request: EngineRequest) -> Exception:
+async def _refusal(response: Answer, request: EngineRequest) -> Exception:
     """Return what a status other than 200 means."""
-    raw = await response.content.read(_ERROR_BYTES)
+    try:
+        raw = await response.read_all(_ERROR_BYTES)
+    except Broken as error:
+        return TryAnother(str(error))
     try:
         found = msgspec.json.decode(raw, type=_ErrorEnvelope).error
     except msgspec.DecodeError:
@@ -270,7 +277,9 @@ def _meaning_of(found: EngineFault, status: int | str | None, request: EngineReq
     if status == 413:
         return ContextLengthExceeded("The request is too long for this model.", param=request.prompt_param)
     is_permanent = status == 500 and not any(text in found.message for text in _DYING)
-    return EngineError(_FAILED) if is_permanent else TryAnother(f"{status}: {found.message[:200]}")
+    if is_permanent:
+        return EngineError(_FAILED)
+    return TryAnother(f"{status}: {found.message[:200]}", is_busy=status in (404, 503) and found.code in _WELL)
 
 
 def _bad_request(found: EngineFault, request: EngineRequest) -> DomainError:

@@ -151,6 +151,8 @@ class QuotaForm(forms.Form):
     gpu_seconds_per_month = forms.IntegerField(min_value=0, required=False, label="GPU-seconds a month")
     storage_bytes = forms.IntegerField(min_value=0, required=False, label="Storage, bytes")
     requests_per_minute = forms.IntegerField(min_value=0, required=False, label="Requests a minute")
+    tokens_per_minute = forms.IntegerField(min_value=0, required=False, label="Tokens a minute")
+    concurrent_requests = forms.IntegerField(min_value=0, required=False, label="Requests at once")
     weight = forms.IntegerField(min_value=1, max_value=100, label="Share of a busy pool", initial=1)
 
     def limits(self) -> dict[str, int | None]:

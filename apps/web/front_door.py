@@ -1,6 +1,6 @@
 """The public origin of an installation without a proxy in front: inference goes to the gateway, the rest to Django.
 
-The two inference routes are passed through unbuffered in both directions by plain ASGI, so that a streamed answer costs
+The inference routes are passed through unbuffered in both directions by plain ASGI, so that a streamed answer costs
 no thread and none of Django's request stack. When the client goes away, so does the request to the gateway.
 """
 
@@ -24,7 +24,7 @@ from apps.core.http import (
 from apps.core.object_views import OBJECT_LIMIT
 from apps.web.upload_limits import UPLOAD_LIMITS
 
-INFERENCE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+INFERENCE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 CONNECT_TIMEOUT_SECONDS = 5
 BODY_LIMITS = (*UPLOAD_LIMITS, OBJECT_LIMIT)
 

@@ -40,6 +40,7 @@ def _issue(form: KeyForm, organization: Organization, membership: Membership) ->
             scopes=frozenset(form.cleaned_data["scopes"]),
             by=membership.user,
             expires_at=form.expires_at(now),
+            limits=form.limits(),
             now=now,
         )
     except DomainError as error:

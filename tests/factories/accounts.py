@@ -7,6 +7,7 @@ from django.db import transaction
 
 from apps.accounts.models import Membership, Organization, User
 from apps.accounts.operations import IssuedKey, create_organization, issue_key
+from apps.accounts.queries import NO_LIMITS, KeyLimits
 from apps.accounts.roles import SCOPES
 from apps.core.clock import db_now
 
@@ -37,5 +38,8 @@ def make_key(
     *,
     scopes: frozenset[str] = frozenset(SCOPES),
     expires_at: datetime.datetime | None = None,
+    limits: KeyLimits = NO_LIMITS,
 ) -> IssuedKey:
-    return issue_key(organization=organization, name="test", scopes=scopes, by=by, expires_at=expires_at, now=db_now())
+    return issue_key(
+        organization=organization, name="test", scopes=scopes, by=by, expires_at=expires_at, now=db_now(), limits=limits
+    )

@@ -10,7 +10,7 @@ from django.test import Client
 
 from apps.accounts.models import ApiKey, Invitation, Membership, Organization, User
 from apps.accounts.operations import IssuedKey, invite_member
-from apps.accounts.queries import find_key
+from apps.accounts.queries import KeyLimits, find_key, get_key_limits
 from apps.core.clock import db_now
 from apps.core.models import AuditEntry, OutboxMessage
 from apps.core.outbox import deliver_due
@@ -170,6 +170,16 @@ def test_a_key_is_shown_once(alice: User, organization: Organization, client_for
     assert find_key(secret=secret).scopes == {"view", "inference"}
     assert secret not in browser.get("/keys").content.decode()
     assert ApiKey.objects.get().hmac != secret
+
+
+def test_a_key_may_have_limits_of_its_own(alice: User, organization: Organization, client_for: ClientFor) -> None:
+    form = {"name": "nightly", "scopes": ["inference"], "expires": "90", "tokens_per_minute": "500"}
+
+    client_for(alice).post("/keys", form)
+    refused = client_for(alice).post("/keys", form | {"concurrent_requests": "0"})
+
+    assert get_key_limits(key_id=ApiKey.objects.get().pk) == KeyLimits(tokens_per_minute=500)
+    assert refused.status_code == 422
 
 
 def test_a_revoked_key_stops_working(key: IssuedKey, alice: User, client_for: ClientFor) -> None:

@@ -29,6 +29,8 @@ STRIPE_PORTAL_CONFIGURATION = ENV.stripe_portal
 STRIPE_TAX = ENV.stripe_tax
 STRIPE_METER = ENV.stripe_meter
 STRIPE_API_BASE = ENV.stripe_api_base
+# Requests that one gateway has in progress on one replica; an engine takes ANNEAL_ENGINE_MAX_QUEUED_REQUESTS in all.
+REPLICA_PLACES = ENV.replica_places
 
 ALLOWED_HOSTS = [urlsplit(PUBLIC_URL).hostname, "localhost", "127.0.0.1", *ENV.allowed_hosts]
 CSRF_TRUSTED_ORIGINS = [PUBLIC_URL]

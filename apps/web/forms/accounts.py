@@ -1,11 +1,13 @@
 """Forms of members, API keys and organizations."""
 
 import datetime
+from dataclasses import fields
 from typing import Any
 
 from django import forms
 
 from apps.accounts.models import Membership
+from apps.accounts.queries import KeyLimits
 from apps.accounts.roles import ROLES, SCOPES, Permission, has_permission
 
 ROLE_WORDS = {
@@ -43,12 +45,20 @@ def grantable_roles(by: Membership) -> list[str]:
     return [name for name, role in ROLES.items() if role.permissions <= ROLES[by.role].permissions]
 
 
+_OWN_LIMIT = "Of inference with this key. Left empty, only the organization's limits hold."
+
+
 class KeyForm(forms.Form):
     name = forms.CharField(max_length=80, label="Name", help_text="What will use it, such as “nightly evaluation”.")
     scopes = forms.MultipleChoiceField(
         label="May", widget=forms.CheckboxSelectMultiple, error_messages={"required": "Choose at least one."}
     )
     expires = forms.ChoiceField(label="Expires after", required=False, choices=list(EXPIRY_DAYS.items()), initial="90")
+    requests_per_minute = forms.IntegerField(
+        min_value=1, required=False, label="Requests a minute", help_text=_OWN_LIMIT
+    )
+    tokens_per_minute = forms.IntegerField(min_value=1, required=False, label="Tokens a minute")
+    concurrent_requests = forms.IntegerField(min_value=1, required=False, label="Requests at once")
 
     def __init__(self, *args: Any, by: Membership, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,3 +70,6 @@ class KeyForm(forms.Form):
         """Return the moment chosen, None for never."""
         days = self.cleaned_data["expires"]
         return now + datetime.timedelta(days=int(days)) if days else None
+
+    def limits(self) -> KeyLimits:
+        return KeyLimits(**{field.name: self.cleaned_data[field.name] for field in fields(KeyLimits)})

@@ -40,29 +40,34 @@ CONTEXT_LENGTH = 512
 class GatewayProcess:
     """One gateway on a Unix socket."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, name: str = "gateway") -> None:
         self.home = home
-        self.socket = home / "gateway.sock"
+        self.name = name
+        self.socket = home / f"{name}.sock"
         self._process: subprocess.Popen[bytes] | None = None
         self._clients: list[httpx.Client] = []
 
     def start(self) -> None:
+        self.socket.unlink(missing_ok=True)  # a killed process leaves it
         command = [sys.executable, "-m", "uvicorn", "--factory", "apps.gateway.app:create_app", "--uds", self.socket]
         command += ["--loop", "uvloop", "--http", "httptools", "--log-level", "warning", "--no-access-log"]
         environ = os.environ | {"ANNEAL_HOME": str(self.home), "DATABASE_URL": _gateway_database_url()}
         environ["DJANGO_SETTINGS_MODULE"] = "apps.config.settings.dev"
-        with (self.home / "gateway.log").open("ab") as log:
+        with (self.home / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=log, stderr=log)
-        wait_until(self._is_up, "the gateway did not start", seconds=30)
+        wait_until(self._is_up, "the gateway did not start", seconds=120)
 
     def _is_up(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, self.log()
+        return self.is_listening()
+
+    def is_listening(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:
             return probe.connect_ex(str(self.socket)) == 0
 
     def log(self) -> str:
-        return (self.home / "gateway.log").read_text()
+        return (self.home / f"{self.name}.log").read_text()
 
     def kill(self) -> None:
         """Kill it as a crash would: nothing is flushed."""
@@ -71,9 +76,16 @@ class GatewayProcess:
         self._process.wait()
 
     def stop(self) -> int:
+        self.terminate()
+        return self.wait()
+
+    def terminate(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(timeout=30)
+
+    def wait(self) -> int:
+        assert self._process is not None
+        return self._process.wait(timeout=60)
 
     def http(self, key: IssuedKey | str | None = None) -> httpx.Client:
         secret = key.secret if isinstance(key, IssuedKey) else key

@@ -26,6 +26,7 @@ class Script:
     prompt_tokens: int = 11
     cached_tokens: int = 0
     finish: str = "stop"
+    calls: tuple[tuple[str, str, tuple[str, ...]], ...] = ()  # id, function, parts of the arguments
     delay_seconds: float = 0.0
     status: int = 200
     error: dict[str, Any] = field(default_factory=dict)
@@ -49,11 +50,11 @@ class ScriptedEngine:
     def running(self) -> Iterator["ScriptedEngine"]:
         thread = threading.Thread(target=self._loop.run_forever)
         thread.start()
-        runner = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+        runner = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
         try:
             yield self
         finally:
-            asyncio.run_coroutine_threadsafe(runner.cleanup(), self._loop).result(10)
+            asyncio.run_coroutine_threadsafe(runner.cleanup(), self._loop).result(60)
             self._loop.call_soon_threadsafe(self._loop.stop)
             thread.join()
             self._loop.close()
@@ -117,10 +118,19 @@ class _Stream:
                 sent += 1
                 self.engine.generated[self.text] = sent
                 await self._choice(index, token=token, count=place + 1)
+        await self._calls()
         for index in range(choices):
             await self._choice(index, token="", count=len(self.script.tokens), finish_reason=self.script.finish)
         await self._event(self._chunk([], self._usage(self._prompts() * self.script.prompt_tokens, self._total())))
         await self.response.write(b"data: [DONE]\n\n")
+
+    async def _calls(self) -> None:
+        for number, (call_id, name, parts) in enumerate(self.script.calls):
+            head = {"index": number, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+            await self._choice(0, count=1, delta={"tool_calls": [head]})
+            for part in parts:
+                call = {"index": number, "function": {"arguments": part}}
+                await self._choice(0, count=1, delta={"tool_calls": [call]})
 
     def _prompts(self) -> int:
         prompt = self.body.get("prompt")

@@ -1,7 +1,9 @@
 """A gateway killed at any moment loses no request it answered, counts none twice and leaves no money behind."""
 
 import asyncio
+import random
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ import psycopg
 import pytest
 from django.db import connection
 
-from apps.billing.models import Hold, UsageConflict
+from apps.billing.models import Hold, UsageConflict, UsageSeries
 from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
 from apps.billing.usage import rate_usage
 from apps.catalog.models import BaseModel
@@ -57,6 +59,7 @@ class Load:
 
     def __init__(self, gateway: GatewayProcess, tenant: Tenant) -> None:
         self.answered: list[str] = []
+        self.is_over = False
         self._client = gateway.http(tenant.key)
         self._lanes = [threading.Thread(target=self._ask) for _ in range(LANES)]
         for lane in self._lanes:
@@ -65,7 +68,7 @@ class Load:
     def _ask(self) -> None:
         body = {"model": BASE_MODEL, "prompt": "crash", "max_tokens": 20}
         with suppress(httpx.TransportError):
-            while True:
+            while not self.is_over:
                 answer = self._client.post("/v1/completions", json=body)
                 assert answer.status_code == 200, answer.text
                 self.answered.append(answer.json()["id"])
@@ -112,6 +115,43 @@ def test_answers_given_before_kill_9_are_charged_once_and_the_rest_costs_nothing
     balance = get_balance(organization=tenant.organization)
     assert (balance.available_nano, balance.held_nano) == (10 * USD - cost_of(tenant), 0)
     assert get_ledger_sum_nano() == 0
+    assert not UsageConflict.objects.exists()
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.chaos)])
+def test_kill_9_at_random_moments_loses_nothing_and_counts_nothing_twice(gateway, tenant, engine, home, kills):
+    """Two gateways, each answering, shipping and adopting what the other left; either is killed under load."""
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    engine.scripts["crash"] = Script(tokens=("x",) * 5, delay_seconds=0.002)
+    other = GatewayProcess(home, name="other")
+    other.start()
+    gateways, answered = (gateway, other), []
+    try:
+        for _ in range(kills):
+            loads = [Load(one, tenant) for one in gateways]
+            time.sleep(chance.uniform(0.02, 1.5))
+            victim = chance.randrange(2)
+            gateways[victim].kill()
+            loads[1 - victim].is_over = True
+            for load in loads:
+                load.wait()
+                answered += load.answered
+            gateways[victim].start()
+        asked = {i.replace("cmpl-", "use_") for i in answered}
+        wait_until(lambda: asked <= ids(tenant), f"an answer was lost; seed {seed}", seconds=60)
+        wait_until(lambda: not [f for f in gateway.leftovers() if f.suffix == ".seg"], "not shipped", seconds=60)
+    finally:
+        other.close_clients()
+        other.kill()
+
+    events = usage_of(tenant)
+    assert len(answered) == len(set(answered)) > 0
+    assert {e.input_tokens + e.output_tokens for e in events if e.finish == "lost"} <= {0}
+    for price, used in (("input", "input_tokens"), ("output", "output_tokens")):
+        series = UsageSeries.objects.filter(organization=tenant.organization, sku__startswith=f"inference:{price}:")
+        summed = sum(line.quantity for line in series)
+        assert summed == sum(getattr(event, used) for event in events), f"seed {seed}"
     assert not UsageConflict.objects.exists()
 
 
@@ -202,3 +242,19 @@ def test_a_gateway_told_to_stop_leaves_nothing_behind(gateway, tenant, home):
     assert len(usage_of(tenant)) == 1
     assert list((home / "spool").iterdir()) == []
     assert not Hold.objects.filter(organization=tenant.organization, status="open").exists()
+
+
+def test_a_gateway_told_to_stop_finishes_its_streams_and_takes_no_new_ones(gateway, tenant, engine):
+    engine.scripts["long"] = Script(tokens=("x",) * 40, delay_seconds=0.05)
+    body = {"model": BASE_MODEL, "prompt": "long", "max_tokens": 50, "stream": True}
+
+    with gateway.http(tenant.key).stream("POST", "/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        gateway.terminate()
+        wait_until(lambda: not gateway.is_listening(), "new requests are taken")
+        rest = [line for line in lines if line]
+
+    assert rest[-1] == "data: [DONE]"
+    assert gateway.wait() in (0, -signal.SIGTERM)
+    assert [(event.finish, event.output_tokens) for event in usage_of(tenant)] == [("stop", 40)]

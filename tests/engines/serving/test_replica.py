@@ -115,6 +115,21 @@ def test_good_adapters_answer_each_in_its_own_way(replica: Replica) -> None:
     assert len(set(texts)) == 4
 
 
+def test_nobody_is_told_what_another_tenant_or_adapter_has_cached(replica: Replica) -> None:
+    """A prompt of another tenant is computed anew: neither its count of cached tokens nor its speed tells of it."""
+    prompt = "The same question of two tenants, long enough for a block of the cache. " * 12
+
+    def cached(model: str, salt: str) -> int:
+        usage = replica.complete(model, prompt=prompt, max_tokens=1, cache_salt=salt).json()["usage"]
+        return (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+
+    assert [cached(SERVED_NAME, "one"), cached(SERVED_NAME, "two"), cached(GOOD, "one"), cached(OTHER, "one")] == [
+        0
+    ] * 4
+    assert cached(SERVED_NAME, "one") > 0
+    assert cached(GOOD, "one") > 0
+
+
 def test_report_says_how_to_reach_the_replica_and_what_it_takes(replica: Replica) -> None:
     observed = replica.plane.observed[-1]
 

@@ -76,7 +76,7 @@ def test_a_chat_answer_is_put_together_choice_by_choice():
         assembler.add(decode_chunk(payload))
     renderer = Renderer("chatcmpl-1", 7, "ft:x", is_chat=True, wants_usage=False)
 
-    answer = json.loads(renderer.whole(assembler, meter(1, chunk(None, usage=(2, 4))).usage()))
+    answer = json.loads(renderer.whole(assembler, meter(1, chunk(None, usage=(2, 4)))))
 
     texts = [(c["index"], c["message"]["content"], c["finish_reason"]) for c in answer["choices"]]
     assert texts == [(0, "Aa", "stop"), (1, "Bb", "length")]

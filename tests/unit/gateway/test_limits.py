@@ -1,10 +1,10 @@
-"""Requests per minute and in progress are limited for each organization on its own."""
+"""Requests, tokens and places are limited for each organization and each key on its own."""
 
 import pytest
 
 from apps.core.errors import RateLimited
-from apps.gateway import limits
-from apps.gateway.limits import OpenRequests, RequestRate
+from apps.gateway import limits as limiting
+from apps.gateway.limits import Limits, OpenRequests, Rates, duration
 
 
 @pytest.fixture
@@ -12,39 +12,109 @@ def clock(monkeypatch):
     class Clock:
         now = 1000.0
 
-    monkeypatch.setattr(limits.time, "monotonic", lambda: Clock.now)
+    monkeypatch.setattr(limiting.time, "monotonic", lambda: Clock.now)
     return Clock
 
 
+def limits_of(owner_id: str, **limits: int | None) -> Limits:
+    return Limits(owner_id=owner_id, owner="Your organization", **limits)
+
+
 def test_a_minutes_requests_pass_and_the_next_waits_for_its_turn(clock):
-    rate = RequestRate()
+    rates, one, other = Rates(), limits_of("org_1", requests_per_minute=6), limits_of("org_2", requests_per_minute=6)
     for _ in range(6):
-        rate.take("org_1", per_minute=6)
+        rates.take_request([one])
 
     with pytest.raises(RateLimited) as refused:
-        rate.take("org_1", per_minute=6)
-    rate.take("org_2", per_minute=6)
+        rates.take_request([one])
+    rates.take_request([other])
     clock.now += 10
-    rate.take("org_1", per_minute=6)
+    rates.take_request([one])
 
     assert refused.value.data["retry_after_seconds"] == 10
 
 
 def test_no_limit_and_a_limit_of_zero(clock):
-    rate = RequestRate()
-    rate.take("org_1", per_minute=None)
+    rates = Rates()
+    rates.take_request([limits_of("org_1")])
 
     with pytest.raises(RateLimited):
-        rate.take("org_1", per_minute=0)
+        rates.take_request([limits_of("org_2", requests_per_minute=0)])
+
+
+def test_a_keys_own_limit_holds_beside_its_organizations_and_takes_nothing_when_refused(clock):
+    rates, organization = Rates(), limits_of("org_1", requests_per_minute=60)
+    key = limits_of("key_1", requests_per_minute=1)
+    rates.take_request([organization, key])
+
+    with pytest.raises(RateLimited):
+        rates.take_request([organization, key])
+
+    headers = dict(rates.headers([organization]))
+    assert headers[b"x-ratelimit-remaining-requests"] == b"59"
+    assert dict(rates.headers([organization, key]))[b"x-ratelimit-remaining-requests"] == b"0"
+
+
+def test_tokens_are_taken_by_estimate_and_corrected_by_use(clock):
+    rates, one = Rates(), limits_of("org_1", tokens_per_minute=600)
+    rates.take_tokens([one], 500)
+    with pytest.raises(RateLimited) as refused:
+        rates.take_tokens([one], 200)
+    assert refused.value.data["retry_after_seconds"] == 10
+
+    rates.correct([one], taken=500, used=50)
+    rates.take_tokens([one], 500)
+    rates.correct([one], taken=500, used=900)  # more than foreseen: a debt
+
+    with pytest.raises(RateLimited):
+        rates.take_tokens([one], 1)
+    clock.now += 60
+    rates.take_tokens([one], 100)
+
+
+def test_a_request_above_a_minutes_tokens_waits_for_a_full_bucket_and_passes(clock):
+    rates, one = Rates(), limits_of("org_1", tokens_per_minute=100)
+    rates.take_tokens([one], 5000)
+    with pytest.raises(RateLimited):
+        rates.take_tokens([one], 5000)
+    clock.now += 60
+    rates.take_tokens([one], 5000)
+
+
+def test_headers_are_the_standard_ones(clock):
+    rates, one = Rates(), limits_of("org_1", requests_per_minute=60, tokens_per_minute=1200)
+    rates.take_request([one])
+    rates.take_tokens([one], 30)
+
+    assert rates.headers([one]) == [
+        (b"x-ratelimit-limit-requests", b"60"),
+        (b"x-ratelimit-remaining-requests", b"59"),
+        (b"x-ratelimit-reset-requests", b"1s"),
+        (b"x-ratelimit-limit-tokens", b"1200"),
+        (b"x-ratelimit-remaining-tokens", b"1170"),
+        (b"x-ratelimit-reset-tokens", b"1.5s"),
+    ]
+    assert [duration(seconds) for seconds in (0.02, 1.5, 360)] == ["20ms", "1.5s", "6m0s"]
 
 
 def test_places_for_structured_answers_are_few_and_given_back():
-    places = OpenRequests()
-    with places.one_more("org_1", is_structured=True), places.one_more("org_1", is_structured=True):
-        with pytest.raises(RateLimited), places.one_more("org_1", is_structured=True):
+    places, one, other = OpenRequests(), [limits_of("org_1")], [limits_of("org_2")]
+    with places.one_more(one, is_structured=True), places.one_more(one, is_structured=True):
+        with pytest.raises(RateLimited), places.one_more(one, is_structured=True):
             pass
-        with places.one_more("org_1", is_structured=False), places.one_more("org_2", is_structured=True):
+        with places.one_more(one, is_structured=False), places.one_more(other, is_structured=True):
             pass
 
-    with places.one_more("org_1", is_structured=True):
+    with places.one_more(one, is_structured=True):
         pass
+
+
+def test_a_key_may_have_fewer_at_once_than_its_organization():
+    places = OpenRequests()
+    organization, key = limits_of("org_1", concurrent_requests=3), limits_of("key_1", concurrent_requests=1)
+    other_key = limits_of("key_2")
+    with places.one_more([organization, key], is_structured=False):
+        with pytest.raises(RateLimited), places.one_more([organization, key], is_structured=False):
+            pass
+        with places.one_more([organization, other_key], is_structured=False):
+            pass

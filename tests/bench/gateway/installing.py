@@ -1,0 +1,125 @@
+"""Installs the rivals and the tools, each at the version committed here, into .anneal/bench-gateway.
+
+    python -m tests.bench.gateway.installing            # install what is missing
+    python -m tests.bench.gateway.installing --lock     # resolve the Python rivals anew and write their locks
+
+Nothing of it enters our own environments. nginx and wrk come from Debian's archive and are unpacked, not installed.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+CONFIGURATION = Path(__file__).with_name("configuration")
+FOLDER = REPOSITORY / ".anneal" / "bench-gateway"
+PYTHON_RIVALS = {"litellm": "litellm[proxy]", "sglang-router": "sglang-router"}
+
+
+class NotInstalled(Exception):
+    """A rival could not be had; without it there is no comparison."""
+
+
+def install() -> None:
+    """Install what is missing or was locked anew since. Raises NotInstalled."""
+    for name in PYTHON_RIVALS:
+        _once(f"{name}.lock", partial(_install_python, name))
+    _once("portkey/package-lock.json", _install_portkey)
+    _once("debian.txt", _install_debian)
+
+
+def versions() -> dict[str, str]:
+    """Return what is compared, from the committed files."""
+    named = {}
+    for name in PYTHON_RIVALS:
+        locked = dict(line.split("==") for line in (CONFIGURATION / f"{name}.lock").read_text().split())
+        named[name.replace("-", "_")] = locked[name]
+    packages = dict(line.split("=") for line in (CONFIGURATION / "debian.txt").read_text().split())
+    lines = (CONFIGURATION / "portkey/package.json").read_text().split('"')
+    return named | {
+        "portkey": lines[lines.index("@portkey-ai/gateway") + 2],
+        "nginx": packages["nginx"],
+        "wrk": packages["wrk"],
+    }
+
+
+def python_of(name: str) -> Path:
+    return FOLDER / name / "bin" / "python"
+
+
+def debian_root() -> Path:
+    return FOLDER / "debian"
+
+
+def libraries() -> dict[str, str]:
+    """Return the environment under which unpacked programs find their libraries."""
+    return {"LD_LIBRARY_PATH": str(debian_root() / "usr/lib/x86_64-linux-gnu")}
+
+
+def _once(lock: str, do: Callable[[], None]) -> None:
+    wanted = (CONFIGURATION / lock).read_text()
+    stamp = FOLDER / "stamps" / lock.replace("/", "-")
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    do()
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(wanted)
+
+
+def _run(what: str, command: list[str], *, cwd: Path | None = None) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NotInstalled(f"{what}: {' '.join(command[:6])} …\n{done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+def _install_python(name: str) -> None:
+    folder = FOLDER / name
+    shutil.rmtree(folder, ignore_errors=True)
+    venv.create(folder, with_pip=True)
+    pip = [str(python_of(name)), "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-deps"]
+    _run(name, [*pip, "-r", str(CONFIGURATION / f"{name}.lock")])
+
+
+def _install_portkey() -> None:
+    folder = FOLDER / "portkey"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(CONFIGURATION / "portkey", folder)
+    _run("portkey", ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], cwd=folder)
+
+
+def _install_debian() -> None:
+    root = debian_root()
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    wanted = (CONFIGURATION / "debian.txt").read_text().split()
+    _run("Debian packages (an older version may have left the archive: write the new one)",
+         ["apt-get", "-qq", "download", *wanted], cwd=root)  # fmt: skip
+    for package in sorted(root.glob("*.deb")):
+        _run("dpkg", ["dpkg", "-x", str(package), str(root)])
+
+
+def write_locks() -> None:
+    for name, wanted in PYTHON_RIVALS.items():
+        folder = FOLDER / f"{name}-lock"
+        shutil.rmtree(folder, ignore_errors=True)
+        venv.create(folder, with_pip=True)
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+        _run(name, [*pip, "--quiet", "install", wanted])
+        frozen = _run(name, [*pip, "freeze", "--exclude=pip", "--exclude=setuptools"])
+        (CONFIGURATION / f"{name}.lock").write_text(frozen)
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lock", action="store_true")
+    if parser.parse_args().lock:
+        write_locks()
+    install()
+    sys.stdout.write(f"{versions()}\n")
