@@ -12,7 +12,7 @@ from django.urls import reverse
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer, list_base_models
 from apps.contracts.chat import ChatRow, PreferenceRow, RenderedRow, Row, RowError, TextRow
-from apps.contracts.split import Split, row_identity
+from apps.contracts.split import Split
 from apps.datasets import inspecting, queries
 from apps.datasets.counting import LIMITS
 from apps.datasets.inspection import hints_of
@@ -224,17 +224,9 @@ def _flags(
     copy = _copy_of(row.line_number, looked)
     if copy:
         flags.append(("warn", copy))
-    if address.share and looked.held is not None and _is_held(row, address, looked):
+    if looked.held is not None and row.line_number <= len(looked.held) and looked.held[row.line_number - 1]:
         flags.append(("accent", "held out"))
     return tuple(flags)
-
-
-def _is_held(row: Row, address: Address, looked: Looked) -> bool:
-    """Return the row's side by its own text; where the share is under one row, by its place among the others."""
-    if address.split.rank(row_identity(row)) < int(address.split.share * 2**64):
-        return True
-    held = looked.held or []
-    return sum(held) <= 1 and row.line_number <= len(held) and held[row.line_number - 1]
 
 
 def _copy_of(line: int, looked: Looked) -> str:

@@ -14,6 +14,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.pool_facts import seconds_ahead
 from apps.serving import operations
 from apps.serving.models import Deployment, Replica
+from apps.serving.placing import replan
 from tests.api.sdk import openai_client
 from tests.factories.accounts import make_key
 from tests.factories.finetuning import Floor, give_credit, make_job
@@ -33,7 +34,7 @@ def test_another_tenants_work_counts_in_the_queue_without_being_seen(floor, riva
     with tenant(organization=rival):
         assert list(FineTuningJob.objects.values_list("pk", flat=True)) == [theirs.pk]
         assert seconds_ahead(pool=floor.pool) == pytest.approx(
-            ours.estimate["train_seconds_p50"] + theirs.estimate["train_seconds_p50"]
+            ours.estimate["run_seconds_p50"] + theirs.estimate["run_seconds_p50"]
         )
     outsider = openai_client(make_key(rival, charlie))
     assert outsider.fine_tuning.jobs.retrieve(theirs.id).model_extra["queue_position"] == 2
@@ -47,6 +48,7 @@ def test_a_tenant_undeploys_and_deletes_its_model_through_the_outbox(floor, orga
     deliver_due()
     replica, _ = operations.register_replica(worker_id=floor.worker.pk, base_model=floor.base_model, url="unix:///x")
     version = AdapterVersion.objects.get()
+    replan(base_model_id=floor.base_model.pk, now=db_now())
     assert [a.lora_name for a in operations.desired_state(replica=replica).adapters] == [version.lora_name]
     record_answer(floor, version, key.key.pk)
     rate_usage()
