@@ -22,6 +22,7 @@ from gpu_workers.process_tree import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 BANKING = ROOT / "demo" / "banking77" / "train.csv"
+WALL = Path(__file__).with_name("wall")
 START_SECONDS = 240
 TERMINAL = ("succeeded", "failed", "cancelled")
 
@@ -42,10 +43,14 @@ class Platform:
     def __init__(self, home: Path) -> None:
         self.home = home
         self._log = (home / "launch.log").open("w")
+        self.objects = home / "objects"
+        # The workers cannot open what lies in the object store's folder (wall/sitecustomize.py).
+        self.environment = {**os.environ, "PYTHONPATH": str(WALL), "HIDDEN_FOLDER": str(self.objects)}
         command = [sys.executable, "-m", "scripts.launch", "--home", str(home), "--no-main-job"]
         self._launcher = subprocess.Popen(
             command,
             cwd=ROOT,
+            env=self.environment,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             preexec_fn=functools.partial(die_with_parent, signal.SIGINT),  # a killed test run leaves nothing behind

@@ -1,12 +1,13 @@
 """A short main job through every real process, and the two deaths that hurt most."""
 
 import json
+import subprocess
 
 import openai
 import pytest
 
 from gpu_workers.process_tree import identify, is_alive, list_descendants, read_command
-from tests.e2e.platform import Platform, until
+from tests.e2e.platform import ROOT, Platform, until
 
 pytestmark = pytest.mark.e2e
 
@@ -40,6 +41,16 @@ def test_a_job_becomes_a_model_that_answers_and_is_paid_once(platform: Platform,
     assert bill["tokens_billed"] > 0
     # What the gateway set aside returns when it has nothing more to do.
     until(lambda: float(platform.billing()["held_usd"]) == 0, 30, "money is still held")
+
+
+@pytest.mark.parametrize(("environment", "words"), [(".venv-engines", "is hidden from workers"), (".venv", "")])
+def test_workers_reached_objects_by_signed_urls_alone(platform: Platform, model: str, environment: str, words: str):
+    adapter = next(platform.objects.glob("org/*/runs/*/a*/adapter/*/adapter_model.safetensors"))
+
+    reading = [ROOT / environment / "bin/python", "-c", "import sys; open(sys.argv[1], 'rb')", adapter]
+    done = subprocess.run(reading, env=platform.environment, capture_output=True, text=True)
+
+    assert (done.returncode == 0, words in done.stderr) == (not words, True)
 
 
 def test_a_model_answers_only_with_a_certificate(platform: Platform, model: str):

@@ -1,0 +1,43 @@
+"""Fine-tuning jobs through both generations of OpenAI's own SDK, over HTTP."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.factories.accounts import make_key
+from tests.factories.finetuning import Floor, make_training_file
+
+OLD_SDK = Path(__file__).resolve().parents[2] / ".anneal/openai-1.109.1"
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("sdk", ["installed", "1.109.1"])
+def test_every_call_of_jobs_works_with_both_generations_of_the_sdk(live_server, organization, alice, sdk: str) -> None:
+    if sdk != "installed" and not OLD_SDK.exists():
+        pytest.skip(f"{OLD_SDK} is missing: pip install --target {OLD_SDK} openai==1.109.1")
+    floor = Floor(organization)
+    file_id = make_training_file(organization, floor.base_model).pk
+    session = Path(__file__).with_name("sdk_job_session.py")
+    folder = "" if sdk == "installed" else str(OLD_SDK)
+    arguments = [live_server.url, make_key(organization, alice).secret, file_id, folder]
+
+    done = subprocess.run([sys.executable, session, *arguments], capture_output=True, text=True, timeout=120)
+
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["version"] == (openai.__version__ if sdk == "installed" else "1.109.1")
+    created = seen["created"]
+    assert (created["object"], created["status"], created["seed"]) == ("fine_tuning.job", "queued", 7)
+    assert created["method"]["supervised"]["hyperparameters"]["n_epochs"] == 2
+    assert seen["retrieved"]["id"] == created["id"]
+    assert len(seen["pages"]) == len(set(seen["pages"])) == 2
+    assert seen["by_label"] == [seen["pages"][0]]
+    assert ["fine_tuning.job.event", "Created fine-tuning job"] in seen["events"] and len(seen["events"]) > 1
+    assert (seen["checkpoints"], seen["cancelled"]) == ([], "cancelled")
+    assert seen["pause"] == [400, "invalid_state", "status"] == seen["resume"] == seen["cancel"]
+    assert seen["unknown"][:2] == [404, "fine_tuning_job_not_found"]
+    assert seen["slash"][:2] == [404, "model_not_found"]
