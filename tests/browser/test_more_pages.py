@@ -1,0 +1,64 @@
+"""The pages around the work: accounts, money, the operators' console. Readable by everybody, within the screen."""
+
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page
+
+from apps.accounts.models import Organization, User
+from apps.billing.budgets import set_budget
+from apps.core.clock import db_now
+from apps.serving.operations import register_replica
+from tests.browser.conftest import THEMES, WIDTHS, overflow
+from tests.factories.accounts import make_key
+from tests.factories.catalog import make_listed_model
+from tests.factories.finetuning import Floor
+
+Open = Callable[..., Page]
+SIGNED_OUT = ("/accounts/login/", "/accounts/signup/", "/accounts/password/reset/", "/accuracy")
+CUSTOMERS = (
+    "/keys", "/members", "/organization", "/organization/trackers", "/organization/new", "/invoices",
+    "/budgets", "/prices", "/usage", "/datasets", "/datasets/upload",
+)  # fmt: skip
+OPERATORS = (
+    "/staff/pools", "/staff/replicas", "/staff/base-models", "/staff/prices", "/staff/payments", "/staff/books",
+    "/staff/margin", "/staff/quotas", "/staff/jobs", "/staff/organizations",
+)  # fmt: skip
+
+
+@pytest.fixture
+def floor(transactional_db: None, organization: Organization, alice: User) -> Floor:
+    """A queued job, a key, a budget, a model that is only listed and a replica."""
+    floor = Floor(organization)
+    floor.job(suffix="triage")
+    make_key(organization, alice)
+    make_listed_model()
+    set_budget(
+        organization=organization, scope="organization", target="", limit_nano=10**10, mode="alert", by=alice.pk,
+        now=db_now(),
+    )  # fmt: skip
+    register_replica(worker_id=floor.worker.pk, base_model=floor.base_model, url="unix:///nowhere")
+    return floor
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize(("who", "paths"), [("nobody", SIGNED_OUT), ("alice", CUSTOMERS), ("olga", OPERATORS)])
+def test_pages_around_the_work_are_accessible_and_reflow(
+    open_page: Open,
+    violations: Callable[[Page], list[str]],
+    floor: Floor,
+    request: pytest.FixtureRequest,
+    who: str,
+    paths: tuple[str, ...],
+    theme: str,
+) -> None:
+    user = None if who == "nobody" else request.getfixturevalue(who)
+    page = open_page(paths[0], user=user, theme=theme)
+
+    for path in paths:
+        page.goto(path)
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            page.wait_for_timeout(50)  # the header folds its search box after the resize
+            assert overflow(page) == 0, f"{path} at {width} px"
+        assert violations(page) == [], path
