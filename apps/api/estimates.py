@@ -62,7 +62,14 @@ class Estimates(ApiView):
                 "model": base_model.name,
                 "training_file": version.pk,
                 "recipe": msgspec.to_builtins(recipe),
-                "delivery": delivery_object(deliver(base_model=base_model, recipe=recipe, exports=body.exports or [])),
+                "delivery": delivery_object(
+                    deliver(
+                        organization=self.organization,
+                        base_model=base_model,
+                        recipe=recipe,
+                        exports=body.exports or [],
+                    )
+                ),
             }
             | options_object(quotes, needed_by=needed_by, now=now)
         )

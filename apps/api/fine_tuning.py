@@ -162,7 +162,12 @@ class JobList(ApiView):
         needed_by = parse_needed_by(body.needed_by, now)
         rehearsal = rehearse_job(organization=self.organization, request=asked, by=self.actor, now=now)
         delivery = delivery_object(
-            deliver(base_model=rehearsal.base_model, recipe=rehearsal.recipe, exports=body.exports or [])
+            deliver(
+                organization=self.organization,
+                base_model=rehearsal.base_model,
+                recipe=rehearsal.recipe,
+                exports=body.exports or [],
+            )
         )
         options = options_object(rehearsal.quotes, needed_by=needed_by, now=now)
         return dry_run_object(asked, rehearsal) | {"delivery": delivery} | options

@@ -1,12 +1,15 @@
 """What a finished job hands over, in which form and at what price: told before it is launched."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from apps.catalog.models import BaseModel, PriceRule
+from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU
 from apps.catalog.queries import active_price, inference_sku
 from apps.contracts.runs import Hyperparameters, Method
+from apps.core.money import rated
 from apps.estimates.architectures import lora_parameter_count, parameter_count
 from apps.finetuning.limits import kind_of
 from apps.finetuning.quoting import CannotEstimate, architecture_of
@@ -14,17 +17,20 @@ from apps.finetuning.quoting import CannotEstimate, architecture_of
 MERGED_16BIT = "merged_16bit"
 EXPORTS = (MERGED_16BIT,)
 _BYTES_A_WEIGHT = 2  # adapters and models are written in 16 bits
-# Merging and keeping files are no SKU of the price book: nothing charges them, whatever their size.
-FREE_NANO = 0
+_MONTH_HOURS = GB_MONTH_BYTE_HOURS // 10**9
 
 
 class DeliveredFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """One form of the result. `bytes` None: the base model's dimensions are not known."""
+    """One form of the result. `bytes` None: the base model's dimensions are not known.
+
+    Making it is no SKU of the price book. Keeping it costs what storage does, before any volume tier; None where that
+    depends on an unknown size.
+    """
 
     kind: str  # "adapter" | "model" | "merged_16bit"
     bytes: int | None
-    price_nano: int = FREE_NANO  # for making it
-    storage_nano_per_month: int = FREE_NANO
+    price_nano: int = 0  # for making it
+    storage_nano_per_month: int | None = 0
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,20 +44,23 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     output_nano_per_million: int | None = None
 
 
-def deliver(*, base_model: BaseModel, recipe: Hyperparameters, exports: Sequence[str] = ()) -> Delivery:
-    """Return what a job of this recipe hands over."""
+def deliver(
+    *, organization: Any, base_model: BaseModel, recipe: Hyperparameters, exports: Sequence[str] = ()
+) -> Delivery:
+    """Return what a job of this recipe hands over, at the organization's prices."""
+    storage = active_price(sku=STORAGE_SKU, organization=organization)
     is_adapter = recipe.method is not Method.FULL
     is_served = kind_of(base_model=base_model, recipe=recipe).delivered_as == "adapter"
-    files = [DeliveredFiles(kind="adapter" if is_adapter else "model", bytes=_bytes(base_model, recipe))]
+    files = [_files("adapter" if is_adapter else "model", _bytes(base_model, recipe), storage)]
     if is_adapter and (MERGED_16BIT in exports or not is_served):
-        files.append(DeliveredFiles(kind=MERGED_16BIT, bytes=_bytes(base_model, None)))
+        files.append(_files(MERGED_16BIT, _bytes(base_model, None), storage))
     return Delivery(
         delivered_as="adapter" if is_served else "model",
         is_served=is_served,
         reason=_reason(recipe, is_served=is_served),
         files=tuple(files),
-        input_nano_per_million=_per_million(base_model, "input") if is_served else None,
-        output_nano_per_million=_per_million(base_model, "output") if is_served else None,
+        input_nano_per_million=_per_million(base_model, "input", organization) if is_served else None,
+        output_nano_per_million=_per_million(base_model, "output", organization) if is_served else None,
     )
 
 
@@ -61,6 +70,17 @@ def required_exports(*, base_model: BaseModel, recipe: Hyperparameters, asked: S
         return []  # the result is a whole 16-bit model already
     is_served = kind_of(base_model=base_model, recipe=recipe).delivered_as == "adapter"
     return sorted({*asked} if is_served else {*asked, MERGED_16BIT})
+
+
+def _files(kind: str, size_bytes: int | None, storage: PriceRule | None) -> DeliveredFiles:
+    if storage is None:
+        return DeliveredFiles(kind=kind, bytes=size_bytes)
+    a_month = (
+        None
+        if size_bytes is None
+        else rated(quantity=size_bytes * _MONTH_HOURS, price_nano=storage.price_nano, per=storage.per)
+    )
+    return DeliveredFiles(kind=kind, bytes=size_bytes, storage_nano_per_month=a_month)
 
 
 def _reason(recipe: Hyperparameters, *, is_served: bool) -> str:
@@ -85,6 +105,6 @@ def _bytes(base_model: BaseModel, recipe: Hyperparameters | None) -> int | None:
     return _BYTES_A_WEIGHT * lora_parameter_count(architecture, rank=recipe.lora_rank, target_modules=modules)
 
 
-def _per_million(base_model: BaseModel, direction: str) -> int | None:
-    rule: PriceRule | None = active_price(sku=inference_sku(base_model, direction=direction))
+def _per_million(base_model: BaseModel, direction: str, organization: Any) -> int | None:
+    rule = active_price(sku=inference_sku(base_model, direction=direction), organization=organization)
     return None if rule is None else rule.price_nano * 1_000_000 // rule.per

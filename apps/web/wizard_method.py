@@ -51,7 +51,7 @@ def _choice(kind: Kind, quoted: Mapping[str, PoolQuote | None], plan: Plan) -> d
     form = plan.form
     assert form is not None and plan.base_model is not None
     recipe = form.recipe_of(kind) if form.is_valid() else None
-    delivery = deliver(base_model=plan.base_model, recipe=recipe) if recipe else None
+    delivery = deliver(organization=plan.organization, base_model=plan.base_model, recipe=recipe) if recipe else None
     return {
         "value": kind.key,
         "title": kind.name,

@@ -130,7 +130,12 @@ class Plan:
         """What the job hands over, where its recipe is complete."""
         if self.base_model is None or self.form is None or not self.form.is_valid() or self.form.recipe is None:
             return None
-        return deliver(base_model=self.base_model, recipe=self.form.recipe, exports=self.after.exports)
+        return deliver(
+            organization=self.organization,
+            base_model=self.base_model,
+            recipe=self.form.recipe,
+            exports=self.after.exports,
+        )
 
     @property
     def count(self) -> TokenCount | None:

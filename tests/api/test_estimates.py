@@ -6,6 +6,8 @@ import pytest
 
 from apps.billing.models import Hold
 from apps.catalog.models import BaseModel, GpuType
+from apps.catalog.operations import set_price
+from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU
 from apps.core.clock import db_now
 from apps.core.models import OutboxMessage
 from apps.datasets.models import TokenCount
@@ -208,6 +210,16 @@ def test_what_is_delivered_and_its_price_are_told_before_launch(post, ask) -> No
     assert 0 < dora["files"][0]["bytes"] < dora["files"][1]["bytes"] == full["files"][0]["bytes"]
     assert (plain["delivered_as"], [file["kind"] for file in plain["files"]]) == ("adapter", ["adapter"])
     assert [file["kind"] for file in both["files"]] == ["adapter", "merged_16bit"]
+
+
+def test_keeping_the_files_costs_what_storage_costs(post, ask) -> None:
+    set_price(
+        sku=STORAGE_SKU, unit="byte_hours", price_nano=100_000_000, per=GB_MONTH_BYTE_HOURS, by="system", now=db_now()
+    )
+
+    [adapter] = post(URL, ask)["delivery"]["files"]
+
+    assert float(adapter["storage_usd_per_month"]) == pytest.approx(adapter["bytes"] / 1e9 * 0.1, abs=1e-9)
 
 
 def test_a_held_out_share_is_not_priced_as_trained(post, ask) -> None:
