@@ -79,7 +79,7 @@ class WorkerTokenForm(forms.Form):
 class OptionalJson(forms.JSONField):
     """Shows nothing where nothing was given; Django's own shows the word null."""
 
-    def prepare_value(self, value: object) -> object:
+    def prepare_value(self, value: Any) -> str:
         return "" if value is None else super().prepare_value(value)
 
 
