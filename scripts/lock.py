@@ -3,6 +3,7 @@
     python scripts/lock.py web       web.lock, demo.lock, dev.lock
     python scripts/lock.py engines   engines.lock, engines-cpu.lock, engines-dev.lock
     python scripts/lock.py gpu       engines-gpu.lock, resolved on Linux x86-64 without installing it
+    python scripts/lock.py clients   litellm.lock, complete in itself: it is installed into a folder of its own
 
 Each lock holds only what the ones before it do not.
 """
@@ -105,6 +106,12 @@ def lock_gpu(environment: CleanEnvironment) -> None:
     _write("engines-gpu", [f"{entry['name']}=={entry['version']}" for entry in found])
 
 
+def lock_clients(environment: CleanEnvironment) -> None:
+    """This function will write litellm.lock: a client of the gateway with all that its tool calls import."""
+    environment.pip("install", "-r", REQUIREMENTS / "litellm.in")
+    _write("litellm", [line for line in environment.versions() if not line.startswith("setuptools==")])
+
+
 def _write(name: str, lines: list[str]) -> Path:
     path = REQUIREMENTS / f"{name}.lock"
     path.write_text("".join(f"{line}\n" for line in sorted(lines, key=str.lower)))
@@ -114,10 +121,10 @@ def _write(name: str, lines: list[str]) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=["web", "engines", "gpu"])
+    parser.add_argument("kind", choices=["web", "engines", "gpu", "clients"])
     kind = parser.parse_args().kind
     with tempfile.TemporaryDirectory() as directory:
-        lock = {"web": lock_web, "engines": lock_engines, "gpu": lock_gpu}[kind]
+        lock = {"web": lock_web, "engines": lock_engines, "gpu": lock_gpu, "clients": lock_clients}[kind]
         # A machine configured for CPU builds would find one of torch: the GPU lock comes from PyPI alone.
         pypi = os.environ | {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
         lock(CleanEnvironment(Path(directory), environ=pypi if kind == "gpu" else None))

@@ -30,7 +30,7 @@ PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 OLD_OPENAI = ("openai==1.109.1", "openai==2.54.0")
 OLD_OPENAI_NEEDS = ("distro==1.9.0",)
 # Tested as a client too, with all it needs: its own openai among it.
-LITELLM = "litellm==1.106.2"
+LITELLM_LOCK = REQUIREMENTS / "litellm.lock"
 # `anneal` from any folder; -P: an `apps` folder of the place it is called from is not ours.
 COMMAND = """#!/bin/sh
 here=$(dirname "$(readlink -f "$0")")
@@ -137,10 +137,11 @@ def install_clients(python: Path) -> None:
         target = DATA / client.replace("==", "-")
         if not (target / "openai").exists():
             run([str(python), *PIP, "--target", str(target), client, *OLD_OPENAI_NEEDS])
-    target = DATA / LITELLM.replace("==", "-")
-    if not (target / "litellm").exists():
-        with_needs = [part for part in PIP if part != "--no-deps"]
-        run([str(python), *with_needs, "--target", str(target), LITELLM])
+    stamp, wanted = DATA / "litellm/.anneal-stamp", LITELLM_LOCK.read_text()
+    if not stamp.exists() or stamp.read_text() != wanted:
+        shutil.rmtree(stamp.parent, ignore_errors=True)
+        run([str(python), *PIP, "--target", str(stamp.parent), "-r", str(LITELLM_LOCK)])
+        stamp.write_text(wanted)
 
 
 def install_browser() -> None:

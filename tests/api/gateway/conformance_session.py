@@ -63,11 +63,13 @@ COMPLETION = {name: {name: value} for name, value in SAMPLING.items()} | {
     "stream_options": {"stream": True, "stream_options": {"include_usage": True}},
 }
 COMPLETION_REFUSED = {"suffix": {"suffix": "x"}, "echo": {"echo": True}, "best_of": {"best_of": 3}}
+# Younger than the oldest client.
+UNKNOWN = ("verbosity", "safety_identifier", "prompt_cache_key")
 
 
 def through_openai(kind: str, asked: dict) -> object:
     create = client.chat.completions.create if kind == "chat" else client.completions.create
-    unknown = {name: asked[name] for name in asked if name in ("verbosity", "safety_identifier", "prompt_cache_key")}
+    unknown = {name: asked[name] for name in asked if name in UNKNOWN}
     known = {name: value for name, value in asked.items() if name not in unknown}
     return create(model=model, **known, extra_body=unknown or None)
 
@@ -76,9 +78,9 @@ def through_litellm(kind: str, asked: dict) -> object:
     import litellm
 
     ask = litellm.completion if kind == "chat" else litellm.text_completion
-    return ask(
-        model=f"openai/{model}", client=client, api_key=key, api_base="http://gateway/v1", max_retries=0, **asked
-    )
+    place = {"client": client, "api_key": key, "api_base": "http://gateway/v1", "max_retries": 0}
+    # It refuses by itself what it does not know of a model it has never heard of, unless told to send it.
+    return ask(model=f"openai/{model}", allowed_openai_params=[name for name in asked if name in UNKNOWN], **place, **asked)
 
 
 def text_of(kind: str, answer: object) -> str:

@@ -33,8 +33,7 @@ EFFECTS = {
 
 def run_session(gateway, tenant, library: str, folder: str) -> dict:
     client = CLIENTS / folder if folder else ""
-    if folder and not Path(client).exists():
-        pytest.skip(f"{client} is missing: make setup-dev")
+    assert not folder or Path(client).exists(), f"{client} is missing: make setup-dev"
     arguments = [str(gateway.socket), tenant.key.secret, "tiny", library, str(client)]
     ran = subprocess.run(
         [sys.executable, str(SESSION), *arguments], capture_output=True, text=True, timeout=240, check=False
@@ -45,7 +44,7 @@ def run_session(gateway, tenant, library: str, folder: str) -> dict:
 
 @pytest.mark.parametrize(
     ("library", "folder"),
-    [("openai", ""), ("openai", "openai-2.54.0"), ("openai", "openai-1.109.1"), ("litellm", "litellm-1.106.2")],
+    [("openai", ""), ("openai", "openai-2.54.0"), ("openai", "openai-1.109.1"), ("litellm", "litellm")],
 )
 def test_every_documented_parameter(gateway, world, engine, library, folder):
     engine.bodies.clear()

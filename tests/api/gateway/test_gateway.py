@@ -788,8 +788,7 @@ OLD_SDK = Path(__file__).resolve().parents[3] / ".anneal/openai-1.109.1"
 
 @pytest.mark.parametrize("sdk", ["installed", "1.109.1"])
 def test_both_generations_of_the_sdk_see_the_same(gateway, world, sdk):
-    if sdk != "installed" and not OLD_SDK.exists():
-        pytest.skip(f"{OLD_SDK} is missing: pip install --target {OLD_SDK} openai==1.109.1")
+    assert sdk == "installed" or OLD_SDK.exists(), f"{OLD_SDK} is missing: make setup-dev"
     folder = "" if sdk == "installed" else str(OLD_SDK)
     session = Path(__file__).with_name("sdk_session.py")
     arguments = [str(gateway.socket), world.acme.key.secret, world.acme.model_name, world.rival.model_name, folder]
