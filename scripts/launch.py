@@ -121,6 +121,7 @@ def bring_up(prepared: Prepared, supervision: Supervision) -> None:
             _wait_until_healthy(prepared, supervision, program)
             progress.done(program.name, _address(prepared, program))
         if tier is Tier.SERVICES:
+            supervision.start_early()
             _prepare_data(prepared, progress)
 
 

@@ -75,7 +75,8 @@ class Program:
 
     `command` begins with a module of `venv`'s Python; ${names} are filled by the place it runs in. Its variables are
     `needs` and those of `options` that are set. `role` is its database login; `stop_seconds` what it may take to stop.
-    Where the variable `only_with` is not set it has nothing to do and is left out.
+    Where the variable `only_with` is not set it has nothing to do and is left out. One that `is_early` loads while the
+    tiers before its own start.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Program:
     threads: str = "1"
     stop_seconds: int = 15
     is_embedded_only: bool = False
+    is_early: bool = False
     only_with: str = ""
 
 
@@ -193,6 +195,7 @@ PROGRAMS: tuple[Program, ...] = (
         variables=(("ANNEAL_WORK_DIR", "${replica_dir}"),),
         threads="${engine_threads}",
         stop_seconds=60,
+        is_early=True,
     ),
     Program(
         "serving-agent",
