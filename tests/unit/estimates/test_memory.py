@@ -12,8 +12,6 @@ from apps.estimates.memory import MemoryModel, peak_memory, weight_bytes
 from apps.estimates.plans import TrainingPlan
 from apps.estimates.shapes import shape_of
 from apps.estimates.stacks import ANNEAL, STACKS
-from apps.estimates.shapes import shape_of
-from apps.estimates.stacks import ANNEAL, STACKS
 
 GB = 1e9
 SEVENTY = "Llama-3.1-70B"
@@ -191,51 +189,6 @@ def test_the_parts_add_up_to_the_peak_and_the_peak_is_the_largest_phase(settings
     assert sum(part.bytes for part in estimate.parts) == estimate.peak_bytes == max(estimate.phase_bytes.values())
     assert all(part.bytes >= 0 for part in estimate.parts)
     assert msgspec.json.decode(msgspec.json.encode(estimate))["phase"] == estimate.phase
-
-
-@given(settings=settings)
-def test_the_figure_that_searches_use_is_that_of_the_estimate(settings):
-    plan, stack = TrainingPlan(**{k: v for k, v in settings.items() if k != "stack"}), STACKS[settings["stack"]]
-    shape = shape_of(SMALL, rank=plan.lora_rank, target_modules=plan.target_modules, use_dora=plan.use_dora)
-    model = MemoryModel(shape, plan, CARD, stack)
-
-    searched = model.peak(plan.micro_batch_size, plan.max_length, plan.gradient_checkpointing)
-
-    assert searched == pytest.approx(model.estimate(plan).peak_bytes, abs=16)
-
-
-@pytest.mark.parametrize(
-    ("parallelism", "halved"),
-    [("zero1", {"optimizer"}), ("zero2", {"optimizer", "gradients"}), ("zero3", {"optimizer", "gradients", "weights"})],
-)
-def test_each_stage_divides_what_it_says(models, parallelism, halved):
-    def parts(**shared):
-        plan = TrainingPlan(method="full", max_length=256, optimizer="adamw", **shared)
-        estimate = peak_memory(architecture=models["Llama-3.1-8B"], plan=plan, gpu=CARD)
-        return {part.key: part.bytes for part in estimate.parts}
-
-    alone, shared = parts(), parts(parallelism=parallelism, gpu_count=2)
-
-    for key in ("weights", "gradients", "optimizer"):
-        assert shared[key] / alone[key] == pytest.approx(0.5 if key in halved else 1.0, abs=0.01)
-
-
-@pytest.mark.parametrize(("optimizer", "bytes_each"), [("adamw", 12), ("adamw_8bit", 6.03), ("adafactor", 4.04)])
-def test_optimizers_keep_what_their_papers_say(models, optimizer, bytes_each):
-    model = models["Llama-3.1-8B"]
-
-    state = part(peak(model, CARD, method="full", max_length=64, optimizer=optimizer), "optimizer")
-
-    assert state / 8_030_261_248 == pytest.approx(bytes_each, rel=0.01)
-
-
-def test_dora_needs_more_than_lora_and_less_than_twice_its_activations(models):
-    plain, dora = (
-        peak(models["Llama-3.1-8B"], CARD, method="lora", max_length=2048, use_dora=use, gradient_checkpointing=False)
-        for use in (False, True)
-    )
-
-    assert part(plain, "activations") < part(dora, "activations") < 2 * part(plain, "activations")
 
 
 @given(settings=settings)
