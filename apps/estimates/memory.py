@@ -222,7 +222,7 @@ class MemoryModel:
         saved, working = t.activations(rows, length, checkpointing)
         kept = self.gradients if self.keeps_gradients else 0.0
         optimizer, gathered, workspace = self.optimizer, self.gathered, self.workspace
-        reference = ()
+        reference: tuple[_Moment, ...] = ()
         if self.plan.is_preference:
             first, logits = (saved, t.loss(tokens)) if self.keeps_reference else (0.0, 0.0)
             state = optimizer if self.keeps_reference else 0.0
