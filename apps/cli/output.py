@@ -18,7 +18,7 @@ NANO_PER_USD = 1_000_000_000
 _HEAD = ("GPU", "Fits", "Memory", "Tokens/s", "Used", "Limited by", "Time", "Cost", "")
 BADGES = ("recommended", "cheapest", "fastest")
 _LEFT = {0, 1, 5, 8}
-_BOTTLENECKS = {"memory_bandwidth": "bandwidth", "fixed_cost": "fixed cost"}
+_BOTTLENECKS = {"memory_bandwidth": "bandwidth", "fixed_cost": "fixed cost", "host_link": "host link"}
 
 
 def as_text(

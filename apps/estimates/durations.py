@@ -93,7 +93,7 @@ def duration(task: Task, plan: TrainingPlan, pool: PoolFacts) -> Duration | None
         micro_steps=micro_steps,
         optimizer_steps=steps,
         utilisation=micro_steps * step.flops / (computing * peak) if peak else None,
-        bottleneck=step.bottleneck,
+        bottleneck="host_link" if plan.cpu_offload and step.bottleneck == "interconnect" else step.bottleneck,
         a100_seconds=_a100_seconds(task, plan, length, micro_steps * plan.gpu_count),
         probe_factor=factor,
         probe_distance=_probe_distance(pool.probe, task, plan, length) if pool.probe else 0.0,

@@ -87,7 +87,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes_p90: int = 0
     memory_origin: str = ""
     utilisation: float | None = None  # share of the GPU's dense peak that useful arithmetic reaches
-    bottleneck: str | None = None  # "compute" | "memory_bandwidth" | "interconnect" | "fixed_cost"
+    bottleneck: str | None = None  # "compute" | "memory_bandwidth" | "interconnect" | "host_link" | "fixed_cost"
     time_parts: tuple[TimePart, ...] = ()  # seconds of one optimizer step by what they are spent on
     evaluation_seconds: float | None = None
     checkpoint_seconds: float | None = None
