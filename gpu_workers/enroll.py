@@ -67,6 +67,7 @@ def enroll(
         hostname=socket.gethostname(),
         gpus=machine.gpus,
         software=machine.software,
+        memory_bytes=machine.memory_bytes,
         listen_url=listen_url,
     )
     answer = _redeem(api or ApiClient(config.internal_url), request, sleep)

@@ -9,7 +9,7 @@ from apps.cli.answers import Answer, rank_answers
 from apps.cli.catalog import Model, Price
 from apps.cli.errors import BadOption
 from apps.estimates.errors import EstimateError
-from apps.estimates.gpus import Gpu
+from apps.estimates.gpus import GIB, Gpu
 from apps.estimates.plans import parse_method
 from apps.estimates.quote import PoolFacts, QuoteRequest, quote
 
@@ -55,10 +55,12 @@ def add_command(commands: Any) -> None:
     job.add_argument("--packing", action="store_true", help="rows are packed, not padded")
     job.add_argument("--optimizer", default="adamw", help="adamw (default), adamw_8bit, adafactor, ...")
     job.add_argument("--offload", action="store_true", help="weights and optimizer state rest in the host's memory")
+    job.add_argument("--preference", action="store_true", help="DPO: a row is two answers, each up to --seq")
     job.add_argument("--stack", default="anneal", help="whose training loop: anneal (default), hf, unsloth, ...")
     place = parser.add_argument_group("the place")
     place.add_argument("--gpu", required=True, help="a type such as h100 or l40s-48; all ranks every type")
     place.add_argument("--gpus", default="1", help="how many, such as 1 or 1,2,4,8 (default 1)")
+    place.add_argument("--host-memory", type=_gib, help="GiB of the machine's own memory, which --offload needs")
     place.add_argument("--price", type=_dollars, help="dollars for an hour of one GPU (default: published prices)")
     place.add_argument("--spot", type=_rate, help="interruptions an hour of a spot GPU: adds the work they undo")
     place.add_argument("--within", type=_hours, help="hours until it is needed; decides what is recommended")
@@ -108,6 +110,7 @@ def _request(given: argparse.Namespace, model: Model) -> QuoteRequest:
             optimizer=given.optimizer,
             packing=given.packing,
             cpu_offload=given.offload,
+            is_preference=given.preference,
             stack=given.stack,
         )
     except EstimateError as error:
@@ -123,10 +126,11 @@ def _tokens_and_rows(given: argparse.Namespace) -> tuple[int, int]:
             raise BadOption(option, "a job without data has nothing to estimate")
     if given.seq < 1:
         raise BadOption("--seq", "must be at least 1")
-    tokens = given.tokens if given.tokens is not None else given.rows * given.seq
-    rows = given.rows if given.rows is not None else math.ceil(tokens / given.seq)
-    if tokens > rows * given.seq and not given.packing:
-        raise BadOption("--tokens", f"{rows:,} rows of at most {given.seq:,} tokens hold {rows * given.seq:,}")
+    row = given.seq * (2 if given.preference else 1)
+    tokens = given.tokens if given.tokens is not None else given.rows * row
+    rows = given.rows if given.rows is not None else math.ceil(tokens / row)
+    if tokens > rows * row and not given.packing:
+        raise BadOption("--tokens", f"{rows:,} rows of at most {row:,} tokens hold {rows * row:,}")
     return tokens, rows
 
 
@@ -137,6 +141,7 @@ def _answer(request: QuoteRequest, gpu: Gpu, count: int, given: argparse.Namespa
         price_nano=round(price.usd_per_hour * output.NANO_PER_USD) if price else None,
         live_workers=1,
         gpus_per_worker=max(count, 1),
+        host_memory_bytes=given.host_memory,
         is_spot=given.spot is not None,
         interruptions_per_hour=given.spot or 0.0,
     )
@@ -176,6 +181,13 @@ def _whole(text: str) -> int:
     return int(value)
 
 
+def _gib(text: str) -> int:
+    value = float(text)
+    if not 0 < value <= 1e6:
+        raise ValueError(text)
+    return int(value * GIB)
+
+
 def _dollars(text: str) -> float:
     value = float(text.removeprefix("$"))
     if not math.isfinite(value) or value < 0:
@@ -199,4 +211,5 @@ def _hours(text: str) -> float:
 
 # argparse names the type in its message: "invalid whole number value".
 _whole.__name__, _dollars.__name__, _hours.__name__ = "whole number", "dollar", "hours"
+_gib.__name__ = "GiB"
 _rate.__name__ = "interruptions an hour"

@@ -18,7 +18,7 @@ NANO_PER_USD = 1_000_000_000
 _HEAD = ("GPU", "Fits", "Memory", "Tokens/s", "Used", "Limited by", "Time", "Cost", "")
 BADGES = ("recommended", "cheapest", "fastest")
 _LEFT = {0, 1, 5, 8}
-_BOTTLENECKS = {"memory_bandwidth": "bandwidth", "fixed_cost": "fixed cost"}
+_BOTTLENECKS = {"memory_bandwidth": "bandwidth", "fixed_cost": "fixed cost", "host_link": "host link"}
 
 
 def as_text(
@@ -77,6 +77,7 @@ def _option(answer: Answer) -> dict[str, Any]:
 def _title(model: Model, request: QuoteRequest) -> str:
     name = {"lora": "LoRA", "qlora": "QLoRA"}.get(request.method, "full fine-tuning")
     name = f"{name} with DoRA" if request.use_dora else f"rank-stabilised {name}" if request.use_rslora else name
+    name += " on preferences (DPO)" if request.is_preference else ""
     rank = "" if request.method == "full" else f", rank {request.lora_rank}"
     return (
         f"{model.name}, {parameter_count(model.architecture) / 1e9:.2f} B parameters: {name}{rank}, "
@@ -121,6 +122,8 @@ def _memory(answer: Answer) -> list[str]:
     how += ", checkpointed" if plan.gradient_checkpointing else ""
     lines = [f"Memory on {answer.key} at the peak ({estimate.phase}), {how}, in GiB"]
     lines += [f"  {label.ljust(width)}  {amount.rjust(8)}" for label, amount in parts]
+    if estimate.host_bytes:
+        lines += [f"  {estimate.host_bytes / GIB:,.1f} GiB of the machine's own memory beside"]
     lines += [f"  {'free'.ljust(width)}  {estimate.headroom_bytes / GIB:8.2f}"] if estimate.fits else []
     if not estimate.fits:
         lines += [f"{estimate.reason}", "Ways to make it fit:"]
@@ -132,6 +135,10 @@ def _notes(answers: Sequence[Answer], best: Answer) -> list[str]:
     origin = best.estimate.interval_origin
     lines = [f"Speed: {best.estimate.speed_source.text}."]
     lines += [f"Ranges are the 10th to 90th percentile: {origin}."] if origin else []
+    if best.estimate.reference_seconds:
+        lines.append(
+            f"Before training the base judges every row: {_span(best.estimate.reference_seconds)}, not billed."
+        )
     if best.estimate.is_spot and best.estimate.train_seconds_p50 is not None:
         redone = _span(best.estimate.redone_seconds)
         lines.append(

@@ -52,6 +52,7 @@ class Hyperparameters(Struct, frozen=True, kw_only=True):
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     max_length: int = 4096
+    cpu_offload: bool = False  # base weights, or all that full training keeps, rest in the host's memory
     packing: bool | None = None  # several rows in one sequence; None: where the attention kernel keeps them apart
     seed: int = 42
     lora_rank: int = 16

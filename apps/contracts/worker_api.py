@@ -26,6 +26,7 @@ class EnrollRequest(Struct, frozen=True, kw_only=True):
     hostname: str
     gpus: tuple[GpuInfo, ...] = ()
     software: dict[str, str] = {}
+    memory_bytes: int | None = None  # of the machine itself
     listen_url: str = ""  # replica: where the gateway reaches its proxy, unix:///… or http(s)://…
 
 

@@ -21,8 +21,6 @@ _PACKING_SHARE = 0.97
 # Grouping rows of similar length out of 50 micro-batches leaves this much padding on skewed lengths (gpu_workers
 # train/data.py LengthGroupedSampler: each batch spans a fiftieth of the lengths).
 _GROUPED_PADDING = 1.03
-# Forward passes alone, of the three or four a micro-step is worth.
-_FORWARD_SHARE, _FORWARD_SHARE_RECOMPUTED = 1 / 3, 1 / 4
 # Writing a checkpoint: serialise, hash and store; bytes a second and a fixed part. Assumed, shown as such.
 _CHECKPOINT_BYTES_PER_SECOND, _CHECKPOINT_SECONDS = 500e6, 1.0
 # Our workers save five times a job, never more often than this, and spend at most this share of the time on it
@@ -49,6 +47,7 @@ class Duration(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_second: float
     evaluation_seconds: float
     checkpoint_seconds: float
+    reference_seconds: float  # DPO: the reference's pass over every row, where it is taken ahead
     step: StepTime
     micro_steps: float
     optimizer_steps: int
@@ -72,14 +71,15 @@ def duration(task: Task, plan: TrainingPlan, pool: PoolFacts) -> Duration | None
         gpu=gpu,
         stack=task.stack,
         row_tokens=length,
-        rows=plan.micro_batch_size,
+        rows=plan.sequences,
         node_bytes_per_second=pool.node_bytes_per_second,
         gpus_per_node=max(pool.gpus_per_worker, 1) if pool.max_gpu_count else max(plan.gpu_count, 1),
     )
     factor = probe_factor(pool.probe, gpu) if pool.probe else 1.0
     micro_steps = rows * request.epochs / (plan.micro_batch_size * plan.gpu_count)
     steps = step_count(rows=math.ceil(rows), batch_size=request.batch_size, epochs=request.epochs)
-    computing = factor * (micro_steps * step.micro_step + steps * step.optimizer)
+    beside = step.reference(plan) if request.is_preference and not task.stack.reference_ahead else 0.0
+    computing = factor * (micro_steps * (step.micro_step + beside) + steps * step.optimizer)
     evaluation = factor * _evaluation_seconds(request, plan, step, length)
     checkpoints = _checkpoints(request, computing, _checkpoint_seconds(task), pool) * _checkpoint_seconds(task)
     peak = pool.gpu.bf16_flops or pool.gpu.fp16_flops
@@ -88,11 +88,12 @@ def duration(task: Task, plan: TrainingPlan, pool: PoolFacts) -> Duration | None
         tokens_per_second=request.tokens * request.epochs / computing,
         evaluation_seconds=evaluation,
         checkpoint_seconds=checkpoints,
+        reference_seconds=factor * _reference_seconds(task, plan, step, length),
         step=step,
         micro_steps=micro_steps,
         optimizer_steps=steps,
         utilisation=micro_steps * step.flops / (computing * peak) if peak else None,
-        bottleneck=step.bottleneck,
+        bottleneck="host_link" if plan.cpu_offload and step.bottleneck == "interconnect" else step.bottleneck,
         a100_seconds=_a100_seconds(task, plan, length, micro_steps * plan.gpu_count),
         probe_factor=factor,
         probe_distance=_probe_distance(pool.probe, task, plan, length) if pool.probe else 0.0,
@@ -130,7 +131,7 @@ def _probe_distance(probe: ProbeRow, task: Task, plan: TrainingPlan, length: flo
     if probe.method != task.request.method:
         return 1.0
     work = abs(math.log2(task.shape.active_linear / active_linear_parameter_count(probe.architecture)))
-    tokens = abs(math.log2(length * plan.micro_batch_size / probe.tokens_per_micro_step)) / 2
+    tokens = abs(math.log2(length * plan.sequences / probe.tokens_per_micro_step)) / 2
     return round(max(work, tokens), 3) if max(work, tokens) > 0.1 else 0.0
 
 
@@ -140,7 +141,8 @@ def padded_mean(request: QuoteRequest, rows: int) -> float:
     From the histogram where there is one; else lengths are taken as exponential with their mean, whose largest of n
     is the mean times 1 + 1/2 + ... + 1/n, never more than the longest row.
     """
-    mean, longest = request.tokens / request.rows, float(padded_length(request))
+    mean, longest = request.mean_tokens, float(padded_length(request))
+    rows *= request.sequences_per_row
     if rows == 1:
         return min(mean, longest)
     if not request.row_lengths:
@@ -166,18 +168,38 @@ def _row_length(task: Task, plan: TrainingPlan) -> float:
     request = task.request
     if request.packing:
         return float(min(request.max_length, request.tokens))
-    mean = request.tokens / request.rows
+    mean = max(request.mean_tokens, _longer_answer_mean(request))
     if task.stack.groups_lengths:
         return min(float(padded_length(request)), mean * (_GROUPED_PADDING if plan.micro_batch_size > 1 else 1.0))
     return padded_mean(request, plan.micro_batch_size)
 
 
+def _longer_answer_mean(request: QuoteRequest) -> float:
+    """Both answers of a pair are padded to the longer one, whose lengths the histogram tells: bars by their middle."""
+    if not request.is_preference or not request.row_lengths:
+        return 0.0
+    longest, total, weighted, before = padded_length(request), 0, 0.0, 0
+    for bound, rows in sorted(request.row_lengths):
+        weighted += rows * min((before + bound) / 2, longest)
+        total, before = total + rows, bound
+    return weighted / max(total, 1)
+
+
 def _evaluation_seconds(request: QuoteRequest, plan: TrainingPlan, step: StepTime, length: float) -> float:
     if not request.evaluations or not request.evaluation_tokens:
         return 0.0
-    share = _FORWARD_SHARE_RECOMPUTED if plan.gradient_checkpointing else _FORWARD_SHARE
-    per_token = share * step.micro_step / (length * plan.micro_batch_size * plan.gpu_count)
+    per_token = step.forward(plan) / (length * plan.sequences * plan.gpu_count)
     return request.evaluations * request.evaluation_tokens * per_token
+
+
+def _reference_seconds(task: Task, plan: TrainingPlan, step: StepTime, length: float) -> float:
+    """Once over the rows to train and those held out, in micro-batches, every process over all of them
+    (gpu_workers/train/dpo.py); with an adapter it is switched off meanwhile."""
+    request = task.request
+    if not request.is_preference or not task.stack.reference_ahead:
+        return 0.0
+    held_out = request.evaluation_tokens / max(request.mean_tokens * request.sequences_per_row, 1.0)
+    return (request.rows + held_out) / plan.micro_batch_size * step.reference(plan)
 
 
 def _checkpoints(request: QuoteRequest, computing: float, save_seconds: float, pool: PoolFacts) -> int:
@@ -195,7 +217,5 @@ def _checkpoint_seconds(task: Task) -> float:
 
 def _a100_seconds(task: Task, plan: TrainingPlan, length: float, micro_steps: float) -> float:
     alone = msgspec.structs.replace(plan, gpu_count=1, parallelism="single", cpu_offload=False)
-    step = step_time(
-        shape=task.shape, plan=alone, gpu=A100, stack=task.stack, row_tokens=length, rows=plan.micro_batch_size
-    )
+    step = step_time(shape=task.shape, plan=alone, gpu=A100, stack=task.stack, row_tokens=length, rows=plan.sequences)
     return micro_steps * step.micro_step

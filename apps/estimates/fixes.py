@@ -34,6 +34,7 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     micro_batch_size: int | None = None
     gradient_checkpointing: bool | None = None
     cpu_offload: bool = False
+    host_bytes: int = 0
     train_seconds_p50: float | None = None
     cost_nano_p50: int | None = None
 
@@ -54,14 +55,19 @@ def _single_changes(task: Task, pool: PoolFacts, gpu_count: int, others: tuple[G
         changes: dict[str, object] = {"gradient_checkpointing": True}
         yield from _change(task, pool, gpu_count, "checkpointing", "Recompute activations (checkpointing)", changes)
     for method in _LIGHTER[Method(request.method)]:
-        found = list(_change(task, pool, gpu_count, "method", f"Use {_NAMES[method]}", {"method": method.value}))
+        asked: dict[str, object] = {"method": method.value}
+        if method == Method.QLORA:
+            asked["cpu_offload"] = False
+        found = list(_change(task, pool, gpu_count, "method", f"Use {_NAMES[method]}", asked))
         if found:
             yield found[0]
             break
     yield from _shorter(task, pool, gpu_count)
     yield from _more_gpus(task, pool, gpu_count)
-    if not request.cpu_offload and not pool.gpu.is_cpu:
-        text = "Keep weights and optimizer state in the host's memory (slower)"
+    can_offload = request.method != Method.QLORA or task.stack.offloads_quantized
+    if can_offload and not request.cpu_offload and not pool.gpu.is_cpu:
+        what = "weights, gradients and optimizer state" if request.method == Method.FULL else "the base model"
+        text = f"Keep {what} in the host's memory (slower)"
         yield from _change(task, pool, gpu_count, "offload", text, {"cpu_offload": True})
     yield from _other_types(task, pool, others)
 
@@ -70,9 +76,14 @@ def _change(
     task: Task, pool: PoolFacts, gpu_count: int, key: str, text: str, changes: dict[str, object]
 ) -> Iterator[Fix]:
     changed = task_of(msgspec.structs.replace(task.request, **changes))
-    placement = choose_plan(changed, pool.gpu, gpu_count=gpu_count, margin=memory_interval(pool).margin)
+    placement = _placed(changed, pool, gpu_count)
     if placement.fits:
         yield _priced(changed, pool, placement, key, text, changes)
+
+
+def _placed(task: Task, pool: PoolFacts, gpu_count: int) -> Placement:
+    margin, host = memory_interval(pool).margin, pool.host_memory_bytes
+    return choose_plan(task, pool.gpu, gpu_count=gpu_count, margin=margin, host_memory_bytes=host)
 
 
 def _shorter(task: Task, pool: PoolFacts, gpu_count: int) -> Iterator[Fix]:
@@ -91,7 +102,7 @@ def _longest(task: Task, pool: PoolFacts, gpu_count: int) -> int:
 def _with_length(task: Task, length: int) -> Task:
     """The request cut to this length: by its histogram where there is one, trained tokens in proportion."""
     request = task.request
-    tokens = min(request.tokens, length * request.rows)
+    tokens = min(request.tokens, length * request.rows * request.sequences_per_row)
     whole = sum(min(bound, request.max_length) * rows for bound, rows in request.row_lengths)
     if whole:
         kept = sum(min(bound, length) * rows for bound, rows in request.row_lengths)
@@ -105,7 +116,7 @@ def _more_gpus(task: Task, pool: PoolFacts, gpu_count: int) -> Iterator[Fix]:
     """The fewest GPUs of this pool that hold the job as asked."""
     count, most = gpu_count * 2, min(pool.max_gpu_count or pool.gpus_per_worker, _MOST_GPUS)
     while count <= most and task.request.batch_size % count == 0:
-        placement = choose_plan(task, pool.gpu, gpu_count=count, margin=memory_interval(pool).margin)
+        placement = _placed(task, pool, count)
         if placement.fits:
             yield _priced(task, pool, placement, "gpu_count", f"Use {count} GPUs", {"gpu_count": count})
             return
@@ -117,8 +128,8 @@ def _other_types(task: Task, pool: PoolFacts, others: tuple[Gpu, ...]) -> Iterat
     for gpu in sorted(others, key=lambda gpu: gpu.memory_bytes):
         if gpu.key == pool.gpu.key or gpu.memory_bytes <= pool.gpu.memory_bytes:
             continue
-        elsewhere = PoolFacts(gpu=gpu)
-        placement = choose_plan(task, gpu, margin=memory_interval(elsewhere).margin)
+        elsewhere = PoolFacts(gpu=gpu, host_memory_bytes=pool.host_memory_bytes)
+        placement = _placed(task, elsewhere, 1)
         if placement.fits:
             yield _priced(task, elsewhere, placement, "gpu", f"Use {gpu.name}", {"gpu_key": gpu.key})
             return
@@ -126,7 +137,8 @@ def _other_types(task: Task, pool: PoolFacts, others: tuple[Gpu, ...]) -> Iterat
 
 def _combined(task: Task, pool: PoolFacts, gpu_count: int, others: tuple[Gpu, ...]) -> tuple[Fix, ...]:
     """QLoRA on a larger type, or shorter rows with it there."""
-    least = task_of(msgspec.structs.replace(task.request, method=Method.QLORA.value, gradient_checkpointing=True))
+    lightest = {"method": Method.QLORA.value, "gradient_checkpointing": True, "cpu_offload": False}
+    least = task_of(msgspec.structs.replace(task.request, **lightest))
     for fix in _other_types(least, pool, others):
         return (msgspec.structs.replace(fix, text=f"Use QLoRA on a larger type. {fix.text}", method="qlora"),)
     largest = max((pool.gpu, *others), key=lambda gpu: gpu.memory_bytes)
@@ -148,11 +160,13 @@ def _priced(task: Task, pool: PoolFacts, placement: Placement, key: str, text: s
     cost = None
     if seconds is not None and pool.price_nano is not None:
         cost = round(pool.price_nano * seconds * placement.plan.gpu_count / pool.price_per_seconds)
+    beside = f", and {_gib(placement.memory.host_bytes)} of the host's" if placement.memory.host_bytes else ""
     known = {name: value for name, value in changes.items() if name in Fix.__struct_fields__ and value is not None}
     return Fix(
         key=key,
-        text=f"{text}: that needs {_gib(peak)} of {pool.gpu.name}'s {_gib(pool.gpu.memory_bytes)}.",
+        text=f"{text}: that needs {_gib(peak)} of {pool.gpu.name}'s {_gib(pool.gpu.memory_bytes)}{beside}.",
         peak_bytes=peak,
+        host_bytes=placement.memory.host_bytes,
         train_seconds_p50=seconds,
         cost_nano_p50=cost,
         **known,  # type: ignore[arg-type]

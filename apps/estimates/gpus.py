@@ -20,6 +20,7 @@ _GDDR_USABLE_SHARE = 0.910
 _EXPONENTIALS_PER_CLOCK = 16
 # One way over 16 lanes, as bandwidth tests reach it (generation 4: 25 of 31.5 GB/s; CUDA samples bandwidthTest).
 _PCIE = {"PCIe5": 50e9, "PCIe4": 25e9, "PCIe3": 12.5e9}
+_PCIE5_PREFIXES = ("h100-sxm", "h200-sxm", "b200", "b300")  # NVIDIA's data sheets: PCIe Gen5, 128 GB/s both ways
 _EXPONENTIALS_PER_BYTE = 1.2  # of an A100 80GB: 2.44e12 exponentials and 2.04e12 bytes a second
 _MULTIPROCESSORS = {
     "a100": (108, 1.41), "h100-pcie": (114, 1.755), "h100": (132, 1.83), "h200": (132, 1.83), "b200": (148, 1.965),
@@ -96,7 +97,7 @@ def from_row(row: Mapping[str, Any]) -> Gpu:
         bf16_flops=tflops["bf16"] * 1e12 if tflops.get("bf16") else None,
         fp16_flops=tflops["fp16"] * 1e12 if tflops.get("fp16") else None,
         nvlink_bytes_per_second=_nvlink(row["interconnect"]),
-        pcie_bytes_per_second=next((v for k, v in _PCIE.items() if k in row["interconnect"]["kind"]), 25e9),
+        pcie_bytes_per_second=_pcie(row["key"], row["interconnect"]["kind"]),
         measured_gemm_flops=_tera(row.get("mamf_bf16_tflops_measured")),
         has_nvlink_switch="bridge" not in row["interconnect"]["kind"] and _nvlink(row["interconnect"]) is not None,
         memory_is_observed=is_observed,
@@ -130,6 +131,12 @@ def _memory(row: Mapping[str, Any]) -> tuple[int, bool]:
 
 def _tera(value: float | None) -> float | None:
     return value * 1e12 if value else None
+
+
+def _pcie(key: str, kind: str) -> float:
+    """A type that is sold by its NVLink reaches its host over PCIe all the same."""
+    named = next((rate for generation, rate in _PCIE.items() if generation in kind), None)
+    return named or _PCIE["PCIe5" if key.startswith(_PCIE5_PREFIXES) else "PCIe4"]
 
 
 def _nvlink(interconnect: Mapping[str, Any]) -> int | None:

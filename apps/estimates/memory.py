@@ -2,7 +2,7 @@
 
 Loading; the loss (every saved activation alive, plus the logits); the backward pass of a layer (checkpoints, one
 layer's recomputed activations and their gradients); the optimizer step; evaluation; saving a checkpoint. The parts
-returned are those of the peak moment, so they always add up to it.
+returned are those of the peak moment, so they always add up to it. Preferences have one moment more: the reference.
 """
 
 from typing import NamedTuple
@@ -102,6 +102,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     phase_bytes: dict[str, int]
     reserved_bytes: int = 0
     allocated_bytes: int = 0
+    host_bytes: int = 0  # of the machine's own memory, all GPUs of the job together; 0 where nothing rests there
 
 
 LABELS = {
@@ -140,14 +141,21 @@ class MemoryModel:
     """Everything about a job that does not depend on its micro-batch and checkpointing, summed once."""
 
     def __init__(self, shape: Shape, plan: TrainingPlan, gpu: Gpu, stack: StackProfile) -> None:
-        self.shape, self.stack, self.gpu = shape, stack, gpu
+        self.shape, self.plan, self.stack, self.gpu = shape, plan, stack, gpu
+        self.sequences = 2 if plan.is_preference else 1
         self.width = DTYPE_BYTES[plan.compute_dtype]
         shards = _Shards(plan)
         weights = stored_weight_bytes(shape, plan, stack)
         state = _training_state(shape, plan, stack)
+        self.keeps_reference = plan.is_preference and not stack.reference_ahead
+        if self.keeps_reference and plan.method == Method.FULL:
+            weights *= 2  # the model as it was; with an adapter the base itself is the reference
         self.weights = weights / shards.weights * (0 if plan.cpu_offload else 1)
         self.adapter = state.adapter / shards.weights
         self.gradients = state.gradients / shards.gradients
+        if plan.cpu_offload and not plan.is_deepspeed:
+            self.gradients = min(self.gradients, _passing_gradients(shape, self.width))
+        self.host = _host_bytes(shape, plan, weights, state) if plan.cpu_offload else 0.0
         self.optimizer = 0.0 if plan.cpu_offload else state.optimizer / shards.optimizer
         self.step_copy = 0.0 if plan.cpu_offload else _step_copy(state, plan, shards.optimizer)
         self.buckets = _buckets(plan, state)
@@ -183,21 +191,24 @@ class MemoryModel:
             },
             reserved_bytes=round(reserved - self.framework + _CUBLAS_BYTES),
             allocated_bytes=round(max(alive) - self.framework),
+            host_bytes=round(self.host),
         )
 
     def peak(self, rows: int, length: int, checkpointing: bool) -> float:
         """The figure of `estimate`, without its parts: for searches."""
+        rows *= self.sequences
         t, tokens, widened = self.per_token, rows * length, 1 + self.reserve_share
         saved, working = t.activations(rows, length, checkpointing)
         at_rest = self.weights + self.adapter + self.framework
         held = at_rest + self.optimizer + self.gathered
         kept = self.gradients if self.keeps_gradients else 0.0
+        beside = saved + t.loss(tokens) if self.keeps_reference else 0.0
         return max(
             at_rest + widened * self.load,
             held + kept + widened * (saved + t.loss(tokens)),
             held + (self.gradients if checkpointing else kept) + widened * (saved + working + self.workspace),
             at_rest + self.gradients + self.optimizer + self.step_copy + self.buckets,
-            held + widened * (working + t.evaluation(tokens) + self.workspace),
+            held + widened * (beside + working + t.evaluation(tokens) + self.workspace),
         )
 
     def needed(self, rows: int, length: int, checkpointing: bool, margin: tuple[float, float]) -> float:
@@ -206,10 +217,17 @@ class MemoryModel:
         return whole * (self.weights + rest * (self.peak(rows, length, checkpointing) - self.weights))
 
     def _moments(self, rows: int, length: int, checkpointing: bool) -> tuple["_Moment", ...]:
+        rows *= self.sequences
         tokens, t = rows * length, self.per_token
         saved, working = t.activations(rows, length, checkpointing)
         kept = self.gradients if self.keeps_gradients else 0.0
         optimizer, gathered, workspace = self.optimizer, self.gathered, self.workspace
+        reference: tuple[_Moment, ...] = ()
+        if self.plan.is_preference:
+            first, logits = (saved, t.loss(tokens)) if self.keeps_reference else (0.0, 0.0)
+            state = optimizer if self.keeps_reference else 0.0
+            judged = (first + working, logits + t.evaluation(tokens))
+            reference = (_Moment("reference", 0.0, state, *judged, workspace, gathered),)
         return (
             _Moment("load", 0.0, 0.0, 0.0, 0.0, self.load, 0.0),
             _Moment("loss", kept, optimizer, saved, t.loss(tokens), 0.0, gathered),
@@ -225,6 +243,7 @@ class MemoryModel:
             _Moment("optimizer_step", self.gradients, optimizer + self.step_copy, 0.0, 0.0, 0.0, self.buckets),
             _Moment("evaluation", 0.0, optimizer, working, t.evaluation(tokens), workspace, gathered),
             _Moment("checkpoint", 0.0, optimizer, 0.0, 0.0, 0.0, gathered),
+            *reference,
         )
 
     def _alive(self, moment: "_Moment") -> float:
@@ -435,6 +454,22 @@ def _gathered(shape: Shape, plan: TrainingPlan, weights: float) -> float:
     if plan.is_deepspeed:
         return min(_LIVE_PARAMETERS * width, weights) + shape.head * width
     return _FSDP_UNITS * layer + _FSDP_ROOT_COPIES * outside * width
+
+
+def _passing_gradients(shape: Shape, width: int) -> float:
+    """What FSDP holds of the gradients on their way to the host: the root unit's from the head's backward pass on, and
+    two layers', each as computed and in fp32 as reduced."""
+    outside = shape.total - shape.layer * shape.n_layers
+    return (outside + 2 * shape.layer) * (width + _FP32)
+
+
+def _host_bytes(shape: Shape, plan: TrainingPlan, weights: float, state: _State) -> float:
+    """Each process reads the whole model before it keeps its shard (full training in fp32); then all shards, and with
+    full training gradients and optimizer state beside them."""
+    is_full = plan.method == Method.FULL
+    reading = plan.gpu_count * (shape.total * _FP32 if is_full else weights)
+    resting = weights + (state.gradients + state.optimizer if is_full else 0.0)
+    return max(reading, resting) + plan.gpu_count * _CPU_PROCESS_BYTES
 
 
 def _workspace(shape: Shape, plan: TrainingPlan, width: int) -> float:

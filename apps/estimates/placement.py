@@ -44,7 +44,13 @@ def task_of(request: QuoteRequest) -> Task:
 
 
 def choose_plan(
-    task: Task, gpu: Gpu, *, gpu_count: int = 1, margin: Margin = NO_MARGIN, node_bytes_per_second: float = 50e9
+    task: Task,
+    gpu: Gpu,
+    *,
+    gpu_count: int = 1,
+    margin: Margin = NO_MARGIN,
+    node_bytes_per_second: float = 50e9,
+    host_memory_bytes: int | None = None,
 ) -> Placement:
     """The fastest plan that fits and accumulates to exactly the batch; if none fits, the smallest there is.
 
@@ -54,7 +60,7 @@ def choose_plan(
     sizes = _micro_batch_sizes(task.request, gpu_count)
     found: list[tuple[TrainingPlan, MemoryModel]] = []
     smallest: tuple[float, TrainingPlan, MemoryModel] | None = None
-    for parallelism in _parallelisms(task.request, gpu_count):
+    for parallelism in _parallelisms(task.request, gpu, gpu_count):
         base = _base_plan(task.request, gpu, gpu_count, parallelism)
         for checkpointing in _checkpointings(task.request):
             plan, model, needed = _largest(task, base, sizes, gpu, margin, checkpointing)
@@ -68,7 +74,8 @@ def choose_plan(
     plan, model = found[0]
     if len(found) > 1:
         plan, model = min(found, key=lambda option: _seconds_per_row(task, option[0], gpu, node_bytes_per_second))
-    return Placement(fits=True, plan=plan, memory=model.estimate(plan))
+    memory = model.estimate(plan)
+    return Placement(fits=host_memory_bytes is None or memory.host_bytes <= host_memory_bytes, plan=plan, memory=memory)
 
 
 def smallest_placement(task: Task, gpu: Gpu, *, gpu_count: int = 1, margin: Margin = NO_MARGIN) -> Placement:
@@ -90,7 +97,7 @@ def longest_length(task: Task, gpu: Gpu, *, gpu_count: int, margin: Margin, step
 
 
 def _smallest(task: Task, gpu: Gpu, gpu_count: int) -> tuple[TrainingPlan, MemoryModel]:
-    parallelism = _parallelisms(task.request, gpu_count)[-1]
+    parallelism = _parallelisms(task.request, gpu, gpu_count)[-1]
     plan = _with_rows(_base_plan(task.request, gpu, gpu_count, parallelism), task.request, 1, True)
     return plan, _model(task, plan, gpu)
 
@@ -107,10 +114,10 @@ def padded_length(request: QuoteRequest) -> int:
     return request.max_length if request.packing else min(request.max_length, request.longest_row_tokens)
 
 
-def _parallelisms(request: QuoteRequest, gpu_count: int) -> tuple[Parallelism, ...]:
+def _parallelisms(request: QuoteRequest, gpu: Gpu, gpu_count: int) -> tuple[Parallelism, ...]:
     if request.batch_size % gpu_count:
         raise EstimateError("batch_size", f"{gpu_count} GPUs cannot share a batch of {request.batch_size} rows evenly")
-    if request.cpu_offload:
+    if request.cpu_offload and not gpu.is_cpu:
         return (Parallelism.ZERO3,)
     if gpu_count == 1:
         return (Parallelism.SINGLE,)
@@ -133,7 +140,8 @@ def _base_plan(request: QuoteRequest, gpu: Gpu, gpu_count: int, parallelism: str
         is_packed=request.packing,
         gpu_count=gpu_count,
         parallelism=parallelism,
-        cpu_offload=request.cpu_offload,
+        cpu_offload=request.cpu_offload and not gpu.is_cpu,  # a CPU's memory is the host's
+        is_preference=request.is_preference,
     )
 
 
@@ -170,14 +178,14 @@ def _largest(
 
 
 def _seconds_per_row(task: Task, plan: TrainingPlan, gpu: Gpu, node_bytes_per_second: float) -> float:
-    mean = min(task.request.tokens / task.request.rows, float(plan.max_length))
+    mean = min(task.request.mean_tokens, float(plan.max_length))
     step = step_time(
         shape=task.shape,
         plan=plan,
         gpu=timed(gpu),
         stack=task.stack,
         row_tokens=float(plan.max_length) if plan.is_packed else mean,
-        rows=plan.micro_batch_size,
+        rows=plan.sequences,
         node_bytes_per_second=node_bytes_per_second,
         gpus_per_node=plan.gpu_count,
     )

@@ -92,14 +92,20 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     trains_embeddings: bool = False  # LoRA with embedding and head in modules_to_save
     is_deepspeed: bool = False
     cpu_offload: bool = False  # weights, gradients and optimizer state rest in the host's memory (FSDP, ZeRO-3)
+    is_preference: bool = False  # a row is a pair of answers: two sequences, and a reference to compare with
 
     @property
     def batch_size(self) -> int:
         return self.micro_batch_size * self.gradient_accumulation_steps * self.gpu_count
 
     @property
+    def sequences(self) -> int:
+        """Of one micro-step on one GPU."""
+        return self.micro_batch_size * (2 if self.is_preference else 1)
+
+    @property
     def tokens_per_micro_step(self) -> int:
-        return self.micro_batch_size * self.max_length
+        return self.sequences * self.max_length
 
 
 def divisors(number: int) -> tuple[int, ...]:

@@ -87,10 +87,12 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes_p90: int = 0
     memory_origin: str = ""
     utilisation: float | None = None  # share of the GPU's dense peak that useful arithmetic reaches
-    bottleneck: str | None = None  # "compute" | "memory_bandwidth" | "interconnect" | "fixed_cost"
+    bottleneck: str | None = None  # "compute" | "memory_bandwidth" | "interconnect" | "host_link" | "fixed_cost"
     time_parts: tuple[TimePart, ...] = ()  # seconds of one optimizer step by what they are spent on
     evaluation_seconds: float | None = None
     checkpoint_seconds: float | None = None
+    reference_seconds: float | None = None  # DPO: what the base thinks of every row, before training; not billed
+    host_bytes: int = 0  # of the machine's own memory, where weights rest there
     download_seconds: float = 0.0
     run_seconds_p10: float | None = None
     run_seconds_p50: float | None = None
@@ -162,6 +164,7 @@ def _quote(
         gpu_count=gpu_count,
         margin=spread.margin,
         node_bytes_per_second=pool.node_bytes_per_second,
+        host_memory_bytes=pool.host_memory_bytes,
     )
     low, peak, high = spread.amounts(placement.memory.peak_bytes, placement.memory.parts[0].bytes)
     reason, fixes = _obstacle(task, pool, placement, high, other_gpus, gpu_count)
@@ -169,7 +172,7 @@ def _quote(
     interval = time_interval(pool, times) if times and reason is None else None
     bill = _billing(pool, times, interval, gpu_count) if times and interval else None
     run = _run_seconds(pool, times, bill)
-    queue = pool.seconds_ahead / pool.live_workers if pool.live_workers else None
+    queue = queue_seconds(pool, gpu_count)
     finish = [None if seconds is None or queue is None else queue + seconds for seconds in run]
     shown = times if bill else None
     return Estimate(
@@ -211,6 +214,8 @@ def _quote(
         time_parts=_time_parts(shown, placement.plan) if shown else (),
         evaluation_seconds=shown.evaluation_seconds if shown else None,
         checkpoint_seconds=shown.checkpoint_seconds if shown else None,
+        reference_seconds=shown.reference_seconds if shown else None,
+        host_bytes=placement.memory.host_bytes,
         download_seconds=_download_seconds(pool),
         run_seconds_p10=run[0],
         run_seconds_p50=run[1],
@@ -242,11 +247,15 @@ def _obstacle(
         return reason, (Fix(key="max_length", text=text, peak_bytes=placement.memory.peak_bytes, max_length=limit),)
     if placement.fits:
         return None, ()
+    fixes = ways_to_fit(task, pool, gpu_count=gpu_count, other_gpus=other_gpus)
+    if needed_bytes <= pool.gpu.memory_bytes:
+        wanted, there = placement.memory.host_bytes / GIB, (pool.host_memory_bytes or 0) / GIB
+        return f"Needs {wanted:,.1f} GiB of the host's memory; a worker here has {there:,.1f} GiB.", fixes
     needed, held = needed_bytes / GIB, pool.gpu.memory_bytes / GIB
     rows = "one row" if placement.plan.micro_batch_size == 1 else f"{placement.plan.micro_batch_size} rows"
     each = "each of them" if gpu_count > 1 else pool.gpu.name
     reason = f"Needs up to {needed:,.1f} GiB with {rows} at a time; {each} holds {held:,.1f} GiB."
-    return reason, ways_to_fit(task, pool, gpu_count=gpu_count, other_gpus=other_gpus)
+    return reason, fixes
 
 
 def _billing(pool: PoolFacts, times: Duration, interval: Interval, gpu_count: int) -> _Billing:
@@ -277,9 +286,28 @@ def _run_seconds(
     """From the claim to the end: the model's download, start-up, training, evaluations, checkpoints."""
     if times is None or bill is None:
         return None, None, None
-    beside = _download_seconds(pool) + pool.startup_seconds + times.evaluation_seconds + times.checkpoint_seconds
+    beside = _download_seconds(pool) + pool.startup_seconds + times.reference_seconds
+    beside += times.evaluation_seconds + times.checkpoint_seconds
     low, middle, high = bill.whole
     return beside + low, beside + middle, beside + high
+
+
+def queue_seconds(pool: PoolFacts, gpu_count: int) -> float | None:
+    """The wait for a worker with so many GPUs, None without one.
+
+    Work that needs at least k GPUs is done by the workers that have them, so that the wait is the longest of these
+    shares: of all work over all workers, and of the larger work over the larger workers.
+    """
+    if not pool.live_workers:
+        return None
+    waits = [pool.seconds_ahead / pool.live_workers]
+    needs = {need for need, _ in pool.ahead_by_gpus if 1 < need < gpu_count} | ({gpu_count} - {1})
+    for need in needs if pool.worker_gpus else ():
+        able = sum(1 for gpus in pool.worker_gpus if gpus >= need)
+        if not able:
+            return None
+        waits.append(sum(seconds for gpus, seconds in pool.ahead_by_gpus if gpus >= need) / able)
+    return max(waits)
 
 
 def _download_seconds(pool: PoolFacts) -> float:

@@ -55,6 +55,7 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
     micro_batch_size: int | None = None  # None: the largest that fits
     gradient_checkpointing: bool | None = None  # None: only where it is needed
     cpu_offload: bool = False
+    is_preference: bool = False  # DPO: a row is two answers; its length is the longer one's, its tokens both
 
     def __post_init__(self) -> None:
         for name, most in _LIMITS.items():
@@ -75,6 +76,15 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise EstimateError("trained_tokens", "trained_tokens cannot exceed tokens")
         self._check_choices()
 
+    @property
+    def sequences_per_row(self) -> int:
+        return 2 if self.is_preference else 1
+
+    @property
+    def mean_tokens(self) -> float:
+        """Of one sequence."""
+        return self.tokens / (self.rows * self.sequences_per_row)
+
     def _check_choices(self) -> None:
         for name in ("evaluations", "evaluation_tokens", "checkpoints"):
             if (getattr(self, name) or 0) < 0:
@@ -84,6 +94,10 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise EstimateError("micro_batch_size", "micro_batch_size must divide batch_size")
         if self.use_dora and self.method == Method.FULL:
             raise EstimateError("use_dora", "DoRA is an adapter method")
+        if self.cpu_offload and self.method == Method.QLORA and not STACKS[self.stack].offloads_quantized:
+            raise EstimateError("cpu_offload", "4-bit weights stay on the GPU: offload LoRA or full fine-tuning")
+        if self.is_preference and self.packing:
+            raise EstimateError("packing", "pairs of answers are compared row by row, and not packed")
         if any(length < 1 or rows < 0 for length, rows in self.row_lengths):
             raise EstimateError("row_lengths", "row_lengths are pairs of a length of at least 1 and a number of rows")
 
@@ -125,7 +139,9 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     gpus_per_worker: int = 1
     max_gpu_count: int | None = None  # None: gpus_per_worker
     node_bytes_per_second: float = 50e9  # between machines, each way and GPU: 400 Gbit/s InfiniBand
-    host_memory_bytes: int | None = None
+    host_memory_bytes: int | None = None  # of the smallest live worker; None: not known
+    worker_gpus: tuple[int, ...] = ()  # of each live worker; empty: not known
+    ahead_by_gpus: tuple[tuple[int, float], ...] = ()  # seconds_ahead of a worker, by the GPUs that the work needs
     is_spot: bool = False
     interruptions_per_hour: float = 0.0
     restart_seconds: float = 180.0

@@ -40,6 +40,8 @@ class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
     groups_lengths: bool = False  # rows of similar length share a micro-batch: almost no padding
     frees_cache: bool = False  # returns cached blocks, or grows segments: lengths that vary do not fragment
     ties_embeddings: bool = True  # as the model does; else embedding and head are two matrices in every model
+    offloads_quantized: bool = True  # 4-bit weights may rest in the host's memory
+    reference_ahead: bool = False  # DPO: the base's opinion of all rows is taken once, before training
     launch_share: float = 1.0  # of the eager cost of launching kernels; less when compiled or fused
     sources: tuple[str, ...] = ()
 
@@ -52,7 +54,9 @@ ANNEAL = StackProfile(
     quantized_adapter_bytes=2,
     upcasts_unquantized=True,
     groups_lengths=True,
-    sources=("TRL 1.16 trl/kernels/chunked_logprob.py", "PEFT autocast_adapter_dtype"),
+    offloads_quantized=False,
+    reference_ahead=True,
+    sources=("TRL 1.16 trl/kernels/chunked_logprob.py", "PEFT autocast_adapter_dtype", "gpu_workers/train/dpo.py"),
 )
 
 _PROFILES = (

@@ -86,6 +86,16 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     micro_step: float
     flops: float
 
+    def forward(self, plan: TrainingPlan) -> float:
+        """Seconds of one of the passes a micro-step is worth: forward, backward (two with full training), once more
+        with checkpointing."""
+        passes = 2 + (1 if plan.method == Method.FULL else 0) + (1 if plan.gradient_checkpointing else 0)
+        return self.micro_step / passes
+
+    def reference(self, plan: TrainingPlan) -> float:
+        """The same without adapters: what a preference's reference takes."""
+        return max(self.forward(plan) * (1 - self.adapters / self.micro_step), 0.0)
+
     @property
     def bottleneck(self) -> str:
         groups = {
@@ -217,6 +227,8 @@ def _communication(
     n, width = plan.gpu_count, DTYPE_BYTES[plan.compute_dtype]
     if plan.cpu_offload:
         host = (3 if plan.gradient_checkpointing else 2) * stored_weight_bytes(shape, plan, stack) / max(n, 1)
+        if plan.method == Method.FULL:
+            host += shape.total * DTYPE_BYTES["float32"] / max(n, 1)  # gradients, as they are reduced
     else:
         host = 0.0
     exchanged = 0.0

@@ -134,6 +134,11 @@ _FIXED = (
     Limit(name="target_modules", text="Layers with an adapter.", options=TARGET_MODULES, is_list=True),
     Limit(name="use_dora", text="Trains direction and size of each weight apart.", options=(False, True)),
     Limit(name="use_rslora", text="Divides alpha by the rank's root, for high ranks.", options=(False, True)),
+    Limit(
+        name="cpu_offload",
+        text="Base weights, or all that full fine-tuning keeps, rest in the host's memory: fits more, and is slower.",
+        options=(False, True),
+    ),
     Limit(name="packing", text="Several rows in one sequence.", options=(False, True), is_nullable=True),
     _number("dpo_beta", 0.001, 10.0, "How closely preferences may pull the model from where it began."),
     _whole("early_stopping_patience", 1, 100, "Evaluations without a better loss to wait for.", is_nullable=True),

@@ -86,6 +86,7 @@ class Worker(models.Model):
     credential_sha256 = models.CharField(max_length=64, unique=True)
     gpus = models.JSONField(default=list)
     software = models.JSONField(default=dict)
+    memory_bytes = models.BigIntegerField(null=True, help_text="Of the machine itself; null: it has not said.")
     created_at = models.DateTimeField(db_default=Now())
     last_seen_at = models.DateTimeField(null=True)
     cordoned_at = models.DateTimeField(null=True)

@@ -26,11 +26,13 @@ LIVE_SECONDS = 60  # a worker not heard of for so long counts as away
 
 @dataclass(frozen=True, kw_only=True)
 class PoolState:
-    """One pool as it stands. `gpus_per_worker` is the most GPUs a live worker has, 0 without one.
+    """One pool as it stands. `gpus_per_worker` is the most GPUs a live worker has, 0 without one; `worker_gpus` are
+    those of each, and `host_memory_bytes` the least memory a live worker's machine has, None where one has not said.
 
     `probe` is the newest measurement for the method: of the same model if there is one, else of any. Full training
     is told from one of LoRA where it was not measured itself.
-    `seconds_ahead` is the expected time of the work waiting or running, over all workers; `has_weights`: each live
+    `seconds_ahead` is the expected time of the work waiting or running, over all workers, and `ahead_by_gpus` the same
+    by the GPUs it needs; `has_weights`: each live
     worker has loaded the base model before.
     `correction` is what finished runs taught; all tenants' runs teach, none is shown.
     """
@@ -43,6 +45,9 @@ class PoolState:
     seconds_ahead: float
     correction: Correction | None
     has_weights: bool = False
+    worker_gpus: tuple[int, ...] = ()
+    ahead_by_gpus: tuple[tuple[int, float], ...] = ()
+    host_memory_bytes: int | None = None
 
 
 def open_pool_states(
@@ -58,14 +63,18 @@ def open_pool_states(
     fetched = _with_weights(base_model, [worker for each in workers.values() for worker in each])
     probes = _newest_probes(pools, base_model, method)
     ahead = _seconds_ahead(pools)
+    memory = _host_memory([worker_id for each in workers.values() for worker_id in each])
     return [
         PoolState(
             pool=pool,
             price=prices.get(training_sku(pool)),
             live_workers=len(workers[pool.pk]),
             gpus_per_worker=max(workers[pool.pk].values(), default=0),
+            worker_gpus=tuple(workers[pool.pk].values()),
+            host_memory_bytes=memory.get(pool.pk),
             probe=probes.get(pool.pk),
-            seconds_ahead=ahead[pool.pk],
+            seconds_ahead=sum(ahead[pool.pk].values()),
+            ahead_by_gpus=tuple(ahead[pool.pk].items()),
             correction=correction_of(pool=pool, family=family, method=method),
             has_weights=bool(workers[pool.pk]) and workers[pool.pk].keys() <= fetched,
         )
@@ -96,7 +105,7 @@ def list_shape_probes(*, pool: GpuPool) -> list[ThroughputProbe]:
 
 def seconds_ahead(*, pool: GpuPool) -> float:
     """Return the estimated seconds of the runs waiting or running in the pool, by the work still to do."""
-    return _seconds_ahead([pool])[pool.pk]
+    return sum(_seconds_ahead([pool])[pool.pk].values())
 
 
 def _live_workers(pools: Sequence[GpuPool], now: datetime.datetime) -> dict[str, dict[str, int]]:
@@ -106,6 +115,18 @@ def _live_workers(pools: Sequence[GpuPool], now: datetime.datetime) -> dict[str,
     for pool_id, worker_id, gpus in workers.values_list("pool_id", "pk", "gpus"):
         found[pool_id][worker_id] = max(1, len(gpus))
     return found
+
+
+def _host_memory(workers: Sequence[str]) -> dict[str, int]:
+    """The least memory of these workers' machines, by pool; not of a pool with one that has not said."""
+    known: dict[str, list[int | None]] = defaultdict(list)
+    for pool_id, memory_bytes in Worker.objects.filter(pk__in=workers).values_list("pool_id", "memory_bytes"):
+        known[pool_id].append(memory_bytes)
+    return {
+        pool_id: min(each for each in found if each is not None)
+        for pool_id, found in known.items()
+        if None not in found
+    }
 
 
 def _with_weights(base_model: BaseModel, workers: Sequence[str]) -> set[str]:
@@ -129,15 +150,16 @@ def _newest_probes(pools: Sequence[GpuPool], base_model: BaseModel, method: str)
     return {probe.pool_id: probe for probe in newest}
 
 
-def _seconds_ahead(pools: Sequence[GpuPool]) -> dict[str, float]:
-    ahead: dict[str, float] = defaultdict(float)
+def _seconds_ahead(pools: Sequence[GpuPool]) -> dict[str, dict[int, float]]:
+    """By pool and the GPUs that the work needs."""
+    ahead: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     with system():  # the queue is shared: other tenants' work counts, and only the sum is shown
         runs = Run.objects.filter(pool__in=pools, status__in=RUN_ACTIVE).values_list(
-            "pool_id", "job__step", "job__total_steps", "job__estimate__train_seconds_p50",
+            "pool_id", "job__gpu_count", "job__step", "job__total_steps", "job__estimate__train_seconds_p50",
             "job__estimate__run_seconds_p50",
         )  # fmt: skip
-        for pool_id, step, total_steps, training, whole in runs:
+        for pool_id, gpu_count, step, total_steps, training, whole in runs:
             done = step / total_steps if total_steps else 0.0
             beside = (whole or 0.0) - (training or 0.0) if whole and not step else 0.0  # download and start-up
-            ahead[pool_id] += (training or 0.0) * (1.0 - done) + beside
+            ahead[pool_id][gpu_count] += (training or 0.0) * (1.0 - done) + beside
     return ahead

@@ -112,6 +112,7 @@ def enroll(*, request: EnrollRequest) -> tuple[Worker, WorkerToken, EnrollRespon
         credential_sha256=sha256_hex(credential),
         gpus=[{"key": gpu.key, "name": gpu.name, "memory_bytes": gpu.memory_bytes} for gpu in request.gpus],
         software=dict(request.software),
+        memory_bytes=request.memory_bytes,
         last_seen_at=now,
     )
     audit.record(organization=None, by=worker.pk, action="worker.enrolled", target=worker.pk, pool=token.pool.name)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from apps.catalog.models import BaseModel, PriceRule
-from apps.contracts.runs import Hyperparameters
+from apps.contracts.runs import Hyperparameters, Objective
 from apps.contracts.worker_api import ProbeReport
 from apps.core.errors import InvalidValue
 from apps.core.money import rated
@@ -33,7 +33,6 @@ _WEIGHT_BYTES = 2  # of each parameter in a hub repository, by any method
 _NOTICED_SECONDS = LEASE_SECONDS + REAPER_SECONDS / 2  # until a machine taken away is missed
 _DATA = Path(__file__).resolve().parents[1] / "catalog" / "data"
 GPU_COUNTS = (1, 2, 4, 8)  # of one machine; a count that does not divide the batch would train another batch
-_NOT_HERE = {"offload": "The trainer does not do this yet.", "none": ""}
 # What the estimator calls a thing -> the request's field it came from; the rest are hyperparameters.
 _PARAMS = {
     "rows": "training_file",
@@ -225,6 +224,8 @@ def _request(base_model: BaseModel, data: TrainingData, recipe: Hyperparameters)
             target_modules=recipe.target_modules,
             use_dora=recipe.use_dora,
             use_rslora=recipe.use_rslora,
+            cpu_offload=recipe.cpu_offload,
+            is_preference=recipe.objective is Objective.DPO,
             row_lengths=data.row_lengths,
             evaluations=recipe.epochs if data.evaluation_tokens else 0,
             evaluation_tokens=data.evaluation_tokens,
@@ -252,6 +253,9 @@ def _facts(state: PoolState, base_model: BaseModel) -> PoolFacts:
         startup_seconds=startup_seconds,
         correction=state.correction,
         gpus_per_worker=max(1, state.gpus_per_worker),
+        worker_gpus=state.worker_gpus,
+        ahead_by_gpus=state.ahead_by_gpus,
+        host_memory_bytes=state.host_memory_bytes,
         is_spot=state.pool.is_spot,
         interruptions_per_hour=state.pool.interruptions_per_hour,
         restart_seconds=_NOTICED_SECONDS + startup_seconds,
@@ -382,9 +386,8 @@ def _ways(quoted: PoolQuote, quotes: list[PoolQuote]) -> tuple[Way, ...]:
 
 
 def _change(fix: Fix) -> Way:
-    changes = {name: value for name, value in (("method", fix.method), ("max_length", fix.max_length)) if value}
-    note = "" if changes else _NOT_HERE.get(fix.key, "")
-    return Way(fix=fix, changes=changes, pool=None, cost_nano=fix.cost_nano_p50, note=note)
+    asked = (("method", fix.method), ("max_length", fix.max_length), ("cpu_offload", fix.cpu_offload))
+    return Way(fix=fix, changes={name: value for name, value in asked if value}, pool=None, cost_nano=fix.cost_nano_p50)
 
 
 def _more_gpus(quoted: PoolQuote) -> Way:

@@ -108,6 +108,9 @@ def _require_settable(wanted: Mapping[str, Any], limits: Limits) -> None:
 
 
 def _require_sensible(values: Mapping[str, Any], method: Method) -> None:
+    if method is Method.QLORA and values["cpu_offload"]:
+        message = "cpu_offload is for LoRA and full fine-tuning: 4-bit weights stay on the GPU."
+        raise InvalidValue(message, param="hyperparameters.cpu_offload")
     if method is Method.FULL:
         for name in ("use_dora", "use_rslora"):
             if values[name]:
@@ -234,6 +237,7 @@ _PLAIN: dict[str, tuple[Any, str]] = {
     "target_modules": (Hyperparameters().target_modules, "All linear layers: leaving some out costs quality."),
     "use_dora": (False, "Off: slower, and its result is a whole model, not an adapter."),
     "use_rslora": (False, "Off: helps from rank 64 on."),
+    "cpu_offload": (False, "On the GPU: moving them for each layer is slow."),
     "packing": (None, "Where the attention kernel keeps rows apart."),
     "dpo_beta": (0.1, "0.1: usual."),
     "train_on": ("assistant", "The assistant's answers: what is asked need not be learned."),
@@ -243,5 +247,5 @@ _PLAIN: dict[str, tuple[Any, str]] = {
 _ORDER = (
     "epochs", "learning_rate", "batch_size", "max_length", "early_stopping_patience", "warmup_ratio", "lr_scheduler",
     "weight_decay", "max_grad_norm", "lora_rank", "use_dora", "use_rslora", "lora_alpha", "lora_dropout",
-    "target_modules", "packing", "dpo_beta", "train_on", "validation_share", "seed",
+    "target_modules", "cpu_offload", "packing", "dpo_beta", "train_on", "validation_share", "seed",
 )  # fmt: skip

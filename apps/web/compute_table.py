@@ -30,6 +30,7 @@ _BOTTLENECKS = {
     "compute": "arithmetic",
     "memory_bandwidth": "memory bandwidth",
     "interconnect": "the link between GPUs",
+    "host_link": "the link to the host's memory",
     "fixed_cost": "fixed cost of each step",
 }
 

@@ -28,13 +28,14 @@ from gpu_workers.api_client import ApiClient, load_credential
 from gpu_workers.config import read_config
 from gpu_workers.events import LOG_FILE, SPEC_FILE, replace_file
 from gpu_workers.executor import SubprocessExecutor
-from gpu_workers.preflight import Machine, inspect_machine
+from gpu_workers.preflight import Machine, inspect_machine, list_gpu_memory
 from gpu_workers.probing import PROBE_FILE
 
 log = logging.getLogger("gpu_workers.bench.calibrate")
 
 BUDGET_SECONDS = 570.0  # under ten minutes, the last report included
 _POINT_SECONDS = 240.0
+_BUSY_GPU_SHARE = 0.05  # of its memory held while no point runs: another process computes there
 _OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError")
 
 
@@ -149,7 +150,7 @@ def measure_point(
     shutil.rmtree(work_dir, ignore_errors=True)
     work_dir.mkdir(parents=True)
     replace_file(work_dir / SPEC_FILE, msgspec.json.encode(_request(point)))
-    child = executor.start(work_dir)
+    child = executor.start(work_dir, gpu_count=1)  # with several in sight the trainer would spread over them
     if child.wait(timeout_seconds) is None:
         child.kill()
         return None, "took_too_long"
@@ -202,7 +203,7 @@ def _conditions(machine: Machine) -> dict[str, Any]:
     cores, load = machine.cores, os.getloadavg()[0]
     return {
         "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "is_busy": load > cores + 1,  # more than this point alone: its speed says nothing
+        "is_busy": load > cores + 1 or _is_gpu_busy(),  # more than this point alone: its speed says nothing
         "gpu_key": machine.gpu_key,
         "driver": machine.gpus[0].driver,
         "cores": cores,
@@ -210,6 +211,11 @@ def _conditions(machine: Machine) -> dict[str, Any]:
         "load_1m": round(load, 2),
         "platform": platform.platform(),
     }
+
+
+def _is_gpu_busy() -> bool:
+    """Whether somebody else holds the first GPU, on which the points run; asked between points."""
+    return any(gpu.free_bytes < (1 - _BUSY_GPU_SHARE) * gpu.total_bytes for gpu in list_gpu_memory()[:1])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """`python -m gpu_workers.train SPEC.json WORK_DIR`: train one attempt and say how it ended in outcome.json.
 
 Reads one JSON line from standard input: {"hub_token": …}, so that a token stands in no file, argument or environment.
-On several GPUs this process starts one of its own kind for each and waits for them.
+On several GPUs, or with shards in the host's memory, this process starts one of its own kind for each GPU and waits.
 Exit codes: 0 outcome.json holds an adapter or an orderly stop · 3 outcome.json holds a failure · anything else, a
 signal included: the process died without an outcome, and the agent decides what that means.
 """
@@ -32,7 +32,7 @@ def main(spec_path: Path, work_dir: Path) -> int:
     spec = msgspec.json.decode(spec_path.read_bytes(), type=RunSpec)
     secret_line = sys.stdin.buffer.readline() or b"{}"
     rank = read_rank()
-    if spec.gpu_count > 1 and rank is None:
+    if (spec.gpu_count > 1 or spec.parallelism == "fsdp") and rank is None:
         return run_ranks(sys.argv, count=spec.gpu_count, secret_line=secret_line)
     stop = StopFlag()
     stop.install()

@@ -106,7 +106,7 @@ class Attempt:
                 recipe,
                 start=self._start(),
                 engine=engine,
-                is_sharded=self._rank.count > 1 and self._spec.parallelism == "fsdp",
+                is_sharded=self._spec.parallelism == "fsdp",
             ),
             folder=folder,
             training=training,

@@ -24,6 +24,7 @@ class Rank(Struct, frozen=True, kw_only=True):
 
     index: int = 0
     count: int = 1
+    is_launched: bool = False  # by `run_ranks`: a process group is to be joined, if only its own
 
     @property
     def is_first(self) -> bool:
@@ -33,7 +34,7 @@ class Rank(Struct, frozen=True, kw_only=True):
 def read_rank() -> Rank | None:
     """Return what `run_ranks` gave this process, None in the one it was started by."""
     found = read_launch_environment()
-    return None if found is None else Rank(index=found[0], count=found[1])
+    return None if found is None else Rank(index=found[0], count=found[1], is_launched=True)
 
 
 def run_ranks(argv: list[str], *, count: int, secret_line: bytes) -> int:
@@ -76,8 +77,9 @@ def _pass_on(children: list[subprocess.Popen[bytes]]):  # type: ignore[no-untype
 @contextlib.contextmanager
 def first_rank_first(rank: Rank) -> Iterator[None]:
     """Let the first process do the body before the others, which then find its files."""
-    if rank.count > 1 and not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    if rank.is_launched and not torch.distributed.is_initialized():
+        # Shards that rest in the host's memory are gathered there, which NCCL cannot.
+        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         if torch.cuda.is_available():
             torch.cuda.set_device(rank.index)
     if rank.count > 1 and not rank.is_first:

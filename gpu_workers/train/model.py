@@ -94,7 +94,14 @@ def load_model(
     is_adapter = hyperparameters.method is not Method.FULL
     if is_adapter and start is not None and (start / ADAPTER_FILE).is_file():
         _begin_with_adapter(model, start)
-    return shard_model(model, base) if is_sharded else model
+    if not is_sharded:
+        return model
+    return shard_model(
+        model,
+        base,
+        is_offloaded=hyperparameters.cpu_offload,
+        gathers_bf16=not is_adapter and engine.autocast == "bf16",
+    )
 
 
 def adapt(

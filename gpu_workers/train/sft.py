@@ -31,7 +31,8 @@ class Trainer(RunTrainer, SFTTrainer):
     def __init__(self, *args: Any, rows: Rows, **kwargs: Any) -> None:
         self._rows = rows
         super().__init__(*args, **kwargs)
-        self._scores_selected_only = _scores_selected_only(self.model) and self.args.world_size == 1
+        is_alone = self.args.world_size == 1 and self.spec.parallelism != "fsdp"
+        self._scores_selected_only = _scores_selected_only(self.model) and is_alone
 
     def longest_rows(self) -> list[dict[str, Any]]:
         return self._rows.items(np.argsort(self._rows.lengths, kind="stable")[-self.args.per_device_train_batch_size :])

@@ -1,7 +1,8 @@
 """A model that lies in shards on several processes (FSDP), and its weights gathered to be written as one.
 
 The base alone is sharded: an adapter stays whole on every process, small as it is, and its gradients are averaged
-here. With full training every weight is a shard.
+here. With full training every weight is a shard. Offloaded, the shards rest in the host's memory, visit the GPU layer
+by layer, and are stepped by the CPU; a single process does this too.
 """
 
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
@@ -28,17 +29,28 @@ _GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _SCATTERED = StateDictOptions(full_state_dict=True, strict=False)
 
 
-def shard_model(model: torch.nn.Module, base: PreTrainedModel) -> torch.nn.Module:
+def shard_model(
+    model: torch.nn.Module, base: PreTrainedModel, *, is_offloaded: bool = False, gathers_bf16: bool = False
+) -> torch.nn.Module:
     """Shard `base` inside `model` layer by layer, so that no process ever holds two whole layers; return `model`.
 
-    What belongs to an adapter stays whole.
+    What belongs to an adapter stays whole, on this process's device. `gathers_bf16`: weights kept in float32 travel
+    and compute in bfloat16, and their gradients are summed in float32.
     """
     adapter = set() if model is base else {parameter for parameter in model.parameters() if parameter.requires_grad}
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
+    for parameter in adapter:  # what FSDP ignores it does not move either
+        parameter.data = parameter.data.to(device)
+    options: dict[str, Any] = {
+        "mesh": init_device_mesh(device, (torch.distributed.get_world_size(),)),
+        "ignored_params": adapter,
+        "offload_policy": CPUOffloadPolicy(pin_memory=device == "cuda") if is_offloaded else OffloadPolicy(),
+    }
+    if gathers_bf16:
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for layer in base.get_decoder().layers:
-        fully_shard(layer, mesh=mesh, ignored_params=adapter)
-    fully_shard(base, mesh=mesh, ignored_params=adapter)
+        fully_shard(layer, **options)
+    fully_shard(base, **options)
     # By this mark transformers' trainer knows a model that takes care of placement and gradients itself.
     base._is_distributed_loading_by_transformers = True
     return model

@@ -173,6 +173,31 @@ def test_what_does_not_fit_names_the_ways_that_do_with_their_price(post, ask) ->
         assert again["estimate"]["fits"] is True
 
 
+def test_the_hosts_memory_is_a_way_with_its_price_and_what_it_changes(post, ask) -> None:
+    big_pool("l4", "l4-24")
+    listed = make_listed_model("llama-8b", config=LLAMA_8B, parameter_count=8_030_261_248)
+    TokenCount.objects.update(longest_row_tokens=2048)
+    full = ask | {"model": listed.name, "recipe": {"batch_size": 1, "method": "full"}}
+
+    before = next(option for option in post(URL, full)["pools"] if option["id"] == "l4")
+    [way] = [way for way in before["ways_to_fit"] if way["key"] == "offload"]
+
+    assert way["changes"] == {"recipe": {"cpu_offload": True}}
+    assert float(way["cost_usd"]) > 0
+    taken = post(URL, full | {"recipe": full["recipe"] | way["changes"]["recipe"]})
+    after = next(option for option in taken["pools"] if option["id"] == "l4")["estimate"]
+    assert after["fits"]
+    assert after["plan"]["cpu_offload"]
+    assert after["host_bytes"] > 100 * 2**30
+
+
+def test_4_bit_weights_are_not_kept_in_the_hosts_memory(post, ask) -> None:
+    refused = post(URL, ask | {"quantization": "nf4", "recipe": {"cpu_offload": True}}, status=400)
+
+    assert refused["error"]["param"] == "hyperparameters.cpu_offload"
+    assert "4-bit weights stay on the GPU" in refused["error"]["message"]
+
+
 def test_a_dry_run_says_what_would_happen_and_leaves_nothing(post, ask) -> None:
     messages = OutboxMessage.objects.count()
 

@@ -174,6 +174,17 @@ def test_what_does_not_fit_lists_its_ways_each_with_a_price_and_a_link_that_appl
     assert "pool=" not in qlora
 
 
+def test_the_hosts_memory_is_offered_and_applied_in_one_click(compute, client_for, bob) -> None:
+    page = compute()
+    ways = re.search(r'id="g-l4".*?<tr class="ways">(.*?)</tr>', page, re.DOTALL)[1]
+    [link] = [link for link in re.findall(r'href="([^"]+)"', ways) if "cpu_offload=True" in link]
+
+    applied = client_for(bob).get(link).content.decode()
+
+    assert "GB free" in rows(applied)["l4"]
+    assert 'name="cpu_offload" value="True"' in applied  # it goes on to the review
+
+
 def test_applying_a_way_makes_the_job_fit(compute) -> None:
     page = compute(method="qlora")
 

@@ -17,8 +17,8 @@ from apps.finetuning.limits import Kind, Limits, get_limits
 from apps.finetuning.operations import SUFFIX
 
 RECIPE_FIELDS = (
-    "epochs", "learning_rate", "batch_size", "max_length", "lora_rank", "use_rslora", "lora_alpha", "validation_share",
-    "seed",
+    "epochs", "learning_rate", "batch_size", "max_length", "lora_rank", "use_rslora", "lora_alpha", "cpu_offload",
+    "validation_share", "seed",
 )  # fmt: skip
 ADAPTER_FIELDS = ("lora_rank", "use_rslora", "lora_alpha")
 # What other values are chosen by: changing one of these changes the values nobody set.
@@ -71,6 +71,12 @@ class RecipeForm(forms.Form):
         label="Alpha",
         help_text="Strength of the adapter; often twice the rank.",
         widget=forms.NumberInput(attrs=_NUMBER),
+    )
+    cpu_offload = forms.TypedChoiceField(
+        coerce=lambda text: text == "True",
+        choices=[("False", "On the GPU"), ("True", "In the host's memory")],
+        label="Weights rest",
+        help_text="In the host's memory a larger model fits, and is slower.",
     )
     validation_share = forms.FloatField(
         label="Held out",
@@ -238,6 +244,8 @@ class ComputeForm(CapForm):
 
 
 def _belongs(name: str, kind: Kind) -> bool:
+    if name == "cpu_offload":
+        return kind.method is not Method.QLORA
     return kind.method is not Method.FULL or name not in ADAPTER_FIELDS
 
 

@@ -2,21 +2,29 @@
 
 import argparse
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 from bitsandbytes.nn import Linear4bit
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from apps.contracts.runs import Hyperparameters, Method
 from apps.contracts.worker_api import ProbeReport
+from apps.estimates import gpus
+from apps.estimates.architectures import from_config, parameter_count
+from apps.estimates.quote import PoolFacts, QuoteRequest, quote
 from gpu_workers.bench import calibrate, made_up
 from gpu_workers.bench.calibrate import CPU_GRID, CUDA_GRID, SHAPES, Point
+from gpu_workers.bench.probe import MEASURED_SECONDS
+from gpu_workers.events import LOG_FILE
 from gpu_workers.executor import SubprocessExecutor
-from gpu_workers.preflight import inspect_machine
+from gpu_workers.preflight import GpuMemory, inspect_machine
 from gpu_workers.train.hardware import choose_engine, detect
 from tests.twins.control_plane import CREDENTIAL, ControlPlane
 
+DATA = Path(__file__).parents[3] / "apps/catalog/data"
 POINT = Point("small-3m", "qlora", 8, 32, 2, checkpointing=True)
 
 
@@ -97,6 +105,53 @@ def test_a_cuda_card_is_measured_on_the_real_shapes_in_order_of_worth():
         ("llama-3.2-1b", "lora"), ("llama-3.1-8b", "lora"), ("llama-3.1-8b", "qlora"), ("llama-3.1-70b", "qlora"),
     }  # fmt: skip
     assert {point.shape for point in (*CUDA_GRID, *CPU_GRID)} == set(SHAPES)
+
+
+def test_a_point_sees_one_gpu_of_a_machine_with_several(tmp_path):
+    executor = SubprocessExecutor(threads=1, command=("sh", "-c", "echo seen=$CUDA_VISIBLE_DEVICES."))
+
+    calibrate.measure_point(POINT, executor, tmp_path, timeout_seconds=20)
+
+    assert "seen=0." in (tmp_path / "point" / LOG_FILE).read_text()
+
+
+def test_the_shapes_are_the_models_they_are_named_after():
+    rows = {row["name"].lower(): row for row in msgspec.json.decode((DATA / "models.json").read_bytes())["models"]}
+
+    for name in ("llama-3.2-1b", "llama-3.1-8b", "llama-3.1-70b"):
+        assert parameter_count(from_config(SHAPES[name])) == rows[name]["params_computed"]
+        with torch.device("meta"):
+            built = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPES[name]))
+        assert built.num_parameters() == rows[name]["params_computed"]
+
+
+def test_the_real_shapes_fit_an_80_gb_card_and_ten_minutes():
+    """By the estimator: a child's start is reckoned at 25 s, its steps at three to warm up and six seconds or four."""
+    card, seconds = gpus.load(DATA / "gpus.json")["h100-sxm-80"], 0.0
+    for point in CUDA_GRID:
+        tokens = point.micro * point.length
+        request = QuoteRequest(
+            architecture=from_config(SHAPES[point.shape]), method=point.method, lora_rank=point.rank, lora_dropout=0.0,
+            max_length=point.length, longest_row_tokens=point.length, batch_size=point.micro, epochs=1,
+            micro_batch_size=point.micro, gradient_checkpointing=point.checkpointing,
+            rows=point.micro * 100, tokens=tokens * 100, trained_tokens=tokens * 50,
+        )  # fmt: skip
+        estimate = quote(request=request, pool=PoolFacts(gpu=card))
+        assert estimate.fits, point
+        step = estimate.train_seconds_p90 / 100
+        seconds += 25 + 3 * step + max(MEASURED_SECONDS, 4 * step)
+    assert seconds < calibrate.BUDGET_SECONDS
+
+
+def test_a_gpu_that_somebody_else_holds_is_busy(monkeypatch):
+    def holding(gib: int) -> None:
+        held = GpuMemory(total_bytes=80 * 2**30, free_bytes=(80 - gib) * 2**30)
+        monkeypatch.setattr(calibrate, "list_gpu_memory", lambda: (held,))
+
+    holding(1)  # the driver's own
+    assert not calibrate._is_gpu_busy()
+    holding(20)
+    assert calibrate._is_gpu_busy()
 
 
 def test_a_point_of_a_busy_machine_is_kept_and_not_reported(plane: ControlPlane, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Several processes train as one does. Here two, on the CPU, over gloo."""
+"""Several processes, and one with its shards in the host's memory, train as one does. Here on the CPU, over gloo."""
 
 import itertools
 import socket
@@ -10,11 +10,13 @@ from typing import BinaryIO
 import msgspec
 import pytest
 import torch
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from apps.contracts.runs import Method, StepCompleted
 from gpu_workers.config import child_environment, rank_environment
 from gpu_workers.events import EVENTS_FILE, AdapterReady, read_outcome
-from gpu_workers.train import callbacks
+from gpu_workers.train import callbacks, sharding
+from gpu_workers.train.model import load_model
 from tests.engines.training.attempts import SMALL, Tried, attempt, make_run_spec, prepare
 from tests.engines.training.conftest import make_rows
 from tests.engines.training.zygote import Zygote
@@ -24,18 +26,18 @@ REPOSITORY = Path(__file__).parents[3]
 PLAIN = msgspec.structs.replace(SMALL, lora_dropout=0.0, epochs=2)
 
 
-def run_two(work_dir: Path, model: Path, zygote: Zygote | None, **changes: object) -> Tried:
-    """Train with two processes: forked, or without a zygote as outside of tests, by a process that starts both."""
+def run_several(work_dir: Path, model: Path, zygote: Zygote | None, *, count: int = 2, **changes: object) -> Tried:
+    """Train with so many processes: forked, or without a zygote as outside of tests, by a process that starts all."""
     work_dir.mkdir()
     prepare(work_dir, ROWS)
-    spec = make_run_spec(model, **({"recipe": PLAIN, "gpu_count": 2} | changes))
+    spec = make_run_spec(model, **({"recipe": PLAIN, "gpu_count": count} | changes))
     (work_dir / "spec.json").write_bytes(msgspec.json.encode(spec))
     arguments = [str(work_dir / "spec.json"), str(work_dir)]
     with (work_dir / "log").open("w+b") as log:
         if zygote is None:
-            start_two(arguments, log)
+            start(arguments, log)
         else:
-            fork_two(zygote, arguments, log)
+            fork(zygote, arguments, log, count=count)
         log.seek(0)
         said = log.read()
     outcome = read_outcome(work_dir)
@@ -43,7 +45,7 @@ def run_two(work_dir: Path, model: Path, zygote: Zygote | None, **changes: objec
     return Tried(work_dir, outcome)
 
 
-def start_two(arguments: list[str], log: BinaryIO) -> None:
+def start(arguments: list[str], log: BinaryIO) -> None:
     subprocess.run(
         [sys.executable, "-m", "gpu_workers.train", *arguments],
         cwd=REPOSITORY,
@@ -56,7 +58,7 @@ def start_two(arguments: list[str], log: BinaryIO) -> None:
     )
 
 
-def fork_two(zygote: Zygote, arguments: list[str], log: BinaryIO) -> None:
+def fork(zygote: Zygote, arguments: list[str], log: BinaryIO, *, count: int) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -65,9 +67,9 @@ def fork_two(zygote: Zygote, arguments: list[str], log: BinaryIO) -> None:
             "gpu_workers.train",
             arguments,
             log=log.fileno(),
-            environment=child_environment(threads=1, extra=rank_environment(index=index, count=2, port=port)),
+            environment=child_environment(threads=1, extra=rank_environment(index=index, count=count, port=port)),
         )
-        for index in range(2)
+        for index in range(count)
     ]
     for rank in ranks:
         rank.stdin.close()
@@ -100,8 +102,40 @@ def test_two_processes_lose_as_one_does(tiny_model, tmp_path, alone, zygote, par
     single = alone(method)
 
     forking = None if parallelism == "ddp" else zygote
-    tried = run_two(tmp_path / "two", tiny_model, forking, recipe=recipe, parallelism=parallelism)
+    tried = run_several(tmp_path / "two", tiny_model, forking, recipe=recipe, parallelism=parallelism)
 
+    assert_trained_alike(tried, single)
+
+
+@pytest.mark.parametrize("method", [Method.LORA, Method.FULL])
+def test_one_process_with_its_shards_in_the_hosts_memory_loses_as_without(tiny_model, tmp_path, alone, zygote, method):
+    recipe = msgspec.structs.replace(PLAIN, method=method, cpu_offload=True)
+    forking = None if method is Method.LORA else zygote
+
+    tried = run_several(tmp_path / "one", tiny_model, forking, count=1, recipe=recipe, parallelism="fsdp")
+
+    assert_trained_alike(tried, alone(method))
+
+
+@pytest.mark.parametrize("is_offloaded", [True, False])
+def test_shards_rest_where_the_recipe_says(tiny_model, monkeypatch, is_offloaded):
+    asked: list[dict] = []
+    monkeypatch.setattr(sharding, "fully_shard", lambda module, **options: asked.append(options))
+    monkeypatch.setattr(sharding, "init_device_mesh", lambda device, shape: (device, shape))
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    recipe = msgspec.structs.replace(PLAIN, cpu_offload=is_offloaded)
+
+    model = load_model(tiny_model, recipe, is_sharded=True)
+
+    assert len(asked) == model.config.num_hidden_layers + 1
+    assert {type(options["offload_policy"]) for options in asked} == {
+        CPUOffloadPolicy if is_offloaded else OffloadPolicy
+    }
+    trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
+    assert all(options["ignored_params"] == trained for options in asked)
+
+
+def assert_trained_alike(tried: Tried, single: Tried) -> None:
     losses = [step.train_loss for step in single.of(StepCompleted)]
     steps = tried.of(StepCompleted)
     assert steps[-1].step == len(losses) == 16
@@ -114,4 +148,4 @@ def test_two_processes_lose_as_one_does(tiny_model, tmp_path, alone, zygote, par
     assert all(mine[name].shape == tensor.shape for name, tensor in other.items())
     flat = [torch.cat([tensors[name].float().flatten() for name in sorted(other)]) for tensors in (mine, other)]
     assert torch.nn.functional.cosine_similarity(*flat, dim=0) > 0.9
-    assert (tmp_path / "two" / EVENTS_FILE).read_bytes().count(b"training_started") == 1
+    assert (tried.work_dir / EVENTS_FILE).read_bytes().count(b"training_started") == 1

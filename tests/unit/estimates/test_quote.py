@@ -373,3 +373,92 @@ def test_every_row_is_in_one_step_of_each_epoch(rows, batch_size, epochs):
     steps = step_count(rows=rows, batch_size=batch_size, epochs=epochs)
 
     assert (steps // epochs - 1) * batch_size < rows <= steps // epochs * batch_size
+
+
+def test_what_does_not_fit_is_offered_with_the_hosts_memory_at_its_price(ask, models, gpu_types):
+    request = ask(architecture=models["Llama-3.1-70B"], max_length=2048, longest_row_tokens=2048, batch_size=8)
+    card = pool(None, gpu=gpu_types["h100-sxm-80"])
+
+    [way] = [fix for fix in quote(request=request, pool=card).fixes if fix.key == "offload"]
+    there = quote(request=msgspec.structs.replace(request, cpu_offload=True), pool=card)
+
+    assert there.fits
+    assert (there.plan.parallelism, there.plan.cpu_offload) == ("zero3", True)
+    assert 131 * GIB < there.host_bytes == way.host_bytes < 135 * GIB  # the base, 2 bytes a parameter
+    assert way.cost_nano_p50 == pytest.approx(there.cost_nano_p50, rel=1e-6)
+    on_two = quote(request=request, pool=pool(None, gpu=gpu_types["b300-sxm-270"]))
+    assert there.tokens_per_second < on_two.tokens_per_second
+
+
+def test_the_hosts_memory_must_hold_what_rests_there(ask, models, gpu_types):
+    request = ask(architecture=models["Llama-3.1-8B"], method="full", max_length=2048, longest_row_tokens=2048)
+    small, large = (pool(None, gpu=gpu_types["h100-sxm-80"], host_memory_bytes=n * GIB) for n in (64, 256))
+
+    assert "offload" not in {fix.key for fix in quote(request=request, pool=small).fixes}
+    assert "offload" in {fix.key for fix in quote(request=request, pool=large).fixes}
+    refused = quote(request=msgspec.structs.replace(request, cpu_offload=True), pool=small)
+    assert not refused.fits
+    assert "host's memory; a worker here has 64.0 GiB" in refused.reason
+    # weights, gradients and two moments in fp32
+    taken = quote(request=msgspec.structs.replace(request, cpu_offload=True), pool=large)
+    assert taken.host_bytes == pytest.approx(16 * 8.03e9, rel=0.02)
+
+
+def test_the_trainer_keeps_4_bit_weights_on_the_gpu(ask, models, gpu_types):
+    request = ask(architecture=models["Llama-3.1-405B"], method="qlora")
+
+    with pytest.raises(EstimateError) as refusal:
+        msgspec.structs.replace(request, cpu_offload=True).__post_init__()
+
+    assert refusal.value.field == "cpu_offload"
+    found = quote(request=request, pool=pool(None, gpu=gpu_types["h100-sxm-80"]), other_gpus=tuple(gpu_types.values()))
+    assert "offload" not in {fix.key for fix in found.fixes}
+
+
+def test_pairs_of_answers_take_the_memory_of_two_rows_and_a_reference_ahead(ask, models, gpu_types):
+    shape = {"architecture": models["Llama-3.1-8B"], "max_length": 1024, "longest_row_tokens": 1024}
+    shape |= {"tokens": 1_000_000, "gradient_checkpointing": False}
+    pairs = ask(**shape, is_preference=True, rows=500, micro_batch_size=1)
+    rows = ask(**shape, rows=1000, micro_batch_size=2, batch_size=32)
+    card = pool(None, gpu=gpu_types["h100-sxm-80"])
+
+    of_pairs, of_rows = (quote(request=request, pool=card) for request in (pairs, rows))
+
+    assert of_pairs.peak_bytes == of_rows.peak_bytes  # the base, adapters off, is its own reference
+    assert of_pairs.train_seconds_p50 == pytest.approx(of_rows.train_seconds_p50, rel=0.02)
+    # A forward pass of both answers of every row, once: less than half of an epoch, for it has no adapters.
+    one_epoch = of_pairs.train_seconds_p50 / 3
+    assert 0.25 * one_epoch < of_pairs.reference_seconds < 0.5 * one_epoch
+    assert of_rows.reference_seconds == 0.0
+    assert of_pairs.run_seconds_p50 - of_pairs.train_seconds_p50 >= of_pairs.reference_seconds
+    assert of_pairs.cost_nano_p50 == math.ceil(of_pairs.train_seconds_p50 * 1000) * 100  # not billed
+
+
+def test_a_loop_without_a_reference_ahead_asks_it_in_every_step(ask, models, gpu_types):
+    shape = {"max_length": 1024, "longest_row_tokens": 1024, "stack": "hf", "gradient_checkpointing": True}
+    card = pool(None, gpu=gpu_types["h100-sxm-80"])
+
+    def of(name="Llama-3.1-8B", **changes):
+        return quote(request=ask(architecture=models[name], **shape, tokens=1_000_000, **changes), pool=card)
+
+    two, one = {"rows": 500, "is_preference": True, "micro_batch_size": 1}, {"micro_batch_size": 2, "batch_size": 32}
+    lora, full = of(**two), of("Qwen2.5-1.5B", method="full", **two)
+    alone = of("Qwen2.5-1.5B", method="full", **one)
+
+    assert lora.reference_seconds == full.reference_seconds == 0.0
+    assert 1.2 < lora.train_seconds_p50 / of(**one).train_seconds_p50 < 1.4  # a third pass beside three
+    assert full.parts[0].bytes == 2 * alone.parts[0].bytes  # full training needs the model as it was beside itself
+
+
+def test_several_gpus_wait_for_the_workers_that_have_them(ask, models, gpu_types):
+    request = ask(architecture=models["Llama-3.1-8B"], max_length=2048, longest_row_tokens=2048)
+    facts = pool(
+        None, gpu=gpu_types["h100-sxm-80"], live_workers=4, worker_gpus=(1, 1, 1, 4), gpus_per_worker=4,
+        seconds_ahead=1200.0, ahead_by_gpus=((1, 400.0), (2, 300.0), (4, 500.0)), max_gpu_count=8,
+    )  # fmt: skip
+
+    found = {each.gpu_count: each for each in quote_placements(request=request, pool=facts)}
+
+    assert found[1].queue_seconds == 300.0  # all work over all workers
+    assert found[2].queue_seconds == found[4].queue_seconds == 800.0  # what only the large one does
+    assert found[8].queue_seconds is found[8].finish_seconds_p50 is None  # nobody has eight

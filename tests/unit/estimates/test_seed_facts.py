@@ -17,6 +17,7 @@ from apps.estimates.plans import TrainingPlan
 from apps.estimates.quote import PoolFacts, QuoteRequest, cost_nano, quote
 from apps.estimates.shapes import shape_of
 from apps.estimates.stacks import STACKS
+from apps.estimates.timing import step_time
 
 GB = 1e9
 DOLLAR = 10**9
@@ -129,6 +130,11 @@ def test_f6_cards_carry_their_data_sheets(gpu_types, key, gib, terabytes, nvlink
     assert gpu.nvlink_bytes_per_second == (nvlink and nvlink * 10**9)
 
 
+@pytest.mark.parametrize("key", ["h100-sxm-80", "h100-pcie-80", "h200-sxm-141", "b200-sxm-180"])
+def test_f6_16_lanes_of_pcie_5_carry_most_of_128_gb_a_second_both_ways(gpu_types, key):
+    assert 0.75 * 128e9 < 2 * gpu_types[key].pcie_bytes_per_second < 128e9
+
+
 @pytest.mark.parametrize(("name", "method"), [(EIGHT, "lora"), (EIGHT, "qlora"), (FOURTEEN, "lora")])
 def test_f7_an_h100_trains_adapters_2_2_to_2_8_times_as_fast_as_an_a100(models, gpu_types, name, method):
     speeds = [
@@ -137,6 +143,20 @@ def test_f7_an_h100_trains_adapters_2_2_to_2_8_times_as_fast_as_an_a100(models, 
     ]
 
     assert 2.2 <= speeds[0] / speeds[1] <= 2.8
+
+
+def test_f7_full_training_of_a_70b_on_eight_cards_is_up_to_3_times_as_fast(models, gpu_types):
+    """By their speed: eight cards of 80 GB do not hold it, which F11 says."""
+    plan = TrainingPlan(method="full", max_length=4096, micro_batch_size=4, gpu_count=8, parallelism="zero3")
+    shape = shape_of(models[SEVENTY], rank=16, target_modules=("all-linear",), use_dora=False)
+    seconds = [
+        step_time(
+            shape=shape, plan=plan, gpu=gpu_types[key], stack=STACKS["anneal"], row_tokens=4096, rows=4
+        ).micro_step
+        for key in ("a100-sxm-80", "h100-sxm-80")
+    ]
+
+    assert 2.2 <= seconds[0] / seconds[1] <= 3.0
 
 
 def test_f7_eight_b200_are_2_2_times_eight_h100_on_llama_70b_lora(models, gpu_types):
@@ -188,13 +208,13 @@ def test_f10_adapters_need_10_to_20_times_less_than_full_training(models, gpu_ty
     full, adapter = (
         peak_memory(
             architecture=models[SEVENTY],
-            plan=TrainingPlan(method=method, max_length=2048),
+            plan=TrainingPlan(method=method, max_length=4096, micro_batch_size=2),
             gpu=gpu_types["h100-sxm-80"],
         ).peak_bytes
         for method in ("full", "qlora")
     )
 
-    assert 10 <= full / adapter <= 30
+    assert 10 <= full / adapter <= 20
 
 
 @pytest.mark.parametrize("card", ["l40s-48", "a100-sxm-40"])
@@ -226,14 +246,14 @@ def test_f11_70b_in_full_on_eight_h100_is_impossible_and_what_is_needed_is_said(
 
 
 def test_f12_without_nvlink_sharded_weights_leave_a_card_below_20_percent(models, gpu_types):
-    request = job(models[FOURTEEN], "full", batch=16, length=2048, packing=True, optimizer="adamw_8bit")
+    request = job(models[FOURTEEN], "full", batch=16, length=4096, packing=True, optimizer="adamw_8bit")
 
     pcie = quote(request=request, pool=on(gpu_types["h100-pcie-80"]), gpu_count=8)
     sxm = quote(request=request, pool=on(gpu_types["h100-sxm-80"]), gpu_count=8)
 
     assert pcie.utilisation < 0.2
     assert pcie.bottleneck == "interconnect"
-    assert 2 <= sxm.tokens_per_second / pcie.tokens_per_second <= 8
+    assert 2 <= sxm.tokens_per_second / pcie.tokens_per_second <= 3
 
 
 def test_f13_dora_adds_a_magnitude_per_output_and_is_slower_than_lora(models, gpu_types):
