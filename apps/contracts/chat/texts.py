@@ -22,7 +22,7 @@ _LAYOUTS_KEPT = 2_000
 Key = tuple[tuple[Role, ...], tuple[int, ...]]
 
 
-class Text(msgspec.Struct):
+class Text(msgspec.Struct, gc=False):
     """A row before its tokens, or the error it ends in. Plain text gets the tokenizer's own first and last tokens."""
 
     text: str = ""
