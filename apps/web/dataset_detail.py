@@ -267,8 +267,8 @@ def _overlaps(address: Address, looked: Looked) -> list[Check]:
     if inspection is None:
         return []
     checks = []
-    used = inspection.version.jobs.exclude(validation_file=None).exclude(validation_file=address.against or None)
-    used = used.values_list("validation_file", flat=True)
+    jobs = inspection.version.jobs.exclude(validation_file=None).exclude(validation_file=address.against or None)
+    used = jobs.values_list("validation_file", flat=True)
     for other_id in list(dict.fromkeys(used))[:3]:
         other = inspecting.find_inspection(version=DatasetVersion(pk=other_id))
         count = inspecting.count_overlap(inspection=other, other=inspection) if other else 0
