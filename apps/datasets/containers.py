@@ -74,10 +74,16 @@ _SIGNATURES = (
     (b"\xfd7zXZ", "an xz archive"),
     (b"7z\xbc\xaf", "a 7-Zip archive"),
     (b"\x7fELF", "a program"),
+    (b"MZ\x90", "a program"),
+    (b"\x80\x02", "a Python pickle"),
+    (b"\x80\x04", "a Python pickle"),
+    (b"\x80\x05", "a Python pickle"),
     (b"<!doctype", "an HTML document"),
     (b"<html", "an HTML document"),
     (b"<?xml", "an XML document"),
 )
+_CONTROL = bytes(code for code in range(32) if code not in b"\t\n\r\f\x1b")  # logs hold ESC
+_MOST_CONTROL, _JUDGED_BYTES = 0.05, 1024
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _ACCEPTED = "Use JSONL, a JSON array, CSV, Parquet or plain text, each also as gzip."
 _DELIMITERS = (",", "\t", ";", "|")
@@ -92,7 +98,21 @@ def recognize(head: bytes, filename: str) -> Container:
     for signature, kind in _SIGNATURES:
         if head[: len(signature)].lower() == signature.lower():
             raise Rejected(FileErrorCode.NOT_TRAINING_DATA, f"The file is {kind}, not training data.", _ACCEPTED)
+    _require_text(head)
     return _text_container(head.removeprefix(UTF8_MARK).lstrip()[:1], re.sub(r"\.gz$", "", filename.lower()))
+
+
+def _require_text(head: bytes) -> None:
+    """Raise Rejected for bytes that no editor writes, and for lines that end as on an old Mac: both fill pages with
+    errors that name no cause."""
+    start = head[:_JUDGED_BYTES]
+    if len(start.translate(None, _CONTROL)) < (1 - _MOST_CONTROL) * len(start):
+        raise Rejected(
+            FileErrorCode.NOT_TRAINING_DATA, "The file is binary data (or UTF-16 text without a mark).", _ACCEPTED
+        )
+    if b"\n" not in head and head.count(b"\r") > 1:
+        message = "The lines end in carriage returns alone, as on an old Mac."
+        raise Rejected(FileErrorCode.NOT_TRAINING_DATA, message, "Save the file with Unix or Windows line ends.")
 
 
 def _text_container(first: bytes, name: str) -> Container:

@@ -12,7 +12,8 @@ Json = msgspec.Raw
 _encode = msgspec.json.Encoder().encode
 _read_columns = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _read = msgspec.json.Decoder().decode
-_Turn = dict[str, Any]
+_read_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_Turn = dict[str, Any] | msgspec.Raw
 
 
 class Unconvertible(Exception):
@@ -162,7 +163,7 @@ def _turns(columns: Columns, field: str, *, role: str) -> list[_Turn]:
     value = columns.required(field)
     found = _read(value) if bytes(value)[:1] == b"[" else None
     if found and all(isinstance(item, dict) and "role" in item for item in found):
-        return found
+        return list(_read_items(value))
     return [{"role": role, "content": columns.text(field)}]
 
 

@@ -16,7 +16,7 @@ LIMITS = (256, 512, 1_024, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536, 131_072)
 KEPT_LINES = 200
 
 
-class MeasuredRow(msgspec.Struct, frozen=True):
+class MeasuredRow(msgspec.Struct, frozen=True, gc=False):
     """One row as it is trained: one sequence, or both answers of a preference."""
 
     line: int

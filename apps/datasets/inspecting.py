@@ -75,7 +75,12 @@ def held_out_rows(*, inspection: VersionInspection, split: Split) -> list[bool]:
     return split.held_out(_numbers_of(inspection)[1])
 
 
+def shared_rows(*, inspection: VersionInspection, other: VersionInspection) -> list[bool]:
+    """Return for each row of `inspection`, in file order, whether the other version has it too."""
+    theirs = set(identities_of(inspection=other))
+    return [identity in theirs for identity in identities_of(inspection=inspection)]
+
+
 def count_overlap(*, inspection: VersionInspection, other: VersionInspection) -> int:
     """Return how many rows of `inspection` stand in the other version too."""
-    theirs = set(identities_of(inspection=other))
-    return sum(identity in theirs for identity in identities_of(inspection=inspection))
+    return sum(shared_rows(inspection=inspection, other=other))

@@ -50,6 +50,9 @@ def _write_rows() -> None:
     pyarrow.set_cpu_count(1)
     pyarrow.set_io_thread_count(1)
     file = parquet.ParquetFile(sys.stdin.buffer, pre_buffer=False, buffer_size=1024 * 1024)
+    names = file.schema_arrow.names
+    if len(set(names)) < len(names):
+        raise ValueError("two columns have the same name")
     encode, write = msgspec.json.Encoder().encode, sys.stdout.buffer.write
     for batch in file.iter_batches(ROWS_AT_ONCE, use_threads=False):
         for row in batch.to_pylist():

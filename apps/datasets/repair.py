@@ -50,6 +50,8 @@ def _mended(data: bytes, problem: LineError) -> bytes | None:
             return data.replace(b"\x00", b"")
         case RowErrorCode.NUL_CHARACTER | RowErrorCode.LONE_SURROGATE:
             return _rewritten(data, lambda row, _: _clean_texts(row), problem)
+        case RowErrorCode.INVALID_JSON if data.rstrip().endswith(b"},"):
+            return data.rstrip()[:-1]  # a line cut out of an array
         case RowErrorCode.DUPLICATE_KEY:
             return _without_repeats(data)
         case code if code in _MENDINGS:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+from django.conf import settings
 from django.db import transaction
 from django.db.models import Sum
 
@@ -33,8 +34,7 @@ from apps.datasets.intake import (
 )
 from apps.datasets.models import UPLOAD_TRANSITIONS, DatasetVersion, Upload, UploadPart
 
-MAX_UPLOAD_BYTES = 8 * 1024**3  # OpenAI's limits for an upload, its parts and its life
-MAX_PART_BYTES = 64 * 1024**2
+MAX_PART_BYTES = 64 * 1024**2  # OpenAI's limits for a part, and for the life of an upload
 LIFETIME = datetime.timedelta(hours=1)
 BROWSER_LIFETIME = datetime.timedelta(days=3)
 BROWSER_PART_BYTES = 8 * 1024**2
@@ -82,8 +82,7 @@ def create_upload(
     check_expiry(expires_after_seconds)
     if bytes < 1:
         raise InvalidValue("'bytes' must be at least 1.", param="bytes")
-    if bytes > MAX_UPLOAD_BYTES:
-        raise FileTooLarge(f"A file may have up to {MAX_UPLOAD_BYTES // 1024**3} GiB; split it.", param="bytes")
+    _require_allowed(bytes)
     require_storage(organization=organization, limit_bytes=storage_limit_bytes, wanted_bytes=bytes)
     return Upload.objects.create(
         organization_id=getattr(organization, "pk", organization),
@@ -98,6 +97,16 @@ def create_upload(
         created_by=by,
         expires_at=now + (BROWSER_LIFETIME if is_planned else LIFETIME),
     )
+
+
+def _require_allowed(bytes: int) -> None:
+    limit = settings.MAX_UPLOAD_BYTES
+    if bytes > limit:
+        message = (
+            f"The file has {bytes:,} bytes; one file may have up to {limit:,} here, a limit the operator sets. "
+            "Send it as gzip, or split it into several files."
+        )
+        raise FileTooLarge(message, param="bytes")
 
 
 def get_upload(*, organization: Any, id: str) -> Upload:

@@ -13,17 +13,21 @@ from apps.accounts.models import Membership, Organization
 from apps.accounts.queries import name_of_actor
 from apps.accounts.roles import Permission, has_permission
 from apps.catalog.models import BaseModel
+from apps.contracts.chat import RowKind, TrainOn
 from apps.datasets import inspecting, operations, queries
 from apps.datasets.inspection import FindingCode
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.problems import MIN_ROWS
+from apps.datasets.rows import kind_of
 from apps.web.access import organization_view
 from apps.web.dataset_viewer import (
     HELD_OUT,
     LOST,
     OVER,
+    SHARED,
     Address,
     Looked,
+    can_compare,
     chosen_model,
     cut_at,
     look,
@@ -110,17 +114,23 @@ def _summary(
     is_inspecting = version.status == "ready" and looked.inspection is None
     if is_inspecting:
         inspecting.request_inspection(version=version)
+    is_comparing = _is_comparing(address, looked)
     checks = _checks(address, looked, refusal)
     cut = cut_at(count, address.limit)
+    trained = _trained_tokens(address, count)
     return {
         "count": count,
         "cut": cut,
         "limit": address.limit,
         "is_pending": is_pending,
-        "is_live": is_pending or is_counting or is_inspecting,
+        "is_live": is_pending or is_counting or is_inspecting or is_comparing,
         "is_counting": is_counting,
-        "is_inspecting": is_inspecting,
-        "trained_share": count.trained_tokens / count.tokens if count and count.tokens else None,
+        "is_inspecting": is_inspecting or is_comparing,
+        "trained_tokens": trained,
+        "trains_inputs": address.train_on is TrainOn.ALL,
+        "has_inputs": kind_of(version) is RowKind.CHAT,
+        "trained_share": trained / count.tokens if count and count.tokens else None,
+        "others": _others(version),
         "plot": histogram(count.histogram, limit=address.limit) if count else None,
         "checks": checks,
         "passed_count": sum(check.level == "ok" for check in checks),
@@ -134,11 +144,40 @@ def _summary(
     }
 
 
+def _trained_tokens(address: Address, count: TokenCount | None) -> int:
+    """Return what one epoch trains: where inputs are trained too, every token of a conversation."""
+    if count is None:
+        return 0
+    return count.tokens if address.train_on is TrainOn.ALL else count.trained_tokens
+
+
+def _is_comparing(address: Address, looked: Looked) -> bool:
+    """Have the other file looked through where that is to be waited for; return whether it is."""
+    if not address.against or looked.inspection is None or looked.shared is not None:
+        return False
+    other = queries.get_version(organization=address.version.organization_id, id=address.against)
+    if other.status != "ready" or not can_compare(address.version, other):
+        return False
+    inspecting.request_inspection(version=other)
+    return True
+
+
+def _others(version: DatasetVersion) -> list[tuple[str, str]]:
+    """Return the files it can be compared with."""
+    versions = queries.list_versions(organization=version.organization_id).filter(status="ready").exclude(pk=version.pk)
+    return [
+        (other.pk, f"Validation: {other.dataset.name}, {other.filename}")
+        for other in versions.defer("errors", "line_offsets")[:100]
+    ]
+
+
 def _training_query(address: Address, looked: Looked) -> str:
     """Return what the wizard must know to train what this page shows, as more of its query."""
     longest = looked.model.context_length if looked.model else address.limit
-    chosen: dict[str, float] = {"max_length": address.limit} if address.limit < longest else {}
-    if address.share:
+    chosen: dict[str, float | str] = {"max_length": address.limit} if address.limit < longest else {}
+    if address.against:
+        chosen |= {"validation": address.against}
+    elif address.share:
         chosen |= {"validation_share": address.split.share, "seed": address.seed}
     return f"&{urlencode(chosen)}" if chosen else ""
 
@@ -179,7 +218,7 @@ def _length_checks(count: TokenCount, address: Address) -> list[Check]:
     cut = cut_at(count, limit)
     if cut is None:
         return [Check("warn", f"Some rows are longer than {limit:,} tokens and will be cut")]
-    over, lost = cut["over"], cut["untrained"]
+    over, lost = cut["over"], 0 if address.train_on is TrainOn.ALL else cut["untrained"]
     text = f"{over:,} {_plural(over, 'row')} over {limit:,} tokens will be cut"
     checks = [Check("warn", text, "", _find(address, OVER))]
     if lost:
@@ -207,16 +246,29 @@ def _found(address: Address, looked: Looked) -> list[Check]:
         checks.append(Check("ok", "No row repeats another"))
     if not any(code.startswith("personal_") for code in findings):
         checks.append(Check("ok", "No e-mail addresses, phone or card numbers, IBANs or keys found"))
-    return checks + _overlaps(looked)
+    return checks + _compared(address, looked) + _overlaps(address, looked)
 
 
-def _overlaps(looked: Looked) -> list[Check]:
+def _compared(address: Address, looked: Looked) -> list[Check]:
+    """Say how many rows the chosen validation file shares with this one."""
+    if looked.shared is None:
+        is_large = bool(address.against) and (address.version.rows or 0) > inspecting.IDENTITIES_READ_NOW
+        return [Check("info", "Files of this length are compared by the job, not here")] if is_large else []
+    count = sum(looked.shared)
+    if not count:
+        return [Check("ok", "No row stands in the validation file too")]
+    text = f"{count:,} {_plural(count, 'row')} {'stands' if count == 1 else 'stand'} in the validation file too"
+    return [Check("warn", text, "They are left out of validation.", _find(address, SHARED))]
+
+
+def _overlaps(address: Address, looked: Looked) -> list[Check]:
     """Compare with the validation files this version was trained with."""
     inspection = looked.inspection
     if inspection is None:
         return []
     checks = []
-    used = inspection.version.jobs.exclude(validation_file=None).values_list("validation_file", flat=True)
+    jobs = inspection.version.jobs.exclude(validation_file=None).exclude(validation_file=address.against or None)
+    used = jobs.values_list("validation_file", flat=True)
     for other_id in list(dict.fromkeys(used))[:3]:
         other = inspecting.find_inspection(version=DatasetVersion(pk=other_id))
         count = inspecting.count_overlap(inspection=other, other=inspection) if other else 0

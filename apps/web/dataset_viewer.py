@@ -11,13 +11,14 @@ from django.urls import reverse
 
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer, list_base_models
-from apps.contracts.chat import ChatRow, PreferenceRow, RenderedRow, Row, RowError, TextRow
+from apps.contracts.chat import ChatRow, PreferenceRow, RenderedRow, Row, RowError, RowKind, TextRow, TrainOn
 from apps.contracts.split import Split
 from apps.datasets import inspecting, queries
 from apps.datasets.counting import LIMITS
 from apps.datasets.inspection import hints_of
 from apps.datasets.models import DatasetVersion, TokenCount, VersionInspection
 from apps.datasets.queries import RowPreview
+from apps.datasets.rows import kind_of
 from apps.web.row_view import RowView, view_row
 
 ROWS_SHOWN = 20
@@ -25,7 +26,11 @@ ROWS_BEFORE = 3  # shown above a row that a link points at
 VIEWS = (("chat", "Chat"), ("tokens", "Tokens"), ("json", "JSON"))
 SHARES = ((0, "None held out"), (5, "5 % held out"), (10, "10 % held out"), (20, "20 % held out"))
 DEFAULT_SEED = 42
-LOST, HELD_OUT, OVER = "untrained", "held_out", "over"
+TRAINED = (
+    (TrainOn.ASSISTANT, "Answers trained"),
+    (TrainOn.ALL, "Answers and inputs trained"),
+)  # `train_on` of a recipe
+LOST, HELD_OUT, OVER, SHARED = "untrained", "held_out", "over", "shared"
 _FINDING_ROWS = 20
 
 
@@ -42,10 +47,13 @@ class Address:
     line: int
     view: str
     find: str
+    against: str  # the validation file it is compared with, "" for none
+    train_on: TrainOn
 
     def url(self, **changes: Any) -> str:
-        query = {name: getattr(self, name) for name in ("model", "limit", "share", "seed", "first", "line", "view")}
-        query |= {"find": self.find} | changes
+        names = ("model", "limit", "share", "seed", "against", "first", "line", "view", "find")
+        query = {name: getattr(self, name) for name in names} | changes
+        query |= {"train_on": self.train_on.value if self.train_on is not TrainOn.ASSISTANT else ""}
         shown = {name: value for name, value in query.items() if value not in ("", None, 0)}
         return f"{reverse('web:dataset_detail', args=[self.version.pk])}?{urlencode(shown)}"
 
@@ -78,11 +86,14 @@ class Looked:
     count: TokenCount | None
     inspection: VersionInspection | None
     held: list[bool] | None  # of each row, where the file is small enough to say at once
+    shared: list[bool] | None = None  # of each row: whether it stands in the file it is compared with
 
     def lines_of(self, address: Address) -> list[int]:
         """Return the first lines of what the address asks to find."""
         if address.find == HELD_OUT:
             return [at for at, is_held in enumerate(self.held or [], 1) if is_held]
+        if address.find == SHARED:
+            return [at for at, is_shared in enumerate(self.shared or [], 1) if is_shared]
         if address.find in (OVER, LOST):
             cut = cut_at(self.count, address.limit)
             return cut.get(f"{address.find}_lines", []) if cut else []
@@ -110,6 +121,7 @@ def read_address(request: HttpRequest, version: DatasetVersion, model: BaseModel
     limits = [limit for limit, _ in limit_options(model)]
     limit = _number(request, "limit", limits[-1])
     share = _number(request, "share", 0)
+    trains_inputs = request.GET.get("train_on") == TrainOn.ALL and kind_of(version) is RowKind.CHAT
     return Address(
         version=version,
         model=model.name if model else "",
@@ -120,6 +132,8 @@ def read_address(request: HttpRequest, version: DatasetVersion, model: BaseModel
         line=line,
         view=view if view in dict(VIEWS) else "chat",
         find=request.GET.get("find", "")[:40],
+        against=request.GET.get("against", "")[:80],
+        train_on=TrainOn.ALL if trains_inputs else TrainOn.ASSISTANT,
     )
 
 
@@ -134,7 +148,23 @@ def look(version: DatasetVersion, model: BaseModel | None, address: Address, cou
     held = None
     if inspection and address.share and (version.rows or 0) <= inspecting.IDENTITIES_READ_NOW:
         held = inspecting.held_out_rows(inspection=inspection, split=address.split)
-    return Looked(model, count, inspection, held)
+    return Looked(model, count, inspection, held, _shared(version, inspection, address.against))
+
+
+def _shared(version: DatasetVersion, inspection: VersionInspection | None, file_id: str) -> list[bool] | None:
+    """Return which rows stand in the other file too, None where that is not known yet. Raises UnknownFile."""
+    if inspection is None or not file_id:
+        return None
+    other_version = queries.get_version(organization=version.organization_id, id=file_id)
+    other = inspecting.find_inspection(version=other_version)
+    if other is None or not can_compare(version, other_version):
+        return None
+    return inspecting.shared_rows(inspection=inspection, other=other)
+
+
+def can_compare(*versions: DatasetVersion) -> bool:
+    """Whether files are small enough to be compared while somebody waits."""
+    return all((version.rows or 0) <= inspecting.IDENTITIES_READ_NOW for version in versions)
 
 
 def cut_at(count: TokenCount | None, limit: int) -> Mapping[str, Any] | None:
@@ -148,13 +178,14 @@ def viewer_context(address: Address, looked: Looked, *, is_pending: bool) -> dic
     previews = [] if is_pending else _previews(address, lines)
     rows = [_listed(preview, looked, address) for preview in previews]
     chosen = next((preview for preview in previews if preview.line >= address.line), previews[0] if previews else None)
-    shown, error = _rendered(chosen, looked.model, address.limit)
+    shown, error = _rendered(chosen, looked.model, address)
     return {
         "version": address.version,
         "model": looked.model,
         "models": model_options(),
         "limits": limit_options(looked.model),
         "shares": SHARES,
+        "trained": [(key.value, label) for key, label in TRAINED],
         "address": address,
         "rows": rows,
         "found_count": len(lines),
@@ -198,7 +229,7 @@ def _previews(address: Address, lines: list[int]) -> list[RowPreview]:
 
 
 def _listed(preview: RowPreview, looked: Looked, address: Address) -> ListedRow:
-    row, sides = preview.row, _sides(preview, looked.model)
+    row, sides = preview.row, _sides(preview, looked.model, address.train_on)
     flags = _flags(row, sides, looked, address) if row is not None else (("bad", "error"),)
     text = _title(row) if row is not None else preview.raw
     return ListedRow(
@@ -226,6 +257,8 @@ def _flags(
         flags.append(("warn", copy))
     if looked.held is not None and row.line_number <= len(looked.held) and looked.held[row.line_number - 1]:
         flags.append(("accent", "held out"))
+    if looked.shared is not None and row.line_number <= len(looked.shared) and looked.shared[row.line_number - 1]:
+        flags.append(("warn", "in both"))
     return tuple(flags)
 
 
@@ -247,7 +280,7 @@ def _title(row: Row) -> str:
     return next((message.content for message in _messages(row) if message.role == "user"), "")
 
 
-def _sides(preview: RowPreview, model: BaseModel | None) -> tuple[RenderedRow, ...] | None:
+def _sides(preview: RowPreview, model: BaseModel | None, train_on: TrainOn) -> tuple[RenderedRow, ...] | None:
     if preview.row is None or model is None:
         return None
     renderer = chat_renderer(base_model=model)
@@ -255,13 +288,13 @@ def _sides(preview: RowPreview, model: BaseModel | None) -> tuple[RenderedRow, .
         if isinstance(preview.row, PreferenceRow):
             pair = renderer.render_pair(preview.row)
             return pair.chosen, pair.rejected
-        return (renderer.render(preview.row),)
+        return (renderer.render(preview.row, train_on=train_on),)
     except RowError:
         return None
 
 
 def _rendered(
-    preview: RowPreview | None, model: BaseModel | None, limit: int
+    preview: RowPreview | None, model: BaseModel | None, address: Address
 ) -> tuple[RowView | None, dict[str, Any] | None]:
     """Return the row as the model sees it, or what is wrong with it."""
     if preview is None:
@@ -271,7 +304,8 @@ def _rendered(
     if preview.row is None or model is None:
         return None, None
     try:
-        return view_row(preview.row, chat_renderer(base_model=model), limit=limit), None
+        renderer = chat_renderer(base_model=model)
+        return view_row(preview.row, renderer, limit=address.limit, train_on=address.train_on), None
     except RowError as error:
         return None, {"message": error.message, "fix": error.fix, "param": error.param}
 

@@ -42,6 +42,7 @@ def index(request: HttpRequest, organization: Organization, membership: Membersh
         "models": model_options(),
         "form": UploadForm(),
         "parts_from_bytes": IN_PARTS_FROM_BYTES,
+        "max_upload_bytes": settings.MAX_UPLOAD_BYTES,
         "may_upload": has_permission(membership.role, Permission.DATASET_WRITE),
         "is_live": any(version.status in _PENDING for version in versions),
         "command": _command(),
@@ -73,7 +74,12 @@ def upload(request: HttpRequest, organization: Organization, membership: Members
         version = _create(form, organization, membership)
         if version:
             return redirect("web:dataset_detail", version.pk)
-    context = {"form": form, "command": _command(" \\\n  "), "parts_from_bytes": IN_PARTS_FROM_BYTES}
+    context = {
+        "form": form,
+        "command": _command(" \\\n  "),
+        "parts_from_bytes": IN_PARTS_FROM_BYTES,
+        "max_upload_bytes": settings.MAX_UPLOAD_BYTES,
+    }
     return render(request, "datasets/upload.html", context, status=422 if form.is_bound else 200)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
-from apps.contracts.chat import ChatRenderer, ChatRow, PreferenceRow, RenderedRow, Row, TextRow
+from apps.contracts.chat import ChatRenderer, ChatRow, PreferenceRow, RenderedRow, Row, TextRow, TrainOn
 
 SHOWN_TOKENS = 2_000
 Span = tuple[int, int]
@@ -64,14 +64,16 @@ class RowView:
         return self.limit is not None and self.longest > self.limit
 
 
-def view_row(row: Row, renderer: ChatRenderer, *, limit: int | None = None) -> RowView:
-    """Show a row of any kind as the model sees it; raises RowError."""
+def view_row(
+    row: Row, renderer: ChatRenderer, *, limit: int | None = None, train_on: TrainOn = TrainOn.ASSISTANT
+) -> RowView:
+    """Show a row of any kind as the model sees it; raises RowError. `train_on` is for conversations."""
     if isinstance(row, PreferenceRow):
         pair = renderer.render_pair(row)
         sides = (row_view(row.chosen, pair.chosen, renderer, limit=limit),
                  row_view(row.rejected, pair.rejected, renderer, limit=limit))  # fmt: skip
         return _both(*sides)
-    return row_view(row, renderer.render(row), renderer, limit=limit)
+    return row_view(row, renderer.render(row, train_on=train_on), renderer, limit=limit)
 
 
 def row_view(

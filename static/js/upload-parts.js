@@ -90,6 +90,21 @@
     location.assign(url);
   };
 
+  // an upload that stopped is told of where it can go on; the browser gives a file only to who chooses it again
+  const recall = async (form) => {
+    const note = form.querySelector("[data-upload-resume]");
+    for (const key of Object.keys(localStorage).filter((each) => each.startsWith("upload:"))) {
+      const response = await fetch(`${form.dataset.uploadParts}/${localStorage.getItem(key)}`).catch(() => null);
+      if (!response?.ok) continue; // of another organization, perhaps
+      const found = await response.json();
+      if (found.status !== "pending") { localStorage.removeItem(key); continue; }
+      const name = key.split(":").slice(1, -2).join(":"), percent = Math.floor((100 * found.present.length) / found.parts);
+      note.textContent = `${name} stopped at ${percent} %: choose the same file and it goes on there.`;
+      note.hidden = false;
+    }
+  };
+  document.addEventListener("DOMContentLoaded", () => { document.querySelectorAll("form[data-upload-parts]").forEach(recall); });
+
   window.sendInParts = (form, file, { show, fail, idle }) => {
     const started = performance.now();
     const run = {

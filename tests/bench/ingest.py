@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from apps.contracts.chat import ChatRenderer, RowKind, parse_row_as, split_lines
+from apps.contracts.templating.process import shared_process
 from apps.datasets.counting import count_rows, measure_rows
 from apps.datasets.problems import MAX_LINE_BYTES
 from apps.datasets.stream import CHUNK_BYTES
@@ -212,8 +213,11 @@ SIDES: dict[str, Callable[[Path], dict[str, Any]]] = {"validate": validate, "ing
 def measure(run: Callable[[Path], dict[str, Any]], file: Path) -> dict[str, Any]:
     started, cpu_started = time.perf_counter(), _cpu_seconds()
     found = run(file)
-    timed = {"seconds": time.perf_counter() - started, "cpu_seconds": _cpu_seconds() - cpu_started}
-    return timed | found | {"rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    seconds = time.perf_counter() - started
+    shared_process.stop()  # what templates took counts too, and is only known of a child that has ended
+    timed = {"seconds": seconds, "cpu_seconds": _cpu_seconds() - cpu_started}
+    both = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return timed | found | {"rss_mib": sum(both) / 1024}
 
 
 def _cpu_seconds() -> float:

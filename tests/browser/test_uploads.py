@@ -1,18 +1,22 @@
 """A large file from a browser: in parts, through a server that dies, and over a reload."""
 
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import boto3
 import pytest
 import uvicorn
 from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
 from django.core.asgi import get_asgi_application
+from moto.server import ThreadedMotoServer
 from playwright.sync_api import Page, Request, Route, expect
 
 from apps.accounts.models import User
-from apps.core.object_store import read_object
+from apps.config.settings.base import store_origins
+from apps.core.object_store import open_store, read_object
 from apps.datasets import uploads
 from apps.datasets.models import DatasetVersion, Upload
 from apps.web import datasets
@@ -85,6 +89,7 @@ def test_a_large_file_goes_in_parts_and_a_reload_resumes_it(open_page: Open, ali
 
     page.unroute_all(behavior="ignoreErrors")
     page.reload()
+    expect(page.get_by_text("large.jsonl stopped at")).to_be_visible()
     sent: list[str] = []
     page.on("request", lambda request: _note_part(request, sent))
     page.set_input_files("input[type=file]", file)
@@ -134,3 +139,45 @@ def test_an_upload_outlives_the_server_it_began_on(
     expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=90_000)
     assert read_object(DatasetVersion.objects.get().object_key) == CONTENT
     open_page.complaints.clear()  # type: ignore[attr-defined] - requests refused meanwhile are what this is about
+
+
+@pytest.fixture
+def bucket(settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An S3 server as the installation's store; its origin."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    origin = "http://{}:{}".format(*server.get_host_and_port())
+    boto3.client("s3", endpoint_url=origin, region_name="us-east-1").create_bucket(Bucket="uploads")
+    settings.OBJECT_STORE = f"s3://uploads?endpoint={origin}"
+    directives = settings.CONTENT_SECURITY_POLICY["DIRECTIVES"]
+    connect = ["'self'", *store_origins(settings.OBJECT_STORE)]
+    settings.CONTENT_SECURITY_POLICY = {"DIRECTIVES": directives | {"connect-src": connect}}
+    open_store.cache_clear()
+    yield origin
+    open_store.cache_clear()
+    server.stop()
+
+
+def test_parts_go_straight_to_a_bucket_by_presigned_addresses_and_resume_there(
+    open_page: Open, alice: User, file: Path, bucket: str
+) -> None:
+    page = open_page("/datasets/upload", user=alice)
+    is_resumed: list[bool] = []
+    page.route(re.compile("p00005"), lambda route: route.continue_() if is_resumed else None)
+    page.set_input_files("input[type=file]", file)
+    page.get_by_role("button", name="Upload").click()
+    _wait_for_parts(page, 4)
+
+    page.reload()
+    is_resumed.append(True)
+    sent: list[str] = []
+    page.on("request", lambda request: _note_part(request, sent))
+    page.set_input_files("input[type=file]", file)
+    page.get_by_role("button", name="Upload").click()
+
+    expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=60_000)
+    assert read_object(DatasetVersion.objects.get().object_key) == CONTENT
+    assert sent and all(address.startswith(f"{bucket}/uploads/org/") for address in sent)
+    assert len(set(sent)) < uploads.count_parts(Upload.objects.get()), "what had arrived was not sent again"

@@ -348,6 +348,38 @@ def test_the_split_of_a_share_and_seed_is_shown(looked_at, alice, client_for) ->
     assert lines == [at for at, is_held in enumerate(held, 1) if is_held]
 
 
+def test_what_a_validation_file_shares_is_counted_flagged_and_listed(
+    looked_at, organization, rival, alice, client_for
+) -> None:
+    held = make_ready_version(organization, jsonl(12), filename="held.jsonl")
+    page = client_for(alice).get(page_of(looked_at, against=held.pk)).content.decode()
+    assert "being looked through" in page and OutboxMessage.objects.filter(topic="dataset.inspect").exists()
+    inspect(held.pk)
+
+    body = client_for(alice).get(page_of(looked_at, against=held.pk)).content.decode()
+
+    found = re.search(r"(\d+) rows stand in the validation file too", body)
+    assert found and 8 < int(found[1]) <= 12
+    assert f"&amp;validation={held.pk}" in body, "the wizard is told"
+    listed = client_for(alice).get(page_of(looked_at, against=held.pk, find="shared")).content.decode()
+    assert listed.count(">in both</span>") == int(found[1]) == len(re.findall(r'<span class="n">', listed))
+    foreign = make_ready_version(rival)
+    assert client_for(alice).get(page_of(looked_at, against=foreign.pk)).status_code == 404
+
+
+def test_rows_can_be_looked_at_as_a_recipe_trains_them_that_trains_inputs(looked_at, alice, client_for) -> None:
+    answers = client_for(alice).get(page_of(looked_at, line=2)).content.decode()
+    everything = client_for(alice).get(page_of(looked_at, line=2, train_on="all")).content.decode()
+
+    def figures(body: str) -> list[str]:
+        found = re.search(r"([\d,]+) tokens, ([\d,]+) trained</span>", body)
+        assert found
+        return list(found.groups())
+
+    assert figures(everything) == [figures(answers)[0]] * 2 != figures(answers)
+    assert "answers and inputs" in everything and "assistant replies only" in answers
+
+
 def test_a_file_nobody_looked_through_yet_is_looked_through_by_a_task(version, alice, client_for) -> None:
     body = client_for(alice).get(page_of(version)).content.decode()
 

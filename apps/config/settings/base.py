@@ -31,6 +31,8 @@ STRIPE_METER = ENV.stripe_meter
 STRIPE_API_BASE = ENV.stripe_api_base
 # Requests that one gateway has in progress on one replica; an engine takes ANNEAL_ENGINE_MAX_QUEUED_REQUESTS in all.
 REPLICA_PLACES = ENV.replica_places
+# The longest file that an upload in parts may make, as it is sent: of a gzip archive its own size.
+MAX_UPLOAD_BYTES = ENV.max_upload_bytes
 
 ALLOWED_HOSTS = [urlsplit(PUBLIC_URL).hostname, "localhost", "127.0.0.1", *ENV.allowed_hosts]
 CSRF_TRUSTED_ORIGINS = [PUBLIC_URL]
@@ -215,7 +217,7 @@ SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
 
 
-def _store_origins(url: str) -> list[str]:
+def store_origins(url: str) -> list[str]:
     """Return where browsers reach an S3 store; a directory store answers at our own origin."""
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
@@ -236,7 +238,7 @@ CONTENT_SECURITY_POLICY = {
         "img-src": ["'self'", "data:"],
         "font-src": ["'self'"],
         # A browser sends the parts of an upload straight to a store that is not this origin.
-        "connect-src": ["'self'", *_store_origins(OBJECT_STORE)],
+        "connect-src": ["'self'", *store_origins(OBJECT_STORE)],
         "manifest-src": ["'self'"],
         "form-action": ["'self'"],
         "frame-ancestors": ["'none'"],

@@ -14,7 +14,7 @@ MAX_LINE_BYTES = 4 * 1024 * 1024
 MAX_DEPTH = 32
 
 
-class Line(msgspec.Struct, frozen=True):
+class Line(msgspec.Struct, frozen=True, gc=False):
     """One non-blank line of a file; `data` is empty when the line was too long to keep."""
 
     number: int

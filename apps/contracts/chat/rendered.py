@@ -22,7 +22,7 @@ class Segment(msgspec.Struct, frozen=True):
     is_trained: bool
 
 
-class RenderedRow(msgspec.Struct, frozen=True):
+class RenderedRow(msgspec.Struct, frozen=True, gc=False):
     """A row as text and tokens. `spans` are trained characters, `trained` the ranges of token_ids the loss counts."""
 
     text: str

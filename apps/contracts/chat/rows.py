@@ -22,7 +22,7 @@ class RowKind(StrEnum):
     TEXT = "text"
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class ToolCall(msgspec.Struct, frozen=True, gc=False):
     """A function call an assistant wrote. `arguments` is JSON text of an object, as OpenAI has it."""
 
     id: str
@@ -30,7 +30,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
+class ChatMessage(msgspec.Struct, frozen=True, gc=False):
     role: Role
     content: str
     weight: int = 1
@@ -43,7 +43,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
         return self.role is Role.ASSISTANT and self.weight == 1
 
 
-class ChatRow(msgspec.Struct, frozen=True):
+class ChatRow(msgspec.Struct, frozen=True, gc=False):
     messages: tuple[ChatMessage, ...]
     line_number: int = 0
     tools: tuple[dict[str, Any], ...] = ()
@@ -78,7 +78,7 @@ class PreferenceRow(msgspec.Struct, frozen=True):
         return ChatRow(messages=context + answer, line_number=self.line_number, tools=self.tools)
 
 
-class TextRow(msgspec.Struct, frozen=True):
+class TextRow(msgspec.Struct, frozen=True, gc=False):
     """Text to continue pre-training on: every token of it is trained."""
 
     text: str

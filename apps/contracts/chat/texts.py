@@ -19,10 +19,10 @@ from apps.contracts.templating.spans import control_pattern
 
 _LAYOUT_MESSAGES = 64  # longer conversations are few, and each length would be a layout of its own
 _LAYOUTS_KEPT = 2_000
-Key = tuple[tuple[str, ...], tuple[int, ...]]
+Key = tuple[tuple[Role, ...], tuple[int, ...]]
 
 
-class Text(msgspec.Struct):
+class Text(msgspec.Struct, gc=False):
     """A row before its tokens, or the error it ends in. Plain text gets the tokenizer's own first and last tokens."""
 
     text: str = ""
@@ -98,8 +98,8 @@ class TextMaker:
         return None if known is None else _laid_out(known, [message.content for message in row.messages])
 
     def _layout_of(self, row: ChatRow) -> _Known | None:
-        roles = tuple([message.role.value for message in row.messages])
-        trained = tuple([at for at, message in enumerate(row.messages) if message.is_trained])
+        roles = tuple([message.role for message in row.messages])
+        trained = tuple([at for at, role in enumerate(roles) if role is Role.ASSISTANT and row.messages[at].weight])
         key = (roles, trained)
         if key not in self._layouts:
             if len(self._layouts) >= _LAYOUTS_KEPT:
@@ -150,8 +150,12 @@ class TextMaker:
         return self._judge(json.dumps(row.tools, ensure_ascii=False), "tools", row.line_number) if row.tools else None
 
     def _judge(self, text: str, param: str, line: int) -> RowError | None:
-        if text.isascii() and not any(character in text for character in self._first_characters):
-            return None
+        if text.isascii():
+            for character in self._first_characters:
+                if character in text:
+                    break
+            else:
+                return None
         found = self.control.search(text)
         spelled = found.group() if found else next((mark for mark in MARKS if mark in text), None)
         if spelled is None:

@@ -106,6 +106,16 @@ def test_a_format_is_recognised_and_kept_as_our_rows(row: dict, format: str, kin
     assert rows == [kept] * 12
 
 
+def test_turns_are_passed_on_as_the_text_they_stand_in() -> None:
+    turns = b'[{"role": "user", "content": "Hi", "name": "\\u00e9"}]'
+    reading = Pass([b'{"prompt": %s, "completion": "Hello!"}\n' % turns * 12])
+    reading.start()
+
+    kept = b"".join(reading)
+
+    assert kept.count(turns[1:-1]) == 12 and reading.report.is_valid
+
+
 def test_sharegpt_calls_become_tool_calls_with_their_arguments_as_they_stood() -> None:
     turns = [
         {"from": "human", "value": "Find it"},

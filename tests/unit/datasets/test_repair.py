@@ -52,6 +52,7 @@ def test_what_can_be_mended_without_guessing_is(row: dict) -> None:
         (json.dumps(chat_row("Caf\xe9"), ensure_ascii=False).encode("cp1252"), "Caf\xe9"),
         (json.dumps(chat_row("Hi")).replace('"role": "user"', '"role": "user", "role": "user"').encode(), "Hi"),
         (json.dumps({"messages": [{"role": "user", "content": 7}, ANSWER]}).encode(), "7"),
+        (json.dumps(chat_row("Hi")).encode() + b",", "Hi"),
     ],
 )
 def test_damaged_text_is_mended(data: bytes, text: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import boto3
 import pytest
+from django.conf import settings
 from django.test import override_settings
 from moto.server import ThreadedMotoServer
 
@@ -195,7 +196,7 @@ class TestPlan:
             sign_parts(upload=upload, numbers=[1], now=db_now() + datetime.timedelta(days=4))
 
     def test_of_a_large_file_has_a_bounded_number_of_parts(self, organization: Organization) -> None:
-        upload = make_upload(organization, bytes=uploads.MAX_UPLOAD_BYTES, is_planned=True)
+        upload = make_upload(organization, bytes=settings.MAX_UPLOAD_BYTES, is_planned=True)
 
         assert uploads.count_parts(upload) <= uploads.MAX_BROWSER_PARTS
         assert math.prod([upload.part_bytes or 0]) <= uploads.MAX_PART_BYTES
@@ -206,7 +207,7 @@ class TestLimits:
         ("wrong", "error"),
         [
             ({"bytes": 0}, InvalidValue),
-            ({"bytes": uploads.MAX_UPLOAD_BYTES + 1}, FileTooLarge),
+            ({"bytes": 8 * 1024**3 + 1}, FileTooLarge),
             ({"purpose": "vision"}, InvalidValue),
             ({"expires_after_seconds": 5}, InvalidValue),
             ({"storage_limit_bytes": 10}, StorageFull),
@@ -215,6 +216,17 @@ class TestLimits:
     def test_an_upload_we_would_not_take_is_refused_at_once(self, organization, wrong: dict, error: type) -> None:
         with pytest.raises(error):
             make_upload(organization, **wrong)
+
+    @override_settings(MAX_UPLOAD_BYTES=1_000)
+    def test_the_longest_file_is_the_operators_to_set_and_the_refusal_says_what_to_do(self, organization) -> None:
+        make_upload(organization, bytes=1_000)
+
+        with pytest.raises(
+            FileTooLarge, match=r"1,001 bytes; one file may have up to 1,000 .* Send it as gzip"
+        ) as refused:
+            make_upload(organization, bytes=1_001)
+
+        assert refused.value.param == "bytes"
 
     def test_an_upload_under_way_counts_as_stored_and_once(self, organization: Organization) -> None:
         upload = make_upload(organization, bytes=len(CONTENT))

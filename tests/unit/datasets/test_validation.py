@@ -75,7 +75,8 @@ def test_a_bad_row_is_named_by_line_code_field_and_fix(row: object, code: str, p
         (b"PAR1" + bytes(100) + b"PAR1", "invalid_table"),
         (b"\x89PNG\r\n\x1a\n" + bytes(100), "not_jsonl"),
         (b"<!doctype html><html>", "not_jsonl"),
-        (bytes(5000), "nul_character"),
+        (bytes(5000), "not_jsonl"),
+        (jsonl() + b'{"messages": "\x00"}\n', "nul_character"),
     ],
 )
 def test_a_file_that_is_not_what_it_says_has_its_own_code(content: bytes, code: str) -> None:
