@@ -14,6 +14,7 @@ import msgspec
 from apps.contracts.evaluation import EvaluationReport
 from apps.contracts.runs import Export, Succeeded
 from apps.contracts.struct import Struct
+from apps.contracts.worker_api import JudgeAccess
 from gpu_workers.events import AdapterReady
 from gpu_workers.executor import Child, SubprocessExecutor
 from gpu_workers.reporter import Uploader
@@ -44,14 +45,22 @@ class Published(Struct, frozen=True, kw_only=True):
     report: EvaluationReport | None = None
 
 
+class PublishSecrets(Struct, frozen=True, kw_only=True):
+    """What the child is told on its standard input and no file holds. Without `judge`, `judge_refusal` says why."""
+
+    hub_token: str | None = None
+    judge: JudgeAccess | None = None
+    judge_refusal: str = ""
+
+
 class Publisher:
     """Runs the child and waits for it."""
 
     def __init__(self, executor: SubprocessExecutor) -> None:
         self._executor = executor
 
-    def start(self, work_dir: Path, *, hub_token: str | None) -> Child:
-        return self._executor.start(work_dir, hub_token=hub_token)
+    def start(self, work_dir: Path, *, secrets: PublishSecrets) -> Child:
+        return self._executor.start(work_dir, hub_token=secrets.hub_token, more=msgspec.to_builtins(secrets))
 
     def wait(self, child: Child, work_dir: Path, *, should_stop: Callable[[], bool]) -> Published | None:
         """Return what the child made, None when it failed, took too long or was not to go on."""

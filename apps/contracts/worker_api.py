@@ -88,6 +88,14 @@ class UploadResponse(Struct, frozen=True, kw_only=True):
     files: dict[str, str]  # file name -> signed PUT URL; the manifest itself under "manifest.json", put last
 
 
+class JudgeAccess(Struct, frozen=True, kw_only=True):
+    """How a run's worker asks the judge of its plan: the gateway, and a key of the organization for minutes."""
+
+    url: str  # up to and with /v1
+    key: str
+    model: str
+
+
 class FinishRequest(Struct, frozen=True, kw_only=True):
     outcome: RunOutcome
 

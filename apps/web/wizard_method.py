@@ -5,6 +5,7 @@ from typing import Any
 
 from django.http import HttpRequest
 
+from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.runs import Method, Objective
 from apps.core.errors import DomainError
 from apps.core.templatetags.ui import bytes_
@@ -34,6 +35,7 @@ def method_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         "after": plan.after,
         "can_be_graded": objective_of(plan.version) is not Objective.TEXT,
         "adapter_fields": ADAPTER_FIELDS,
+        "judge_calls": 2 * EvaluationPlan().max_answers,  # base and tuned
     }
     try:
         quoted = {kind.key: best_quote(plan.quotes(kind)) for kind in kinds} if plan.form and form.is_valid() else {}

@@ -16,6 +16,7 @@ from apps.core.errors import DomainError
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import find_token_count, get_version
 from apps.finetuning.delivery import Delivery, deliver
+from apps.finetuning.judging import list_judges
 from apps.finetuning.limits import Kind
 from apps.finetuning.operations import (
     counting_model,
@@ -115,7 +116,7 @@ class Plan:
     @cached_property
     def after(self) -> AfterTrainingForm:
         """The grader and the exports, already checked."""
-        form = AfterTrainingForm(self.choices.values)
+        form = AfterTrainingForm(self.choices.values, judges=list_judges(organization=self.organization))
         form.is_valid()
         return form
 

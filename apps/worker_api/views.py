@@ -10,8 +10,9 @@ from django.http import HttpRequest, HttpResponse
 
 from apps.contracts import worker_api as wire
 from apps.contracts.serving import ObservedState
+from apps.core.clock import db_now
 from apps.core.errors import DomainError, InvalidValue, NotFound, PermissionDenied
-from apps.finetuning import leases, pools, reporting
+from apps.finetuning import judging, leases, pools, reporting
 from apps.finetuning.leases import Lease
 from apps.finetuning.models import Worker
 from apps.serving import operations as serving
@@ -91,6 +92,11 @@ def create_upload(request: HttpRequest, lease_id: str) -> HttpResponse:
     body = _decode(request, wire.UploadRequest)
     lease = _lease(request, lease_id)
     return _json(reporting.create_upload(lease=lease, manifest=body.manifest, manifest_sha256=body.manifest_sha256))
+
+
+@endpoint("POST")
+def open_judge(request: HttpRequest, lease_id: str) -> HttpResponse:
+    return _json(judging.open_judge(lease=_lease(request, lease_id), now=db_now()))
 
 
 @endpoint("POST")

@@ -21,15 +21,23 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apps.contracts.chat import ChatRenderer
-from apps.contracts.evaluation import EvaluationPlan, EvaluationReport
+from apps.contracts.evaluation import EvaluationPlan, EvaluationReport, GraderKind
 from apps.contracts.parity import PARITY_FILE, ParityProbe
 from apps.contracts.runs import Manifest, Objective, RunSpec
 from gpu_workers.artifacts import folder_bytes, read_manifest, seal_folder
 from gpu_workers.events import ADAPTER_FOLDER, TRAINING_FILE, replace_file
-from gpu_workers.publishing import MERGED_EXPORT, PUBLISHED_FILE, PUBLISHED_FOLDER, Published, SealedFolder
+from gpu_workers.publishing import (
+    MERGED_EXPORT,
+    PUBLISHED_FILE,
+    PUBLISHED_FOLDER,
+    Published,
+    PublishSecrets,
+    SealedFolder,
+)
 from gpu_workers.train.comparison import Examiner
 from gpu_workers.train.data import load_renderer
 from gpu_workers.train.export import WEIGHTS_FILE
+from gpu_workers.train.judging import Judge
 from gpu_workers.train.merge import merge_adapter
 from gpu_workers.train.model import fetch_base_model
 from gpu_workers.train.probe_rows import build_probe, choose_rows, first_chat, score_rows
@@ -39,24 +47,25 @@ from gpu_workers.train.selection import select_rows
 
 MERGED_FOLDER = "merged"
 _PARITY_ROWS = 64
+NO_SECRETS = PublishSecrets()
 
 log = logging.getLogger("gpu_workers.train.publish")
 
 
 def main(spec_path: Path, work_dir: Path) -> int:
     """Write `published.json`; returns the exit code."""
-    secrets = msgspec.json.decode(sys.stdin.buffer.readline() or b"{}", type=dict[str, str | None])
+    secrets = msgspec.json.decode(sys.stdin.buffer.readline() or b"{}", type=PublishSecrets)
     spec = msgspec.json.decode(spec_path.read_bytes(), type=RunSpec)
-    base = fetch_base_model(spec.base_model, hub_token=secrets.get("hub_token"))
-    published = publish(work_dir, spec, base)
+    base = fetch_base_model(spec.base_model, hub_token=secrets.hub_token)
+    published = publish(work_dir, spec, base, secrets=secrets)
     replace_file(work_dir / PUBLISHED_FILE, msgspec.json.encode(published))
     return 0
 
 
-def publish(work_dir: Path, spec: RunSpec, base: Path) -> Published:
+def publish(work_dir: Path, spec: RunSpec, base: Path, *, secrets: PublishSecrets = NO_SECRETS) -> Published:
     """Seal the adapter's folder anew with what was found out; return where everything lies."""
     trained = work_dir / ADAPTER_FOLDER
-    report, probe = _look(work_dir, spec, base, trained)
+    report, probe = _look(work_dir, spec, base, trained, secrets)
     temporary = work_dir / f"tmp-{PUBLISHED_FOLDER}"
     _copy(trained, temporary)
     if probe is not None:
@@ -70,7 +79,7 @@ def publish(work_dir: Path, spec: RunSpec, base: Path) -> Published:
 
 
 def _look(
-    work_dir: Path, spec: RunSpec, base: Path, trained: Path
+    work_dir: Path, spec: RunSpec, base: Path, trained: Path, secrets: PublishSecrets
 ) -> tuple[EvaluationReport | None, ParityProbe | None]:
     """Ask the base first and the tuned model next, so that one of them at a time is in memory."""
     renderer = load_renderer(base, spec.base_model.chat_template)
@@ -93,7 +102,7 @@ def _look(
     model = _tuned(model, trained)
     after = examiner.examine(model) if examiner else None
     tuned_scores = score_rows(model, fixed)
-    report = examiner.report(before, after) if examiner and before and after else None
+    report = examiner.report(before, after, judge=_judge(plan, secrets)) if examiner and before and after else None
     if not fixed:
         return report, None
     is_chat = spec.hyperparameters.objective is Objective.SUPERVISED
@@ -106,6 +115,12 @@ def _look(
         dtype=_dtype(),
     )
     return report, probe
+
+
+def _judge(plan: EvaluationPlan, secrets: PublishSecrets) -> Judge | None:
+    if plan.grader.kind is not GraderKind.JUDGE:
+        return None
+    return Judge(plan.grader, secrets.judge, seconds=plan.judge_seconds, refusal=secrets.judge_refusal)
 
 
 def _examples(path: Path, spec: RunSpec, renderer: ChatRenderer, keep: Sequence[bool] | None) -> list[Example]:

@@ -111,6 +111,20 @@ def test_a_grader_and_exports_are_the_jobs(floor, organization, chosen, page, cl
     assert {"grader=regex", "merged=on"} <= set(again_url(job).partition("?")[2].split("&"))
 
 
+def test_a_judge_is_chosen_among_the_served_models(floor, organization, chosen, page, client_for, bob) -> None:
+    held_out = make_training_file(organization, floor.base_model)
+    asked = {"grader": "judge", "judge": floor.base_model.name, "criterion": "Is it polite?", "validation": held_out.pk}
+
+    assert "at most 200 times" in page(chosen | asked | {"step": "method"})
+    review = page(chosen | asked | {"pool": floor.pool.name})
+    job = launch(client_for(bob), review)
+
+    assert f"judged by {floor.base_model.name}" in review
+    grader = job.requested["evaluation"]["grader"]
+    assert (grader["model"], grader["instructions"]) == (floor.base_model.name, "Is it polite?")
+    assert {"grader=judge", f"judge={floor.base_model.name}"} <= set(again_url(job).partition("?")[2].split("&"))
+
+
 def test_without_held_out_rows_the_review_says_that_nothing_is_compared(floor, chosen, page) -> None:
     assert "no, there are no held-out rows" in page(chosen | {"pool": floor.pool.name})
 
@@ -125,6 +139,8 @@ def test_without_held_out_rows_the_review_says_that_nothing_is_compared(floor, c
         ({"grader": "json_schema", "schema": json.dumps({"pattern": "x"})}, "Schema may not use pattern."),
         ({"grader": "json_schema", "schema": "x" * 3_001}, "at most 3000 characters"),
         ({"grader": "nonsense"}, "Select a valid choice"),
+        ({"grader": "judge"}, "Model must name the judge"),
+        ({"grader": "judge", "judge": "gpt-4"}, "Select a valid choice"),
     ],
 )
 def test_a_wrong_grader_is_said_at_its_field(asked, sentence, floor, chosen, page) -> None:

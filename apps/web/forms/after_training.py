@@ -1,8 +1,8 @@
 """What the wizard asks about the time after training: how answers are graded, and in which forms the result is kept."""
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 from django import forms
@@ -16,6 +16,7 @@ GRADER_NAMES = {
     GraderKind.REGEX: "Regular expression",
     GraderKind.JSON_SCHEMA: "JSON schema",
     GraderKind.ROUGE_L: "ROUGE-L",
+    GraderKind.JUDGE: "A judge model",
 }
 _OPERATIONS = (
     ("eq", "is equal to"),
@@ -25,12 +26,14 @@ _OPERATIONS = (
 )
 # All choices stand in the address, which front doors cut at 8 KB; a schema is longer once it is written there.
 MAX_SCHEMA_CHARACTERS = 3_000
+MAX_CRITERION_CHARACTERS = 1_000
 _PLAIN = {"autocomplete": "off", "autocapitalize": "off", "spellcheck": "false"}
-# Which fields belong to which grader; the others are not looked at.
+# Which fields belong to which grader, each with its name there; the others are not looked at.
 _FIELDS_OF = {
-    GraderKind.STRING_CHECK: ("operation", "reference"),
-    GraderKind.REGEX: ("pattern",),
-    GraderKind.JSON_SCHEMA: ("schema",),
+    GraderKind.STRING_CHECK: {"operation": "operation", "reference": "reference"},
+    GraderKind.REGEX: {"pattern": "pattern"},
+    GraderKind.JSON_SCHEMA: {"schema": "schema"},
+    GraderKind.JUDGE: {"judge": "model", "criterion": "instructions"},
 }
 
 
@@ -64,15 +67,29 @@ class AfterTrainingForm(forms.Form):
         help_text=f"1 where the answer is JSON and valid. Up to {MAX_SCHEMA_CHARACTERS:,} characters; by API 16 KiB.",
         widget=forms.Textarea(attrs=_PLAIN | {"class": "mono", "rows": 6}),
     )
+    judge = forms.ChoiceField(
+        required=False,
+        label="Judge",
+        help_text="Reads question, answer and the row's own answer, both models' alike, through the gateway.",
+    )
+    criterion = forms.CharField(
+        required=False,
+        max_length=MAX_CRITERION_CHARACTERS,
+        label="What it looks for",
+        help_text="Left empty: how well the answer says what the row's own answer says.",
+        widget=forms.Textarea(attrs={"rows": 3}),
+    )
     merged = forms.BooleanField(
         required=False,
         label="Merged model, 16 bits",
         help_text="The whole model with the adapter in it, as safetensors, for engines without adapters.",
     )
 
-    def __init__(self, given: Mapping[str, str]) -> None:
+    def __init__(self, given: Mapping[str, str], *, judges: Sequence[tuple[str, str]] = ()) -> None:
+        """`judges` are the models that may be asked, by name, with their labels."""
         shown = {"grader": GraderKind.EXACT_MATCH.value, "operation": "eq"}
         super().__init__(shown | {name: value for name, value in given.items() if value and name in self.base_fields})
+        cast(forms.ChoiceField, self.fields["judge"]).choices = list(judges)
         self.graded_by = Grader()
 
     @property
@@ -84,9 +101,8 @@ class AfterTrainingForm(forms.Form):
     def changed(self) -> dict[str, Any]:
         """Return the grader as the API's field, without what is the default; nothing for the default grader."""
         kind = self.graded_by.kind
-        named = {
-            name: getattr(self.graded_by, name) for name in _FIELDS_OF.get(kind, ()) if getattr(self.graded_by, name)
-        }
+        names = _FIELDS_OF.get(kind, {}).values()
+        named = {name: getattr(self.graded_by, name) for name in names if getattr(self.graded_by, name)}
         return {} if kind is GraderKind.EXACT_MATCH else {"type": kind.value} | named
 
     @property
@@ -105,6 +121,8 @@ class AfterTrainingForm(forms.Form):
                 return f"{by.pattern} is found"
             case GraderKind.JSON_SCHEMA:
                 return "valid against your JSON schema"
+            case GraderKind.JUDGE:
+                return f"judged by {by.model}"
         return GRADER_NAMES[by.kind]
 
     def clean(self) -> dict[str, Any]:
@@ -112,7 +130,8 @@ class AfterTrainingForm(forms.Form):
         if self.errors:
             return cleaned
         kind = GraderKind(cleaned["grader"])
-        asked = {name: cleaned[name] for name in _FIELDS_OF.get(kind, ()) if cleaned[name]}
+        own = _FIELDS_OF.get(kind, {})
+        asked = {name: cleaned[field] for field, name in own.items() if cleaned[field]}
         try:
             if "schema" in asked:
                 asked["schema"] = _schema_of(asked["schema"])
@@ -121,7 +140,7 @@ class AfterTrainingForm(forms.Form):
             return cleaned
         grader = Grader(kind=kind, **asked)
         if problem := problem_of(grader):
-            self.add_error(_FIELDS_OF.get(kind, ("grader",))[0], problem[0].upper() + problem[1:])
+            self.add_error(next(iter(own), "grader"), problem[0].upper() + problem[1:])
         else:
             self.graded_by = grader
         return cleaned
@@ -138,13 +157,14 @@ def _schema_of(text: str) -> dict[str, Any]:
 
 
 def given_of(requested: Mapping[str, Any]) -> dict[str, str]:
-    """Return the form's values that ask for what a job was asked for; a schema too long for it is left out."""
+    """Return the form's values that ask for what a job was asked for; what is too long for it is left out."""
     exports = {"merged": "on"} if MERGED_16BIT in (requested.get("exports") or ()) else {}
     if not requested.get("evaluation"):
         return exports
     grader = msgspec.convert(requested["evaluation"], EvaluationPlan).grader
     schema = json.dumps(grader.schema) if grader.schema else ""
-    if len(schema) > MAX_SCHEMA_CHARACTERS:
+    if len(schema) > MAX_SCHEMA_CHARACTERS or len(grader.instructions) > MAX_CRITERION_CHARACTERS:
         return exports
     named = {"operation": grader.operation, "reference": grader.reference or "", "pattern": grader.pattern}
-    return exports | {"grader": grader.kind.value, "schema": schema} | named
+    judged = {"judge": grader.model, "criterion": grader.instructions}
+    return exports | {"grader": grader.kind.value, "schema": schema} | named | judged
