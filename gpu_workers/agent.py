@@ -53,7 +53,7 @@ from gpu_workers.events import (
 )
 from gpu_workers.executor import Child, SubprocessExecutor, kill_stale_children
 from gpu_workers.lease_keeper import LeaseKeeper
-from gpu_workers.preflight import NotReady, require_ready
+from gpu_workers.preflight import NotReady, installed_software, require_ready
 from gpu_workers.probing import Prober
 from gpu_workers.publishing import MODULE as PUBLISHING_CHILD
 from gpu_workers.publishing import Published, Publisher, PublishSecrets, alone, deliver
@@ -127,7 +127,7 @@ class Agent:
 
     def _claim(self) -> ClaimResponse | None:
         require_ready(self._config.work_dir)
-        return self._api.claim(ClaimRequest(base_models=self._config.base_models))
+        return self._api.claim(ClaimRequest(base_models=self._config.base_models, software=installed_software()))
 
     def _measure(self) -> bool:
         return self._prober is not None and self._prober.run_one(should_stop=self._stop.is_set)
@@ -351,6 +351,8 @@ class Attempt:
         if found is None:
             message = "The result could not be evaluated on this machine; the adapter itself is complete."
             self._report(LogLine(sequence=UNNUMBERED, level="warn", message=message))
+        for note in found.notes if found else ():
+            self._report(LogLine(sequence=UNNUMBERED, level="warn", message=note))
         return found or alone(ready)
 
     def _publish_secrets(self) -> PublishSecrets:

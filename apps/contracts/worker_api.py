@@ -41,6 +41,7 @@ class EnrollResponse(Struct, frozen=True, kw_only=True):
 class ClaimRequest(Struct, frozen=True, kw_only=True):
     api_version: int = API_VERSION
     base_models: tuple[str, ...] | None = None  # ids installed here; None = will download
+    software: dict[str, str] = {}  # what is installed now, as at enrolment; {}: not told
 
 
 class ClaimResponse(Struct, frozen=True, kw_only=True):

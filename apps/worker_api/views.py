@@ -72,7 +72,7 @@ def claim(request: HttpRequest) -> HttpResponse:
     body = _decode(request, wire.ClaimRequest)
     if body.api_version != wire.API_VERSION:
         raise InvalidValue(f"This platform speaks version {wire.API_VERSION}: update the worker.", param="api_version")
-    answer = leases.claim(worker=worker, base_models=body.base_models)
+    answer = leases.claim(worker=worker, base_models=body.base_models, software=body.software)
     return HttpResponse(status=204) if answer is None else _json(answer)
 
 

@@ -27,6 +27,7 @@ from apps.contracts.runs import Manifest, Objective, RunSpec
 from gpu_workers.artifacts import folder_bytes, read_manifest, seal_folder
 from gpu_workers.events import ADAPTER_FOLDER, TRAINING_FILE, replace_file
 from gpu_workers.publishing import (
+    GGUF_EXPORT,
     MERGED_EXPORT,
     PUBLISHED_FILE,
     PUBLISHED_FOLDER,
@@ -37,6 +38,7 @@ from gpu_workers.publishing import (
 from gpu_workers.train.comparison import Examiner
 from gpu_workers.train.data import load_renderer
 from gpu_workers.train.export import WEIGHTS_FILE
+from gpu_workers.train.gguf import NotConverted, convert_model
 from gpu_workers.train.judging import Judge
 from gpu_workers.train.merge import merge_adapter
 from gpu_workers.train.model import fetch_base_model
@@ -45,7 +47,7 @@ from gpu_workers.train.rows import Pairs, encode
 from gpu_workers.train.scoring import Example, as_example
 from gpu_workers.train.selection import select_rows
 
-MERGED_FOLDER = "merged"
+MERGED_FOLDER, GGUF_FOLDER = "merged", "gguf"
 _PARITY_ROWS = 64
 NO_SECRETS = PublishSecrets()
 
@@ -74,8 +76,15 @@ def publish(work_dir: Path, spec: RunSpec, base: Path, *, secrets: PublishSecret
     sealed = _seal(temporary, work_dir / PUBLISHED_FOLDER, manifest, kind=manifest.kind)
     # What the engine cannot load as an adapter is delivered as a whole model.
     is_merged = _is_adapter(trained) and (MERGED_EXPORT in spec.exports or not spec.hyperparameters.is_servable)
-    merged = _merge(work_dir, base, manifest) if is_merged else None
-    return Published(adapter=sealed, merged=merged, report=report)
+    is_converted = GGUF_EXPORT in spec.exports
+    merged = _merge(work_dir, base, manifest) if _is_adapter(trained) and (is_merged or is_converted) else None
+    gguf, notes = None, []
+    if is_converted:
+        try:
+            gguf = _convert(work_dir, work_dir / merged.folder if merged else trained, manifest)
+        except NotConverted as reason:
+            notes.append(f"There is no GGUF of the result: {reason}.")
+    return Published(adapter=sealed, merged=merged if is_merged else None, gguf=gguf, report=report, notes=tuple(notes))
 
 
 def _look(
@@ -183,6 +192,13 @@ def _merge(work_dir: Path, base: Path, manifest: Manifest) -> SealedFolder:
     shutil.rmtree(temporary, ignore_errors=True)
     merge_adapter(base, work_dir / ADAPTER_FOLDER, temporary)
     return _seal(temporary, work_dir / MERGED_FOLDER, manifest, kind="model")
+
+
+def _convert(work_dir: Path, model: Path, manifest: Manifest) -> SealedFolder:
+    temporary = work_dir / f"tmp-{GGUF_FOLDER}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    convert_model(model, temporary, threads=torch.get_num_threads())
+    return _seal(temporary, work_dir / GGUF_FOLDER, manifest, kind="model")
 
 
 def _copy(source: Path, target: Path) -> None:
