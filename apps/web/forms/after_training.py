@@ -8,7 +8,7 @@ import msgspec
 from django import forms
 
 from apps.contracts.evaluation import MAX_PATTERN_CHARACTERS, EvaluationPlan, Grader, GraderKind, problem_of
-from apps.finetuning.delivery import MERGED_16BIT
+from apps.finetuning.delivery import GGUF, MERGED_16BIT
 
 GRADER_NAMES = {
     GraderKind.EXACT_MATCH: "Exact match",
@@ -85,17 +85,29 @@ class AfterTrainingForm(forms.Form):
         help_text="The whole model with the adapter in it, as safetensors, for engines without adapters.",
     )
 
-    def __init__(self, given: Mapping[str, str], *, judges: Sequence[tuple[str, str]] = ()) -> None:
-        """`judges` are the models that may be asked, by name, with their labels."""
+    gguf = forms.BooleanField(
+        required=False,
+        label="GGUF, 16 bits",
+        help_text="The merged model in one file for llama.cpp, by its own converter; not of every architecture.",
+    )
+
+    def __init__(
+        self, given: Mapping[str, str], *, judges: Sequence[tuple[str, str]] = (), why_no_gguf: str = ""
+    ) -> None:
+        """`judges` are the models that may be asked, by name, with their labels; `why_no_gguf` closes that export."""
         shown = {"grader": GraderKind.EXACT_MATCH.value, "operation": "eq"}
         super().__init__(shown | {name: value for name, value in given.items() if value and name in self.base_fields})
         cast(forms.ChoiceField, self.fields["judge"]).choices = list(judges)
+        if why_no_gguf:
+            self.fields["gguf"].disabled = True
+            self.fields["gguf"].help_text = why_no_gguf
         self.graded_by = Grader()
 
     @property
     def exports(self) -> tuple[str, ...]:
         """Return the exports of a form that was checked."""
-        return (MERGED_16BIT,) if self.cleaned_data.get("merged") else ()
+        chosen = ((MERGED_16BIT, "merged"), (GGUF, "gguf"))
+        return tuple(kind for kind, field in chosen if self.cleaned_data.get(field))
 
     @property
     def changed(self) -> dict[str, Any]:
@@ -158,7 +170,8 @@ def _schema_of(text: str) -> dict[str, Any]:
 
 def given_of(requested: Mapping[str, Any]) -> dict[str, str]:
     """Return the form's values that ask for what a job was asked for; what is too long for it is left out."""
-    exports = {"merged": "on"} if MERGED_16BIT in (requested.get("exports") or ()) else {}
+    made = requested.get("exports") or ()
+    exports = {field: "on" for kind, field in ((MERGED_16BIT, "merged"), (GGUF, "gguf")) if kind in made}
     if not requested.get("evaluation"):
         return exports
     grader = msgspec.convert(requested["evaluation"], EvaluationPlan).grader
