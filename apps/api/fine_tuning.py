@@ -461,6 +461,7 @@ def _explained(why: Explanation) -> dict[str, Any]:
     return {
         "cause": why.cause,
         "evidence": msgspec.to_builtins(why.evidence),
+        "log_tail": why.log_tail or None,
         "suggestion": advice
         and {
             "text": advice.text,

@@ -227,7 +227,7 @@ def _model(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _continued(plan: Plan, chosen: str) -> list[dict[str, str]]:
+def _continued(plan: Plan, chosen: str) -> list[dict[str, Any]]:
     """Return what can be trained further: the newest versions, and a checkpoint that the address names."""
     newest = list_adapter_versions(organization=plan.organization)[:_CONTINUED_SHOWN]
     found = [

@@ -143,7 +143,7 @@ class RecipeForm(forms.Form):
         return self._choose(method=kind.method, asked=asked | _flags(kind)).hyperparameters
 
     def _choose(self, *, method: Method, asked: Mapping[str, Any]) -> recipes.Recipe:
-        return self._choose_any(method=method, asked=dict(asked) | self._shape)
+        return self._choose_any(method=method, asked={**asked, **self._shape})
 
     def _chosen(self, state: str) -> dict[str, recipes.Choice]:
         """Return the choice for each field in a state such as `lora.64.True`: the method, then what else decides."""
