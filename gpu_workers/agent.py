@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from apps.contracts.evaluation import GraderKind
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import (
     CheckpointRef,
@@ -53,10 +54,10 @@ from gpu_workers.events import (
 )
 from gpu_workers.executor import Child, SubprocessExecutor, kill_stale_children
 from gpu_workers.lease_keeper import LeaseKeeper
-from gpu_workers.preflight import NotReady, require_ready
+from gpu_workers.preflight import NotReady, installed_software, require_ready
 from gpu_workers.probing import Prober
 from gpu_workers.publishing import MODULE as PUBLISHING_CHILD
-from gpu_workers.publishing import Published, Publisher, alone, deliver
+from gpu_workers.publishing import Published, Publisher, PublishSecrets, alone, deliver
 from gpu_workers.redaction import redact
 from gpu_workers.reporter import CheckpointUploader, Reporter, Uploader
 from gpu_workers.run_checks import Refused, check_run
@@ -127,7 +128,7 @@ class Agent:
 
     def _claim(self) -> ClaimResponse | None:
         require_ready(self._config.work_dir)
-        return self._api.claim(ClaimRequest(base_models=self._config.base_models))
+        return self._api.claim(ClaimRequest(base_models=self._config.base_models, software=installed_software()))
 
     def _measure(self) -> bool:
         return self._prober is not None and self._prober.run_one(should_stop=self._stop.is_set)
@@ -344,14 +345,30 @@ class Attempt:
         if self._publisher is None or self._must_leave():
             return alone(ready)
         self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.EVALUATING))
-        child = self._child = self._publisher.start(self._work_dir, hub_token=self._spec.base_model.hub_token)
+        child = self._child = self._publisher.start(self._work_dir, secrets=self._publish_secrets())
         found = self._publisher.wait(child, self._work_dir, should_stop=self._must_leave)
         if self._keeper.is_lost:
             raise Forgotten
         if found is None:
             message = "The result could not be evaluated on this machine; the adapter itself is complete."
             self._report(LogLine(sequence=UNNUMBERED, level="warn", message=message))
+        for note in found.notes if found else ():
+            self._report(LogLine(sequence=UNNUMBERED, level="warn", message=note))
         return found or alone(ready)
+
+    def _publish_secrets(self) -> PublishSecrets:
+        """Return what the publishing child may know; without a key for its judge it says why. Raises StaleLease."""
+        plan, hub_token = self._spec.evaluation, self._spec.base_model.hub_token
+        if plan is None or plan.grader.kind is not GraderKind.JUDGE:
+            return PublishSecrets(hub_token=hub_token)
+        try:
+            return PublishSecrets(hub_token=hub_token, judge=self._api.open_judge(self._lease))
+        except StaleLease:
+            raise
+        except (ApiError, Unavailable) as error:
+            log.warning("No key for the judge of %s: %s", self._spec.run_id, error)
+            words = error.message if isinstance(error, ApiError) else "the platform could not be reached"
+            return PublishSecrets(hub_token=hub_token, judge_refusal=words)
 
     def _must_leave(self) -> bool:
         """Whether to give up what follows training; a pause comes too late to stop anything."""

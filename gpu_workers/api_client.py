@@ -26,6 +26,7 @@ from apps.contracts.worker_api import (
     FinishResponse,
     HeartbeatRequest,
     HeartbeatResponse,
+    JudgeAccess,
     MissingProbes,
     ProbeReport,
     UploadRequest,
@@ -44,6 +45,7 @@ class ApiError(Exception):
         super().__init__(f"{status} {code}: {message}")
         self.status = status
         self.code = code
+        self.message = message
 
 
 class StaleLease(ApiError):
@@ -135,6 +137,12 @@ class ApiClient:
     def create_upload(self, lease: Lease, request: UploadRequest, *, patience_seconds: float = 60) -> UploadResponse:
         path = f"/leases/{lease.id}/uploads"
         return self._call("POST", path, request, UploadResponse, token=lease.token, patience_seconds=patience_seconds)
+
+    def open_judge(self, lease: Lease) -> JudgeAccess:
+        """Return how to ask the judge of the run's plan; each call makes another key."""
+        return self._call(
+            "POST", f"/leases/{lease.id}/judge", None, JudgeAccess, token=lease.token, patience_seconds=20
+        )
 
     def finish(self, lease: Lease, outcome: RunOutcome, *, patience_seconds: float = 120) -> FinishResponse:
         path = f"/leases/{lease.id}/finish"

@@ -5,9 +5,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -78,8 +78,15 @@ class SubprocessExecutor:
         self._threads = threads
         self._command = command or (sys.executable, "-m", module)
 
-    def start(self, work_dir: Path, *, hub_token: str | None = None, gpu_count: int | None = None) -> Child:
-        """Start the child on the spec in `work_dir`; the hub token goes through its standard input alone.
+    def start(
+        self,
+        work_dir: Path,
+        *,
+        hub_token: str | None = None,
+        gpu_count: int | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> Child:
+        """Start the child on the spec in `work_dir`; secrets (`hub_token`, `more`) go through its standard input alone.
 
         It sees `gpu_count` of this machine's GPUs, all of them for None.
         """
@@ -92,7 +99,7 @@ class SubprocessExecutor:
         replace_file(work_dir / PID_FILE, msgspec.json.encode(process))
         try:
             with popen.stdin as stdin:  # type: ignore[union-attr]
-                stdin.write(msgspec.json.encode({"hub_token": hub_token}) + b"\n")
+                stdin.write(msgspec.json.encode({"hub_token": hub_token} | dict(more or {})) + b"\n")
         except BrokenPipeError:
             pass  # it is dead already; the exit code tells
         return Child(popen, process)

@@ -12,6 +12,8 @@ from typing import TypeVar
 import msgspec
 
 from apps.contracts.worker_api import GpuInfo
+from gpu_workers.gguf_converter import PACKAGE as CONVERTER
+from gpu_workers.gguf_converter import converter_version
 
 try:
     import pynvml
@@ -82,7 +84,7 @@ def inspect_machine(work_dir: Path, *, gpu_key: str | None = None) -> Machine:
         memory_bytes=memory,
         cores=os.cpu_count() or 1,
         free_disk_bytes=shutil.disk_usage(work_dir).free,
-        software=_versions(),
+        software=installed_software(),
     )
 
 
@@ -156,11 +158,13 @@ def _describe(index: int, driver: str) -> GpuInfo:
     return GpuInfo(key=catalog_key(name), name=name, memory_bytes=int(memory), driver=driver)
 
 
-def _versions() -> dict[str, str]:
+def installed_software() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in _SOFTWARE:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+    if converter := converter_version():
+        found[CONVERTER] = converter
     return found

@@ -14,6 +14,7 @@ import msgspec
 from apps.contracts.evaluation import EvaluationReport
 from apps.contracts.runs import Export, Succeeded
 from apps.contracts.struct import Struct
+from apps.contracts.worker_api import JudgeAccess
 from gpu_workers.events import AdapterReady
 from gpu_workers.executor import Child, SubprocessExecutor
 from gpu_workers.reporter import Uploader
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 PUBLISHED_FILE = "published.json"
 PUBLISHED_FOLDER = "published"
 MERGED_EXPORT = "merged_16bit"
+GGUF_EXPORT = "gguf"
 MODULE = "gpu_workers.train.publish"
 LIMIT_SECONDS = 1_800.0
 _POLL_SECONDS = 0.1
@@ -37,11 +39,24 @@ class SealedFolder(Struct, frozen=True, kw_only=True):
 
 
 class Published(Struct, frozen=True, kw_only=True):
-    """What the child leaves: the adapter with its probe, the merged model where asked for, the comparison."""
+    """What the child leaves: the adapter with its probe, the exports asked for, the comparison.
+
+    `notes` say which export could not be made, and why.
+    """
 
     adapter: SealedFolder
     merged: SealedFolder | None = None
+    gguf: SealedFolder | None = None
     report: EvaluationReport | None = None
+    notes: tuple[str, ...] = ()
+
+
+class PublishSecrets(Struct, frozen=True, kw_only=True):
+    """What the child is told on its standard input and no file holds. Without `judge`, `judge_refusal` says why."""
+
+    hub_token: str | None = None
+    judge: JudgeAccess | None = None
+    judge_refusal: str = ""
 
 
 class Publisher:
@@ -50,8 +65,8 @@ class Publisher:
     def __init__(self, executor: SubprocessExecutor) -> None:
         self._executor = executor
 
-    def start(self, work_dir: Path, *, hub_token: str | None) -> Child:
-        return self._executor.start(work_dir, hub_token=hub_token)
+    def start(self, work_dir: Path, *, secrets: PublishSecrets) -> Child:
+        return self._executor.start(work_dir, hub_token=secrets.hub_token, more=msgspec.to_builtins(secrets))
 
     def wait(self, child: Child, work_dir: Path, *, should_stop: Callable[[], bool]) -> Published | None:
         """Return what the child made, None when it failed, took too long or was not to go on."""
@@ -82,11 +97,8 @@ def alone(ready: AdapterReady) -> Published:
 def deliver(ready: AdapterReady, published: Published, work_dir: Path, uploader: Uploader) -> Succeeded:
     """Store every folder and return what to report; raises what `Uploader.store` raises."""
     places = uploader.store(work_dir / published.adapter.folder, published.adapter.manifest_sha256)
-    exports: tuple[Export, ...] = ()
-    if published.merged is not None:
-        digest = published.merged.manifest_sha256
-        merged = uploader.store(work_dir / published.merged.folder, digest)
-        exports = (Export(kind=MERGED_EXPORT, upload_id=merged.upload_id, manifest_sha256=digest),)
+    made = ((MERGED_EXPORT, published.merged), (GGUF_EXPORT, published.gguf))
+    exports = tuple(_store(kind, sealed, work_dir, uploader) for kind, sealed in made if sealed is not None)
     return Succeeded(
         upload_id=places.upload_id,
         manifest_sha256=published.adapter.manifest_sha256,
@@ -102,3 +114,8 @@ def deliver(ready: AdapterReady, published: Published, work_dir: Path, uploader:
         report=published.report,
         exports=exports,
     )
+
+
+def _store(kind: str, sealed: SealedFolder, work_dir: Path, uploader: Uploader) -> Export:
+    stored = uploader.store(work_dir / sealed.folder, sealed.manifest_sha256)
+    return Export(kind=kind, upload_id=stored.upload_id, manifest_sha256=sealed.manifest_sha256)

@@ -299,16 +299,23 @@ def issue_key(
 
 
 @transaction.atomic
-def issue_member_token(*, organization: Organization, user: User, now: datetime.datetime) -> IssuedKey:
-    """Make a key for a member's own browser: inference only, ten minutes. Raises PermissionDenied.
+def issue_member_token(
+    *,
+    organization: Organization,
+    user: User,
+    now: datetime.datetime,
+    name: str = "Playground",
+    lifetime: datetime.timedelta = MEMBER_TOKEN_LIFETIME,
+) -> IssuedKey:
+    """Make a key that asks in a member's name for minutes: inference only. Raises NotFound, PermissionDenied.
 
     Not audited one by one: it grants nothing the session does not, and what it does is metered.
     """
     scopes = frozenset({Permission.INFERENCE.value})
     _require_scopes(organization, scopes, user)
     return _issue(
-        keys.new_secret(keys.WEB_PREFIX), organization=organization, kind=KeyKind.MEMBER, name="Playground",
-        scopes=sorted(scopes), created_by=user, created_at=now, expires_at=now + MEMBER_TOKEN_LIFETIME,
+        keys.new_secret(keys.WEB_PREFIX), organization=organization, kind=KeyKind.MEMBER, name=name,
+        scopes=sorted(scopes), created_by=user, created_at=now, expires_at=now + lifetime,
     )  # fmt: skip
 
 

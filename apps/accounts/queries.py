@@ -136,6 +136,14 @@ def get_key(*, organization: Organization, id: str) -> ApiKey:
     return key
 
 
+def find_person(*, organization: Any, actor: str) -> User | None:
+    """Return the person an actor id stands for, the maker of a key that still holds; None where there is none now."""
+    if actor.startswith("user_"):
+        return User.objects.filter(pk=actor).first()
+    key = ApiKey.objects.for_organization(organization).filter(pk=actor, revoked_at=None).first()
+    return key.created_by if key else None
+
+
 def name_of_actor(*, organization: Organization, actor: str) -> str:
     """Return who an actor id of the organization's own rows stands for, in words for a page."""
     if actor.startswith("user_"):

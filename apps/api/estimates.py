@@ -34,7 +34,7 @@ class EstimateRequest(msgspec.Struct, forbid_unknown_fields=True):
     lora: LoraChoice | None = None
     recipe: dict[str, Any] | None = None
     needed_by: int | str | None = None
-    exports: list[Literal["merged_16bit"]] | None = None
+    exports: list[Literal["merged_16bit", "gguf"]] | None = None
 
 
 class Estimates(ApiView):

@@ -15,6 +15,7 @@ from django.http import HttpResponse
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from apps.accounts.roles import Permission
 from apps.adapters.operations import model_name_of
 from apps.api.estimates import delivery_object, options_object, parse_needed_by, usd
 from apps.api.pagination import page
@@ -25,7 +26,7 @@ from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind, proble
 from apps.contracts.failures import Blame, FailureCode
 from apps.contracts.runs import Hyperparameters, Objective
 from apps.core.clock import db_now
-from apps.core.errors import InvalidValue
+from apps.core.errors import InvalidValue, PermissionDenied
 from apps.core.ids import ulid_of
 from apps.core.money import nano_to_usd, usd_to_nano
 from apps.core.object_store import attachment
@@ -75,6 +76,8 @@ class GraderChoice(msgspec.Struct, forbid_unknown_fields=True):
     reference: str | None = None
     pattern: str = ""
     schema: dict[str, Any] = {}
+    model: str = ""
+    instructions: str = ""
 
 
 class EvaluationChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -115,7 +118,7 @@ class CreateJob(msgspec.Struct, forbid_unknown_fields=True):
     quantization: str | None = None
     recipe: dict[str, Any] | None = None
     evaluation: EvaluationChoice | None = None
-    exports: list[Literal["merged_16bit"]] | None = None
+    exports: list[Literal["merged_16bit", "gguf"]] | None = None
     compute: ComputeChoice | None = None
     budget: BudgetChoice | None = None
     dry_run: bool = False
@@ -140,6 +143,7 @@ class JobList(ApiView):
 
     def post(self, request: Request) -> Response:
         body = read_body(request.data, CreateJob)
+        self._require_scope_of_judge(body)
         asked = parse_request(
             body,
             request.data,
@@ -156,6 +160,13 @@ class JobList(ApiView):
             raise InvalidValue(text, param="needed_by")
         job = operations.create_job(organization=self.organization, request=asked, by=self.actor, now=db_now())
         return Response(job_object(queries.get_job(organization=self.organization, id=job.pk)))
+
+    def _require_scope_of_judge(self, body: CreateJob) -> None:
+        """A judge's calls are inference in the name of the key: it must hold that scope itself."""
+        is_judged = body.evaluation is not None and body.evaluation.grader.type is GraderKind.JUDGE
+        if is_judged and Permission.INFERENCE not in self.identity.scopes:
+            message = "A judge asks a model in the name of this API key, which lacks the scope 'inference'."
+            raise PermissionDenied(message, param="evaluation.grader", required_scope=str(Permission.INFERENCE))
 
     def _rehearse(self, body: CreateJob, asked: JobRequest) -> dict[str, Any]:
         now = db_now()
@@ -310,6 +321,8 @@ def _evaluation_plan(choice: EvaluationChoice | None) -> dict[str, Any] | None:
         reference=asked.reference,
         pattern=asked.pattern,
         schema=asked.schema,
+        model=asked.model,
+        instructions=asked.instructions,
     )
     if problem := problem_of(grader):
         raise InvalidValue(problem, param="evaluation.grader")
@@ -448,6 +461,7 @@ def _explained(why: Explanation) -> dict[str, Any]:
     return {
         "cause": why.cause,
         "evidence": msgspec.to_builtins(why.evidence),
+        "log_tail": why.log_tail or None,
         "suggestion": advice
         and {
             "text": advice.text,

@@ -11,6 +11,7 @@ from apps.contracts.struct import Struct
 
 MAX_SCHEMA_BYTES = 16 * 1024
 MAX_PATTERN_CHARACTERS = 512
+MAX_INSTRUCTION_CHARACTERS = 2_000
 # A pattern within a schema would run without a time limit.
 _REFUSED_SCHEMA_KEYS = frozenset({"pattern", "patternProperties", "$ref", "$dynamicRef"})
 
@@ -21,16 +22,22 @@ class GraderKind(StrEnum):
     REGEX = "regex"  # the pattern is found in the answer
     JSON_SCHEMA = "json_schema"  # the answer is JSON and valid against the schema
     ROUGE_L = "rouge_l"  # F1 of the longest common subsequence of words
+    JUDGE = "judge"  # a served model grades the answer; its calls go through the gateway and are billed
 
 
 class Grader(Struct, frozen=True, kw_only=True):
-    """One way to score an answer between 0 and 1. `reference` None: the row's own answer."""
+    """One way to score an answer between 0 and 1. `reference` None: the row's own answer.
+
+    A judge is `model`, by the name the gateway knows it by, and what it is to look for, `instructions`.
+    """
 
     kind: GraderKind = GraderKind.EXACT_MATCH
     operation: str = "eq"
     reference: str | None = None
     pattern: str = ""
     schema: dict[str, Any] = {}
+    model: str = ""
+    instructions: str = ""
 
 
 class EvaluationPlan(Struct, frozen=True, kw_only=True):
@@ -41,6 +48,7 @@ class EvaluationPlan(Struct, frozen=True, kw_only=True):
     max_answers: int = 100  # answers are written for so many of the rows
     max_answer_tokens: int = 256
     seconds: int = 240  # writing answers ends after that
+    judge_seconds: int = 300  # asking a judge ends after that
 
 
 class Interval(Struct, frozen=True, kw_only=True):
@@ -85,6 +93,8 @@ class WorseRow(Struct, frozen=True, kw_only=True):
 
 
 class EvaluationReport(Struct, frozen=True, kw_only=True):
+    """`judge` is the model that graded, with the tokens its calls were billed for."""
+
     rows: int
     answers: int = 0
     grader: str = ""
@@ -93,6 +103,10 @@ class EvaluationReport(Struct, frozen=True, kw_only=True):
     worse: tuple[WorseRow, ...] = ()  # the worst of them
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    judge: str = ""
+    judge_calls: int = 0
+    judge_input_tokens: int = 0
+    judge_output_tokens: int = 0
 
 
 def problem_of(grader: Grader) -> str | None:
@@ -104,6 +118,10 @@ def problem_of(grader: Grader) -> str | None:
             return _problem_of_pattern(grader.pattern)
         case GraderKind.JSON_SCHEMA:
             return _problem_of_schema(grader.schema)
+        case GraderKind.JUDGE if not grader.model:
+            return "model must name the judge: a served base model or an ft:… version of your own."
+        case GraderKind.JUDGE if len(grader.instructions) > MAX_INSTRUCTION_CHARACTERS:
+            return f"instructions have up to {MAX_INSTRUCTION_CHARACTERS:,} characters."
     return None
 
 

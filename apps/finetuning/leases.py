@@ -3,6 +3,7 @@
 import datetime
 import hashlib
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -59,10 +60,16 @@ class Lease:
 
 
 @transaction.atomic
-def claim(*, worker: Worker, base_models: tuple[str, ...] | None) -> ClaimResponse | None:
-    """Lease the next run of the worker's pool, or return None when nothing may start."""
+def claim(
+    *, worker: Worker, base_models: tuple[str, ...] | None, software: Mapping[str, str] | None = None
+) -> ClaimResponse | None:
+    """Lease the next run of the worker's pool, or return None when nothing may start.
+
+    `software` is what the worker has installed now, where it says so.
+    """
     now = db_now()
-    Worker.objects.filter(pk=worker.pk).update(last_seen_at=now)
+    changed = {"software": dict(software)} if software and dict(software) != worker.software else {}
+    Worker.objects.filter(pk=worker.pk).update(last_seen_at=now, **changed)
     worker.refresh_from_db()
     if worker.kind != "trainer" or worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
         return None

@@ -24,6 +24,7 @@ from apps.datasets.queries import find_token_count, get_version
 from apps.finetuning import attempts, events, outcomes, recipes
 from apps.finetuning.beginnings import Beginning, find_beginning
 from apps.finetuning.delivery import required_exports
+from apps.finetuning.judging import require_judge
 from apps.finetuning.lifecycle import JOB_TRANSITIONS
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotas import require_room_for_job
@@ -143,6 +144,7 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
             "suffix has up to 64 of a-z, 0-9 and -, and starts and ends with a letter or digit.", param="suffix"
         )
     _check_metadata(request.metadata)
+    require_judge(organization=organization, evaluation=request.requested.get("evaluation"))
     if request.spend_cap_nano is not None and request.spend_cap_nano <= 0:
         raise InvalidValue("The spend cap must be above zero.", param="budget.max_cost")
     return FineTuningJob.objects.create(

@@ -23,6 +23,7 @@ _LABELS = {
     "regex": "Regular expression",
     "json_schema": "Valid JSON",
     "rouge_l": "ROUGE-L",
+    "judge": "Judge's score",
 }
 
 

@@ -115,7 +115,7 @@ def _detail(version: AdapterVersion, organization: Organization, membership: Mem
     }
 
 
-_EXPORTS = {"merged_16bit": "Merged model, 16 bits"}
+_EXPORTS = {"merged_16bit": "Merged model, 16 bits", "gguf": "GGUF, 16 bits"}
 _LABELS = {"train_loss": "Train loss", "valid_loss": "Validation loss"}
 
 

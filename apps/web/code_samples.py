@@ -24,6 +24,7 @@ def job_samples(
     recipe: Mapping[str, Any],
     grader: Mapping[str, Any] | None = None,
     exports: Sequence[str] = (),
+    integrations: Sequence[Mapping[str, Any]] = (),
     pool: str = "",
     gpu_count: int = 1,
     cap_usd: str = "",
@@ -34,6 +35,8 @@ def job_samples(
         standard["validation_file"] = validation_file
     if suffix:
         standard["suffix"] = suffix
+    if integrations:
+        standard["integrations"] = list(integrations)
     after = {"evaluation": {"grader": dict(grader)} if grader else None, "exports": list(exports)}
     compute = {"pool": pool} | ({"gpu_count": gpu_count} if gpu_count > 1 else {}) if pool else None
     ours = _our_fields(method, recipe, compute, cap_usd) | {name: value for name, value in after.items() if value}

@@ -38,7 +38,7 @@ from apps.web.compute_table import memory_parts
 from apps.web.evaluation import evaluation_of
 from apps.web.forms.wizard import CapForm
 from apps.web.job_outcome import outcome_rows
-from apps.web.live import follow_job
+from apps.web.live import follow_job, with_units
 from apps.web.wizard import again_url
 
 _PAGE = 25
@@ -237,6 +237,7 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
         "is_live": is_live,
         "may_write": has_permission(membership.role, Permission.JOB_WRITE),
         "speed": last.data.get("tokens_per_second") if last else None,
+        "has_gpu_load": bool(last and last.data.get("gpu_utilization") is not None),
         "file_url": file_url(version=job.training_file) if job.training_file.status != "deleted" else "",
     }
 
@@ -281,17 +282,30 @@ def _curves(job: FineTuningJob) -> dict[str, Any]:
     """The last attempt's word counts: a resumed attempt repeats steps the lost one had reported."""
     by_step: dict[int, dict[str, Any]] = {}
     for data in _thinned(job):
-        by_step.setdefault(data["step"], {}).update({name: value for name, value in data.items() if value is not None})
+        shown = {name: value for name, value in with_units(data).items() if value is not None}
+        by_step.setdefault(data["step"], {}).update(shown)
     kept = sorted(by_step)
-    names = ("train_loss", "valid_loss", "learning_rate", "grad_norm", "tokens_per_second")
     return {
         "x": kept,
-        "series": {name: [by_step[step].get(name) for step in kept] for name in names},
+        "series": {name: [by_step[step].get(name) for step in kept] for name in _CURVES},
         "total": job.total_steps,
         "epochs": _epoch_ends(job),
         "checkpoints": sorted(queries.list_checkpoints(job=job).values_list("step", flat=True)),
         "best": None,
     }
+
+
+_CURVES = (
+    "train_loss",
+    "valid_loss",
+    "learning_rate",
+    "grad_norm",
+    "train_mean_token_accuracy",
+    "valid_mean_token_accuracy",
+    "tokens_per_second",
+    "memory_gib",
+    "gpu_percent",
+)
 
 
 def _epoch_ends(job: FineTuningJob) -> list[int]:

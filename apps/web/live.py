@@ -7,7 +7,8 @@ import asyncio
 import json
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import redis.asyncio
 from asgiref.sync import sync_to_async
@@ -94,7 +95,22 @@ def _read(organization_id: str, job_id: str, after: int) -> tuple[list[JobEvent]
             connection.close()  # nothing is held while the watcher waits
 
 
+def with_units(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a step's metrics with memory in GiB and the GPU's load in percent beside, as a chart's axis has them."""
+    memory, load = data.get("memory_bytes"), data.get("gpu_utilization")
+    shown = {
+        "memory_gib": None if memory is None else round(memory / 2**30, 3),
+        "gpu_percent": None if load is None else round(100 * load, 1),
+    }
+    return {**data, **{name: value for name, value in shown.items() if value is not None}}
+
+
 def _frame(event: JobEvent) -> bytes:
     name = "metric" if event.type == "metrics" else "state" if event.type == "state" else "log"
-    data = {"message": event.message, "level": event.level, "at": event.created_at.isoformat(), **event.data}
+    data = {
+        "message": event.message,
+        "level": event.level,
+        "at": event.created_at.isoformat(),
+        **with_units(event.data),
+    }
     return f"id: {event.sequence}\nevent: {name}\ndata: {json.dumps(data)}\n\n".encode()

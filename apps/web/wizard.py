@@ -12,6 +12,7 @@ from django.views.decorators.http import require_http_methods
 
 from apps.accounts.models import Membership, Organization
 from apps.accounts.roles import Permission
+from apps.adapters.queries import list_versions as list_adapter_versions
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.contracts.runs import Hyperparameters, Method
@@ -21,12 +22,14 @@ from apps.core.templatetags.ui import number, tokens
 from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import request_count
 from apps.datasets.queries import list_versions
+from apps.finetuning.beginnings import find_beginning
 from apps.finetuning.limits import Kind, kind_of
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.operations import JobRequest, counting_model, create_job
 from apps.finetuning.quoting import PoolQuote
 from apps.web.access import organization_view
 from apps.web.forms.after_training import given_of
+from apps.web.forms.trackers import trackers_given
 from apps.web.forms.wizard import RECIPE_FIELDS
 from apps.web.wizard_compute import compute_context, spread
 from apps.web.wizard_method import method_context
@@ -47,11 +50,13 @@ _STEP_OF_PARAM = {
     "model": "model",
     "suffix": "method",
     "evaluation.grader": "method",
+    "exports": "method",
     "compute.pool": "compute",
     "compute.gpu_count": "compute",
     "budget.max_cost": "compute",
 }
 _MODELS_SHOWN = 12
+_CONTINUED_SHOWN = 20
 # What htmx asks for by its target: the price alone, or the price with the table it stands for.
 _PARTS = {"price-live": "wizard/quote.html", "compute-live": "wizard/live.html"}
 
@@ -76,7 +81,7 @@ def _step(plan: Plan, asked: str) -> str:
     if plan.form is not None and "compute" in reachable and not plan.form.is_valid():
         is_shown_there = set(plan.form.errors) <= {"method", *LIVE_FIELDS}
         return "compute" if asked == "compute" and is_shown_there else "method"
-    if "compute" in reachable and plan.after.errors:
+    if "compute" in reachable and (plan.after.errors or plan.tracking.errors):
         return "method"
     if plan.compute_form.errors:
         return "compute"
@@ -86,7 +91,8 @@ def _step(plan: Plan, asked: str) -> str:
 def _launch(request: HttpRequest, plan: Plan, membership: Membership) -> HttpResponse:
     cap_nano = request.POST.get("cap_nano", "")
     form = plan.form
-    is_complete = plan.version is not None and form is not None and form.is_valid() and not plan.after.errors
+    is_complete = plan.version is not None and form is not None and form.is_valid()
+    is_complete = is_complete and not plan.after.errors and not plan.tracking.errors
     if not is_complete or not (cap_nano.isascii() and cap_nano.isdigit()):
         return redirect(plan.choices.url())
     assert plan.version is not None and form is not None
@@ -101,6 +107,7 @@ def _launch(request: HttpRequest, plan: Plan, membership: Membership) -> HttpRes
         spend_cap_nano=int(cap_nano),
         suffix=form.cleaned_data["suffix"],
         requested={"evaluation": plan.after.plan, "exports": list(plan.after.exports)},
+        integrations=plan.tracking.integrations,
         idempotency_key=f"web:{request.POST.get('once', '')[:60]}" if request.POST.get("once") else None,
     )
     try:
@@ -125,11 +132,21 @@ def again_url(job: FineTuningJob, *, changes: Mapping[str, Any] | None = None) -
     given = {
         "dataset": job.training_file_id,
         "validation": job.validation_file_id or "",
-        "model": job.base_model.name,
+        "model": _beginning_of(job),
         "method": kind_of(base_model=job.base_model, recipe=msgspec.convert(values, Hyperparameters)).key,
         "suffix": job.suffix,
     }
-    return Choices({}).url(**(given | recipe | given_of(job.requested)))
+    return Choices({}).url(**(given | recipe | given_of(job.requested) | trackers_given(job.requested)))
+
+
+def _beginning_of(job: FineTuningJob) -> str:
+    """Return what the job began with by the name of the address; the base model where that was deleted meanwhile."""
+    start = job.requested.get("start_from") or {}
+    name = start.get("model") or start.get("checkpoint") or ""
+    try:
+        return name if name and find_beginning(organization=job.organization_id, model=name) else job.base_model.name
+    except NotFound:
+        return job.base_model.name
 
 
 # --- what the steps show --------------------------------------------------------------------------------------------
@@ -146,7 +163,7 @@ def _page(
     part = _PARTS.get(request.headers.get("HX-Target", "").partition("#")[2])
     is_live = bool(part and request.headers.get("HX-Request"))
     # A grader that is not written yet does not keep anyone from seeing the price.
-    looked_at = ("form", "compute_form") if is_live else ("form", "compute_form", "after")
+    looked_at = ("form", "compute_form") if is_live else ("form", "compute_form", "after", "tracking")
     is_bad = bool(problem or any(context[name].errors for name in looked_at if name in context))
     context |= {
         "step": step,
@@ -193,15 +210,41 @@ def _model(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     models = list(list_base_models())
     wanted = request.GET.get("q", "").strip().lower()
     found = [model for model in models if wanted in f"{model.name} {model.display_name} {model.repo}".lower()]
-    shown = found if wanted or "all" in request.GET else _first_models(found, plan.choices.get("model"))
+    shown = (
+        found
+        if wanted or "all" in request.GET
+        else _first_models(found, plan.base_model.name if plan.base_model else "")
+    )
+    chosen = plan.choices.get("model")
     return {
+        "continued": _continued(plan, chosen),
         "models": [{"model": model, "licence": _short_licence(model)} for model in shown],
-        "chosen": plan.choices.get("model") or (shown[0].name if shown else ""),
+        "chosen": chosen or (shown[0].name if shown else ""),
         "q": request.GET.get("q", ""),
         "hidden_count": len(found) - len(shown),
         "all_url": plan.choices.url(step="model") + "&all=1",
         "needs": "Needs a base model",
     }
+
+
+def _continued(plan: Plan, chosen: str) -> list[dict[str, Any]]:
+    """Return what can be trained further: the newest versions, and a checkpoint that the address names."""
+    newest = list_adapter_versions(organization=plan.organization)[:_CONTINUED_SHOWN]
+    found = [
+        {
+            "name": version.model_name,
+            "title": f"{version.adapter.name}, version {version.number}",
+            "base": version.adapter.base_model.display_name,
+            "made": version.created_at,
+        }
+        for version in newest
+        if version.method != Method.FULL
+    ]
+    if plan.beginning and plan.beginning.start_from and all(one["name"] != chosen for one in found):
+        is_checkpoint = "checkpoint" in plan.beginning.start_from
+        title = "Checkpoint" if is_checkpoint else chosen
+        found.insert(0, {"name": chosen, "title": title, "base": plan.beginning.base_model.display_name, "made": ""})
+    return found
 
 
 def _first_models(models: Sequence[BaseModel], chosen: str) -> list[BaseModel]:
@@ -243,7 +286,7 @@ def _recipe(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
     recipe = form.recipe if form and "compute" in reachable and form.is_valid() else None
     parts: list[tuple[str, str, str, str]] = [
         ("Dataset", version.dataset.name if version else "", _dataset_detail(plan), "dataset"),
-        ("Base model", model.display_name if model else "", _model_detail(model), "model"),
+        ("Base model", model.display_name if model else "", _model_detail(plan), "model"),
         (
             "Method",
             *(_method_words(form.kind, recipe) if form and recipe else ("", "")),
@@ -282,9 +325,12 @@ def _dataset_detail(plan: Plan) -> str:
     return f"{rows}, {tokens(plan.count.tokens)} tokens" if plan.count else rows
 
 
-def _model_detail(model: BaseModel | None) -> str:
+def _model_detail(plan: Plan) -> str:
+    model = plan.base_model
     if model is None:
         return ""
+    if plan.beginning and plan.beginning.start_from:
+        return f"continues {plan.choices.get('model')}"
     return f"{tokens(model.parameter_count)} parameters, {_short_licence(model)}"
 
 

@@ -139,6 +139,7 @@ def samples(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
         recipe=form.changed | ({"use_dora": True} if form.kind.use_dora else {}),
         grader=plan.after.changed,
         exports=plan.after.exports,
+        integrations=plan.tracking.integrations,
         pool=quoted.pool.name if quoted else "",
         gpu_count=quoted.gpu_count if quoted else 1,
         cap_usd=f"{nano_to_usd(cap_nano).normalize():f}" if cap_nano else "",

@@ -5,11 +5,12 @@ from typing import Any
 
 from django.http import HttpRequest
 
+from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.runs import Method, Objective
 from apps.core.errors import DomainError
 from apps.core.templatetags.ui import bytes_
 from apps.finetuning.delivery import Delivery, deliver
-from apps.finetuning.limits import Kind, get_limits
+from apps.finetuning.limits import Kind
 from apps.finetuning.operations import objective_of
 from apps.finetuning.quoting import PoolQuote
 from apps.web.forms.wizard import ADAPTER_FIELDS
@@ -29,11 +30,13 @@ def method_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     """Return what the step shows; without prices where there is no quote for these choices."""
     form = plan.form
     assert form is not None and plan.base_model is not None
-    kinds = get_limits(base_model=plan.base_model).kinds
+    kinds = form.kinds
     after: dict[str, Any] = {
         "after": plan.after,
+        "tracking": plan.tracking,
         "can_be_graded": objective_of(plan.version) is not Objective.TEXT,
         "adapter_fields": ADAPTER_FIELDS,
+        "judge_calls": 2 * EvaluationPlan().max_answers,  # base and tuned
     }
     try:
         quoted = {kind.key: best_quote(plan.quotes(kind)) for kind in kinds} if plan.form and form.is_valid() else {}

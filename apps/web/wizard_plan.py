@@ -10,12 +10,13 @@ from django.urls import reverse
 
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
-from apps.catalog.queries import get_base_model
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import find_token_count, get_version
-from apps.finetuning.delivery import Delivery, deliver
+from apps.finetuning.beginnings import Beginning, find_beginning
+from apps.finetuning.delivery import Delivery, deliver, why_no_gguf
+from apps.finetuning.judging import list_judges
 from apps.finetuning.limits import Kind
 from apps.finetuning.operations import (
     counting_model,
@@ -26,13 +27,15 @@ from apps.finetuning.operations import (
     require_ready,
 )
 from apps.finetuning.quoting import PoolQuote
+from apps.finetuning.trackers import list_tracker_keys
 from apps.web.forms.after_training import AfterTrainingForm
+from apps.web.forms.trackers import TrackingForm
 from apps.web.forms.wizard import RECIPE_FIELDS, ComputeForm, RecipeForm
 
 STEPS = ("dataset", "model", "method", "compute", "review")
 _PROVIDES = {"dataset": "dataset", "model": "model", "method": "method", "compute": "pool"}
 _AFTER = tuple(AfterTrainingForm.base_fields)
-_METHOD = ("method", "shown", *RECIPE_FIELDS, "suffix", *_AFTER)
+_METHOD = ("method", "shown", *RECIPE_FIELDS, "suffix", *_AFTER, *TrackingForm.base_fields)
 _NAMES = ("dataset", "validation", "model", *_METHOD, "pool", "cap", "needed_by")
 # What the compute step lets one change beside its table.
 LIVE_FIELDS = ("epochs", "batch_size", "max_length", "lora_rank")
@@ -98,10 +101,15 @@ class Plan:
         return get_version(organization=self.organization, id=file_id) if file_id else None
 
     @cached_property
-    def base_model(self) -> BaseModel | None:
-        """Raises UnknownModel."""
+    def beginning(self) -> Beginning | None:
+        """Where the weights begin: a base model, or what is continued. Raises NotFound."""
         name = self.choices.get("model")
-        return get_base_model(name=name) if name else None
+        return find_beginning(organization=self.organization, model=name) if name else None
+
+    @property
+    def base_model(self) -> BaseModel | None:
+        """Raises NotFound."""
+        return self.beginning.base_model if self.beginning else None
 
     @cached_property
     def form(self) -> RecipeForm | None:
@@ -109,13 +117,27 @@ class Plan:
             return None
         facts = data_facts(version=self.version, validation=self.validation, base_model=self.base_model)
         return RecipeForm(
-            self.choices.values, base_model=self.base_model, objective=objective_of(self.version), data=facts
+            self.choices.values,
+            base_model=self.base_model,
+            objective=objective_of(self.version),
+            data=facts,
+            shape=self.beginning.shape if self.beginning else {},
         )
 
     @cached_property
     def after(self) -> AfterTrainingForm:
         """The grader and the exports, already checked."""
-        form = AfterTrainingForm(self.choices.values)
+        form = AfterTrainingForm(
+            self.choices.values, judges=list_judges(organization=self.organization), why_no_gguf=why_no_gguf()
+        )
+        form.is_valid()
+        return form
+
+    @cached_property
+    def tracking(self) -> TrackingForm:
+        """Where the job reports besides here, already checked."""
+        stored = {row.kind for row in list_tracker_keys(organization=self.organization)}
+        form = TrackingForm(self.choices.values, stored=stored)
         form.is_valid()
         return form
 

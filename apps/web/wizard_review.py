@@ -14,7 +14,12 @@ from apps.web.compute_table import ComputeRow, TableView, compute_rows
 from apps.web.wizard_compute import quotes_of, samples
 from apps.web.wizard_plan import Plan
 
-FILES = {"adapter": "Adapter", "model": "Model, 16 bits", "merged_16bit": "Merged model, 16 bits"}
+FILES = {
+    "adapter": "Adapter",
+    "model": "Model, 16 bits",
+    "merged_16bit": "Merged model, 16 bits",
+    "gguf": "GGUF, 16 bits",
+}
 
 
 def review_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:

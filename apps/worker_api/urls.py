@@ -12,6 +12,7 @@ urlpatterns = [
     path("leases/<str:lease_id>/heartbeat", views.heartbeat),
     path("leases/<str:lease_id>/events", views.report_events),
     path("leases/<str:lease_id>/uploads", views.create_upload),
+    path("leases/<str:lease_id>/judge", views.open_judge),
     path("leases/<str:lease_id>/finish", views.finish),
     path("metrics", views.metrics),
     path("replicas/<str:replica_id>/desired", views.desired),

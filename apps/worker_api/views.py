@@ -10,8 +10,9 @@ from django.http import HttpRequest, HttpResponse
 
 from apps.contracts import worker_api as wire
 from apps.contracts.serving import ObservedState
+from apps.core.clock import db_now
 from apps.core.errors import DomainError, InvalidValue, NotFound, PermissionDenied
-from apps.finetuning import leases, pools, reporting
+from apps.finetuning import judging, leases, pools, reporting
 from apps.finetuning.leases import Lease
 from apps.finetuning.models import Worker
 from apps.serving import operations as serving
@@ -71,7 +72,7 @@ def claim(request: HttpRequest) -> HttpResponse:
     body = _decode(request, wire.ClaimRequest)
     if body.api_version != wire.API_VERSION:
         raise InvalidValue(f"This platform speaks version {wire.API_VERSION}: update the worker.", param="api_version")
-    answer = leases.claim(worker=worker, base_models=body.base_models)
+    answer = leases.claim(worker=worker, base_models=body.base_models, software=body.software)
     return HttpResponse(status=204) if answer is None else _json(answer)
 
 
@@ -91,6 +92,11 @@ def create_upload(request: HttpRequest, lease_id: str) -> HttpResponse:
     body = _decode(request, wire.UploadRequest)
     lease = _lease(request, lease_id)
     return _json(reporting.create_upload(lease=lease, manifest=body.manifest, manifest_sha256=body.manifest_sha256))
+
+
+@endpoint("POST")
+def open_judge(request: HttpRequest, lease_id: str) -> HttpResponse:
+    return _json(judging.open_judge(lease=_lease(request, lease_id), now=db_now()))
 
 
 @endpoint("POST")

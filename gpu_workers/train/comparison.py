@@ -9,14 +9,18 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from apps.contracts.evaluation import Comparison, EvaluationPlan, EvaluationReport, Grader, WorseRow
+from apps.contracts.evaluation import Comparison, EvaluationPlan, EvaluationReport, Grader, GraderKind, WorseRow
 from gpu_workers.train.graders import grade
 from gpu_workers.train.intervals import compare_ratio, compare_scores
+from gpu_workers.train.judging import Judge, Question, Verdicts
 from gpu_workers.train.scoring import Example, RowScore, score_row, write_answers
 
 _SHOWN_ROWS = 20
 _SHOWN_CHARACTERS = 400
 _WORSE_LOSS = 0.02  # nats a token: below it two roundings of the same number differ
+
+
+Grades = tuple[list[float | None], list[float | None]]  # of base and tuned, row by row; None: not scored
 
 
 class Findings(msgspec.Struct, frozen=True):
@@ -54,15 +58,15 @@ class Examiner:
         )
         return Findings(scores=scores, answers=[self._text(ids) for ids in written])
 
-    def report(self, base: Findings, tuned: Findings) -> EvaluationReport:
-        """Return the two side by side; answers that only one model had time for do not count."""
+    def report(self, base: Findings, tuned: Findings, *, judge: Judge | None = None) -> EvaluationReport:
+        """Return the two side by side; answers that only one model had time for do not count.
+
+        `judge` grades where the plan asks for one; what it did not score has no part in the comparison.
+        """
         grader = self._plan.grader
         count = min(len(base.answers), len(tuned.answers))
-        references = [self._text((row.answer or [])[:-1]) for row in self._asked[:count]]
-        graded = [
-            [grade(grader, answer, reference) for answer, reference in zip(answers, references, strict=False)]
-            for answers in (base.answers[:count], tuned.answers[:count])
-        ]
+        verdicts = self._ask(judge, base, tuned, count) if judge and count else None
+        graded = _halves(verdicts.scores) if verdicts else self._grade(base, tuned, count)
         worse = self._worse(base, tuned, graded)
         return EvaluationReport(
             rows=len(self._examples),
@@ -71,11 +75,40 @@ class Examiner:
             comparisons=tuple(_compare(base.scores, tuned.scores, graded, grader)),
             worse_rows=len(worse),
             worse=tuple(worse[:_SHOWN_ROWS]),
-            notes=tuple(self._notes(count)),
+            notes=(*self._notes(count), *_notes_on_judge(verdicts, graded)),
             seconds=time.monotonic() - self._began,
+            judge=grader.model,
+            judge_calls=verdicts.calls if verdicts else 0,
+            judge_input_tokens=verdicts.input_tokens if verdicts else 0,
+            judge_output_tokens=verdicts.output_tokens if verdicts else 0,
         )
 
-    def _worse(self, base: Findings, tuned: Findings, graded: list[list[float]]) -> list[WorseRow]:
+    def _grade(self, base: Findings, tuned: Findings, count: int) -> Grades:
+        if self._plan.grader.kind is GraderKind.JUDGE:
+            return [], []
+        references = self._references(count)
+        one, other = (
+            [
+                grade(self._plan.grader, answer, reference)
+                for answer, reference in zip(found.answers, references, strict=False)
+            ]
+            for found in (base, tuned)
+        )
+        return one, other
+
+    def _ask(self, judge: Judge, base: Findings, tuned: Findings, count: int) -> Verdicts:
+        """Have both answers to a row judged one after the other, so that time ends for both at the same row."""
+        questions = [
+            Question(question=self._text(row.prompt or []), reference=reference, answer=found.answers[index])
+            for index, (row, reference) in enumerate(zip(self._asked, self._references(count), strict=False))
+            for found in (base, tuned)
+        ]
+        return judge.judge(questions)
+
+    def _references(self, count: int) -> list[str]:
+        return [self._text((row.answer or [])[:-1]) for row in self._asked[:count]]
+
+    def _worse(self, base: Findings, tuned: Findings, graded: Grades) -> list[WorseRow]:
         """Return the rows with a lower score or a higher loss, the worst first."""
         places = {id(row): index for index, row in enumerate(self._asked)}
         found = []
@@ -119,9 +152,21 @@ class Examiner:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True).strip()
 
 
-def _compare(
-    base: list[RowScore], tuned: list[RowScore], graded: list[list[float]], grader: Grader
-) -> list[Comparison]:
+def _halves(scores: Sequence[float | None]) -> Grades:
+    return list(scores[::2]), list(scores[1::2])
+
+
+def _notes_on_judge(verdicts: Verdicts | None, graded: Grades) -> list[str]:
+    if verdicts is None:
+        return []
+    both = sum(None not in pair for pair in zip(*graded, strict=True))
+    why = ": " + verdicts.trouble.rstrip(".") if verdicts.trouble else ""
+    if not both:
+        return [f"There is no judge's score{why}."]
+    return [] if both == len(graded[0]) else [f"The judge scored {both} of {len(graded[0])} rows{why}."]
+
+
+def _compare(base: list[RowScore], tuned: list[RowScore], graded: Grades, grader: Grader) -> list[Comparison]:
     weight = np.array([score.n_tokens for score in base], dtype=float)
     losses = [np.array([score.loss for score in scores]) for scores in (base, tuned)]
     right = [np.array([score.n_correct for score in scores], dtype=float) for scores in (base, tuned)]
@@ -129,8 +174,9 @@ def _compare(
         compare_ratio("loss", losses[0], losses[1], weight, is_higher_better=False),
         compare_ratio("token_accuracy", right[0], right[1], weight, is_higher_better=True),
     ]
-    if graded[0]:
-        found.append(compare_scores(grader.kind.value, np.array(graded[0]), np.array(graded[1])))
+    if scored := [pair for pair in zip(*graded, strict=True) if None not in pair]:
+        before, after = np.array(scored, dtype=float).T
+        found.append(compare_scores(grader.kind.value, before, after))
     return found
 
 

@@ -13,7 +13,7 @@ _MOST_WORDS = 2_000
 
 
 def grade(grader: Grader, answer: str, reference: str) -> float:
-    """Return the score of an answer; `reference` is the row's own answer."""
+    """Return the score of an answer; `reference` is the row's own answer. A judge's scores come from `judging`."""
     expected = reference if grader.reference is None else grader.reference
     match grader.kind:
         case GraderKind.EXACT_MATCH:
@@ -26,6 +26,8 @@ def grade(grader: Grader, answer: str, reference: str) -> float:
             return float(_is_valid(answer, grader))
         case GraderKind.ROUGE_L:
             return rouge_l(answer.split(), expected.split())
+        case GraderKind.JUDGE:
+            raise ValueError("a judge is asked, not computed")
 
 
 def _check(operation: str, answer: str, expected: str) -> bool:

@@ -21,15 +21,25 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apps.contracts.chat import ChatRenderer
-from apps.contracts.evaluation import EvaluationPlan, EvaluationReport
+from apps.contracts.evaluation import EvaluationPlan, EvaluationReport, GraderKind
 from apps.contracts.parity import PARITY_FILE, ParityProbe
 from apps.contracts.runs import Manifest, Objective, RunSpec
 from gpu_workers.artifacts import folder_bytes, read_manifest, seal_folder
 from gpu_workers.events import ADAPTER_FOLDER, TRAINING_FILE, replace_file
-from gpu_workers.publishing import MERGED_EXPORT, PUBLISHED_FILE, PUBLISHED_FOLDER, Published, SealedFolder
+from gpu_workers.publishing import (
+    GGUF_EXPORT,
+    MERGED_EXPORT,
+    PUBLISHED_FILE,
+    PUBLISHED_FOLDER,
+    Published,
+    PublishSecrets,
+    SealedFolder,
+)
 from gpu_workers.train.comparison import Examiner
 from gpu_workers.train.data import load_renderer
 from gpu_workers.train.export import WEIGHTS_FILE
+from gpu_workers.train.gguf import NotConverted, convert_model
+from gpu_workers.train.judging import Judge
 from gpu_workers.train.merge import merge_adapter
 from gpu_workers.train.model import fetch_base_model
 from gpu_workers.train.probe_rows import build_probe, choose_rows, first_chat, score_rows
@@ -37,26 +47,27 @@ from gpu_workers.train.rows import Pairs, encode
 from gpu_workers.train.scoring import Example, as_example
 from gpu_workers.train.selection import select_rows
 
-MERGED_FOLDER = "merged"
+MERGED_FOLDER, GGUF_FOLDER = "merged", "gguf"
 _PARITY_ROWS = 64
+NO_SECRETS = PublishSecrets()
 
 log = logging.getLogger("gpu_workers.train.publish")
 
 
 def main(spec_path: Path, work_dir: Path) -> int:
     """Write `published.json`; returns the exit code."""
-    secrets = msgspec.json.decode(sys.stdin.buffer.readline() or b"{}", type=dict[str, str | None])
+    secrets = msgspec.json.decode(sys.stdin.buffer.readline() or b"{}", type=PublishSecrets)
     spec = msgspec.json.decode(spec_path.read_bytes(), type=RunSpec)
-    base = fetch_base_model(spec.base_model, hub_token=secrets.get("hub_token"))
-    published = publish(work_dir, spec, base)
+    base = fetch_base_model(spec.base_model, hub_token=secrets.hub_token)
+    published = publish(work_dir, spec, base, secrets=secrets)
     replace_file(work_dir / PUBLISHED_FILE, msgspec.json.encode(published))
     return 0
 
 
-def publish(work_dir: Path, spec: RunSpec, base: Path) -> Published:
+def publish(work_dir: Path, spec: RunSpec, base: Path, *, secrets: PublishSecrets = NO_SECRETS) -> Published:
     """Seal the adapter's folder anew with what was found out; return where everything lies."""
     trained = work_dir / ADAPTER_FOLDER
-    report, probe = _look(work_dir, spec, base, trained)
+    report, probe = _look(work_dir, spec, base, trained, secrets)
     temporary = work_dir / f"tmp-{PUBLISHED_FOLDER}"
     _copy(trained, temporary)
     if probe is not None:
@@ -65,12 +76,19 @@ def publish(work_dir: Path, spec: RunSpec, base: Path) -> Published:
     sealed = _seal(temporary, work_dir / PUBLISHED_FOLDER, manifest, kind=manifest.kind)
     # What the engine cannot load as an adapter is delivered as a whole model.
     is_merged = _is_adapter(trained) and (MERGED_EXPORT in spec.exports or not spec.hyperparameters.is_servable)
-    merged = _merge(work_dir, base, manifest) if is_merged else None
-    return Published(adapter=sealed, merged=merged, report=report)
+    is_converted = GGUF_EXPORT in spec.exports
+    merged = _merge(work_dir, base, manifest) if _is_adapter(trained) and (is_merged or is_converted) else None
+    gguf, notes = None, []
+    if is_converted:
+        try:
+            gguf = _convert(work_dir, work_dir / merged.folder if merged else trained, manifest)
+        except NotConverted as reason:
+            notes.append(f"There is no GGUF of the result: {reason}.")
+    return Published(adapter=sealed, merged=merged if is_merged else None, gguf=gguf, report=report, notes=tuple(notes))
 
 
 def _look(
-    work_dir: Path, spec: RunSpec, base: Path, trained: Path
+    work_dir: Path, spec: RunSpec, base: Path, trained: Path, secrets: PublishSecrets
 ) -> tuple[EvaluationReport | None, ParityProbe | None]:
     """Ask the base first and the tuned model next, so that one of them at a time is in memory."""
     renderer = load_renderer(base, spec.base_model.chat_template)
@@ -93,7 +111,7 @@ def _look(
     model = _tuned(model, trained)
     after = examiner.examine(model) if examiner else None
     tuned_scores = score_rows(model, fixed)
-    report = examiner.report(before, after) if examiner and before and after else None
+    report = examiner.report(before, after, judge=_judge(plan, secrets)) if examiner and before and after else None
     if not fixed:
         return report, None
     is_chat = spec.hyperparameters.objective is Objective.SUPERVISED
@@ -106,6 +124,12 @@ def _look(
         dtype=_dtype(),
     )
     return report, probe
+
+
+def _judge(plan: EvaluationPlan, secrets: PublishSecrets) -> Judge | None:
+    if plan.grader.kind is not GraderKind.JUDGE:
+        return None
+    return Judge(plan.grader, secrets.judge, seconds=plan.judge_seconds, refusal=secrets.judge_refusal)
 
 
 def _examples(path: Path, spec: RunSpec, renderer: ChatRenderer, keep: Sequence[bool] | None) -> list[Example]:
@@ -168,6 +192,13 @@ def _merge(work_dir: Path, base: Path, manifest: Manifest) -> SealedFolder:
     shutil.rmtree(temporary, ignore_errors=True)
     merge_adapter(base, work_dir / ADAPTER_FOLDER, temporary)
     return _seal(temporary, work_dir / MERGED_FOLDER, manifest, kind="model")
+
+
+def _convert(work_dir: Path, model: Path, manifest: Manifest) -> SealedFolder:
+    temporary = work_dir / f"tmp-{GGUF_FOLDER}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    convert_model(model, temporary, threads=torch.get_num_threads())
+    return _seal(temporary, work_dir / GGUF_FOLDER, manifest, kind="model")
 
 
 def _copy(source: Path, target: Path) -> None:

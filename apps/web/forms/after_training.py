@@ -1,14 +1,14 @@
 """What the wizard asks about the time after training: how answers are graded, and in which forms the result is kept."""
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 from django import forms
 
 from apps.contracts.evaluation import MAX_PATTERN_CHARACTERS, EvaluationPlan, Grader, GraderKind, problem_of
-from apps.finetuning.delivery import MERGED_16BIT
+from apps.finetuning.delivery import GGUF, MERGED_16BIT
 
 GRADER_NAMES = {
     GraderKind.EXACT_MATCH: "Exact match",
@@ -16,6 +16,7 @@ GRADER_NAMES = {
     GraderKind.REGEX: "Regular expression",
     GraderKind.JSON_SCHEMA: "JSON schema",
     GraderKind.ROUGE_L: "ROUGE-L",
+    GraderKind.JUDGE: "A judge model",
 }
 _OPERATIONS = (
     ("eq", "is equal to"),
@@ -25,12 +26,14 @@ _OPERATIONS = (
 )
 # All choices stand in the address, which front doors cut at 8 KB; a schema is longer once it is written there.
 MAX_SCHEMA_CHARACTERS = 3_000
+MAX_CRITERION_CHARACTERS = 1_000
 _PLAIN = {"autocomplete": "off", "autocapitalize": "off", "spellcheck": "false"}
-# Which fields belong to which grader; the others are not looked at.
+# Which fields belong to which grader, each with its name there; the others are not looked at.
 _FIELDS_OF = {
-    GraderKind.STRING_CHECK: ("operation", "reference"),
-    GraderKind.REGEX: ("pattern",),
-    GraderKind.JSON_SCHEMA: ("schema",),
+    GraderKind.STRING_CHECK: {"operation": "operation", "reference": "reference"},
+    GraderKind.REGEX: {"pattern": "pattern"},
+    GraderKind.JSON_SCHEMA: {"schema": "schema"},
+    GraderKind.JUDGE: {"judge": "model", "criterion": "instructions"},
 }
 
 
@@ -64,29 +67,54 @@ class AfterTrainingForm(forms.Form):
         help_text=f"1 where the answer is JSON and valid. Up to {MAX_SCHEMA_CHARACTERS:,} characters; by API 16 KiB.",
         widget=forms.Textarea(attrs=_PLAIN | {"class": "mono", "rows": 6}),
     )
+    judge = forms.ChoiceField(
+        required=False,
+        label="Judge",
+        help_text="Reads question, answer and the row's own answer, both models' alike, through the gateway.",
+    )
+    criterion = forms.CharField(
+        required=False,
+        max_length=MAX_CRITERION_CHARACTERS,
+        label="What it looks for",
+        help_text="Left empty: how well the answer says what the row's own answer says.",
+        widget=forms.Textarea(attrs={"rows": 3}),
+    )
     merged = forms.BooleanField(
         required=False,
         label="Merged model, 16 bits",
         help_text="The whole model with the adapter in it, as safetensors, for engines without adapters.",
     )
 
-    def __init__(self, given: Mapping[str, str]) -> None:
+    gguf = forms.BooleanField(
+        required=False,
+        label="GGUF, 16 bits",
+        help_text="The merged model in one file for llama.cpp, by its own converter; not of every architecture.",
+    )
+
+    def __init__(
+        self, given: Mapping[str, str], *, judges: Sequence[tuple[str, str]] = (), why_no_gguf: str = ""
+    ) -> None:
+        """`judges` are the models that may be asked, by name, with their labels; `why_no_gguf` closes that export."""
         shown = {"grader": GraderKind.EXACT_MATCH.value, "operation": "eq"}
         super().__init__(shown | {name: value for name, value in given.items() if value and name in self.base_fields})
+        cast(forms.ChoiceField, self.fields["judge"]).choices = list(judges)
+        if why_no_gguf:
+            self.fields["gguf"].disabled = True
+            self.fields["gguf"].help_text = why_no_gguf
         self.graded_by = Grader()
 
     @property
     def exports(self) -> tuple[str, ...]:
         """Return the exports of a form that was checked."""
-        return (MERGED_16BIT,) if self.cleaned_data.get("merged") else ()
+        chosen = ((MERGED_16BIT, "merged"), (GGUF, "gguf"))
+        return tuple(kind for kind, field in chosen if self.cleaned_data.get(field))
 
     @property
     def changed(self) -> dict[str, Any]:
         """Return the grader as the API's field, without what is the default; nothing for the default grader."""
         kind = self.graded_by.kind
-        named = {
-            name: getattr(self.graded_by, name) for name in _FIELDS_OF.get(kind, ()) if getattr(self.graded_by, name)
-        }
+        names = _FIELDS_OF.get(kind, {}).values()
+        named = {name: getattr(self.graded_by, name) for name in names if getattr(self.graded_by, name)}
         return {} if kind is GraderKind.EXACT_MATCH else {"type": kind.value} | named
 
     @property
@@ -105,6 +133,8 @@ class AfterTrainingForm(forms.Form):
                 return f"{by.pattern} is found"
             case GraderKind.JSON_SCHEMA:
                 return "valid against your JSON schema"
+            case GraderKind.JUDGE:
+                return f"judged by {by.model}"
         return GRADER_NAMES[by.kind]
 
     def clean(self) -> dict[str, Any]:
@@ -112,7 +142,8 @@ class AfterTrainingForm(forms.Form):
         if self.errors:
             return cleaned
         kind = GraderKind(cleaned["grader"])
-        asked = {name: cleaned[name] for name in _FIELDS_OF.get(kind, ()) if cleaned[name]}
+        own = _FIELDS_OF.get(kind, {})
+        asked = {name: cleaned[field] for field, name in own.items() if cleaned[field]}
         try:
             if "schema" in asked:
                 asked["schema"] = _schema_of(asked["schema"])
@@ -121,7 +152,7 @@ class AfterTrainingForm(forms.Form):
             return cleaned
         grader = Grader(kind=kind, **asked)
         if problem := problem_of(grader):
-            self.add_error(_FIELDS_OF.get(kind, ("grader",))[0], problem[0].upper() + problem[1:])
+            self.add_error(next(iter(own), "grader"), problem[0].upper() + problem[1:])
         else:
             self.graded_by = grader
         return cleaned
@@ -138,13 +169,15 @@ def _schema_of(text: str) -> dict[str, Any]:
 
 
 def given_of(requested: Mapping[str, Any]) -> dict[str, str]:
-    """Return the form's values that ask for what a job was asked for; a schema too long for it is left out."""
-    exports = {"merged": "on"} if MERGED_16BIT in (requested.get("exports") or ()) else {}
+    """Return the form's values that ask for what a job was asked for; what is too long for it is left out."""
+    made = requested.get("exports") or ()
+    exports = {field: "on" for kind, field in ((MERGED_16BIT, "merged"), (GGUF, "gguf")) if kind in made}
     if not requested.get("evaluation"):
         return exports
     grader = msgspec.convert(requested["evaluation"], EvaluationPlan).grader
     schema = json.dumps(grader.schema) if grader.schema else ""
-    if len(schema) > MAX_SCHEMA_CHARACTERS:
+    if len(schema) > MAX_SCHEMA_CHARACTERS or len(grader.instructions) > MAX_CRITERION_CHARACTERS:
         return exports
     named = {"operation": grader.operation, "reference": grader.reference or "", "pattern": grader.pattern}
-    return exports | {"grader": grader.kind.value, "schema": schema} | named
+    judged = {"judge": grader.model, "criterion": grader.instructions}
+    return exports | {"grader": grader.kind.value, "schema": schema} | named | judged

@@ -24,6 +24,7 @@ ADAPTER_FIELDS = ("lora_rank", "use_rslora", "lora_alpha")
 # What other values are chosen by: changing one of these changes the values nobody set.
 _READ: dict[str, Callable[[str], Any]] = {"lora_rank": int, "use_rslora": lambda text: text == "True"}
 _DECISIVE = tuple(_READ)
+_NO_SHAPE: Mapping[str, Any] = {}
 _NUMBER = {"inputmode": "numeric", "autocomplete": "off"}
 _DECIMAL = {"step": "any", "inputmode": "decimal", "autocomplete": "off"}
 
@@ -104,12 +105,17 @@ class RecipeForm(forms.Form):
         base_model: BaseModel,
         objective: Objective = Objective.SUPERVISED,
         data: recipes.DataFacts | None = None,
+        shape: Mapping[str, Any] = _NO_SHAPE,
     ) -> None:
-        self._choose = partial(recipes.choose, base_model=base_model, objective=objective, data=data)
+        """`shape` is what the adapter fixes that is continued, {} for one that begins anew."""
+        self._shape = shape
+        given = {name: text for name, text in given.items() if name not in shape}
+        self._choose_any = partial(recipes.choose, base_model=base_model, objective=objective, data=data)
         limits = get_limits(base_model=base_model)
-        self._kinds = {kind.key: kind for kind in limits.kinds}
-        key = given.get("method", "")
-        self.kind = self._kinds.get(key) or limits.kinds[0]
+        self.kinds = [kind for kind in limits.kinds if not shape or _continues(kind, shape)]
+        self._kinds = {kind.key: kind for kind in self.kinds}
+        key = given.get("method", "") if given.get("method", "") in self._kinds or not shape else ""
+        self.kind = self._kinds.get(key) or self.kinds[0]
         own = self._chosen(self.kind.key)
         self.shown = ".".join([self.kind.key, *(given.get(name) or _written(own[name].value) for name in _DECISIVE)])
         chosen, before = self._chosen(self.shown), self._chosen(given.get("shown", ""))
@@ -123,8 +129,13 @@ class RecipeForm(forms.Form):
         self.defaults = {name: choice.value for name, choice in chosen.items()}
         shown = written | kept | {"method": key or self.kind.key}
         super().__init__({name: value for name, value in shown.items() if name in self.base_fields})
-        self.fields["method"].choices = [(kind.key, kind.name) for kind in limits.kinds]  # type: ignore[attr-defined]
+        self.fields["method"].choices = [(kind.key, kind.name) for kind in self.kinds]  # type: ignore[attr-defined]
         self._explain(chosen.values(), limits)
+        for name in set(shape) & set(self.fields):
+            self.fields[name].help_text = "As in what this job continues."
+            self.fields[name].widget.attrs["readonly"] = True
+            if isinstance(self.fields[name], forms.TypedChoiceField):
+                self.fields[name].choices = [(written[name], written[name])]  # type: ignore[attr-defined]
         self.recipe: Hyperparameters | None = None
         self.changed: dict[str, Any] = {}
 
@@ -136,6 +147,9 @@ class RecipeForm(forms.Form):
         """Return the recipe of a form that was checked, by another way to train. Raises InvalidValue."""
         asked = {name: value for name, value in self.changed.items() if _belongs(name, kind)}
         return self._choose(method=kind.method, asked=asked | _flags(kind)).hyperparameters
+
+    def _choose(self, *, method: Method, asked: Mapping[str, Any]) -> recipes.Recipe:
+        return self._choose_any(method=method, asked={**asked, **self._shape})
 
     def _chosen(self, state: str) -> dict[str, recipes.Choice]:
         """Return the choice for each field in a state such as `lora.64.True`: the method, then what else decides."""
@@ -241,6 +255,11 @@ class ComputeForm(CapForm):
         """Return the deadline of a form that was checked, None when there is none or it is wrong."""
         moment: datetime.datetime | None = self.cleaned_data.get("needed_by")
         return moment
+
+
+def _continues(kind: Kind, shape: Mapping[str, Any]) -> bool:
+    """Whether an adapter of this shape can be trained on in this way."""
+    return kind.method is not Method.FULL and kind.use_dora == bool(shape.get("use_dora"))
 
 
 def _belongs(name: str, kind: Kind) -> bool:

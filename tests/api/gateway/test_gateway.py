@@ -19,6 +19,8 @@ from apps.adapters.models import AdapterVersion
 from apps.billing.models import Hold
 from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
 from apps.billing.usage import rate_usage
+from apps.contracts.evaluation import Grader, GraderKind
+from apps.contracts.worker_api import JudgeAccess
 from apps.core.clock import db_now
 from apps.core.money import rated
 from apps.finetuning.quotas import set_quota
@@ -26,6 +28,7 @@ from apps.gateway.routes import LONGEST_LOAD_SECONDS, REFRESH_SECONDS
 from apps.serving.aliases import point_alias
 from apps.serving.models import Alias, Deployment, LoadedAdapter
 from apps.serving.operations import desired_state
+from gpu_workers.train.judging import Judge, Question
 from tests.api.gateway.process import (
     BASE_MODEL,
     INPUT_NANO,
@@ -807,3 +810,23 @@ def test_both_generations_of_the_sdk_see_the_same(gateway, world, sdk):
         "foreign": [404, "model_not_found", "model", True],
         "bad": [400, "invalid_value", "n", True],
     }
+
+
+def test_a_judges_calls_are_metered_and_billed_like_any_other(gateway, tenant, engine):
+    """The worker's own judge before the gateway's process, with the key that a run's worker is given."""
+    question = Question(question="The colour?", reference="red", answer="It is red.")
+    material = {"question": "The colour?", "reference_answer": "red", "answer": "It is red."}
+    engine.scripts[json.dumps(material)] = Script(tokens=('{"score', '": 4', "}"), prompt_tokens=40)
+    with transaction.atomic():
+        issued = issue_member_token(organization=tenant.organization, user=tenant.owner, now=db_now(), name="Judge")
+    access = JudgeAccess(url="http://gateway/v1", key=issued.secret, model=tenant.model_name)
+    grader = Grader(kind=GraderKind.JUDGE, model=tenant.model_name)
+    transport = httpx.HTTPTransport(uds=str(gateway.socket))
+
+    found = Judge(grader, access, seconds=30, transport=transport).judge([question] * 3)
+
+    assert (found.scores, found.calls, found.trouble) == ([0.75] * 3, 3, "")
+    events = wait_for_usage(tenant, 3)
+    assert {event.key_id for event in events} == {issued.key.pk}
+    billed = sum(event.input_tokens for event in events), sum(event.output_tokens for event in events)
+    assert billed == (found.input_tokens, found.output_tokens) == (120, 9)

@@ -3,7 +3,12 @@
 import json
 import os
 import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,11 +18,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from apps.contracts.evaluation import EvaluationReport, Grader, GraderKind, problem_of
+from apps.contracts.evaluation import EvaluationPlan, EvaluationReport, Grader, GraderKind, problem_of
 from apps.contracts.parity import PARITY_FILE, ParityProbe
 from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, Method, Objective, RunSpec, Succeeded
+from apps.contracts.worker_api import JudgeAccess
 from gpu_workers.artifacts import seal_folder, verify_folder
-from gpu_workers.publishing import MERGED_EXPORT, Published
+from gpu_workers.publishing import MERGED_EXPORT, Published, PublishSecrets
 from gpu_workers.train.export import adapter_config
 from gpu_workers.train.graders import grade, rouge_l
 from gpu_workers.train.intervals import compare_ratio, compare_scores, wilson
@@ -93,6 +99,22 @@ def published(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     return work_dir, publish(work_dir, spec, tiny_model)
 
 
+@pytest.fixture
+def judged_spec(tiny_model: Path) -> RunSpec:
+    file = DatasetRef(id="ds", sha256="", bytes=1, rows=12, url="")
+    return RunSpec(
+        run_id="run_1",
+        job_id="ftjob-1",
+        organization_id="org_1",
+        attempt=1,
+        base_model=BaseModelRef(id="bm", name="tiny", path=str(tiny_model)),
+        training=file,
+        validation=file,
+        hyperparameters=RECIPE,
+        evaluation=EvaluationPlan(grader=Grader(kind=GraderKind.JUDGE, model="demo")),
+    )
+
+
 def _write_adapter(work_dir: Path, base: Path, spec: RunSpec) -> None:
     torch.manual_seed(3)
     recipe = spec.hyperparameters
@@ -130,6 +152,54 @@ def test_the_report_compares_both_models_on_the_held_out_rows(published):
     assert report.worse_rows >= len(report.worse) > 0  # random weights
     worst = report.worse[0]
     assert worst.tuned_loss > worst.base_loss and worst.reference in worst.prompt
+
+
+@contextmanager
+def judging_server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A gateway whose judge likes answers of the tuned model, asked second, better than those of the base."""
+    bodies: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            bodies.append(json.loads(body["messages"][1]["content"]))
+            content = json.dumps({"score": 4 if len(bodies) % 5 else 1})
+            usage = {"prompt_tokens": 10, "completion_tokens": 1}
+            answer = json.dumps({"choices": [{"message": {"content": content}}], "usage": usage}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1", bodies
+        finally:
+            server.shutdown()
+
+
+def test_a_judge_grades_both_models_answers(published, judged_spec, tiny_model):
+    with judging_server() as (url, bodies):
+        secrets = PublishSecrets(judge=JudgeAccess(url=url, key="ann_web_x", model="demo"))
+        report = publish(published[0], judged_spec, tiny_model, secrets=secrets).report
+
+    judged = report.comparisons[-1]
+    assert (judged.name, judged.rows, len(bodies)) == ("judge", 12, 24)
+    assert (report.judge, report.judge_calls, report.judge_input_tokens) == ("demo", 24, 240)
+    assert 0 < judged.base.value < 1 and report.notes == ()
+    assert all(body["question"] and body["reference_answer"] for body in bodies)
+
+
+def test_without_a_judge_the_report_says_so_and_stands(published, judged_spec, tiny_model):
+    secrets = PublishSecrets(judge_refusal="Who created the job has left.")
+
+    report = publish(published[0], judged_spec, tiny_model, secrets=secrets).report
+
+    assert [found.name for found in report.comparisons] == ["loss", "token_accuracy"]
+    assert report.notes == ("There is no judge's score: Who created the job has left.",)
 
 
 def test_the_probe_holds_what_peft_computes_for_the_exported_weights(published, tiny_model):

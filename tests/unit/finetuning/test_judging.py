@@ -1,0 +1,96 @@
+"""Who may be the judge of a job, and the key with which its worker asks it."""
+
+import datetime
+
+import pytest
+from django.conf import settings
+
+from apps.accounts.models import ApiKey, Membership
+from apps.accounts.operations import revoke_key
+from apps.accounts.queries import find_key, list_keys
+from apps.core.clock import db_now
+from apps.core.errors import InvalidValue, NotFound, PermissionDenied
+from apps.finetuning import operations
+from apps.finetuning.judging import open_judge
+from apps.finetuning.leases import Lease, StaleLease
+from apps.finetuning.operations import JobRequest
+from tests.api.gateway.process import make_adapter
+from tests.factories.accounts import make_key, make_organization, make_user
+from tests.factories.finetuning import make_training_file
+
+pytestmark = pytest.mark.django_db
+
+
+def judged_by(model: str) -> dict[str, object]:
+    return {"evaluation": {"grader": {"kind": "judge", "model": model}}}
+
+
+@pytest.fixture
+def create(floor, bob):
+    def create(model: str = "", by: str = ""):
+        request = JobRequest(
+            base_model=floor.base_model.name,
+            training_file=make_training_file(floor.organization, floor.base_model).pk,
+            requested=judged_by(model or floor.base_model.name),
+        )
+        return operations.create_job(organization=floor.organization, request=request, by=by or bob.pk, now=db_now())
+
+    return create
+
+
+def test_the_key_is_for_inference_in_the_makers_name_for_minutes(create, claim, bob, floor):
+    create()
+
+    access = open_judge(lease=claim().lease, now=db_now())
+
+    assert (access.model, access.url) == (floor.base_model.name, f"{settings.PUBLIC_URL}/v1")
+    identity = find_key(secret=access.key)
+    assert identity is not None and identity.scopes == {"inference"} and identity.created_by_id == bob.pk
+    assert identity.expires_at < db_now() + datetime.timedelta(minutes=31)
+    assert ApiKey.objects.get(pk=identity.key_id) not in list_keys(organization=floor.organization)
+
+
+def test_without_its_maker_a_job_has_no_judge(create, claim, bob, floor):
+    create()
+    attempt = claim()
+    Membership.objects.filter(user=bob).update(role="viewer")
+
+    with pytest.raises(PermissionDenied):
+        open_judge(lease=attempt.lease, now=db_now())
+
+
+def test_a_revoked_key_judges_nothing(create, claim, alice, floor):
+    key = make_key(floor.organization, alice).key
+    create(by=key.pk)
+    attempt = claim()
+    assert open_judge(lease=attempt.lease, now=db_now()).key
+
+    revoke_key(organization=floor.organization, key_id=key.pk, by=alice, now=db_now())
+
+    with pytest.raises(PermissionDenied, match="revoked"):
+        open_judge(lease=attempt.lease, now=db_now())
+
+
+def test_only_the_lease_of_a_judged_run_opens_a_judge(floor, claim):
+    floor.job()
+    attempt = claim()
+
+    with pytest.raises(NotFound):
+        open_judge(lease=attempt.lease, now=db_now())
+    with pytest.raises(StaleLease):
+        open_judge(lease=Lease(id=attempt.lease.id, token="made-up"), now=db_now())
+
+
+@pytest.mark.parametrize("model", ["gpt-4", "ft:tiny:other::x"])
+def test_a_judge_nobody_can_ask_is_refused(create, model):
+    with pytest.raises(InvalidValue, match="does not exist"):
+        create(model)
+
+
+def test_an_own_version_may_judge_and_anothers_does_not_exist(create, floor):
+    own = make_adapter(floor.organization, floor.base_model)
+    foreign = make_adapter(make_organization("Rival", owner=make_user("rival")), floor.base_model)
+
+    assert create(own.model_name).pk
+    with pytest.raises(InvalidValue, match="does not exist"):
+        create(foreign.model_name)
