@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -60,6 +60,36 @@ class Canary(msgspec.Struct, frozen=True):
         return self.tokens != other.tokens or any(abs(mine - theirs) > 1e-6 for mine, theirs in pairs)
 
 
+class TokensAsked(msgspec.Struct, frozen=True):
+    """What the agent itself has had the engine read and write: no customer's."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    def __add__(self, other: "TokensAsked") -> "TokensAsked":
+        return TokensAsked(self.input_tokens + other.input_tokens, self.output_tokens + other.output_tokens)
+
+
+class Questions(msgspec.Struct, frozen=True):
+    """How many questions of its own the agent has begun and ended."""
+
+    begun: int = 0
+    ended: int = 0
+
+    @property
+    def is_settled(self) -> bool:
+        return self.begun == self.ended
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Used(msgspec.Struct):
+    usage: _Usage
+
+
 class _Models(msgspec.Struct):
     data: list[ServedModel]
 
@@ -106,9 +136,12 @@ class _ErrorEnvelope(msgspec.Struct):
 
 
 class EngineClient:
-    """Use inside one event loop; `close` when done."""
+    """Use inside one event loop; `close` when done. `note_asked` hears of every token of the agent's own questions."""
 
-    def __init__(self, socket_path: Path) -> None:
+    def __init__(self, socket_path: Path, *, note_asked: Callable[[TokensAsked], None] = lambda _: None) -> None:
+        self._note_asked = note_asked
+        self._canary_size = TokensAsked()
+        self.questions = Questions()
         connector = aiohttp.UnixConnector(path=str(socket_path), limit=0, keepalive_timeout=30)
         self._http = aiohttp.ClientSession("http://engine", connector=connector, auto_decompress=False)
 
@@ -149,7 +182,12 @@ class EngineClient:
             "logprobs": 1,
             "cache_salt": "canary",
         }
-        answer = await self._request("POST", "/v1/completions", json=body, timeout_seconds=120)
+        try:
+            answer = await self._complete(body, timeout_seconds=120)
+        except EngineRefused:
+            self._note_asked(self._canary_size)  # numbers that are not finite are refused after they were counted
+            raise
+        self._canary_size = _used(answer)
         found = msgspec.json.decode(answer, type=_Completion).choices[0].logprobs or _Logprobs([], [])
         values = tuple(math.nan if value is None else value for value in found.token_logprobs)
         return Canary(tokens=tuple(found.tokens), logprobs=values)
@@ -164,7 +202,7 @@ class EngineClient:
             "prompt_logprobs": 0,
             "cache_salt": "parity",
         }
-        answer = await self._request("POST", "/v1/completions", json=body, timeout_seconds=300)
+        answer = await self._complete(body, timeout_seconds=300)
         found = msgspec.json.decode(answer, type=_Scored).choices[0].prompt_logprobs
         return tuple(_logprob_of(token, entry) for token, entry in zip(token_ids[1:], found[1:], strict=True))
 
@@ -181,7 +219,16 @@ class EngineClient:
     async def touch(self, model: str) -> None:
         """Have the engine use the adapter for one token, so that it is the last that its cache gives up."""
         body = {"model": model, "prompt": _CANARY_PROMPT, "max_tokens": 1, "temperature": 0, "cache_salt": "canary"}
-        await self._request("POST", "/v1/completions", json=body, timeout_seconds=120)
+        await self._complete(body, timeout_seconds=120)
+
+    async def _complete(self, body: dict, *, timeout_seconds: float) -> bytes:
+        self.questions = msgspec.structs.replace(self.questions, begun=self.questions.begun + 1)
+        try:
+            answer = await self._request("POST", "/v1/completions", json=body, timeout_seconds=timeout_seconds)
+            self._note_asked(_used(answer))
+            return answer
+        finally:
+            self.questions = msgspec.structs.replace(self.questions, ended=self.questions.ended + 1)
 
     async def read_metrics(self) -> str:
         return (await self._request("GET", "/metrics", timeout_seconds=10)).decode()
@@ -216,6 +263,11 @@ class EngineClient:
         if response.status >= 400:
             raise EngineRefused(response.status, _read_message(body))
         return body
+
+
+def _used(answer: bytes) -> TokensAsked:
+    usage = msgspec.json.decode(answer, type=_Used).usage
+    return TokensAsked(usage.prompt_tokens, usage.completion_tokens)
 
 
 def _logprob_of(token: int, entry: dict[str, _TokenLogprob] | None) -> float:

@@ -36,6 +36,7 @@ from gpu_workers.front_door import FrontDoor
 from gpu_workers.host_cache import HostCache
 from gpu_workers.parity_check import CannotSay, Uncertifiable, measure
 from gpu_workers.private_files import write_private
+from gpu_workers.token_count import TokenCounter
 
 log = logging.getLogger("anneal.serving")
 
@@ -85,7 +86,8 @@ class Reconciler:
         self._api = api
         self._store = store
         self._clock = clock
-        self.engine = EngineClient(self._paths.socket)
+        self._tokens = TokenCounter(self._paths)
+        self.engine = EngineClient(self._paths.socket, note_asked=self._tokens.note_asked)
         self.door = FrontDoor(
             self.engine, token=enrollment.replica_token, base_served_name=enrollment.base_model["served_name"]
         )
@@ -142,6 +144,7 @@ class Reconciler:
             max_loras=state.max_loras if state else 0,
             base_model_sha256=desired.base_model_sha256 if desired and state else "",
             load=self._load_seen,
+            counted=self._tokens.seen() if state else None,
         )
 
     def begin_draining(self) -> None:
@@ -155,7 +158,7 @@ class Reconciler:
         if state is None:
             return
         try:
-            metrics = await self.engine.read_metrics()
+            metrics = await self._tokens.read(self.engine, state)
         except (EngineDown, EngineRefused):
             return
         self._load_seen = self._meter.read(
@@ -230,6 +233,7 @@ class Reconciler:
         """Begin anew with an engine that has just started (or that this agent has just found)."""
         log.info("engine %s answers", state.generation)
         self._lose_engine("loading adapters")
+        self._tokens.forget()
         self._nan_baseline = await self.engine.count_corrupted_requests()
         self._base_canary = await self._ask_base(state)
         self._engine_state = state

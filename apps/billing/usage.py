@@ -26,8 +26,11 @@ from apps.core.money import rated
 logger = logging.getLogger(__name__)
 
 
-class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One metered request as a gateway spooled it. Token counts are what is billed."""
+class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One metered request as a gateway spooled it. Token counts are what is billed.
+
+    A field that came later has a default, which is not written: what an older gateway spooled keeps its digest.
+    """
 
     id: str
     organization_id: str
@@ -44,6 +47,9 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
     latency_ms: int
     first_token_ms: int | None
     occurred_at: datetime.datetime
+    replica_id: str = ""  # which one answered
+    engine_input_tokens: int = 0  # what its engine counted, charged or not
+    engine_output_tokens: int = 0
 
     @property
     def sha256(self) -> str:
@@ -72,14 +78,16 @@ _RECORD = """
     WITH fresh AS (
         INSERT INTO billing_usageevent (id, organization_id, kind, key_id, model_name, adapter_version_id, slice_id,
             input_price_id, output_price_id, input_tokens, cached_input_tokens, output_tokens, finish, latency_ms,
-            first_token_ms, occurred_at, body_sha256)
+            first_token_ms, occurred_at, body_sha256, replica_id, engine_input_tokens, engine_output_tokens)
         SELECT id, organization_id, 'inference', key_id, model_name, adapter_version_id, slice_id,
             input_price_id, output_price_id, input_tokens, cached_input_tokens, output_tokens, finish, latency_ms,
-            first_token_ms, occurred_at, sha256
+            first_token_ms, occurred_at, sha256, coalesce(replica_id, ''), coalesce(engine_input_tokens, 0),
+            coalesce(engine_output_tokens, 0)
           FROM incoming_usage, jsonb_to_record(body) AS record(id text, organization_id text, key_id text,
             model_name text, adapter_version_id text, slice_id text, input_price_id text, output_price_id text,
             input_tokens bigint, cached_input_tokens bigint, output_tokens bigint, finish text, latency_ms int,
-            first_token_ms int, occurred_at timestamptz)
+            first_token_ms int, occurred_at timestamptz, replica_id text, engine_input_tokens bigint,
+            engine_output_tokens bigint)
          ORDER BY id
         ON CONFLICT (id) DO NOTHING
         RETURNING organization_id, key_id, model_name, adapter_version_id, slice_id, occurred_at, input_price_id,

@@ -13,6 +13,7 @@ SCHEDULE = {
     "sweep orphaned objects": {"task": "datasets.sweep_orphans", "schedule": 86_400.0},
     "place adapters": {"task": "serving.place", "schedule": 5.0},
     "charge for adapters kept warm": {"task": "serving.charge_warm", "schedule": 60.0},
+    "reconcile metering with the engines": {"task": "serving.reconcile_metering", "schedule": 3_600.0},
     "sweep old checkpoints": {"task": "finetuning.sweep_checkpoints", "schedule": 3_600.0},
     "sweep expired tokens": {"task": "accounts.sweep_expired_tokens", "schedule": 3_600.0},
     "rate usage": {"task": "billing.rate_usage", "schedule": 5.0},

@@ -55,6 +55,17 @@ class EngineLoad(Struct, frozen=True, kw_only=True):
     disk_bytes: int = 0  # of adapters in the local cache
 
 
+class EngineCount(Struct, frozen=True, kw_only=True):
+    """Tokens by the engine's own counters since it started, less what the agent asked for itself.
+
+    `age_seconds`: how long ago they were read. A prompt counts once for each of its choices, as the engine counts it.
+    """
+
+    input_tokens: int
+    output_tokens: int
+    age_seconds: float = 0.0
+
+
 class ObservedState(Struct, frozen=True, kw_only=True):
     """What the engine says it holds. `engine_generation` changes with each engine start."""
 
@@ -71,3 +82,4 @@ class ObservedState(Struct, frozen=True, kw_only=True):
     max_loras: int = 0  # adapters in one batch
     base_model_sha256: str = ""
     load: EngineLoad = EngineLoad()
+    counted: EngineCount | None = None

@@ -32,6 +32,7 @@ from apps.core.errors import NotFound  # noqa: E402
 from apps.core.http import REQUEST_ID_HEADER, Application, Receive, Scope, Send  # noqa: E402
 from apps.core.ids import new_id  # noqa: E402
 from apps.core.policies import refuse_unsafe_role  # noqa: E402
+from apps.gateway import embeddings  # noqa: E402
 from apps.gateway.database import DATABASE_ERRORS, Database  # noqa: E402
 from apps.gateway.inference import SURFACES, Inference, Services  # noqa: E402
 from apps.gateway.keys import Keys  # noqa: E402
@@ -55,7 +56,9 @@ _GARBAGE_THRESHOLDS = 20_000, 20, 20
 def create_app() -> Application:
     """Return the ASGI application. It refuses to start under a role for which row-level security is off."""
     gateway = Gateway(spool_root=settings.HOME / "spool")
-    doors = {path: Inference(gateway.services, surface) for path, surface in SURFACES.items()}
+    services = gateway.services
+    doors: dict[str, Application] = {path: Inference(services, surface) for path, surface in SURFACES.items()}
+    doors[embeddings.PATH] = embeddings.Embeddings(keys=services.keys, rates=services.rates, routes=services.routes)
     others = Starlette(
         routes=[
             *(Route(path, door, methods=["POST"]) for path, door in doors.items()),

@@ -149,6 +149,13 @@ class Meter:
         return (details.cached_tokens or 0) if details else 0
 
     @property
+    def engine_input_tokens(self) -> int:
+        """Return the tokens of the prompts as the engine's own counter has them: once for each choice."""
+        if self.total:
+            return self.total.prompt_tokens * self.choice_count
+        return sum(self.prompts[index // self.choice_count] for index in self.outputs)
+
+    @property
     def finish(self) -> str:
         return self.finishes.get(0, "stop")
 

@@ -123,7 +123,7 @@ class Inference:
         try:
             call = Call(caller.organization_id, self._surface.engine_path, request, caller.cache_salt, ulid, meter)
             async with self._services.upstreams.answer(route, call) as answer:
-                ticket.note_first_token()
+                ticket.note_first_token(answer.replica_id)
                 deliver = _stream if request.is_streamed else _send_whole
                 await deliver(answer, ticket, renderer, client)
         except DomainError:

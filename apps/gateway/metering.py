@@ -40,9 +40,11 @@ class Ticket:
     meter: Meter
     started_at: float = field(default_factory=time.monotonic)
     first_token_ms: int | None = None
+    replica_id: str = ""
     is_finished: bool = False
 
-    def note_first_token(self) -> None:
+    def note_first_token(self, replica_id: str) -> None:
+        self.replica_id = replica_id
         self.first_token_ms = self._elapsed_ms()
 
     def _elapsed_ms(self) -> int:
@@ -75,6 +77,9 @@ class Ticket:
             latency_ms=self._elapsed_ms(),
             first_token_ms=self.first_token_ms,
             occurred_at=self.metering.now(),
+            replica_id=self.replica_id,
+            engine_input_tokens=self.meter.engine_input_tokens if self.replica_id else 0,
+            engine_output_tokens=self.meter.output_tokens if self.replica_id else 0,
         )
 
 

@@ -109,13 +109,21 @@ class Routes:
         with suppress(TimeoutError):
             async with asyncio.timeout(LONGEST_LOAD_SECONDS), self._news:
                 await self._news.wait_for(lambda: not self._is_loading(model_name, organization_id))
-        route = self._visible(model_name, organization_id)
+        route = self.require_known(model_name, organization_id=organization_id)
+        if not route.upstreams:
+            raise Unavailable("The model is not loaded and cannot answer yet. Try again shortly.", param="model")
+        return route
+
+    def require_known(self, model_name: str, *, organization_id: str) -> Route:
+        """Return the route of a name that the organization may ask for, whether or not it can answer.
+
+        Raises ModelNotFound.
+        """
+        route = self._visible(self._meant(model_name, organization_id), organization_id)
         if route is None:
             raise ModelNotFound(
                 "The model does not exist or you do not have access to it. GET /v1/models lists yours.", param="model"
             )
-        if not route.upstreams:
-            raise Unavailable("The model is not loaded and cannot answer yet. Try again shortly.", param="model")
         return route
 
     async def _note_request(self, route: Route | None) -> None:

@@ -121,7 +121,7 @@ class Upstreams:
             raise TryAnother(str(error), is_unreached=True) from error
         except Broken as error:
             raise TryAnother(str(error)) from error
-        answer = EngineAnswer(response, call.request, call.meter)
+        answer = EngineAnswer(response, call.request, call.meter, replica_id=upstream.replica_id)
         try:
             if response.status != 200:
                 raise await _refusal(response, call.request)
@@ -160,7 +160,8 @@ class _EngineFailed(Exception):
 class EngineAnswer:
     """The chunks of one answer, metered as they arrive."""
 
-    def __init__(self, response: Answer, request: EngineRequest, meter: Meter) -> None:
+    def __init__(self, response: Answer, request: EngineRequest, meter: Meter, *, replica_id: str) -> None:
+        self.replica_id = replica_id
         self._response = response
         self._request = request
         self._meter = meter

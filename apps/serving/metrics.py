@@ -14,7 +14,7 @@ from django.db.models import Count, Sum
 from apps.billing.models import UsageSeries
 from apps.contracts.serving import LoadState
 from apps.core.clock import db_now
-from apps.serving.models import Deployment, LoadedAdapter, Replica
+from apps.serving.models import Deployment, LoadedAdapter, MeteringCheck, Replica
 from apps.serving.placement import demand_after
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -28,6 +28,7 @@ _LOAD = {
     "restarts": "Engine starts since the agent's.",
     "disk_bytes": "Adapters in the local cache.",
 }
+_DIFFERENCE = "Of the last day checked: share of the tokens the engine counted that no gateway metered, or the reverse."
 Sample = tuple[dict[str, str], float]
 
 
@@ -58,6 +59,9 @@ def _replicas() -> Iterator[str]:
     for name, words in _LOAD.items():
         samples = [(labels[one.pk], float(one.load.get(name, 0))) for one in replicas]
         yield _series(f"anneal_replica_{name}", "gauge", words, samples)
+    checks = MeteringCheck.objects.order_by("replica_id", "-day").distinct("replica_id")
+    differences = [(labels[one.replica_id], one.difference_share) for one in checks]
+    yield _series("anneal_replica_metering_difference", "gauge", _DIFFERENCE, differences)
 
 
 def _adapters() -> Iterator[str]:

@@ -32,6 +32,61 @@ class Replica(models.Model):
     app_access = "read"
 
 
+class EngineTokens(models.Model):
+    """What one start of a replica's engine counted for customers in one day (UTC), by its first and last reading.
+
+    The first reading of a day is the last of the day before: nothing falls between them.
+    """
+
+    replica = models.ForeignKey(Replica, on_delete=models.CASCADE, related_name="engine_tokens")
+    engine_generation = models.CharField(max_length=64)
+    day = models.DateField()
+    first_at = models.DateTimeField()
+    first_input_tokens = models.BigIntegerField()
+    first_output_tokens = models.BigIntegerField()
+    last_at = models.DateTimeField()
+    last_input_tokens = models.BigIntegerField()
+    last_output_tokens = models.BigIntegerField()
+
+    tenancy_reason = "replicas are shared by all tenants"
+    app_access = "none"
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["replica", "engine_generation", "day"], name="engine_tokens_once")
+        ]
+
+
+class MeteringCheck(models.Model):
+    """A day of a replica: what its engine counted against what the gateways metered of it.
+
+    Metered is a range: what began or ended while a counter was read may be on either side of that reading.
+    """
+
+    replica = models.ForeignKey(Replica, on_delete=models.CASCADE, related_name="metering_checks")
+    day = models.DateField()
+    counted_input_tokens = models.BigIntegerField()
+    counted_output_tokens = models.BigIntegerField()
+    least_input_tokens = models.BigIntegerField()
+    most_input_tokens = models.BigIntegerField()
+    least_output_tokens = models.BigIntegerField()
+    most_output_tokens = models.BigIntegerField()
+    request_count = models.BigIntegerField()
+    difference_share = models.FloatField(help_text="Of what was counted, beyond what the readings leave open.")
+    is_within = models.BooleanField()
+    checked_at = models.DateTimeField()
+
+    tenancy_reason = "replicas are shared by all tenants"
+    app_access = "none"
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["replica", "day"], name="metering_check_once")]
+
+    @property
+    def difference_percent(self) -> float:
+        return 100 * self.difference_share
+
+
 class Deployment(OrganizationModel):
     """The wish that an adapter version answers requests."""
 

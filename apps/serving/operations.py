@@ -22,6 +22,7 @@ from apps.core.tenancy import system
 from apps.serving.aliases import require_unaliased
 from apps.serving.models import Deployment, LoadedAdapter, Replica
 from apps.serving.placing import replan
+from apps.serving.reconciliation import note_count
 from apps.serving.warmth import let_cool
 
 _URL_SECONDS = 3600
@@ -167,6 +168,8 @@ def record_observed(*, replica: Replica, observed: ObservedState) -> None:
         load=msgspec.to_builtins(observed.load),
         **_abilities(observed),
     )
+    if observed.counted is not None and observed.engine_generation:
+        note_count(replica=replica, engine_generation=observed.engine_generation, counted=observed.counted, now=now)
     states = {adapter.lora_name: adapter for adapter in observed.adapters}
     versions = AdapterVersion.objects.filter(lora_name__in=states)
     known = {version.lora_name: version for version in versions}

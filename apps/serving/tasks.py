@@ -6,7 +6,7 @@ from celery import shared_task
 
 from apps.adapters.models import AdapterVersion
 from apps.core.clock import db_now
-from apps.serving import operations, placing, warmth
+from apps.serving import operations, placing, reconciliation, warmth
 
 
 @shared_task(name="serving.place")
@@ -17,6 +17,11 @@ def place(**_: Any) -> None:
 @shared_task(name="serving.charge_warm")
 def charge_warm(**_: Any) -> None:
     warmth.charge_warm(now=db_now())
+
+
+@shared_task(name="serving.reconcile_metering")
+def reconcile_metering(**_: Any) -> None:
+    reconciliation.reconcile(now=db_now())
 
 
 def deploy(*, key: str, payload: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from apps.contracts.serving import LoadState
 from apps.serving import operations
 from apps.serving.metrics import metrics_token
 from apps.serving.models import LoadedAdapter, Replica
+from apps.serving.reconciliation import list_checks
 from apps.staff.access import operator_id, operator_view
 
 
@@ -21,7 +22,7 @@ def index(request: HttpRequest) -> HttpResponse:
     """List every replica."""
     replicas = Replica.objects.select_related("base_model", "worker").order_by("base_model__name", "pk")
     rows = [{"replica": replica, "loaded": _loaded(replica).count(), "left": _left(replica)} for replica in replicas]
-    return render(request, "staff/replicas.html", {"rows": rows})
+    return render(request, "staff/replicas.html", {"rows": rows, "checks": list_checks()})
 
 
 @never_cache
@@ -38,6 +39,7 @@ def detail(request: HttpRequest, replica_id: str) -> HttpResponse:
         "left": _left(replica),
         "spoken": spoken[:200],
         "scrape": scrape,
+        "checks": list_checks(replica=replica),
     }
     return render(request, "staff/replica.html", context)
 

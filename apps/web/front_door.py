@@ -24,7 +24,7 @@ from apps.core.http import (
 from apps.core.object_views import OBJECT_LIMIT
 from apps.web.upload_limits import UPLOAD_LIMITS
 
-INFERENCE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+INFERENCE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"})
 CONNECT_TIMEOUT_SECONDS = 5
 BODY_LIMITS = (*UPLOAD_LIMITS, OBJECT_LIMIT)
 

@@ -4,8 +4,8 @@ import pytest
 from django.test import Client
 
 from apps.adapters.models import AdapterVersion
-from apps.serving.metrics import metrics_token
-from apps.serving.models import LoadedAdapter, Replica
+from apps.serving.metrics import metrics_token, render_metrics
+from apps.serving.models import LoadedAdapter, MeteringCheck, Replica
 from apps.serving.queries import list_routes
 from tests.api.gateway.process import make_adapter, make_replica, make_served_model
 
@@ -40,6 +40,19 @@ def test_pages_show_memory_adapters_queue_and_speed(console, version, old) -> No
     assert "1 of 56" in index
     for said in ("3.22 GB", "41.5", "2 waiting", version.model_name, "/internal/v1/metrics"):
         assert said in page
+
+
+def test_what_an_engine_counted_is_shown_beside_what_was_metered(console, old) -> None:
+    MeteringCheck.objects.create(
+        replica=old, day="2026-11-03", counted_input_tokens=5000, counted_output_tokens=40, least_input_tokens=4000,
+        most_input_tokens=4250, least_output_tokens=40, most_output_tokens=40, request_count=7, difference_share=0.15,
+        is_within=False, checked_at="2026-11-04T01:00Z",
+    )  # fmt: skip
+
+    for path in ("/staff/replicas", f"/staff/replicas/{old.pk}"):
+        page = console.get(path).content.decode()
+        assert "3 Nov 2026" in page and "15.00 % differ" in page and "4000 to 4250" in page
+    assert f'anneal_replica_metering_difference{{replica="{old.pk}",base_model="small"}} 0.15' in render_metrics()
 
 
 def test_an_upgrade_by_surge_leaves_no_gap(console, organization, version, old) -> None:

@@ -1,6 +1,7 @@
 """What was used: metered requests, and the series that add them up for rating."""
 
 import pgtrigger
+from django.contrib.postgres.indexes import BrinIndex
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
@@ -26,12 +27,19 @@ class UsageEvent(OrganizationModel):
     latency_ms = models.PositiveIntegerField(default=0)
     first_token_ms = models.PositiveIntegerField(null=True)
     occurred_at = models.DateTimeField()
+    # What the engine did for it, charged or not, as that counts: a prompt once for each choice.
+    replica_id = models.CharField(max_length=40, blank=True, db_default="", help_text="Which replica answered.")
+    engine_input_tokens = models.BigIntegerField(db_default=0)
+    engine_output_tokens = models.BigIntegerField(db_default=0)
     body_sha256 = models.CharField(max_length=64)
 
     is_append_only = True
 
     class Meta:
-        indexes = [models.Index(fields=["organization", "-occurred_at"], name="usage_newest")]
+        indexes = [
+            models.Index(fields=["organization", "-occurred_at"], name="usage_newest"),
+            BrinIndex(fields=["occurred_at"], name="usage_by_time"),
+        ]
         constraints = [
             models.CheckConstraint(condition=Q(input_tokens__gte=0, output_tokens__gte=0), name="usage_tokens_positive")
         ]

@@ -83,6 +83,22 @@ def test_a_chat_answer_is_whole_public_and_metered(gateway, tenant, engine):
     assert (event.model_name, event.key_id) == (BASE_MODEL, tenant.key.key.pk)
 
 
+def test_what_the_engine_counted_is_kept_with_the_replica_beside_what_is_paid(gateway, world, tenant, engine):
+    engine.scripts["counted"] = Script(prompt_tokens=12)
+    engine.scripts["fails"] = Script(prompt_tokens=12, fails_after=2, delay_seconds=0.1)
+
+    gateway.openai(tenant.key).completions.create(model=BASE_MODEL, prompt="counted", n=2)
+    gateway.http(tenant.key).post("/v1/completions", json={"model": BASE_MODEL, "prompt": "fails"})
+
+    events = wait_for_usage(tenant, 2)
+    assert {event.replica_id for event in events} == {world.base_model.replicas.get().pk}
+    paid = [(event.input_tokens, event.output_tokens) for event in events]
+    assert (paid, [(e.engine_input_tokens, e.engine_output_tokens) for e in events]) == (
+        [(12, 6), (0, 0)],
+        [(24, 6), (12, 2)],
+    )
+
+
 def test_an_adapter_is_metered_under_its_own_name_at_the_price_of_its_base(gateway, world):
     gateway.openai(world.acme.key).chat.completions.create(model=world.acme.model_name, messages=HI)
 
@@ -337,6 +353,24 @@ def test_each_route_asks_for_a_key_with_the_scope_of_inference(gateway, world, p
     assert answers["anonymous"].headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.parametrize(
+    ("change", "status", "code", "param"),
+    [
+        ({}, 400, "model_not_supported", "model"),
+        ({"input": None}, 400, "missing_required_parameter", "input"),
+        ({"input_type": "query"}, 400, "unknown_parameter", "input_type"),
+        ({"model": "ft:tiny:nobody:x:1"}, 404, "model_not_found", "model"),
+    ],
+)
+def test_embeddings_are_refused_by_name_where_no_engine_makes_them(gateway, world, change, status, code, param):
+    answer = gateway.http(world.acme.key).post(
+        "/v1/embeddings", json={"model": world.acme.model_name, "input": "Hi"} | change
+    )
+
+    assert (answer.status_code, error_of(answer)["code"], error_of(answer)["param"]) == (status, code, param)
+    assert gateway.http(None).post("/v1/embeddings", json={"model": BASE_MODEL, "input": "Hi"}).status_code == 401
+
+
 def test_a_foreign_model_is_answered_like_one_that_does_not_exist(gateway, world):
     http = gateway.http(world.acme.key)
 
@@ -373,7 +407,7 @@ def test_the_use_of_a_key_is_noted(gateway, world):
 def test_other_urls_and_methods_get_errors_of_the_same_shape(gateway, world):
     http = gateway.http(world.acme.key)
 
-    assert http.post("/v1/embeddings").status_code == 404
+    assert http.post("/v1/edits").status_code == 404
     assert error_of(http.get("/v1/responses/resp_1"))["code"] == "unknown_url"
     assert http.get("/v1/chat/completions").status_code == 405
 

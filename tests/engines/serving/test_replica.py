@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pytest
 
-from apps.contracts.serving import DesiredAdapter, LoadState
+from apps.contracts.serving import DesiredAdapter, EngineCount, LoadState
 from gpu_workers.process_tree import Process, is_alive
 from tests.engines.serving.adapters import make_arrays, make_files
 from tests.engines.serving.control_plane import REPLICA_TOKEN, ControlPlane, wait_until
@@ -123,11 +123,46 @@ def test_nobody_is_told_what_another_tenant_or_adapter_has_cached(replica: Repli
         usage = replica.complete(model, prompt=prompt, max_tokens=1, cache_salt=salt).json()["usage"]
         return (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
-    assert [cached(SERVED_NAME, "one"), cached(SERVED_NAME, "two"), cached(GOOD, "one"), cached(OTHER, "one")] == [
-        0
-    ] * 4
-    assert cached(SERVED_NAME, "one") > 0
-    assert cached(GOOD, "one") > 0
+    asked = [(SERVED_NAME, "one"), (SERVED_NAME, "two"), (GOOD, "one"), (GOOD, "two"), (OTHER, "one")]
+    before = count(replica, "prefix_cache_hits_total")
+
+    assert [cached(*who) for who in asked] == [0] * len(asked)
+    assert count(replica, "prefix_cache_hits_total") == before  # what only looks uncached would be answered sooner
+    assert all(cached(*who) > 0 for who in asked)
+    assert count(replica, "prefix_cache_hits_total") > before
+
+
+def count(replica: Replica, name: str) -> float:
+    """Return one of the engine's own series, added up."""
+    lines = replica.engine_http.get("/metrics").text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"vllm:{name}{{"))
+
+
+def test_what_is_metered_of_a_replica_is_what_it_reports_of_its_engine(replica: Replica) -> None:
+    """A prompt counts once for each choice, cached or not, and the agent's own canaries do not count at all."""
+
+    def reported() -> EngineCount:
+        replica.engine_http.post("/v1/completions", json={"model": "nobody", "prompt": "x"})  # refused: counts nothing
+        seen = len(replica.plane.observed)
+        wait_until(lambda: len(replica.plane.observed) > seen + 2, seconds=30, what="reports with a fresh reading")
+        found = replica.plane.observed[-1].counted
+        assert found is not None
+        return found
+
+    before, read, written = reported(), 0, 0
+    for model, fields in [
+        (SERVED_NAME, {}),
+        (GOOD, {"n": 3, "temperature": 1}),
+        (OTHER, {"prompt": ["One", "and two"], "n": 2, "temperature": 1}),
+        (GOOD, {"cache_salt": "one"}),
+    ]:
+        usage = replica.complete(model, **fields).json()["usage"]
+        read += usage["prompt_tokens"] * fields.get("n", 1)
+        written += usage["completion_tokens"]
+    after = reported()
+
+    assert (after.input_tokens - before.input_tokens, after.output_tokens - before.output_tokens) == (read, written)
+    assert count(replica, "prompt_tokens_total") > after.input_tokens  # the rest are the agent's own questions
 
 
 def test_report_says_how_to_reach_the_replica_and_what_it_takes(replica: Replica) -> None:
@@ -186,6 +221,7 @@ DENIED = [
     ("POST", "/scale_elastic_ep"),
     ("POST", "/v1/responses"),
     ("POST", "/v1/messages"),
+    ("POST", "/v1/embeddings"),
     ("POST", "/v1/chat/completions/batch"),
     ("POST", "/v1/completions/render"),
     ("POST", "/inference/v1/generate"),
@@ -253,17 +289,20 @@ def test_fields_outside_the_list_do_not_reach_the_engine(replica: Replica) -> No
     assert choice.get("prompt_logprobs") is None and choice.get("token_ids") is None
 
 
-def test_client_that_leaves_stops_the_generation(replica: Replica) -> None:
-    def count_running() -> float:
-        lines = replica.engine_http.get("/metrics").text.splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:num_requests_running{"))
+def test_an_engine_of_a_model_that_writes_text_makes_no_embeddings(replica: Replica) -> None:
+    """Why the gateway refuses them itself: the engine has no such route, and its 404 has no error object."""
+    answer = replica.engine_http.post("/v1/embeddings", json={"model": SERVED_NAME, "input": "Hi"})
 
+    assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
+
+
+def test_client_that_leaves_stops_the_generation(replica: Replica) -> None:
     body = {"model": GOOD, "prompt": "My card", "stream": True} | ENDLESS
     with replica.http.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_raw())
-        assert count_running() == 1
+        assert count(replica, "num_requests_running") == 1
 
-    wait_until(lambda: count_running() == 0, seconds=2, what="the abandoned request to stop")
+    wait_until(lambda: count(replica, "num_requests_running") == 0, seconds=2, what="the abandoned request to stop")
 
 
 def test_cold_adapter_gets_its_turn_between_two_hot_ones(replica: Replica) -> None:
@@ -292,8 +331,7 @@ def test_cold_adapter_gets_its_turn_between_two_hot_ones(replica: Replica) -> No
 
 def test_what_an_abandoned_stream_said_it_used_is_what_the_engine_counted(replica: Replica) -> None:
     def count_generated() -> float:
-        lines = replica.engine_http.get("/metrics").text.splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:generation_tokens_total{"))
+        return count(replica, "generation_tokens_total")
 
     before, said = count_generated(), 0
     body = {"model": GOOD, "prompt": "My card", "stream": True} | ENDLESS

@@ -1,0 +1,65 @@
+"""POST /v1/embeddings: every base model here writes text, and vLLM makes embeddings only of models made for them.
+
+For a model that writes text vLLM has no such route (404, without an error object). So a request is identified, limited
+and checked like any other, and then told what is wrong with the model it names.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from apps.core.errors import DomainError
+from apps.core.http import Receive, Scope, Send
+from apps.gateway.client import Client, ClientGone
+from apps.gateway.errors import MissingParameter
+from apps.gateway.keys import Keys
+from apps.gateway.limits import Rates
+from apps.gateway.routes import Routes
+from apps.gateway.schema import decode_body
+
+PATH = "/v1/embeddings"
+
+
+class EmbeddingsUnsupported(DomainError):
+    """The model is there, and writes text."""
+
+    code = "model_not_supported"
+
+
+class EmbeddingBody(msgspec.Struct, forbid_unknown_fields=True):
+    model: str | None = None
+    input: str | list[str | int | list[int]] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: Any = None
+
+
+_decoder = msgspec.json.Decoder(EmbeddingBody)
+
+
+class Embeddings:
+    """The route, as plain ASGI."""
+
+    def __init__(self, *, keys: Keys, rates: Rates, routes: Routes) -> None:
+        self._keys, self._rates, self._routes = keys, rates, routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = Client(scope, receive, send)
+        try:
+            caller = await self._keys.identify(client.authorization)
+            client.limit_headers = lambda: self._rates.headers(caller.limits)
+            self._rates.take_request(caller.limits)
+            body = decode_body(await client.read_body(), _decoder)
+            for name in ("model", "input"):
+                if not getattr(body, name):
+                    raise MissingParameter(f"`{name}` is required.", param=name)
+            assert body.model is not None
+            self._routes.require_known(body.model, organization_id=caller.organization_id)
+            raise EmbeddingsUnsupported(
+                "This model writes text; no engine here makes embeddings of it. Use /v1/chat/completions.",
+                param="model",
+            )
+        except DomainError as error:
+            await client.refuse(error)
+        except ClientGone:
+            return

@@ -1,0 +1,182 @@
+"""Every day, what each replica's engine counted is held against what the gateways metered of it, to 0.1 percent.
+
+The engine's counters know one name: what it did for its base model and for all of its adapters together. Metered is the
+sum over these. A counter is read at moments; a request under way then is partly on either side, so metered is a range:
+what lies surely between two readings, and what may. Beyond the range and the tolerance it is a difference, and pages.
+"""
+
+import datetime
+import logging
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from django.db import connection, transaction
+from django.db.models import F
+from django.db.models.functions import Greatest
+
+from apps.contracts.serving import EngineCount
+from apps.serving.models import EngineTokens, MeteringCheck, Replica
+
+logger = logging.getLogger(__name__)
+
+TOLERANCE = 0.001
+_MARGIN = datetime.timedelta(seconds=2)  # between the clocks that readings and requests are told by
+_ARRIVED = datetime.timedelta(hours=1)  # usage of a day is in the database by then, or its gateway is in trouble
+_CHECKED_FOR = datetime.timedelta(days=3)  # late usage may settle a difference
+# An engine goes on for a step or two after its customer has left, which no gateway sees.
+_UNSEEN_TOKENS = 8
+
+_METERED = """
+    WITH answered AS (
+        SELECT engine_input_tokens AS read, engine_output_tokens AS written, finish,
+               occurred_at - latency_ms * interval '1 millisecond' >= %(first)s + %(margin)s::interval
+                 AND occurred_at <= %(last)s - %(margin)s::interval AS is_inside
+          FROM billing_usageevent
+         WHERE replica_id = %(replica)s
+           AND occurred_at BETWEEN %(first)s - %(margin)s::interval AND %(last)s + interval '1 day'
+           AND occurred_at - latency_ms * interval '1 millisecond' <= %(last)s + %(margin)s::interval)
+    SELECT coalesce(sum(read) FILTER (WHERE is_inside), 0), coalesce(sum(read), 0),
+           coalesce(sum(written) FILTER (WHERE is_inside), 0),
+           coalesce(sum(written + CASE finish WHEN 'aborted' THEN %(unseen)s ELSE 0 END), 0), count(*)
+      FROM answered
+"""
+
+
+# --- Readings ---------------------------------------------------------------------------------------------------------
+
+
+def note_count(*, replica: Replica, engine_generation: str, counted: EngineCount, now: datetime.datetime) -> None:
+    """Keep the reading as the newest of its day; the first of a day also ends the day before."""
+    at = now - datetime.timedelta(seconds=max(0.0, counted.age_seconds))
+    newest = {
+        "last_at": Greatest(F("last_at"), at),
+        "last_input_tokens": Greatest(F("last_input_tokens"), counted.input_tokens),
+        "last_output_tokens": Greatest(F("last_output_tokens"), counted.output_tokens),
+    }
+    days = EngineTokens.objects.filter(replica=replica, engine_generation=engine_generation)
+    day = at.astimezone(datetime.UTC).date()
+    if days.filter(day=day).update(**newest):
+        return
+    before = days.order_by("-day").first()
+    if before is not None and before.day < day:
+        days.filter(pk=before.pk).update(**newest)
+    EngineTokens.objects.create(
+        replica=replica,
+        engine_generation=engine_generation,
+        day=day,
+        first_at=at,
+        first_input_tokens=counted.input_tokens,
+        first_output_tokens=counted.output_tokens,
+        last_at=at,
+        last_input_tokens=counted.input_tokens,
+        last_output_tokens=counted.output_tokens,
+    )
+
+
+# --- Checks -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Sums:
+    """Tokens of one replica's day; `least` and `most` are what was metered."""
+
+    counted_input: int = 0
+    counted_output: int = 0
+    least_input: int = 0
+    most_input: int = 0
+    least_output: int = 0
+    most_output: int = 0
+    requests: int = 0
+
+    def add(self, tokens: EngineTokens) -> None:
+        """Add one start of the engine."""
+        self.counted_input += tokens.last_input_tokens - tokens.first_input_tokens
+        self.counted_output += tokens.last_output_tokens - tokens.first_output_tokens
+        least_input, most_input, least_output, most_output, requests = _metered(tokens)
+        self.least_input += least_input
+        self.most_input += most_input
+        self.least_output += least_output
+        self.most_output += most_output
+        self.requests += requests
+
+    @property
+    def difference_share(self) -> float:
+        """Return how far what was counted lies outside of what was metered, as a share of it."""
+        return max(
+            _outside(self.counted_input, self.least_input, self.most_input),
+            _outside(self.counted_output, self.least_output, self.most_output),
+        )
+
+
+def reconcile(*, now: datetime.datetime) -> list[MeteringCheck]:
+    """Check every day that is over and was not found right; a difference is logged as critical, each time."""
+    today = now.astimezone(datetime.UTC).date()
+    last = today - datetime.timedelta(days=1 if _since_midnight(now) >= _ARRIVED else 2)
+    settled = set(MeteringCheck.objects.filter(is_within=True).values_list("replica_id", "day"))
+    by_day: dict[tuple[str, datetime.date], list[EngineTokens]] = defaultdict(list)
+    for tokens in EngineTokens.objects.filter(day__range=(today - _CHECKED_FOR, last)).order_by("day", "pk"):
+        if (tokens.replica_id, tokens.day) not in settled:
+            by_day[tokens.replica_id, tokens.day].append(tokens)
+    return [_check(replica_id, day, starts, now) for (replica_id, day), starts in by_day.items()]
+
+
+def list_checks(*, replica: Replica | None = None, limit: int = 14) -> list[MeteringCheck]:
+    """Return the newest checks, of one replica or of all, those that found a difference first."""
+    found = MeteringCheck.objects.select_related("replica__base_model").order_by("is_within", "-day", "replica_id")
+    return list((found.filter(replica=replica) if replica else found)[:limit])
+
+
+@transaction.atomic
+def _check(
+    replica_id: str, day: datetime.date, starts: Iterable[EngineTokens], now: datetime.datetime
+) -> MeteringCheck:
+    sums = _Sums()
+    for tokens in starts:
+        sums.add(tokens)
+    check, _ = MeteringCheck.objects.update_or_create(
+        replica_id=replica_id,
+        day=day,
+        defaults={
+            "counted_input_tokens": sums.counted_input,
+            "counted_output_tokens": sums.counted_output,
+            "least_input_tokens": sums.least_input,
+            "most_input_tokens": sums.most_input,
+            "least_output_tokens": sums.least_output,
+            "most_output_tokens": sums.most_output,
+            "request_count": sums.requests,
+            "difference_share": sums.difference_share,
+            "is_within": sums.difference_share <= TOLERANCE,
+            "checked_at": now,
+        },
+    )
+    if not check.is_within:
+        logger.critical(
+            "metering of %s on %s differs by %.2f %%: %s", replica_id, day, 100 * sums.difference_share, sums
+        )
+    return check
+
+
+def _metered(tokens: EngineTokens) -> tuple[int, int, int, int, int]:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            _METERED,
+            {
+                "replica": tokens.replica_id,
+                "first": tokens.first_at,
+                "last": tokens.last_at,
+                "margin": f"{_MARGIN.total_seconds()} seconds",
+                "unseen": _UNSEEN_TOKENS,
+            },
+        )
+        least_input, most_input, least_output, most_output, requests = cursor.fetchone()
+    return int(least_input), int(most_input), int(least_output), int(most_output), requests
+
+
+def _outside(counted: int, least: int, most: int) -> float:
+    gap = max(least - counted, counted - most, 0)
+    return gap / max(counted, least, 1)
+
+
+def _since_midnight(now: datetime.datetime) -> datetime.timedelta:
+    return now - now.astimezone(datetime.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
