@@ -322,7 +322,13 @@ def get_payment(*, payment_intent_id: str) -> Payment:
 
 
 def create_invoice(
-    *, customer_id: str, metadata: Mapping[str, str], description: str, days_until_due: int | None, key: str
+    *,
+    customer_id: str,
+    metadata: Mapping[str, str],
+    description: str,
+    days_until_due: int | None,
+    key: str,
+    is_taxed: bool = True,
 ) -> Invoice:
     """Create an empty draft. With `days_until_due` Stripe mails it; without, it is paid by `pay_invoice`."""
     params: dict[str, Any] = {
@@ -330,7 +336,7 @@ def create_invoice(
         "currency": CURRENCY,
         "auto_advance": False,
         "pending_invoice_items_behavior": "exclude",
-        "automatic_tax": {"enabled": bool(settings.STRIPE_TAX)},
+        "automatic_tax": {"enabled": bool(settings.STRIPE_TAX and is_taxed)},
         "description": description,
         "metadata": dict(metadata),
         "collection_method": "charge_automatically" if days_until_due is None else "send_invoice",

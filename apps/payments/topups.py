@@ -23,6 +23,7 @@ from apps.payments import stripe_gateway
 from apps.payments.customers import ensure_customer, keep_card
 from apps.payments.lifecycle import PAGE, TOPUP, TOPUP_IN_FLIGHT
 from apps.payments.models import HostedPage, TopUp
+from apps.payments.standing import review
 from apps.payments.stripe_gateway import CURRENCY, StripeRefused, StripeUnavailable
 from apps.payments.stripe_objects import Checkout, Invoice
 
@@ -204,6 +205,7 @@ def _credit(
         by="stripe",
         reason="Automatic top-up" if topup.origin == "auto" else "Top-up",
     )
+    review(organization_id=topup.organization_id, now=db_now())
 
 
 @transaction.atomic
