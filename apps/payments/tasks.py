@@ -102,7 +102,8 @@ def recharge(**_: Any) -> None:
         autorecharge.start_due(now=db_now())
 
 
-@shared_task(name="payments.reconcile", **_PATIENT)
+# A month of movements takes its time, and the reconciliation may be cut off and repeated at any point.
+@shared_task(name="payments.reconcile", soft_time_limit=540, time_limit=600, **_PATIENT)
 def reconcile(*, kind: str, **_: Any) -> None:
     if stripe_gateway.is_configured():
         reconciliation.reconcile(kind=kind, now=db_now())

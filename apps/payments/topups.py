@@ -33,7 +33,7 @@ SMALLEST_CENTS, LARGEST_CENTS = 500, 1_000_000
 _ASKED_AGAIN_AFTER = datetime.timedelta(seconds=20)
 # Stripe forgets our keys after 24 hours: asked for later, the same page or charge would be made a second time.
 GIVEN_UP_AFTER = datetime.timedelta(hours=20)
-_SYNCED_FOR = datetime.timedelta(days=7)  # a page lives for a day, a bank transfer for some more
+_SYNCED_FOR = datetime.timedelta(hours=1)  # what comes later is found by the hourly reconciliation
 
 
 class PaymentMismatch(Exception):

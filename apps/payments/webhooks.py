@@ -27,6 +27,7 @@ from apps.payments.topups import PaymentMismatch, sync_checkout, sync_topup
 logger = logging.getLogger(__name__)
 
 _HANDLED_AGAIN_AFTER = datetime.timedelta(seconds=30)
+_MOST_ATTEMPTS = 20  # then it waits for an operator; a Stripe that is away does not count
 
 
 class PaymentUnknown(Exception):
@@ -66,7 +67,6 @@ def handle(*, event_id: str) -> None:
     event = StripeEvent.objects.get(pk=event_id)
     if event.status != "received":
         return
-    StripeEvent.objects.filter(pk=event.pk).update(attempts=F("attempts") + 1)
     sync = _SYNCS.get(event.object_type)
     is_ours = sync(event.object_id) if sync else False
     with transaction.atomic():
@@ -79,7 +79,7 @@ def handle_or_note(*, event_id: str) -> None:
         handle(event_id=event_id)
     except (StripeRefused, PaymentUnknown, PaymentMismatch) as error:
         why = f"{type(error).__name__}: {error}"[:300]
-        StripeEvent.objects.filter(pk=event_id).update(last_error=why)
+        StripeEvent.objects.filter(pk=event_id).update(last_error=why, attempts=F("attempts") + 1)
         logger.critical("event %s of Stripe cannot be handled: %s", event_id, why)
 
 
@@ -90,7 +90,9 @@ def list_stuck() -> list[StripeEvent]:
 
 def list_unhandled(*, now: datetime.datetime) -> list[str]:
     """Return the events whose doorbell may have been lost, or that failed, oldest first."""
-    waiting = StripeEvent.objects.filter(status="received", received_at__lt=now - _HANDLED_AGAIN_AFTER)
+    waiting = StripeEvent.objects.filter(
+        status="received", received_at__lt=now - _HANDLED_AGAIN_AFTER, attempts__lt=_MOST_ATTEMPTS
+    )
     return list(waiting.order_by("received_at").values_list("pk", flat=True)[:100])
 
 
