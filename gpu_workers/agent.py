@@ -274,7 +274,9 @@ class Attempt:
     def _execute(self) -> RunOutcome:
         """Run the child to its end, passing on what it says; raises Forgotten."""
         self._check()
-        child = self._child = self._executor.start(self._work_dir, hub_token=self._spec.base_model.hub_token)
+        child = self._child = self._executor.start(
+            self._work_dir, hub_token=self._spec.base_model.hub_token, gpu_count=self._spec.gpu_count
+        )
         asked_at: float | None = None
         while child.poll() is None:
             self._pump()

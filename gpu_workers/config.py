@@ -118,10 +118,18 @@ def read_serving_config(environ: Mapping[str, str] | None = None) -> ServingConf
     )
 
 
-def child_environment(*, threads: int, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a training child: this process's own without any Anneal, broker or cloud secret."""
+def child_environment(
+    *, threads: int, gpu_count: int | None = None, extra: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the environment of a training child: this process's own without any Anneal, broker or cloud secret.
+
+    With `gpu_count` the child sees so many of this process's GPUs: transformers trains on every one that it sees.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_SECRET_PREFIXES)}
     fixed = {} if threads <= 0 else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    if gpu_count is not None:
+        seen = kept.get("CUDA_VISIBLE_DEVICES", ",".join(str(index) for index in range(gpu_count)))
+        fixed["CUDA_VISIBLE_DEVICES"] = ",".join(seen.split(",")[:gpu_count])
     return kept | fixed | dict(extra or {})
 
 

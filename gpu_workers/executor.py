@@ -77,14 +77,19 @@ class SubprocessExecutor:
         self._threads = threads
         self._command = command or (sys.executable, "-m", module)
 
-    def start(self, work_dir: Path, *, hub_token: str | None = None) -> Child:
-        """Start the child on the spec in `work_dir`; the hub token goes through its standard input alone."""
+    def start(self, work_dir: Path, *, hub_token: str | None = None, gpu_count: int | None = None) -> Child:
+        """Start the child on the spec in `work_dir`; the hub token goes through its standard input alone.
+
+        It sees `gpu_count` of this machine's GPUs, all of them for None.
+        """
         parent = os.getpid()
         with (work_dir / LOG_FILE).open("ab") as log:
             popen = subprocess.Popen(
                 [*self._command, str(work_dir / SPEC_FILE), str(work_dir)],
                 cwd=REPOSITORY,
-                env=child_environment(threads=self._threads, extra={"TOKENIZERS_PARALLELISM": "false"}),
+                env=child_environment(
+                    threads=self._threads, gpu_count=gpu_count, extra={"TOKENIZERS_PARALLELISM": "false"}
+                ),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

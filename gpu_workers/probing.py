@@ -75,7 +75,7 @@ class Prober:
         return msgspec.structs.replace(report, gpu_key=self._gpu_key)
 
     def _run_child(self, work_dir: Path, token: str | None, should_stop: Callable[[], bool]) -> None:
-        child = self._executor.start(work_dir, hub_token=token)
+        child = self._executor.start(work_dir, hub_token=token, gpu_count=1)
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         while child.wait(0.2) is None:
             if should_stop() or time.monotonic() > deadline:

@@ -115,6 +115,8 @@ def option_object(quoted: PoolQuote, ranking: Ranking, deadline_seconds: float |
         "gpu_count": quoted.gpu_count,
         "gpu_type": quoted.pool.gpu_type.name,
         "region": quoted.pool.region,
+        "is_spot": quoted.pool.is_spot,
+        "expected_interruptions": estimate.interruptions if quoted.pool.is_spot else None,
         "is_launchable": quoted.is_launchable,
         "block_reason": quoted.block_reason or None,
         "live_workers": quoted.live_workers,

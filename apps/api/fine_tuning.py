@@ -1,7 +1,7 @@
 """/v1/fine_tuning/jobs: OpenAI's surface, with our own fields beside theirs.
 
 Ours, sent in `extra_body`: `lora {rank, alpha, dropout, target_modules, use_dora, use_rslora}`, `quantization "nf4"`
-(QLoRA), `recipe {method, learning_rate, epochs, …}` with the ecosystem's names, `compute {pool}`,
+(QLoRA), `recipe {method, learning_rate, epochs, …}` with the ecosystem's names, `compute {pool, gpu_count}`,
 `budget {max_cost_usd}`, and `dry_run`, which answers with what the job would take and whether it would start, and
 creates nothing.
 """
@@ -82,7 +82,10 @@ class EvaluationChoice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ComputeChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """`pool` may be the id of an estimate's option, such as "h200:4"; left out, the cheapest is taken."""
+
     pool: str | None = None
+    gpu_count: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
 
 
 class BudgetChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -229,6 +232,7 @@ def parse_request(
         objective=_objective(body.method),
         hyperparameters=_hyperparameters(body) | recipe,
         pool=body.compute.pool if body.compute else None,
+        gpu_count=body.compute.gpu_count if body.compute else None,
         spend_cap_nano=_cap_nano(body.budget),
         suffix=body.suffix or "",
         seed=body.seed,
@@ -365,6 +369,7 @@ def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> dict[str, Any]:
         "would_start": refusal is None,
         "refusal": refusal.as_openai()["error"] if refusal else None,
         "pool": rehearsal.pool,
+        "gpu_count": rehearsal.gpu_count,
         "hold_usd": usd(rehearsal.hold_nano),
     }
 
@@ -376,6 +381,7 @@ def _ours(job: FineTuningJob, recipe: dict[str, Any]) -> dict[str, Any]:
         "continues": job.requested.get("start_from") or None,
         "delivered_as": "adapter" if msgspec.convert(recipe, Hyperparameters).is_servable else "model",
         "pool": job.pool.name if job.pool else None,
+        "gpu_count": job.gpu_count if job.pool else None,
         "gpu_type": job.pool.gpu_type.name if job.pool else None,
         "estimate": job.estimate or None,
         "step": job.step,

@@ -60,6 +60,7 @@ def add_command(commands: Any) -> None:
     place.add_argument("--gpu", required=True, help="a type such as h100 or l40s-48; all ranks every type")
     place.add_argument("--gpus", default="1", help="how many, such as 1 or 1,2,4,8 (default 1)")
     place.add_argument("--price", type=_dollars, help="dollars for an hour of one GPU (default: published prices)")
+    place.add_argument("--spot", type=_rate, help="interruptions an hour of a spot GPU: adds the work they undo")
     place.add_argument("--within", type=_hours, help="hours until it is needed; decides what is recommended")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
@@ -69,7 +70,7 @@ def run(given: argparse.Namespace) -> str:
     model = catalog.find_model(given.model)
     types, counts = catalog.find_gpus(given.gpu), _counts(given.gpus)
     request = _request(given, model)
-    answers = [_answer(request, gpu, count, given.price) for gpu in types for count in counts]
+    answers = [_answer(request, gpu, count, given) for gpu in types for count in counts]
     ranking = rank_answers(answers, within_hours=given.within)
     written = output.as_json if given.json else output.as_text
     text = written(model=model, request=request, answers=answers, ranking=ranking, within_hours=given.within)
@@ -129,13 +130,15 @@ def _tokens_and_rows(given: argparse.Namespace) -> tuple[int, int]:
     return tokens, rows
 
 
-def _answer(request: QuoteRequest, gpu: Gpu, count: int, usd_per_hour: float | None) -> Answer:
-    price = catalog.list_price(gpu) if usd_per_hour is None else Price(usd_per_hour=usd_per_hour, origin="as given")
+def _answer(request: QuoteRequest, gpu: Gpu, count: int, given: argparse.Namespace) -> Answer:
+    price = catalog.list_price(gpu) if given.price is None else Price(usd_per_hour=given.price, origin="as given")
     facts = PoolFacts(
         gpu=gpu,
         price_nano=round(price.usd_per_hour * output.NANO_PER_USD) if price else None,
         live_workers=1,
         gpus_per_worker=max(count, 1),
+        is_spot=given.spot is not None,
+        interruptions_per_hour=given.spot or 0.0,
     )
     try:
         estimate = quote(
@@ -180,6 +183,13 @@ def _dollars(text: str) -> float:
     return value
 
 
+def _rate(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 60:
+        raise ValueError(text)
+    return value
+
+
 def _hours(text: str) -> float:
     value = float(text.removesuffix("h"))
     if not math.isfinite(value) or value <= 0:
@@ -189,3 +199,4 @@ def _hours(text: str) -> float:
 
 # argparse names the type in its message: "invalid whole number value".
 _whole.__name__, _dollars.__name__, _hours.__name__ = "whole number", "dollar", "hours"
+_rate.__name__ = "interruptions an hour"

@@ -132,6 +132,11 @@ def _notes(answers: Sequence[Answer], best: Answer) -> list[str]:
     origin = best.estimate.interval_origin
     lines = [f"Speed: {best.estimate.speed_source.text}."]
     lines += [f"Ranges are the 10th to 90th percentile: {origin}."] if origin else []
+    if best.estimate.is_spot and best.estimate.train_seconds_p50 is not None:
+        redone = _span(best.estimate.redone_seconds)
+        lines.append(
+            f"Spot: {best.estimate.interruptions:.2g} interruptions expected, {redone} of work redone and billed."
+        )
     prices = {answer.price.origin for answer in answers if answer.price}
     if best.price:
         lines.append(f"Price of {best.gpu.key}: ${best.price.usd_per_hour:.2f} an hour and GPU, {best.price.origin}.")

@@ -5,7 +5,6 @@ without its own source; `python -m tests.bench.estimates` prints them and how ma
 """
 
 import math
-from statistics import quantiles
 
 import msgspec
 
@@ -33,7 +32,6 @@ PROBED = Interval(p10=0.81, p50=1.0, p90=1.23, origin="this pool's own probe, ca
 _REPEATS = 0.02
 # On a CPU resident memory was measured at 1.44 to 1.88 times what was alive; the reserve is the middle.
 CPU_MEMORY = Interval(p10=0.82, p50=1.0, p90=1.10, origin="four jobs measured on a CPU")
-_LEAST_FINISHED_RUNS = 10
 
 
 class MemoryInterval(msgspec.Struct, frozen=True):
@@ -67,10 +65,6 @@ def time_interval(pool: PoolFacts, times: Duration) -> Interval:
     base = _probed(pool.probe, times) if pool.probe is not None else TIME
     if pool.correction is not None:
         return _corrected(pool.correction, base)
-    if len(pool.finished_ratios) >= _LEAST_FINISHED_RUNS:
-        deciles = quantiles(pool.finished_ratios, n=10, method="inclusive")
-        origin = f"this pool's last {len(pool.finished_ratios)} finished runs"
-        return Interval(p10=deciles[0], p50=deciles[4], p90=deciles[8], origin=origin)
     return base
 
 

@@ -8,7 +8,7 @@ from apps.estimates.memory import MemoryEstimate, MemoryModel
 from apps.estimates.plans import Method, Parallelism, TrainingPlan, divisors
 from apps.estimates.requests import QuoteRequest
 from apps.estimates.shapes import Shape, shape_of
-from apps.estimates.stacks import STACKS, StackProfile
+from apps.estimates.stacks import ANNEAL, STACKS, StackProfile
 from apps.estimates.timing import step_time, timed
 
 # Memory that must fit: so many times the whole, with what is not weights so many times larger.
@@ -110,7 +110,7 @@ def _parallelisms(request: QuoteRequest, gpu_count: int) -> tuple[Parallelism, .
         return (Parallelism.ZERO3,)
     if gpu_count == 1:
         return (Parallelism.SINGLE,)
-    if request.method == Method.FULL:
+    if request.method == Method.FULL and request.stack != ANNEAL.key:  # our trainer shards everything, or nothing
         return (Parallelism.DDP, Parallelism.ZERO2, Parallelism.ZERO3)
     return (Parallelism.DDP, Parallelism.ZERO3)
 

@@ -49,8 +49,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     Memory is of one GPU: `peak_bytes` is the median of `peak_bytes_p10` to `peak_bytes_p90`, and a job fits where the
     p90 does. Times are of the whole job; `queue_seconds` and `finish_seconds_*` are None without live workers: nobody
-    knows when one comes. Billing covers training seconds (evaluations, checkpoints and, on spot, redone work are part
-    of them) of all GPUs, never queue, start-up or download.
+    knows when one comes; `run_seconds_*` run from a worker's claim to the end. Billing covers training seconds of all
+    GPUs, on spot redone work too where the pool bills it; never queue, start-up, download, evaluations or checkpoints.
     """
 
     gpu_key: str
@@ -92,6 +92,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     evaluation_seconds: float | None = None
     checkpoint_seconds: float | None = None
     download_seconds: float = 0.0
+    run_seconds_p10: float | None = None
+    run_seconds_p50: float | None = None
+    run_seconds_p90: float | None = None
     finish_seconds_p10: float | None = None
     finish_seconds_p50: float | None = None
     finish_seconds_p90: float | None = None
@@ -100,6 +103,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     is_spot: bool = False
     interruptions: float = 0.0  # expected number during the job
     redone_seconds: float = 0.0  # expected work done twice, and restarts, because of them
+    redone_is_billed: bool = True
 
 
 def quote(
@@ -138,9 +142,10 @@ def cost_nano(*, price_nano: int, price_per_seconds: int, seconds: int) -> int:
 
 
 class _Billing(msgspec.Struct, frozen=True):
-    """Seconds of the job at P10, P50 and P90, with what spot interruptions add, and what they cost."""
+    """Seconds of the job at P10, P50 and P90 and what they cost; `whole` is with all that spot interruptions add."""
 
     seconds: tuple[float, float, float]
+    whole: tuple[float, float, float]
     billed: tuple[int, int, int]
     costs: tuple[int | None, int | None, int | None]
     interruptions: float
@@ -163,10 +168,9 @@ def _quote(
     times = duration(task, placement.plan, pool)
     interval = time_interval(pool, times) if times and reason is None else None
     bill = _billing(pool, times, interval, gpu_count) if times and interval else None
-    before = _before(pool)
-    beside = times.evaluation_seconds + times.checkpoint_seconds if times else 0.0
-    whole = tuple(before + seconds + beside for seconds in bill.seconds) if bill else None
-    finish = whole if whole and pool.live_workers else (None, None, None)
+    run = _run_seconds(pool, times, bill)
+    queue = pool.seconds_ahead / pool.live_workers if pool.live_workers else None
+    finish = [None if seconds is None or queue is None else queue + seconds for seconds in run]
     shown = times if bill else None
     return Estimate(
         gpu_key=pool.gpu.key,
@@ -187,7 +191,7 @@ def _quote(
         train_seconds_p50=bill.seconds[1] if bill else None,
         train_seconds_p90=bill.seconds[2] if bill else None,
         startup_seconds=pool.startup_seconds,
-        queue_seconds=pool.seconds_ahead / pool.live_workers if pool.live_workers else None,
+        queue_seconds=queue,
         billed_seconds_p10=bill.billed[0] if bill else None,
         billed_seconds_p50=bill.billed[1] if bill else None,
         billed_seconds_p90=bill.billed[2] if bill else None,
@@ -208,6 +212,9 @@ def _quote(
         evaluation_seconds=shown.evaluation_seconds if shown else None,
         checkpoint_seconds=shown.checkpoint_seconds if shown else None,
         download_seconds=_download_seconds(pool),
+        run_seconds_p10=run[0],
+        run_seconds_p50=run[1],
+        run_seconds_p90=run[2],
         finish_seconds_p10=finish[0],
         finish_seconds_p50=finish[1],
         finish_seconds_p90=finish[2],
@@ -216,6 +223,7 @@ def _quote(
         is_spot=pool.is_spot,
         interruptions=bill.interruptions if bill else 0.0,
         redone_seconds=bill.redone if bill else 0.0,
+        redone_is_billed=pool.bills_redone_work,
     )
 
 
@@ -247,11 +255,12 @@ def _billing(pool: PoolFacts, times: Duration, interval: Interval, gpu_count: in
     rate = pool.interruptions_per_hour / 3600 if pool.is_spot else 0.0
     # Redone work can be interrupted again: a geometric series, which diverges where nothing is ever finished.
     stretch = 1 / max(0.05, 1 - rate * lost)
-    wanted = [times.train_seconds * factor for factor in (interval.p10, interval.p50, interval.p90)]
-    seconds = (wanted[0] * stretch, wanted[1] * stretch, wanted[2] * stretch)
+    wanted = tuple(times.train_seconds * factor for factor in (interval.p10, interval.p50, interval.p90))
+    whole = (wanted[0] * stretch, wanted[1] * stretch, wanted[2] * stretch)
+    seconds = whole if pool.bills_redone_work else (wanted[0], wanted[1], wanted[2])
     billed = (math.ceil(seconds[0]), math.ceil(seconds[1]), math.ceil(seconds[2]))
     costs = tuple(_cost(pool, each, gpu_count) for each in seconds)
-    return _Billing(seconds, billed, (costs[0], costs[1], costs[2]), seconds[1] * rate, seconds[1] - wanted[1])
+    return _Billing(seconds, whole, billed, (costs[0], costs[1], costs[2]), whole[1] * rate, whole[1] - wanted[1])
 
 
 def _cost(pool: PoolFacts, seconds: float, gpu_count: int) -> int | None:
@@ -262,10 +271,15 @@ def _cost(pool: PoolFacts, seconds: float, gpu_count: int) -> int | None:
     return cost_nano(price_nano=pool.price_nano, price_per_seconds=pool.price_per_seconds * 1000, seconds=ms)
 
 
-def _before(pool: PoolFacts) -> float:
-    """Seconds until training starts: others' runs, the model's download, start-up."""
-    queue = pool.seconds_ahead / pool.live_workers if pool.live_workers else 0.0
-    return queue + _download_seconds(pool) + pool.startup_seconds
+def _run_seconds(
+    pool: PoolFacts, times: Duration | None, bill: _Billing | None
+) -> tuple[float, float, float] | tuple[None, None, None]:
+    """From the claim to the end: the model's download, start-up, training, evaluations, checkpoints."""
+    if times is None or bill is None:
+        return None, None, None
+    beside = _download_seconds(pool) + pool.startup_seconds + times.evaluation_seconds + times.checkpoint_seconds
+    low, middle, high = bill.whole
+    return beside + low, beside + middle, beside + high
 
 
 def _download_seconds(pool: PoolFacts) -> float:

@@ -110,8 +110,9 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a pool now. The price is `price_nano` nano-USD for each `price_per_seconds` of one GPU.
 
     `seconds_ahead` is the expected training time of the runs waiting or running before this one, over all workers.
-    `finished_ratios` are measured / predicted training times of the pool's finished runs. `gpus_per_worker` bounds
-    the GPUs of one job within a machine; `max_gpu_count` over machines. `download_bytes` still to fetch (0: cached).
+    `gpus_per_worker` bounds the GPUs of one job within a machine; `max_gpu_count` over machines. `download_bytes` still
+    to fetch (0: cached). `bills_redone_work`: whoever rents a spot GPU pays for what an interruption undid; a platform
+    that bills durable steps alone does not charge it.
     """
 
     gpu: Gpu
@@ -121,7 +122,6 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     live_workers: int = 0
     seconds_ahead: float = 0.0
     startup_seconds: float = 0.0
-    finished_ratios: tuple[float, ...] = ()
     gpus_per_worker: int = 1
     max_gpu_count: int | None = None  # None: gpus_per_worker
     node_bytes_per_second: float = 50e9  # between machines, each way and GPU: 400 Gbit/s InfiniBand
@@ -130,6 +130,7 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     interruptions_per_hour: float = 0.0
     restart_seconds: float = 180.0
     checkpoint_seconds_apart: float = 600.0
+    bills_redone_work: bool = True
     download_bytes: int = 0
     download_bytes_per_second: float = 200e6
     correction: Correction | None = None

@@ -133,7 +133,7 @@ def is_at_cap(*, job: FineTuningJob, gpu_ms: int) -> bool:
     """Return whether going on past so much GPU time, for as long as stopping in order takes, would pass the cap."""
     if job.price_rule is None:
         return False
-    quantity = gpu_ms + STOP_IN_ORDER_MS
+    quantity = gpu_ms + STOP_IN_ORDER_MS * job.gpu_count
     return rated(quantity=quantity, price_nano=job.price_rule.price_nano, per=job.price_rule.per) >= job.spend_cap_nano
 
 

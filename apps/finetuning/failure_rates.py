@@ -10,7 +10,8 @@ _LEAST_FAILURES = 3  # fewer tell nothing; until then the cadence is the cautiou
 
 
 def seconds_between_failures(*, pool: GpuPool, now: datetime.datetime) -> float | None:
-    """Return the mean training time between two lost attempts of the pool, or None when too few were lost.
+    """Return the mean training time between two lost attempts of the pool; where too few were lost, what its operator
+    expects of a spot pool, and None elsewhere.
 
     For claims, whose login sees every tenant: the machines are shared, and only the mean leaves.
     """
@@ -18,5 +19,5 @@ def seconds_between_failures(*, pool: GpuPool, now: datetime.datetime) -> float 
     ended: list[Any] = list(runs.values_list("status", "training_started_at", "finished_at"))
     lost = sum(status == "lost" for status, _, _ in ended)
     if lost < _LEAST_FAILURES:
-        return None
+        return 3600 / pool.interruptions_per_hour if pool.is_spot else None
     return sum((finished - started).total_seconds() for _, started, finished in ended) / lost

@@ -26,6 +26,7 @@ from apps.finetuning.lifecycle import (
     HEARTBEAT_SECONDS,
     JOB_TRANSITIONS,
     LEASE_SECONDS,
+    MOST_CHECKPOINT_SECONDS,
     RUN_HOLDING_LEASE,
     RUN_TRANSITIONS,
     SELF_FENCE_SECONDS,
@@ -35,7 +36,7 @@ from apps.finetuning.quotas import reason_to_wait, try_lock_quota
 from apps.finetuning.scheduling import queue_order
 
 _URL_SECONDS = 3600
-_LEAST_CHECKPOINT_SECONDS, _MOST_CHECKPOINT_SECONDS = 15.0, 300.0
+_LEAST_CHECKPOINT_SECONDS = 15.0
 # Placements of an estimate that keep the model whole on every GPU; the others lie in shards.
 _WHOLE_ON_EACH = {"single": "single", "ddp": "ddp"}
 NO_LEASE = {"lease_id": None, "lease_token_sha256": None, "lease_expires_at": None}
@@ -78,6 +79,8 @@ def _try_claim(
     jobs = unlocked.select_related("base_model", "training_file", "validation_file")
     job = jobs.filter(pk=candidate.job_id, status="queued").first()
     if job is None or (base_models is not None and job.base_model_id not in base_models):
+        return None
+    if job.gpu_count > max(1, len(worker.gpus)):
         return None
     run = Run.objects.select_for_update(skip_locked=True).filter(pk=candidate.pk, status="queued").first()
     if run is None or not try_lock_quota(organization_id=run.organization_id):
@@ -140,7 +143,7 @@ def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -
         validation=_dataset_ref(job.validation_file) if job.validation_file else None,
         hyperparameters=msgspec.convert(job.hyperparameters, Hyperparameters),
         resume_from=_checkpoint_ref(checkpoint) if checkpoint else None,
-        gpu_count=job.estimate.get("gpu_count") or 1,
+        gpu_count=job.gpu_count,
         parallelism=_WHOLE_ON_EACH.get(job.estimate.get("parallelism") or "single", "fsdp"),
         start_from=start_ref(job=job, expires_seconds=_URL_SECONDS),
         seconds_between_failures=seconds_between_failures(pool=run.pool, now=db_now()),
@@ -157,7 +160,7 @@ def checkpoint_interval(estimated_seconds: float | None) -> int:
     Never more often than saving is worth (Young 1974: sqrt(2 x save x time between failures) for a save of one second
     and a failure every two minutes), never less often than a customer would forgive.
     """
-    return int(min(max((estimated_seconds or 0.0) / 5, _LEAST_CHECKPOINT_SECONDS), _MOST_CHECKPOINT_SECONDS))
+    return int(min(max((estimated_seconds or 0.0) / 5, _LEAST_CHECKPOINT_SECONDS), MOST_CHECKPOINT_SECONDS))
 
 
 def _dataset_ref(version: DatasetVersion) -> DatasetRef:
@@ -220,7 +223,7 @@ def heartbeat(*, lease: Lease, beat: HeartbeatRequest) -> HeartbeatResponse:
 def _is_at_cap(job: FineTuningJob, run: Run, beat: HeartbeatRequest) -> bool:
     if beat.training_seconds <= 0 or job.pause_requested_at or job.cancel_requested_at:
         return False
-    spent_ms = attempts.billed_before(run=run) + int(beat.training_seconds * 1000)
+    spent_ms = attempts.billed_before(run=run) + int(beat.training_seconds * 1000) * job.gpu_count
     return attempts.is_at_cap(job=job, gpu_ms=spent_ms)
 
 

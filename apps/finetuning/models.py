@@ -33,6 +33,8 @@ class GpuPool(models.Model):
     region = models.CharField(max_length=40, default="local")
     memory_bytes = models.BigIntegerField(help_text="Usable by one job; a CPU pool has what the operator grants it.")
     is_open = models.BooleanField(default=True, help_text="Accepts new jobs.")
+    is_spot = models.BooleanField(default=False, help_text="Its machines may be taken away at any moment.")
+    interruptions_per_hour = models.FloatField(default=0.0, help_text="Expected of one machine; 0 unless spot.")
     calibration = models.ForeignKey(
         "CalibrationVersion", on_delete=models.PROTECT, null=True, related_name="+", help_text="In use; null: none."
     )
@@ -44,7 +46,13 @@ class GpuPool(models.Model):
     app_access = "read"
 
     class Meta:
-        constraints = [_paired("pool_calibration_pin_pair", "calibration_pinned_at", "calibration_pinned_by")]
+        constraints = [
+            _paired("pool_calibration_pin_pair", "calibration_pinned_at", "calibration_pinned_by"),
+            models.CheckConstraint(
+                name="pool_interruptions_iff_spot",
+                condition=Q(is_spot=True, interruptions_per_hour__gt=0) | Q(is_spot=False, interruptions_per_hour=0),
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.name
@@ -136,6 +144,7 @@ class FineTuningJob(OrganizationModel):
         "datasets.DatasetVersion", on_delete=models.PROTECT, null=True, related_name="validating_jobs"
     )
     pool = models.ForeignKey(GpuPool, on_delete=models.PROTECT, related_name="jobs", null=True)
+    gpu_count = models.PositiveSmallIntegerField(default=1, help_text="GPUs of one machine that each attempt takes.")
     suffix = models.CharField(max_length=64, blank=True)
     method = models.CharField(max_length=16)
     hyperparameters = models.JSONField(help_text="apps.contracts.runs.Hyperparameters, every field resolved")
@@ -177,6 +186,7 @@ class FineTuningJob(OrganizationModel):
                 condition=Q(queued_at=None)
                 | Q(pool__isnull=False, price_rule__isnull=False, spend_cap_nano__gt=0) & ~Q(hold_id=""),
             ),
+            models.CheckConstraint(name="job_takes_a_gpu", condition=Q(gpu_count__gte=1)),
             _paired("job_cancel_pair", "cancel_requested_at", "cancel_requested_by"),
             _paired("job_pause_pair", "pause_requested_at", "pause_requested_by"),
             models.CheckConstraint(
@@ -216,7 +226,7 @@ class Run(OrganizationModel):
     last_sequence = models.BigIntegerField(default=0, help_text="Highest worker event sequence taken in.")
     training_started_at = models.DateTimeField(null=True)
     durable_step = models.PositiveIntegerField(default=0)
-    billed_gpu_ms = models.BigIntegerField(default=0, help_text="Time whose steps are durable.")
+    billed_gpu_ms = models.BigIntegerField(default=0, help_text="Time whose steps are durable, of all its GPUs.")
     peak_memory_bytes = models.BigIntegerField(null=True)
     failure_code = models.CharField(max_length=48, blank=True)
     failure_message = models.CharField(max_length=500, blank=True)

@@ -26,7 +26,7 @@ from apps.finetuning.beginnings import Beginning, find_beginning
 from apps.finetuning.lifecycle import JOB_TRANSITIONS
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotas import require_room_for_job
-from apps.finetuning.quoting import PoolQuote, quote_pools, snapshot, with_plan
+from apps.finetuning.quoting import PoolQuote, quote_pools, snapshot, split_key, with_plan
 
 SUFFIX = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?$")
 _MOST_METADATA = 16
@@ -65,7 +65,8 @@ class CannotLaunch(DomainError):
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What the customer asks for. `hyperparameters` may leave anything out; `pool` None means the cheapest.
+    """What the customer asks for. `hyperparameters` may leave anything out; `pool` and `gpu_count` None mean the
+    cheapest; `pool` may be the key of an option, with its GPUs.
 
     `base_model` may name an adapter version or a checkpoint to continue from; `objective` None follows the rows.
     """
@@ -77,6 +78,7 @@ class JobRequest:
     objective: Objective | None = None
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     pool: str | None = None
+    gpu_count: int | None = None
     spend_cap_nano: int | None = None
     suffix: str = ""
     seed: int | None = None
@@ -148,6 +150,7 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
         requested=dict(request.requested)
         | {
             "pool": request.pool,
+            "gpu_count": request.gpu_count,
             "spend_cap_nano": request.spend_cap_nano,
             "fingerprint": request.fingerprint,
             "start_from": beginning.start_from,
@@ -274,7 +277,8 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     cap_nano = job.requested.get("spend_cap_nano") or quoted.cap_nano
     if quoted.price is None or cap_nano is None:
         raise CannotLaunch("The job has no price.", param="compute.pool")
-    require_room_for_job(job=job, seconds=estimate.train_seconds_p50 or 0.0, now=now)
+    job.gpu_count = estimate.gpu_count
+    require_room_for_job(job=job, seconds=(estimate.train_seconds_p50 or 0.0) * job.gpu_count, now=now)
     recipe = with_plan(msgspec.convert(job.hyperparameters, Hyperparameters), estimate)
     held = hold(
         organization=job.organization_id,
@@ -291,6 +295,7 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
         to="queued",
         transitions=JOB_TRANSITIONS,
         pool=quoted.pool,
+        gpu_count=estimate.gpu_count,
         price_rule=quoted.price,
         estimate=snapshot(estimate) | outcomes.provenance(base_model=job.base_model, correction=quoted.correction),
         hyperparameters=msgspec.to_builtins(recipe),
@@ -303,27 +308,46 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     events.append(
         job,
         type="state",
-        message=f"Files validated, moving job to queued state on {quoted.pool.name}",
+        message=f"Files validated, moving job to queued state on {_place(quoted)}",
         hold_nano=cap_nano,
         pool=quoted.pool.name,
+        gpu_count=estimate.gpu_count,
     )
+
+
+def _place(quoted: PoolQuote) -> str:
+    return quoted.pool.name if quoted.gpu_count == 1 else f"{quoted.gpu_count} GPUs of {quoted.pool.name}"
 
 
 def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
     recipe = msgspec.convert(job.hyperparameters, Hyperparameters)
     quotes = get_quotes(base_model=job.base_model, version=job.training_file, recipe=recipe, now=now)
-    quotes = [quoted for quoted in quotes if quoted.gpu_count == 1]  # what a run trains on; more are quoted only
-    if name := job.requested.get("pool"):
+    name, gpu_count = split_key(job.requested.get("pool") or "", gpu_count=job.requested.get("gpu_count"))
+    if name:
         quotes = [quoted for quoted in quotes if quoted.pool.name == name]
         if not quotes:
             raise InvalidValue(f"There is no open GPU pool named {name!r}.", param="compute.pool")
     if not quotes:
         raise CannotLaunch("No GPU pool is open on this platform.", param="compute.pool")
+    quotes = _with_gpus(quotes, gpu_count)
     if not any(quoted.estimate.fits for quoted in quotes):
         raise DoesNotFit(_what_would_fit(quotes[0]), param="compute.pool", fixes=_fixes(quotes[0]))
     if not quotes[0].is_launchable:
         raise CannotLaunch(f"{quotes[0].pool.name}: {quotes[0].block_reason}", param="compute.pool")
     return quotes[0]
+
+
+def _with_gpus(quotes: list[PoolQuote], gpu_count: int | None) -> list[PoolQuote]:
+    """Return the options of so many GPUs, all of them for None. Raises InvalidValue naming what is offered."""
+    found = [quoted for quoted in quotes if gpu_count in (None, quoted.gpu_count)]
+    if not found:
+        offered = ", ".join(str(count) for count in sorted({quoted.gpu_count for quoted in quotes}))
+        raise InvalidValue(
+            f"This job is not offered on {gpu_count} GPUs: they would not share its batch evenly, not hold it, or not "
+            f"be faster. Offered: {offered}.",
+            param="compute.gpu_count",
+        )
+    return found
 
 
 def get_quotes(

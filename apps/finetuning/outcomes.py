@@ -28,7 +28,7 @@ _ESTIMATED = {
 
 def record_success(*, run: Run, job: FineTuningJob, tokens: int | None, now: datetime.datetime) -> None:
     """Keep what the job took. Call when the job is billed: time and cost are those of all its attempts."""
-    seconds = job.billed_gpu_ms / 1000
+    seconds = job.billed_gpu_ms / 1000 / job.gpu_count
     _record(
         run,
         job,

@@ -2,6 +2,7 @@
 
 import datetime
 import secrets
+from typing import Any
 
 from django.db import transaction
 
@@ -14,6 +15,7 @@ from apps.finetuning.leases import sha256_hex
 from apps.finetuning.models import GpuPool, ThroughputProbe, Worker, WorkerToken
 
 _TOKEN_LIFE = datetime.timedelta(hours=24)
+_MOST_INTERRUPTIONS_PER_HOUR = 12.0  # beyond one in five minutes no job gets anywhere
 
 
 class UnknownWorker(DomainError):
@@ -24,22 +26,54 @@ class UnknownWorker(DomainError):
 
 
 @transaction.atomic
-def create_pool(*, name: str, gpu_type: GpuType, region: str, memory_bytes: int, by: str) -> GpuPool:
-    """Open a pool. Raises InvalidValue when the name is taken."""
+def create_pool(
+    *,
+    name: str,
+    gpu_type: GpuType,
+    region: str,
+    memory_bytes: int,
+    interruptions_per_hour: float | None = None,
+    by: str,
+) -> GpuPool:
+    """Open a pool, of spot machines where interruptions are expected. Raises InvalidValue, also for a name taken."""
     if GpuPool.objects.filter(name=name).exists():
         raise InvalidValue(f"There is a pool named {name!r} already.", param="name")
-    pool = GpuPool.objects.create(name=name, gpu_type=gpu_type, region=region, memory_bytes=memory_bytes)
+    pool = GpuPool.objects.create(
+        name=name, gpu_type=gpu_type, region=region, memory_bytes=memory_bytes, **_spot(interruptions_per_hour)
+    )
     audit.record(organization=None, by=by, action="pool.created", target=pool.pk, name=name)
     return pool
 
 
 @transaction.atomic
-def edit_pool(*, pool: GpuPool, region: str, memory_bytes: int, is_open: bool, by: str) -> GpuPool:
-    """Change what may change of a pool; its name and GPU type are in its price and its history."""
-    pool.region, pool.memory_bytes, pool.is_open = region, memory_bytes, is_open
-    pool.save(update_fields=["region", "memory_bytes", "is_open"])
-    audit.record(organization=None, by=by, action="pool.edited", target=pool.pk, is_open=is_open)
+def edit_pool(
+    *,
+    pool: GpuPool,
+    region: str,
+    memory_bytes: int,
+    is_open: bool,
+    interruptions_per_hour: float | None = None,
+    by: str,
+) -> GpuPool:
+    """Change what may change of a pool; its name and GPU type are in its price and its history. Raises InvalidValue."""
+    changes = {"region": region, "memory_bytes": memory_bytes, "is_open": is_open} | _spot(interruptions_per_hour)
+    for name, value in changes.items():
+        setattr(pool, name, value)
+    pool.save(update_fields=list(changes))
+    audit.record(organization=None, by=by, action="pool.edited", target=pool.pk, is_open=is_open, is_spot=pool.is_spot)
     return pool
+
+
+def _spot(interruptions_per_hour: float | None) -> dict[str, Any]:
+    """Return the fields of a spot pool, or with None those of one whose machines stay."""
+    if interruptions_per_hour is None:
+        return {"is_spot": False, "interruptions_per_hour": 0.0}
+    if not 0 < interruptions_per_hour <= _MOST_INTERRUPTIONS_PER_HOUR:
+        raise InvalidValue(
+            f"Expect more than 0 and at most {_MOST_INTERRUPTIONS_PER_HOUR:g} interruptions an hour of a spot machine.",
+            param="interruptions_per_hour",
+        )
+    return {"is_spot": True, "interruptions_per_hour": interruptions_per_hour}
 
 
 @transaction.atomic

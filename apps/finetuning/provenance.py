@@ -88,7 +88,7 @@ def energy(*, job: FineTuningJob) -> dict[str, Any]:
 
 
 def _hardware(job: FineTuningJob) -> dict[str, Any]:
-    return {"gpu_type": job.pool.gpu_type.name, "pool": job.pool.name} if job.pool else {}
+    return {"gpu_type": job.pool.gpu_type.name, "gpu_count": job.gpu_count, "pool": job.pool.name} if job.pool else {}
 
 
 def _file(version: DatasetVersion) -> dict[str, Any]:

@@ -55,6 +55,12 @@ def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.da
             "wait for one to finish, cancel one, or ask the operator for more."
         )
     used = used_gpu_seconds(organization=job.organization_id, now=now)
+    if quota.concurrent_gpus is not None and job.gpu_count > max(quota.concurrent_gpus, 1):
+        raise QuotaExceeded(
+            f"This job needs {job.gpu_count} GPUs at once and your organization may use {quota.concurrent_gpus}: "
+            "choose fewer, or ask the operator for more.",
+            param="compute.gpu_count",
+        )
     promised = _expected_seconds(others.exclude(status__in=JOB_TERMINAL))
     if quota.gpu_seconds_per_month is not None and used + promised + seconds > quota.gpu_seconds_per_month:
         raise QuotaExceeded(
@@ -73,23 +79,25 @@ def reason_to_wait(*, job: FineTuningJob, now: datetime.datetime) -> str:
     """Return why this queued job may not start now, or "" when it may. Hold the lock of `try_lock_quota`."""
     quota = get_quota(organization=job.organization_id)
     running = Run.objects.filter(organization_id=job.organization_id, status__in=RUN_HOLDING_LEASE)
-    if quota.concurrent_gpus is not None and running.count() >= quota.concurrent_gpus:
-        return f"Waiting for one of your {quota.concurrent_gpus} concurrent GPUs to come free."
+    taken = running.aggregate(total=Sum("job__gpu_count"))["total"] or 0
+    if quota.concurrent_gpus is not None and taken + job.gpu_count > quota.concurrent_gpus:
+        wanted = "one" if job.gpu_count == 1 else str(job.gpu_count)
+        return f"Waiting for {wanted} of your {quota.concurrent_gpus} concurrent GPUs to come free."
     if quota.gpu_seconds_per_month is None:
         return ""
     used = used_gpu_seconds(organization=job.organization_id, now=now)
     going_on = FineTuningJob.objects.filter(pk__in=running.values("job_id"))
-    if used + _expected_seconds(going_on) + _seconds_of(job.estimate) > quota.gpu_seconds_per_month:
+    if used + _expected_seconds(going_on) + _gpu_seconds_of(job.estimate, job.gpu_count) > quota.gpu_seconds_per_month:
         return f"Waiting for next month: your {quota.gpu_seconds_per_month} GPU-seconds of this one are used or in use."
     return ""
 
 
 def _expected_seconds(jobs: QuerySet[FineTuningJob]) -> float:
-    return sum(_seconds_of(estimate) for estimate in jobs.values_list("estimate", flat=True))
+    return sum(_gpu_seconds_of(estimate, count) for estimate, count in jobs.values_list("estimate", "gpu_count"))
 
 
-def _seconds_of(estimate: dict[str, Any]) -> float:
-    return estimate.get("train_seconds_p50") or 0.0
+def _gpu_seconds_of(estimate: dict[str, Any], gpu_count: int) -> float:
+    return (estimate.get("train_seconds_p50") or 0.0) * gpu_count
 
 
 def _lock_name(organization_id: str) -> str:

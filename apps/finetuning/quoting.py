@@ -23,15 +23,16 @@ from apps.estimates.quote import Estimate, PoolFacts, QuoteRequest, quote_placem
 from apps.estimates.ranking import Choice, Ranking, rank
 from apps.estimates.requests import Correction
 from apps.estimates.throughput import ProbeRow, SpeedSource
+from apps.finetuning.lifecycle import LEASE_SECONDS, MOST_CHECKPOINT_SECONDS, REAPER_SECONDS
 from apps.finetuning.models import GpuPool, ThroughputProbe
 from apps.finetuning.pool_facts import PoolState, open_pool_states
 
 _CAP_OVER_P90 = 1.25  # room for a slow day before a run pauses at its cap
 _LEAST_CAP_SECONDS = 60
+_NOTICED_SECONDS = LEASE_SECONDS + REAPER_SECONDS / 2  # until a machine taken away is missed
 _DATA = Path(__file__).resolve().parents[1] / "catalog" / "data"
 GPU_COUNTS = (1, 2, 4, 8)  # of one machine; a count that does not divide the batch would train another batch
 _NOT_HERE = {"offload": "The trainer does not do this yet.", "none": ""}
-_LAUNCHABLE_GPUS = 1  # what the trainer runs a job on; more are quoted
 # What the estimator calls a thing -> the request's field it came from; the rest are hyperparameters.
 _PARAMS = {
     "rows": "training_file",
@@ -85,7 +86,7 @@ class PoolQuote:
 
 @dataclass(frozen=True)
 class Way:
-    """One change that makes the job fit. `changes` are the recipe's fields to set, `pool` the one to take instead.
+    """One change that makes the job fit. `changes` are the recipe's fields to set, `pool` the option's key to take.
 
     `cost_nano` is None where nobody can price it; `note` says what keeps it from being applied here, if anything does.
     """
@@ -148,11 +149,26 @@ def rank_quotes(quotes: Iterable[PoolQuote], *, deadline_seconds: float | None =
 
 def finish_seconds(estimate: Estimate) -> tuple[float, float, float] | None:
     """Return when the job would be done from now, P10, P50 and P90, as if a worker were free where none is online."""
-    spans = (estimate.train_seconds_p10, estimate.train_seconds_p50, estimate.train_seconds_p90)
-    if spans[0] is None or spans[1] is None or spans[2] is None:
+    low, middle, high = estimate.run_seconds_p10, estimate.run_seconds_p50, estimate.run_seconds_p90
+    if low is None or middle is None or high is None:
         return None
-    before = (estimate.queue_seconds or 0.0) + estimate.startup_seconds + estimate.download_seconds
-    return before + spans[0], before + spans[1], before + spans[2]
+    queue = estimate.queue_seconds or 0.0
+    return queue + low, queue + middle, queue + high
+
+
+def split_key(key: str, *, gpu_count: int | None = None) -> tuple[str, int | None]:
+    """Return the pool and the GPUs that an option's key names; `gpu_count` is what was asked beside it.
+
+    Raises InvalidValue when the two differ, or the key is none.
+    """
+    name, colon, count = key.partition(":")
+    if not colon:
+        return name, gpu_count
+    if not (count.isascii() and count.isdigit()):
+        raise InvalidValue(f"There is no open GPU pool named {key!r}.", param="compute.pool")
+    if gpu_count not in (None, int(count)):
+        raise InvalidValue(f"compute.pool names {count} GPUs and gpu_count {gpu_count}.", param="compute.gpu_count")
+    return name, int(count)
 
 
 def with_plan(hyperparameters: Hyperparameters, estimate: Estimate) -> Hyperparameters:
@@ -221,7 +237,7 @@ def as_invalid(error: EstimateError) -> InvalidValue:
 
 def _facts(state: PoolState, base_model: BaseModel) -> PoolFacts:
     report = msgspec.convert(state.probe.report, ProbeReport) if state.probe else None
-    price = state.price
+    price, startup_seconds = state.price, report.startup_seconds if report else 0.0
     return PoolFacts(
         gpu=gpu_of(state.pool),
         probe=probe_row(state.probe, report) if state.probe and report else None,
@@ -229,9 +245,14 @@ def _facts(state: PoolState, base_model: BaseModel) -> PoolFacts:
         price_per_seconds=price.per // 1000 if price else 3600,
         live_workers=state.live_workers,
         seconds_ahead=state.seconds_ahead,
-        startup_seconds=report.startup_seconds if report else 0.0,
+        startup_seconds=startup_seconds,
         correction=state.correction,
         gpus_per_worker=max(1, state.gpus_per_worker),
+        is_spot=state.pool.is_spot,
+        interruptions_per_hour=state.pool.interruptions_per_hour,
+        restart_seconds=_NOTICED_SECONDS + startup_seconds,
+        checkpoint_seconds_apart=MOST_CHECKPOINT_SECONDS,
+        bills_redone_work=False,  # an attempt is billed up to its last durable step
     )
 
 
@@ -325,8 +346,6 @@ def _block_reason(state: PoolState, estimate: Estimate, base_model: BaseModel) -
         return "No worker of this pool is online."
     if estimate.gpu_count > state.gpus_per_worker:
         return f"A worker of this pool has {state.gpus_per_worker} GPU{'s' if state.gpus_per_worker > 1 else ''}."
-    if estimate.gpu_count > _LAUNCHABLE_GPUS:
-        return "Quoted only: a run trains on one GPU for now."
     if estimate.cost_nano_p90 is None:
         return f"No time estimate yet: {estimate.speed_source.text}"
     return ""
@@ -364,7 +383,8 @@ def _change(fix: Fix) -> Way:
 def _more_gpus(quoted: PoolQuote) -> Way:
     text = f"Use {quoted.gpu_count} GPUs: that needs {_gib(quoted.estimate.peak_bytes)} on each"
     fix = Fix(key="gpu_count", text=f"{text}.", peak_bytes=quoted.estimate.peak_bytes, gpu_count=quoted.gpu_count)
-    return Way(fix=fix, changes={}, pool=None, cost_nano=quoted.estimate.cost_nano_p50, note=quoted.block_reason)
+    taken = quoted.key if quoted.is_launchable else None
+    return Way(fix=fix, changes={}, pool=taken, cost_nano=quoted.estimate.cost_nano_p50, note=quoted.block_reason)
 
 
 def _elsewhere(quoted: PoolQuote) -> Way:

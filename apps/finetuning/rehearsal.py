@@ -28,11 +28,12 @@ _REFUSALS = (DoesNotFit, CannotLaunch, QuotaExceeded)
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """What creating the job would have done. `pool` and `hold_nano` are None when it would have been refused."""
+    """What creating the job would have done. Where it would have been refused, pool, GPUs and hold are None."""
 
     recipe: Hyperparameters
     quotes: list[PoolQuote]
     pool: str | None
+    gpu_count: int | None
     hold_nano: int | None
     refusal: DomainError | None
 
@@ -62,6 +63,7 @@ def rehearse_job(*, organization: Any, request: JobRequest, by: str, now: dateti
         recipe=recipe,
         quotes=quotes,
         pool=job.pool.name if job and job.pool else None,
+        gpu_count=job.gpu_count if job and job.pool else None,
         hold_nano=job.spend_cap_nano if job else None,
         refusal=refusal,
     )

@@ -117,7 +117,7 @@ def _record_step(job: FineTuningJob, event: wire.StepCompleted) -> None:
 def _record_checkpoint(run: Run, job: FineTuningJob, event: wire.CheckpointSaved) -> None:
     upload = Upload.objects.get(pk=event.upload_id, run=run)
     require_complete(upload=upload, manifest_sha256=event.manifest_sha256)
-    _make_durable(run, step=event.step, training_seconds=event.training_seconds)
+    _make_durable(run, job, step=event.step, training_seconds=event.training_seconds)
     Checkpoint.objects.get_or_create(
         run=run,
         step=event.step,
@@ -134,14 +134,14 @@ def _record_checkpoint(run: Run, job: FineTuningJob, event: wire.CheckpointSaved
     _forget_old_checkpoints(job)
 
 
-def _make_durable(run: Run, *, step: int, training_seconds: float) -> None:
-    """Bill the attempt's time up to a durable step: what the worker counted, never more than we saw pass."""
+def _make_durable(run: Run, job: FineTuningJob, *, step: int, training_seconds: float) -> None:
+    """Bill the attempt's time up to a durable step on each GPU: what the worker counted, at most what we saw pass."""
     if run.training_started_at is None:
         return
     seen_ms = int((db_now() - run.training_started_at).total_seconds() * 1000)
     counted_ms = int(max(training_seconds, 0) * 1000)
     run.durable_step = max(run.durable_step, step)
-    run.billed_gpu_ms = max(run.billed_gpu_ms, min(counted_ms, seen_ms))
+    run.billed_gpu_ms = max(run.billed_gpu_ms, min(counted_ms, seen_ms) * job.gpu_count)
     run.save(update_fields=["durable_step", "billed_gpu_ms"])
 
 
@@ -242,7 +242,7 @@ def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now
         failure = wire.Failed(code=FailureCode.ADAPTER_REJECTED, message=rejected.message)
         _finish_failed(run, job, failure, now)
         return
-    _make_durable(run, step=outcome.step, training_seconds=outcome.training_seconds)
+    _make_durable(run, job, step=outcome.step, training_seconds=outcome.training_seconds)
     _end_run(run, "succeeded", outcome, now)
     attempts.succeed_job(
         job=job, now=now, adapter_version=version, trained_tokens=outcome.trained_tokens, step=outcome.step

@@ -4,7 +4,7 @@ import datetime
 from collections import defaultdict
 from collections.abc import Sequence
 
-from django.db.models import Count, F, Max, Sum, Window
+from django.db.models import F, Max, Sum, Window
 from django.db.models.functions import RowNumber
 
 from apps.core.tenancy import system
@@ -53,7 +53,7 @@ def _shares(organizations: set[str], now: datetime.datetime) -> dict[str, float]
     used = FineTuningJob.objects.filter(organization_id__in=organizations, finished_at__gte=now - _RECENT)
     weights = dict(Quota.objects.filter(organization_id__in=organizations).values_list("organization_id", "weight"))
     loads: dict[str, float] = defaultdict(float)
-    for organization, count in held.values_list("organization_id").annotate(Count("id")).order_by():
+    for organization, count in held.values_list("organization_id").annotate(Sum("job__gpu_count")).order_by():
         loads[organization] += count
     for organization, used_ms in used.values_list("organization_id").annotate(Sum("billed_gpu_ms")).order_by():
         loads[organization] += used_ms / _MS_PER_HOUR

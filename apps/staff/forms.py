@@ -1,6 +1,7 @@
 """Forms of the operator console."""
 
 from decimal import Decimal
+from typing import Any
 
 from django import forms
 
@@ -21,14 +22,32 @@ class PoolForm(forms.Form):
     gpu_type = forms.ModelChoiceField(queryset=GpuType.objects.none(), label="GPU type")
     region = forms.CharField(max_length=40, label="Region", initial="local")
     memory_gib = forms.FloatField(min_value=0.1, label="Memory one job may use, GiB", help_text="Usable, per GPU.")
+    is_spot = forms.BooleanField(required=False, label="Spot: machines may be taken away")
+    interruptions_per_hour = forms.FloatField(
+        required=False,
+        label="Expected interruptions an hour",
+        help_text="Of one machine; 0.05 is one in twenty hours. Quotes add the work they undo.",
+    )
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.fields["gpu_type"].queryset = list_gpu_types()  # type: ignore[attr-defined]
 
+    def clean(self) -> dict[str, Any]:
+        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+        is_unsaid = not cleaned.get("interruptions_per_hour") and "interruptions_per_hour" not in self.errors
+        if cleaned.get("is_spot") and is_unsaid:
+            self.add_error("interruptions_per_hour", "Say how often a machine of a spot pool is taken away.")
+        return cleaned
+
     @property
     def memory_bytes(self) -> int:
         return int(self.cleaned_data["memory_gib"] * GIB)
+
+    @property
+    def spot_interruptions(self) -> float | None:
+        """Return the interruptions an hour of a spot pool, None of any other."""
+        return self.cleaned_data["interruptions_per_hour"] if self.cleaned_data["is_spot"] else None
 
 
 class PoolEditForm(PoolForm):

@@ -38,6 +38,7 @@ def index(request: HttpRequest) -> HttpResponse:
                 gpu_type=form.cleaned_data["gpu_type"],
                 region=form.cleaned_data["region"],
                 memory_bytes=form.memory_bytes,
+                interruptions_per_hour=form.spot_interruptions,
                 by=operator_id(request),
             )
         except DomainError as error:
@@ -62,13 +63,18 @@ def detail(request: HttpRequest, pool_id: str) -> HttpResponse:
     form = PoolEditForm(request.POST)
     if not form.is_valid():
         return _detail(request, pool, form, status=422)
-    pools.edit_pool(
-        pool=pool,
-        region=form.cleaned_data["region"],
-        memory_bytes=form.memory_bytes,
-        is_open=form.cleaned_data["is_open"],
-        by=operator_id(request),
-    )
+    try:
+        pools.edit_pool(
+            pool=pool,
+            region=form.cleaned_data["region"],
+            memory_bytes=form.memory_bytes,
+            is_open=form.cleaned_data["is_open"],
+            interruptions_per_hour=form.spot_interruptions,
+            by=operator_id(request),
+        )
+    except DomainError as error:
+        add_domain_error(form, error)
+        return _detail(request, queries.list_pools().get(pk=pool_id), form, status=422)
     messages.success(request, f"The pool {pool.name} was saved.")
     return redirect("staff:pool_detail", pool_id=pool.pk)
 
@@ -124,7 +130,13 @@ def _row(pool: GpuPool) -> dict[str, object]:
 
 def _edit_form(pool: GpuPool) -> PoolEditForm:
     return PoolEditForm(
-        initial={"region": pool.region, "memory_gib": round(pool.memory_bytes / GIB, 2), "is_open": pool.is_open}
+        initial={
+            "region": pool.region,
+            "memory_gib": round(pool.memory_bytes / GIB, 2),
+            "is_open": pool.is_open,
+            "is_spot": pool.is_spot,
+            "interruptions_per_hour": pool.interruptions_per_hour or None,
+        }
     )
 
 

@@ -22,6 +22,7 @@ def job_samples(
     method: str,
     recipe: Mapping[str, Any],
     pool: str = "",
+    gpu_count: int = 1,
     cap_usd: str = "",
 ) -> list[dict[str, str]]:
     """Return POST /v1/fine_tuning/jobs; `recipe` holds what differs from the model's own choice."""
@@ -30,14 +31,17 @@ def job_samples(
         standard["validation_file"] = validation_file
     if suffix:
         standard["suffix"] = suffix
-    ours = _our_fields(method, recipe, pool, cap_usd)
+    compute = {"pool": pool} | ({"gpu_count": gpu_count} if gpu_count > 1 else {}) if pool else None
+    ours = _our_fields(method, recipe, compute, cap_usd)
     return [
         sample("curl", "curl", curl("/v1/fine_tuning/jobs", standard | ours)),
         sample("python", "Python", _python("job = client.fine_tuning.jobs.create", standard, ours) + "print(job.id)\n"),
     ]
 
 
-def _our_fields(method: str, recipe: Mapping[str, Any], pool: str, cap_usd: str) -> dict[str, Any]:
+def _our_fields(
+    method: str, recipe: Mapping[str, Any], compute: Mapping[str, Any] | None, cap_usd: str
+) -> dict[str, Any]:
     lora = {name: recipe[f"lora_{name}"] for name in ("rank", "alpha") if f"lora_{name}" in recipe}
     whole = {"method": method} if method == "full" else {}
     rest = whole | {name: value for name, value in recipe.items() if not name.startswith("lora_")}
@@ -45,7 +49,7 @@ def _our_fields(method: str, recipe: Mapping[str, Any], pool: str, cap_usd: str)
         "quantization": "nf4" if method == "qlora" else None,
         "lora": lora,
         "recipe": rest,
-        "compute": {"pool": pool} if pool else None,
+        "compute": compute,
         "budget": {"max_cost_usd": cap_usd} if cap_usd else None,
     }
     return {name: value for name, value in fields.items() if value}

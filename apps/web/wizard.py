@@ -45,6 +45,7 @@ _STEP_OF_PARAM = {
     "model": "model",
     "suffix": "method",
     "compute.pool": "compute",
+    "compute.gpu_count": "compute",
     "budget.max_cost": "compute",
 }
 _MODELS_SHOWN = 12
@@ -89,6 +90,7 @@ def _launch(request: HttpRequest, plan: Plan, membership: Membership) -> HttpRes
         method=Method(form.cleaned_data["method"]),
         hyperparameters=form.changed,
         pool=plan.choices.get("pool") or None,
+        gpu_count=None if ":" in plan.choices.get("pool") else 1,  # an option's key names its GPUs
         spend_cap_nano=int(cap_nano),
         suffix=form.cleaned_data["suffix"],
         idempotency_key=f"web:{request.POST.get('once', '')[:60]}" if request.POST.get("once") else None,

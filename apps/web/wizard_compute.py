@@ -26,10 +26,10 @@ from apps.web.wizard_plan import Plan
 def compute_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     """Return what the step's page and its live parts show; without rows when the recipe or the deadline is wrong."""
     quotes, problem = ([], None) if plan.compute_form.errors else quotes_of(plan)
-    order, with_several = request.GET.get("sort", ""), "several" in request.GET
-    shown = quotes if with_several else _few(quotes)
     now, needed_by = db_now(), plan.compute_form.deadline
     asked = plan.choices.get("pool") if plan.choices.get("pool") != request.GET.get("auto") else ""
+    order, with_several = request.GET.get("sort", ""), _with_several(request, asked)
+    shown = quotes if with_several else _few(quotes)
     ranking = rank_quotes(shown, deadline_seconds=(needed_by - now).total_seconds() if needed_by else None)
     chosen = _chosen(shown, asked, ranking)
     view = TableView(
@@ -61,6 +61,11 @@ def compute_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         "problem": problem,
         "needs": "Mend the marked fields" if _errors(plan) else "",
     }
+
+
+def _with_several(request: HttpRequest, asked: str) -> bool:
+    """Show several GPUs where it is asked for, and on a page that opens with such an option chosen."""
+    return "several" in request.GET or (":" in asked and not request.headers.get("HX-Request"))
 
 
 def _errors(plan: Plan) -> bool:
@@ -115,6 +120,7 @@ def samples(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
         method=form.cleaned_data["method"],
         recipe=form.changed,
         pool=quoted.pool.name if quoted else "",
+        gpu_count=quoted.gpu_count if quoted else 1,
         cap_usd=f"{nano_to_usd(cap_nano).normalize():f}" if cap_nano else "",
     )
 

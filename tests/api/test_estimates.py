@@ -102,7 +102,7 @@ def test_nothing_is_recommended_that_would_be_late(post, ask) -> None:
     assert answer["cheapest"] == "local-cpu"
 
 
-def test_more_gpus_than_a_run_can_use_are_quoted_and_not_launchable(post, ask) -> None:
+def test_more_gpus_than_a_worker_has_are_quoted_and_not_launchable(post, ask) -> None:
     big_pool("h100", "h100-sxm-80")
     listed = make_listed_model("llama-8b", config=LLAMA_8B, parameter_count=8_030_261_248)
 
@@ -111,6 +111,18 @@ def test_more_gpus_than_a_run_can_use_are_quoted_and_not_launchable(post, ask) -
     more = [option for option in answer["pools"] if option["gpu_count"] > 1]
     assert all(option["pool"] == "h100" and not option["is_launchable"] for option in more)
     assert all(option["block_reason"] for option in more)
+
+
+def test_a_spot_pool_says_how_often_it_is_expected_to_be_interrupted(post, ask, floor) -> None:
+    plain = post(URL, ask)["pools"][0]
+    GpuPool.objects.update(is_spot=True, interruptions_per_hour=6.0)
+    spot = post(URL, ask)["pools"][0]
+
+    assert (plain["is_spot"], plain["expected_interruptions"]) == (False, None)
+    assert spot["is_spot"] is True
+    assert spot["expected_interruptions"] > 0
+    assert spot["finish_seconds"]["p50"] > plain["finish_seconds"]["p50"]
+    assert spot["cost_usd"] == plain["cost_usd"]
 
 
 def test_what_does_not_fit_names_the_ways_that_do_with_their_price(post, ask) -> None:

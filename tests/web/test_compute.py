@@ -9,7 +9,8 @@ import pytest
 from apps.catalog.operations import set_price
 from apps.core.clock import db_now
 from apps.datasets.models import TokenCount
-from apps.finetuning.models import GpuPool
+from apps.finetuning import quotas
+from apps.finetuning.models import FineTuningJob, GpuPool
 from tests.factories.market import Market
 
 LIVE = {"HX-Request": "true", "HX-Target": "div#compute-live"}
@@ -108,14 +109,45 @@ def test_a_wrong_deadline_is_said_and_nothing_is_quoted(compute, value, said) ->
     assert rows(page) == {}
 
 
-def test_several_gpus_are_quoted_with_the_reason_why_they_cannot_be_launched(compute) -> None:
-    few, many = compute(), compute(several="1")
+def test_a_spot_pool_is_marked_and_is_later_by_the_work_it_redoes_not_dearer(compute) -> None:
+    before = compute(pool="a100", epochs="5")
+    GpuPool.objects.filter(name="a100").update(is_spot=True, interruptions_per_hour=3.0)
+    after = compute(pool="a100", epochs="5")
+
+    assert ">Spot</span>" not in rows(before)["a100"]
+    assert ">Spot</span>" in rows(after)["a100"]
+    assert re.search(r"<dt>Spot</dt><dd>about [\d.]+ interruptions?, \d.* redone, not billed</dd>", after)
+    cost = re.compile(r'data-cost="([^"]+)"')
+    assert cost.search(rows(before)["a100"])[1] == cost.search(rows(after)["a100"])[1]
+    assert _spans(after, "a100")[0] > _spans(before, "a100")[0]
+
+
+def test_several_gpus_are_offered_where_a_worker_has_them_and_quoted_with_the_reason_elsewhere(compute) -> None:
+    few, many, chosen = compute(), compute(several="1"), compute(pool="h200:4")
 
     assert "h200:4" not in rows(few)
     assert "more with several GPUs" in few
-    assert "Quoted only: a run trains on one GPU for now." in rows(many)["h200:4"]  # its worker has eight
+    assert " disabled" not in rows(many)["h200:4"]  # its worker has eight
     assert "A worker of this pool has 1 GPU." in rows(many)["h100:2"]
-    assert all(" disabled" in row for key, row in rows(many).items() if ":" in key)
+    assert " disabled" in rows(many)["h100:2"]
+    assert " checked" in rows(chosen)["h200:4"]
+    assert "<dt>GPU</dt><dd>4 × " in chosen
+    assert '"gpu_count": 4' in chosen  # of the call to copy
+
+
+def test_a_job_launched_on_several_gpus_takes_them(compute, market, client_for, bob) -> None:
+    quotas.set_quota(organization=market.organization, by="system", now=db_now(), concurrent_gpus=8)
+    client = client_for(bob)
+    review = client.get(f"{market.wizard}&step=review&pool=h200:4")
+    form = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', review.content.decode()))
+
+    launched = client.post("/jobs/new", {name: html.unescape(value) for name, value in form.items()})
+
+    job = FineTuningJob.objects.get()
+    assert launched["Location"].endswith(job.pk)
+    assert (job.pool.name, job.gpu_count, job.estimate["gpu_count"]) == ("h200", 4, 4)
+    assert str(job.spend_cap_nano) == form["cap_nano"]
+    assert "4 × " in client.get(launched["Location"]).content.decode()
 
 
 def test_what_does_not_fit_lists_its_ways_each_with_a_price_and_a_link_that_applies_it(compute, market) -> None:

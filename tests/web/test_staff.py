@@ -65,6 +65,23 @@ def test_a_name_taken_is_said_at_its_field(console, floor):
     assert "There is a pool named" in response.content.decode()
 
 
+def test_a_spot_pool_says_how_often_its_machines_are_taken_away(console, floor):
+    body = {"name": "spot", "gpu_type": "cpu", "region": "eu", "memory_gib": "8", "is_spot": "on"}
+    silent = console.post("/staff/pools", body)
+    created = console.post("/staff/pools", body | {"interruptions_per_hour": "0.2"})
+    page = console.get(created["Location"]).content.decode()
+    often = console.post(created["Location"], body | {"interruptions_per_hour": "99", "is_open": "on"})
+
+    assert (silent.status_code, often.status_code) == (422, 422)
+    assert "Say how often a machine of a spot pool is taken away." in silent.content.decode()
+    assert "at most 12 interruptions an hour" in often.content.decode()
+    assert "Spot, about 0.2 interruptions an hour" in page
+    assert GpuPool.objects.get(name="spot").interruptions_per_hour == 0.2
+
+    console.post(created["Location"], {"region": "eu", "memory_gib": "8", "interruptions_per_hour": "0.2"})
+    assert GpuPool.objects.get(name="spot").is_spot is False
+
+
 def test_a_token_is_shown_once_with_its_command(console, floor):
     page = console.post(f"/staff/pools/{floor.pool.pk}/token", {"kind": "trainer"}).content.decode()
 

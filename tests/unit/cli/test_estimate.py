@@ -90,6 +90,16 @@ def test_a_deadline_decides_what_is_recommended(capsys) -> None:
     assert "recommended" not in text
 
 
+def test_spot_says_what_its_interruptions_cost(capsys) -> None:
+    plain, spot = estimate(capsys, *JOB, "--json"), estimate(capsys, *JOB, "--spot", "0.5", "--json")
+    said = estimate(capsys, *JOB, "--spot", "0.5")
+
+    plain, spot = (json.loads(text)["options"][0]["estimate"] for text in (plain, spot))
+    assert spot["interruptions"] > 0
+    assert spot["cost_nano_p50"] > plain["cost_nano_p50"]
+    assert "of work redone and billed" in said
+
+
 def test_what_does_not_fit_has_ways_out_and_no_time_or_cost(capsys) -> None:
     answer = json.loads(estimate(capsys, *asked(model="Llama-3.1-70B", gpu="l4"), "--json"))
     found = answer["options"][0]["estimate"]

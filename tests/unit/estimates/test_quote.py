@@ -207,16 +207,6 @@ def test_the_probes_own_job_is_narrower_than_a_carried_one(ask, probe, models):
     assert near.train_seconds_p90 / near.train_seconds_p50 < far.train_seconds_p90 / far.train_seconds_p50
 
 
-def test_ten_finished_runs_replace_every_assumption(ask, probe):
-    ratios = tuple(1.1 + 0.01 * step for step in range(11))
-    plain = quote(request=ask(), pool=pool(probe))
-
-    estimate = quote(request=ask(), pool=pool(probe, finished_ratios=ratios))
-
-    assert estimate.interval_origin == "this pool's last 11 finished runs"
-    assert estimate.train_seconds_p50 == pytest.approx(1.15 * plain.train_seconds_p50)
-
-
 def test_what_runs_taught_corrects_time_and_memory(ask, probe):
     learned = Correction(
         origin="25 finished runs", runs=25, time_factor=1.3, time_p10=0.9, time_p90=1.1, memory_factor=1.1,
@@ -270,6 +260,18 @@ def test_spot_adds_the_work_that_interruptions_undo(ask, probe):
     assert estimate.interruptions == pytest.approx(estimate.train_seconds_p50 * 2 / 3600)
     assert estimate.redone_seconds == pytest.approx(estimate.interruptions * 400)
     assert estimate.train_seconds_p50 == pytest.approx(plain.train_seconds_p50 + estimate.redone_seconds)
+    assert estimate.cost_nano_p50 > plain.cost_nano_p50
+
+
+def test_spot_that_bills_durable_steps_alone_is_later_and_not_dearer(ask, probe):
+    plain = quote(request=ask(), pool=pool(probe, live_workers=1))
+    facts = pool(probe, live_workers=1, is_spot=True, interruptions_per_hour=2.0, bills_redone_work=False)
+
+    estimate = quote(request=ask(), pool=facts)
+
+    assert estimate.redone_seconds > 0
+    assert (estimate.train_seconds_p50, estimate.cost_nano_p90) == (plain.train_seconds_p50, plain.cost_nano_p90)
+    assert estimate.finish_seconds_p50 == pytest.approx(plain.finish_seconds_p50 + estimate.redone_seconds)
 
 
 def test_packing_wastes_less_than_padding_and_a_histogram_says_how_much(ask):

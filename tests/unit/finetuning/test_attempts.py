@@ -14,7 +14,7 @@ from apps.core.errors import InvalidState, QuotaExceeded
 from apps.core.object_store import store
 from apps.finetuning import leases, pools, quotas, scheduling, stopping
 from apps.finetuning.leases import StaleLease
-from apps.finetuning.models import Checkpoint, Run, Worker
+from apps.finetuning.models import Checkpoint, GpuPool, Run, Worker
 from apps.finetuning.reporting import UploadIncomplete
 from tests.factories.finetuning import adapter_files, give_credit, make_job, make_worker
 
@@ -88,6 +88,13 @@ def test_time_after_the_last_checkpoint_of_a_lost_attempt_is_not_billed(floor, o
     assert second.claimed.spec.resume_from.step == 4
     assert reload(job).status == "succeeded"
     assert charged(organization) == 19 * MILLI_DOLLAR
+
+
+def test_workers_of_a_spot_pool_save_for_the_losses_its_operator_expects(floor, claim):
+    GpuPool.objects.filter(pk=floor.pool.pk).update(is_spot=True, interruptions_per_hour=4.0)
+    floor.job()
+
+    assert claim(Worker.objects.get(pk=floor.worker.pk)).claimed.spec.seconds_between_failures == 900
 
 
 def test_a_worker_that_lost_its_lease_can_change_nothing(floor, claim, reload):

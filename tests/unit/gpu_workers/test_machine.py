@@ -66,6 +66,16 @@ def test_the_childs_environment_holds_no_secret(monkeypatch):
     assert environment["OMP_NUM_THREADS"] == "2"
 
 
+@pytest.mark.parametrize(("given", "seen"), [(None, "0,1"), ("4,5,6", "4,5"), ("7", "7")])
+def test_a_child_sees_as_many_gpus_as_its_job_takes(monkeypatch, given, seen):
+    if given is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+
+    assert child_environment(threads=1, gpu_count=2)["CUDA_VISIBLE_DEVICES"] == seen
+
+
 @pytest.mark.parametrize(
     ("name", "key"),
     [

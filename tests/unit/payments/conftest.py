@@ -30,6 +30,7 @@ def served_twin(twin: Twin, settings: Any) -> Iterator[Twin]:
 def near_twin(twin: Twin, settings: Any, monkeypatch: Any) -> Twin:
     """The twin without a socket, for tests that make thousands of calls."""
     settings.STRIPE_SECRET_KEY, settings.STRIPE_WEBHOOK_SECRET = "sk_test_twin", WEBHOOK_SECRET
+    settings.STRIPE_TAX = True  # of nothing, unless a test sets `tax_percent`
     client = stripe.StripeClient("sk_test_twin", http_client=InProcess(twin), max_network_retries=2)
     monkeypatch.setattr(stripe_gateway, "_client_for", lambda *_: client)
     monkeypatch.setattr(InProcess, "_sleep_time_seconds", lambda *_: 0.0)

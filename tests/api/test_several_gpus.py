@@ -1,0 +1,116 @@
+"""A job on several GPUs of one machine: asked for, held, counted, claimed, placed and billed as so many."""
+
+import datetime
+from decimal import Decimal
+
+import pytest
+
+from apps.billing.models import Hold
+from apps.contracts import runs as wire
+from apps.core.clock import db_now
+from apps.finetuning import leases, quotas, reporting
+from apps.finetuning.leases import Lease, sha256_hex
+from apps.finetuning.models import FineTuningJob, GpuPool, Run, Worker
+from tests.factories.market import Market
+
+URL, JOBS = "/api/v1/estimates", "/v1/fine_tuning/jobs"
+
+
+@pytest.fixture
+def market(organization) -> Market:
+    market = Market(organization)
+    quotas.set_quota(organization=organization, by="system", now=db_now(), concurrent_gpus=8)
+    GpuPool.objects.exclude(name__in=("h100", "h200")).update(is_open=False)
+    return market
+
+
+@pytest.fixture
+def body(market) -> dict[str, object]:
+    return {"model": market.base_model.name, "training_file": market.version.pk, "recipe": {"batch_size": 32}}
+
+
+@pytest.fixture
+def post(api_client, key):
+    def send(path: str, body: dict[str, object], status: int = 200) -> dict:
+        answer = api_client(key).post(path, body, format="json")
+        assert answer.status_code == status, answer.content
+        return answer.json()
+
+    return send
+
+
+def small_worker(pool: GpuPool) -> Worker:
+    gpus = [{"key": pool.gpu_type_id, "name": "one", "memory_bytes": pool.memory_bytes}]
+    return Worker.objects.create(
+        pool=pool, hostname="small", credential_sha256=sha256_hex("small"), last_seen_at=db_now(), gpus=gpus
+    )
+
+
+def test_the_option_asked_for_is_held_claimed_placed_and_billed(post, body, market) -> None:
+    options = {option["id"]: option for option in post(URL, body)["pools"]}
+    job = post(JOBS, body | {"compute": {"pool": "h200", "gpu_count": 4}})
+
+    assert (job["pool"], job["gpu_count"]) == ("h200", 4)
+    assert Decimal(job["held_usd"]) == Decimal(options["h200:4"]["hold_usd"])
+    assert Hold.objects.get().amount_nano == int(Decimal(job["held_usd"]) * 10**9)
+
+    pool = GpuPool.objects.get(name="h200")
+    large = Worker.objects.get(pool=pool)
+    assert leases.claim(worker=small_worker(pool), base_models=None) is None
+    claimed = leases.claim(worker=large, base_models=None)
+
+    spec, plan = claimed.spec, options["h200:4"]["estimate"]["plan"]
+    assert (spec.gpu_count, spec.parallelism) == (4, plan["parallelism"])
+    rows_at_a_time = spec.hyperparameters.batch_size // spec.hyperparameters.gradient_accumulation_steps
+    assert rows_at_a_time == 4 * plan["micro_batch_size"]
+
+    lease = Lease(id=claimed.lease_id, token=claimed.lease_token)
+    started = wire.TrainingStarted(sequence=1, total_steps=10, start_step=0, rows=10, trained_tokens_per_epoch=10)
+    reporting.record_events(lease=lease, reported=(started,))
+    run = Run.objects.get()
+    run.training_started_at = db_now() - datetime.timedelta(hours=1)
+    reporting._make_durable(run, FineTuningJob.objects.get(), step=10, training_seconds=20.0)
+    assert Run.objects.get().billed_gpu_ms == 4 * 20_000
+
+
+def test_an_options_id_names_its_gpus_and_nothing_asked_takes_the_cheapest(post, body) -> None:
+    named = post(JOBS, body | {"compute": {"pool": "h200:2"}, "dry_run": True})
+    cheapest = post(JOBS, body | {"dry_run": True})
+
+    assert (named["pool"], named["gpu_count"]) == ("h200", 2)
+    assert cheapest["gpu_count"] == 1
+
+
+@pytest.mark.parametrize(
+    ("compute", "param", "said"),
+    [
+        ({"pool": "h200", "gpu_count": 3}, "compute.gpu_count", "Offered: 1, 2, 4"),
+        ({"pool": "h200:2", "gpu_count": 4}, "compute.gpu_count", "names 2 GPUs"),
+        ({"pool": "h200:many"}, "compute.pool", "no open GPU pool"),
+        ({"pool": "h200", "gpu_count": 0}, "compute.gpu_count", ""),
+    ],
+)
+def test_what_is_not_offered_is_refused_by_its_field(post, body, compute, param, said) -> None:
+    error = post(JOBS, body | {"compute": compute}, status=400)["error"]
+
+    assert error["param"] == param
+    assert said in error["message"]
+
+
+def test_more_than_the_worker_has_cannot_be_launched(post, body) -> None:
+    error = post(JOBS, body | {"compute": {"pool": "h100", "gpu_count": 2}}, status=400)["error"]
+
+    assert "A worker of this pool has 1 GPU." in error["message"]
+
+
+def test_the_quota_counts_gpus_not_runs(post, body, market) -> None:
+    quotas.set_quota(organization=market.organization, by="system", now=db_now(), concurrent_gpus=3)
+    refused = post(JOBS, body | {"compute": {"pool": "h200:4"}}, status=429)["error"]
+    first, second = (post(JOBS, body | {"compute": {"pool": "h200:2"}}) for _ in range(2))
+
+    assert (refused["param"], refused["code"]) == ("compute.gpu_count", "insufficient_quota")
+    worker = Worker.objects.get(pool__name="h200")
+    assert leases.claim(worker=worker, base_models=None).spec.job_id == first["id"]
+    assert leases.claim(worker=worker, base_models=None) is None
+    waiting = FineTuningJob.objects.get(pk=second["id"]).waiting_reason
+    assert waiting == "Waiting for 2 of your 3 concurrent GPUs to come free."
