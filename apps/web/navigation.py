@@ -97,7 +97,7 @@ def sections(request: HttpRequest) -> list[Section]:
     """Return the sidebar of this request; the operator's part only for operators."""
     match = request.resolver_match
     view = match.view_name if match else ""
-    listed = [("", MAIN), ("Account", ACCOUNT)]
+    listed: list[tuple[str, tuple[Place, ...]]] = [("", MAIN), ("Account", ACCOUNT)]
     if getattr(request.user, "is_operator", False):
         listed.append(("Operator", OPERATOR))
     return [Section(label=label, links=_links(places, view)) for label, places in listed]
