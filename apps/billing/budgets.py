@@ -221,7 +221,7 @@ def _alert(budget: Budget, period: BudgetPeriod) -> None:
             key = f"budget:{budget.pk}:{period.month}:{threshold}"
             outbox.publish(topic="billing.alert", key=key, payload={"alert_id": alert.pk})
     if budget.mode == BudgetMode.PAUSE and period.spent_nano >= budget.limit_nano:
-        key = f"budget-pause:{budget.pk}:{period.month}"
+        key = f"budget-pause:{budget.pk}:{period.month}:{budget.limit_nano}"  # again when it was raised and reached
         outbox.publish(topic="budget.exhausted", key=key, payload={"budget_id": budget.pk})
 
 

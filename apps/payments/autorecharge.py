@@ -24,7 +24,7 @@ from apps.payments import stripe_gateway
 from apps.payments.customers import ensure_customer, get_customer
 from apps.payments.lifecycle import TOPUP, TOPUP_IN_FLIGHT
 from apps.payments.models import AutoRecharge, TopUp
-from apps.payments.stripe_gateway import CardDeclined, StripeRefused, StripeUnavailable
+from apps.payments.stripe_errors import CardDeclined, StripeRefused, StripeUnavailable
 from apps.payments.stripe_objects import Invoice, InvoiceLine
 from apps.payments.topups import GIVEN_UP_AFTER, LARGEST_CENTS, SMALLEST_CENTS, PaymentMismatch, sync_topup
 

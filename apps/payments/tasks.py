@@ -9,8 +9,18 @@ from typing import Any
 from celery import shared_task
 
 from apps.core.clock import db_now
-from apps.payments import autorecharge, reconciliation, refunds, stripe_gateway, topups, webhooks
-from apps.payments.stripe_gateway import StripeUnavailable
+from apps.payments import (
+    autorecharge,
+    invoice_copies,
+    meter_mirror,
+    reconciliation,
+    refunds,
+    standing,
+    stripe_gateway,
+    topups,
+    webhooks,
+)
+from apps.payments.stripe_errors import StripeUnavailable
 
 # Stripe asks for patience with a 429, which its package does not repeat.
 _PATIENT = {
@@ -81,6 +91,8 @@ def sweep(**_: Any) -> None:
         charge.delay(topup_id=topup_id)
     topups.sweep_topups(now=now)
     autorecharge.drop_unconfirmed(now=now)
+    for invoice_id in invoice_copies.list_uncopied(now=now):
+        copy_invoice.delay(invoice_id=invoice_id)
 
 
 @shared_task(name="payments.recharge")
@@ -95,3 +107,19 @@ def recharge(**_: Any) -> None:
 def reconcile(*, kind: str, **_: Any) -> None:
     if stripe_gateway.is_configured():
         reconciliation.reconcile(kind=kind, now=db_now())
+
+
+@shared_task(name="payments.review_standings")
+def review_standings(**_: Any) -> None:
+    standing.review_standings(now=db_now())
+
+
+@shared_task(name="payments.copy_invoice", **_PATIENT)
+def copy_invoice(*, invoice_id: str, **_: Any) -> None:
+    invoice_copies.copy_invoice(invoice_id=invoice_id)
+
+
+@shared_task(name="payments.mirror_usage")
+def mirror_usage(**_: Any) -> None:
+    if stripe_gateway.is_configured():
+        meter_mirror.mirror_usage(now=db_now())
