@@ -190,9 +190,8 @@ def note_spending(*, organization: Any, attribution: Attribution, amount_nano: i
     require_transaction()
     if not amount_nano:
         return
-    now = db_now()
     for budget in _active(organization).filter(attribution.targets()):
-        period = _period(budget, now)
+        period = _period(budget, db_now())
         period.spent_nano = max(period.spent_nano + amount_nano, 0)
         period.save(update_fields=["spent_nano"])
         _alert(budget, period)

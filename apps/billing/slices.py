@@ -15,6 +15,7 @@ from apps.billing.budgets import Attribution, attribution_of_key, require_room, 
 from apps.billing.ledger import account, lock_wallet, post
 from apps.billing.models import AccountKind, Hold, LedgerAccount
 from apps.billing.operations import insufficient_balance, require_spending, settle_hold
+from apps.billing.queries import stopped_organizations
 from apps.billing.usage import rate_organization
 from apps.core.clock import db_now
 
@@ -101,9 +102,8 @@ def renew_slices(*, hold_ids: Sequence[str]) -> frozenset[str]:
 
     Those of an organization whose spending was stopped are not kept.
     """
-    stopped = LedgerAccount.objects.filter(kind=AccountKind.WALLET).exclude(stopped_because="")
     open_slices = Hold.objects.filter(pk__in=hold_ids, purpose="inference", status="open").order_by("pk")
-    open_slices = open_slices.exclude(organization_id__in=stopped.values("organization_id"))
+    open_slices = open_slices.exclude(organization_id__in=stopped_organizations())
     kept = frozenset(open_slices.select_for_update().values_list("pk", flat=True))
     Hold.objects.filter(pk__in=kept).update(expires_at=_expiry())
     return kept

@@ -91,8 +91,6 @@ def sweep(**_: Any) -> None:
         charge.delay(topup_id=topup_id)
     topups.sweep_topups(now=now)
     autorecharge.drop_unconfirmed(now=now)
-    for invoice_id in invoice_copies.list_uncopied(now=now):
-        copy_invoice.delay(invoice_id=invoice_id)
 
 
 @shared_task(name="payments.recharge")
@@ -106,7 +104,10 @@ def recharge(**_: Any) -> None:
 @shared_task(name="payments.reconcile", soft_time_limit=540, time_limit=600, **_PATIENT)
 def reconcile(*, kind: str, **_: Any) -> None:
     if stripe_gateway.is_configured():
-        reconciliation.reconcile(kind=kind, now=db_now())
+        now = db_now()
+        for invoice_id in invoice_copies.list_uncopied(now=now) if kind == "hourly" else ():
+            copy_invoice.delay(invoice_id=invoice_id)
+        reconciliation.reconcile(kind=kind, now=now)
 
 
 @shared_task(name="payments.review_standings")

@@ -47,6 +47,16 @@ def test_a_copy_has_our_lines_and_is_paid_from_credit(near_twin: Twin, invoice: 
     assert invoice_copies.list_uncopied(now=db_now()) == []
 
 
+def test_more_lines_than_stripe_takes_become_one_of_each_kind(
+    near_twin: Twin, invoice: Invoice, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(invoice_copies, "_MOST_LINES", 2)
+
+    invoice_copies.copy_invoice(invoice_id=invoice.pk)
+
+    assert [line["amount"] for line in copies(near_twin)[0]["lines"]["data"]] == [1301, -1301]
+
+
 @pytest.mark.parametrize("operation", ["/invoices", "/add_lines", "/finalize"])
 def test_a_copy_whose_answer_was_lost_is_written_once(near_twin: Twin, invoice: Invoice, operation: str) -> None:
     near_twin.faults.append(Fault("after", operation, times=3))

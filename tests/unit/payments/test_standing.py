@@ -5,8 +5,8 @@ import datetime
 import pytest
 
 from apps.accounts.models import Organization
-from apps.billing.operations import SpendingStopped, hold
-from apps.billing.slices import lease_slice
+from apps.billing.operations import SpendingStopped, hold, set_spending
+from apps.billing.slices import lease_slice, renew_slices
 from apps.core.clock import db_now
 from apps.core.models import OutboxMessage
 from apps.core.money import NANO_PER_CENT
@@ -53,6 +53,16 @@ def test_suspended_nothing_is_held_and_the_refusal_says_why(near_twin: Twin, owi
         )  # fmt: skip
     with pytest.raises(SpendingStopped):
         lease_slice(organization=owing, required_nano=1, by="gateway")
+
+
+def test_suspended_a_gateways_slice_is_not_kept(near_twin: Twin, organization: Organization) -> None:
+    paid_topup(near_twin, organization, 2500)
+    leased = lease_slice(organization=organization, required_nano=1, by="gateway").hold_id
+    assert renew_slices(hold_ids=[leased]) == {leased}
+
+    set_spending(organization=organization, stopped_because="$5.00 is owed.")
+
+    assert renew_slices(hold_ids=[leased]) == frozenset()
 
 
 def test_paying_leads_back_to_active_at_once(near_twin: Twin, owing: Organization) -> None:
