@@ -156,6 +156,11 @@ class CardDispute(OrganizationModel):
         return self.amount_cents * NANO_PER_CENT
 
     @property
+    def state(self) -> str:
+        """The status by the name pages know it under: a worker is lost in another sense."""
+        return "dispute_lost" if self.status == "lost" else self.status
+
+    @property
     def is_closed(self) -> bool:
         return self.status in ("won", "lost", "warning_closed", "prevented")
 

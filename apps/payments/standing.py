@@ -6,6 +6,7 @@ nothing new is held: no job starts, no request is answered; running jobs keep a 
 
 import datetime
 import logging
+from typing import Any
 
 from django.conf import settings
 from django.db import transaction
@@ -42,19 +43,25 @@ def review(*, organization_id: str, now: datetime.datetime) -> Standing | None:
     """Review one organization under its wallet's lock; return its standing, None where it never owed."""
     wallet = lock_wallet(organization=organization_id)
     collect_receivable(wallet=wallet, by="system", cause=new_id("review"))
-    owed_nano = _owing(organization_id).get(organization_id, 0)
+    owed = owed_nano(organization=organization_id)
     row = Standing.objects.filter(organization_id=organization_id).first()
-    if not owed_nano:
+    if not owed:
         return _restore(row, now)
     if row is None:
         row = Standing.objects.create(organization_id=organization_id, since_at=now)
     if row.status == "active":
-        _move(row, "grace", now, owed_nano)
+        _move(row, "grace", now, owed)
     if row.status == "grace" and now - row.since_at >= SUSPENDED_AFTER:
-        _suspend(row, now, owed_nano)
+        _suspend(row, now, owed)
     elif row.status == "grace":
-        _remind(row, now, owed_nano)
+        _remind(row, now, owed)
     return row
+
+
+def owed_nano(*, organization: Any) -> int:
+    """Return what the organization owes now."""
+    organization_id = getattr(organization, "pk", organization)
+    return _owing(organization_id).get(organization_id, 0)
 
 
 def _owing(organization_id: str | None = None) -> dict[str, int]:

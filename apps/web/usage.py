@@ -79,7 +79,7 @@ class Movement:
     at: datetime.datetime
     words: str
     reason: str
-    job_url: str
+    url: str  # of the job, or of why it was charged
     wallet_nano: int
     held_nano: int
 
@@ -231,11 +231,14 @@ def _movement(posted: LedgerTransaction, source: str) -> Movement:
         if entry.organization_id == posted.organization_id:
             moved[entry.account.kind] += entry.amount_nano
     is_job = source.startswith("ftjob-")
+    url = reverse("web:job_detail", args=[source]) if is_job else ""
+    if posted.kind == "usage":
+        url = reverse("web:charge_why", args=[f"series-{source.removeprefix('usage:')}"])
     return Movement(
         at=posted.created_at,
         words=_WORDS.get(posted.kind, posted.kind.capitalize()),
         reason=source if is_job else _reason(posted),
-        job_url=reverse("web:job_detail", args=[source]) if is_job else "",
+        url=url,
         wallet_nano=moved[AccountKind.WALLET],
         held_nano=moved[AccountKind.HOLD],
     )
