@@ -52,7 +52,7 @@ test-e2e: setup-dev # the whole platform as processes, short selection
 	$(PYTEST) -m "e2e and not chaos" tests/e2e
 
 chaos: setup-dev ## kill -9 of every process at every point (long)
-	$(PYTEST) -m chaos tests/e2e tests/unit/payments tests/api/gateway
+	$(PYTEST) -m chaos tests/e2e tests/unit/payments tests/unit/billing tests/api/gateway
 
 bench-quotes: setup-dev # distinct quotes a second on one core, placement search included
 	$(WEB) -m tests.bench.quote_rate

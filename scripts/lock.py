@@ -3,7 +3,7 @@
     python scripts/lock.py web       web.lock, demo.lock, dev.lock
     python scripts/lock.py engines   engines.lock, engines-cpu.lock, engines-dev.lock
     python scripts/lock.py gpu       engines-gpu.lock, resolved on Linux x86-64 without installing it
-    python scripts/lock.py clients   litellm.lock, complete in itself: it is installed into a folder of its own
+    python scripts/lock.py clients   litellm.lock, localstripe.lock: complete in themselves, in folders of their own
 
 Each lock holds only what the ones before it do not.
 """
@@ -107,9 +107,12 @@ def lock_gpu(environment: CleanEnvironment) -> None:
 
 
 def lock_clients(environment: CleanEnvironment) -> None:
-    """This function will write litellm.lock: a client of the gateway with all that its tool calls import."""
-    environment.pip("install", "-r", REQUIREMENTS / "litellm.in")
-    _write("litellm", [line for line in environment.versions() if not line.startswith("setuptools==")])
+    """This function will write a lock for each program that is tested with and not imported, with all that it needs."""
+    for name in ("litellm", "localstripe"):
+        with tempfile.TemporaryDirectory() as directory:
+            own = CleanEnvironment(Path(directory), environ=environment.environ)
+            own.pip("install", "-r", REQUIREMENTS / f"{name}.in")
+            _write(name, [line for line in own.versions() if not line.startswith("setuptools==")])
 
 
 def _write(name: str, lines: list[str]) -> Path:

@@ -29,8 +29,9 @@ PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # Client generations the API is tested with, importable beside the newest; and what they import and the newest does not.
 OLD_OPENAI = ("openai==1.109.1", "openai==2.54.0")
 OLD_OPENAI_NEEDS = ("distro==1.9.0",)
-# Tested as a client too, with all it needs: its own openai among it.
-LITELLM_LOCK = REQUIREMENTS / "litellm.lock"
+# Complete in themselves: a client to be tested, with its own openai; and a second opinion on Stripe, GPL, run as a
+# process of its own and never imported.
+APART = ("litellm", "localstripe")
 # `anneal` from any folder; -P: an `apps` folder of the place it is called from is not ours.
 COMMAND = """#!/bin/sh
 here=$(dirname "$(readlink -f "$0")")
@@ -137,11 +138,12 @@ def install_clients(python: Path) -> None:
         target = DATA / client.replace("==", "-")
         if not (target / "openai").exists():
             run([str(python), *PIP, "--target", str(target), client, *OLD_OPENAI_NEEDS])
-    stamp, wanted = DATA / "litellm/.anneal-stamp", LITELLM_LOCK.read_text()
-    if not stamp.exists() or stamp.read_text() != wanted:
-        shutil.rmtree(stamp.parent, ignore_errors=True)
-        run([str(python), *PIP, "--target", str(stamp.parent), "-r", str(LITELLM_LOCK)])
-        stamp.write_text(wanted)
+    for name in APART:
+        stamp, wanted = DATA / name / ".anneal-stamp", (REQUIREMENTS / f"{name}.lock").read_text()
+        if not stamp.exists() or stamp.read_text() != wanted:
+            shutil.rmtree(stamp.parent, ignore_errors=True)
+            run([str(python), *PIP, "--target", str(stamp.parent), "-r", str(REQUIREMENTS / f"{name}.lock")])
+            stamp.write_text(wanted)
 
 
 def install_browser() -> None:

@@ -190,9 +190,8 @@ def note_spending(*, organization: Any, attribution: Attribution, amount_nano: i
     require_transaction()
     if not amount_nano:
         return
-    now = db_now()
     for budget in _active(organization).filter(attribution.targets()):
-        period = _period(budget, now)
+        period = _period(budget, db_now())
         period.spent_nano = max(period.spent_nano + amount_nano, 0)
         period.save(update_fields=["spent_nano"])
         _alert(budget, period)
@@ -221,7 +220,7 @@ def _alert(budget: Budget, period: BudgetPeriod) -> None:
             key = f"budget:{budget.pk}:{period.month}:{threshold}"
             outbox.publish(topic="billing.alert", key=key, payload={"alert_id": alert.pk})
     if budget.mode == BudgetMode.PAUSE and period.spent_nano >= budget.limit_nano:
-        key = f"budget-pause:{budget.pk}:{period.month}"
+        key = f"budget-pause:{budget.pk}:{period.month}:{budget.limit_nano}"  # again when it was raised and reached
         outbox.publish(topic="budget.exhausted", key=key, payload={"budget_id": budget.pk})
 
 

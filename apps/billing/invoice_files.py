@@ -79,7 +79,7 @@ def _row(pdf: FPDF, line: InvoiceLine) -> None:
 
 
 def quantity_in_words(unit: str, quantity: int) -> str:
-    """Return a quantity in the unit people buy it in: GPU seconds, tokens, GB-hours."""
+    """Return a quantity in the unit people buy it in: GPU seconds, tokens, GB-hours, hours kept warm."""
     if not quantity:
         return ""
     match unit:
@@ -87,6 +87,8 @@ def quantity_in_words(unit: str, quantity: int) -> str:
             return f"{quantity / 1000:,.1f} s"
         case "byte_hours":
             return f"{quantity / 1e9:,.1f} GBh"
+        case "warm_ms":
+            return f"{quantity / 3_600_000:,.2f} h"
         case _:
             return f"{quantity:,}"
 

@@ -10,7 +10,7 @@ from django.db.models.functions import TruncMonth
 from apps.billing.ledger import account, lock_wallet, post
 from apps.billing.lots import returns_for
 from apps.billing.models import AccountKind, LedgerAccount, StorageSample, UsageSeries, VolumeRebate
-from apps.billing.usage import add_to_series
+from apps.billing.usage import record_quantity
 from apps.catalog.models import PriceRule
 from apps.catalog.pricing import STORAGE_SKU, tiered_nano, tiers_of
 from apps.catalog.queries import active_price
@@ -37,18 +37,9 @@ def record_storage(*, organization: Any, byte_count: int, at: datetime.datetime)
         organization_id=organization_id, hour_at=hour_at, defaults={"bytes": byte_count}
     )
     if is_new:
-        line = {
-            "organization_id": organization_id,
-            "sku": price.sku,
-            "price_rule_id": price.pk,
-            "subject": STORED,
-            "key_id": "",
-            "adapter_version_id": "",
-            "day": hour_at.date().isoformat(),
-            "quantity": byte_count,
-            "request_count": 1,
-        }
-        add_to_series([line])
+        record_quantity(
+            organization_id=organization_id, price=price, subject=STORED, day=hour_at.date(), quantity=byte_count
+        )
     return is_new
 
 

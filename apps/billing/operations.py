@@ -21,6 +21,10 @@ class InsufficientBalance(QuotaExceeded):
     """There is less in the wallet than the thing needs; adding credit is the fix."""
 
 
+class SpendingStopped(QuotaExceeded):
+    """The organization is suspended until it has paid what it owes; waiting does not help."""
+
+
 class CaptureAboveHold(DomainError):
     """More was to be charged than was set aside: a bug in the caller, never the customer's cost."""
 
@@ -194,7 +198,7 @@ def hold(
     attribution: Attribution | None = None,
     price_rule: Any = None,
 ) -> Hold:
-    """Set `amount_nano` aside for `source`. Raises InsufficientBalance, BudgetExceeded.
+    """Set `amount_nano` aside for `source`. Raises InsufficientBalance, BudgetExceeded, SpendingStopped.
 
     The same key returns the same hold. `attribution` says whose budgets it takes from; `price_rule` what it will cost.
     """
@@ -202,6 +206,7 @@ def hold(
     request = {"hold": source, "purpose": purpose, "amount_nano": amount_nano}
     if found := posted_before(idempotency_key=idempotency_key, request=request):
         return Hold.objects.get(pk=found.source)
+    require_spending(wallet)
     if wallet.balance_nano < amount_nano:
         raise insufficient_balance(wallet.balance_nano, amount_nano)
     whose = attribution or Attribution()
@@ -297,6 +302,19 @@ def refund_source(*, organization: Any, source: str, by: str, reason: str) -> in
 
 def _whose(found: Hold) -> Attribution:
     return Attribution(found.key_id, found.member_id, found.labels)
+
+
+def require_spending(wallet: LedgerAccount) -> None:
+    """Raise SpendingStopped when the owner of the locked wallet is suspended."""
+    if wallet.stopped_because:
+        raise SpendingStopped(f"This organization is suspended: {wallet.stopped_because}")
+
+
+@transaction.atomic
+def set_spending(*, organization: Any, stopped_because: str) -> None:
+    """Let nothing more be spent, with the reason people are told; or, with none, let it be spent again."""
+    wallet = lock_wallet(organization=organization)
+    LedgerAccount.objects.filter(pk=wallet.pk).update(stopped_because=stopped_because[:200])
 
 
 def insufficient_balance(balance_nano: int, required_nano: int) -> InsufficientBalance:

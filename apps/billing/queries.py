@@ -44,6 +44,12 @@ def get_balance(*, organization: Any) -> Balance:
     return Balance(available_nano=kinds.get(AccountKind.WALLET, 0), held_nano=kinds.get(AccountKind.HOLD, 0))
 
 
+def stopped_organizations() -> QuerySet[LedgerAccount, str]:
+    """Return the ids of the organizations that spend nothing until they have paid what they owe."""
+    stopped = LedgerAccount.objects.filter(kind=AccountKind.WALLET).exclude(stopped_because="")
+    return stopped.values_list("organization_id", flat=True)
+
+
 def list_transactions(*, organization: Any) -> QuerySet[LedgerTransaction]:
     """Return the organization's transactions, newest first, with their entries and accounts."""
     rows = LedgerTransaction.objects.filter(organization_id=getattr(organization, "pk", organization))

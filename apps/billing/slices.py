@@ -14,7 +14,8 @@ from django.db import transaction
 from apps.billing.budgets import Attribution, attribution_of_key, require_room, room_nano
 from apps.billing.ledger import account, lock_wallet, post
 from apps.billing.models import AccountKind, Hold, LedgerAccount
-from apps.billing.operations import insufficient_balance, settle_hold
+from apps.billing.operations import insufficient_balance, require_spending, settle_hold
+from apps.billing.queries import stopped_organizations
 from apps.billing.usage import rate_organization
 from apps.core.clock import db_now
 
@@ -37,9 +38,10 @@ def lease_slice(
     """Set at least `required_nano` more aside for the gateway `by`, to be spent with one key: in its slice when that is
     open, else in a new one.
 
-    Raises InsufficientBalance when the wallet has less, BudgetExceeded when a budget has.
+    Raises InsufficientBalance when the wallet has less, BudgetExceeded when a budget has, SpendingStopped.
     """
     wallet = lock_wallet(organization=organization)
+    require_spending(wallet)
     if wallet.balance_nano < required_nano:
         raise insufficient_balance(wallet.balance_nano, required_nano)
     whose = attribution_of_key(organization=wallet.organization_id, key_id=key_id)
@@ -96,8 +98,12 @@ def _post_lease(grown: Hold, wallet: LedgerAccount, more: int, by: str) -> None:
 
 @transaction.atomic
 def renew_slices(*, hold_ids: Sequence[str]) -> frozenset[str]:
-    """Keep the slices for another minute; return those that are still open. The others must not be spent from."""
+    """Keep the slices for another minute; return those that are still open. The others must not be spent from.
+
+    Those of an organization whose spending was stopped are not kept.
+    """
     open_slices = Hold.objects.filter(pk__in=hold_ids, purpose="inference", status="open").order_by("pk")
+    open_slices = open_slices.exclude(organization_id__in=stopped_organizations())
     kept = frozenset(open_slices.select_for_update().values_list("pk", flat=True))
     Hold.objects.filter(pk__in=kept).update(expires_at=_expiry())
     return kept

@@ -8,7 +8,7 @@ Locks are taken in one order everywhere: wallet, series by their key, holds by i
 import datetime
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,18 +117,6 @@ _RECORD = """
            (SELECT coalesce(json_object_agg(slice_id, cost_nano), '{}')
               FROM (SELECT slice_id, sum(cost_nano)::bigint AS cost_nano FROM used GROUP BY slice_id) AS by_slice)
 """
-_ROLL_UP = """
-    INSERT INTO billing_usageseries AS series (organization_id, sku, price_rule_id, subject, key_id, adapter_version_id,
-        day, quantity, request_count, rated_quantity, rated_request_count, posted_nano, invoiced_nano)
-    SELECT organization_id, sku, price_rule_id, subject, key_id, adapter_version_id, day, quantity, request_count,
-        0, 0, 0, 0
-      FROM jsonb_to_recordset(%s::jsonb) AS line(organization_id text, sku text, price_rule_id text,
-        subject text, key_id text, adapter_version_id text, day date, quantity bigint, request_count bigint)
-     ORDER BY organization_id, price_rule_id, subject, key_id, adapter_version_id, day
-    ON CONFLICT (organization_id, price_rule_id, subject, key_id, adapter_version_id, day) DO UPDATE
-       SET quantity = series.quantity + excluded.quantity,
-           request_count = series.request_count + excluded.request_count
-"""
 
 
 @transaction.atomic
@@ -162,17 +150,19 @@ def _line(sha256: str, body: bytes) -> bytes:
     return b"%s\t%s\n" % (sha256.encode(), body.replace(b"\\", b"\\\\"))
 
 
-def add_to_series(lines: Sequence[Mapping[str, Any]]) -> None:
-    """Add quantities to their series, opening those that are new. A line has a value for each column of the roll-up."""
-    if lines:
-        with connection.cursor() as cursor:
-            cursor.execute(_ROLL_UP, [msgspec.json.encode(lines).decode()])
-
-
 def record_quantity(
-    *, organization_id: str, price: PriceRule, subject: str, adapter_version_id: str, day: datetime.date, quantity: int
+    *,
+    organization_id: str,
+    price: PriceRule,
+    subject: str,
+    day: datetime.date,
+    quantity: int,
+    adapter_version_id: str = "",
 ) -> None:
-    """Add to the series of something that is not a request, such as time; rating charges it like any other."""
+    """Add to the series of something that is not a request, such as time or storage; rating charges it like any other.
+
+    The caller sees to it that each quantity is added once.
+    """
     require_transaction()
     series, _ = UsageSeries.objects.get_or_create(
         organization_id=organization_id,

@@ -100,8 +100,8 @@ def _online(begin: datetime.datetime, end: datetime.datetime) -> dict[str, float
 def _busy(begin: datetime.datetime, end: datetime.datetime) -> dict[str, float]:
     sums: dict[str, float] = defaultdict(float)
     runs = Run.objects.filter(leased_at__lt=end).exclude(finished_at__lt=begin)
-    for pool_id, since, until in runs.values_list("pool_id", "leased_at", "finished_at"):
-        sums[pool_id] += _overlap([(since, until)], begin, end)
+    for pool_id, gpus, since, until in runs.values_list("pool_id", "job__gpu_count", "leased_at", "finished_at"):
+        sums[pool_id] += gpus * _overlap([(since, until)], begin, end)
     return sums
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from django.db.models import F, Max, Sum, Window
 from django.db.models.functions import RowNumber
 
+from apps.billing.queries import stopped_organizations
 from apps.core.tenancy import system
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
 from apps.finetuning.models import FineTuningJob, GpuPool, Quota, Run
@@ -22,9 +23,11 @@ def queue_order(*, pool: GpuPool, now: datetime.datetime) -> list[Run]:
 
     An organization's share is the GPUs it holds plus the GPU-hours it used in the last hour, by its weight. Each hour
     that it was not served while it waited counts as one GPU less, so that a small share is no precondition for ever.
+    What a suspended organization queued before waits until it has paid.
     """
     oldest_first = Window(RowNumber(), partition_by=F("organization_id"), order_by=("created_at", "id"))
-    queued = Run.objects.filter(pool=pool, status="queued").annotate(turn=oldest_first)
+    queued = Run.objects.filter(pool=pool, status="queued").exclude(organization_id__in=stopped_organizations())
+    queued = queued.annotate(turn=oldest_first)
     runs = list(queued.filter(turn__lte=_CANDIDATES))
     turns = {run.pk: run.turn for run in runs}
     unserved = _hours_unserved(runs, now)

@@ -92,6 +92,15 @@ def pause_jobs_of_budget(*, budget_id: str, now: datetime.datetime) -> int:
     return len(running)
 
 
+def pause_jobs_of(*, organization_id: str, now: datetime.datetime) -> int:
+    """Ask the running jobs of a suspended organization to checkpoint and pause; return how many were asked."""
+    running = FineTuningJob.objects.filter(organization_id=organization_id, status="running")
+    for job in running:
+        request_pause(job=job, by="system", now=now)
+        events.append(job, level="warn", message="The organization is suspended: pausing")
+    return len(running)
+
+
 def _locked(job: FineTuningJob) -> FineTuningJob:
     locked = FineTuningJob.objects.select_for_update(of=("self",)).select_related("price_rule", "pool", "base_model")
     return locked.get(pk=job.pk)

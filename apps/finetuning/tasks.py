@@ -11,7 +11,7 @@ from apps.finetuning.calibrations import refit_pools
 from apps.finetuning.leases import reclaim_expired_leases
 from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.operations import admit_when_ready
-from apps.finetuning.stopping import pause_jobs_of_budget
+from apps.finetuning.stopping import pause_jobs_of, pause_jobs_of_budget
 from apps.finetuning.sweeping import sweep_checkpoints
 from apps.finetuning.verdicts import tell_of_verdict
 
@@ -38,6 +38,11 @@ def admit_waiting(**_: Any) -> None:
 def pause_over_budget(*, key: str, payload: dict[str, Any]) -> None:
     """Pause the running jobs of a budget that is used up; outbox handler, harmless when repeated."""
     pause_jobs_of_budget(budget_id=payload["budget_id"], now=db_now())
+
+
+def pause_suspended(*, key: str, payload: dict[str, Any]) -> None:
+    """Pause the running jobs of a suspended organization; outbox handler, harmless when repeated."""
+    pause_jobs_of(organization_id=payload["organization_id"], now=db_now())
 
 
 @shared_task(name="finetuning.sample_storage")

@@ -24,7 +24,7 @@ from apps.payments import stripe_gateway
 from apps.payments.customers import ensure_customer, get_customer
 from apps.payments.lifecycle import TOPUP, TOPUP_IN_FLIGHT
 from apps.payments.models import AutoRecharge, TopUp
-from apps.payments.stripe_gateway import CardDeclined, StripeRefused, StripeUnavailable
+from apps.payments.stripe_errors import CardDeclined, StripeRefused, StripeUnavailable
 from apps.payments.stripe_objects import Invoice, InvoiceLine
 from apps.payments.topups import GIVEN_UP_AFTER, LARGEST_CENTS, SMALLEST_CENTS, PaymentMismatch, sync_topup
 
@@ -139,8 +139,8 @@ def charge(*, topup_id: str) -> None:
     topup = TopUp.objects.get(pk=topup_id)
     if topup.status != "requested" or topup.origin != "auto":
         return
-    if not get_auto_recharge(organization=topup.organization_id).is_enabled:
-        _give_up(topup, "Auto-recharge was turned off.")
+    if why := _no_longer_ordered(topup):
+        _give_up(topup, why)
         return
     try:
         invoice = _written_invoice(topup)
@@ -158,6 +158,17 @@ def charge(*, topup_id: str) -> None:
         return
     sync_topup(topup_id=topup.pk)
     AutoRecharge.objects.filter(organization_id=topup.organization_id).update(failures=0, paused_until=None)
+
+
+def _no_longer_ordered(topup: TopUp) -> str:
+    """Return why a charge that was begun is not made after all: the order may have changed since. Empty when it is."""
+    order = get_auto_recharge(organization=topup.organization_id)
+    if not order.is_enabled:
+        return "Auto-recharge was turned off."
+    charged = charged_this_month_cents(organization=topup.organization_id, now=db_now())  # this one counts in it
+    if charged > order.monthly_cap_cents:
+        return "The most in a month was lowered."
+    return ""
 
 
 def _written_invoice(topup: TopUp) -> Invoice:

@@ -20,3 +20,9 @@ REFUND: Transitions = {
 
 PAGE: Transitions = {"requested": frozenset({"ready", "failed"})}
 EVENT: Transitions = {"received": frozenset({"done", "ignored"})}
+# An organization that owes: a week to pay, then nothing more is spent. Paying leads back from anywhere.
+STANDING: Transitions = {
+    "active": frozenset({"grace"}),
+    "grace": frozenset({"active", "suspended"}),
+    "suspended": frozenset({"active"}),
+}

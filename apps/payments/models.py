@@ -12,7 +12,7 @@ from apps.core.ids import IdField
 from apps.core.money import NANO_PER_CENT
 from apps.core.tenancy import OrganizationModel
 from apps.core.transitions import choices_of, status_trigger
-from apps.payments.lifecycle import EVENT, PAGE, REFUND, TOPUP, TOPUP_IN_FLIGHT
+from apps.payments.lifecycle import EVENT, PAGE, REFUND, STANDING, TOPUP, TOPUP_IN_FLIGHT
 
 _STRIPE_ID = 255  # Stripe's own advice for columns that hold its ids
 
@@ -156,6 +156,11 @@ class CardDispute(OrganizationModel):
         return self.amount_cents * NANO_PER_CENT
 
     @property
+    def state(self) -> str:
+        """The status by the name pages know it under: a worker is lost in another sense."""
+        return "dispute_lost" if self.status == "lost" else self.status
+
+    @property
     def is_closed(self) -> bool:
         return self.status in ("won", "lost", "warning_closed", "prevented")
 
@@ -255,3 +260,25 @@ class AutoRecharge(OrganizationModel):
             ),
         ]
         indexes = [models.Index(fields=["id"], condition=Q(is_enabled=True), name="auto_recharge_enabled")]
+
+
+class Standing(OrganizationModel):
+    """Whether an organization pays what it owes. No row: it always has."""
+
+    id = IdField(prefix="standing")
+    status = models.CharField(max_length=12, choices=choices_of(STANDING), default="active")
+    since_at = models.DateTimeField()
+    notices_sent = models.PositiveSmallIntegerField(default=0, help_text="Of this debt.")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["organization"], name="standing_once")]
+        triggers = [status_trigger("standing_moves", STANDING)]
+
+
+class MeterMirror(OrganizationModel):
+    """How much of a usage series Stripe's meter was told, and what is being told it: noted first, so that an answer
+    that was lost is asked for again with the same numbers."""
+
+    series = models.OneToOneField("billing.UsageSeries", on_delete=models.PROTECT, related_name="+", primary_key=True)
+    sent_quantity = models.BigIntegerField(default=0)
+    sending_quantity = models.BigIntegerField(default=0, help_text="The sum the last event brings the meter to.")

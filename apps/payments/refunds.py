@@ -20,7 +20,7 @@ from apps.core.transitions import try_advance
 from apps.payments import stripe_gateway
 from apps.payments.lifecycle import REFUND
 from apps.payments.models import CardRefund, TopUp
-from apps.payments.stripe_gateway import StripeRefused
+from apps.payments.stripe_errors import StripeRefused
 from apps.payments.stripe_objects import Refund
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import stripe
 from django.conf import settings
 from django.db import connection
 
-from apps.core.errors import DomainError, Status
+from apps.payments.stripe_errors import BadSignature, CardDeclined, StripeRefused, StripeUnavailable
 from apps.payments.stripe_objects import (
     Card,
     CashMovement,
@@ -27,6 +27,17 @@ from apps.payments.stripe_objects import (
     Payment,
     Refund,
     Webhook,
+)
+from apps.payments.stripe_reading import (
+    read_card,
+    read_checkout,
+    read_dispute,
+    read_id,
+    read_invoice,
+    read_movement,
+    read_notice,
+    read_payment,
+    read_refund,
 )
 
 stripe.enable_telemetry = False  # it would write a file into the home directory
@@ -68,37 +79,6 @@ EVENTS = (
     "radar.early_fraud_warning.created",
     "credit_note.created",
 )
-
-
-class StripeUnavailable(DomainError):
-    """Stripe did not answer, or asked for patience. It may have done what was asked: repeat under the same key."""
-
-    code = "payments_unavailable"
-    status = Status.UNAVAILABLE
-    type = "server_error"
-    is_retryable = True
-
-
-class StripeRefused(DomainError):
-    """Stripe understood and will not do it; the same request never succeeds."""
-
-    code = "payment_refused"
-
-
-class CardDeclined(StripeRefused):
-    """The bank said no. `reason` is its code; `authentication_required` means the cardholder must confirm."""
-
-    code = "card_declined"
-
-    def __init__(self, message: str, *, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-class BadSignature(DomainError):
-    """The body was not signed by Stripe with our secret, or too long ago."""
-
-    code = "invalid_signature"
 
 
 class InsideTransaction(Exception):
@@ -167,7 +147,7 @@ def get_card(*, customer_id: str) -> Card | None:
     if getattr(customer, "deleted", False):
         return None
     method = customer.invoice_settings.default_payment_method
-    return _card(method) if method is not None and method.type == "card" else None
+    return read_card(method) if method is not None and method.type == "card" else None
 
 
 def use_card(*, customer_id: str, payment_method_id: str, key: str) -> None:
@@ -180,24 +160,13 @@ def use_card(*, customer_id: str, payment_method_id: str, key: str) -> None:
 def get_card_left(*, setup_intent_id: str) -> str:
     """Return the payment method that a setup page collected."""
     with _translated():
-        return _id(_stripe().setup_intents.retrieve(setup_intent_id).payment_method)
+        return read_id(_stripe().setup_intents.retrieve(setup_intent_id).payment_method)
 
 
 def get_card_paid_with(*, payment_intent_id: str) -> str:
     """Return the payment method a payment was made with."""
     with _translated():
-        return _id(_stripe().payment_intents.retrieve(payment_intent_id).payment_method)
-
-
-def _card(method: Any) -> Card:
-    card = method.card
-    return Card(
-        payment_method_id=method.id,
-        brand=card.brand,
-        last4=card.last4,
-        exp_month=card.exp_month,
-        exp_year=card.exp_year,
-    )
+        return read_id(_stripe().payment_intents.retrieve(payment_intent_id).payment_method)
 
 
 # --- Hosted pages -----------------------------------------------------------------------------------------------------
@@ -230,7 +199,7 @@ def create_topup_page(
         "cancel_url": cancel_url,
     } | _tax()
     with _translated():
-        return _checkout(_stripe().checkout.sessions.create(params, _keyed(key)))
+        return read_checkout(_stripe().checkout.sessions.create(params, _keyed(key)))
 
 
 def create_card_page(*, customer_id: str, reference: str, success_url: str, cancel_url: str, key: str) -> Checkout:
@@ -244,12 +213,12 @@ def create_card_page(*, customer_id: str, reference: str, success_url: str, canc
         "cancel_url": cancel_url,
     }
     with _translated():
-        return _checkout(_stripe().checkout.sessions.create(params, _keyed(key)))
+        return read_checkout(_stripe().checkout.sessions.create(params, _keyed(key)))
 
 
 def get_checkout(*, checkout_id: str) -> Checkout:
     with _translated():
-        return _checkout(_stripe().checkout.sessions.retrieve(checkout_id))
+        return read_checkout(_stripe().checkout.sessions.retrieve(checkout_id))
 
 
 def create_portal_page(*, customer_id: str, return_url: str, configuration_id: str, key: str) -> str:
@@ -281,48 +250,25 @@ def _tax() -> dict[str, Any]:
     return {"automatic_tax": {"enabled": True}, "customer_update": {"address": "auto", "name": "auto"}}
 
 
-def _checkout(found: Any) -> Checkout:
-    return Checkout(
-        id=found.id,
-        mode=found.mode,
-        status=found.status or "",
-        payment_status=found.payment_status,
-        url=found.url or "",
-        reference=found.client_reference_id or "",
-        customer_id=_id(found.customer),
-        payment_intent_id=_id(found.payment_intent),
-        setup_intent_id=_id(found.setup_intent),
-        subtotal_cents=found.amount_subtotal or 0,
-        tax_cents=found.total_details.amount_tax if found.total_details else 0,
-        total_cents=found.amount_total or 0,
-        currency=found.currency or "",
-    )
-
-
 # --- Payments ---------------------------------------------------------------------------------------------------------
 
 
 def get_payment(*, payment_intent_id: str) -> Payment:
     with _translated():
-        found = _stripe().payment_intents.retrieve(payment_intent_id)
-    error = found.last_payment_error
-    return Payment(
-        id=found.id,
-        status=found.status,
-        amount_cents=found.amount,
-        received_cents=found.amount_received,
-        currency=found.currency,
-        customer_id=_id(found.customer),
-        metadata=_plain(found.metadata),
-        failure=(getattr(error, "decline_code", None) or error.code or "") if error else "",
-    )
+        return read_payment(_stripe().payment_intents.retrieve(payment_intent_id))
 
 
 # --- Invoices ---------------------------------------------------------------------------------------------------------
 
 
 def create_invoice(
-    *, customer_id: str, metadata: Mapping[str, str], description: str, days_until_due: int | None, key: str
+    *,
+    customer_id: str,
+    metadata: Mapping[str, str],
+    description: str,
+    days_until_due: int | None,
+    key: str,
+    is_taxed: bool = True,
 ) -> Invoice:
     """Create an empty draft. With `days_until_due` Stripe mails it; without, it is paid by `pay_invoice`."""
     params: dict[str, Any] = {
@@ -330,7 +276,7 @@ def create_invoice(
         "currency": CURRENCY,
         "auto_advance": False,
         "pending_invoice_items_behavior": "exclude",
-        "automatic_tax": {"enabled": bool(settings.STRIPE_TAX)},
+        "automatic_tax": {"enabled": bool(settings.STRIPE_TAX and is_taxed)},
         "description": description,
         "metadata": dict(metadata),
         "collection_method": "charge_automatically" if days_until_due is None else "send_invoice",
@@ -338,7 +284,7 @@ def create_invoice(
     if days_until_due is not None:
         params["days_until_due"] = days_until_due
     with _translated():
-        return _invoice(_stripe().invoices.create(params, _keyed(key)))
+        return read_invoice(_stripe().invoices.create(params, _keyed(key)))
 
 
 def add_invoice_lines(*, invoice_id: str, lines: Sequence[InvoiceLine], key: str) -> Invoice:
@@ -347,12 +293,12 @@ def add_invoice_lines(*, invoice_id: str, lines: Sequence[InvoiceLine], key: str
         {"description": line.description, "amount": line.amount_cents, "metadata": {"key": line.key}} for line in lines
     ]
     with _translated():
-        return _invoice(_stripe().invoices.add_lines(invoice_id, {"lines": written}, _keyed(key)))
+        return read_invoice(_stripe().invoices.add_lines(invoice_id, {"lines": written}, _keyed(key)))
 
 
 def finalize_invoice(*, invoice_id: str, key: str) -> Invoice:
     with _translated():
-        return _invoice(
+        return read_invoice(
             _stripe().invoices.finalize_invoice(invoice_id, {"auto_advance": False, **_PAYMENTS}, _keyed(key))
         )
 
@@ -360,46 +306,25 @@ def finalize_invoice(*, invoice_id: str, key: str) -> Invoice:
 def pay_invoice(*, invoice_id: str, key: str) -> Invoice:
     """Charge the customer's card while nobody is there. Raises CardDeclined."""
     with _translated():
-        return _invoice(_stripe().invoices.pay(invoice_id, {"off_session": True, **_PAYMENTS}, _keyed(key)))
+        return read_invoice(_stripe().invoices.pay(invoice_id, {"off_session": True, **_PAYMENTS}, _keyed(key)))
 
 
 def void_invoice(*, invoice_id: str, key: str) -> Invoice:
     with _translated():
-        return _invoice(_stripe().invoices.void_invoice(invoice_id, {}, _keyed(key)))
+        return read_invoice(_stripe().invoices.void_invoice(invoice_id, {}, _keyed(key)))
 
 
 def mark_uncollectible(*, invoice_id: str, key: str) -> Invoice:
     with _translated():
-        return _invoice(_stripe().invoices.mark_uncollectible(invoice_id, {}, _keyed(key)))
+        return read_invoice(_stripe().invoices.mark_uncollectible(invoice_id, {}, _keyed(key)))
 
 
 def get_invoice(*, invoice_id: str) -> Invoice:
     with _translated():
-        return _invoice(_stripe().invoices.retrieve(invoice_id, _PAYMENTS))
+        return read_invoice(_stripe().invoices.retrieve(invoice_id, _PAYMENTS))
 
 
 _PAYMENTS = {"expand": ["payments"]}
-
-
-def _invoice(found: Any) -> Invoice:
-    payments = found.payments.data if getattr(found, "payments", None) else []
-    intents = (_id(getattr(each.payment, "payment_intent", None)) for each in payments)
-    return Invoice(
-        id=found.id,
-        number=found.number or "",
-        status=found.status or "",
-        subtotal_cents=found.subtotal,
-        tax_cents=sum(tax.amount for tax in found.total_taxes or []),
-        total_cents=found.total,
-        paid_cents=found.amount_paid,
-        currency=found.currency,
-        customer_id=_id(found.customer),
-        hosted_url=found.hosted_invoice_url or "",
-        pdf_url=found.invoice_pdf or "",
-        payment_intent_ids=tuple(intent for intent in intents if intent),
-        attempt_count=found.attempt_count,
-        metadata=_plain(found.metadata),
-    )
 
 
 # --- Money back -------------------------------------------------------------------------------------------------------
@@ -414,38 +339,17 @@ def create_refund(*, payment_intent_id: str, amount_cents: int, refund_id: str, 
         "metadata": {"refund_id": refund_id},
     }
     with _translated():
-        return _refund(_stripe().refunds.create(params, _keyed(key)))
+        return read_refund(_stripe().refunds.create(params, _keyed(key)))
 
 
 def get_refund(*, refund_id: str) -> Refund:
     with _translated():
-        return _refund(_stripe().refunds.retrieve(refund_id))
-
-
-def _refund(found: Any) -> Refund:
-    return Refund(
-        id=found.id,
-        status=found.status or "",
-        amount_cents=found.amount,
-        currency=found.currency,
-        payment_intent_id=_id(found.payment_intent),
-        failure=getattr(found, "failure_reason", None) or "",
-        metadata=_plain(found.metadata),
-    )
+        return read_refund(_stripe().refunds.retrieve(refund_id))
 
 
 def get_dispute(*, dispute_id: str) -> Dispute:
     with _translated():
-        found = _stripe().disputes.retrieve(dispute_id)
-    return Dispute(
-        id=found.id,
-        status=found.status,
-        reason=found.reason,
-        amount_cents=found.amount,
-        currency=found.currency,
-        payment_intent_id=_id(found.payment_intent),
-        movements=tuple(_movement(each) for each in found.balance_transactions),
-    )
+        return read_dispute(_stripe().disputes.retrieve(dispute_id))
 
 
 # --- What happened ----------------------------------------------------------------------------------------------------
@@ -458,7 +362,7 @@ def read_webhook(*, body: bytes, signature: str) -> Notice:
             body, signature, settings.STRIPE_WEBHOOK_SECRET, _OLDEST_SIGNATURE_SECONDS
         )
         event = stripe.Webhook.construct_event_without_verification(body)
-        return _notice(event)
+        return read_notice(event)
     except (stripe.SignatureVerificationError, ValueError, AttributeError, KeyError) as error:
         raise BadSignature("This is not a webhook that Stripe signed for this installation.") from error
 
@@ -469,7 +373,7 @@ def list_events(*, since: datetime.datetime, until: datetime.datetime) -> Iterat
     with _translated():
         for event in _stripe().events.list(params).auto_paging_iter():
             if event.type in EVENTS:
-                yield _notice(event)
+                yield read_notice(event)
 
 
 def list_cash_movements(*, since: datetime.datetime, until: datetime.datetime) -> Iterator[CashMovement]:
@@ -477,13 +381,13 @@ def list_cash_movements(*, since: datetime.datetime, until: datetime.datetime) -
     params = {"created": _period(since, until), "limit": _PAGE, "expand": ["data.source"]}
     with _translated():
         for found in _stripe().balance_transactions.list(params).auto_paging_iter():
-            yield _movement(found)
+            yield read_movement(found)
 
 
 def list_open_invoices(*, customer_id: str) -> list[Invoice]:
     with _translated():
         found = _stripe().invoices.list({"customer": customer_id, "status": "open", "limit": _PAGE})
-        return [_invoice(each) for each in found.auto_paging_iter()]
+        return [read_invoice(each) for each in found.auto_paging_iter()]
 
 
 def create_webhook(*, url: str, key: str) -> Webhook:
@@ -512,45 +416,3 @@ def send_meter_event(*, name: str, customer_id: str, quantity: int, at: datetime
 
 def _period(since: datetime.datetime, until: datetime.datetime) -> dict[str, int]:
     return {"gte": int(since.timestamp()), "lt": int(until.timestamp())}
-
-
-def _notice(event: Any) -> Notice:
-    about = event.data.object
-    return Notice(
-        id=event.id,
-        type=event.type,
-        api_version=event.api_version or "",
-        object_id=about["id"],
-        object_type=about["object"],
-        created_at=_at(event.created),
-    )
-
-
-def _movement(found: Any) -> CashMovement:
-    return CashMovement(
-        id=found.id,
-        kind=found.type,
-        source_id=_source(found.source),
-        amount_cents=found.amount,
-        fee_cents=found.fee,
-        currency=found.currency,
-        created_at=_at(found.created),
-    )
-
-
-def _source(source: Any) -> str:
-    """Return what our books call it: a charge by its payment intent, everything else by its own id."""
-    return _id(getattr(source, "payment_intent", None)) if getattr(source, "object", "") == "charge" else _id(source)
-
-
-def _at(seconds: int) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-
-
-def _id(value: Any) -> str:
-    """Return the id of something that Stripe names by id or shows whole."""
-    return "" if value is None else value if isinstance(value, str) else value.id
-
-
-def _plain(metadata: Any) -> dict[str, str]:
-    return metadata.to_dict() if metadata else {}

@@ -9,8 +9,18 @@ from typing import Any
 from celery import shared_task
 
 from apps.core.clock import db_now
-from apps.payments import autorecharge, reconciliation, refunds, stripe_gateway, topups, webhooks
-from apps.payments.stripe_gateway import StripeUnavailable
+from apps.payments import (
+    autorecharge,
+    invoice_copies,
+    meter_mirror,
+    reconciliation,
+    refunds,
+    standing,
+    stripe_gateway,
+    topups,
+    webhooks,
+)
+from apps.payments.stripe_errors import StripeUnavailable
 
 # Stripe asks for patience with a 429, which its package does not repeat.
 _PATIENT = {
@@ -94,4 +104,23 @@ def recharge(**_: Any) -> None:
 @shared_task(name="payments.reconcile", soft_time_limit=540, time_limit=600, **_PATIENT)
 def reconcile(*, kind: str, **_: Any) -> None:
     if stripe_gateway.is_configured():
-        reconciliation.reconcile(kind=kind, now=db_now())
+        now = db_now()
+        for invoice_id in invoice_copies.list_uncopied(now=now) if kind == "hourly" else ():
+            copy_invoice.delay(invoice_id=invoice_id)
+        reconciliation.reconcile(kind=kind, now=now)
+
+
+@shared_task(name="payments.review_standings")
+def review_standings(**_: Any) -> None:
+    standing.review_standings(now=db_now())
+
+
+@shared_task(name="payments.copy_invoice", **_PATIENT)
+def copy_invoice(*, invoice_id: str, **_: Any) -> None:
+    invoice_copies.copy_invoice(invoice_id=invoice_id)
+
+
+@shared_task(name="payments.mirror_usage")
+def mirror_usage(**_: Any) -> None:
+    if stripe_gateway.is_configured():
+        meter_mirror.mirror_usage(now=db_now())

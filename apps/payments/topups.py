@@ -23,7 +23,9 @@ from apps.payments import stripe_gateway
 from apps.payments.customers import ensure_customer, keep_card
 from apps.payments.lifecycle import PAGE, TOPUP, TOPUP_IN_FLIGHT
 from apps.payments.models import HostedPage, TopUp
-from apps.payments.stripe_gateway import CURRENCY, StripeRefused, StripeUnavailable
+from apps.payments.standing import review
+from apps.payments.stripe_errors import StripeRefused, StripeUnavailable
+from apps.payments.stripe_gateway import CURRENCY
 from apps.payments.stripe_objects import Checkout, Invoice
 
 logger = logging.getLogger(__name__)
@@ -204,6 +206,7 @@ def _credit(
         by="stripe",
         reason="Automatic top-up" if topup.origin == "auto" else "Top-up",
     )
+    review(organization_id=topup.organization_id, now=db_now())
 
 
 @transaction.atomic

@@ -20,7 +20,7 @@ from apps.payments.disputes import sync_dispute
 from apps.payments.lifecycle import EVENT
 from apps.payments.models import StripeCustomer, StripeEvent, TopUp
 from apps.payments.refunds import sync_refund
-from apps.payments.stripe_gateway import StripeRefused
+from apps.payments.stripe_errors import StripeRefused
 from apps.payments.stripe_objects import Notice
 from apps.payments.topups import PaymentMismatch, sync_checkout, sync_topup
 

@@ -22,7 +22,8 @@ from apps.core.forms import add_domain_error
 from apps.core.money import NANO_PER_CENT
 from apps.payments import autorecharge, stripe_gateway
 from apps.payments.customers import get_customer
-from apps.payments.models import HostedPage, TopUp
+from apps.payments.models import HostedPage, Standing, TopUp
+from apps.payments.standing import owed_nano
 from apps.payments.topups import request_page, request_topup
 from apps.web.access import organization_view
 from apps.web.forms.billing import AutoRechargeForm, TopUpForm
@@ -53,6 +54,8 @@ def _page(
         "balance": get_balance(organization=organization),
         "customer": get_customer(organization=organization),
         "order": order,
+        "standing": Standing.objects.for_organization(organization).exclude(status="active").first(),
+        "owed_nano": owed_nano(organization=organization),
         "is_paused": order.paused_until is not None and order.paused_until > now,
         "charged_nano": autorecharge.charged_this_month_cents(organization=organization, now=now) * NANO_PER_CENT,
         "cap_nano": order.monthly_cap_cents * NANO_PER_CENT if order.is_enabled else None,

@@ -10,6 +10,7 @@ from apps.accounts.models import Membership, Organization
 from apps.accounts.queries import list_keys
 from apps.accounts.roles import Permission
 from apps.billing.explaining import Charge, find_charge, list_hours, list_postings
+from apps.billing.invoice_files import quantity_in_words
 from apps.core.money import rated
 from apps.finetuning.models import FineTuningJob, Run
 from apps.web.access import organization_view
@@ -24,7 +25,11 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
     if charge is None:
         raise Http404
     names = {key.pk: key.name for key in list_keys(organization=organization)}
-    context: dict[str, Any] = {"charge": charge, "key_name": names.get(charge.key_id, charge.key_id)}
+    context: dict[str, Any] = {
+        "charge": charge,
+        "key_name": names.get(charge.key_id, charge.key_id),
+        "quantity": quantity_in_words(charge.unit, charge.quantity),
+    }
     if charge.hold is not None:
         context |= _job(organization, charge)
     elif charge.kind in ("inference", "storage"):

@@ -2,7 +2,7 @@
 
 import datetime
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from apps.accounts.models import Membership, Organization
 from apps.accounts.queries import list_keys, list_members
 from apps.accounts.roles import Permission
 from apps.billing.invoice_files import csv_usd
+from apps.billing.metered import STORED
 from apps.billing.models import AccountKind, LedgerTransaction, UsageSeries
 from apps.billing.profiles import get_profile
 from apps.billing.queries import get_balance, list_transactions, list_usage, sources_of_holds
@@ -78,7 +79,7 @@ class Movement:
     at: datetime.datetime
     words: str
     reason: str
-    job_url: str
+    url: str  # of the job, or of why it was charged
     wallet_nano: int
     held_nano: int
 
@@ -90,11 +91,12 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
     first, last = _period(days)
     series = list(list_usage(organization=organization, since=first))
     jobs = _billed_jobs(organization, first)
-    models = _by_model(series)
+    models = _by_model(line for line in series if line.subject != STORED)
     page = Paginator(list_transactions(organization=organization), _PAGE).get_page(request.GET.get("page"))
     address = f"{reverse('web:usage')}?days={days}"
     training_nano = sum(job.cost_nano for job in jobs)
     inference_nano = sum(model.cost_nano for model in models)
+    storage_nano = sum(_cost_nano(line) for line in series if line.subject == STORED)
     context = {
         "days": days,
         "periods": [(f"{reverse('web:usage')}?days={each}", f"{each} days", each == days) for each in PERIODS],
@@ -102,6 +104,7 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
         "balance": get_balance(organization=organization),
         "training_nano": training_nano,
         "inference_nano": inference_nano,
+        "storage_nano": storage_nano,
         "requests": sum(model.requests for model in models),
         "models": models,
         "jobs": [{"job": job, "title": title_of(job)} for job in jobs[:_JOBS_SHOWN]],
@@ -183,7 +186,7 @@ def _by_model(series: Iterable[UsageSeries]) -> list[ModelUse]:
         if line.sku.startswith("inference:input:"):
             use.requests += line.request_count
             use.input_tokens += line.quantity
-        else:
+        elif line.sku.startswith("inference:output:"):  # time kept warm is no tokens
             use.output_tokens += line.quantity
         use.cost_nano += _cost_nano(line)
     return sorted(uses.values(), key=lambda use: -use.cost_nano)
@@ -196,13 +199,15 @@ def _label(model_name: str) -> str:
 
 
 def _plot(
-    series: Iterable[UsageSeries],
+    series: Sequence[UsageSeries],
     jobs: Iterable[FineTuningJob],
     models: list[ModelUse],
     first: datetime.date,
     last: datetime.date,
 ) -> svg.Days:
     shown = {model.name: model.label for model in models[:_SERIES_SHOWN]}
+    if any(line.subject == STORED for line in series):
+        shown[STORED] = STORED
     by_day: dict[datetime.date, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for job in jobs:
         if job.finished_at:
@@ -226,11 +231,14 @@ def _movement(posted: LedgerTransaction, source: str) -> Movement:
         if entry.organization_id == posted.organization_id:
             moved[entry.account.kind] += entry.amount_nano
     is_job = source.startswith("ftjob-")
+    url = reverse("web:job_detail", args=[source]) if is_job else ""
+    if posted.kind == "usage":
+        url = reverse("web:charge_why", args=[f"series-{source.removeprefix('usage:')}"])
     return Movement(
         at=posted.created_at,
         words=_WORDS.get(posted.kind, posted.kind.capitalize()),
         reason=source if is_job else _reason(posted),
-        job_url=reverse("web:job_detail", args=[source]) if is_job else "",
+        url=url,
         wallet_nano=moved[AccountKind.WALLET],
         held_nano=moved[AccountKind.HOLD],
     )

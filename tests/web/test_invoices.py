@@ -10,10 +10,12 @@ from django.apps import apps
 from apps.billing.adjustments import request_adjustment
 from apps.billing.budgets import Attribution
 from apps.billing.invoicing import close_month
-from apps.billing.models import Adjustment, BillingProfile, Budget, Hold, KeyLabel, PoolCost
+from apps.billing.metered import record_storage
+from apps.billing.models import Adjustment, BillingProfile, Budget, Hold, KeyLabel, PoolCost, UsageSeries
 from apps.billing.operations import grant_credit, hold, settle_hold
 from apps.billing.queries import get_balance
 from apps.billing.reconciliation import reconcile
+from apps.billing.usage import rate_usage
 from apps.catalog.operations import set_price
 from apps.catalog.queries import active_price
 from apps.core.clock import db_now
@@ -217,3 +219,16 @@ def test_a_price_shows_what_it_would_change_before_it_is_set(floor, claim, clien
     assert active_price(sku="training:local-cpu").price_nano == 3_600_000_000
     console.post("/staff/prices", body | {"confirmed": shown.context["form"].previewed()})
     assert active_price(sku="training:local-cpu").price_nano == 7_200_000_000
+
+
+def test_a_line_of_the_ledger_leads_to_why_and_storage_is_explained_as_storage(rich, client_for, vera):
+    set_price(sku="storage:bytes", unit="byte_hours", price_nano=1, per=1000, by="u", now=db_now())
+    record_storage(organization=rich, byte_count=40 * 10**9, at=db_now())
+    rate_usage()
+    series = UsageSeries.objects.get()
+
+    assert f"/why/series-{series.pk}" in text(client_for(vera).get("/usage"))
+    page = text(client_for(vera).get(f"/why/series-{series.pk}"))
+
+    assert "40.0 GBh of files, checkpoints and adapters" in page
+    assert "Requests are charged" not in page

@@ -6,8 +6,10 @@ import html
 import io
 
 import pytest
+from django.db import transaction
 
-from apps.billing.usage import UsageRecord, rate_usage, record_usage
+from apps.billing.metered import STORED
+from apps.billing.usage import UsageRecord, rate_usage, record_quantity, record_usage
 from apps.catalog.operations import set_price
 from apps.core.clock import db_now
 from apps.core.ids import new_id
@@ -89,6 +91,23 @@ def test_what_a_model_cost_is_shown_before_and_after_it_is_charged(use, floor, c
     assert "Usage charged" not in before
     assert "Usage charged" in after
     assert "triage, input tokens" in after
+
+
+def test_storage_and_time_kept_warm_are_no_tokens(organization, use, client_for, vera):
+    use("ft:anneal-demo:acme:triage:01")
+    for sku, unit, quantity in (("storage:bytes", "byte_hours", 777_000_000), ("warm:anneal-demo", "warm_ms", 888_000)):
+        price = set_price(sku=sku, unit=unit, price_nano=1000, per=1000, by="system", now=db_now())
+        with transaction.atomic():
+            record_quantity(
+                organization_id=organization.pk, price=price, day=db_now().date(), quantity=quantity,
+                subject=STORED if unit == "byte_hours" else "ft:anneal-demo:acme:triage:01",
+            )  # fmt: skip
+
+    page = client_for(vera).get("/usage")
+
+    assert [(model.label, model.output_tokens) for model in page.context["models"]] == [("triage", 500_000)]
+    assert page.context["storage_nano"] == 777_000_000
+    assert "Storage" in text(page)
 
 
 def test_a_finished_job_is_in_the_sum_and_in_the_ledger(floor, claim, client_for, vera):  # noqa: F811

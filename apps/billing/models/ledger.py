@@ -66,6 +66,9 @@ class LedgerAccount(models.Model):
     kind = models.CharField(max_length=24, choices=AccountKind)
     balance_nano = models.BigIntegerField(default=0, help_text="Kept by trigger, only where a floor is set.")
     floor_nano = models.BigIntegerField(null=True)
+    stopped_because = models.CharField(
+        max_length=200, blank=True, help_text="Of a wallet nothing is spent from, jobs and requests alike: why."
+    )
 
     tenant_condition = _OWN_OR_PLATFORM
 

@@ -310,6 +310,7 @@ OUTBOX_HANDLERS = {
     "adapter.published": "apps.serving.tasks.deploy",
     "adapter.checked": "apps.finetuning.tasks.tell_adapter_checked",
     "objects.delete": "apps.core.tasks.delete_objects",
+    "payments.suspended": "apps.finetuning.tasks.pause_suspended",
     "payments.page": "apps.payments.tasks.ring_page",
     "payments.topup": "apps.payments.tasks.ring_topup",
     "payments.refund": "apps.payments.tasks.ring_refund",

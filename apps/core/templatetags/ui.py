@@ -72,6 +72,7 @@ STATUSES: dict[str, Status] = {
     "action_required": Status("To be confirmed", "warn", "circle-alert"),
     "paid": Status("Paid", "ok", "check"),
     "won": Status("Won", "ok", "check"),
+    "dispute_lost": Status("Lost", "bad", "ban"),
     "suspended": Status("Suspended", "bad", "ban"),
     "online": Status("Online", "ok", "check"),
     "idle": Status("Idle", "ok", "check"),

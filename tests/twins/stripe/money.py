@@ -254,10 +254,8 @@ def finalize(twin: Twin, invoice: str, **params: Any) -> Object:
         "invoice_pdf": f"https://pay.stripe.com/invoice/{found['id']}/pdf",
         "intent": make_payment(twin, found["customer"], found["total"], {})["id"],
     }
-    if found["total"] == 0:
-        found["status"] = "paid"
     twin.tell("invoice.finalized", found)
-    return _shown(found, params)
+    return _shown(_paid(twin, found) if found["total"] == 0 else found, params)
 
 
 @answers("POST /v1/invoices/{invoice}/pay")

@@ -1,5 +1,6 @@
 """The twin over real HTTP on loopback, and as a transport of the package for tests that make thousands of calls."""
 
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ import stripe
 
 from tests.twins.stripe import money  # noqa: F401 - registers what the twin answers
 from tests.twins.stripe.twin import Dropped, Twin
+
+_MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|")
 
 
 @contextmanager
@@ -49,8 +52,12 @@ def serve(twin: Twin) -> Iterator[str]:
         thread.join()
 
 
+class KeyMissing(Exception):
+    """A POST came with a key that the package made up: repeated by a task, it would be done twice."""
+
+
 class InProcess(stripe.HTTPClient):
-    """Hands requests to the twin without a socket."""
+    """Hands requests to the twin without a socket. Raises KeyMissing for a POST without a key of ours."""
 
     name = "twin"
 
@@ -61,6 +68,8 @@ class InProcess(stripe.HTTPClient):
     def request(
         self, method: str, url: str, headers: Mapping[str, str] | None, post_data: Any = None, **_: Any
     ) -> tuple[bytes, int, Mapping[str, str]]:
+        if method.upper() == "POST" and _MADE_UP.fullmatch((headers or {}).get("Idempotency-Key", "")):
+            raise KeyMissing(url)
         try:
             status, answered, content = self._twin.handle(method.upper(), url, headers or {}, post_data or "")
         except Dropped as error:

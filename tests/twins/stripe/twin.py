@@ -76,7 +76,8 @@ class Kept:
 
 @dataclass
 class Twin:
-    """Attributes are for tests to read and change. `asked` holds the names of the operations in order."""
+    """Attributes are for tests to read and change. `asked` holds the names of the operations in order,
+    `complaints` what the contract said of those it refused."""
 
     api_version: str = stripe.api_version
     tax_percent: int = 0
@@ -85,6 +86,7 @@ class Twin:
     cash: list[Object] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
     now: Callable[[], float] = time.time
     _kept: dict[str, Kept] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
@@ -146,6 +148,7 @@ class Twin:
             try:
                 if complaints := contract.check(operation, params):
                     first = complaints[0]
+                    self.complaints.append(f"{operation.name}: {first}")
                     raise Refusal(400, code=first.code, param=first.param, message=f"{first.code}: {first.param}")
                 handler = _HANDLERS.get(operation.name)
                 if handler is None:

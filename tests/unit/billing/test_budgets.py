@@ -28,6 +28,7 @@ from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.models import OutboxMessage
 from tests.factories.accounts import make_organization, make_user
+from tests.unit.billing.books import at_once
 
 USD = 1_000_000_000
 
@@ -128,6 +129,9 @@ def test_an_exhausted_budget_that_pauses_asks_for_it_once(rich):
     spend(rich, 2, source="ftjob-2")
 
     assert OutboxMessage.objects.filter(topic="budget.exhausted").count() == 1
+    budget(rich, 8, mode="pause")
+    spend(rich, 3, source="ftjob-3")
+    assert OutboxMessage.objects.filter(topic="budget.exhausted").count() == 2, "raised, and reached again"
 
 
 def test_an_ended_budget_limits_nothing(rich):
@@ -188,6 +192,19 @@ def test_of_many_at_once_exactly_those_the_budget_allows_start():
         thread.join()
 
     assert len(started) == 3
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_threshold_passed_by_many_at_once_alerts_once():
+    organization = make_organization("Crowd", owner=make_user("crowd"))
+    grant(organization)
+    budget(organization, 10, mode="alert")
+
+    results = at_once(lambda number: spend(organization, 1, source=f"ftjob-{number}"), 12)
+
+    assert [result for result in results if result is not None] == []
+    assert sorted(BudgetAlert.objects.values_list("threshold", flat=True)) == [50, 80, 100]
+    assert OutboxMessage.objects.filter(topic="billing.alert").count() == 3
 
 
 # --- mail -------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from apps.core.money import NANO_PER_CENT
 from apps.payments import autorecharge
 from apps.payments.customers import ensure_customer, keep_card
 from apps.payments.models import AutoRecharge, TopUp
-from apps.payments.stripe_gateway import StripeUnavailable
+from apps.payments.stripe_errors import StripeUnavailable
 from tests.twins.stripe import money
 from tests.twins.stripe.twin import _HANDLERS, Fault, Twin
 

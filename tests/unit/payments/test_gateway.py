@@ -9,7 +9,7 @@ from django.db import transaction
 
 from apps.core.ids import new_id
 from apps.payments import stripe_gateway as gateway
-from apps.payments.stripe_gateway import BadSignature, CardDeclined, StripeRefused, StripeUnavailable
+from apps.payments.stripe_errors import BadSignature, CardDeclined, StripeRefused, StripeUnavailable
 from apps.payments.stripe_objects import InvoiceLine
 from tests.twins.stripe import money
 from tests.twins.stripe.twin import Fault, Twin, signed

@@ -8,7 +8,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('accounts', '0003_key_limits'),
-        ('billing', '0009_holds_of_jobs'),
+        ('billing', '0010_stopped_wallets'),
         ('catalog', '0005_warm'),
     ]
 

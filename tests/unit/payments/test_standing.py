@@ -1,0 +1,95 @@
+"""Who owes is reminded three times, suspended after a week, and active again as soon as it has paid."""
+
+import datetime
+
+import pytest
+
+from apps.accounts.models import Organization
+from apps.billing.operations import SpendingStopped, hold, set_spending
+from apps.billing.slices import lease_slice, renew_slices
+from apps.core.clock import db_now
+from apps.core.models import OutboxMessage
+from apps.core.money import NANO_PER_CENT
+from apps.payments import standing
+from apps.payments.models import Standing
+from tests.twins.stripe import money
+from tests.twins.stripe.twin import Twin
+from tests.unit.payments.test_webhooks import deliver, paid_topup, spend
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def owing(near_twin: Twin, organization: Organization) -> Organization:
+    """Spent $20 of a payment of $25 that was then disputed."""
+    topup = paid_topup(near_twin, organization, 2500)
+    spend(organization, 2000)
+    money.open_dispute(near_twin, topup.payment_intent_id or "")
+    deliver(near_twin.events[-1])
+    return organization
+
+
+def status_after(owing: Organization, **days: int) -> str:
+    standing.review_standings(now=db_now() + datetime.timedelta(**days))
+    return Standing.objects.get(organization=owing).status
+
+
+def test_a_debt_leads_from_grace_to_suspension_with_three_reminders(owing: Organization) -> None:
+    seen = [status_after(owing, days=day) for day in range(7)]
+
+    assert set(seen) == {"grace"}
+    assert OutboxMessage.objects.filter(topic="mail").count() == 3
+    assert status_after(owing, days=8) == "suspended"
+    assert OutboxMessage.objects.filter(topic="payments.suspended").count() == 1
+
+
+def test_suspended_nothing_is_held_and_the_refusal_says_why(near_twin: Twin, owing: Organization) -> None:
+    status_after(owing, days=0)
+    status_after(owing, days=8)
+
+    with pytest.raises(SpendingStopped, match=r"\$20\.00 is owed"):
+        hold(
+            organization=owing, purpose="job", source="ftjob-9", amount_nano=1, by="system", idempotency_key="h"
+        )  # fmt: skip
+    with pytest.raises(SpendingStopped):
+        lease_slice(organization=owing, required_nano=1, by="gateway")
+
+
+def test_suspended_a_gateways_slice_is_not_kept(near_twin: Twin, organization: Organization) -> None:
+    paid_topup(near_twin, organization, 2500)
+    leased = lease_slice(organization=organization, required_nano=1, by="gateway").hold_id
+    assert renew_slices(hold_ids=[leased]) == {leased}
+
+    set_spending(organization=organization, stopped_because="$5.00 is owed.")
+
+    assert renew_slices(hold_ids=[leased]) == frozenset()
+
+
+def test_paying_leads_back_to_active_at_once(near_twin: Twin, owing: Organization) -> None:
+    status_after(owing, days=0)
+    status_after(owing, days=8)
+
+    paid_topup(near_twin, owing, 3000)
+    standing.review(organization_id=owing.pk, now=db_now())
+
+    assert Standing.objects.get().status == "active"
+    hold(
+        organization=owing, purpose="job", source="ftjob-9", amount_nano=10 * NANO_PER_CENT, by="system",
+        idempotency_key="h",
+    )  # fmt: skip
+
+
+def test_a_won_dispute_leads_back_too(near_twin: Twin, owing: Organization) -> None:
+    status_after(owing, days=0)
+    money.close_dispute(near_twin, near_twin.of_kind("dispute")[-1]["id"], is_won=True)
+    deliver(near_twin.events[-1])
+
+    assert status_after(owing, days=1) == "active"
+
+
+def test_who_owes_nothing_has_no_standing(near_twin: Twin, organization: Organization) -> None:
+    paid_topup(near_twin, organization, 2500)
+
+    standing.review_standings(now=db_now())
+
+    assert not Standing.objects.exists()
