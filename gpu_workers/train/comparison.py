@@ -20,7 +20,7 @@ _SHOWN_CHARACTERS = 400
 _WORSE_LOSS = 0.02  # nats a token: below it two roundings of the same number differ
 
 
-Grades = tuple[list[float | None], list[float | None]]  # of base and tuned, row by row; None: not scored
+Grades = tuple[Sequence[float | None], Sequence[float | None]]  # of base and tuned, row by row; None: not scored
 
 
 class Findings(msgspec.Struct, frozen=True):
