@@ -25,7 +25,7 @@ from apps.finetuning.operations import (
     objective_of,
     require_ready,
 )
-from apps.finetuning.quoting import PoolQuote
+from apps.finetuning.options import PoolQuote
 from apps.web.forms.after_training import AfterTrainingForm
 from apps.web.forms.wizard import RECIPE_FIELDS, ComputeForm, RecipeForm
 
