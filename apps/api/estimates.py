@@ -21,7 +21,8 @@ from apps.datasets.queries import get_version
 from apps.estimates.ranking import Ranking
 from apps.finetuning.delivery import Delivery, deliver
 from apps.finetuning.operations import data_facts, get_quotes, objective_of, require_ready
-from apps.finetuning.quoting import PoolQuote, Way, finish_seconds, rank_quotes, snapshot
+from apps.finetuning.options import PoolQuote, Way, finish_seconds, rank_quotes
+from apps.finetuning.quoting import snapshot
 from apps.finetuning.recipes import choose
 
 

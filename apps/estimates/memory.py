@@ -14,25 +14,17 @@ from apps.estimates.gpus import GIB, MIB, Gpu
 from apps.estimates.plans import Method, Parallelism, TrainingPlan
 from apps.estimates.shapes import Shape, shape_of
 from apps.estimates.stacks import ANNEAL, StackProfile
-
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-# Bytes of a quantised weight. NF4: 4 bits and one scale per block of 64: fp32, or with double quantisation uint8 plus
-# one fp32 per 256 scales (QLoRA, arXiv 2305.14314, section 3; bitsandbytes blocksize=64). GPTQ: groups of 128 with an
-# fp16 scale and a zero point of the weights' width (AutoGPTQ group_size=128).
-_WEIGHT_BYTES = {
-    "nf4": 0.5 + 4 / 64,
-    "nf4_double": 0.5 + 1 / 64 + 4 / (64 * 256),
-    "gptq_int4": 0.5 + (2 + 0.5) / 128,
-    "gptq_int8": 1 + (2 + 1) / 128,
-    "int8": 1.0,
-}
-# bitsandbytes blockwise 8-bit Adam: one byte for each moment and one fp32 scale per 256 values.
-_MOMENT_BYTES_8BIT = 1 + 4 / 256
-# Adafactor keeps row and column sums instead of the second moment: below a thousandth of the weights for any matrix
-# of LLM size (arXiv 1804.04235), counted as 1 %.
-_ADAFACTOR_BYTES = 0.04
-_FP32 = 4
+from apps.estimates.states import (
+    CPU_PROCESS_BYTES,
+    DTYPE_BYTES,
+    Shards,
+    buckets,
+    host_bytes,
+    passing_gradients,
+    step_copy,
+    stored_weight_bytes,
+    training_state,
+)
 
 # One torch process on a GPU before any tensor: CUDA context and kernels 0.5-2 GiB by driver and GPU (gpus.json _about;
 # the lower half is seen on single-GPU jobs), and cuBLAS's workspace, 32 MiB on Hopper (PyTorch CUDA semantics notes).
@@ -40,9 +32,6 @@ CONTEXT_BYTES = 1 * GIB
 _CUBLAS_BYTES = 32 * MIB
 # NCCL's channels: 2 rings or trees x 8 to 16 channels x 4 MiB and their proxies (NCCL_BUFFSIZE, NCCL user guide).
 NCCL_BYTES = 256 * MIB
-# Resident set after importing torch, transformers, peft, trl and bitsandbytes on a CPU machine: measured 575,276 kB
-# (torch 2.13, transformers 5.19, trl 1.16); rounded up for the data loader and the tokenizer.
-_CPU_PROCESS_BYTES = 640 * MIB
 
 # What the caching allocator reserves beyond what is alive, as a share of what each micro-step allocates and frees:
 # blocks are rounded up to 2 MiB and split. With equal lengths 10 %.
@@ -73,12 +62,8 @@ _EAGER_SAVED_BYTES = 4 + 2
 _EAGER_WORKING_BYTES = 4 + 4 + 2
 # A padded batch needs a mask of length x length per row: boolean, and expanded to 16 bits by the kernel.
 _MASK_BYTES_PER_SCORE = 1 + 2
-# DeepSpeed's reduce and all-gather buckets: 2e8 elements each in the configuration of transformers' DeepSpeed guide,
-# two of the first (overlap_comm). ZeRO-3 keeps up to 1e9 gathered parameters
-# (stage3_max_live_parameters) and steps its optimizer over 1e9 at a time (sub_group_size; DeepSpeed config docs).
-_BUCKETS, _BUCKET_ELEMENTS = 3, 2e8
+# ZeRO-3 keeps up to so many gathered parameters (stage3_max_live_parameters; DeepSpeed config docs).
 _LIVE_PARAMETERS = 1e9
-_STEP_GROUP = 1e9
 # Under DeepSpeed the model runs in 16 bits without autocast: logits, shifted copy, log-probabilities, gradient.
 _DEEPSPEED_LOSS_BYTES = 8.0
 # FSDP gathers at most two units ahead of the one it computes with (limit_all_gathers), and keeps the root unit
@@ -144,9 +129,9 @@ class MemoryModel:
         self.shape, self.plan, self.stack, self.gpu = shape, plan, stack, gpu
         self.sequences = 2 if plan.is_preference else 1
         self.width = DTYPE_BYTES[plan.compute_dtype]
-        shards = _Shards(plan)
+        shards = Shards(plan)
         weights = stored_weight_bytes(shape, plan, stack)
-        state = _training_state(shape, plan, stack)
+        state = training_state(shape, plan, stack)
         self.keeps_reference = plan.is_preference and not stack.reference_ahead
         if self.keeps_reference and plan.method == Method.FULL:
             weights *= 2  # the model as it was; with an adapter the base itself is the reference
@@ -154,13 +139,13 @@ class MemoryModel:
         self.adapter = state.adapter / shards.weights
         self.gradients = state.gradients / shards.gradients
         if plan.cpu_offload and not plan.is_deepspeed:
-            self.gradients = min(self.gradients, _passing_gradients(shape, self.width))
-        self.host = _host_bytes(shape, plan, weights, state) if plan.cpu_offload else 0.0
+            self.gradients = min(self.gradients, passing_gradients(shape, self.width))
+        self.host = host_bytes(shape, plan, weights, state) if plan.cpu_offload else 0.0
         self.optimizer = 0.0 if plan.cpu_offload else state.optimizer / shards.optimizer
-        self.step_copy = 0.0 if plan.cpu_offload else _step_copy(state, plan, shards.optimizer)
-        self.buckets = _buckets(plan, state)
+        self.step_copy = 0.0 if plan.cpu_offload else step_copy(state, plan, shards.optimizer)
+        self.buckets = buckets(plan, state)
         self.gathered = self.buckets + _gathered(shape, plan, weights)
-        self.framework = _CPU_PROCESS_BYTES if gpu.is_cpu else CONTEXT_BYTES + _CUBLAS_BYTES
+        self.framework = CPU_PROCESS_BYTES if gpu.is_cpu else CONTEXT_BYTES + _CUBLAS_BYTES
         self.framework += NCCL_BYTES if plan.gpu_count > 1 else 0
         self.load = max(shape.head, shape.largest_linear) * self.width
         self.workspace = _workspace(shape, plan, self.width)
@@ -348,101 +333,8 @@ class _TokenBytes:
         return s.distinct_adapted_inputs * width + rank + dora
 
 
-class _Shards:
-    """By how many GPUs weights, gradients and optimizer state are divided."""
-
-    def __init__(self, plan: TrainingPlan) -> None:
-        n, kind = plan.gpu_count, plan.parallelism
-        self.optimizer = n if kind in (Parallelism.ZERO1, Parallelism.ZERO2, Parallelism.ZERO3) else 1
-        self.gradients = n if kind in (Parallelism.ZERO2, Parallelism.ZERO3) else 1
-        self.weights = n if kind == Parallelism.ZERO3 else 1
-
-
-class _State(msgspec.Struct):
-    adapter: float
-    gradients: float
-    optimizer: float
-    step_copy: float
-    trained: float = 0.0
-
-
-def _step_copy(state: _State, plan: TrainingPlan, shards: int) -> float:
-    copy = state.step_copy / shards
-    if plan.is_deepspeed and plan.parallelism == Parallelism.ZERO3:
-        return min(copy, _STEP_GROUP * state.step_copy / max(state.trained, 1.0))
-    return copy
-
-
 def shape_of_plan(architecture: Architecture, plan: TrainingPlan) -> Shape:
     return shape_of(architecture, rank=plan.lora_rank, target_modules=plan.target_modules, use_dora=plan.use_dora)
-
-
-def stored_weight_bytes(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> float:
-    """All base weights as this method stores them."""
-    width = DTYPE_BYTES[plan.compute_dtype]
-    if plan.method != Method.QLORA:
-        return shape.total * width
-    kind = plan.quantization
-    is_nf4 = kind == "nf4"
-    per_weight = _WEIGHT_BYTES["nf4_double" if is_nf4 and stack.double_quantization else kind]
-    other_width = 4 if is_nf4 and stack.upcasts_unquantized else width
-    head = shape.head if stack.quantizes_head else 0
-    return (shape.linear + head) * per_weight + (shape.other - head) * other_width
-
-
-def _training_state(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> _State:
-    width = DTYPE_BYTES[plan.compute_dtype]
-    is_deepspeed = stack.key != ANNEAL.key and plan.parallelism in (
-        Parallelism.ZERO1, Parallelism.ZERO2, Parallelism.ZERO3
-    ) and plan.is_deepspeed  # fmt: skip
-    if plan.method == Method.FULL:
-        trained, is_mixed = shape.total, (stack.full_state == "mixed" or is_deepspeed) and width < _FP32
-        return _state(trained, width, is_mixed, plan, stack, is_deepspeed, adapter=0.0)
-    adapter_width = stack.quantized_adapter_bytes if plan.method == Method.QLORA else stack.adapter_bytes
-    if plan.compute_dtype == "float32":
-        adapter_width = 4
-    if is_deepspeed:
-        return _state(shape.adapter, width, True, plan, stack, True, adapter=float(shape.adapter * width))
-    copies = width if stack.is_autocast and adapter_width > width else 0  # autocast's cache of 16-bit adapters
-    state = _state(shape.adapter, adapter_width, False, plan, stack, False, shape.adapter * (adapter_width + copies))
-    if not plan.trains_embeddings:
-        return state
-    # PEFT's modules_to_save: copies of embedding and head in the base's type, trained whole.
-    more = _state(2 * shape.head, width, False, plan, stack, False, 2.0 * shape.head * width)
-    return _State(*(getattr(state, name) + getattr(more, name) for name in _State.__struct_fields__))
-
-
-def _state(
-    trained: int, width: int, is_mixed: bool, plan: TrainingPlan, stack: StackProfile, is_deepspeed: bool,
-    adapter: float,
-) -> _State:  # fmt: skip
-    state_width = _FP32 if is_mixed else width
-    moments = _moment_bytes(plan, state_width)
-    master = _FP32 if is_mixed else 0
-    # DeepSpeed casts the gradients of its partition to fp32 for the step; foreach AdamW copies the second moment.
-    step = (_FP32 if is_deepspeed else 0) + (state_width if stack.has_step_copy and "8bit" not in plan.optimizer else 0)
-    return _State(adapter, trained * width, trained * (moments + master), trained * step, trained)
-
-
-def _moment_bytes(plan: TrainingPlan, width: int) -> float:
-    match plan.optimizer:
-        case "adamw_8bit":
-            return 2 * _MOMENT_BYTES_8BIT
-        case "paged_adamw" | "paged_adamw_8bit":
-            return 0.0  # in unified memory, moved to the host when the card is full
-        case "adafactor":
-            return _ADAFACTOR_BYTES
-        case "sgd":
-            return 0.0
-        case _:
-            return 2.0 * width
-
-
-def _buckets(plan: TrainingPlan, state: _State) -> float:
-    """Flat buffers that gradients travel in, all the time."""
-    if plan.parallelism == Parallelism.DDP:
-        return state.gradients  # beside the gradients (DistributedDataParallel without bucket views)
-    return _BUCKETS * _BUCKET_ELEMENTS * DTYPE_BYTES[plan.compute_dtype] if plan.is_deepspeed else 0.0
 
 
 def _gathered(shape: Shape, plan: TrainingPlan, weights: float) -> float:
@@ -454,22 +346,6 @@ def _gathered(shape: Shape, plan: TrainingPlan, weights: float) -> float:
     if plan.is_deepspeed:
         return min(_LIVE_PARAMETERS * width, weights) + shape.head * width
     return _FSDP_UNITS * layer + _FSDP_ROOT_COPIES * outside * width
-
-
-def _passing_gradients(shape: Shape, width: int) -> float:
-    """What FSDP holds of the gradients on their way to the host: the root unit's from the head's backward pass on, and
-    two layers', each as computed and in fp32 as reduced."""
-    outside = shape.total - shape.layer * shape.n_layers
-    return (outside + 2 * shape.layer) * (width + _FP32)
-
-
-def _host_bytes(shape: Shape, plan: TrainingPlan, weights: float, state: _State) -> float:
-    """Each process reads the whole model before it keeps its shard (full training in fp32); then all shards, and with
-    full training gradients and optimizer state beside them."""
-    is_full = plan.method == Method.FULL
-    reading = plan.gpu_count * (shape.total * _FP32 if is_full else weights)
-    resting = weights + (state.gradients + state.optimizer if is_full else 0.0)
-    return max(reading, resting) + plan.gpu_count * _CPU_PROCESS_BYTES
 
 
 def _workspace(shape: Shape, plan: TrainingPlan, width: int) -> float:

@@ -8,10 +8,10 @@ several GPUs exchange bytes, part of it behind the computation. The constants ar
 import msgspec
 
 from apps.estimates.gpus import Gpu
-from apps.estimates.memory import DTYPE_BYTES, stored_weight_bytes
 from apps.estimates.plans import Method, Parallelism, TrainingPlan
 from apps.estimates.shapes import Shape
 from apps.estimates.stacks import StackProfile
+from apps.estimates.states import DTYPE_BYTES, stored_weight_bytes
 
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,8 +27,9 @@ from apps.finetuning.delivery import required_exports
 from apps.finetuning.judging import require_judge
 from apps.finetuning.lifecycle import JOB_TRANSITIONS
 from apps.finetuning.models import FineTuningJob
+from apps.finetuning.options import PoolQuote, split_key
 from apps.finetuning.quotas import require_room_for_job
-from apps.finetuning.quoting import PoolQuote, quote_pools, snapshot, split_key, with_plan
+from apps.finetuning.quoting import quote_pools, snapshot, with_plan
 from apps.finetuning.trackers import check_integrations
 from apps.finetuning.training_data import training_data
 

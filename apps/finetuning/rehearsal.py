@@ -22,7 +22,7 @@ from apps.finetuning.operations import (
     get_quotes,
     require_ready,
 )
-from apps.finetuning.quoting import PoolQuote
+from apps.finetuning.options import PoolQuote
 
 # Reasons that a good request cannot start now; whatever else is wrong is an error in the request itself.
 _REFUSALS = (DoesNotFit, CannotLaunch, QuotaExceeded, LicenceNotAccepted)

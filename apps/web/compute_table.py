@@ -10,7 +10,7 @@ from apps.core.templatetags.ui import about, usd
 from apps.estimates.gpus import GIB
 from apps.estimates.quote import Estimate
 from apps.estimates.ranking import Ranking
-from apps.finetuning.quoting import PoolQuote, Way, finish_seconds
+from apps.finetuning.options import PoolQuote, Way, finish_seconds
 from apps.web import svg
 
 HOUR_MS = 3_600_000

@@ -26,7 +26,7 @@ from apps.finetuning.beginnings import find_beginning
 from apps.finetuning.limits import Kind, kind_of
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.operations import JobRequest, counting_model, create_job
-from apps.finetuning.quoting import PoolQuote
+from apps.finetuning.options import PoolQuote
 from apps.web.access import organization_view
 from apps.web.forms.after_training import given_of
 from apps.web.forms.trackers import trackers_given

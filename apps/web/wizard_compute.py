@@ -11,7 +11,7 @@ from apps.core.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.money import nano_to_usd
 from apps.estimates.ranking import Ranking
-from apps.finetuning.quoting import PoolQuote, rank_quotes
+from apps.finetuning.options import PoolQuote, rank_quotes
 from apps.web.code_samples import job_samples
 from apps.web.compute_table import (
     ORDERS,

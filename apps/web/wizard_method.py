@@ -12,7 +12,7 @@ from apps.core.templatetags.ui import bytes_
 from apps.finetuning.delivery import Delivery, deliver
 from apps.finetuning.limits import Kind
 from apps.finetuning.operations import objective_of
-from apps.finetuning.quoting import PoolQuote
+from apps.finetuning.options import PoolQuote
 from apps.web.forms.wizard import ADAPTER_FIELDS
 from apps.web.wizard_compute import best_quote
 from apps.web.wizard_plan import Plan

@@ -26,7 +26,7 @@ from apps.finetuning.operations import (
     objective_of,
     require_ready,
 )
-from apps.finetuning.quoting import PoolQuote
+from apps.finetuning.options import PoolQuote
 from apps.finetuning.trackers import list_tracker_keys
 from apps.web.forms.after_training import AfterTrainingForm
 from apps.web.forms.trackers import TrackingForm

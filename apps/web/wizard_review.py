@@ -9,7 +9,7 @@ from apps.billing.queries import get_balance
 from apps.catalog.licences import is_licence_missing
 from apps.contracts.runs import Hyperparameters
 from apps.core.clock import db_now
-from apps.finetuning.quoting import PoolQuote
+from apps.finetuning.options import PoolQuote
 from apps.web.compute_table import ComputeRow, TableView, compute_rows
 from apps.web.wizard_compute import quotes_of, samples
 from apps.web.wizard_plan import Plan

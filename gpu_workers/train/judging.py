@@ -153,7 +153,7 @@ class Judge:
             score = json.loads(body["choices"][0]["message"]["content"])["score"]
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             return None
-        return (score - 1) / 4 if isinstance(score, int) and 1 <= score <= 5 else None
+        return (score - 1) / 4 if type(score) is int and 1 <= score <= 5 else None  # true is an int too
 
     def _give_up(self, trouble: str) -> None:
         with self._lock:

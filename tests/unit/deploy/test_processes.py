@@ -203,7 +203,7 @@ def test_the_stamp_of_an_environment_changes_with_its_locks(tmp_path: Path) -> N
 
 def test_every_lock_pins_exact_versions_once_and_the_cpu_engines_bring_no_cuda() -> None:
     for path in (REPOSITORY / "requirements").glob("*.lock"):
-        lines = path.read_text().splitlines()
+        lines = [line.partition(" --hash=")[0] for line in path.read_text().splitlines() if not line.startswith("#")]
         assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line) for line in lines), path.name
         assert len({line.split("==")[0].lower() for line in lines}) == len(lines), path.name
     cpu = (REPOSITORY / "requirements/engines-cpu.lock").read_text() + (
