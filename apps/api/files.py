@@ -47,7 +47,8 @@ class FileList(ApiView):
     def post(self, request: Request) -> Response:
         purpose, upload = _required_purpose(request.data), _required_file(request)
         if (upload.size or 0) > intake.MAX_FILE_BYTES:
-            raise intake.FileTooLarge("A file may have up to 512 MiB; split it.", param="file")
+            message = "A file sent at once may have up to 512 MiB; send a longer one in parts, by /v1/uploads."
+            raise intake.FileTooLarge(message, param="file")
         version = intake.create_version(
             organization=self.organization,
             filename=upload.name or "",

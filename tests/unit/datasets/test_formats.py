@@ -193,12 +193,23 @@ def test_plain_text_is_a_row_for_each_stretch_between_blank_lines() -> None:
     assert rows[3] == {"text": "Paragraph 3,\nsecond line é."}
 
 
-def test_columns_nobody_can_guess_are_asked_for_and_then_read_as_told() -> None:
-    content = table([{"utterance": f"Hi {number}", "label": "greeting"} for number in range(12)])
+@pytest.mark.parametrize("write", ["table", "parquet", "lines", "array"])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_columns_nobody_can_guess_are_asked_for_and_then_read_as_told(write: str, zipped: bool) -> None:
+    asked = [{"utterance": f"Hi {number}", "label": "greeting"} for number in range(12)]
+    content = {
+        "table": table(asked),
+        "parquet": parquet(asked),
+        "lines": b"".join(lines(row, 1) for row in asked),
+        "array": json.dumps(asked).encode(),
+    }[write]
+    name = "a.csv" if write == "table" else "a"
+    if zipped:
+        content, name = gzip.compress(content), f"{name}.gz"
 
-    _, report = read(content, "a.csv")
+    _, report = read(content, name)
     mapping = Mapping(format=Format.PROMPT_COMPLETION, columns={"prompt": "utterance", "completion": "label"})
-    rows, mapped = read(content, "a.csv", mapping)
+    rows, mapped = read(content, name, mapping)
 
     assert [error.code for error in report.errors] == ["unknown_columns"]
     assert report.columns == ("utterance", "label") and len(report.sample) == 5

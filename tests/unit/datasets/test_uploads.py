@@ -16,7 +16,8 @@ from apps.accounts.models import Organization
 from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.models import OutboxMessage
-from apps.core.object_store import DirectoryStore, open_store, read_object, store
+from apps.core.object_store import DirectoryStore, S3Store, open_store, read_object, store
+from apps.core.s3_store import SMALLEST_PART_BYTES
 from apps.core.tasks import delete_objects
 from apps.datasets import uploads
 from apps.datasets.intake import FileTooLarge, StorageFull
@@ -186,6 +187,25 @@ class TestPlan:
 
             assert done.version and read_object(done.version.object_key) == CONTENT
             assert done.version.dataset.name == "Big"
+        open_store.cache_clear()
+
+    def test_parts_of_usual_size_are_joined_inside_the_bucket(
+        self, organization: Organization, s3_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        monkeypatch.setattr(uploads, "BROWSER_PART_BYTES", SMALLEST_PART_BYTES)
+        monkeypatch.delattr(S3Store, "put_stream")  # their bytes are read for the hash, and not sent again
+        content = CONTENT * (2 * SMALLEST_PART_BYTES // len(CONTENT) + 1)
+        upload = make_upload(organization, bytes=len(content), is_planned=True)
+        open_store.cache_clear()
+        with override_settings(OBJECT_STORE=s3_url):
+            for number, url in sign_parts(upload=upload, numbers=(1, 2, 3), now=db_now()).items():
+                put(url, content[(number - 1) * SMALLEST_PART_BYTES : number * SMALLEST_PART_BYTES])
+            done = complete(upload)
+
+            assert done.version and done.version.sha256 == hashlib.sha256(content).hexdigest()
+            assert read_object(done.version.object_key) == content
         open_store.cache_clear()
 
     def test_signs_only_its_own_parts_while_it_is_open(self, upload: Upload) -> None:
