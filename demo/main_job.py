@@ -116,7 +116,7 @@ def run_main_job(platform: Platform, state: State, stage: Stage, *, rows: int, f
         "seconds_main_job": round(time.monotonic() - stage.started_at, 1),
         "accuracy_base": accuracy["base"],
         "accuracy_lora": accuracy["lora"],
-        "training_seconds_billed": job.model_extra["billed_gpu_seconds"],
+        "training_seconds_billed": _extra(job)["billed_gpu_seconds"],
         **bill,
     }
 
@@ -128,7 +128,7 @@ def run_qlora_job(platform: Platform, state: State, stage: Stage, *, rows: int, 
     model = wait_until_served(platform, stage, job)
     return {
         "accuracy_qlora": score(platform, stage, model, rows),
-        "qlora_training_seconds_billed": job.model_extra["billed_gpu_seconds"],
+        "qlora_training_seconds_billed": _extra(job)["billed_gpu_seconds"],
     }
 
 
@@ -142,7 +142,7 @@ def upload(platform: Platform, state: State, stage: Stage, folder: Path) -> str:
     checked = platform.openai.files.wait_for_processing(created.id, poll_interval=0.5, max_wait_seconds=120)
     if checked.status != "processed":
         raise DemoFailed(f"validation: {checked.status_details}")
-    rows = checked.model_extra["validation"]["rows"]
+    rows = _extra(checked)["validation"]["rows"]
     stage.line("upload", f"{path.name}, {checked.bytes / 1e6:.1f} MB, {rows:,} rows valid: {checked.id}")
     state["file_id"] = checked.id
     return checked.id
@@ -154,6 +154,12 @@ def show_estimate(platform: Platform, stage: Stage, file_id: str, *, quantizatio
     stage.line("estimate", f"for {answer['model']}, {answer['recipe']['method']}, {answer['recipe']['epochs']} epochs:")
     for pool in answer["pools"]:
         stage.line("", _pool_line(pool))
+
+
+def _extra(answered: Any) -> dict[str, Any]:
+    """Return what the platform answers beyond the fields the client library knows."""
+    extra: dict[str, Any] | None = answered.model_extra
+    return extra or {}
 
 
 def _launchable(answer: dict[str, Any]) -> dict[str, Any] | None:
@@ -184,7 +190,7 @@ def fine_tune(
             model=platform.account["base_model"], training_file=file_id, suffix=f"banking-{name}", extra_body=extra
         )
         state[name] = job.id
-        stage.line("hold", f"${job.model_extra['held_usd'] or '0'} set aside for {job.id}")
+        stage.line("hold", f"${_extra(job)['held_usd'] or '0'} set aside for {job.id}")
     _follow(platform, stage, job.id)
     job = jobs.retrieve(job.id)
     if job.status != "succeeded":
@@ -267,7 +273,7 @@ def show_answers(platform: Platform, stage: Stage, model: str) -> None:
 def show_bill(platform: Platform, stage: Stage, job: Any) -> dict[str, Any]:
     """Wait until every request is rated, then show what was charged and that the books balance."""
     bill = _until(lambda: _settled(platform.get("/billing")), 60, "usage was not rated")
-    extra = job.model_extra
+    extra = _extra(job)
     stage.line(
         "bill",
         f"training {extra['billed_gpu_seconds']:.1f} s = ${extra['cost_usd']}; "

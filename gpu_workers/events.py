@@ -9,16 +9,11 @@ from pathlib import Path
 import msgspec
 
 from apps.contracts.runs import (
-    CheckpointSaved,
-    EvaluationCompleted,
     Event,
     Failed,
-    LogLine,
-    PhaseChanged,
-    StepCompleted,
+    RunEvent,
     Stopped,
     Struct,
-    TrainingStarted,
 )
 
 EVENTS_FILE = "events.jsonl"
@@ -36,7 +31,7 @@ ADAPTER_FOLDER = "adapter"
 UNNUMBERED = 0
 
 
-class CheckpointReady(Event, kw_only=True, tag="checkpoint_ready"):
+class CheckpointReady(Event, frozen=True, kw_only=True, tag="checkpoint_ready"):
     """A whole checkpoint lies in `folder` (below the work folder), its manifest included."""
 
     step: int
@@ -48,7 +43,7 @@ class CheckpointReady(Event, kw_only=True, tag="checkpoint_ready"):
     train_loss: float | None = None
 
 
-class AdapterReady(Struct, kw_only=True, tag_field="type", tag="adapter_ready"):
+class AdapterReady(Struct, frozen=True, kw_only=True, tag_field="type", tag="adapter_ready"):
     """Training ended at its last step; the adapter lies in `folder`, its manifest included."""
 
     folder: str
@@ -65,9 +60,7 @@ class AdapterReady(Struct, kw_only=True, tag_field="type", tag="adapter_ready"):
     best_step: int | None = None
 
 
-ChildEvent = (
-    PhaseChanged | TrainingStarted | StepCompleted | EvaluationCompleted | CheckpointSaved | LogLine | CheckpointReady
-)
+ChildEvent = RunEvent | CheckpointReady
 ChildOutcome = AdapterReady | Failed | Stopped
 
 

@@ -20,6 +20,7 @@ from apps.contracts.runs import (
     LogLine,
     Phase,
     PhaseChanged,
+    RunEvent,
     RunOutcome,
     SignedFile,
     StepCompleted,
@@ -330,7 +331,7 @@ class Attempt:
         for warning in self._tracking.warnings() if self._tracking is not None else ():
             self._report(warning)
 
-    def _report(self, event: ChildEvent) -> None:
+    def _report(self, event: RunEvent) -> None:
         self._note(event)
         self._reporter.add(event)
 

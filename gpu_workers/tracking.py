@@ -9,6 +9,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -106,15 +107,15 @@ class Tracking:
 
     def begin(self) -> None:
         for tracker in self._assignment.trackers:
-            self._try(tracker.kind, lambda tracker=tracker: self._open(tracker))
+            self._try(tracker.kind, partial(self._open, tracker))
 
     def log(self, points: Sequence[Point]) -> None:
         for kind, sink in list(self._sinks.items()) if points else ():
-            self._try(kind, lambda sink=sink: sink.log(points))
+            self._try(kind, partial(sink.log, points))
 
     def finish(self, status: str) -> None:
         for kind, sink in list(self._sinks.items()):
-            self._try(kind, lambda sink=sink: sink.finish(status))
+            self._try(kind, partial(sink.finish, status))
         self._warnings.close()
 
     def _open(self, tracker: Tracker) -> None:

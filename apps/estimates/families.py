@@ -145,7 +145,7 @@ def _required(text: Mapping[str, Any], traits: Mapping[str, Any], name: str) -> 
     value = _optional(text, traits, name)
     if value is None:
         field = _KEYS[name][0]
-        raise ArchitectureError(field, f"the model's config.json has no {field}")
+        raise ArchitectureError(field, f"it has no {field}")
     return value
 
 

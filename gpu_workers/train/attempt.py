@@ -136,7 +136,7 @@ class Attempt:
             trainer.progress.restore(resumed)
             trainer.progress.best.restore(resumed, folder=resume)
         self._check_stop()
-        trainer.train(resume_from_checkpoint=str(resume) if resumed else None)  # type: ignore[attr-defined]
+        trainer.train(resume_from_checkpoint=str(resume) if resumed else None)
         step, total_steps = trainer.state.global_step, trainer.state.max_steps
         trainer.progress.watch.pause()
         if step < total_steps and self._stop.is_set:

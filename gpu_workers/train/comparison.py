@@ -171,8 +171,8 @@ def _compare(base: list[RowScore], tuned: list[RowScore], graded: Grades, grader
     losses = [np.array([score.loss for score in scores]) for scores in (base, tuned)]
     right = [np.array([score.n_correct for score in scores], dtype=float) for scores in (base, tuned)]
     found = [
-        compare_ratio("loss", *losses, weight, is_higher_better=False),
-        compare_ratio("token_accuracy", *right, weight, is_higher_better=True),
+        compare_ratio("loss", losses[0], losses[1], weight, is_higher_better=False),
+        compare_ratio("token_accuracy", right[0], right[1], weight, is_higher_better=True),
     ]
     if scored := [pair for pair in zip(*graded, strict=True) if None not in pair]:
         before, after = np.array(scored, dtype=float).T

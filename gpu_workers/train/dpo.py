@@ -28,6 +28,9 @@ def dpo_config(arguments: dict[str, Any], recipe: Hyperparameters) -> DPOConfig:
 class DpoTrainer(RunTrainer, DPOTrainer):
     """DPOTrainer on prepared rows. A pair counts as right when the preferred answer gained more than the other."""
 
+    precompute_ref_logps: bool
+    train_dataset: Any
+
     def __init__(self, *args: Any, rows: Pairs, validation: Pairs | None, pad_id: int, **kwargs: Any) -> None:
         self._rows = rows
         self.eval_collator = DataCollatorForPreference(

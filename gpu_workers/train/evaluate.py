@@ -12,7 +12,7 @@ from gpu_workers.train.data import Encoded, PaddingCollator
 LossParts = Callable[[torch.nn.Module, dict[str, torch.Tensor]], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
-class Evaluation(Struct, kw_only=True):
+class Evaluation(Struct, frozen=True, kw_only=True):
     valid_loss: float
     valid_mean_token_accuracy: float
 

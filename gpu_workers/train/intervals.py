@@ -1,12 +1,13 @@
 """Confidence intervals of 95 %: Wilson's for shares, the percentile bootstrap over rows for everything else."""
 
 import math
+from typing import TypeAlias
 
 import numpy as np
 
 from apps.contracts.evaluation import Comparison, Interval
 
-Array = np.ndarray
+Array: TypeAlias = "np.ndarray"
 WILSON = "Wilson 95 %"
 BOOTSTRAP = "bootstrap over rows, 95 %"
 _Z = 1.959963984540054

@@ -33,6 +33,7 @@ def fetch_base_model(base_model: BaseModelRef, *, hub_token: str | None) -> Path
     if base_model.path is not None:
         folder = Path(base_model.path)
     else:
+        assert base_model.repo is not None  # the contract: a path or a repository
         try:
             folder = Path(
                 snapshot_download(

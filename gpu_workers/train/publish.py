@@ -136,7 +136,7 @@ def _examples(path: Path, spec: RunSpec, renderer: ChatRenderer, keep: Sequence[
     recipe = spec.hyperparameters
     rows = encode(path, renderer, recipe, keep=keep)
     if isinstance(rows, Pairs):
-        return [_preferred(item) for item in rows.items(range(len(rows)))]  # type: ignore[arg-type]
+        return [_preferred(item) for item in rows.items(range(len(rows)))]
     is_chat = recipe.objective is Objective.SUPERVISED
     return [as_example(rows.input_ids[i], rows.labels[i], can_be_asked=is_chat) for i in range(len(rows))]
 

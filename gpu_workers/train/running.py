@@ -1,5 +1,6 @@
 """What every objective's trainer shares: a resumable order of rows, sealed checkpoints, and the run's callback."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ class RunTrainer:
     model: Any
     optimizer: Any
     lr_scheduler: Any
+    add_callback: Callable[[Any], None]
+    train: Callable[..., Any]
     state: TrainerState
     progress: "RunCallback"
     events: EventWriter
@@ -151,16 +154,17 @@ class RunCallback(ProgressCallback):
 
     def __init__(
         self,
-        *args: Any,
-        sampler: LengthGroupedSampler,
+        events: EventWriter,
         stop: StopFlag,
+        *,
+        sampler: LengthGroupedSampler,
         spec: RunSpec,
         training: Rows,
         validation: Rows | None,
         work_dir: Path,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, stop=stop, **kwargs)
+        super().__init__(events, stop, **kwargs)
         self.trainer: RunTrainer
         self.validation = validation
         self.evaluation: Evaluation | None = None

@@ -80,7 +80,8 @@ def through_litellm(kind: str, asked: dict) -> object:
     ask = litellm.completion if kind == "chat" else litellm.text_completion
     place = {"client": client, "api_key": key, "api_base": "http://gateway/v1", "max_retries": 0}
     # It refuses by itself what it does not know of a model it has never heard of, unless told to send it.
-    return ask(model=f"openai/{model}", allowed_openai_params=[name for name in asked if name in UNKNOWN], **place, **asked)
+    insisted = [name for name in asked if name in UNKNOWN]
+    return ask(model=f"openai/{model}", allowed_openai_params=insisted, **place, **asked)
 
 
 def text_of(kind: str, answer: object) -> str:
