@@ -16,28 +16,23 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.accounts.roles import Permission
-from apps.adapters.operations import model_name_of
-from apps.api.estimates import delivery_object, options_object, parse_needed_by, usd
+from apps.api.estimates import delivery_object, options_object, parse_needed_by
+from apps.api.fine_tuning_objects import checkpoint_object, dry_run_object, event_object, explained, job_object
 from apps.api.pagination import page
 from apps.api.parsers import read_body
 from apps.api.recipes import LoraChoice, adapter_fields, parse_method
 from apps.api.views import ApiView
 from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind, problem_of
-from apps.contracts.failures import Blame, FailureCode
-from apps.contracts.runs import Hyperparameters, Objective
+from apps.contracts.runs import Objective
 from apps.core.clock import db_now
 from apps.core.errors import InvalidValue, PermissionDenied
-from apps.core.ids import ulid_of
-from apps.core.money import nano_to_usd, usd_to_nano
+from apps.core.money import usd_to_nano
 from apps.core.object_store import attachment
-from apps.finetuning import attempts, operations, queries, stopping
+from apps.finetuning import operations, queries, stopping
 from apps.finetuning.delivery import deliver
-from apps.finetuning.explanations import Explanation, explain
-from apps.finetuning.lifecycle import JOB_TERMINAL
-from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
+from apps.finetuning.explanations import explain
 from apps.finetuning.operations import JobRequest
-from apps.finetuning.rehearsal import Rehearsal, rehearse_job
-from apps.finetuning.scheduling import queue_position
+from apps.finetuning.rehearsal import rehearse_job
 from apps.finetuning.tensorboard import event_file, file_name, read_points
 
 Auto = Any  # a number, or "auto"
@@ -192,7 +187,7 @@ class JobDetail(ApiView):
         job = queries.get_job(organization=self.organization, id=job_id)
         found = job_object(job)
         if why := explain(job=job, now=db_now()):
-            found["error"] |= _explained(why)
+            found["error"] |= explained(why)
         return Response(found)
 
 
@@ -350,170 +345,3 @@ def _with_metadata(rows: Any, request: Request) -> Any:
         if name.startswith("metadata[") and name.endswith("]")
     }
     return rows.filter(metadata__contains=wanted) if wanted else rows
-
-
-# --- objects ----------------------------------------------------------------------------------------------------
-
-
-def job_object(job: FineTuningJob) -> dict[str, Any]:
-    """Return the job as OpenAI's object, with what we know beyond it."""
-    recipe = job.hyperparameters
-    theirs = {
-        "n_epochs": recipe["epochs"],
-        "batch_size": recipe["batch_size"],
-        "learning_rate_multiplier": "auto",
-    }
-    return {
-        "id": job.pk,
-        "object": "fine_tuning.job",
-        "created_at": _unix(job.created_at),
-        "finished_at": _unix(job.finished_at),
-        "model": job.base_model.name,
-        "fine_tuned_model": job.adapter_version.model_name if job.adapter_version else None,
-        "organization_id": job.organization_id,
-        "status": job.status,
-        "training_file": job.training_file_id,
-        "validation_file": job.validation_file_id,
-        "hyperparameters": theirs,
-        "method": _method_object(recipe, theirs),
-        "trained_tokens": job.trained_tokens if job.status == "succeeded" else None,
-        "result_files": [],
-        "seed": job.seed,
-        "error": _error(job),
-        "estimated_finish": _estimated_finish(job),
-        "integrations": job.requested.get("integrations") or [],
-        "metadata": job.metadata,
-        **_ours(job, recipe),
-    }
-
-
-def _method_object(recipe: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    kind = recipe.get("objective", Objective.SUPERVISED.value)
-    beta = {"beta": recipe["dpo_beta"]} if kind == Objective.DPO else {}
-    return {"type": kind, kind: {"hyperparameters": theirs | beta}}
-
-
-def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> dict[str, Any]:
-    """Return what creating the job would have done; `refusal` is the error that it would have been answered with."""
-    refusal = rehearsal.refusal
-    return {
-        "object": "fine_tuning.job.dry_run",
-        "model": asked.base_model,
-        "training_file": asked.training_file,
-        "validation_file": asked.validation_file,
-        "recipe": msgspec.to_builtins(rehearsal.recipe),
-        "would_start": refusal is None,
-        "refusal": refusal.as_openai()["error"] if refusal else None,
-        "pool": rehearsal.pool,
-        "gpu_count": rehearsal.gpu_count,
-        "hold_usd": usd(rehearsal.hold_nano),
-    }
-
-
-def _ours(job: FineTuningJob, recipe: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "recipe": recipe,
-        "recipe_choices": job.requested.get("choices", []),
-        "continues": job.requested.get("start_from") or None,
-        "delivered_as": "adapter" if msgspec.convert(recipe, Hyperparameters).is_servable else "model",
-        "pool": job.pool.name if job.pool else None,
-        "gpu_count": job.gpu_count if job.pool else None,
-        "gpu_type": job.pool.gpu_type.name if job.pool else None,
-        "estimate": job.estimate or None,
-        "step": job.step,
-        "total_steps": job.total_steps,
-        "queue_position": _queue_position(job),
-        "waiting_reason": job.waiting_reason or None,
-        "spend_cap_usd": str(nano_to_usd(job.spend_cap_nano)) if job.hold_id else None,
-        "held_usd": str(nano_to_usd(_held_nano(job))) if job.hold_id else None,
-        "billed_gpu_seconds": job.billed_gpu_ms / 1000,
-        "cost_usd": str(nano_to_usd(job.cost_nano)),
-        "adapter_status": job.adapter_version.status if job.adapter_version else None,
-    }
-
-
-def _held_nano(job: FineTuningJob) -> int:
-    """What is set aside now: nothing once the job is paused or ended."""
-    is_held = job.status not in JOB_TERMINAL and job.status != "paused"
-    return attempts.resume_hold_nano(job=job) if is_held else 0
-
-
-def _queue_position(job: FineTuningJob) -> int | None:
-    """The place in the pool's whole queue; other tenants' runs are counted, never shown."""
-    run = queries.get_active_run(job=job) if job.status == "queued" else None
-    return queue_position(run=run, now=db_now()) if run and run.status == "queued" else None
-
-
-def _error(job: FineTuningJob) -> dict[str, Any] | None:
-    if job.status != "failed":
-        return None
-    return {
-        "code": job.error_code,
-        "message": job.error_message,
-        "param": job.error_param or None,
-        "blame": _blame(job.error_code),
-    }
-
-
-def _explained(why: Explanation) -> dict[str, Any]:
-    advice = why.suggestion
-    price = advice.price_nano if advice else None
-    return {
-        "cause": why.cause,
-        "evidence": msgspec.to_builtins(why.evidence),
-        "log_tail": why.log_tail or None,
-        "suggestion": advice
-        and {
-            "text": advice.text,
-            "changes": advice.changes,
-            "estimated_cost_usd": None if price is None else str(nano_to_usd(price)),
-            "pool": advice.pool or None,
-        },
-    }
-
-
-def _blame(code: str) -> str:
-    """Whose fault it is; what is no run's failure was refused before anything ran."""
-    return FailureCode(code).blame.value if code in list(FailureCode) else Blame.CUSTOMER.value
-
-
-def _estimated_finish(job: FineTuningJob) -> int | None:
-    seconds = job.estimate.get("run_seconds_p50") or job.estimate.get("train_seconds_p50")
-    if job.status not in ("queued", "running") or seconds is None or job.started_at is None:
-        return None
-    return int(job.started_at.timestamp() + seconds)
-
-
-def event_object(event: JobEvent) -> dict[str, Any]:
-    return {
-        "id": event.pk,
-        "object": "fine_tuning.job.event",
-        "created_at": _unix(event.created_at),
-        "level": event.level,
-        "message": event.message,
-        "type": "metrics" if event.type == "metrics" else "message",
-        "data": event.data or None,
-    }
-
-
-def checkpoint_object(row: Checkpoint) -> dict[str, Any]:
-    metrics = {name: value for name, value in row.metrics.items() if value is not None}
-    return {
-        "id": row.pk,
-        "object": "fine_tuning.job.checkpoint",
-        "created_at": _unix(row.created_at),
-        "fine_tuned_model_checkpoint": f"{_model_name(row.job)}:ckpt-step-{row.step}",
-        "fine_tuning_job_id": row.job_id,
-        "step_number": row.step,
-        "metrics": metrics,
-    }
-
-
-def _model_name(job: FineTuningJob) -> str:
-    return model_name_of(
-        base_model=job.base_model, organization=job.organization, suffix=job.suffix, ulid=ulid_of(job.pk)
-    )
-
-
-def _unix(moment: Any) -> int | None:
-    return int(moment.timestamp()) if moment else None

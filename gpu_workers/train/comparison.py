@@ -87,14 +87,14 @@ class Examiner:
         if self._plan.grader.kind is GraderKind.JUDGE:
             return [], []
         references = self._references(count)
-        one, other = (
+        graded: list[list[float | None]] = [
             [
                 grade(self._plan.grader, answer, reference)
                 for answer, reference in zip(found.answers, references, strict=False)
             ]
             for found in (base, tuned)
-        )
-        return one, other
+        ]
+        return graded[0], graded[1]
 
     def _ask(self, judge: Judge, base: Findings, tuned: Findings, count: int) -> Verdicts:
         """Have both answers to a row judged one after the other, so that time ends for both at the same row."""

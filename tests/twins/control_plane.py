@@ -37,6 +37,7 @@ from apps.contracts.worker_api import (
     FinishResponse,
     HeartbeatRequest,
     HeartbeatResponse,
+    JudgeAccess,
     MissingProbes,
     ProbeReport,
     ProbeRequest,
@@ -56,6 +57,7 @@ class ControlPlane:
         self.objects: dict[str, bytes] = {}
         self.puts: list[str] = []
         self.uploads: dict[str, Manifest] = {}
+        self.judge: JudgeAccess | None = None  # None: nobody may ask one
         self.events: list[RunEvent] = []
         self.beats: list[HeartbeatRequest] = []
         self.outcomes: list[RunOutcome] = []
@@ -248,6 +250,9 @@ class ControlPlane:
         names = [file.name for file in request.manifest.files] + [MANIFEST]
         urls = {name: f"{self.url}/objects/uploads/{upload_id}/{name}" for name in names}
         return _ok(UploadResponse(upload_id=upload_id, files=urls))
+
+    def _judge(self, body: bytes) -> tuple[int, bytes]:
+        return _ok(self.judge) if self.judge else _error(403, "insufficient_permissions")
 
     def _finish(self, body: bytes) -> tuple[int, bytes]:
         self.outcomes.append(msgspec.json.decode(body, type=FinishRequest).outcome)

@@ -23,7 +23,7 @@ from apps.contracts.parity import PARITY_FILE, ParityProbe
 from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, Method, Objective, RunSpec, Succeeded
 from apps.contracts.worker_api import JudgeAccess
 from gpu_workers.artifacts import seal_folder, verify_folder
-from gpu_workers.publishing import MERGED_EXPORT, Published, PublishSecrets
+from gpu_workers.publishing import GGUF_EXPORT, MERGED_EXPORT, Published, PublishSecrets
 from gpu_workers.train.export import adapter_config
 from gpu_workers.train.graders import grade, rouge_l
 from gpu_workers.train.intervals import compare_ratio, compare_scores, wilson
@@ -200,6 +200,16 @@ def test_without_a_judge_the_report_says_so_and_stands(published, judged_spec, t
 
     assert [found.name for found in report.comparisons] == ["loss", "token_accuracy"]
     assert report.notes == ("There is no judge's score: Who created the job has left.",)
+
+
+def test_a_result_that_cannot_become_gguf_is_published_without_and_says_why(published, judged_spec, tiny_model):
+    spec = msgspec.structs.replace(judged_spec, evaluation=None, exports=(GGUF_EXPORT,))
+
+    result = publish(published[0], spec, tiny_model)
+
+    assert result.gguf is None and result.merged is None
+    [note] = result.notes
+    assert note.startswith("There is no GGUF of the result: ")
 
 
 def test_the_probe_holds_what_peft_computes_for_the_exported_weights(published, tiny_model):

@@ -21,7 +21,7 @@ from apps.contracts.runs import (
     Stopped,
     Succeeded,
 )
-from gpu_workers import agent as agent_module
+from gpu_workers import run_attempt
 from gpu_workers.agent import Agent
 from gpu_workers.api_client import ApiClient
 from gpu_workers.config import WorkerConfig
@@ -165,7 +165,7 @@ def test_a_stale_lease_kills_the_child_and_reports_nothing(plane, models, tmp_pa
 
 
 def test_an_agent_cut_off_ends_its_child_before_the_lease_ends(plane, models, tmp_path, monkeypatch):
-    monkeypatch.setattr(agent_module, "_KILL_AFTER_FENCE_SECONDS", 0.5)
+    monkeypatch.setattr(run_attempt, "_KILL_AFTER_FENCE_SECONDS", 0.5)
     plane.self_fence_seconds = 2
     add_run(plane, models)
     draining = Draining(make_agent(plane, tmp_path, "stubborn"))

@@ -2,9 +2,14 @@
 
 import sys
 
+import msgspec
+import pytest
+
+from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind
 from apps.contracts.runs import CheckpointSaved, LogLine, Phase, PhaseChanged, Stopped, Succeeded
+from apps.contracts.worker_api import JudgeAccess
 from gpu_workers.executor import SubprocessExecutor
-from gpu_workers.publishing import Publisher
+from gpu_workers.publishing import Publisher, PublishSecrets
 from tests.unit.gpu_workers.test_agent import Draining, add_run, make_agent, models, plane  # noqa: F401 - fixtures
 
 PUBLISHER = "tests.unit.gpu_workers.scripted_publisher"
@@ -27,6 +32,22 @@ def test_report_probe_and_merged_model_are_delivered_with_the_adapter(plane, mod
     assert outcome.training_seconds == 2.0
     phases = [event.phase for event in plane.events_of(PhaseChanged)]
     assert phases[-2:] == [Phase.EVALUATING, Phase.UPLOADING]
+
+
+@pytest.mark.parametrize("judge", [JudgeAccess(url="http://x/v1", key="ann_web_secret", model="demo"), None])
+def test_a_judges_key_reaches_the_child_alone_and_its_refusal_costs_no_lease(plane, models, tmp_path, judge):  # noqa: F811
+    plane.judge = judge
+    spec = add_run(plane, models)
+    plan = EvaluationPlan(grader=Grader(kind=GraderKind.JUDGE, model="demo"))
+    plane.queue[0] = msgspec.structs.replace(spec, evaluation=plan)
+
+    make_agent(plane, tmp_path, "succeed", publisher=publisher("publish")).drain()
+
+    [outcome] = plane.outcomes
+    assert isinstance(outcome, Succeeded) and outcome.report is not None
+    told = msgspec.json.decode((tmp_path / "work" / "publish-secrets").read_bytes(), type=PublishSecrets)
+    assert told.judge == judge and bool(told.judge_refusal) == (judge is None)
+    assert "ann_web_secret" not in (tmp_path / "work" / "secrets").read_text()  # what the training child was told
 
 
 def test_a_failed_evaluation_costs_the_report_and_not_the_adapter(plane, models, tmp_path):  # noqa: F811

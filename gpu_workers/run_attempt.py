@@ -1,0 +1,421 @@
+"""One claimed run, from its files to its report: prepare, execute in a child, publish, say how it ended.
+
+Nothing is reported once the lease is lost. Billing counts what the control plane confirmed as durable, nothing else.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from apps.contracts.evaluation import GraderKind
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import (
+    CheckpointRef,
+    DatasetRef,
+    Failed,
+    LogLine,
+    Phase,
+    PhaseChanged,
+    RunEvent,
+    RunOutcome,
+    SignedFile,
+    StepCompleted,
+    Stopped,
+    Succeeded,
+    TrainingStarted,
+)
+from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest
+from gpu_workers.api_client import ApiClient, ApiError, Lease, StaleLease, Unauthorized, Unavailable
+from gpu_workers.artifacts import BrokenArtifact, Interrupted, StoreUnavailable, Transfers, verify_folder
+from gpu_workers.base_models import NotInstalled, locate_base_model
+from gpu_workers.config import WorkerConfig
+from gpu_workers.events import (
+    EVENTS_FILE,
+    LOG_FILE,
+    RESUME_FOLDER,
+    SPEC_FILE,
+    START_FOLDER,
+    TRAINING_FILE,
+    UNNUMBERED,
+    VALIDATION_FILE,
+    AdapterReady,
+    CheckpointReady,
+    ChildEvent,
+    EventTail,
+    read_outcome,
+    replace_file,
+)
+from gpu_workers.executor import Child, SubprocessExecutor
+from gpu_workers.lease_keeper import LeaseKeeper
+from gpu_workers.publishing import Published, Publisher, PublishSecrets, alone, deliver
+from gpu_workers.redaction import redact
+from gpu_workers.reporter import CheckpointUploader, Reporter, Uploader
+from gpu_workers.run_checks import Refused, check_run
+from gpu_workers.tracking_child import TrackingChild
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.1
+# From SIGTERM to our return at most 110 s: the child's step and checkpoint, then the upload and the report.
+_CHILD_STOP_SECONDS = 60.0
+_AFTER_CHILD_SECONDS = 45.0
+_TRACKING_IN_HASTE_SECONDS = 5.0
+_TRACKING_SECONDS = 30.0
+_KILL_AFTER_FENCE_SECONDS = 10.0
+_LOG_TAIL_BYTES = 8000
+
+
+class Forgotten(Exception):
+    """The lease is lost: nothing may be reported any more."""
+
+
+class CheckpointBroken(Exception):
+    """The checkpoint to resume from does not match its manifest."""
+
+
+class StopAsked(Exception):
+    """Somebody asked for a stop before the child ran."""
+
+
+class Attempt:
+    """`run` does everything; the rest of the agent knows no phase of it."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        api: ApiClient,
+        executor: SubprocessExecutor,
+        claim: ClaimResponse,
+        work_dir: Path,
+        *,
+        publisher: Publisher | None,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._publisher = publisher
+        self._api = api
+        self._executor = executor
+        self._spec = claim.spec
+        self._lease = Lease.of(claim)
+        self._work_dir = work_dir
+        self._is_stopping = is_stopping
+        self._status = HeartbeatRequest()
+        self._child: Child | None = None
+        self._keeper = LeaseKeeper(api, claim, status=self._current_status)
+        self._reporter = Reporter(api, self._lease, self._keeper)
+        self._is_delivering = False
+        self._transfers = Transfers(should_stop=self._must_end_transfers)
+        self._uploader = Uploader(api, self._lease, self._transfers)
+        self._checkpoints = CheckpointUploader(self._uploader, self._reporter, self._keeper, work_dir)
+        self._tail = EventTail(work_dir / EVENTS_FILE)
+        self._tracking: TrackingChild | None = None
+
+    def run(self) -> None:
+        """Do the work and report it; returns silently only when the lease was lost."""
+        for part in (self._keeper, self._reporter, self._checkpoints):
+            part.start()
+        try:
+            outcome = self._outcome()
+            if self._tracking is not None:
+                patience = _TRACKING_IN_HASTE_SECONDS if self._stop_reason() else _TRACKING_SECONDS
+                self._tracking.finish(_status_of(outcome), timeout_seconds=patience)
+                self._pump()
+            self._finish(outcome)
+        except (Forgotten, StaleLease, Unauthorized):
+            log.warning("Lost the lease of %s attempt %d", self._spec.run_id, self._spec.attempt)
+        except Unavailable as error:
+            log.error("Could not report the end of %s: %s", self._spec.run_id, error)
+        finally:
+            if self._child is not None and self._child.poll() is None:
+                self._child.kill()
+            if self._tracking is not None:
+                self._tracking.kill()
+            self._keeper.refuse()  # wakes whoever still waits for this lease
+            self._checkpoints.finish(timeout_seconds=5)
+            self._reporter.close()
+            self._keeper.close()
+            self._transfers.close()
+
+    # --- phases --------------------------------------------------------------------------------------------------
+
+    def _outcome(self) -> RunOutcome:
+        """Return how the attempt ended; raises Forgotten."""
+        try:
+            self._prepare()
+            return self._execute()
+        except StopAsked:
+            return self._stopped()
+        except Refused as refused:
+            return self._failed(refused.code, refused.message)
+        except NotInstalled as error:
+            return self._failed(FailureCode.BASE_MODEL_UNAVAILABLE, str(error))
+        except StoreUnavailable as error:
+            return self._failed(FailureCode.OBJECT_STORE_UNAVAILABLE, f"A file could not be transferred: {error}.")
+        except CheckpointBroken as error:
+            return self._failed(FailureCode.CHECKPOINT_INVALID, f"The checkpoint cannot be used: {error}")
+        except Interrupted:
+            if self._keeper.is_lost:
+                raise Forgotten from None
+            return self._stopped()
+        except OSError as error:
+            log.exception("The attempt failed on this machine")
+            code = FailureCode.DISK_FULL if error.errno in (28, 122) else FailureCode.INTERNAL_ERROR
+            return self._failed(code, f"The worker could not go on ({error.strerror}).")
+
+    def _prepare(self) -> None:
+        """Fetch and verify every file, and write the spec the child may see: no URL and no token in it."""
+        spec = self._spec
+        self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.DOWNLOADING))
+        self._work_dir.mkdir(parents=True, exist_ok=True)
+        for warning in check_run(spec, self._work_dir):
+            self._report(LogLine(sequence=UNNUMBERED, level="warn", message=warning))
+        base_model = locate_base_model(spec.base_model, self._config.base_model_roots)
+        self._download_dataset(spec.training, TRAINING_FILE)
+        if spec.validation is not None:
+            self._download_dataset(spec.validation, VALIDATION_FILE)
+        child_spec = msgspec.structs.replace(
+            spec,
+            base_model=msgspec.structs.replace(base_model, hub_token=None),
+            training=_without_url(spec.training),
+            validation=None if spec.validation is None else _without_url(spec.validation),
+            resume_from=self._download_checkpoint(spec.resume_from, RESUME_FOLDER),
+            start_from=self._download_checkpoint(spec.start_from, START_FOLDER),
+        )
+        child_spec = msgspec.structs.replace(child_spec, trackers=())
+        replace_file(self._work_dir / SPEC_FILE, msgspec.json.encode(child_spec), mode=0o600)
+
+    def _download_dataset(self, dataset: DatasetRef, name: str) -> None:
+        self._check()
+        file = SignedFile(name=name, url=dataset.url, sha256=dataset.sha256, bytes=dataset.bytes)
+        try:
+            self._transfers.download(file, self._work_dir / name)
+        except BrokenArtifact as error:
+            raise StoreUnavailable(f"the dataset is not the one registered: {error}") from error
+
+    def _download_checkpoint(self, checkpoint: CheckpointRef | None, name: str) -> CheckpointRef | None:
+        if checkpoint is None:
+            return None
+        folder = self._work_dir / name
+        folder.mkdir(exist_ok=True)
+        try:
+            for file in checkpoint.files:
+                self._check()
+                self._transfers.download(file, folder / safe_name(file.name))
+            verify_folder(folder, manifest_sha256=checkpoint.manifest_sha256)
+        except BrokenArtifact as error:
+            log.error("Checkpoint %s is broken: %s", checkpoint.id, error)
+            raise CheckpointBroken(str(error)) from error
+        return msgspec.structs.replace(checkpoint, files=())
+
+    def _execute(self) -> RunOutcome:
+        """Run the child to its end, passing on what it says; raises Forgotten."""
+        self._check()
+        self._tracking = TrackingChild(self._spec, self._work_dir)
+        child = self._child = self._executor.start(
+            self._work_dir, hub_token=self._spec.base_model.hub_token, gpu_count=self._spec.gpu_count
+        )
+        asked_at: float | None = None
+        while child.poll() is None:
+            self._pump()
+            if self._keeper.is_lost:
+                self._fence(child)
+            if asked_at is None and self._stop_reason() is not None:
+                log.info("Stopping the child: %s", self._stop_reason())
+                asked_at = time.monotonic()
+                child.terminate()
+            if asked_at is not None and time.monotonic() - asked_at > _CHILD_STOP_SECONDS:
+                child.kill()
+            child.wait(_POLL_SECONDS)
+        self._pump()
+        return self._conclude(child)
+
+    def _fence(self, child: Child) -> None:
+        """End the child before the lease can be given to somebody else."""
+        if not self._keeper.is_refused:
+            child.terminate()
+            child.wait(_KILL_AFTER_FENCE_SECONDS)
+        child.kill()
+        raise Forgotten
+
+    def _conclude(self, child: Child) -> RunOutcome:
+        outcome = read_outcome(self._work_dir)
+        if self._keeper.is_lost:
+            raise Forgotten
+        self._checkpoints.finish(timeout_seconds=_AFTER_CHILD_SECONDS if self._stop_reason() else 600)
+        self._reporter.flush(timeout_seconds=20)
+        match outcome:
+            case AdapterReady() if self._stop_reason() != "cancelled":
+                return self._store_adapter(outcome)
+            case Failed():
+                return self._failed(outcome.code, outcome.message, peak_memory_bytes=outcome.peak_memory_bytes)
+            case None if self._stop_reason() is None:
+                return self._died(child)
+            case _:
+                return self._stopped()
+
+    def _publish(self, ready: AdapterReady) -> Published:
+        """Have the result compared, probed and merged; when that fails, go on with the result alone."""
+        if self._publisher is None or self._must_leave():
+            return alone(ready)
+        self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.EVALUATING))
+        child = self._child = self._publisher.start(self._work_dir, secrets=self._publish_secrets())
+        found = self._publisher.wait(child, self._work_dir, should_stop=self._must_leave)
+        if self._keeper.is_lost:
+            raise Forgotten
+        if found is None:
+            message = "The result could not be evaluated on this machine; the adapter itself is complete."
+            self._report(LogLine(sequence=UNNUMBERED, level="warn", message=message))
+        for note in found.notes if found else ():
+            self._report(LogLine(sequence=UNNUMBERED, level="warn", message=note))
+        return found or alone(ready)
+
+    def _publish_secrets(self) -> PublishSecrets:
+        """Return what the publishing child may know; without a key for its judge it says why. Raises StaleLease."""
+        plan, hub_token = self._spec.evaluation, self._spec.base_model.hub_token
+        if plan is None or plan.grader.kind is not GraderKind.JUDGE:
+            return PublishSecrets(hub_token=hub_token)
+        try:
+            return PublishSecrets(hub_token=hub_token, judge=self._api.open_judge(self._lease))
+        except StaleLease:
+            raise
+        except (ApiError, Unavailable) as error:
+            log.warning("No key for the judge of %s: %s", self._spec.run_id, error)
+            words = error.message if isinstance(error, ApiError) else "the platform could not be reached"
+            return PublishSecrets(hub_token=hub_token, judge_refusal=words)
+
+    def _must_leave(self) -> bool:
+        """Whether to give up what follows training; a pause comes too late to stop anything."""
+        return self._keeper.is_lost or self._stop_reason() in ("cancelled", "preempted")
+
+    def _store_adapter(self, ready: AdapterReady) -> RunOutcome:
+        published = self._publish(ready)
+        if self._stop_reason() == "cancelled":
+            return self._stopped()
+        self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.UPLOADING))
+        self._is_delivering = True
+        return deliver(ready, published, self._work_dir, self._uploader)
+
+    def _must_end_transfers(self) -> bool:
+        """A result nobody wants any more is not delivered; the checkpoints before it are."""
+        return self._keeper.is_lost or (self._is_delivering and self._stop_reason() == "cancelled")
+
+    def _finish(self, outcome: RunOutcome) -> None:
+        """Report the end; raises StaleLease, Unauthorized, Unavailable or Forgotten."""
+        self._reporter.flush(timeout_seconds=30)
+        if self._keeper.is_lost:
+            raise Forgotten
+        log.info("%s attempt %d: %s", self._spec.run_id, self._spec.attempt, type(outcome).__name__)
+        try:
+            self._api.finish(self._lease, outcome)
+        except (StaleLease, Unauthorized):
+            raise
+        except ApiError as error:
+            log.error("The outcome was refused: %s", error)
+            code = FailureCode.OBJECT_STORE_UNAVAILABLE if error.code == "upload_incomplete" else None
+            refused = self._failed(code or FailureCode.INTERNAL_ERROR, "The result of the attempt was refused.")
+            self._api.finish(self._lease, refused)
+
+    # --- what is said ----------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        for event in self._tail.read():
+            self._note(event)
+            if isinstance(event, CheckpointReady):
+                self._checkpoints.add(event)
+            else:
+                self._reporter.add(event)
+        for warning in self._tracking.warnings() if self._tracking is not None else ():
+            self._report(warning)
+
+    def _report(self, event: RunEvent) -> None:
+        self._note(event)
+        self._reporter.add(event)
+
+    def _note(self, event: ChildEvent) -> None:
+        replace = msgspec.structs.replace
+        match event:
+            case PhaseChanged():
+                self._status = replace(self._status, phase=event.phase.value)
+            case TrainingStarted():
+                self._status = replace(self._status, step=event.start_step)
+            case StepCompleted():
+                self._status = replace(self._status, step=event.step, training_seconds=event.training_seconds)
+            case LogLine():
+                log.info("%s: %s", self._spec.run_id, event.message)
+
+    def _current_status(self) -> HeartbeatRequest:
+        memory = self._child.memory_bytes() if self._child is not None else None
+        return msgspec.structs.replace(self._status, memory_bytes=memory)
+
+    def _stop_reason(self) -> str | None:
+        """Who asked for a stop: a customer's wish goes before this machine's."""
+        return self._keeper.stop_reason or ("preempted" if self._is_stopping() else None)
+
+    def _check(self) -> None:
+        if self._keeper.is_lost:
+            raise Forgotten
+        if self._stop_reason() is not None:
+            raise StopAsked
+
+    def _stopped(self) -> Stopped:
+        durable = self._reporter.durable
+        return Stopped(
+            reason=self._stop_reason() or "preempted",
+            step=durable.step,
+            training_seconds=durable.training_seconds,
+            trained_tokens=durable.trained_tokens,
+        )
+
+    def _failed(self, code: FailureCode, message: str, *, peak_memory_bytes: int | None = None) -> Failed:
+        durable = self._reporter.durable
+        return Failed(
+            code=code,
+            message=message,
+            log_tail=redact(_tail_of(self._work_dir / LOG_FILE), known=self._secrets()),
+            training_seconds=durable.training_seconds,
+            trained_tokens=durable.trained_tokens,
+            peak_memory_bytes=peak_memory_bytes,
+        )
+
+    def _secrets(self) -> list[str | None]:
+        keys = [tracker.secret for tracker in self._spec.trackers]
+        return [self._spec.base_model.hub_token, self._lease.token, *keys]
+
+    def _died(self, child: Child) -> Failed:
+        if child.was_killed_for_memory():
+            return self._failed(FailureCode.OUT_OF_MEMORY, "The job did not fit into the memory of the machine.")
+        return self._failed(FailureCode.INTERNAL_ERROR, f"The training process ended unexpectedly ({child.poll()}).")
+
+
+def _status_of(outcome: RunOutcome) -> str:
+    match outcome:
+        case Succeeded():
+            return "succeeded"
+        case Stopped():
+            return outcome.reason
+        case _:
+            return "failed"
+
+
+def _without_url(dataset: DatasetRef) -> DatasetRef:
+    return msgspec.structs.replace(dataset, url="")
+
+
+def safe_name(name: str) -> str:
+    """A name from the control plane becomes a file name here, and nothing more."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}", name):
+        raise BrokenArtifact(f"{name!r} is not a file name.")
+    return name
+
+
+def _tail_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
