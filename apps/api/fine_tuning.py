@@ -15,21 +15,22 @@ from django.http import HttpResponse
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from apps.adapters.operations import model_name_of
+from apps.accounts.roles import Permission
 from apps.api.estimates import delivery_object, options_object, parse_needed_by, usd
 from apps.api.pagination import page
 from apps.api.parsers import read_body
 from apps.api.recipes import LoraChoice, adapter_fields, parse_method
+from apps.api.serving import serving_object
 from apps.api.views import ApiView
 from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind, problem_of
 from apps.contracts.failures import Blame, FailureCode
 from apps.contracts.runs import Hyperparameters, Objective
 from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
-from apps.core.ids import ulid_of
 from apps.core.money import nano_to_usd, usd_to_nano
 from apps.core.object_store import attachment
 from apps.finetuning import attempts, operations, queries, stopping
+from apps.finetuning.checkpoint_models import name_of, serve_checkpoint
 from apps.finetuning.delivery import deliver
 from apps.finetuning.explanations import Explanation, explain
 from apps.finetuning.lifecycle import JOB_TERMINAL
@@ -220,6 +221,16 @@ class JobCheckpoints(ApiView):
         job = queries.get_job(organization=self.organization, id=job_id)
         rows = queries.list_checkpoints(job=job)
         return Response(page(request, rows, checkpoint_object, default_limit=10, order=("-step", "-id")))
+
+
+class CheckpointServing(ApiView):
+    """Have the model of a checkpoint answer, under its `fine_tuned_model_checkpoint`."""
+
+    required_scope = {"POST": Permission.ADAPTER_WRITE}
+
+    def post(self, request: Request, checkpoint_id: str) -> Response:
+        version = serve_checkpoint(organization=self.organization, checkpoint_id=checkpoint_id)
+        return Response(serving_object(version))
 
 
 class JobTensorBoard(ApiView):
@@ -488,17 +499,11 @@ def checkpoint_object(row: Checkpoint) -> dict[str, Any]:
         "id": row.pk,
         "object": "fine_tuning.job.checkpoint",
         "created_at": _unix(row.created_at),
-        "fine_tuned_model_checkpoint": f"{_model_name(row.job)}:ckpt-step-{row.step}",
+        "fine_tuned_model_checkpoint": name_of(row),
         "fine_tuning_job_id": row.job_id,
         "step_number": row.step,
         "metrics": metrics,
     }
-
-
-def _model_name(job: FineTuningJob) -> str:
-    return model_name_of(
-        base_model=job.base_model, organization=job.organization, suffix=job.suffix, ulid=ulid_of(job.pk)
-    )
 
 
 def _unix(moment: Any) -> int | None:
