@@ -16,6 +16,8 @@ from apps.core import audit, outbox
 from apps.core.errors import DomainError, InvalidState
 from apps.core.transitions import try_advance
 
+CHECKPOINT_MARK = ":ckpt-step-"  # in the name of a checkpoint's model, before its step
+
 
 class AdapterRejected(DomainError):
     """The uploaded files are not an adapter that can be served on this base model."""
@@ -42,10 +44,12 @@ def publish_version(
     report: dict[str, Any] | None = None,
     exports: list[dict[str, Any]] | None = None,
     is_servable: bool = True,
+    model_name: str | None = None,
 ) -> AdapterVersion:
     """Check the files, register them under a new name and ask for them to be served. Raises AdapterRejected.
 
-    `ulid` makes the names of the version, and makes them once: those of a job are known before it ends.
+    `ulid` makes the names of the version, and makes them once: those of a job are known before it ends. A checkpoint
+    brings its own `model_name`.
     Where the engine cannot load the result as an adapter it is registered as files alone.
     """
     problems = (
@@ -69,7 +73,8 @@ def publish_version(
         organization=organization,
         adapter=adapter,
         number=number,
-        model_name=model_name_of(base_model=base_model, organization=organization, suffix=suffix, ulid=ulid),
+        model_name=model_name
+        or model_name_of(base_model=base_model, organization=organization, suffix=suffix, ulid=ulid),
         lora_name=f"a-{ulid}",
         source=source,
         object_prefix=object_prefix,

@@ -21,6 +21,7 @@ from apps.api.fine_tuning_objects import checkpoint_object, dry_run_object, even
 from apps.api.pagination import page
 from apps.api.parsers import read_body
 from apps.api.recipes import LoraChoice, adapter_fields, parse_method
+from apps.api.serving import serving_object
 from apps.api.views import ApiView
 from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind, problem_of
 from apps.contracts.runs import Objective
@@ -29,6 +30,7 @@ from apps.core.errors import InvalidValue, PermissionDenied
 from apps.core.money import usd_to_nano
 from apps.core.object_store import attachment
 from apps.finetuning import operations, queries, stopping
+from apps.finetuning.checkpoint_models import serve_checkpoint
 from apps.finetuning.delivery import deliver
 from apps.finetuning.explanations import explain
 from apps.finetuning.operations import JobRequest
@@ -226,6 +228,16 @@ class JobCheckpoints(ApiView):
         job = queries.get_job(organization=self.organization, id=job_id)
         rows = queries.list_checkpoints(job=job)
         return Response(page(request, rows, checkpoint_object, default_limit=10, order=("-step", "-id")))
+
+
+class CheckpointServing(ApiView):
+    """Have the model of a checkpoint answer, under its `fine_tuned_model_checkpoint`."""
+
+    required_scope = {"POST": Permission.ADAPTER_WRITE}
+
+    def post(self, request: Request, checkpoint_id: str) -> Response:
+        version = serve_checkpoint(organization=self.organization, checkpoint_id=checkpoint_id)
+        return Response(serving_object(version))
 
 
 class JobTensorBoard(ApiView):

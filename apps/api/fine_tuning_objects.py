@@ -4,14 +4,13 @@ from typing import Any
 
 import msgspec
 
-from apps.adapters.operations import model_name_of
 from apps.api.estimates import usd
 from apps.contracts.failures import Blame, FailureCode
 from apps.contracts.runs import Hyperparameters, Objective
 from apps.core.clock import db_now
-from apps.core.ids import ulid_of
 from apps.core.money import nano_to_usd
 from apps.finetuning import attempts, queries
+from apps.finetuning.checkpoint_models import name_of
 from apps.finetuning.explanations import Explanation
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
@@ -167,17 +166,11 @@ def checkpoint_object(row: Checkpoint) -> dict[str, Any]:
         "id": row.pk,
         "object": "fine_tuning.job.checkpoint",
         "created_at": _unix(row.created_at),
-        "fine_tuned_model_checkpoint": f"{_model_name(row.job)}:ckpt-step-{row.step}",
+        "fine_tuned_model_checkpoint": name_of(row),
         "fine_tuning_job_id": row.job_id,
         "step_number": row.step,
         "metrics": metrics,
     }
-
-
-def _model_name(job: FineTuningJob) -> str:
-    return model_name_of(
-        base_model=job.base_model, organization=job.organization, suffix=job.suffix, ulid=ulid_of(job.pk)
-    )
 
 
 def _unix(moment: Any) -> int | None:

@@ -45,6 +45,11 @@ urlpatterns = [
     path("api/v1/models/<path:model>/serving", serving.ModelServing.as_view(), name="api_model_serving"),
     path("api/v1/aliases", serving.AliasList.as_view(), name="api_alias_list"),
     path("api/v1/aliases/<str:alias_id>", serving.AliasDetail.as_view(), name="api_alias_detail"),
+    path(
+        "api/v1/checkpoints/<str:checkpoint_id>/serve",
+        fine_tuning.CheckpointServing.as_view(),
+        name="api_checkpoint_serve",
+    ),
     path("api/v1/aliases/<str:alias_id>/rollback", serving.AliasRollback.as_view(), name="api_alias_rollback"),
     path("api/v1/models/<path:model>/licence", licences.ModelLicence.as_view(), name="api_model_licence"),
     path("api/v1/files/<str:file_id>/columns", datasets.FileColumns.as_view(), name="api_file_columns"),

@@ -56,7 +56,7 @@ def find_beginning(*, organization: Any, model: str) -> Beginning:
             base_model=version.adapter.base_model, start_from={"version": version.pk, "model": model}, shape=shape
         )
     if model.startswith(_CHECKPOINT_PREFIX):
-        checkpoint = _checkpoint(organization, model)
+        checkpoint = find_checkpoint(organization, model)
         job = checkpoint.job
         return Beginning(base_model=job.base_model, start_from={"checkpoint": checkpoint.pk}, shape=_shape(job))
     return Beginning(base_model=get_base_model(name=model))
@@ -71,7 +71,7 @@ def start_ref(*, job: FineTuningJob, expires_seconds: int) -> CheckpointRef | No
             version.pk, 0, version.manifest, version.manifest_sha256, version.object_prefix, expires_seconds
         )
     if "checkpoint" in start:
-        checkpoint = _checkpoint(job.organization_id, start["checkpoint"])
+        checkpoint = find_checkpoint(job.organization_id, start["checkpoint"])
         upload = checkpoint.upload
         return signed_ref(
             checkpoint.pk,
@@ -102,9 +102,11 @@ def signed_ref(
     return CheckpointRef(id=id, step=step, manifest_sha256=manifest_sha256, files=files)
 
 
-def _checkpoint(organization: Any, checkpoint_id: str) -> Checkpoint:
+def find_checkpoint(organization: Any, checkpoint_id: str, *, is_locked: bool = False) -> Checkpoint:
+    """Return one of the organization's checkpoints that still exists. Raises CheckpointNotFound."""
     rows = Checkpoint.objects.for_organization(organization).filter(deleted_at=None, quarantined_at=None)
-    found = rows.select_related("job__base_model", "upload").filter(pk=checkpoint_id).first()
+    rows = rows.select_related("job__base_model", "job__organization", "upload").filter(pk=checkpoint_id)
+    found = (rows.select_for_update(of=("self",)) if is_locked else rows).first()
     if found is None:
         raise CheckpointNotFound(f"The checkpoint {checkpoint_id!r} does not exist any more.", param="model")
     return found

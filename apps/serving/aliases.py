@@ -8,6 +8,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from apps.adapters.models import AdapterVersion
+from apps.adapters.operations import CHECKPOINT_MARK
 from apps.contracts.serving import LoadState
 from apps.core import audit
 from apps.core.errors import InvalidState, InvalidValue, NotFound
@@ -104,7 +105,8 @@ def _create(version: AdapterVersion, name: str, canary_percent: int) -> Alias:
         )
     if Alias.objects.filter(adapter=version.adapter_id).count() >= MOST_ALIASES:
         raise InvalidState(f"An adapter has at most {MOST_ALIASES} aliases. Delete one first.", param="name")
-    model_name = f"{version.model_name.rsplit(':', 1)[0]}:{name}"
+    own_name = version.model_name.split(CHECKPOINT_MARK)[0]
+    model_name = f"{own_name.rsplit(':', 1)[0]}:{name}"
     if Alias.objects.filter(model_name=model_name).exists():
         raise InvalidState(f"{model_name} is an alias of another adapter of this name.", param="name")
     return Alias(

@@ -28,6 +28,7 @@ from apps.core.errors import DomainError
 from apps.core.money import nano_to_usd
 from apps.datasets.queries import download_url as file_url
 from apps.finetuning import attempts, queries, stopping
+from apps.finetuning.checkpoint_models import may_answer
 from apps.finetuning.explanations import explain
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import FineTuningJob, JobEvent
@@ -236,6 +237,7 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
         "again_url": again_url(job),
         "is_live": is_live,
         "may_write": has_permission(membership.role, Permission.JOB_WRITE),
+        "may_try_checkpoints": has_permission(membership.role, Permission.ADAPTER_WRITE) and may_answer(job),
         "speed": last.data.get("tokens_per_second") if last else None,
         "has_gpu_load": bool(last and last.data.get("gpu_utilization") is not None),
         "file_url": file_url(version=job.training_file) if job.training_file.status != "deleted" else "",

@@ -11,6 +11,8 @@ from django.views.decorators.http import require_POST, require_safe
 from apps.accounts.models import Membership, Organization
 from apps.accounts.operations import issue_member_token
 from apps.accounts.roles import Permission, has_permission
+from apps.adapters.models import AdapterVersion
+from apps.adapters.operations import CHECKPOINT_MARK
 from apps.adapters.queries import list_versions
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import active_price, inference_sku, list_base_models
@@ -48,11 +50,13 @@ class ModelOption:
 def show(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
     """Show both columns: an adapter (?model=, else the newest) on the right, its base model on the left."""
     bases, adapters = _options(organization)
+    checkpoints = [option for option in adapters if CHECKPOINT_MARK in option.name]
     left, right = _chosen(bases, adapters, request.GET.get("model", ""))
     context = {
         "columns": [{"number": 1, "chosen": left}, {"number": 2, "chosen": right}],
         "bases": bases,
-        "adapters": adapters,
+        "adapters": [option for option in adapters if option not in checkpoints],
+        "checkpoints": checkpoints,
         "samples": chat_samples(model=right or left),
         "may_ask": has_permission(membership.role, Permission.INFERENCE),
         "may_save": has_permission(membership.role, Permission.DATASET_WRITE),
@@ -85,7 +89,7 @@ def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelO
     adapters = [
         ModelOption(
             name=version.model_name,
-            label=version.adapter.name + (f", version {version.number}" if version.number > 1 else ""),
+            label=_label(version),
             note=_NOTES.get(states[version.pk].state, "loading"),
             base_name=version.adapter.base_model.name,
             **prices[version.adapter.base_model_id],
@@ -106,6 +110,13 @@ def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelO
         if alias.adapter.base_model_id in prices
     ]
     return bases, [*adapters, *named]
+
+
+def _label(version: AdapterVersion) -> str:
+    _, mark, step = version.model_name.partition(CHECKPOINT_MARK)
+    if mark:
+        return f"{version.adapter.name}, step {step}"
+    return version.adapter.name + (f", version {version.number}" if version.number > 1 else "")
 
 
 def _prices(model: BaseModel, organization: Organization) -> dict[str, Any]:

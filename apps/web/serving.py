@@ -1,17 +1,20 @@
 """What a person does to a served adapter: move an alias, roll it back, keep a version warm."""
 
 from collections.abc import Callable
+from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.urls import reverse
 from django.views.decorators.http import require_POST
 
 from apps.accounts.models import Membership, Organization
 from apps.accounts.roles import Permission
 from apps.adapters.queries import get_version
 from apps.core.clock import db_now
-from apps.core.errors import DomainError
+from apps.core.errors import DomainError, NotFound
+from apps.finetuning.checkpoint_models import serve_checkpoint
 from apps.serving import aliases, warmth
 from apps.web.access import organization_view
 
@@ -81,6 +84,22 @@ def keep_warm(
         return "It is kept warm; the time it is loaded is charged by the millisecond."
 
     return _act(request, version_id, act)
+
+
+@require_POST
+@organization_view(Permission.ADAPTER_WRITE)
+def try_checkpoint(
+    request: HttpRequest, organization: Organization, membership: Membership, checkpoint_id: str
+) -> HttpResponse:
+    """Have the checkpoint's adapter served, and open it in the playground beside its base model."""
+    try:
+        version = serve_checkpoint(organization=organization, checkpoint_id=checkpoint_id)
+    except NotFound:
+        raise
+    except DomainError as refused:
+        messages.error(request, refused.message)
+        return redirect("web:job_list")
+    return redirect(f"{reverse('web:playground')}?{urlencode({'model': version.model_name})}")
 
 
 def _act(request: HttpRequest, version_id: str, act: Callable[[], str]) -> HttpResponse:

@@ -51,6 +51,7 @@ urlpatterns = [
     path("jobs/<str:job_id>/tensorboard", tensorboard.download, name="job_tensorboard"),
     path("jobs/<str:job_id>/stream", jobs.stream, name="job_stream"),
     path("jobs/<str:job_id>/cancel", jobs.cancel, name="job_cancel"),
+    path("checkpoints/<str:checkpoint_id>/try", serving.try_checkpoint, name="checkpoint_try"),
     path("jobs/<str:job_id>/pause", jobs.pause, name="job_pause"),
     path("jobs/<str:job_id>/resume", jobs.resume, name="job_resume"),
     path("datasets", datasets.index, name="dataset_list"),

@@ -131,6 +131,7 @@ URLS: dict[str, Url] = {
     "web:job_tensorboard": page(get=P.VIEW, ids=JOB),
     "web:job_stream": page(get=P.VIEW, ids=JOB),
     "web:job_cancel": page(post=P.JOB_WRITE, ids=JOB),
+    "web:checkpoint_try": page(post=P.ADAPTER_WRITE, ids={"checkpoint_id": "checkpoint"}),
     "web:job_pause": page(post=P.JOB_WRITE, ids=JOB),
     "web:job_resume": page(post=P.JOB_WRITE, ids=JOB),
     # overview, the wizard, adapters, playground, usage
@@ -228,6 +229,7 @@ URLS: dict[str, Url] = {
         GET=P.VIEW, POST=P.ADAPTER_WRITE, data={"name": "production"}, refs={"version": "model_name"}
     ),
     "api_alias_detail": api(GET=P.VIEW, DELETE=P.ADAPTER_WRITE, ids=ALIAS),
+    "api_checkpoint_serve": api(POST=P.ADAPTER_WRITE, ids={"checkpoint_id": "checkpoint"}),
     "api_alias_rollback": api(POST=P.ADAPTER_WRITE, ids=ALIAS),
     "api_billing": api(GET=P.VIEW),
     # the operator console

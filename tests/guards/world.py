@@ -26,7 +26,8 @@ from apps.catalog.models import BaseModel
 from apps.core.clock import db_now
 from apps.core.ids import new_id, ulid_of
 from apps.datasets.models import Upload, UploadPart
-from apps.finetuning.models import GpuPool, Worker
+from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, Worker
+from apps.finetuning.models import Upload as RunUpload
 from apps.finetuning.trackers import store_tracker_key
 from apps.payments.models import HostedPage, ReconciliationDifference, StripeCustomer, TopUp
 from apps.serving.models import Alias
@@ -118,6 +119,18 @@ def _adapter_version(tenant: Tenant) -> AdapterVersion:
 def _upload_part(tenant: Tenant) -> str:
     upload = Upload.objects.get(pk=tenant.ids["upload"])
     return UploadPart.objects.create(organization=tenant.organization, upload=upload, bytes=1).pk
+
+
+def _checkpoint(tenant: Tenant) -> str:
+    """A checkpoint that holds no adapter."""
+    owned = {"organization": tenant.organization}
+    job = FineTuningJob.objects.get(pk=tenant.ids["job"])
+    run = Run.objects.create(
+        job=job, attempt=7, pool=tenant.installation.pool, status="failed", finished_at=db_now(), **owned
+    )
+    places = {"kind": "checkpoint", "manifest": {"files": []}, "manifest_sha256": "0" * 64, "object_prefix": "nowhere"}
+    upload = RunUpload.objects.create(run=run, **places, **owned)
+    return Checkpoint.objects.create(job=job, run=run, upload=upload, step=3, bytes=1, **owned).pk
 
 
 def _deployment(tenant: Tenant) -> str:
@@ -221,6 +234,7 @@ MAKERS: dict[str, Maker] = {
     "upload": lambda tenant: make_upload(tenant.organization, filename=f"{tenant.canary}.jsonl").pk,
     "upload_part": _upload_part,
     "job": lambda tenant: make_job(tenant.organization, tenant.installation.base_model, suffix=tenant.canary).pk,
+    "checkpoint": _checkpoint,
     "adapter_version": lambda tenant: _adapter_version(tenant).pk,
     "adapter": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).adapter_id,
     "model_name": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).model_name,

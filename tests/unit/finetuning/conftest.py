@@ -54,8 +54,8 @@ class Attempt:
             store().put_stream(f"{upload.object_prefix}/{name}", [content])
         return upload
 
-    def checkpoint(self, step: int, seconds: float) -> None:
-        upload = self.upload("checkpoint", step, checkpoint_files())
+    def checkpoint(self, step: int, seconds: float, *, files: dict[str, bytes] | None = None) -> None:
+        upload = self.upload("checkpoint", step, files or checkpoint_files())
         self.report(
             wire.CheckpointSaved,
             step=step,
