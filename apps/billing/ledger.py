@@ -12,11 +12,20 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from django.db.models import OuterRef, Subquery
+
 from apps.billing.lots import draws_for
-from apps.billing.models import AccountKind, LedgerAccount, LedgerEntry, LedgerTransaction, LotMovement
+from apps.billing.models import AccountKind, Hold, LedgerAccount, LedgerEntry, LedgerTransaction, LotMovement
 from apps.core.audit import require_transaction
 from apps.core.errors import DomainError
 
+# Accounts are opened once and never closed, so that their ids may be read before the lock is had.
+_BESIDE = {
+    "hold_account": Subquery(
+        LedgerAccount.objects.filter(organization_id=OuterRef("organization_id"), kind=AccountKind.HOLD).values("pk")
+    ),
+    "revenue_account": Subquery(LedgerAccount.objects.filter(organization=None, kind=AccountKind.REVENUE).values("pk")),
+}
 _FLOORED = {AccountKind.WALLET: 0, AccountKind.HOLD: 0}
 
 
@@ -35,11 +44,29 @@ def lock_wallet(*, organization: Any) -> LedgerAccount:
     require_transaction()
     organization_id = getattr(organization, "pk", organization)
     found = LedgerAccount.objects.select_for_update().filter(organization_id=organization_id, kind=AccountKind.WALLET)
+    found = found.annotate(**_BESIDE)
     wallet = found.first()
     if wallet is None:
         account(organization=organization, kind=AccountKind.WALLET)
         wallet = found.get()
     return wallet
+
+
+def lock_wallet_of_hold(*, hold_id: str) -> LedgerAccount:
+    """Do as `lock_wallet` for the owner of a hold. Raises LedgerAccount.DoesNotExist when there is no such hold."""
+    require_transaction()
+    owner = Hold.objects.filter(pk=hold_id).values("organization_id")
+    found = LedgerAccount.objects.select_for_update().filter(organization_id__in=owner, kind=AccountKind.WALLET)
+    return found.annotate(**_BESIDE).get()
+
+
+def beside(wallet: LedgerAccount, kind: AccountKind) -> LedgerAccount:
+    """Return the owner's hold account, or the platform's revenue, for posting: its id came with the wallet's lock."""
+    owner = None if kind == AccountKind.REVENUE else wallet.organization_id
+    found = getattr(wallet, f"{kind}_account", None)
+    return (
+        LedgerAccount(pk=found, organization_id=owner, kind=kind) if found else account(organization=owner, kind=kind)
+    )
 
 
 def account(*, organization: Any, kind: AccountKind) -> LedgerAccount:

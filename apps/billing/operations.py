@@ -8,7 +8,7 @@ from django.db import transaction
 from django.db.models import F, Sum
 
 from apps.billing.budgets import Attribution, note_spending, require_room
-from apps.billing.ledger import account, lock_wallet, post, posted_before
+from apps.billing.ledger import account, beside, lock_wallet, lock_wallet_of_hold, post, posted_before
 from apps.billing.lots import open_lot, returns_for
 from apps.billing.models import AccountKind, CreditLot, Hold, LedgerAccount, LedgerTransaction, LotKind
 from apps.core import audit
@@ -222,7 +222,7 @@ def hold(
         amount_nano=amount_nano,
         expires_at=expires_at,
     )
-    held = account(organization=organization, kind=AccountKind.HOLD)
+    held = beside(wallet, AccountKind.HOLD)
     post(
         organization=organization,
         kind="hold",
@@ -241,9 +241,8 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
 
     Settling a closed hold again with the same amount changes nothing. Raises CaptureAboveHold, InvalidState.
     """
+    wallet = lock_wallet_of_hold(hold_id=hold_id)
     found = Hold.objects.get(pk=hold_id)
-    wallet = lock_wallet(organization=found.organization_id)
-    found.refresh_from_db()
     if found.status == "closed":
         if found.captured_nano != capture_nano:
             raise InvalidState(f"hold {hold_id} was settled at another amount")
@@ -252,8 +251,7 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
         raise CaptureAboveHold(f"hold {hold_id} holds {found.amount_nano} nano, not {capture_nano}")
     charge = capture_nano - found.captured_nano
     rest = found.amount_nano - capture_nano
-    held = account(organization=found.organization_id, kind=AccountKind.HOLD)
-    revenue = account(organization=None, kind=AccountKind.REVENUE)
+    held, revenue = beside(wallet, AccountKind.HOLD), beside(wallet, AccountKind.REVENUE)
     if charge or rest:
         post(
             organization=found.organization_id,

@@ -12,7 +12,7 @@ from typing import Any
 from django.db import transaction
 
 from apps.billing.budgets import Attribution, attribution_of_key, require_room, room_nano
-from apps.billing.ledger import account, lock_wallet, post
+from apps.billing.ledger import beside, lock_wallet, post
 from apps.billing.models import AccountKind, Hold, LedgerAccount
 from apps.billing.operations import insufficient_balance, require_spending, settle_hold
 from apps.billing.queries import stopped_organizations
@@ -88,7 +88,7 @@ def _post_lease(grown: Hold, wallet: LedgerAccount, more: int, by: str) -> None:
     post(
         organization=wallet.organization_id,
         kind="hold",
-        legs={wallet: -more, account(organization=wallet.organization_id, kind=AccountKind.HOLD): more},
+        legs={wallet: -more, beside(wallet, AccountKind.HOLD): more},
         by=by,
         source=grown.pk,
         idempotency_key=f"slice:{grown.pk}:{grown.amount_nano}",

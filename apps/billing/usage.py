@@ -17,7 +17,7 @@ from django.db import connection, transaction
 from django.db.models import F
 
 from apps.billing.budgets import attribution_of_key, note_spending
-from apps.billing.ledger import account, lock_wallet, post
+from apps.billing.ledger import beside, lock_wallet, post
 from apps.billing.models import AccountKind, Budget, Hold, LedgerAccount, UsageConflict, UsageEvent, UsageSeries
 from apps.catalog.models import PriceRule
 from apps.core.audit import require_transaction
@@ -282,9 +282,9 @@ def _post_charge(line: UsageSeries, wallet: LedgerAccount, *, from_slices: int, 
         organization=organization,
         kind="usage",
         legs={
-            account(organization=organization, kind=AccountKind.HOLD): -from_slices,
+            beside(wallet, AccountKind.HOLD): -from_slices,
             wallet: -from_wallet,
-            account(organization=None, kind=AccountKind.REVENUE): from_slices + from_wallet,
+            beside(wallet, AccountKind.REVENUE): from_slices + from_wallet,
         },
         by="system",
         source=f"usage:{line.pk}",
