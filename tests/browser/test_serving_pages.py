@@ -11,8 +11,9 @@ from apps.adapters.models import AdapterVersion
 from apps.catalog.operations import set_price
 from apps.core.clock import db_now
 from apps.finetuning import leases
+from apps.finetuning.models import Checkpoint
 from apps.serving.aliases import point_alias
-from apps.serving.models import LoadedAdapter, Replica
+from apps.serving.models import LoadedAdapter, MeteringCheck, Replica
 from apps.serving.operations import deploy
 from tests.api.gateway.process import USD, make_replica
 from tests.browser.conftest import THEMES, overflow
@@ -38,10 +39,25 @@ def version(transactional_db: None, organization: Organization) -> AdapterVersio
     load = {"memory_bytes": 3 * 2**30, "tokens_per_second": 41.5, "running": 3, "waiting": 1, "cached_adapters": 2}
     Replica.objects.filter(pk=replica.pk).update(load=load)
     LoadedAdapter.objects.create(organization=organization, replica=replica, adapter_version=version, state="loaded")
+    counts = {"counted_input_tokens": 5000, "counted_output_tokens": 40, "least_input_tokens": 4000}
+    counts |= {"most_input_tokens": 4250, "least_output_tokens": 40, "most_output_tokens": 40, "request_count": 7}
+    for day, is_within in (("2026-11-03", False), ("2026-11-02", True)):
+        MeteringCheck.objects.create(
+            replica=replica, day=day, difference_share=0.15, is_within=is_within, checked_at=db_now(), **counts
+        )
+    _make_checkpoint(floor)
     point_alias(version=version, name="production", by="system", now=db_now())
     name = floor.base_model.name
     set_price(sku=f"warm:{name}", unit="warm_ms", price_nano=USD // 20, per=3_600_000, by="system", now=db_now())
     return version
+
+
+def _make_checkpoint(floor: Floor) -> None:
+    """Another job, which still runs, with a checkpoint."""
+    floor.job(suffix="second")
+    attempt = Attempt(leases.claim(worker=floor.worker, base_models=None))
+    attempt.start()
+    attempt.checkpoint(4, 8.0)
 
 
 @pytest.mark.parametrize("theme", THEMES)
@@ -57,6 +73,7 @@ def test_pages_are_accessible_and_reflow(
     for user, path in (
         (alice, f"/adapters/{version.pk}"),
         (alice, f"/playground?model={version.model_name}"),
+        (alice, f"/jobs/{Checkpoint.objects.get(deleted_at=None).job_id}"),
         (olga, "/staff/replicas"),
         (olga, f"/staff/replicas/{replica.pk}"),
     ):
