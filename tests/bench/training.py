@@ -5,8 +5,8 @@ whatever else runs on a machine only slows. Short rows are banking77's questions
 judged by one loss, over rows that nobody trained on. On a CUDA card Unsloth and Axolotl train too where they are
 installed; what is missing is said. The last line is one JSON object.
 
-    --steps N        measured steps of a training (default 40)
-    --turns N        how often each variant is trained (default 2)
+    --steps N        measured steps of a training (default 120: earlier, the order of the rows moves the loss by 5 %)
+    --turns N        how often each variant is trained (default 1)
     --threads N      torch's threads (default 1)
     --tiny           few steps, one turn: whether it works, not how fast
     --only A,B       these variants only
@@ -59,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--only", default="")

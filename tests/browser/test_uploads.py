@@ -87,8 +87,8 @@ def test_a_large_file_goes_in_parts_and_a_reload_resumes_it(open_page: Open, ali
     page.get_by_role("button", name="Upload").click()
     _wait_for_parts(page, 4)
 
+    page.reload()  # before the route goes: that would let the part arrive, and the upload be complete
     page.unroute_all(behavior="ignoreErrors")
-    page.reload()
     expect(page.get_by_text("large.jsonl stopped at")).to_be_visible()
     sent: list[str] = []
     page.on("request", lambda request: _note_part(request, sent))
@@ -130,6 +130,7 @@ def test_an_upload_outlives_the_server_it_began_on(
     page.set_input_files("input[type=file]", file)
     page.get_by_role("button", name="Upload").click()
     _wait_for_parts(page, 4)
+    _wait_until(lambda: page.wait_for_timeout(50) or held)
 
     server[0].kill()
     held.pop().abort()
