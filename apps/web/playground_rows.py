@@ -95,9 +95,11 @@ def _append(organization: Organization, asked: Conversation, *, by: str) -> Data
 def _base_of(organization: Organization, model_name: str) -> BaseModel:
     """Return the base model behind a base model's name, a version's or an alias's. Raises ModelNotFound."""
     base = list_base_models(only_installed=True).filter(name=model_name).first()
+    if base is not None:
+        return base
     alias = list_aliases(organization=organization).filter(model_name=model_name).first()
-    if base is not None or alias is not None:
-        return base or alias.adapter.base_model  # type: ignore[union-attr]
+    if alias is not None:
+        return alias.adapter.base_model
     return get_version_by_name(organization=organization, model_name=model_name).adapter.base_model
 
 
