@@ -9,6 +9,8 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 
+from django.db import connection, transaction
+
 from apps.catalog.queries import list_all_active_prices
 from apps.core.clock import db_now
 from apps.core.errors import Unavailable
@@ -185,11 +187,15 @@ class Routes:
 
 
 def _read() -> _Table:
-    prices = {
-        (rule.sku, rule.organization_id): Price(rule.pk, rule.price_nano, rule.per)
-        for rule in list_all_active_prices(prefix="inference:")
-    }
-    before = time.time()
-    offset = db_now().timestamp() - (before + time.time()) / 2
-    aliases = {alias.model_name: alias for alias in list_alias_routes()}
-    return _Table({route.model_name: route for route in list_routes()}, prices, offset, aliases)
+    """Return it all as of one moment: no model without the price or the replica that came with it."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        prices = {
+            (rule.sku, rule.organization_id): Price(rule.pk, rule.price_nano, rule.per)
+            for rule in list_all_active_prices(prefix="inference:")
+        }
+        aliases = {alias.model_name: alias for alias in list_alias_routes()}
+        routes = {route.model_name: route for route in list_routes()}
+        before = time.time()
+        offset = db_now().timestamp() - (before + time.time()) / 2
+    return _Table(routes, prices, offset, aliases)

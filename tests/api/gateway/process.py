@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 import openai
-from django.db import connection
+from django.db import connection, transaction
 
 from apps.accounts.models import Organization, User
 from apps.accounts.operations import IssuedKey
@@ -159,6 +159,7 @@ def make_world(engine_url: str) -> World:
     return World(base_model, make_tenant("Acme", base_model), make_tenant("Rival", base_model))
 
 
+@transaction.atomic  # a gateway at work reads all of it or nothing
 def make_served_model(name: str, *engine_urls: str, is_priced: bool = True) -> BaseModel:
     base_model = BaseModel.objects.create(
         name=name, display_name=name, parameter_count=1, context_length=CONTEXT_LENGTH, is_installed=True
