@@ -151,7 +151,7 @@ class ControlPlane:
         self._last_sequence = 0
         self._lease = None
 
-    def wait_for(self, condition: Callable[[], bool], *, timeout_seconds: float = 20) -> None:
+    def wait_for(self, condition: Callable[[], bool], *, timeout_seconds: float = 60) -> None:
         deadline = time.monotonic() + timeout_seconds
         while not condition():
             assert time.monotonic() < deadline, "the condition was never met"

@@ -102,10 +102,9 @@ if behaviour == "succeed":
 elif behaviour == "fail":
     step(1)
     write_outcome(work_dir, Failed(code=FailureCode.NO_TRAINABLE_TOKENS, message="Nothing to train."))
-elif behaviour == "die":
+elif behaviour == "hang":
     checkpoint(5)
-    time.sleep(1.5)  # long enough for the upload
-    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
 else:  # wait, stubborn: train until told to stop
     number = 0
     while not is_stopping:

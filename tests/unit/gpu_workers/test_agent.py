@@ -77,7 +77,7 @@ class Draining:
         self.thread = threading.Thread(target=agent.drain)
         self.thread.start()
 
-    def join(self, timeout_seconds: float = 30) -> None:
+    def join(self, timeout_seconds: float = 120) -> None:
         self.thread.join(timeout_seconds)
         assert not self.thread.is_alive()
 
@@ -158,7 +158,7 @@ def test_a_stale_lease_kills_the_child_and_reports_nothing(plane, models, tmp_pa
     child = identify(child_pid(tmp_path))
 
     plane.is_lease_stale = True
-    draining.join(10)
+    draining.join()
 
     assert not is_alive(child)
     assert plane.outcomes == []
@@ -175,7 +175,7 @@ def test_an_agent_cut_off_ends_its_child_before_the_lease_ends(plane, models, tm
     plane.is_down = True
     cut_off_at = time.monotonic()
     while is_alive(child):
-        assert time.monotonic() - cut_off_at < 6
+        assert time.monotonic() - cut_off_at < 30  # of the 60 s of the lease
         time.sleep(0.05)
     plane.is_down, plane.is_lease_stale = False, True
     draining.join()
@@ -252,8 +252,12 @@ def test_a_child_that_fails_is_reported_with_its_code(plane, models, tmp_path):
 def test_a_child_that_is_killed_counts_what_its_stored_checkpoint_made_durable(plane, models, tmp_path):
     add_run(plane, models)
 
-    make_agent(plane, tmp_path, "die").drain()
+    draining = Draining(make_agent(plane, tmp_path, "hang"))
+    plane.wait_for(lambda: plane.events_of(CheckpointSaved))
 
+    os.kill(child_pid(tmp_path), signal.SIGKILL)
+
+    draining.join()
     [outcome] = plane.outcomes
     assert isinstance(outcome, Failed)
     assert outcome.code is FailureCode.INTERNAL_ERROR
@@ -346,7 +350,7 @@ def test_killing_the_agent_kills_its_child_and_the_next_agent_starts_clean(plane
 
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    plane.wait_for(lambda: not is_alive(child), timeout_seconds=5)
+    plane.wait_for(lambda: not is_alive(child), timeout_seconds=30)
     plane.forget_lease()
     add_run(plane, models, attempt=2)
     make_agent(plane, tmp_path, "succeed").drain()
@@ -362,5 +366,5 @@ def test_an_orphan_of_an_earlier_agent_is_killed_before_the_first_claim(plane, m
 
     make_agent(plane, tmp_path, "succeed")
 
-    assert orphan.wait(5) == -signal.SIGKILL
+    assert orphan.wait(30) == -signal.SIGKILL
     assert not run_dir.exists()
