@@ -2,8 +2,9 @@
 
 import inspect
 import textwrap
-import time
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -36,11 +37,13 @@ def mutate(monkeypatch: pytest.MonkeyPatch, module: ModuleType, function: Callab
 
 
 def slowly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wait after the answer, so that whatever can interleave does."""
+    """Wait after the answer until all threads have theirs, so that whatever can interleave does."""
+    all_have_it = threading.Barrier(THREADS)
 
     def slow(*arguments: Any, **named: Any) -> Any:
         answer = function(*arguments, **named)
-        time.sleep(0.1)
+        with suppress(threading.BrokenBarrierError):
+            all_have_it.wait(timeout=10)
         return answer
 
     return slow
