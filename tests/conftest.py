@@ -10,11 +10,17 @@ import pytest
 from django.conf import settings
 from django.core.cache import cache
 from django.test import Client
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from rest_framework.test import APIClient
 
 from apps.accounts.models import Organization, User
 from apps.accounts.operations import IssuedKey
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
+
+# No example is too slow: a busy moment of the machine is no bug of ours.
+hypothesis_settings.register_profile("anneal", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.load_profile("anneal")
 
 
 def pytest_configure() -> None:
