@@ -163,7 +163,7 @@ def test_a_client_that_leaves_takes_its_request_along(when: str, tmp_path: Path)
                 (await request).close()
             else:
                 request.cancel()
-            await asyncio.wait_for(cancelled.wait(), 5)
+            await asyncio.wait_for(cancelled.wait(), 30)
 
     asyncio.run(scenario())
 

@@ -1,8 +1,10 @@
 """deploy/redis as an external server has it: started by its script, reached by TCP and password."""
 
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -26,13 +28,18 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     }
     command = ["sh", START, "--port", "0", "--unixsocket", str(data / "s"), "--bind", "127.0.0.1"]
     server = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL)
-    give_up_at = time.monotonic() + 15
-    while not (data / "s").exists():
+    give_up_at = time.monotonic() + 60
+    while not is_listening(data / "s"):
         assert time.monotonic() < give_up_at, "Redis did not start"
         time.sleep(0.02)
     yield str(data / "s")
     server.terminate()
     server.wait()
+
+
+def is_listening(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 def connect(address: str, user: str | None, password: str | None) -> redis.Redis:
