@@ -82,7 +82,7 @@ class Platform:
     def upload(self, rows: int) -> str:
         lines = "".join(chat_rows(BANKING, rows))
         created = self.client.files.create(file=("rows.jsonl", lines.encode()), purpose="fine-tune")
-        checked = self.client.files.wait_for_processing(created.id, poll_interval=0.3, max_wait_seconds=60)
+        checked = self.client.files.wait_for_processing(created.id, poll_interval=0.3, max_wait_seconds=240)
         assert checked.status == "processed", checked
         return checked.id
 
@@ -94,7 +94,7 @@ class Platform:
             answer = self.native.post("/estimates", json=body)
             return answer.status_code == 200 and any(pool["is_launchable"] for pool in answer.json()["pools"])
 
-        until(look, 180, "no pool became launchable")
+        until(look, 300, "no pool became launchable")
 
     def price_usd_per_second(self, file_id: str) -> float:
         """Return what a GPU second of the pool costs, as an estimate shows it."""
@@ -140,7 +140,7 @@ class Platform:
         return self.native.get("/billing").raise_for_status().json()
 
     def wait_for_settled_books(self) -> dict[str, Any]:
-        return until(self._settled, 60, "usage was not rated")
+        return until(self._settled, 120, "usage was not rated")
 
     def _settled(self) -> dict[str, Any] | None:
         bill = self.billing()

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.e2e
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PASSWORD = "correct-horse-battery"
 TRAINING_MS = 240_000
+expect.set_options(timeout=30_000)  # a busy machine
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +56,7 @@ def test_from_sign_up_to_an_answer(visit: Any, platform: Platform, file_id: str,
     person.goto("/datasets/upload")
     person.set_input_files("input[type=file]", file)
     person.get_by_role("button", name="Upload").click()
-    expect(person.get_by_text("600", exact=True).first).to_be_visible(timeout=60_000)
+    expect(person.get_by_text("600", exact=True).first).to_be_visible(timeout=240_000)
 
     launch(person)
     expect(person.get_by_role("link", name="Try it")).to_be_visible(timeout=TRAINING_MS)
@@ -65,7 +66,7 @@ def test_from_sign_up_to_an_answer(visit: Any, platform: Platform, file_id: str,
     person.get_by_role("button", name="Send").click()
     for column in ("1", "2"):
         replies = person.get_by_role("log", name=f"Replies of column {column}")
-        expect(replies.locator(".bubble-assistant .txt")).to_contain_text(re.compile(r"\w"), timeout=30_000)
+        expect(replies.locator(".bubble-assistant .txt")).to_contain_text(re.compile(r"\w"), timeout=120_000)
 
 
 def sign_up(page: Page, email: str, organization: str) -> None:

@@ -40,7 +40,7 @@ def test_a_job_becomes_a_model_that_answers_and_is_paid_once(platform: Platform,
     assert bill["ledger_sum_nano"] == 0
     assert bill["tokens_billed"] > 0
     # What the gateway set aside returns when it has nothing more to do.
-    until(lambda: float(platform.billing()["held_usd"]) == 0, 30, "money is still held")
+    until(lambda: float(platform.billing()["held_usd"]) == 0, 120, "money is still held")
 
 
 @pytest.mark.parametrize(("environment", "words"), [(".venv-engines", "is hidden from workers"), (".venv", "")])
@@ -66,10 +66,10 @@ def test_a_job_pauses_at_a_checkpoint_resumes_and_is_paid_once(platform: Platfor
     before = platform.wait_for_settled_books()
     options = {"exports": ["merged_16bit"], "budget": {"max_cost_usd": "1"}}  # a slow machine must not reach the cap
     job_id = platform.create_job(file_id, epochs=2, **options)
-    until(lambda: any(m.startswith("Step") for m in platform.messages(job_id)), 120, "no first step")
+    until(lambda: any(m.startswith("Step") for m in platform.messages(job_id)), 300, "no first step")
 
     platform.client.fine_tuning.jobs.pause(job_id)
-    until(lambda: platform.job(job_id).status == "paused", 60, "the job does not pause")
+    until(lambda: platform.job(job_id).status == "paused", 120, "the job does not pause")
     paused = platform.job(job_id)
     assert paused.model_extra["held_usd"] == "0"
     checkpoint = platform.client.fine_tuning.jobs.checkpoints.list(job_id).data[0]
@@ -105,7 +105,7 @@ def test_an_over_long_prompt_names_the_field(platform: Platform, model: str):
 
 def test_a_killed_trainer_costs_nothing_and_the_job_ends_once(platform: Platform, file_id: str):
     job_id = platform.create_job(file_id, epochs=3)
-    until(lambda: any(m.startswith("Step") for m in platform.messages(job_id)), 120, "no first step")
+    until(lambda: any(m.startswith("Step") for m in platform.messages(job_id)), 300, "no first step")
     before = platform.wait_for_settled_books()
 
     platform.kill("trainer")
