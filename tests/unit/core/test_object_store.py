@@ -102,7 +102,7 @@ def fetch(url: str, *, method: str = "GET", body: bytes | None = None, **headers
     named = {"Content-Type": "application/octet-stream"} | headers
     request = urllib.request.Request(url, data=body, method=method, headers=named)
     try:
-        with urllib.request.urlopen(request, timeout=20) as response:
+        with urllib.request.urlopen(request, timeout=120) as response:
             return response.status, response.read(), response.headers
     except urllib.error.HTTPError as error:
         with error:
@@ -223,7 +223,7 @@ class TestEveryStore:
 
         done = subprocess.run(
             [os.path.realpath(sys.executable), "-I", "-c", OUTSIDER, get, put, str(folder)],
-            env={}, cwd="/", capture_output=True, text=True, timeout=30,
+            env={}, cwd="/", capture_output=True, text=True, timeout=240,
         )  # fmt: skip
 
         assert done.returncode == 0, done.stderr
@@ -243,9 +243,9 @@ try:
     print("readable")
 except OSError:
     print("closed")
-content = urllib.request.urlopen(get, timeout=20).read()
+content = urllib.request.urlopen(get, timeout=120).read()
 headers = {"Content-Type": "application/octet-stream"}
-urllib.request.urlopen(urllib.request.Request(put, data=content, headers=headers, method="PUT"), timeout=20).read()
+urllib.request.urlopen(urllib.request.Request(put, data=content, headers=headers, method="PUT"), timeout=120).read()
 """
 
 

@@ -151,7 +151,7 @@ class TestParts:
 
 def put(url: str, body: bytes) -> None:
     request = urllib.request.Request(url, body, {"Content-Type": "application/octet-stream"}, method="PUT")
-    urllib.request.urlopen(request, timeout=10).close()
+    urllib.request.urlopen(request, timeout=120).close()
 
 
 class TestPlan:
