@@ -5,7 +5,9 @@ fail on demand. Field names and orders were taken from the engine's own streams.
 """
 
 import asyncio
+import fcntl
 import json
+import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,6 +108,8 @@ class _Stream:
         sent = 0
         for place, token in enumerate(self.script.tokens):
             for index in range(choices):
+                if sent in (self.script.fails_after, self.script.breaks_after):
+                    await self._until_read()
                 if sent == self.script.fails_after:
                     fault = {"message": "EngineCore encountered an issue at /opt/vllm/x.py", "code": 500}
                     await self._event({"error": self.script.error or fault})
@@ -119,10 +123,19 @@ class _Stream:
                 self.engine.generated[self.text] = sent
                 await self._choice(index, token=token, count=place + 1)
         await self._calls()
+        if self.script.finish == "abort":
+            await self._until_read()
         for index in range(choices):
             await self._choice(index, token="", count=len(self.script.tokens), finish_reason=self.script.finish)
         await self._event(self._chunk([], self._usage(self._prompts() * self.script.prompt_tokens, self._total())))
         await self.response.write(b"data: [DONE]\n\n")
+
+    async def _until_read(self) -> None:
+        """Wait until the gateway has read everything: a bad end read together with tokens comes before them."""
+        transport = self.request.transport
+        descriptor = transport.get_extra_info("socket").fileno()
+        while transport.get_write_buffer_size() or any(fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4))):
+            await asyncio.sleep(0.001)
 
     async def _calls(self) -> None:
         for number, (call_id, name, parts) in enumerate(self.script.calls):
