@@ -9,3 +9,5 @@ EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
 STORAGES = STORAGES | {"staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"}}
 ACCOUNT_RATE_LIMITS = False
 CELERY_TASK_ALWAYS_EAGER = False
+# Each process its own: to clear the one in Redis is to empty that Redis, with the queues of all other processes in it.
+CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
