@@ -110,7 +110,7 @@ def test_answers_given_before_kill_9_are_charged_once_and_the_rest_costs_nothing
     wait_until(
         lambda: not Hold.objects.filter(organization=tenant.organization, status="open").exists(),
         "a dead gateway's slice was kept",
-        seconds=20,
+        seconds=50,
     )
     balance = get_balance(organization=tenant.organization)
     assert (balance.available_nano, balance.held_nano) == (10 * USD - cost_of(tenant), 0)
@@ -165,6 +165,7 @@ def test_a_request_in_progress_at_kill_9_is_counted_as_lost(gateway, tenant, eng
     with gateway.http(tenant.key).stream("POST", "/v1/completions", json=body) as stream:
         lines = stream.iter_lines()  # kept: a dropped iterator closes the connection, which is an abort
         next(lines)
+        wait_until(gateway.leftovers, "its beginning was not written down")
         gateway.kill()
 
     gateway.start()
@@ -238,7 +239,7 @@ def test_a_gateway_told_to_stop_leaves_nothing_behind(gateway, tenant, home):
     started = time.monotonic()
     gateway.stop()
 
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30  # a stop that waits for somebody would never end
     assert len(usage_of(tenant)) == 1
     assert list((home / "spool").iterdir()) == []
     assert not Hold.objects.filter(organization=tenant.organization, status="open").exists()
