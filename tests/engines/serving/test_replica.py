@@ -144,7 +144,7 @@ def test_what_is_metered_of_a_replica_is_what_it_reports_of_its_engine(replica: 
     def reported() -> EngineCount:
         replica.engine_http.post("/v1/completions", json={"model": "nobody", "prompt": "x"})  # refused: counts nothing
         seen = len(replica.plane.observed)
-        wait_until(lambda: len(replica.plane.observed) > seen + 2, seconds=30, what="reports with a fresh reading")
+        wait_until(lambda: len(replica.plane.observed) > seen + 2, seconds=60, what="reports with a fresh reading")
         found = replica.plane.observed[-1].counted
         assert found is not None
         return found
@@ -298,19 +298,24 @@ def test_an_engine_of_a_model_that_writes_text_makes_no_embeddings(replica: Repl
 
 def test_client_that_leaves_stops_the_generation(replica: Replica) -> None:
     body = {"model": GOOD, "prompt": "My card", "stream": True} | ENDLESS
+    before = count(replica, "generation_tokens_total")
     with replica.http.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_raw())
-        assert count(replica, "num_requests_running") == 1
+        assert count(replica, "num_requests_running") >= 1
 
-    wait_until(lambda: count(replica, "num_requests_running") == 0, seconds=2, what="the abandoned request to stop")
+    wait_until(lambda: count(replica, "num_requests_running") == 0, seconds=60, what="the abandoned request to stop")
+    assert count(replica, "generation_tokens_total") - before < ENDLESS["max_tokens"] - 80
 
 
 def test_cold_adapter_gets_its_turn_between_two_hot_ones(replica: Replica) -> None:
     stop = threading.Event()
+    taken: list[float] = []  # seconds of each answer of the hot ones
 
     def keep_busy(model: str) -> None:
         while not stop.is_set():
+            asked_at = time.monotonic()
             assert replica.complete(model, **ENDLESS | {"max_tokens": 48}).status_code == 200
+            taken.append(time.monotonic() - asked_at)
 
     threads = [threading.Thread(target=keep_busy, args=(model,)) for model in (GOOD, OTHER) * 2]
     for thread in threads:
@@ -326,7 +331,7 @@ def test_cold_adapter_gets_its_turn_between_two_hot_ones(replica: Replica) -> No
 
     assert answer.status_code == 200
     assert is_still_hot
-    assert waited < 10  # 1.5 s of quantum and one answer on an idle machine
+    assert waited < 10 + 3 * max(taken)  # 1.5 s of quantum and one answer, however slow this machine is
 
 
 def test_what_an_abandoned_stream_said_it_used_is_what_the_engine_counted(replica: Replica) -> None:
@@ -341,8 +346,7 @@ def test_what_an_abandoned_stream_said_it_used_is_what_the_engine_counted(replic
                 said = json.loads(line[6:])["usage"]["completion_tokens"]
             if said >= 12:
                 break
-    wait_until(lambda: count_generated() - before >= said, seconds=5, what="the engine's count")
-    time.sleep(0.5)
+    wait_until(lambda: count(replica, "num_requests_running") == 0, seconds=60, what="the abandoned request to stop")
 
     assert 0 <= count_generated() - before - said <= 2  # what was under way when the client left
 
@@ -369,7 +373,7 @@ def test_adapters_that_come_and_go_meanwhile_change_no_answer(replica: Replica) 
 
     assert [answer.json()["choices"][0]["text"] for _, answer in answers] == [wanted[model] for model, _ in answers]
     known = {SERVED_NAME, GOOD, OTHER, THIRD}
-    wait_until(lambda: set(replica.list_loaded()) == known, seconds=30, what="the agent to clear the strangers")
+    wait_until(lambda: set(replica.list_loaded()) == known, seconds=60, what="the agent to clear the strangers")
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
@@ -381,7 +385,7 @@ def test_unwanted_adapter_is_unloaded_but_its_files_stay_while_the_engine_lives(
     folder = Path(replica.list_loaded()[THIRD])
 
     replica.plane.want(*(a for name, a in adapters.items() if name != THIRD))
-    wait_until(lambda: THIRD not in replica.list_loaded(), seconds=15, what="the adapter to be unloaded")
+    wait_until(lambda: THIRD not in replica.list_loaded(), seconds=60, what="the adapter to be unloaded")
 
     assert replica.complete(THIRD).status_code == 404
     assert (folder / "adapter_model.safetensors").exists()
@@ -396,7 +400,7 @@ def test_other_weights_under_an_old_name_get_their_own_folder_and_are_never_swap
     changed = replica.plane.describe(OTHER, make_files(make_arrays(BASE_MODEL, seed=9)))
 
     replica.plane.want(adapters[GOOD], changed)
-    wait_until(lambda: replica.list_loaded().get(OTHER, before) != before, seconds=30, what="the new folder")
+    wait_until(lambda: replica.list_loaded().get(OTHER, before) != before, seconds=60, what="the new folder")
 
     assert Path(before, "adapter_model.safetensors").exists()
     folder = replica.list_loaded()[OTHER]
@@ -407,7 +411,7 @@ def test_other_weights_under_an_old_name_get_their_own_folder_and_are_never_swap
 
 def test_rejected_adapter_is_never_tried_again(replica: Replica, adapters: dict[str, DesiredAdapter]) -> None:
     replica.plane.want(adapters[GOOD], adapters[NAN])
-    wait_until(lambda: replica.plane.get_adapter(NAN), seconds=15, what="the verdict to be repeated")
+    wait_until(lambda: replica.plane.get_adapter(NAN), seconds=60, what="the verdict to be repeated")
 
     row = replica.plane.get_adapter(NAN)
 
@@ -424,7 +428,7 @@ def test_invalid_numbers_in_the_engine_close_the_door_and_restart_it(
 ) -> None:
     """An intruder loads a NaN adapter past the agent: the guard that is left is the engine's own count."""
     replica.plane.want(adapters[GOOD], adapters[OTHER])
-    wait_until(lambda: replica.complete(OTHER).status_code == 200, seconds=30, what="both adapters to be loaded")
+    wait_until(lambda: replica.complete(OTHER).status_code == 200, seconds=60, what="both adapters to be loaded")
     old = replica.get_state()
     processes = replica.list_processes()
     poison = make_arrays(BASE_MODEL)
@@ -439,7 +443,7 @@ def test_invalid_numbers_in_the_engine_close_the_door_and_restart_it(
     assert (loaded.status_code, poisoned.status_code) == (200, 200)
 
     replica.complete(GOOD)
-    wait_until(lambda: replica.plane.observed[-1].nan_requests_total > 0, seconds=20, what="the report")
+    wait_until(lambda: replica.plane.observed[-1].nan_requests_total > 0, seconds=60, what="the report")
 
     assert not replica.plane.observed[-1].is_ready
     assert "quarantine" in replica.plane.get_adapter(GOOD).reason  # used meanwhile; tried again in the next engine

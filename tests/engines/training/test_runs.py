@@ -98,16 +98,17 @@ def assert_peft_loads(plane: ControlPlane, upload_id: str, model: Path, folder: 
 
 
 def test_a_pause_saves_the_step_it_stops_at_and_ends_cleanly(plane, tiny_model, make_agent, tmp_path):
-    add_run(plane, tiny_model)  # an interval longer than the run: the pause alone makes a checkpoint
+    long = msgspec.structs.replace(RECIPE, epochs=10 * RECIPE.epochs)  # no machine is through before the pause comes
+    add_run(plane, tiny_model, hyperparameters=long)  # an interval longer than the run: the pause alone checkpoints
     thread = drain_in_thread(make_agent())
     plane.wait_for(lambda: plane.events_of(StepCompleted), timeout_seconds=120)
     plane.is_pause_requested = True
-    thread.join(60)
+    thread.join(240)
 
     [outcome] = plane.outcomes
     [saved] = plane.events_of(CheckpointSaved)
     assert isinstance(outcome, Stopped) and outcome.reason == "paused"
-    assert 0 < outcome.step == saved.step < STEPS
+    assert 0 < outcome.step == saved.step < 10 * STEPS
     assert outcome.training_seconds == saved.training_seconds > 0
     assert outcome.trained_tokens == plane.events_of(StepCompleted)[-1].trained_tokens
     assert not list((tmp_path / "work" / "runs").iterdir())
@@ -122,7 +123,7 @@ def test_a_run_resumed_in_the_middle_ends_with_the_same_adapter(
     thread = drain_in_thread(make_agent())
     plane.wait_for(lambda: plane.events_of(CheckpointSaved), timeout_seconds=120)
     signal_child(tmp_path / "work", end)
-    thread.join(60)
+    thread.join(240)
     [first] = plane.outcomes
     saved = plane.events_of(CheckpointSaved)[-1]
     assert isinstance(first, Stopped if end is signal.SIGTERM else Failed)
