@@ -19,7 +19,7 @@ from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
 from django.core.asgi import get_asgi_application
 from django.db import connection
 from django.test import Client
-from playwright.sync_api import Browser, BrowserContext, Page
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from apps.accounts.models import User
 
@@ -31,6 +31,13 @@ AXE = (Path(__file__).parent / "vendor" / "axe-4.14.1.min.js").read_text()
 AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 THEMES = ("light", "dark")
 WIDTHS = (1440, 390, 320)
+expect.set_options(timeout=30_000)  # a busy machine
+
+# Two frames; a page that draws none has nothing to wait for.
+DRAWN = """() => new Promise((done) => {
+  setTimeout(done, 1000);
+  requestAnimationFrame(() => requestAnimationFrame(done));
+})"""
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +59,7 @@ def server_url(django_db_setup: None) -> Iterator[str]:
     _wait_until(lambda: server.started)
     yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     server.should_exit = True
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     listener.close()
 
 
@@ -101,6 +108,7 @@ def violations() -> Callable[[Page], list[str]]:
     """Return what axe holds against the page as it stands, one line per rule."""
 
     def check(page: Page) -> list[str]:
+        expect(page.locator(".htmx-request")).to_have_count(0)  # what waits for an answer is dimmed
         page.evaluate(AXE)
         found = page.evaluate("(tags) => axe.run({runOnly: tags})", AXE_TAGS)["violations"]
         return [f"{rule['id']}: {rule['help']}: {[node['html'][:160] for node in rule['nodes'][:3]]}" for rule in found]
@@ -110,6 +118,7 @@ def violations() -> Callable[[Page], list[str]]:
 
 def overflow(page: Page) -> int:
     """Return by how many pixels the page is wider than the window (WCAG 1.4.10: none, down to 320)."""
+    page.evaluate(DRAWN)  # what follows a resize by script has followed
     return page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
 
@@ -122,7 +131,7 @@ def _session(user: User | None, url: str) -> list[dict[str, str]]:
     return [{"name": name, "value": client.cookies[name].value, "url": url}]
 
 
-def _wait_until(condition: Callable[[], bool], *, seconds: float = 10) -> None:
+def _wait_until(condition: Callable[[], Any], *, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from apps.accounts.models import Organization, User
 from apps.core.clock import db_now
@@ -45,6 +45,7 @@ def test_the_pages_of_accuracy_are_accessible_and_reflow(
     staff = open_page("/staff/pools", user=olga, theme=theme)
     staff.get_by_role("link", name="local-cpu").click()
     staff.get_by_role("link", name="Calibrations").click()
+    expect(staff.locator("tr", has_text="In use")).to_be_visible()
     pages = (open_page("/accuracy", theme=theme), open_page(f"/jobs/{job_id}", user=alice, theme=theme), staff)
 
     for page in pages:
@@ -62,8 +63,8 @@ def test_an_operator_takes_a_calibration_back_and_the_newest_again(
     page.get_by_role("link", name="Calibrations").click()
 
     page.get_by_role("button", name="Use 1").click()
-    assert page.get_by_text("Chosen by hand").is_visible()
+    expect(page.get_by_text("Chosen by hand")).to_be_visible()
     page.get_by_role("button", name="Use the newest, always").click()
 
-    assert page.get_by_text("Chosen by hand").count() == 0
-    assert page.locator("tr", has_text="In use").locator(".name").inner_text() == "2"
+    expect(page.locator("tr", has_text="In use").locator(".name")).to_have_text("2")
+    expect(page.get_by_text("Chosen by hand")).to_have_count(0)

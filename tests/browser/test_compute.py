@@ -10,7 +10,7 @@ from playwright.sync_api import Page, Request, Route, expect
 from apps.accounts.models import Organization, User
 from apps.billing.models import Hold
 from apps.finetuning.models import FineTuningJob
-from tests.browser.conftest import THEMES, overflow
+from tests.browser.conftest import THEMES, _wait_until, overflow
 from tests.factories.market import Market
 
 Open = Callable[..., Page]
@@ -50,8 +50,11 @@ def test_changing_the_recipe_updates_the_panel_and_leaves_what_is_being_typed(
     price, l4 = page.locator(".price-hero b"), page.locator("tr:has(#g-l4)")
     first_price = price.inner_text()
 
+    page.clock.install()
+    page.clock.pause_at(datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1))
     page.get_by_label("Epochs").press("Control+a")
-    page.get_by_label("Epochs").press_sequentially("12", delay=40)  # faster than the pause it waits for
+    page.get_by_label("Epochs").press_sequentially("12")  # faster than the pause it waits for
+    page.clock.resume()
     expect(price).not_to_have_text(first_price)
 
     assert len(asked) == 1
@@ -88,6 +91,7 @@ def test_waiting_for_the_answer_dims_what_is_stale_and_moves_nothing(
     expect(page.locator("#wizard")).to_have_class(re.compile("htmx-request"))
     expect(page.locator("#compute-live")).to_have_css("opacity", "0.55")
     assert [place.bounding_box() for place in places] == before
+    _wait_until(lambda: page.wait_for_timeout(50) or held)
     held[0].continue_()
     expect(page.locator("#recipe-strip")).to_contain_text("4 epochs")
     expect(page.locator("#compute-live")).to_have_css("opacity", "1")

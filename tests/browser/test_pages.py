@@ -178,7 +178,7 @@ def test_the_wizard_works_without_script(open_page: Open, lived: Lived, alice: U
     plain.locator("#wizard button.btn-primary[type=submit]").click()
     plain.get_by_role("button", name=re.compile("^Launch, hold")).click()
 
-    assert re.search(r"/jobs/ftjob-", plain.url)
+    plain.wait_for_url(re.compile(r"/jobs/ftjob-"))
     context.close()
 
 

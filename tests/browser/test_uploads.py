@@ -63,7 +63,7 @@ class Server:
 
     def kill(self) -> None:
         self._server.should_exit = self._server.force_exit = True
-        self._thread.join(timeout=20)
+        self._thread.join(timeout=60)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_large_file_goes_in_parts_and_a_reload_resumes_it(open_page: Open, ali
     page.set_input_files("input[type=file]", file)
     page.get_by_role("button", name="Upload").click()
 
-    expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=240_000)
     version = DatasetVersion.objects.get()
     assert read_object(version.object_key) == CONTENT
     assert Upload.objects.count() == 1, "the reload went on with the upload that was begun"
@@ -137,7 +137,7 @@ def test_an_upload_outlives_the_server_it_began_on(
     page.unroute("**/objects/**/p00006*")
     server.append(Server(port))
 
-    expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=90_000)
+    expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=240_000)
     assert read_object(DatasetVersion.objects.get().object_key) == CONTENT
     open_page.complaints.clear()  # type: ignore[attr-defined] - requests refused meanwhile are what this is about
 
@@ -178,7 +178,7 @@ def test_parts_go_straight_to_a_bucket_by_presigned_addresses_and_resume_there(
     page.set_input_files("input[type=file]", file)
     page.get_by_role("button", name="Upload").click()
 
-    expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=240_000)
     assert read_object(DatasetVersion.objects.get().object_key) == CONTENT
     assert sent and all(address.startswith(f"{bucket}/uploads/org/") for address in sent)
     assert len(set(sent)) < uploads.count_parts(Upload.objects.get()), "what had arrived was not sent again"
