@@ -1,6 +1,6 @@
 """The gateway process: OpenAI-compatible inference, without Django's request stack.
 
-    uvicorn --factory apps.gateway.app:create_app --uds HOME/run/gateway.sock --loop uvloop --http httptools
+    uvicorn --factory apps.gateway.app:create_app --http apps.gateway.connections:Connection --uds run/gateway.sock
 
 Django is set up for its ORM only: keys, routes and slices are read through the domain's own functions in threads.
 """

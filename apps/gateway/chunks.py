@@ -4,7 +4,6 @@ The engine is always asked for a stream with usage in each chunk, so that an ans
 who did not ask for a stream gets its chunks put together again.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,28 +85,22 @@ class SseParser:
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, content: bytes) -> Iterator[bytes]:
-        """Yield each complete payload. Raises ValueError for an event without end."""
-        *lines, self._rest = (self._rest + content).split(b"\n")
+    def feed(self, content: bytes) -> list[bytes]:
+        """Return the payloads that are complete. Raises ValueError for an event without end."""
+        lines = (self._rest + content).split(b"\n")
+        self._rest = lines.pop()
         if len(self._rest) > LARGEST_EVENT_BYTES:
             raise ValueError("an event of the engine is too large")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line[5:].strip()
+        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
 
-_chunk_decoder = msgspec.json.Decoder(EngineChunk)
-
-
-def decode_chunk(payload: bytes) -> EngineChunk:
-    """Raises msgspec.DecodeError."""
-    return _chunk_decoder.decode(payload)
+decode_chunk = msgspec.json.Decoder(EngineChunk).decode  # raises msgspec.DecodeError
 
 
 # --- What was used ----------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(slots=True)
 class Meter:
     """Token counts of an answer as far as it got.
 
@@ -122,18 +115,18 @@ class Meter:
     finishes: dict[int, str] = field(default_factory=dict)
 
     def observe(self, chunk: EngineChunk) -> None:
+        usage = chunk.usage
         for choice in chunk.choices:
             if choice.finish_reason is not None:
                 self.finishes[choice.index] = choice.finish_reason
-            if chunk.usage is not None:
-                self._count(choice.index, chunk.usage)
-        if not chunk.choices and chunk.usage is not None:
-            self.total = chunk.usage
-
-    def _count(self, index: int, usage: EngineUsage) -> None:
-        prompt = index // self.choice_count
-        self.prompts[prompt] = max(usage.prompt_tokens, self.prompts.get(prompt, 0))
-        self.outputs[index] = max(usage.completion_tokens or 0, self.outputs.get(index, 0))
+            if usage is not None:
+                prompt, read, written = choice.index // self.choice_count, usage.prompt_tokens, usage.completion_tokens
+                if read > self.prompts.get(prompt, -1):
+                    self.prompts[prompt] = read
+                if (written or 0) > self.outputs.get(choice.index, -1):
+                    self.outputs[choice.index] = written or 0
+        if usage is not None and not chunk.choices:
+            self.total = usage
 
     @property
     def input_tokens(self) -> int:
@@ -209,8 +202,7 @@ class _Answer(msgspec.Struct):
 _encoder = msgspec.json.Encoder()
 
 
-@dataclass(frozen=True)
-class Renderer:
+class Renderer(msgspec.Struct, frozen=True):
     """Writes answers of one request under its public names: never the engine's ids, names or extra fields."""
 
     id: str
@@ -253,7 +245,7 @@ def _completion(choice: EngineChoice) -> _CompletionChoice:
     return _CompletionChoice(choice.index, choice.text, choice.logprobs, choice.finish_reason)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Part:
     """One choice, put together from its chunks."""
 
@@ -265,16 +257,23 @@ class _Part:
     finish_reason: str | None = None
 
     def add(self, choice: EngineChoice) -> None:
-        self.texts.append(choice.text or (choice.delta.content if choice.delta else "") or "")
-        if choice.delta and choice.delta.reasoning:
-            self.reasoning.append(choice.delta.reasoning)
-        for part in (choice.delta.tool_calls if choice.delta else None) or ():
-            self._add_call(part)
+        if choice.text:
+            self.texts.append(choice.text)
+        if choice.delta is not None:
+            self._add_delta(choice.delta)
         self.finish_reason = choice.finish_reason or self.finish_reason
         for name, values in (choice.logprobs or {}).items():
             if values is not None:
                 self.logprobs = self.logprobs or {}
                 self.logprobs.setdefault(name, []).extend(values)
+
+    def _add_delta(self, delta: Delta) -> None:
+        if delta.content:
+            self.texts.append(delta.content)
+        if delta.reasoning:
+            self.reasoning.append(delta.reasoning)
+        for part in delta.tool_calls or ():
+            self._add_call(part)
 
     def _add_call(self, part: ToolCallPart) -> None:
         call = self.calls.setdefault(
@@ -311,7 +310,10 @@ class Assembler:
 
     def add(self, chunk: EngineChunk) -> None:
         for choice in chunk.choices:
-            self._parts.setdefault(choice.index, _Part(choice.index)).add(choice)
+            part = self._parts.get(choice.index)
+            if part is None:
+                part = self._parts[choice.index] = _Part(choice.index)
+            part.add(choice)
 
     def parts(self) -> list[_Part]:
         return [self._parts[index] for index in sorted(self._parts)]

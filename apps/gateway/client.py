@@ -1,8 +1,8 @@
 """The customer's side of one request: its body, its answer, and whether anybody still waits for it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from apps.core.errors import DomainError
 from apps.core.http import (
@@ -23,6 +23,7 @@ from apps.gateway.limits import Headers
 
 # The engine does not wait for a slow reader, so what it wrote piles up here: such a reader is cut off.
 SLOWEST_READ_SECONDS = 60
+_UNWATCHED_SECONDS = 0.05  # a customer who leaves sooner is noticed then
 _REQUEST_ID = REQUEST_ID_HEADER.encode()
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -64,24 +65,9 @@ class Client:
             more = message.get("more_body", False)
         return b"".join(parts)
 
-    @asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
+    def watched(self) -> "_Watch":
         """Stop the block as soon as the customer leaves. Raises ClientGone."""
-        task = asyncio.current_task()
-        assert task is not None
-        watch = _Watch(task)
-        leaving = asyncio.ensure_future(self._left())
-        leaving.add_done_callback(watch.note_gone)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not watch.has_cancelled:
-                raise
-            task.uncancel()
-            raise ClientGone from None
-        finally:
-            watch.is_over = True
-            leaving.cancel()
+        return _Watch(self._left)
 
     async def _left(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -125,16 +111,39 @@ class Client:
 
 
 class _Watch:
-    """Cancels a task when the customer leaves, unless the answer is over by then."""
+    """Cancels the task of a block when the customer leaves before its end.
 
-    def __init__(self, task: "asyncio.Task[None]") -> None:
+    Looked for only when the block takes its time: to be told of it costs as much as reading the request.
+    """
+
+    def __init__(self, left: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._left = left
+        self._leaving: asyncio.Task[None] | None = None
+        self._is_over = self._has_cancelled = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         self._task = task
-        self.is_over = self.has_cancelled = False
+        self._timer = asyncio.get_running_loop().call_later(_UNWATCHED_SECONDS, self._begin)
 
-    def note_gone(self, leaving: "asyncio.Task[None]") -> None:
-        if not self.is_over:
-            self.has_cancelled = True
+    def _begin(self) -> None:
+        self._leaving = asyncio.ensure_future(self._left())
+        self._leaving.add_done_callback(self._note_gone)
+
+    def _note_gone(self, leaving: "asyncio.Task[None]") -> None:
+        if not self._is_over:
+            self._has_cancelled = True
             self._task.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
+        self._is_over = True
+        self._timer.cancel()
+        if self._leaving is not None:
+            self._leaving.cancel()
+        if self._has_cancelled and kind is asyncio.CancelledError:
+            self._task.uncancel()
+            raise ClientGone from None
 
 
 def _text(value: bytes | None) -> str | None:

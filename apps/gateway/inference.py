@@ -93,9 +93,9 @@ class Inference:
             client.limit_headers = lambda: self._services.rates.headers(caller.limits)
             self._services.rates.take_request(caller.limits)
             request = self._surface.parse(await client.read_body())
-            with self._services.open_requests.one_more(caller.limits, is_structured=request.is_structured):
-                async with client.watched():
-                    await self._answer(caller, request, client)
+            one_more = self._services.open_requests.one_more(caller.limits, is_structured=request.is_structured)
+            with one_more, client.watched():
+                await self._answer(caller, request, client)
         except DomainError as error:
             await client.refuse(error)
         except ClientGone:

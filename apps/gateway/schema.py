@@ -5,7 +5,6 @@ limit, many sequences crowd out other requests, and prompt log-probabilities sta
 """
 
 import re
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -130,8 +129,7 @@ IGNORED = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class EngineRequest:
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A checked request: what the engine is to do, and the most it can cost."""
 
     model_name: str
@@ -144,7 +142,7 @@ class EngineRequest:
     choice_count: int  # per prompt
     max_tokens: int | None
     body_bytes: int
-    echoed: dict[str, Any] = field(default_factory=dict)  # what the answer repeats of the request
+    echoed: dict[str, Any] = {}  # what the answer repeats of the request
 
     def input_tokens_bound(self, context_length: int) -> int:
         """Return what the prompts can be at most: no token is shorter than a byte of the body."""

@@ -5,6 +5,7 @@ import datetime
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 
 from django.db import DataError, IntegrityError
@@ -18,8 +19,9 @@ from apps.gateway.spool import Orphan, Spool, Start, adopt_orphans
 
 logger = logging.getLogger(__name__)
 
-BATCH = 500
-GATHER_SECONDS = 0.1  # what ends within it travels together
+# A transaction costs as much as a hundred records, so few and large ones: what ends meanwhile waits for the next.
+BATCH = 1000
+GATHER_SECONDS = 0.25
 ADOPT_SECONDS = 10.0
 MOST_WAITING = 100_000  # with the database away for long, nobody is served on credit that cannot be written down
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -49,7 +51,7 @@ class Shipper:
             await self._has_work.wait()
             await asyncio.sleep(pause)
             try:
-                await self.flush()
+                await self._ship(self.waiting)
                 pause = GATHER_SECONDS
             except DATABASE_ERRORS as error:
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
@@ -58,13 +60,19 @@ class Shipper:
     async def flush(self) -> None:
         """Send everything that waits. Raises one of DATABASE_ERRORS; what was not sent still waits."""
         while self._waiting:
-            batch = [self._waiting[place] for place in range(min(BATCH, len(self._waiting)))]
+            await self._ship(self.waiting)
+
+    async def _ship(self, count: int) -> None:
+        """Send the `count` that wait longest, and not what comes meanwhile: under load that would never end."""
+        for place in range(0, count, BATCH):
+            batch = list(islice(self._waiting, min(BATCH, count - place)))
             recorded = await _record(self._database, batch)
             for _ in batch:
                 self._waiting.popleft()
             self._spool.forget([record.id for record in recorded])
             self._shipped(batch)
-        self._has_work.clear()
+        if not self._waiting:
+            self._has_work.clear()
 
 
 async def _record(database: Database, batch: Sequence[UsageRecord]) -> list[UsageRecord]:

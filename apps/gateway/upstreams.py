@@ -10,7 +10,6 @@ import logging
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -46,8 +45,7 @@ class TryAnother(Exception):
         self.is_unreached, self.is_busy = is_unreached, is_busy
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """What is asked of whichever replica answers."""
 
     tenant: str
@@ -225,9 +223,11 @@ class EngineAnswer:
                 self._has_said_done = True
                 break
             chunk = decode_chunk(payload)
-            # The engine sends [DONE] after an error too: the error decides.
-            if chunk.error is not None or any(c.finish_reason not in _GOOD_OR_NONE for c in chunk.choices):
-                raise _EngineFailed(chunk.error or EngineFault("the answer was aborted"))
+            if chunk.error is not None:  # the engine sends [DONE] after an error too: the error decides
+                raise _EngineFailed(chunk.error)
+            for choice in chunk.choices:
+                if choice.finish_reason not in _GOOD_OR_NONE:
+                    raise _EngineFailed(EngineFault("the answer was aborted"))
             self._meter.observe(chunk)
             chunks.append(chunk)
         return chunks

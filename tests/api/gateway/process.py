@@ -51,7 +51,8 @@ class GatewayProcess:
     def start(self) -> None:
         self.socket.unlink(missing_ok=True)  # a killed process leaves it
         command = [sys.executable, "-m", "uvicorn", "--factory", "apps.gateway.app:create_app", "--uds", self.socket]
-        command += ["--loop", "uvloop", "--http", "httptools", "--log-level", "warning", "--no-access-log"]
+        command += ["--loop", "uvloop", "--http", "apps.gateway.connections:Connection", "--no-access-log"]
+        command += ["--log-level", "warning"]
         environ = os.environ | {"ANNEAL_HOME": str(self.home), "DATABASE_URL": _gateway_database_url()}
         environ["DJANGO_SETTINGS_MODULE"] = "apps.config.settings.dev"
         with (self.home / f"{self.name}.log").open("ab") as log:
