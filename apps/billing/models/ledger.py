@@ -1,5 +1,7 @@
 """The ledger: append-only double entry in integer nano-USD, and holds against it."""
 
+import datetime
+
 import pgtrigger
 from django.db import models
 from django.db.models import F, Q
@@ -69,6 +71,12 @@ class LedgerAccount(models.Model):
     stopped_because = models.CharField(
         max_length=200, blank=True, help_text="Of a wallet nothing is spent from, jobs and requests alike: why."
     )
+
+    # Of a wallet that was locked (apps.billing.ledger.lock_wallet): what was read with it.
+    hold_account_id: str | None = None
+    revenue_account_id: str | None = None
+    has_budgets = True
+    locked_at: datetime.datetime | None = None
 
     tenant_condition = _OWN_OR_PLATFORM
 
