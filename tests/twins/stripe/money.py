@@ -296,6 +296,14 @@ def void(twin: Twin, invoice: str, **params: Any) -> Object:
     return _shown(found, params)
 
 
+@answers("DELETE /v1/invoices/{invoice}")
+def delete_invoice(twin: Twin, invoice: str, **_: Any) -> Object:
+    """Only a draft: https://docs.stripe.com/api/invoices/delete."""
+    _in_state(twin, invoice, "draft")
+    del twin.objects[invoice]
+    return {"id": invoice, "object": "invoice", "deleted": True}
+
+
 @answers("POST /v1/invoices/{invoice}/mark_uncollectible")
 def mark_uncollectible(twin: Twin, invoice: str, **params: Any) -> Object:
     found = _in_state(twin, invoice, "open")

@@ -76,7 +76,11 @@ class Payments(RuleBasedStateMachine):
 
     def use_card(self, card: str) -> None:
         customer = ensure_customer(organization_id=self.ours.pk)
-        keep_card(customer=customer, payment_method_id=money.give_card(self.twin, customer.stripe_id, card)["id"])
+        keep_card(
+            customer=customer,
+            payment_method_id=money.give_card(self.twin, customer.stripe_id, card)["id"],
+            cause="page_1",
+        )
 
     def pick(self, found: list[Any], pick: int) -> Any:
         return found[pick % len(found)] if found else None
@@ -354,7 +358,11 @@ def test_one_payment_synced_by_many_at_once_is_one_posting(near_twin: Twin, crow
 
 def test_a_charge_begun_and_carried_out_by_many_at_once_is_one_charge(near_twin: Twin, crowd: Organization) -> None:
     customer = ensure_customer(organization_id=crowd.pk)
-    keep_card(customer=customer, payment_method_id=money.give_card(near_twin, customer.stripe_id, "pm_card_visa")["id"])
+    keep_card(
+        customer=customer,
+        payment_method_id=money.give_card(near_twin, customer.stripe_id, "pm_card_visa")["id"],
+        cause="page_1",
+    )
     autorecharge.set_auto_recharge(
         organization=crowd, is_enabled=True, threshold_cents=1000, amount_cents=5000, monthly_cap_cents=5000, by="u"
     )
