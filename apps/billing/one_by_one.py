@@ -20,7 +20,8 @@ def for_each(rows: Iterable[Row], work: Callable[[Row], int], *, name: str, now:
     A failure is logged as critical and shown under the checks of the books as `name`, until a run has none. What failed
     is left to the next run, so `work` is one transaction.
     """
-    total, failed = 0, []
+    total = 0
+    failed: list[list[Any]] = []
     for row in list(rows):
         try:
             total += work(row)

@@ -213,7 +213,7 @@ def hold(
     if wallet.has_budgets:
         require_room(organization=wallet.organization_id, attribution=whose, amount_nano=amount_nano)
     created = Hold(
-        organization_id=wallet.organization_id,
+        organization_id=wallet.organization_id or "",
         purpose=purpose,
         source=source,
         price_rule=price_rule,

@@ -1,6 +1,7 @@
 """The ledger: append-only double entry in integer nano-USD, and holds against it."""
 
 import datetime
+from typing import Any
 
 import pgtrigger
 from django.db import models
@@ -39,7 +40,10 @@ _SUMS = """
     END IF;
     RETURN NULL;
 """
-BALANCED = {"func": _SUMS, "declare": [("total", "numeric"), ("credit", "numeric"), ("lots", "numeric")]}
+BALANCED: dict[str, Any] = {
+    "func": _SUMS,
+    "declare": [("total", "numeric"), ("credit", "numeric"), ("lots", "numeric")],
+}
 
 
 class AccountKind(models.TextChoices):
