@@ -16,7 +16,7 @@ from apps.payments import autorecharge
 from apps.payments.customers import ensure_customer, keep_card
 from apps.payments.models import AutoRecharge, TopUp
 from apps.payments.stripe_errors import StripeUnavailable
-from tests.twins.stripe import money
+from tests.twins.stripe import invoices, money
 from tests.twins.stripe.twin import _HANDLERS, Fault, Twin
 
 pytestmark = pytest.mark.django_db
@@ -135,7 +135,7 @@ def test_an_invoice_of_another_amount_is_not_finalized(
 ) -> None:
     order(near_twin, organization)
     autorecharge.start_due(now=db_now())
-    written = money.add_lines
+    written = invoices.add_lines
 
     def add_one_more(twin: Twin, invoice: str, *, lines: list[Any], **rest: Any) -> Any:
         return written(twin, invoice, lines=[*lines, {"amount": "1"}], **rest)
@@ -157,7 +157,7 @@ def test_a_bank_that_wants_its_customer_gets_them_by_mail(near_twin: Twin, organ
     mails = OutboxMessage.objects.filter(topic="mail")
     assert topup.status == "action_required"
     assert [topup.pay_url in mail.payload["body"] for mail in mails] == [True]
-    money.pay_hosted_invoice(near_twin, topup.invoice_id or "")
+    invoices.pay_hosted_invoice(near_twin, topup.invoice_id or "")
     autorecharge.sync_topup(topup_id=topup.pk)
     assert available_cents(organization) == 5000
 

@@ -34,7 +34,7 @@ from apps.payments.lifecycle import TOPUP_IN_FLIGHT
 from apps.payments.models import AutoRecharge, Standing, StripeEvent, TopUp
 from apps.payments.stripe_errors import StripeUnavailable
 from tests.factories.accounts import make_organization, make_user
-from tests.twins.stripe import money
+from tests.twins.stripe import invoices, money
 from tests.twins.stripe.server import KeyMissing
 from tests.twins.stripe.twin import Fault, Twin, signed
 from tests.unit.billing.books import assert_books_hold, at_once
@@ -128,7 +128,7 @@ class Payments(RuleBasedStateMachine):
         waiting = TopUp.objects.filter(organization=self.ours, status="action_required").order_by("pk")
         if topup := self.pick(list(waiting), pick):
             with suppress(Exception):
-                money.pay_hosted_invoice(self.twin, topup.invoice_id or "")
+                invoices.pay_hosted_invoice(self.twin, topup.invoice_id or "")
 
     @rule(percent=st.integers(1, 100))
     def spend(self, percent: int) -> None:

@@ -12,7 +12,7 @@ from apps.billing.models import Invoice
 from apps.core.clock import db_now
 from apps.payments import invoice_copies
 from apps.payments.stripe_errors import StripeUnavailable
-from tests.twins.stripe import money
+from tests.twins.stripe import invoices
 from tests.twins.stripe.twin import _HANDLERS, Fault, Twin
 from tests.unit.payments.test_webhooks import paid_topup, spend
 
@@ -110,7 +110,7 @@ def test_lines_that_stripe_adds_up_otherwise_are_not_finalized_and_page(
     def add_one_more(twin: Twin, invoice: str, *, lines: list[Any], **rest: Any) -> Any:
         return add_lines(twin, invoice, lines=[*lines, {"amount": "1"}], **rest)
 
-    add_lines = money.add_lines
+    add_lines = invoices.add_lines
     monkeypatch.setitem(_HANDLERS, "POST /v1/invoices/{invoice}/add_lines", add_one_more)
 
     invoice_copies.copy_invoice(invoice_id=invoice.pk, now=db_now())
