@@ -8,6 +8,7 @@ from django.db.models import F, Sum
 from apps.billing.ledger import account, lock_wallet, post, posted_before
 from apps.billing.lots import spendable_lots
 from apps.billing.models import AccountKind, CreditLot, Hold, LedgerAccount, LedgerTransaction, LotKind
+from apps.billing.one_by_one import for_each
 from apps.core import audit
 from apps.core.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
@@ -104,7 +105,7 @@ def expire_lots(*, limit: int = 100) -> int:
     """Take what is left of expired lots out of the wallets; return the nano taken. Safe to repeat."""
     expired = CreditLot.objects.filter(expires_at__lte=db_now(), remaining_nano__gt=0)
     owners = expired.order_by("organization_id").values_list("organization_id", flat=True).distinct()
-    return sum(_expire_of(organization_id) for organization_id in list(owners[:limit]))
+    return for_each(owners[:limit], _expire_of, name="expired credit is taken out", now=db_now())
 
 
 @transaction.atomic

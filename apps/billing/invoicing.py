@@ -24,6 +24,7 @@ from apps.billing.models import (
     UsageSeries,
     VolumeRebate,
 )
+from apps.billing.one_by_one import for_each
 from apps.core import audit
 from apps.core.clock import db_now
 from apps.core.locks import lock
@@ -62,7 +63,11 @@ def close_months(*, now: datetime.datetime) -> int:
     month = (ended - datetime.timedelta(days=1)).replace(day=1)
     done = Invoice.objects.filter(month=month).values("organization_id")
     waiting = Organization.objects.exclude(pk__in=done).order_by("pk")
-    return sum(close_month(organization=each, month=month) is not None for each in waiting)
+
+    def close(organization: Organization) -> bool:
+        return close_month(organization=organization, month=month) is not None
+
+    return for_each(waiting, close, name="ended months are invoiced", now=now)
 
 
 @transaction.atomic

@@ -12,20 +12,24 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from django.db.models import OuterRef, Subquery
+from django.db import connection
 
-from apps.billing.lots import draws_for
-from apps.billing.models import AccountKind, Hold, LedgerAccount, LedgerEntry, LedgerTransaction, LotMovement
+from apps.billing.lots import LotsExhausted
+from apps.billing.models import AccountKind, Hold, LedgerAccount, LedgerTransaction
 from apps.core.audit import require_transaction
 from apps.core.errors import DomainError
 
-# Accounts are opened once and never closed, so that their ids may be read before the lock is had.
-_BESIDE = {
-    "hold_account": Subquery(
-        LedgerAccount.objects.filter(organization_id=OuterRef("organization_id"), kind=AccountKind.HOLD).values("pk")
-    ),
-    "revenue_account": Subquery(LedgerAccount.objects.filter(organization=None, kind=AccountKind.REVENUE).values("pk")),
-}
+# Both functions are in the migration ledger_functions.
+_LOCK = "SELECT * FROM ledger_lock_wallet(%s)"
+_LOCK_OF_HOLD = "SELECT * FROM ledger_lock_wallet((SELECT organization_id FROM billing_hold WHERE id = %s))"
+_FIND = "SELECT id FROM billing_ledgertransaction WHERE idempotency_key = %s"
+_POST = "SELECT ledger_post(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s::text[], %s::bigint[], %s::text[], %s::bigint[], %s)"
+_OPEN = """
+    INSERT INTO billing_hold (id, organization_id, purpose, source, price_rule_id, key_id, member_id, labels,
+        amount_nano, captured_nano, refunded_nano, invoiced_nano, used_nano, status, expires_at)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s::jsonb, %s, 0, 0, 0, 0, 'open', %s);
+"""
+_CLOSE = "UPDATE billing_hold SET status = 'closed', captured_nano = %s, closed_at = %s WHERE id = %s;"
 _FLOORED = {AccountKind.WALLET: 0, AccountKind.HOLD: 0}
 
 
@@ -41,29 +45,43 @@ class IdempotencyMismatch(DomainError):
 
 def lock_wallet(*, organization: Any) -> LedgerAccount:
     """Lock and return the organization's wallet; every movement of its money starts here, so that none deadlock."""
-    require_transaction()
     organization_id = getattr(organization, "pk", organization)
-    found = LedgerAccount.objects.select_for_update().filter(organization_id=organization_id, kind=AccountKind.WALLET)
-    found = found.annotate(**_BESIDE)
-    wallet = found.first()
+    wallet = _lock(organization_id)
     if wallet is None:
-        account(organization=organization, kind=AccountKind.WALLET)
-        wallet = found.get()
+        account(organization=organization_id, kind=AccountKind.WALLET)
+        wallet = _lock(organization_id)
+    assert wallet is not None
     return wallet
 
 
 def lock_wallet_of_hold(*, hold_id: str) -> LedgerAccount:
     """Do as `lock_wallet` for the owner of a hold. Raises LedgerAccount.DoesNotExist when there is no such hold."""
+    wallet = _lock(hold_id, _LOCK_OF_HOLD)
+    if wallet is None:
+        raise LedgerAccount.DoesNotExist(f"there is no hold {hold_id}")
+    return wallet
+
+
+def _lock(of: str | None, statement: str = _LOCK) -> LedgerAccount | None:
     require_transaction()
-    owner = Hold.objects.filter(pk=hold_id).values("organization_id")
-    found = LedgerAccount.objects.select_for_update().filter(organization_id__in=owner, kind=AccountKind.WALLET)
-    return found.annotate(**_BESIDE).get()
+    with connection.cursor() as cursor:
+        cursor.execute(statement, [of])
+        row = cursor.fetchone()
+    if row is None:
+        return None
+    wallet = LedgerAccount(
+        pk=row[0], organization_id=row[1], kind=AccountKind.WALLET, balance_nano=row[2], floor_nano=row[3],
+        stopped_because=row[4],
+    )  # fmt: skip
+    wallet.hold_account_id, wallet.revenue_account_id, wallet.has_budgets, wallet.locked_at = row[5:]
+    return wallet
 
 
 def beside(wallet: LedgerAccount, kind: AccountKind) -> LedgerAccount:
     """Return the owner's hold account, or the platform's revenue, for posting: its id came with the wallet's lock."""
     owner = None if kind == AccountKind.REVENUE else wallet.organization_id
-    found = getattr(wallet, f"{kind}_account", None)
+    # Accounts are opened once and never closed, so that their ids may be used whenever they were read.
+    found = wallet.revenue_account_id if kind == AccountKind.REVENUE else wallet.hold_account_id
     return (
         LedgerAccount(pk=found, organization_id=owner, kind=kind) if found else account(organization=owner, kind=kind)
     )
@@ -86,8 +104,13 @@ def posted_before(*, idempotency_key: str, request: Mapping[str, Any]) -> Ledger
     Call it after `lock_wallet`: checked before the lock, two callers with one key would both find nothing.
     """
     require_transaction()
-    found = LedgerTransaction.objects.filter(idempotency_key=idempotency_key).first()
-    if found is not None and found.request_sha256 != _fingerprint(request):
+    with connection.cursor() as cursor:
+        cursor.execute(_FIND, [idempotency_key])
+        row = cursor.fetchone()
+    if row is None:
+        return None
+    found = LedgerTransaction.objects.get(pk=row[0])
+    if found.request_sha256 != _fingerprint(request):
         raise IdempotencyMismatch(f"{idempotency_key!r} was used for a different request", param="idempotency_key")
     return found
 
@@ -104,15 +127,22 @@ def post(
     reason: str = "",
     lots: Mapping[str, int] | None = None,
     reverses: LedgerTransaction | None = None,
+    opens: Hold | None = None,
+    closes: Hold | None = None,
 ) -> LedgerTransaction:
     """Write one balanced transaction; the database refuses it at commit unless its legs sum to zero.
 
-    `lots` says what it moves in which lot; credit that leaves beyond that is drawn in the usual order. The caller holds
-    the wallet's lock. Raises UnexplainedCredit.
+    `lots` says what it moves in which lot; credit that leaves beyond that is drawn in the usual order. A hold that it
+    opens is written with it, one that it closes is saved as closed, in one call of the database. The caller holds
+    the wallet's lock. Raises UnexplainedCredit, LotsExhausted.
     """
+    require_transaction()
     organization_id = getattr(organization, "pk", organization)
-    movements = _lot_movements(organization_id, legs, lots or {})
-    transaction = LedgerTransaction.objects.create(
+    moved = {lot_id: nano for lot_id, nano in (lots or {}).items() if nano}
+    draw_nano = sum(moved.values()) - sum(nano for leg, nano in legs.items() if leg.kind in _FLOORED)
+    if draw_nano < 0:
+        raise UnexplainedCredit(f"{-draw_nano} nano of credit belong to no lot")
+    transaction = LedgerTransaction(
         organization_id=organization_id,
         kind=kind,
         idempotency_key=idempotency_key,
@@ -122,31 +152,33 @@ def post(
         reason=reason[:300],
         reverses=reverses,
     )
-    LedgerEntry.objects.bulk_create(
-        LedgerEntry(transaction=transaction, organization_id=organization_id, account=leg, amount_nano=amount)
-        for leg, amount in sorted(legs.items(), key=lambda item: item[0].pk)
-        if amount
-    )
-    LotMovement.objects.bulk_create(
-        LotMovement(transaction=transaction, organization_id=organization_id, lot_id=lot_id, amount_nano=amount)
-        for lot_id, amount in sorted(movements.items())
-        if amount
-    )
+    given = [
+        transaction.pk, organization_id, kind, idempotency_key, transaction.request_sha256, source, by,
+        transaction.reason, transaction.reverses_id, [leg.pk for leg, nano in legs.items() if nano],
+        [nano for nano in legs.values() if nano], list(moved), list(moved.values()), draw_nano,
+    ]  # fmt: skip
+    before, of_hold = _with_hold(opens, closes)
+    with connection.cursor() as cursor:
+        cursor.execute(before + _POST, [*of_hold, *given])
+        while cursor.description is None:  # what the statement about the hold returned: nothing
+            cursor.nextset()
+        (short_nano,) = cursor.fetchone()
+    if short_nano:
+        raise LotsExhausted(f"{organization_id}: {short_nano} of {draw_nano} nano are in no lot")
+    transaction._state.adding = False
     return transaction
 
 
-def _lot_movements(
-    organization_id: str | None, legs: Mapping[LedgerAccount, int], lots: Mapping[str, int]
-) -> dict[str, int]:
-    credit = sum(amount for leg, amount in legs.items() if leg.kind in _FLOORED)
-    rest = credit - sum(lots.values())
-    if rest > 0:
-        raise UnexplainedCredit(f"{rest} nano of credit belong to no lot")
-    moved = dict(lots)
-    if rest < 0:
-        for lot_id, amount in draws_for(organization_id=organization_id, amount_nano=-rest, taken=lots).items():
-            moved[lot_id] = moved.get(lot_id, 0) - amount
-    return moved
+def _with_hold(opens: Hold | None, closes: Hold | None) -> tuple[str, list[Any]]:
+    if opens is not None:
+        labels = json.dumps(opens.labels)
+        return _OPEN, [
+            opens.pk, opens.organization_id, opens.purpose, opens.source, opens.price_rule_id, opens.key_id,
+            opens.member_id, labels, opens.amount_nano, opens.expires_at,
+        ]  # fmt: skip
+    if closes is not None:
+        return _CLOSE, [closes.captured_nano, closes.closed_at, closes.pk]
+    return "", []
 
 
 def _fingerprint(request: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ one. Callers hold the wallet's lock, so that nobody else draws meanwhile.
 """
 
 import datetime
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from django.db.models import F, QuerySet, Sum
@@ -21,23 +21,9 @@ class LotsExhausted(Exception):
 
 
 def spendable_lots(*, organization_id: Any) -> QuerySet[CreditLot]:
-    """Return the lots with something left, in the order in which they are spent."""
+    """Return the lots with something left, in the order in which they are spent; `ledger_post` draws in the same."""
     lots = CreditLot.objects.filter(organization_id=organization_id, remaining_nano__gt=F("held_nano"))
     return lots.order_by("priority", F("expires_at").asc(nulls_last=True), "created_at", "pk")
-
-
-def draws_for(*, organization_id: Any, amount_nano: int, taken: Mapping[str, int]) -> dict[str, int]:
-    """Return how much of `amount_nano` each lot gives, besides what `taken` moves already. Raises LotsExhausted."""
-    draws: dict[str, int] = {}
-    short = amount_nano
-    for lot in spendable_lots(organization_id=organization_id):
-        part = min(short, lot.remaining_nano - lot.held_nano + min(taken.get(lot.pk, 0), 0))
-        if part > 0:
-            draws[lot.pk] = part
-            short -= part
-        if not short:
-            return draws
-    raise LotsExhausted(f"{organization_id}: {short} of {amount_nano} nano are in no lot")
 
 
 def returns_for(

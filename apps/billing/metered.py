@@ -10,6 +10,7 @@ from django.db.models.functions import TruncMonth
 from apps.billing.ledger import account, lock_wallet, post
 from apps.billing.lots import returns_for
 from apps.billing.models import AccountKind, LedgerAccount, StorageSample, UsageSeries, VolumeRebate
+from apps.billing.one_by_one import for_each
 from apps.billing.usage import record_quantity
 from apps.catalog.models import PriceRule
 from apps.catalog.pricing import STORAGE_SKU, tiered_nano, tiers_of
@@ -54,11 +55,12 @@ def post_rebates(*, now: datetime.datetime) -> int:
         .distinct()
         .order_by("organization_id", "price_rule_id", "month")
     )
-    return sum(_rebate(*row) for row in list(months))
+    return for_each(months, _rebate, name="rebates of volume are posted", now=now)
 
 
 @transaction.atomic
-def _rebate(organization_id: str, price_rule_id: str, month: datetime.date) -> int:
+def _rebate(of: tuple[str, str, datetime.date]) -> int:
+    organization_id, price_rule_id, month = of
     wallet = lock_wallet(organization=organization_id)
     rule = PriceRule.objects.get(pk=price_rule_id)
     series = UsageSeries.objects.filter(

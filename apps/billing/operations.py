@@ -210,8 +210,9 @@ def hold(
     if wallet.balance_nano < amount_nano:
         raise insufficient_balance(wallet.balance_nano, amount_nano)
     whose = attribution or Attribution()
-    require_room(organization=wallet.organization_id, attribution=whose, amount_nano=amount_nano)
-    created = Hold.objects.create(
+    if wallet.has_budgets:
+        require_room(organization=wallet.organization_id, attribution=whose, amount_nano=amount_nano)
+    created = Hold(
         organization_id=wallet.organization_id or "",
         purpose=purpose,
         source=source,
@@ -222,15 +223,15 @@ def hold(
         amount_nano=amount_nano,
         expires_at=expires_at,
     )
-    held = beside(wallet, AccountKind.HOLD)
     post(
         organization=organization,
         kind="hold",
-        legs={wallet: -amount_nano, held: amount_nano},
+        legs={wallet: -amount_nano, beside(wallet, AccountKind.HOLD): amount_nano},
         by=by,
         source=created.pk,
         idempotency_key=idempotency_key,
         request=request,
+        opens=created,
     )
     return created
 
@@ -252,6 +253,9 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
     charge = capture_nano - found.captured_nano
     rest = found.amount_nano - capture_nano
     held, revenue = beside(wallet, AccountKind.HOLD), beside(wallet, AccountKind.REVENUE)
+    if found.purpose == "job" and wallet.has_budgets:  # requests are counted as their series are charged
+        note_spending(organization=found.organization_id, attribution=_whose(found), amount_nano=charge)
+    found.status, found.captured_nano, found.closed_at = "closed", capture_nano, wallet.locked_at
     if charge or rest:
         post(
             organization=found.organization_id,
@@ -262,11 +266,10 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
             idempotency_key=f"settle:{hold_id}",
             request={"settle": hold_id, "capture_nano": capture_nano},
             reason=reason,
+            closes=found,
         )
-    if found.purpose == "job":  # requests are counted as their series are charged
-        note_spending(organization=found.organization_id, attribution=_whose(found), amount_nano=charge)
-    found.status, found.captured_nano, found.closed_at = "closed", capture_nano, db_now()
-    found.save(update_fields=["status", "captured_nano", "closed_at"])
+    else:
+        found.save(update_fields=["status", "captured_nano", "closed_at"])
     return found
 
 

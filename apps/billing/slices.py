@@ -14,6 +14,7 @@ from django.db import transaction
 from apps.billing.budgets import Attribution, attribution_of_key, require_room, room_nano
 from apps.billing.ledger import beside, lock_wallet, post
 from apps.billing.models import AccountKind, Hold, LedgerAccount
+from apps.billing.one_by_one import for_each
 from apps.billing.operations import insufficient_balance, require_spending, settle_hold
 from apps.billing.queries import stopped_organizations
 from apps.billing.usage import rate_organization
@@ -119,11 +120,13 @@ def close_slice(*, hold_id: str, by: str) -> None:
 def close_expired_holds(*, limit: int = 100) -> int:
     """Return what is left of slices whose gateway no longer renews them; job holds end with their job."""
     expired = Hold.objects.filter(purpose="inference", status="open", expires_at__lt=db_now()).order_by("expires_at")
-    return sum(_close_expired(*row) for row in list(expired.values_list("pk", "organization_id")[:limit]))
+    rows = expired.values_list("organization_id", "pk")[:limit]
+    return for_each(rows, _close_expired, name="slices nobody renews are closed", now=db_now())
 
 
 @transaction.atomic
-def _close_expired(hold_id: str, organization_id: str) -> bool:
+def _close_expired(row: tuple[str, str]) -> bool:
+    organization_id, hold_id = row
     wallet = lock_wallet(organization=organization_id)
     found = _lock_open(wallet, hold_id)
     if found is None or found.expires_at is None or found.expires_at >= db_now():

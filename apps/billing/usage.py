@@ -19,8 +19,10 @@ from django.db.models import F
 from apps.billing.budgets import attribution_of_key, note_spending
 from apps.billing.ledger import beside, lock_wallet, post
 from apps.billing.models import AccountKind, Budget, Hold, LedgerAccount, UsageConflict, UsageEvent, UsageSeries
+from apps.billing.one_by_one import for_each
 from apps.catalog.models import PriceRule
 from apps.core.audit import require_transaction
+from apps.core.clock import db_now
 from apps.core.money import rated
 
 logger = logging.getLogger(__name__)
@@ -208,10 +210,13 @@ _SERIES_KEY = ("price_rule_id", "subject", "key_id", "adapter_version_id", "day"
 
 
 def rate_usage() -> int:
-    """Charge every organization for what it used since the last time; return the nano posted. Safe to repeat."""
+    """Charge every organization for what it used since the last time; return the nano posted. Safe to repeat.
+
+    One that cannot be charged is left for the next time and paged; the others are charged.
+    """
     waiting = UsageSeries.objects.filter(request_count__gt=F("rated_request_count"))
     organizations = waiting.order_by("organization_id").values_list("organization_id", flat=True).distinct()
-    return sum(_rate_one(organization_id) for organization_id in list(organizations))
+    return for_each(organizations, _rate_one, name="what was used is charged", now=db_now())
 
 
 @transaction.atomic

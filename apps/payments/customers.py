@@ -30,10 +30,16 @@ def ensure_customer(*, organization_id: str) -> StripeCustomer:
     return StripeCustomer.objects.get(organization=organization)
 
 
-def keep_card(*, customer: StripeCustomer, payment_method_id: str) -> None:
-    """Make a card that its owner just used the one that is charged later. Asks Stripe."""
+def keep_card(*, customer: StripeCustomer, payment_method_id: str, cause: str) -> None:
+    """Make a card that its owner just used the one that is charged later. Asks Stripe.
+
+    `cause` is the page or top-up they used it at: a card taken up again after another one is asked for again, where a
+    key of the card alone would have Stripe repeat its first answer and do nothing.
+    """
     stripe_gateway.use_card(
-        customer_id=customer.stripe_id, payment_method_id=payment_method_id, key=f"card:{payment_method_id}"
+        customer_id=customer.stripe_id,
+        payment_method_id=payment_method_id,
+        key=f"card:{cause}:{payment_method_id}",
     )
     sync_card(customer=customer)
 

@@ -16,6 +16,7 @@ from django.conf import settings
 from django.db import connection
 
 from apps.payments.stripe_errors import BadSignature, CardDeclined, StripeRefused, StripeUnavailable
+from apps.payments.stripe_events import EVENTS
 from apps.payments.stripe_objects import (
     Card,
     CashMovement,
@@ -48,37 +49,6 @@ _TIMEOUT_SECONDS = (3, 15)  # to connect, to answer; the package's default of 80
 _RETRIES = 2
 _PAGE = 100
 _OLDEST_SIGNATURE_SECONDS = 300
-
-# What the receiver handles: apps/payments/webhooks.py names what each one leads to.
-EVENTS = (
-    "checkout.session.completed",
-    "checkout.session.async_payment_succeeded",
-    "checkout.session.async_payment_failed",
-    "checkout.session.expired",
-    "payment_intent.succeeded",
-    "payment_intent.payment_failed",
-    "payment_intent.requires_action",
-    "invoice.finalized",
-    "invoice.finalization_failed",
-    "invoice.paid",
-    "invoice.payment_failed",
-    "invoice.payment_action_required",
-    "invoice.voided",
-    "invoice.marked_uncollectible",
-    "refund.created",
-    "refund.updated",
-    "refund.failed",
-    "charge.dispute.created",
-    "charge.dispute.closed",
-    "charge.dispute.funds_withdrawn",
-    "charge.dispute.funds_reinstated",
-    "customer.updated",
-    "customer.deleted",
-    "payment_method.detached",
-    "payment_method.automatically_updated",
-    "radar.early_fraud_warning.created",
-    "credit_note.created",
-)
 
 
 class InsideTransaction(Exception):
@@ -314,6 +284,12 @@ def void_invoice(*, invoice_id: str, key: str) -> Invoice:
         return read_invoice(_stripe().invoices.void_invoice(invoice_id, {}, _keyed(key)))
 
 
+def delete_draft(*, invoice_id: str) -> None:
+    """Take back an invoice that was never finalized. Raises StripeRefused when it was."""
+    with _translated():
+        _stripe().invoices.delete(invoice_id)
+
+
 def mark_uncollectible(*, invoice_id: str, key: str) -> Invoice:
     with _translated():
         return read_invoice(_stripe().invoices.mark_uncollectible(invoice_id, {}, _keyed(key)))
@@ -382,6 +358,14 @@ def list_cash_movements(*, since: datetime.datetime, until: datetime.datetime) -
     with _translated():
         for found in _stripe().balance_transactions.list(params).auto_paging_iter():
             yield read_movement(found)
+
+
+def find_invoices(*, customer_id: str, since: datetime.datetime, metadata: Mapping[str, str]) -> list[Invoice]:
+    """Return the customer's invoices made since then whose metadata says all of this, newest first."""
+    params = {"customer": customer_id, "created": {"gte": int(since.timestamp())}, "limit": _PAGE}
+    with _translated():
+        found = [read_invoice(each) for each in _stripe().invoices.list(params).auto_paging_iter()]
+    return [each for each in found if metadata.items() <= each.metadata.items()]
 
 
 def list_open_invoices(*, customer_id: str) -> list[Invoice]:

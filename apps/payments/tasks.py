@@ -105,7 +105,7 @@ def recharge(**_: Any) -> None:
 def reconcile(*, kind: str, **_: Any) -> None:
     if stripe_gateway.is_configured():
         now = db_now()
-        for invoice_id in invoice_copies.list_uncopied(now=now) if kind == "hourly" else ():
+        for invoice_id in invoice_copies.list_uncopied() if kind == "hourly" else ():
             copy_invoice.delay(invoice_id=invoice_id)
         reconciliation.reconcile(kind=kind, now=now)
 
@@ -117,7 +117,7 @@ def review_standings(**_: Any) -> None:
 
 @shared_task(name="payments.copy_invoice", **_PATIENT)
 def copy_invoice(*, invoice_id: str, **_: Any) -> None:
-    invoice_copies.copy_invoice(invoice_id=invoice_id)
+    invoice_copies.copy_invoice(invoice_id=invoice_id, now=db_now())
 
 
 @shared_task(name="payments.mirror_usage")

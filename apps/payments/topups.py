@@ -152,7 +152,8 @@ def _keep_card_left(found: Checkout) -> bool:
         return False
     if found.status == "complete" and found.setup_intent_id:
         method = stripe_gateway.get_card_left(setup_intent_id=found.setup_intent_id)
-        keep_card(customer=ensure_customer(organization_id=page.organization_id), payment_method_id=method)
+        customer = ensure_customer(organization_id=page.organization_id)
+        keep_card(customer=customer, payment_method_id=method, cause=page.pk)
     return True
 
 
@@ -181,7 +182,7 @@ def _keep_card_paid_with(topup: TopUp) -> None:
     customer = ensure_customer(organization_id=topup.organization_id)
     if not customer.has_card and topup.payment_intent_id:
         method = stripe_gateway.get_card_paid_with(payment_intent_id=topup.payment_intent_id)
-        keep_card(customer=customer, payment_method_id=method)
+        keep_card(customer=customer, payment_method_id=method, cause=topup.pk)
 
 
 @transaction.atomic

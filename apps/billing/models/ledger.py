@@ -1,5 +1,8 @@
 """The ledger: append-only double entry in integer nano-USD, and holds against it."""
 
+import datetime
+from typing import Any
+
 import pgtrigger
 from django.db import models
 from django.db.models import F, Q
@@ -13,32 +16,34 @@ _OWN_OR_PLATFORM = f"organization_id IS NULL OR {OWN_ORGANIZATION}"
 
 
 _KEEP_BALANCE = """
-    UPDATE billing_ledgeraccount SET balance_nano = balance_nano + NEW.amount_nano
-     WHERE id = NEW.account_id AND floor_nano IS NOT NULL;
-    RETURN NULL;
-"""
-_ZERO_SUM = """
-    SELECT sum(amount_nano) INTO total FROM billing_ledgerentry WHERE transaction_id = NEW.transaction_id;
-    IF total <> 0 THEN
-        RAISE EXCEPTION 'ledger transaction % does not balance: %', NEW.transaction_id, total USING ERRCODE = '23514';
-    END IF;
+    UPDATE billing_ledgeraccount account SET balance_nano = account.balance_nano + added.nano
+      FROM (SELECT account_id, sum(amount_nano)::bigint AS nano FROM new_entries GROUP BY account_id) added
+     WHERE account.id = added.account_id AND account.floor_nano IS NOT NULL;
     RETURN NULL;
 """
 # What a transaction adds to or takes from wallet and hold together, it adds to or takes from lots: so that by induction
 # the remaining lots of an organization are always its wallet and hold.
-LOTS_MATCH = """
-    SELECT coalesce(sum(entry.amount_nano), 0) INTO total
+_SUMS = """
+    SELECT coalesce(sum(entry.amount_nano), 0),
+           coalesce(sum(entry.amount_nano) FILTER (WHERE account.kind IN ('wallet', 'hold')), 0),
+           (SELECT coalesce(sum(moved.amount_nano), 0) FROM billing_lotmovement moved
+             WHERE moved.transaction_id = NEW.transaction_id)
+      INTO total, credit, lots
       FROM billing_ledgerentry entry JOIN billing_ledgeraccount account ON account.id = entry.account_id
-     WHERE entry.transaction_id = NEW.transaction_id AND account.kind IN ('wallet', 'hold');
-    SELECT coalesce(sum(amount_nano), 0) INTO moved
-      FROM billing_lotmovement WHERE transaction_id = NEW.transaction_id;
-    IF total <> moved THEN
-        RAISE EXCEPTION 'ledger transaction % moves % of credit and % of lots', NEW.transaction_id, total, moved
+     WHERE entry.transaction_id = NEW.transaction_id;
+    IF total <> 0 THEN
+        RAISE EXCEPTION 'ledger transaction % does not balance: %', NEW.transaction_id, total USING ERRCODE = '23514';
+    END IF;
+    IF credit <> lots THEN
+        RAISE EXCEPTION 'ledger transaction % moves % of credit and % of lots', NEW.transaction_id, credit, lots
             USING ERRCODE = '23514';
     END IF;
     RETURN NULL;
 """
-LOTS_MATCH_DECLARE = [("total", "numeric"), ("moved", "numeric")]
+BALANCED: dict[str, Any] = {
+    "func": _SUMS,
+    "declare": [("total", "numeric"), ("credit", "numeric"), ("lots", "numeric")],
+}
 
 
 class AccountKind(models.TextChoices):
@@ -69,6 +74,12 @@ class LedgerAccount(models.Model):
     stopped_because = models.CharField(
         max_length=200, blank=True, help_text="Of a wallet nothing is spent from, jobs and requests alike: why."
     )
+
+    # Of a wallet that was locked (apps.billing.ledger.lock_wallet): what was read with it.
+    hold_account_id: str | None = None
+    revenue_account_id: str | None = None
+    has_budgets = True
+    locked_at: datetime.datetime | None = None
 
     tenant_condition = _OWN_OR_PLATFORM
 
@@ -129,23 +140,19 @@ class LedgerEntry(models.Model):
         triggers = [
             pgtrigger.Protect(name="entry_append_only", operation=pgtrigger.Update | pgtrigger.Delete),
             pgtrigger.Trigger(
-                name="entry_balance", when=pgtrigger.After, operation=pgtrigger.Insert, func=_KEEP_BALANCE
+                name="entry_balance",
+                when=pgtrigger.After,
+                operation=pgtrigger.Insert,
+                level=pgtrigger.Statement,
+                referencing=pgtrigger.Referencing(new="new_entries"),
+                func=_KEEP_BALANCE,
             ),
             pgtrigger.Trigger(
                 name="entry_zero_sum",
                 when=pgtrigger.After,
                 operation=pgtrigger.Insert,
                 timing=pgtrigger.Deferred,
-                declare=[("total", "numeric")],
-                func=_ZERO_SUM,
-            ),
-            pgtrigger.Trigger(
-                name="entry_lots_match",
-                when=pgtrigger.After,
-                operation=pgtrigger.Insert,
-                timing=pgtrigger.Deferred,
-                declare=LOTS_MATCH_DECLARE,
-                func=LOTS_MATCH,
+                **BALANCED,
             ),
         ]
 

@@ -5,7 +5,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
-from apps.billing.models.ledger import LOTS_MATCH, LOTS_MATCH_DECLARE, LedgerTransaction
+from apps.billing.models.ledger import BALANCED, LedgerTransaction
 from apps.core.ids import IdField
 from apps.core.tenancy import OrganizationModel
 
@@ -94,8 +94,7 @@ class LotMovement(OrganizationModel):
                 when=pgtrigger.After,
                 operation=pgtrigger.Insert,
                 timing=pgtrigger.Deferred,
-                declare=LOTS_MATCH_DECLARE,
-                func=LOTS_MATCH,
+                **BALANCED,
             ),
         ]
 

@@ -1,11 +1,11 @@
-"""What the twin does with customers, cards, payments, invoices, refunds and disputes; and what people do at Stripe."""
+"""What the twin does with customers, cards, payments, refunds and disputes; and what people do at Stripe."""
 
 from typing import Any
 
 from tests.twins.stripe.twin import CARDS, DISPUTE_FEE_CENTS, Object, Refusal, Twin, answers
 
 
-def _flag(value: Any) -> bool:
+def is_true(value: Any) -> bool:
     return value == "true"
 
 
@@ -114,7 +114,7 @@ def charge(twin: Twin, intent: Object, method: Object, *, off_session: bool) -> 
 def create_checkout(twin: Twin, *, mode: str, customer: str, line_items: Any = (), **params: Any) -> Object:
     twin.get(customer)
     subtotal = sum(int(line["price_data"]["unit_amount"]) * int(line["quantity"]) for line in line_items)
-    tax = _tax(twin, subtotal, params.get("automatic_tax"))
+    tax = tax_on(twin, subtotal, params.get("automatic_tax"))
     made = twin.add(
         "cs",
         "checkout.session",
@@ -197,137 +197,8 @@ def create_portal(twin: Twin, *, customer: str = "", **params: Any) -> Object:
     return made
 
 
-def _tax(twin: Twin, subtotal: int, automatic_tax: Any) -> int:
-    return subtotal * twin.tax_percent // 100 if automatic_tax and _flag(automatic_tax["enabled"]) else 0
-
-
-# --- Invoices ---------------------------------------------------------------------------------------------------------
-
-
-@answers("POST /v1/invoices")
-def create_invoice(twin: Twin, *, customer: str, automatic_tax: Any = None, **params: Any) -> Object:
-    twin.get(customer)
-    return twin.add(
-        "in",
-        "invoice",
-        customer=customer,
-        status="draft",
-        number=None,
-        currency=params.get("currency", "usd"),
-        metadata=params.get("metadata") or {},
-        collection_method=params.get("collection_method", "charge_automatically"),
-        description=params.get("description"),
-        lines={"object": "list", "data": [], "has_more": False},
-        taxed=automatic_tax,
-        subtotal=0,
-        total=0,
-        total_taxes=[],
-        amount_due=0,
-        amount_paid=0,
-        attempt_count=0,
-        hosted_invoice_url=None,
-        invoice_pdf=None,
-        intent=None,
-    )
-
-
-@answers("POST /v1/invoices/{invoice}/add_lines")
-def add_lines(twin: Twin, invoice: str, *, lines: list[Any], **_: Any) -> Object:
-    found = _in_state(twin, invoice, "draft")
-    for line in lines:
-        made = {"id": twin._id("il"), "object": "line_item", **line, "amount": int(line["amount"])}
-        found["lines"]["data"].append(made)
-    found["subtotal"] = sum(line["amount"] for line in found["lines"]["data"])
-    tax = _tax(twin, found["subtotal"], found["taxed"])
-    found["total_taxes"] = [{"amount": tax}] if tax else []
-    found["total"] = found["amount_due"] = found["subtotal"] + tax
-    return found
-
-
-@answers("POST /v1/invoices/{invoice}/finalize")
-def finalize(twin: Twin, invoice: str, **params: Any) -> Object:
-    found = _in_state(twin, invoice, "draft")
-    found |= {
-        "status": "open",
-        "number": f"ANN-{found['id'][-4:]}",
-        "hosted_invoice_url": f"https://invoice.stripe.com/i/{found['id']}",
-        "invoice_pdf": f"https://pay.stripe.com/invoice/{found['id']}/pdf",
-        "intent": make_payment(twin, found["customer"], found["total"], {})["id"],
-    }
-    twin.tell("invoice.finalized", found)
-    return _shown(_paid(twin, found) if found["total"] == 0 else found, params)
-
-
-@answers("POST /v1/invoices/{invoice}/pay")
-def pay(twin: Twin, invoice: str, *, off_session: str = "false", **params: Any) -> Object:
-    found = _in_state(twin, invoice, "open")
-    default = twin.get(found["customer"])["invoice_settings"]["default_payment_method"]
-    if default is None:
-        raise Refusal(400, code="invoice_payment_intent_requires_action", message="There is no default payment method.")
-    found["attempt_count"] += 1
-    try:
-        charge(twin, twin.get(found["intent"]), twin.get(default), off_session=_flag(off_session))
-    except Refusal as refusal:
-        needs_owner = refusal.error["code"] == "authentication_required"
-        twin.tell("invoice.payment_action_required" if needs_owner else "invoice.payment_failed", found)
-        raise
-    return _shown(_paid(twin, found), params)
-
-
-def pay_hosted_invoice(twin: Twin, invoice: str, card: str = "pm_card_visa") -> None:
-    """Do as the person at the invoice's own page does."""
-    found = _in_state(twin, invoice, "open")
-    charge(twin, twin.get(found["intent"]), give_card(twin, found["customer"], card), off_session=False)
-    _paid(twin, found)
-
-
-def _paid(twin: Twin, found: Object) -> Object:
-    found |= {"status": "paid", "amount_paid": found["total"]}
-    twin.tell("invoice.paid", found)
-    return found
-
-
-@answers("POST /v1/invoices/{invoice}/void")
-def void(twin: Twin, invoice: str, **params: Any) -> Object:
-    found = _in_state(twin, invoice, "open")
-    found["status"] = "void"
-    twin.get(found["intent"])["status"] = "canceled"
-    twin.tell("invoice.voided", found)
-    return _shown(found, params)
-
-
-@answers("POST /v1/invoices/{invoice}/mark_uncollectible")
-def mark_uncollectible(twin: Twin, invoice: str, **params: Any) -> Object:
-    found = _in_state(twin, invoice, "open")
-    found["status"] = "uncollectible"
-    twin.tell("invoice.marked_uncollectible", found)
-    return _shown(found, params)
-
-
-@answers("GET /v1/invoices/{invoice}")
-def get_invoice(twin: Twin, invoice: str, **params: Any) -> Object:
-    return _shown(twin.get(invoice), params)
-
-
-@answers("GET /v1/invoices")
-def list_invoices(twin: Twin, *, customer: str = "", status: str = "", **params: Any) -> Object:
-    rows = [each for each in twin.of_kind("invoice") if customer in ("", each["customer"])]
-    return listed([each for each in rows if status in ("", each["status"])], params, "/v1/invoices")
-
-
-def _in_state(twin: Twin, invoice: str, *states: str) -> Object:
-    found = twin.get(invoice)
-    if found["status"] not in states:
-        raise Refusal(400, message=f"This invoice is {found['status']}.")
-    return found
-
-
-def _shown(found: Object, params: Any) -> Object:
-    """Return the invoice as Stripe shows it: its payments only when they are asked for."""
-    if "payments" not in params.get("expand", []) or not found["intent"]:
-        return found
-    payment = {"payment": {"type": "payment_intent", "payment_intent": found["intent"]}}
-    return found | {"payments": {"object": "list", "data": [payment], "has_more": False}}
+def tax_on(twin: Twin, subtotal: int, automatic_tax: Any) -> int:
+    return subtotal * twin.tax_percent // 100 if automatic_tax and is_true(automatic_tax["enabled"]) else 0
 
 
 # --- Money back -------------------------------------------------------------------------------------------------------
@@ -407,15 +278,15 @@ def get_dispute(twin: Twin, dispute: str, **_: Any) -> Object:
 
 @answers("GET /v1/events")
 def list_events(twin: Twin, *, created: Any = None, **params: Any) -> Object:
-    return listed(_within(twin.events, created), params, "/v1/events")
+    return listed(within(twin.events, created), params, "/v1/events")
 
 
 @answers("GET /v1/balance_transactions")
 def list_cash(twin: Twin, *, created: Any = None, **params: Any) -> Object:
-    return listed(_within(twin.cash, created), params, "/v1/balance_transactions")
+    return listed(within(twin.cash, created), params, "/v1/balance_transactions")
 
 
-def _within(rows: list[Object], created: Any) -> list[Object]:
+def within(rows: list[Object], created: Any) -> list[Object]:
     bounds = created or {}
     first, end = int(bounds.get("gte", 0)), int(bounds.get("lt", 2**62))
     return [row for row in rows if first <= row["created"] < end]

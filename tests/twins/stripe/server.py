@@ -9,7 +9,7 @@ from typing import Any
 
 import stripe
 
-from tests.twins.stripe import money  # noqa: F401 - registers what the twin answers
+from tests.twins.stripe import invoices, money  # noqa: F401 - registers what the twin answers
 from tests.twins.stripe.twin import Dropped, Twin
 
 _MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|")

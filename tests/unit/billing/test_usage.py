@@ -13,10 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apps.accounts.models import Organization
+from apps.billing import usage
 from apps.billing.ledger import account
-from apps.billing.models import AccountKind, Hold, LedgerEntry, UsageConflict, UsageEvent
+from apps.billing.models import (
+    AccountKind,
+    Hold,
+    LedgerAccount,
+    LedgerCheck,
+    LedgerEntry,
+    UsageConflict,
+    UsageEvent,
+)
 from apps.billing.operations import InsufficientBalance, grant_credit
 from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
+from apps.billing.reconciliation import list_newest_checks
 from apps.billing.slices import close_expired_holds, close_slice, lease_slice, renew_slices
 from apps.billing.usage import UsageRecord, price_ceiling, rate_usage, record_usage
 from apps.catalog.models import PriceRule
@@ -310,3 +320,33 @@ def test_recording_rating_leasing_and_closing_at_once_lose_and_invent_nothing():
     assert earned(customer.organization) == price_of(records)
     assert (balance.available_nano, balance.held_nano) == (USD - price_of(records), 0)
     assert get_ledger_sum_nano() == 0
+
+
+def test_one_organization_that_cannot_be_charged_holds_up_no_other(db, monkeypatch, caplog):
+    customers = [make_customer() for _ in range(3)]
+    broken = sorted(each.organization.pk for each in customers)[0]
+    records = [each.record() for each in customers]
+    record_usage(records=records)
+    rate = usage.rate_organization
+
+    def rate_or_fail(*, wallet: LedgerAccount) -> int:
+        posted = rate(wallet=wallet)
+        if wallet.organization_id == broken:
+            raise ZeroDivisionError("a bug")
+        return posted
+
+    monkeypatch.setattr(usage, "rate_organization", rate_or_fail)
+    for _ in range(2):
+        rate_usage()
+
+    charged = {each.organization.pk: get_spending(organization=each.organization).inference_nano for each in customers}
+    assert [pk for pk, nano in charged.items() if not nano] == [broken]
+    (check,) = [each for each in list_newest_checks() if each.difference_count]
+    assert (check.name, check.differences) == ("what was used is charged", [[broken, "ZeroDivisionError", "a bug"]])
+    assert LedgerCheck.objects.count() == 1  # said once, not at each run
+    assert {each.levelname for each in caplog.records if broken in each.getMessage()} == {"CRITICAL"}
+
+    monkeypatch.setattr(usage, "rate_organization", rate)
+    rate_usage()
+    assert get_spending(organization=Organization.objects.get(pk=broken)).inference_nano > 0
+    assert [each.difference_count for each in list_newest_checks()] == [0]

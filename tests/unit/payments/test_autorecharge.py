@@ -16,7 +16,7 @@ from apps.payments import autorecharge
 from apps.payments.customers import ensure_customer, keep_card
 from apps.payments.models import AutoRecharge, TopUp
 from apps.payments.stripe_errors import StripeUnavailable
-from tests.twins.stripe import money
+from tests.twins.stripe import invoices, money
 from tests.twins.stripe.twin import _HANDLERS, Fault, Twin
 
 pytestmark = pytest.mark.django_db
@@ -25,7 +25,9 @@ pytestmark = pytest.mark.django_db
 def order(twin: Twin, organization: Organization, card: str = "pm_card_visa", **amounts: int) -> AutoRecharge:
     """Give an order: $50 when less than $10 is left, at most $120 a month."""
     customer = ensure_customer(organization_id=organization.pk)
-    keep_card(customer=customer, payment_method_id=money.give_card(twin, customer.stripe_id, card)["id"])
+    keep_card(
+        customer=customer, payment_method_id=money.give_card(twin, customer.stripe_id, card)["id"], cause="page_1"
+    )
     wanted = {"threshold_cents": 1000, "amount_cents": 5000, "monthly_cap_cents": 12000} | amounts
     return autorecharge.set_auto_recharge(organization=organization, is_enabled=True, by="user_1", **wanted)
 
@@ -133,7 +135,7 @@ def test_an_invoice_of_another_amount_is_not_finalized(
 ) -> None:
     order(near_twin, organization)
     autorecharge.start_due(now=db_now())
-    written = money.add_lines
+    written = invoices.add_lines
 
     def add_one_more(twin: Twin, invoice: str, *, lines: list[Any], **rest: Any) -> Any:
         return written(twin, invoice, lines=[*lines, {"amount": "1"}], **rest)
@@ -155,7 +157,7 @@ def test_a_bank_that_wants_its_customer_gets_them_by_mail(near_twin: Twin, organ
     mails = OutboxMessage.objects.filter(topic="mail")
     assert topup.status == "action_required"
     assert [topup.pay_url in mail.payload["body"] for mail in mails] == [True]
-    money.pay_hosted_invoice(near_twin, topup.invoice_id or "")
+    invoices.pay_hosted_invoice(near_twin, topup.invoice_id or "")
     autorecharge.sync_topup(topup_id=topup.pk)
     assert available_cents(organization) == 5000
 

@@ -34,7 +34,7 @@ from apps.payments.lifecycle import TOPUP_IN_FLIGHT
 from apps.payments.models import AutoRecharge, Standing, StripeEvent, TopUp
 from apps.payments.stripe_errors import StripeUnavailable
 from tests.factories.accounts import make_organization, make_user
-from tests.twins.stripe import money
+from tests.twins.stripe import invoices, money
 from tests.twins.stripe.server import KeyMissing
 from tests.twins.stripe.twin import Fault, Twin, signed
 from tests.unit.billing.books import assert_books_hold, at_once
@@ -76,7 +76,11 @@ class Payments(RuleBasedStateMachine):
 
     def use_card(self, card: str) -> None:
         customer = ensure_customer(organization_id=self.ours.pk)
-        keep_card(customer=customer, payment_method_id=money.give_card(self.twin, customer.stripe_id, card)["id"])
+        keep_card(
+            customer=customer,
+            payment_method_id=money.give_card(self.twin, customer.stripe_id, card)["id"],
+            cause="page_1",
+        )
 
     def pick(self, found: list[Any], pick: int) -> Any:
         return found[pick % len(found)] if found else None
@@ -124,7 +128,7 @@ class Payments(RuleBasedStateMachine):
         waiting = TopUp.objects.filter(organization=self.ours, status="action_required").order_by("pk")
         if topup := self.pick(list(waiting), pick):
             with suppress(Exception):
-                money.pay_hosted_invoice(self.twin, topup.invoice_id or "")
+                invoices.pay_hosted_invoice(self.twin, topup.invoice_id or "")
 
     @rule(percent=st.integers(1, 100))
     def spend(self, percent: int) -> None:
@@ -354,7 +358,11 @@ def test_one_payment_synced_by_many_at_once_is_one_posting(near_twin: Twin, crow
 
 def test_a_charge_begun_and_carried_out_by_many_at_once_is_one_charge(near_twin: Twin, crowd: Organization) -> None:
     customer = ensure_customer(organization_id=crowd.pk)
-    keep_card(customer=customer, payment_method_id=money.give_card(near_twin, customer.stripe_id, "pm_card_visa")["id"])
+    keep_card(
+        customer=customer,
+        payment_method_id=money.give_card(near_twin, customer.stripe_id, "pm_card_visa")["id"],
+        cause="page_1",
+    )
     autorecharge.set_auto_recharge(
         organization=crowd, is_enabled=True, threshold_cents=1000, amount_cents=5000, monthly_cap_cents=5000, by="u"
     )

@@ -12,7 +12,7 @@ from apps.billing.models import Invoice
 from apps.core.clock import db_now
 from apps.payments import invoice_copies
 from apps.payments.stripe_errors import StripeUnavailable
-from tests.twins.stripe import money
+from tests.twins.stripe import invoices
 from tests.twins.stripe.twin import _HANDLERS, Fault, Twin
 from tests.unit.payments.test_webhooks import paid_topup, spend
 
@@ -37,14 +37,14 @@ def copies(twin: Twin) -> list[dict[str, Any]]:
 
 
 def test_a_copy_has_our_lines_and_is_paid_from_credit(near_twin: Twin, invoice: Invoice) -> None:
-    for invoice_id in invoice_copies.list_uncopied(now=db_now()):
-        invoice_copies.copy_invoice(invoice_id=invoice_id)
+    for invoice_id in invoice_copies.list_uncopied():
+        invoice_copies.copy_invoice(invoice_id=invoice_id, now=db_now())
 
     copy = copies(near_twin)[0]
     amounts = [line["amount"] for line in copy["lines"]["data"]]
     assert amounts == [*invoice.lines.order_by("position").values_list("cents", flat=True), -1301]
     assert (copy["status"], copy["total"], copy["total_taxes"]) == ("paid", 0, [])
-    assert invoice_copies.list_uncopied(now=db_now()) == []
+    assert invoice_copies.list_uncopied() == []
 
 
 def test_more_lines_than_stripe_takes_become_one_of_each_kind(
@@ -52,7 +52,7 @@ def test_more_lines_than_stripe_takes_become_one_of_each_kind(
 ) -> None:
     monkeypatch.setattr(invoice_copies, "_MOST_LINES", 2)
 
-    invoice_copies.copy_invoice(invoice_id=invoice.pk)
+    invoice_copies.copy_invoice(invoice_id=invoice.pk, now=db_now())
 
     assert [line["amount"] for line in copies(near_twin)[0]["lines"]["data"]] == [1301, -1301]
 
@@ -61,12 +61,47 @@ def test_more_lines_than_stripe_takes_become_one_of_each_kind(
 def test_a_copy_whose_answer_was_lost_is_written_once(near_twin: Twin, invoice: Invoice, operation: str) -> None:
     near_twin.faults.append(Fault("after", operation, times=3))
     with pytest.raises(StripeUnavailable):
-        invoice_copies.copy_invoice(invoice_id=invoice.pk)
+        invoice_copies.copy_invoice(invoice_id=invoice.pk, now=db_now())
     near_twin.faults.clear()
 
-    invoice_copies.copy_invoice(invoice_id=invoice.pk)
+    invoice_copies.copy_invoice(invoice_id=invoice.pk, now=db_now())
 
     assert [copy["status"] for copy in copies(near_twin)] == ["paid"]
+
+
+@pytest.mark.parametrize("operation", ["/invoices", "/add_lines", "/finalize"])
+@pytest.mark.parametrize("days", [1, 40])
+def test_a_copy_that_failed_is_written_once_whenever_stripe_answers_again(
+    near_twin: Twin, invoice: Invoice, operation: str, days: int
+) -> None:
+    near_twin.faults.append(Fault("after", operation, times=3))
+    with pytest.raises(StripeUnavailable):
+        invoice_copies.copy_invoice(invoice_id=invoice.pk, now=db_now())
+    near_twin.faults.clear()
+    near_twin._kept.clear()  # keys are forgotten after a day
+
+    assert invoice_copies.list_uncopied() == [invoice.pk]
+    for hour in range(2):
+        now = db_now() + datetime.timedelta(days=days, hours=hour)
+        invoice_copies.copy_invoice(invoice_id=invoice.pk, now=now)
+
+    (copy,) = copies(near_twin)
+    assert (copy["status"], copy["subtotal"]) == ("paid", 0)
+    invoice.refresh_from_db()
+    assert invoice.external_id == copy["id"]
+
+
+def test_a_draft_of_the_same_attempt_is_gone_on_with(near_twin: Twin, invoice: Invoice) -> None:
+    late = db_now() + datetime.timedelta(days=3)
+    near_twin.faults.append(Fault("after", "/add_lines", times=3))
+    with pytest.raises(StripeUnavailable):
+        invoice_copies.copy_invoice(invoice_id=invoice.pk, now=late)
+    near_twin.faults.clear()
+
+    invoice_copies.copy_invoice(invoice_id=invoice.pk, now=late + datetime.timedelta(minutes=5))
+
+    (copy,) = copies(near_twin)
+    assert [line["amount"] for line in copy["lines"]["data"]] == [1234, 66, 1, -1301]
 
 
 def test_lines_that_stripe_adds_up_otherwise_are_not_finalized_and_page(
@@ -75,10 +110,10 @@ def test_lines_that_stripe_adds_up_otherwise_are_not_finalized_and_page(
     def add_one_more(twin: Twin, invoice: str, *, lines: list[Any], **rest: Any) -> Any:
         return add_lines(twin, invoice, lines=[*lines, {"amount": "1"}], **rest)
 
-    add_lines = money.add_lines
+    add_lines = invoices.add_lines
     monkeypatch.setitem(_HANDLERS, "POST /v1/invoices/{invoice}/add_lines", add_one_more)
 
-    invoice_copies.copy_invoice(invoice_id=invoice.pk)
+    invoice_copies.copy_invoice(invoice_id=invoice.pk, now=db_now())
 
     assert [copy["status"] for copy in copies(near_twin)] == ["draft"]
     assert [record.levelno for record in caplog.records if record.levelno >= logging.CRITICAL] == [logging.CRITICAL]

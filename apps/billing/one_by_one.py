@@ -1,0 +1,43 @@
+"""Work done for many organizations, each in its own transaction: one that fails does not hold up the others."""
+
+import datetime
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from apps.billing.models import LedgerCheck
+
+logger = logging.getLogger(__name__)
+
+_SAID_AGAIN_AFTER = datetime.timedelta(hours=1)
+_KEPT = 20
+Row = TypeVar("Row")
+
+
+def for_each(rows: Iterable[Row], work: Callable[[Row], int], *, name: str, now: datetime.datetime) -> int:
+    """Do `work` for each row, whose first text names the organization; return the sum of what it returned.
+
+    A failure is logged as critical and shown under the checks of the books as `name`, until a run has none. What failed
+    is left to the next run, so `work` is one transaction.
+    """
+    total = 0
+    failed: list[list[Any]] = []
+    for row in list(rows):
+        try:
+            total += work(row)
+        except Exception as error:
+            of = str(row[0] if isinstance(row, tuple) else getattr(row, "pk", row))
+            logger.critical("%s: %s failed and is tried again: %s", name, of, error, exc_info=True)
+            failed.append([of, type(error).__name__, str(error)[:200]])
+    _note(name, failed, now)
+    return total
+
+
+def _note(name: str, failed: list[list[Any]], now: datetime.datetime) -> None:
+    """Keep what failed where operators look: when it changed, and once an hour while it lasts."""
+    newest = LedgerCheck.objects.filter(name=name).order_by("-checked_at", "-id").first()
+    before = newest.differences if newest else []
+    is_said = newest is not None and newest.checked_at > now - _SAID_AGAIN_AFTER
+    if failed[:_KEPT] == before and (is_said or not failed):
+        return
+    LedgerCheck.objects.create(name=name, difference_count=len(failed), differences=failed[:_KEPT])
