@@ -18,6 +18,7 @@ register = template.Library()
 MINUS = "\N{MINUS SIGN}"
 NONE = "\N{EN DASH}"
 GIB = 1 << 30
+_METHODS = {"lora": "LoRA", "qlora": "QLoRA", "full": "Full fine-tuning"}
 _ICON = '<svg class="{}" {}><use href="{}#{}"/></svg>'
 _UNNAMED = SafeString('aria-hidden="true"')
 DJANGO_TEXTAREA_ROWS = "10"  # what Django writes when a form did not choose
@@ -148,6 +149,11 @@ def memory(size: int | None) -> str:
         return NONE
     gib = size / GIB
     return f"{gib:.2f} GB" if 0 < gib < 1 else f"{gib:.1f}".removesuffix(".0") + " GB"
+
+
+@register.filter
+def method_name(method: str) -> str:
+    return _METHODS.get(method, method)
 
 
 @register.filter
