@@ -17,11 +17,12 @@ from apps.contracts.runs import Method
 from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.money import nano_to_usd
-from apps.datasets.queries import get_version
+from apps.datasets.queries import find_token_count, get_version
 from apps.estimates.ranking import Ranking
 from apps.finetuning.delivery import Delivery, deliver
-from apps.finetuning.operations import data_facts, get_quotes, objective_of, require_ready
+from apps.finetuning.operations import data_facts, objective_of, require_ready
 from apps.finetuning.options import PoolQuote, Way, finish_seconds, rank_quotes
+from apps.finetuning.quotes import get_quotes
 from apps.finetuning.quoting import snapshot
 from apps.finetuning.recipes import choose
 
@@ -54,7 +55,11 @@ class Estimates(ApiView):
             method=method,
             asked=adapter_fields(body.lora) | given,
             objective=objective_of(version),
-            data=data_facts(version=version, validation=None, base_model=base_model),
+            data=data_facts(
+                version=version,
+                validation=None,
+                count=find_token_count(version=version, base_model=base_model),
+            ),
         ).hyperparameters
         quotes = get_quotes(base_model=base_model, version=version, recipe=recipe, now=now)
         return Response(

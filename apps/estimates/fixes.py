@@ -7,7 +7,7 @@ import msgspec
 from apps.estimates.durations import duration
 from apps.estimates.gpus import GIB, Gpu
 from apps.estimates.intervals import memory_interval, time_interval
-from apps.estimates.placement import Placement, Task, choose_plan, longest_length, smallest_placement, task_of
+from apps.estimates.placement import Placement, Task, choose_plan, longest_length, smallest_placement
 from apps.estimates.plans import Method
 from apps.estimates.requests import PoolFacts
 
@@ -75,7 +75,7 @@ def _single_changes(task: Task, pool: PoolFacts, gpu_count: int, others: tuple[G
 def _change(
     task: Task, pool: PoolFacts, gpu_count: int, key: str, text: str, changes: dict[str, object]
 ) -> Iterator[Fix]:
-    changed = task_of(msgspec.structs.replace(task.request, **changes))
+    changed = task.changed(changes)
     placement = _placed(changed, pool, gpu_count)
     if placement.fits:
         yield _priced(changed, pool, placement, key, text, changes)
@@ -109,7 +109,7 @@ def _with_length(task: Task, length: int) -> Task:
         tokens = max(1, min(tokens, round(request.tokens * kept / whole)))
     trained = max(1, min(tokens, round(request.trained_tokens * tokens / request.tokens)))
     changes = {"max_length": length, "tokens": tokens, "trained_tokens": trained}
-    return msgspec.structs.replace(task, request=msgspec.structs.replace(request, **changes))
+    return task.changed(changes)
 
 
 def _more_gpus(task: Task, pool: PoolFacts, gpu_count: int) -> Iterator[Fix]:
@@ -138,7 +138,7 @@ def _other_types(task: Task, pool: PoolFacts, others: tuple[Gpu, ...]) -> Iterat
 def _combined(task: Task, pool: PoolFacts, gpu_count: int, others: tuple[Gpu, ...]) -> tuple[Fix, ...]:
     """QLoRA on a larger type, or shorter rows with it there."""
     lightest = {"method": Method.QLORA.value, "gradient_checkpointing": True, "cpu_offload": False}
-    least = task_of(msgspec.structs.replace(task.request, **lightest))
+    least = task.changed(lightest)
     for fix in _other_types(least, pool, others):
         return (msgspec.structs.replace(fix, text=f"Use QLoRA on a larger type. {fix.text}", method="qlora"),)
     largest = max((pool.gpu, *others), key=lambda gpu: gpu.memory_bytes)

@@ -1,5 +1,8 @@
 """Fit a job onto the GPUs of a pool: how they share it, micro-batch, accumulation, checkpointing."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from apps.estimates.errors import EstimateError
@@ -14,14 +17,8 @@ from apps.estimates.timing import step_time, timed
 # Memory that must fit: so many times the whole, with what is not weights so many times larger.
 Margin = tuple[float, float]
 NO_MARGIN: Margin = (1.0, 1.0)
-
-
-class Task(msgspec.Struct, frozen=True):
-    """A request with the sums over its model, taken once for all placements."""
-
-    request: QuoteRequest
-    shape: Shape
-    stack: StackProfile
+# What of a request the sums over its model are taken by.
+_SHAPING = frozenset({"architecture", "lora_rank", "stack", "target_modules", "use_dora"})
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +27,28 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     fits: bool
     plan: TrainingPlan
     memory: MemoryEstimate
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A request with the sums over its model, taken once for all placements.
+
+    `placements` and `variants` are found so far: pools of equal cards place the same job alike.
+    """
+
+    request: QuoteRequest
+    shape: Shape
+    stack: StackProfile
+    placements: dict[tuple[Any, ...], Placement] = msgspec.field(default_factory=dict)
+    variants: dict[tuple[Any, ...], "Task"] = msgspec.field(default_factory=dict)
+
+    def changed(self, changes: Mapping[str, Any]) -> "Task":
+        """Return the task of the request with these fields changed."""
+        key = tuple(changes.items())
+        if key not in self.variants:
+            request = msgspec.structs.replace(self.request, **changes)
+            is_same_shape = _SHAPING.isdisjoint(changes)
+            self.variants[key] = Task(request, self.shape, self.stack) if is_same_shape else task_of(request)
+        return self.variants[key]
 
 
 def task_of(request: QuoteRequest) -> Task:
@@ -57,6 +76,20 @@ def choose_plan(
     Tried are each way to share the model among the GPUs, with and without recomputing activations, each with the
     largest micro-batch that fits.
     """
+    key = (gpu, gpu_count, margin, node_bytes_per_second, host_memory_bytes)
+    if key not in task.placements:
+        task.placements[key] = _choose_plan(task, gpu, gpu_count, margin, node_bytes_per_second, host_memory_bytes)
+    return task.placements[key]
+
+
+def _choose_plan(
+    task: Task,
+    gpu: Gpu,
+    gpu_count: int,
+    margin: Margin,
+    node_bytes_per_second: float,
+    host_memory_bytes: int | None,
+) -> Placement:
     sizes = _micro_batch_sizes(task.request, gpu_count)
     found: list[tuple[TrainingPlan, MemoryModel]] = []
     smallest: tuple[float, TrainingPlan, MemoryModel] | None = None

@@ -81,7 +81,7 @@ def nearest(
     size = active_linear_parameter_count(architecture)
 
     def distance(probe: ProbeRow) -> float:
-        off_size = abs(math.log2(size / active_linear_parameter_count(probe.architecture)))
+        off_size = abs(math.log2(size / probe.active_parameter_count))
         off_length = abs(math.log2(max_length / probe.sequence_length)) / 4
         return off_size + off_length + (probe.method != method) + (probe.gpu_count > 1)
 

@@ -121,21 +121,28 @@ def quote(
     `other_gpus` are the types to suggest when the job does not fit this one; `published` are measurements to point
     at beside a computed speed.
     """
-    return _quote(task_of(request), pool, published, other_gpus, gpu_count)
+    task = task_of(request)
+    return _quote(task, pool, _closest(request, pool, published), other_gpus, gpu_count)
 
 
 def quote_placements(
     *,
-    request: QuoteRequest,
+    task: Task,
     pool: PoolFacts,
     published: tuple[ProbeRow, ...] = (),
     other_gpus: tuple[Gpu, ...] = (),
     gpu_counts: tuple[int, ...] | None = None,
+    with_fixes: bool = True,
 ) -> tuple[Estimate, ...]:
-    """One estimate for each sensible number of GPUs of this pool (powers of two up to what it has), fewest first."""
-    most, task = pool.max_gpu_count or pool.gpus_per_worker, task_of(request)
-    counts = gpu_counts or tuple(n for n in _GPU_COUNTS if n <= most and request.batch_size % n == 0)
-    return tuple(_quote(task, pool, published, other_gpus, count) for count in counts)
+    """One estimate for each sensible number of GPUs of this pool (powers of two up to what it has), fewest first.
+
+    `task` is task_of(request), made once for all pools. Ways to make the job fit are sought for the fewest GPUs alone.
+    """
+    most, closest = pool.max_gpu_count or pool.gpus_per_worker, _closest(task.request, pool, published)
+    counts = gpu_counts or tuple(n for n in _GPU_COUNTS if n <= most and task.request.batch_size % n == 0)
+    return tuple(
+        _quote(task, pool, closest, other_gpus, count, with_fixes=with_fixes and count == counts[0]) for count in counts
+    )
 
 
 def cost_nano(*, price_nano: int, price_per_seconds: int, seconds: int) -> int:
@@ -155,7 +162,13 @@ class _Billing(msgspec.Struct, frozen=True):
 
 
 def _quote(
-    task: Task, pool: PoolFacts, published: tuple[ProbeRow, ...], other_gpus: tuple[Gpu, ...], gpu_count: int
+    task: Task,
+    pool: PoolFacts,
+    closest: ProbeRow | None,
+    other_gpus: tuple[Gpu, ...],
+    gpu_count: int,
+    *,
+    with_fixes: bool = True,
 ) -> Estimate:
     request, spread = task.request, memory_interval(pool)
     placement = choose_plan(
@@ -167,7 +180,8 @@ def _quote(
         host_memory_bytes=pool.host_memory_bytes,
     )
     low, peak, high = spread.amounts(placement.memory.peak_bytes, placement.memory.parts[0].bytes)
-    reason, fixes = _obstacle(task, pool, placement, high, other_gpus, gpu_count)
+    reason = _obstacle(task, pool, placement, high, gpu_count)
+    fixes = _ways_out(task, pool, placement, other_gpus, gpu_count) if reason and with_fixes else ()
     times = duration(task, placement.plan, pool)
     interval = time_interval(pool, times) if times and reason is None else None
     bill = _billing(pool, times, interval, gpu_count) if times and interval else None
@@ -202,7 +216,7 @@ def _quote(
         cost_nano_p50=bill.costs[1] if bill else None,
         cost_nano_p90=bill.costs[2] if bill else None,
         interval_origin=interval.origin if interval else None,
-        speed_source=_speed_source(request, pool, times, published),
+        speed_source=_speed_source(pool, times, closest),
         gpu_count=gpu_count,
         parallelism=placement.plan.parallelism,
         stack=request.stack,
@@ -232,30 +246,34 @@ def _quote(
     )
 
 
-def _obstacle(
-    task: Task,
-    pool: PoolFacts,
-    placement: Placement,
-    needed_bytes: int,
-    other_gpus: tuple[Gpu, ...],
-    gpu_count: int,
-) -> tuple[str | None, tuple[Fix, ...]]:
-    request, limit = task.request, task.request.architecture.max_position_embeddings
-    if limit is not None and padded_length(request) > limit:
-        reason = f"The longest row has {padded_length(request):,} tokens; this base model reads at most {limit:,}."
-        text = f"Set max_length to {limit:,} tokens or fewer."
-        return reason, (Fix(key="max_length", text=text, peak_bytes=placement.memory.peak_bytes, max_length=limit),)
+def _obstacle(task: Task, pool: PoolFacts, placement: Placement, needed_bytes: int, gpu_count: int) -> str | None:
+    """Why the job cannot run so, None when it can."""
+    if limit := _exceeded_limit(task.request):
+        return f"The longest row has {padded_length(task.request):,} tokens; this base model reads at most {limit:,}."
     if placement.fits:
-        return None, ()
-    fixes = ways_to_fit(task, pool, gpu_count=gpu_count, other_gpus=other_gpus)
+        return None
     if needed_bytes <= pool.gpu.memory_bytes:
         wanted, there = placement.memory.host_bytes / GIB, (pool.host_memory_bytes or 0) / GIB
-        return f"Needs {wanted:,.1f} GiB of the host's memory; a worker here has {there:,.1f} GiB.", fixes
+        return f"Needs {wanted:,.1f} GiB of the host's memory; a worker here has {there:,.1f} GiB."
     needed, held = needed_bytes / GIB, pool.gpu.memory_bytes / GIB
     rows = "one row" if placement.plan.micro_batch_size == 1 else f"{placement.plan.micro_batch_size} rows"
     each = "each of them" if gpu_count > 1 else pool.gpu.name
-    reason = f"Needs up to {needed:,.1f} GiB with {rows} at a time; {each} holds {held:,.1f} GiB."
-    return reason, fixes
+    return f"Needs up to {needed:,.1f} GiB with {rows} at a time; {each} holds {held:,.1f} GiB."
+
+
+def _ways_out(
+    task: Task, pool: PoolFacts, placement: Placement, other_gpus: tuple[Gpu, ...], gpu_count: int
+) -> tuple[Fix, ...]:
+    if limit := _exceeded_limit(task.request):
+        text = f"Set max_length to {limit:,} tokens or fewer."
+        return (Fix(key="max_length", text=text, peak_bytes=placement.memory.peak_bytes, max_length=limit),)
+    return ways_to_fit(task, pool, gpu_count=gpu_count, other_gpus=other_gpus)
+
+
+def _exceeded_limit(request: QuoteRequest) -> int | None:
+    """The most tokens the base model reads, where a row has more."""
+    limit = request.architecture.max_position_embeddings
+    return limit if limit is not None and padded_length(request) > limit else None
 
 
 def _billing(pool: PoolFacts, times: Duration, interval: Interval, gpu_count: int) -> _Billing:
@@ -337,21 +355,25 @@ def _time_parts(times: Duration, plan: TrainingPlan) -> tuple[TimePart, ...]:
     return (*parts, TimePart("optimizer", "Optimizer", step.optimizer * times.probe_factor))
 
 
-def _speed_source(
-    request: QuoteRequest, pool: PoolFacts, times: Duration | None, published: tuple[ProbeRow, ...]
-) -> SpeedSource:
-    if pool.probe is not None:
-        return pool.probe.source
-    if times is None:
-        return SpeedSource(kind="none", text=f"no measurement for {pool.gpu.name} yet")
-    text = f"Computed from {pool.gpu.name}'s data sheet; nobody measured this pool yet"
-    row = nearest(
+def _closest(request: QuoteRequest, pool: PoolFacts, published: tuple[ProbeRow, ...]) -> ProbeRow | None:
+    """The measurement to point at beside a computed speed; a pool that was measured itself needs none."""
+    if pool.probe is not None or not published:
+        return None
+    return nearest(
         published=published,
         gpu_key=pool.gpu.key,
         architecture=request.architecture,
         method=request.method,
         max_length=padded_length(request),
     )
-    if row is None:
+
+
+def _speed_source(pool: PoolFacts, times: Duration | None, closest: ProbeRow | None) -> SpeedSource:
+    if pool.probe is not None:
+        return pool.probe.source
+    if times is None:
+        return SpeedSource(kind="none", text=f"no measurement for {pool.gpu.name} yet")
+    text = f"Computed from {pool.gpu.name}'s data sheet; nobody measured this pool yet"
+    if closest is None:
         return SpeedSource(kind="physics", text=text)
-    return SpeedSource(kind="physics", text=f"{text}. Closest {row.source.text.lower()}", url=row.source.url)
+    return SpeedSource(kind="physics", text=f"{text}. Closest {closest.source.text.lower()}", url=closest.source.url)

@@ -1,10 +1,11 @@
 """Measured training speeds: a pool's own probe, or a published row."""
 
 import hashlib
+from functools import cached_property
 
 import msgspec
 
-from apps.estimates.architectures import Architecture
+from apps.estimates.architectures import Architecture, active_linear_parameter_count
 from apps.estimates.plans import DEFAULT_TARGET_MODULES
 
 
@@ -17,7 +18,7 @@ class SpeedSource(msgspec.Struct, frozen=True, kw_only=True):
     measured_at: str | None = None
 
 
-class ProbeRow(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One measured training speed: by a pool's own probe, or published by someone else with a URL.
 
     `tokens_per_second` counts real tokens of the whole micro-step, `tokens_per_micro_step` those in one.
@@ -39,6 +40,11 @@ class ProbeRow(msgspec.Struct, frozen=True, kw_only=True):
     fixed_seconds_per_micro_step: float = 0.0
     gpu_count: int = 1
     conditions: str = ""
+
+    @cached_property
+    def active_parameter_count(self) -> int:
+        """Of the measured model: its size, as one token meets it."""
+        return active_linear_parameter_count(self.architecture)
 
 
 def architecture_hash(architecture: Architecture) -> str:

@@ -68,6 +68,11 @@ def deliver(
     )
 
 
+def whole_model_bytes(*, base_model: BaseModel) -> int | None:
+    """Return the size of a model as it is delivered whole, None where its dimensions are not known."""
+    return _bytes(base_model, None)
+
+
 def why_no_gguf() -> str:
     """Return why nobody here can write GGUF, "" where somebody can. Which models it takes, the converter knows."""
     trainers = Worker.objects.filter(kind="trainer", revoked_at=None, software__has_key=_CONVERTER)

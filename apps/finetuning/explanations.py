@@ -10,7 +10,7 @@ from apps.contracts.failures import CAUSES, Blame, FailureCode
 from apps.contracts.runs import Hyperparameters, Method
 from apps.core.errors import DomainError
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.operations import get_quotes
+from apps.finetuning.quotes import get_quotes
 
 _GIB = 2**30
 

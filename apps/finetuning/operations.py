@@ -10,16 +10,14 @@ import msgspec
 from django.db import transaction
 
 from apps.catalog.licences import require_licence
-from apps.catalog.models import BaseModel
-from apps.catalog.queries import list_base_models
 from apps.contracts.chat import RowKind
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core import audit, locks, outbox
 from apps.core.clock import db_now
-from apps.core.errors import DomainError, InvalidValue, Unavailable
+from apps.core.errors import DomainError, InvalidValue
 from apps.core.transitions import advance
-from apps.datasets.models import DatasetVersion
-from apps.datasets.operations import COUNT_NOW_BYTES, count_tokens, request_count
+from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.operations import request_count
 from apps.datasets.queries import find_token_count, get_version
 from apps.finetuning import attempts, events, outcomes, recipes
 from apps.finetuning.beginnings import Beginning, find_beginning
@@ -29,9 +27,9 @@ from apps.finetuning.lifecycle import JOB_TRANSITIONS
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.options import PoolQuote, split_key
 from apps.finetuning.quotas import require_room_for_job
-from apps.finetuning.quoting import quote_pools, snapshot, with_plan
+from apps.finetuning.quotes import get_quotes, is_still_counting
+from apps.finetuning.quoting import snapshot, with_plan
 from apps.finetuning.trackers import check_integrations
-from apps.finetuning.training_data import training_data
 
 SUFFIX = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?$")
 _MOST_METADATA = 16
@@ -48,12 +46,6 @@ class IdempotencyKeyReused(DomainError):
     """The same key came with two different requests; neither can be taken for a repetition of the other."""
 
     code = "idempotency_key_reused"
-
-
-class StillCounting(Unavailable):
-    """The file is large and its tokens are being counted; asking again later answers."""
-
-    code = "still_counting"
 
 
 class DoesNotFit(DomainError):
@@ -190,7 +182,11 @@ def choose_recipe(
         method=request.method,
         asked=beginning.require_shape(asked, method=request.method),
         objective=_objective(request.objective, training_file, validation_file),
-        data=data_facts(version=training_file, validation=validation_file, base_model=beginning.base_model),
+        data=data_facts(
+            version=training_file,
+            validation=validation_file,
+            count=find_token_count(version=training_file, base_model=beginning.base_model),
+        ),
     )
     if validation_file is not None and chosen.hyperparameters.validation_share:
         message = "Give a validation file or a share to hold out, not both."
@@ -239,12 +235,11 @@ def objective_of(version: DatasetVersion | None) -> Objective:
 
 
 def data_facts(
-    *, version: DatasetVersion | None, validation: DatasetVersion | None, base_model: BaseModel
+    *, version: DatasetVersion | None, validation: DatasetVersion | None, count: TokenCount | None
 ) -> recipes.DataFacts:
-    """Return what is known of the rows by now, for choosing a recipe."""
+    """Return what is known of the rows by now, for choosing a recipe; `count` is by the base model's own tokenizer."""
     if version is None:
         return recipes.DataFacts(has_validation=validation is not None)
-    count = find_token_count(version=version, base_model=base_model) if version.status == "ready" else None
     return recipes.DataFacts(
         rows=version.rows if version.status == "ready" else None,
         longest_row_tokens=count.longest_row_tokens if count else None,
@@ -281,7 +276,7 @@ def _is_ready_to_admit(job: FineTuningJob) -> bool:
     files = [job.training_file, *([job.validation_file] if job.validation_file else [])]
     if any(version.status != "ready" for version in files):
         return False
-    return not is_still_counting(version=job.training_file, base_model=job.base_model)
+    return not _is_still_counting(job)
 
 
 def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
@@ -355,6 +350,11 @@ def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
     return quotes[0]
 
 
+def _is_still_counting(job: FineTuningJob) -> bool:
+    count = find_token_count(version=job.training_file, base_model=job.base_model)
+    return is_still_counting(version=job.training_file, count=count)
+
+
 def _with_gpus(quotes: list[PoolQuote], gpu_count: int | None) -> list[PoolQuote]:
     """Return the options of so many GPUs, all of them for None. Raises InvalidValue naming what is offered."""
     found = [quoted for quoted in quotes if gpu_count in (None, quoted.gpu_count)]
@@ -366,48 +366,6 @@ def _with_gpus(quotes: list[PoolQuote], gpu_count: int | None) -> list[PoolQuote
             param="compute.gpu_count",
         )
     return found
-
-
-def get_quotes(
-    *,
-    base_model: BaseModel,
-    version: DatasetVersion,
-    recipe: Hyperparameters,
-    now: datetime.datetime,
-    validation: DatasetVersion | None = None,
-) -> list[PoolQuote]:
-    """Return a quote for each open pool, counting the file's tokens first when nobody has yet.
-
-    A model that is not installed has no tokenizer here: it is quoted by an installed one's count, and never launched.
-    Raises StillCounting for a file too large to count while somebody waits.
-    """
-    counting = counting_model(base_model)
-    if is_still_counting(version=version, base_model=counting):
-        raise StillCounting(f"The tokens of {version.pk} are being counted: try again soon.", param="training_file")
-    count = count_tokens(version=version, base_model=counting)
-    data = training_data(
-        version=version,
-        count=count,
-        recipe=recipe,
-        validation=validation,
-        validation_count=find_token_count(version=validation, base_model=counting) if validation else None,
-    )
-    return quote_pools(
-        base_model=base_model, data=data, hyperparameters=recipe, organization=version.organization_id, now=now
-    )
-
-
-def is_still_counting(*, version: DatasetVersion, base_model: BaseModel) -> bool:
-    """Return whether the file is too large to count at once and its count, asked for at validation, is not there."""
-    is_large = version.bytes > COUNT_NOW_BYTES
-    return is_large and find_token_count(version=version, base_model=base_model) is None
-
-
-def counting_model(base_model: BaseModel) -> BaseModel:
-    """Return the model whose tokenizer counts for `base_model`: itself, or the first installed one in its place."""
-    if base_model.is_installed:
-        return base_model
-    return list_base_models(only_installed=True).first() or base_model
 
 
 def _what_would_fit(quoted: PoolQuote) -> str:
@@ -446,7 +404,7 @@ def _admit_if_validated(job: FineTuningJob, now: datetime.datetime) -> None:
             raise _invalid_file(version, param)
         if version.status != "ready":
             return
-    if is_still_counting(version=job.training_file, base_model=job.base_model):
+    if _is_still_counting(job):
         request_count(version=job.training_file, base_model=job.base_model)
         return
     admit(job=job, now=now)

@@ -105,7 +105,7 @@ def split_key(key: str, *, gpu_count: int | None = None) -> tuple[str, int | Non
     return name, int(count)
 
 
-def with_ways(quotes: list[PoolQuote]) -> list[PoolQuote]:
+def give_ways(quotes: list[PoolQuote]) -> list[PoolQuote]:
     """Give each quote that does not fit its ways out."""
     return [replace(quoted, ways=_ways(quoted, quotes)) if not quoted.estimate.fits else quoted for quoted in quotes]
 

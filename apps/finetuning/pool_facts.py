@@ -5,9 +5,9 @@ A quote of thirty pools asks the database a handful of questions, not a handful 
 
 import datetime
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.models import Case, Q, Value, When
 
@@ -50,36 +50,61 @@ class PoolState:
     host_memory_bytes: int | None = None
 
 
-def open_pool_states(
-    *, base_model: BaseModel, family: str, method: str, now: datetime.datetime, organization: Any = None
-) -> list[PoolState]:
-    """Return every pool that takes jobs, with what is known of it, at the organization's prices.
+class LiveWorker(NamedTuple):
+    """A CPU worker trains one job at a time, as one GPU does. `memory_bytes`: None where the machine has not said."""
 
-    `family` is the architecture's model_type.
-    """
-    pools = list(GpuPool.objects.filter(is_open=True).select_related("gpu_type", "calibration").order_by("name"))
-    prices = {rule.sku: rule for rule in list_active_prices(prefix="training:", organization=organization)}
-    workers = _live_workers(pools, now)
-    fetched = _with_weights(base_model, [worker for each in workers.values() for worker in each])
-    probes = _newest_probes(pools, base_model, method)
-    ahead = _seconds_ahead(pools)
-    memory = _host_memory([worker_id for each in workers.values() for worker_id in each])
-    return [
-        PoolState(
+    id: str
+    gpus: int
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenPools:
+    """Every pool that takes jobs, with what the database knows of it, by the pool's id."""
+
+    pools: tuple[GpuPool, ...]
+    prices: Mapping[str, PriceRule]  # by SKU
+    workers: Mapping[str, Sequence[LiveWorker]]
+    fetched: Collection[str]  # the workers that hold the base model's files
+    probes: Mapping[tuple[str, str], ThroughputProbe]  # by pool and method
+    ahead: Mapping[str, Mapping[int, float]]
+
+    def states(self, *, family: str, method: str) -> list[PoolState]:
+        """Return the pools as a job of this method stands before them; `family` is the architecture's model_type."""
+        return [self._state(pool, family, method) for pool in self.pools]
+
+    def _state(self, pool: GpuPool, family: str, method: str) -> PoolState:
+        workers, ahead = self.workers.get(pool.pk, ()), self.ahead.get(pool.pk, {})
+        return PoolState(
             pool=pool,
-            price=prices.get(training_sku(pool)),
-            live_workers=len(workers[pool.pk]),
-            gpus_per_worker=max(workers[pool.pk].values(), default=0),
-            worker_gpus=tuple(workers[pool.pk].values()),
-            host_memory_bytes=memory.get(pool.pk),
-            probe=probes.get(pool.pk),
-            seconds_ahead=sum(ahead[pool.pk].values()),
-            ahead_by_gpus=tuple(ahead[pool.pk].items()),
+            price=self.prices.get(training_sku(pool)),
+            live_workers=len(workers),
+            gpus_per_worker=max((worker.gpus for worker in workers), default=0),
+            worker_gpus=tuple(worker.gpus for worker in workers),
+            host_memory_bytes=_least_memory(workers),
+            probe=next((probe for each in _probed(method) if (probe := self.probes.get((pool.pk, each)))), None),
+            seconds_ahead=sum(ahead.values()),
+            ahead_by_gpus=tuple(ahead.items()),
             correction=correction_of(pool=pool, family=family, method=method),
-            has_weights=bool(workers[pool.pk]) and workers[pool.pk].keys() <= fetched,
+            has_weights=bool(workers) and all(worker.id in self.fetched for worker in workers),
         )
-        for pool in pools
-    ]
+
+
+def find_open_pools(
+    *, base_model: BaseModel, methods: Iterable[str], now: datetime.datetime, organization: Any = None
+) -> OpenPools:
+    """Return what is known of the open pools for jobs on this model by these methods, at the organization's prices."""
+    pools = GpuPool.objects.filter(is_open=True).select_related("gpu_type", "calibration").order_by("name")
+    prices = list_active_prices(prefix="training:", organization=organization)
+    workers = _live_workers(now)
+    return OpenPools(
+        pools=tuple(pools),
+        prices={rule.sku: rule for rule in prices},
+        workers=workers,
+        fetched=_with_weights(base_model, [worker.id for each in workers.values() for worker in each]),
+        probes=_newest_probes(base_model, methods),
+        ahead=_seconds_ahead(Q(pool__is_open=True)),
+    )
 
 
 def training_sku(pool: GpuPool) -> str:
@@ -105,28 +130,22 @@ def list_shape_probes(*, pool: GpuPool) -> list[ThroughputProbe]:
 
 def seconds_ahead(*, pool: GpuPool) -> float:
     """Return the estimated seconds of the runs waiting or running in the pool, by the work still to do."""
-    return sum(_seconds_ahead([pool])[pool.pk].values())
+    return sum(_seconds_ahead(Q(pool=pool))[pool.pk].values())
 
 
-def _live_workers(pools: Sequence[GpuPool], now: datetime.datetime) -> dict[str, dict[str, int]]:
-    """The GPUs of each live worker, by pool; a CPU worker trains one job at a time, as one GPU does."""
-    found: dict[str, dict[str, int]] = defaultdict(dict)
-    workers = Worker.objects.filter(live_worker_filter(now), pool__in=pools)
-    for pool_id, worker_id, gpus in workers.values_list("pool_id", "pk", "gpus"):
-        found[pool_id][worker_id] = max(1, len(gpus))
+def _live_workers(now: datetime.datetime) -> dict[str, list[LiveWorker]]:
+    """By pool."""
+    found: dict[str, list[LiveWorker]] = defaultdict(list)
+    workers = Worker.objects.filter(live_worker_filter(now), pool__is_open=True)
+    for pool_id, worker_id, gpus, memory_bytes in workers.values_list("pool_id", "pk", "gpus", "memory_bytes"):
+        found[pool_id].append(LiveWorker(worker_id, max(1, len(gpus)), memory_bytes))
     return found
 
 
-def _host_memory(workers: Sequence[str]) -> dict[str, int]:
-    """The least memory of these workers' machines, by pool; not of a pool with one that has not said."""
-    known: dict[str, list[int | None]] = defaultdict(list)
-    for pool_id, memory_bytes in Worker.objects.filter(pk__in=workers).values_list("pool_id", "memory_bytes"):
-        known[pool_id].append(memory_bytes)
-    return {
-        pool_id: min(each for each in found if each is not None)
-        for pool_id, found in known.items()
-        if None not in found
-    }
+def _least_memory(workers: Sequence[LiveWorker]) -> int | None:
+    """Return what every one of the machines has, None where one has not said."""
+    known = [worker.memory_bytes for worker in workers]
+    return None if None in known else min((each for each in known if each is not None), default=None)
 
 
 def _with_weights(base_model: BaseModel, workers: Sequence[str]) -> set[str]:
@@ -140,21 +159,26 @@ def _with_weights(base_model: BaseModel, workers: Sequence[str]) -> set[str]:
     return {worker_id for worker_id in found if worker_id}
 
 
-def _newest_probes(pools: Sequence[GpuPool], base_model: BaseModel, method: str) -> dict[str, ThroughputProbe]:
+def _probed(method: str) -> tuple[str, ...]:
+    """Whose measurements tell a method's speed, nearest first: nobody probes full training at start."""
+    return (method, Method.LORA) if method == Method.FULL else (method,)
+
+
+def _newest_probes(base_model: BaseModel, methods: Iterable[str]) -> dict[tuple[str, str], ThroughputProbe]:
+    """By pool and method: of the same model if there is one, else of any."""
     is_other = Case(When(base_model=base_model, then=Value(0)), default=Value(1))
-    methods = [method, Method.LORA] if method == Method.FULL else [method]  # nobody probes full training at start
-    is_other_method = Case(When(method=method, then=Value(0)), default=Value(1))
-    probes = ThroughputProbe.objects.filter(pool__in=pools, method__in=methods, base_model__isnull=False)
-    ranked = probes.select_related("base_model").annotate(is_other=is_other, is_other_method=is_other_method)
-    newest = ranked.order_by("pool", "is_other_method", "is_other", "-measured_at").distinct("pool")
-    return {probe.pool_id: probe for probe in newest}
+    wanted = {each for method in methods for each in _probed(method)}
+    probes = ThroughputProbe.objects.filter(pool__is_open=True, method__in=wanted, base_model__isnull=False)
+    ranked = probes.select_related("base_model").annotate(is_other=is_other)
+    newest = ranked.order_by("pool", "method", "is_other", "-measured_at").distinct("pool", "method")
+    return {(probe.pool_id, probe.method): probe for probe in newest}
 
 
-def _seconds_ahead(pools: Sequence[GpuPool]) -> dict[str, dict[int, float]]:
+def _seconds_ahead(of_pools: Q) -> dict[str, dict[int, float]]:
     """By pool and the GPUs that the work needs."""
     ahead: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     with system():  # the queue is shared: other tenants' work counts, and only the sum is shown
-        runs = Run.objects.filter(pool__in=pools, status__in=RUN_ACTIVE).values_list(
+        runs = Run.objects.filter(of_pools, status__in=RUN_ACTIVE).values_list(
             "pool_id", "job__gpu_count", "job__step", "job__total_steps", "job__estimate__train_seconds_p50",
             "job__estimate__run_seconds_p50",
         )  # fmt: skip

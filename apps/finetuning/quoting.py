@@ -1,6 +1,5 @@
 """Quoting one job on every pool: what it needs, takes and costs there, and why it may not start."""
 
-import datetime
 import math
 from functools import cache
 from pathlib import Path
@@ -15,12 +14,13 @@ from apps.core.errors import InvalidValue
 from apps.core.money import rated
 from apps.estimates import architectures, gpus, published
 from apps.estimates.errors import EstimateError
+from apps.estimates.placement import Task, task_of
 from apps.estimates.quote import Estimate, PoolFacts, QuoteRequest, quote_placements
 from apps.estimates.throughput import ProbeRow, SpeedSource
 from apps.finetuning.lifecycle import LEASE_SECONDS, MOST_CHECKPOINT_SECONDS, REAPER_SECONDS
 from apps.finetuning.models import GpuPool, ThroughputProbe
-from apps.finetuning.options import PoolQuote, by_use, with_ways
-from apps.finetuning.pool_facts import PoolState, open_pool_states
+from apps.finetuning.options import PoolQuote, by_use, give_ways
+from apps.finetuning.pool_facts import OpenPools, PoolState
 from apps.finetuning.training_data import TrainingData
 
 _CAP_OVER_P90 = 1.25  # room for a slow day before a run pauses at its cap
@@ -58,25 +58,20 @@ def quote_pools(
     base_model: BaseModel,
     data: TrainingData,
     hyperparameters: Hyperparameters,
-    organization: Any,
-    now: datetime.datetime,
+    pools: OpenPools,
+    with_ways: bool = True,
 ) -> list[PoolQuote]:
     """Return a quote for each open pool and sensible number of GPUs, launchable ones first, then by cost.
 
-    Prices are the organization's.
+    `with_ways`: what does not fit comes with the changes that make it fit.
 
     Raises CannotEstimate, NothingToTrain, InvalidValue; each names the field at fault.
     """
     request = _request(base_model, data, hyperparameters)
-    states = open_pool_states(
-        base_model=base_model,
-        family=request.architecture.model_type,
-        method=request.method,
-        now=now,
-        organization=organization,
-    )
-    quotes = [quoted for state in states for quoted in _quote_pool(state, request, base_model)]
-    return sorted(with_ways(quotes), key=by_use)
+    task = _task(request)
+    states = pools.states(family=request.architecture.model_type, method=request.method)
+    quotes = [quoted for state in states for quoted in _quote_pool(state, task, base_model, with_ways)]
+    return sorted(give_ways(quotes) if with_ways else quotes, key=by_use)
 
 
 def with_plan(hyperparameters: Hyperparameters, estimate: Estimate) -> Hyperparameters:
@@ -137,6 +132,13 @@ def _request(base_model: BaseModel, data: TrainingData, recipe: Hyperparameters)
             evaluation_tokens=data.evaluation_tokens,
             checkpoints=None,
         )
+    except EstimateError as error:
+        raise as_invalid(error) from error
+
+
+def _task(request: QuoteRequest) -> Task:
+    try:
+        return task_of(request)
     except EstimateError as error:
         raise as_invalid(error) from error
 
@@ -204,16 +206,17 @@ def gpu_of(pool: GpuPool) -> gpus.Gpu:
 # --- the answer -----------------------------------------------------------------------------------------------------
 
 
-def _quote_pool(state: PoolState, request: QuoteRequest, base_model: BaseModel) -> list[PoolQuote]:
+def _quote_pool(state: PoolState, task: Task, base_model: BaseModel, with_fixes: bool) -> list[PoolQuote]:
     facts = _facts(state, base_model)
-    counts = (1,) if facts.gpu.is_cpu else tuple(count for count in GPU_COUNTS if request.batch_size % count == 0)
+    counts = (1,) if facts.gpu.is_cpu else tuple(count for count in GPU_COUNTS if task.request.batch_size % count == 0)
     try:
         estimates = quote_placements(
-            request=request,
+            task=task,
             pool=facts,
             published=_published(),
             other_gpus=tuple(_gpu_types().values()),
             gpu_counts=counts,
+            with_fixes=with_fixes,
         )
     except EstimateError as error:
         raise as_invalid(error) from error

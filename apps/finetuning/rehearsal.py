@@ -19,10 +19,10 @@ from apps.finetuning.operations import (
     JobRequest,
     choose_recipe,
     create_job,
-    get_quotes,
     require_ready,
 )
 from apps.finetuning.options import PoolQuote
+from apps.finetuning.quotes import get_quotes
 
 # Reasons that a good request cannot start now; whatever else is wrong is an error in the request itself.
 _REFUSALS = (DoesNotFit, CannotLaunch, QuotaExceeded, LicenceNotAccepted)

@@ -19,41 +19,39 @@ class TrainingData:
     evaluation_tokens: int = 0
 
 
-def training_data(
-    *,
-    version: DatasetVersion,
-    count: TokenCount,
-    recipe: Hyperparameters,
-    validation: DatasetVersion | None = None,
-    validation_count: TokenCount | None = None,
-) -> TrainingData:
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """The files of a job with their counts, all by one tokenizer; nobody need have counted the validation file."""
+
+    version: DatasetVersion
+    count: TokenCount
+    validation: DatasetVersion | None = None
+    validation_count: TokenCount | None = None
+
+
+def training_data(counted: Counted, recipe: Hyperparameters) -> TrainingData:
     """Return what is trained. A validation file that nobody counted is taken to have rows like the training file's."""
-    tokens, trained, untrained = _within(count, recipe.max_length, version.rows or 0)
-    kept = 1.0 - (recipe.validation_share if validation is None else 0.0)
-    rows = max(round(((version.rows or 0) - untrained) * kept), 0)
+    count, file_rows = counted.count, counted.version.rows or 0
+    tokens, trained, untrained = _within(count, recipe.max_length, file_rows)
+    kept = 1.0 - (recipe.validation_share if counted.validation is None else 0.0)
     return TrainingData(
-        rows=rows,
+        rows=max(round((file_rows - untrained) * kept), 0),
         tokens=round(tokens * kept),
         trained_tokens=round(trained * kept),
         longest_row_tokens=count.longest_row_tokens,
         row_lengths=tuple((int(length), int(rows)) for length, rows in count.histogram),
-        evaluation_tokens=_evaluation_tokens(tokens, kept, version, recipe, validation, validation_count),
+        evaluation_tokens=_evaluation_tokens(counted, recipe, tokens, kept),
     )
 
 
-def _evaluation_tokens(
-    tokens: float,
-    kept: float,
-    version: DatasetVersion,
-    recipe: Hyperparameters,
-    validation: DatasetVersion | None,
-    validation_count: TokenCount | None,
-) -> int:
+def _evaluation_tokens(counted: Counted, recipe: Hyperparameters, tokens: float, kept: float) -> int:
+    validation = counted.validation
     if validation is None:
         return round(tokens * (1.0 - kept))
-    if validation_count is not None:
-        return round(_within(validation_count, recipe.max_length, validation.rows or 0)[0])
-    return round(tokens * (validation.rows or 0) / max(version.rows or 0, 1))
+    rows = validation.rows or 0
+    if counted.validation_count is not None:
+        return round(_within(counted.validation_count, recipe.max_length, rows)[0])
+    return round(tokens * rows / max(counted.version.rows or 0, 1))
 
 
 def _within(count: TokenCount, max_length: int, rows: int) -> tuple[float, float, float]:

@@ -3,10 +3,10 @@
 import datetime
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from apps.core.money import nano_to_usd, rated
-from apps.core.templatetags.ui import about, usd
+from apps.core.templatetags.ui import about, memory, usd, usd_hour
 from apps.estimates.gpus import GIB
 from apps.estimates.quote import Estimate
 from apps.estimates.ranking import Ranking
@@ -16,6 +16,7 @@ from apps.web import svg
 HOUR_MS = 3_600_000
 ORDERS = (("", "Recommended"), ("cost", "Cost"), ("finish", "Finish"))
 _FAR_COST = 4  # times the cheapest: beyond, an option that something beats is not drawn
+_DATED_SECONDS = 20 * 3600  # a finish farther away is told with its date
 _LABELLED_POINTS = 8  # of the scatter; beyond, only those that matter carry their name
 # What people tell apart, in the order of the bar; the estimate knows finer parts.
 _GROUPS = (
@@ -58,6 +59,21 @@ class WayOut:
     note: str
 
 
+class DeadlineMark(NamedTuple):
+    """How a finish stands to the deadline: icon, word for who does not see it, tone."""
+
+    icon: str
+    word: str
+    tone: str
+
+
+_DEADLINE_MARKS = {
+    "yes": DeadlineMark("circle-check", "In time", ""),
+    "maybe": DeadlineMark("triangle-alert", "May be late", "warn"),
+    "no": DeadlineMark("circle-x", "Late", "bad"),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ComputeRow:
     """One option as the table shows it. `finish_seconds` is from now, wait included; None where nobody can know.
@@ -96,6 +112,68 @@ class ComputeRow:
     def utilisation_percent(self) -> int | None:
         share = self.quoted.estimate.utilisation
         return None if share is None else round(share * 100)
+
+    # --- the cells, in words: a table of a hundred options is written from few values a row ---
+
+    @property
+    def css(self) -> str:
+        state = "off" if not self.quoted.estimate.fits else "" if self.quoted.is_launchable else "blocked"
+        return f"{state} has-ways" if self.ways else state
+
+    @property
+    def where(self) -> str:
+        estimate, pool, count = self.quoted.estimate, self.quoted.pool, self.quoted.gpu_count
+        cards = f"{count} × " if count > 1 else ""
+        return f"{pool.name}, {cards}{memory(estimate.capacity_bytes)}, {usd_hour(self.hourly_nano)}, {pool.region}"
+
+    @property
+    def memory_words(self) -> str:
+        if not self.quoted.estimate.fits:
+            return f"Needs {memory(self.quoted.estimate.peak_bytes)}"
+        return f"{self.bar.percent}%, little headroom" if self.bar.tight else f"{self.bar.percent}%"
+
+    @property
+    def memory_tone(self) -> str:
+        return "bad" if not self.quoted.estimate.fits else "warn" if self.bar.tight else "faint"
+
+    @property
+    def free(self) -> str:
+        estimate = self.quoted.estimate
+        return f"{memory(estimate.headroom_bytes)} free" if estimate.fits else ""
+
+    @property
+    def short_way(self) -> WayOut | None:
+        """The first way out, where it can be said beside the bar."""
+        first = self.ways[0] if self.ways else None
+        return first if first and first.url and first.short else None
+
+    @property
+    def speed(self) -> str:
+        rate = self.quoted.estimate.tokens_per_second
+        return f"{rate:,.0f}" if rate else ""
+
+    @property
+    def moment_style(self) -> str:
+        return "datetime" if (self.finish_seconds or 0) > _DATED_SECONDS else "time"
+
+    @property
+    def wait(self) -> str:
+        queue = self.quoted.estimate.queue_seconds
+        whole = about(self.finish_seconds)
+        return f"{whole}, {about(queue)} in queue" if queue else whole
+
+    @property
+    def deadline(self) -> DeadlineMark | None:
+        return _DEADLINE_MARKS.get(self.in_time)
+
+    @property
+    def cost(self) -> str:
+        return usd(self.cost_nano)
+
+    @property
+    def cost_range(self) -> str:
+        low, high = usd(self.quoted.estimate.cost_nano_p10), usd(self.quoted.estimate.cost_nano_p90)
+        return "" if low == high else f"{low}–{high}"
 
 
 def compute_rows(quotes: Sequence[PoolQuote], *, view: TableView) -> list[ComputeRow]:

@@ -1,7 +1,6 @@
 """Fine-tuning jobs: the list, one job with its live chart, and what may be done to it."""
 
 import datetime
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +8,6 @@ from decimal import Decimal
 from functools import partial
 from typing import Any
 
-from django.conf import settings
 from django.contrib import messages
 from django.core.paginator import Paginator
 from django.db.models import Count, F, FloatField, IntegerField, Q, QuerySet, Window
@@ -39,8 +37,9 @@ from apps.web.compute_table import memory_parts
 from apps.web.evaluation import evaluation_of
 from apps.web.forms.wizard import CapForm
 from apps.web.job_outcome import outcome_rows
+from apps.web.job_recipe import method_words, recipe_lines, recipe_samples
 from apps.web.live import follow_job, with_units
-from apps.web.wizard import again_url
+from apps.web.wizard import again_url, beginning_of
 
 _PAGE = 25
 _MOST_POINTS = 500  # beyond it a chart shows no more and costs more
@@ -232,8 +231,9 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
         "memory": _memory_bar(job),
         "events": [_shown(event) for event in queries.list_events(job=job).exclude(type="metrics")[:_SHOWN_EVENTS]],
         "outcome": outcome_rows(job),
-        "recipe": _recipe(job),
-        "samples": _samples(job),
+        "method": method_words(job),
+        "recipe": recipe_lines(job),
+        "samples": recipe_samples(job, model=beginning_of(job)),
         "again_url": again_url(job),
         "is_live": is_live,
         "may_write": has_permission(membership.role, Permission.JOB_WRITE),
@@ -378,43 +378,3 @@ def _memory_bar(job: FineTuningJob) -> svg.MemoryBar | None:
 
 def _shown(event: JobEvent) -> dict[str, Any]:
     return {"level": event.level, "message": event.message, "detail": "", "at": event.created_at}
-
-
-def _recipe(job: FineTuningJob) -> list[tuple[str, str]]:
-    recipe = job.hyperparameters
-    return [
-        ("Dataset", job.training_file.dataset.name),
-        ("Base model", job.base_model.display_name),
-        ("Method", "QLoRA, NF4" if recipe["quantization"] else "LoRA"),
-        ("Rank, alpha", f"{recipe['lora_rank']}, {recipe['lora_alpha']}"),
-        ("Learning rate", f"{recipe['learning_rate']:g}, {recipe['lr_scheduler']}"),
-        ("Batch", _batch(recipe)),
-        ("Epochs", str(recipe["epochs"])),
-        ("Longest row", f"{recipe['max_length']} tokens"),
-        ("Seed", str(recipe["seed"])),
-    ]
-
-
-def _batch(recipe: dict[str, Any]) -> str:
-    parts = recipe["gradient_accumulation_steps"]
-    return f"{recipe['batch_size']} rows" + (f" in {parts} parts" if parts > 1 else "")
-
-
-def _samples(job: FineTuningJob) -> list[dict[str, str]]:
-    """The same job as an API call, with the values it ran with."""
-    extra = {"lora": {"rank": job.hyperparameters["lora_rank"], "alpha": job.hyperparameters["lora_alpha"]}}
-    if job.hyperparameters["quantization"]:
-        extra["quantization"] = job.hyperparameters["quantization"]
-    body = {"model": job.base_model.name, "training_file": job.training_file_id, "suffix": job.suffix or None} | extra
-    python = (
-        "from openai import OpenAI\n\n"
-        f'client = OpenAI(base_url="{settings.PUBLIC_URL}/v1", api_key="ann_live_…")\n'
-        "job = client.fine_tuning.jobs.create(\n"
-        f'    model="{job.base_model.name}",\n    training_file="{job.training_file_id}",\n'
-        f"    extra_body={json.dumps(extra)},\n)\n"
-    )
-    curl = (
-        f"curl {settings.PUBLIC_URL}/v1/fine_tuning/jobs \\\n  -H 'Authorization: Bearer ann_live_…' \\\n"
-        f"  -H 'Content-Type: application/json' \\\n  -d '{json.dumps(body)}'\n"
-    )
-    return [{"key": "curl", "label": "curl", "code": curl}, {"key": "python", "label": "Python", "code": python}]

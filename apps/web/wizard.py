@@ -25,7 +25,7 @@ from apps.datasets.queries import list_versions
 from apps.finetuning.beginnings import find_beginning
 from apps.finetuning.limits import Kind, kind_of
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.operations import JobRequest, counting_model, create_job
+from apps.finetuning.operations import JobRequest, create_job
 from apps.finetuning.options import PoolQuote
 from apps.web.access import organization_view
 from apps.web.forms.after_training import given_of
@@ -132,14 +132,14 @@ def again_url(job: FineTuningJob, *, changes: Mapping[str, Any] | None = None) -
     given = {
         "dataset": job.training_file_id,
         "validation": job.validation_file_id or "",
-        "model": _beginning_of(job),
+        "model": beginning_of(job),
         "method": kind_of(base_model=job.base_model, recipe=msgspec.convert(values, Hyperparameters)).key,
         "suffix": job.suffix,
     }
     return Choices({}).url(**(given | recipe | given_of(job.requested) | trackers_given(job.requested)))
 
 
-def _beginning_of(job: FineTuningJob) -> str:
+def beginning_of(job: FineTuningJob) -> str:
     """Return what the job began with by the name of the address; the base model where that was deleted meanwhile."""
     start = job.requested.get("start_from") or {}
     name = start.get("model") or start.get("checkpoint") or ""
@@ -156,8 +156,8 @@ def _page(
     request: HttpRequest, plan: Plan, step: str, *, problem: DomainError | None = None, status: int = 0
 ) -> HttpResponse:
     is_counting = plan.is_counting and step in ("method", "compute", "review")
-    if is_counting and plan.version and plan.base_model:
-        request_count(version=plan.version, base_model=counting_model(plan.base_model))
+    if is_counting and plan.version and plan.counting:
+        request_count(version=plan.version, base_model=plan.counting)
     context: dict[str, Any] = {"quote": None} | ({} if is_counting else _CONTEXTS[step](request, plan))
     problem = problem or context.get("problem")
     part = _PARTS.get(request.headers.get("HX-Target", "").partition("#")[2])

@@ -7,7 +7,6 @@ from typing import Any
 from django.http import HttpRequest
 
 from apps.contracts.runs import Method
-from apps.core.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.money import nano_to_usd
 from apps.estimates.ranking import Ranking
@@ -28,7 +27,7 @@ from apps.web.wizard_plan import Plan
 def compute_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     """Return what the step's page and its live parts show; without rows when the recipe or the deadline is wrong."""
     quotes, problem = ([], None) if plan.compute_form.errors else quotes_of(plan)
-    now, needed_by = db_now(), plan.compute_form.deadline
+    now, needed_by = plan.now, plan.compute_form.deadline
     asked = plan.choices.get("pool") if plan.choices.get("pool") != request.GET.get("auto") else ""
     order = request.GET.get("sort", "")
     deadline = (needed_by - now).total_seconds() if needed_by else None

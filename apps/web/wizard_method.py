@@ -5,11 +5,12 @@ from typing import Any
 
 from django.http import HttpRequest
 
+from apps.catalog.models import BaseModel
 from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.runs import Method, Objective
 from apps.core.errors import DomainError
 from apps.core.templatetags.ui import bytes_
-from apps.finetuning.delivery import Delivery, deliver
+from apps.finetuning.delivery import whole_model_bytes
 from apps.finetuning.limits import Kind
 from apps.finetuning.operations import objective_of
 from apps.finetuning.options import PoolQuote
@@ -39,7 +40,7 @@ def method_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         "judge_calls": 2 * EvaluationPlan().max_answers,  # base and tuned
     }
     try:
-        quoted = {kind.key: best_quote(plan.quotes(kind)) for kind in kinds} if plan.form and form.is_valid() else {}
+        quoted = {key: best_quote(quotes) for key, quotes in plan.quotes_of_kinds(kinds).items()}
     except DomainError as error:
         return after | {"form": form, "problem": error, "needs": "No quote for these choices"}
     return after | {
@@ -53,21 +54,19 @@ def method_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
 def _choice(kind: Kind, quoted: Mapping[str, PoolQuote | None], plan: Plan) -> dict[str, Any]:
     form = plan.form
     assert form is not None and plan.base_model is not None
-    recipe = form.recipe_of(kind) if form.is_valid() else None
-    delivery = deliver(organization=plan.organization, base_model=plan.base_model, recipe=recipe) if recipe else None
     return {
         "value": kind.key,
         "title": kind.name,
-        "text": " ".join([_WORDS[kind.key], *delivery_words(kind, delivery)]),
+        "text": " ".join([_WORDS[kind.key], *_delivery_words(kind, plan.base_model)]),
         "quote": quoted.get(kind.key),
         "checked": kind.key == form.kind.key,
     }
 
 
-def delivery_words(kind: Kind, delivery: Delivery | None) -> list[str]:
+def _delivery_words(kind: Kind, base_model: BaseModel) -> list[str]:
     """Return what is to be known of a result that is not served here as an adapter."""
     if kind.delivered_as == "adapter":
         return []
-    size = delivery.files[-1].bytes if delivery else None
+    size_bytes = whole_model_bytes(base_model=base_model)
     what = "a whole model" if kind.method is Method.FULL else "a merged model, because the engine refuses the adapter"
-    return [f"Delivered as {what}{f', {bytes_(size)}' if size else ''}, kept at no charge; not served here."]
+    return [f"Delivered as {what}{f', {bytes_(size_bytes)}' if size_bytes else ''}; not served here."]

@@ -1,8 +1,9 @@
 """What the wizard knows: the choices that stand in the address, and the chosen things themselves."""
 
-from collections.abc import Mapping
+import datetime
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from urllib.parse import urlencode
 
 from django.http import QueryDict
@@ -18,15 +19,9 @@ from apps.finetuning.beginnings import Beginning, find_beginning
 from apps.finetuning.delivery import Delivery, deliver, why_no_gguf
 from apps.finetuning.judging import list_judges
 from apps.finetuning.limits import Kind
-from apps.finetuning.operations import (
-    counting_model,
-    data_facts,
-    get_quotes,
-    is_still_counting,
-    objective_of,
-    require_ready,
-)
+from apps.finetuning.operations import data_facts, objective_of, require_ready
 from apps.finetuning.options import PoolQuote
+from apps.finetuning.quotes import count_files, counting_model, is_still_counting, quote_counted
 from apps.finetuning.trackers import list_tracker_keys
 from apps.web.forms.after_training import AfterTrainingForm
 from apps.web.forms.trackers import TrackingForm
@@ -115,7 +110,8 @@ class Plan:
     def form(self) -> RecipeForm | None:
         if self.base_model is None:
             return None
-        facts = data_facts(version=self.version, validation=self.validation, base_model=self.base_model)
+        count = self.count if self.base_model.is_installed else None
+        facts = data_facts(version=self.version, validation=self.validation, count=count)
         return RecipeForm(
             self.choices.values,
             base_model=self.base_model,
@@ -128,7 +124,9 @@ class Plan:
     def after(self) -> AfterTrainingForm:
         """The grader and the exports, already checked."""
         form = AfterTrainingForm(
-            self.choices.values, judges=list_judges(organization=self.organization), why_no_gguf=why_no_gguf()
+            self.choices.values,
+            judges=partial(list_judges, organization=self.organization),
+            why_no_gguf=why_no_gguf(),
         )
         form.is_valid()
         return form
@@ -159,11 +157,17 @@ class Plan:
             exports=self.after.exports,
         )
 
-    @property
+    @cached_property
+    def counting(self) -> BaseModel | None:
+        """The model whose tokenizer counts."""
+        return counting_model(self.base_model) if self.base_model else None
+
+    @cached_property
     def count(self) -> TokenCount | None:
-        if self.version is None or self.base_model is None:
+        """Of the training file, None while nobody has counted it."""
+        if self.version is None or self.counting is None:
             return None
-        return find_token_count(version=self.version, base_model=counting_model(self.base_model))
+        return find_token_count(version=self.version, base_model=self.counting)
 
     @cached_property
     def compute_form(self) -> ComputeForm:
@@ -177,17 +181,38 @@ class Plan:
         """Whether the file is too large to count at once and a task is at it."""
         if self.version is None or self.base_model is None or self.version.status != "ready":
             return False
-        return is_still_counting(version=self.version, base_model=counting_model(self.base_model))
+        return is_still_counting(version=self.version, count=self.count)
 
-    def quotes(self, kind: Kind | None = None) -> list[PoolQuote]:
-        """Return the quotes of the recipe (or of the same, trained in another way). Raises what get_quotes raises."""
-        if not (self.version and self.base_model and self.form and self.form.is_valid() and self.form.recipe):
-            return []
-        recipe = self.form.recipe_of(kind) if kind else self.form.recipe
+    def quotes(self) -> list[PoolQuote]:
+        """Return the quotes of the recipe, with the ways out of what does not fit. Raises what get_quotes raises."""
+        return self._quotes([self.form.kind])[0] if self._can_be_quoted and self.form else []
+
+    def quotes_of_kinds(self, kinds: Sequence[Kind]) -> dict[str, list[PoolQuote]]:
+        """Return the quotes of the same recipe by each way to train, by its key. Raises what get_quotes raises."""
+        if not self._can_be_quoted:
+            return {kind.key: [] for kind in kinds}
+        return dict(zip((kind.key for kind in kinds), self._quotes(kinds, with_ways=False), strict=True))
+
+    @property
+    def _can_be_quoted(self) -> bool:
+        return bool(self.version and self.base_model and self.form and self.form.is_valid() and self.form.recipe)
+
+    def _quotes(self, kinds: Sequence[Kind], *, with_ways: bool = True) -> list[list[PoolQuote]]:
+        form, version, counting = self.form, self.version, self.counting
+        assert form is not None and form.recipe is not None and version is not None
+        assert self.base_model is not None and counting is not None
         validation = self.validation if self.validation and self.validation.status == "ready" else None
-        return get_quotes(
-            base_model=self.base_model, version=self.version, recipe=recipe, now=db_now(), validation=validation
+        counted = count_files(version=version, count=self.count, validation=validation, counting=counting)
+        self.__dict__["count"] = counted.count  # counted just now where it was not there
+        recipes = [form.recipe if kind is form.kind else form.recipe_of(kind) for kind in kinds]
+        return quote_counted(
+            base_model=self.base_model, counted=counted, recipes=recipes, now=self.now, with_ways=with_ways
         )
+
+    @cached_property
+    def now(self) -> datetime.datetime:
+        """The moment that prices, queues and the deadline are told for."""
+        return db_now()
 
     def refusal(self) -> DomainError | None:
         """Return why the chosen files cannot be trained on, if they cannot."""

@@ -8,7 +8,6 @@ from django.http import HttpRequest
 from apps.billing.queries import get_balance
 from apps.catalog.licences import is_licence_missing
 from apps.contracts.runs import Hyperparameters
-from apps.core.clock import db_now
 from apps.finetuning.options import PoolQuote
 from apps.web.compute_table import ComputeRow, TableView, compute_rows
 from apps.web.wizard_compute import quotes_of, samples
@@ -60,7 +59,7 @@ def review_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
 
 
 def _row(quoted: PoolQuote, plan: Plan) -> ComputeRow:
-    view = TableView(chosen=quoted, now=db_now(), needed_by=plan.compute_form.deadline)
+    view = TableView(chosen=quoted, now=plan.now, needed_by=plan.compute_form.deadline)
     return compute_rows([quoted], view=view)[0]
 
 

@@ -5,13 +5,15 @@ import html
 import re
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from apps.catalog.operations import set_price
 from apps.core.clock import db_now
 from apps.datasets.models import TokenCount
 from apps.finetuning import quotas
 from apps.finetuning.models import FineTuningJob, GpuPool
-from tests.factories.market import Market
+from tests.factories.market import POOLS, Market, make_gpu_pool
 
 LIVE = {"HX-Request": "true", "HX-Target": "div#compute-live"}
 PARTS = ("price-live", "price-lines", "price-act", "cap-help", "dock-text", "recipe-strip", "compute-more")
@@ -292,3 +294,28 @@ def _spans(page: str, key: str) -> list[float]:
     texts = re.findall(r'<td class="right">([^<]+)</td>', row)[:2]
     parts = [re.fullmatch(r"(?:(\d+)h )?(\d+) ?m(?:in)?", text).groups() for text in texts]
     return [int(hours or 0) * 3600 + int(minutes) * 60 for hours, minutes in parts]
+
+
+# --- what it asks the database --------------------------------------------------------------------------------------
+
+LIVE_QUERIES = 25  # of a request: who asks and for whom, the choices, the pools as they stand
+
+
+@pytest.mark.parametrize("step, target", [("compute", "compute-live"), ("method", "price-live")])
+def test_a_live_panel_asks_the_database_no_more_for_thirty_pools_than_for_six(
+    organization, client_for, bob, step, target
+) -> None:
+    market, client = Market(organization), client_for(bob)
+
+    def count_queries() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            url = f"{market.wizard}&step={step}"
+            assert client.get(url, headers=LIVE | {"HX-Target": f"div#{target}"}).status_code == 200
+            return len(captured)
+
+    of_six = count_queries()
+    for copy in range(1, 5):
+        for key, *facts in POOLS:
+            make_gpu_pool(key, *facts, copy=copy)
+
+    assert count_queries() == of_six <= LIVE_QUERIES

@@ -1,13 +1,16 @@
 """The job pages: who sees them, what they show, and the live stream that misses nothing."""
 
 import asyncio
+import html
 import json
+import re
 
 import pytest
 from asgiref.sync import async_to_sync
 
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
+from apps.contracts.runs import Method
 from apps.core.tenancy import tenant
 from apps.finetuning.models import JobEvent
 from apps.web.jobs import _thinned
@@ -78,6 +81,28 @@ def test_the_page_shows_what_a_running_job_has_done(floor, client_for, alice, cl
     assert (curves["x"], curves["series"]["train_loss"], curves["checkpoints"]) == ([1, 2], [3.5, 2.25], [2])
     assert (curves["series"]["memory_gib"], curves["series"]["gpu_percent"]) == ([None, 1.5], [None, 50.0])
     assert "GPU load" in page
+
+
+@pytest.mark.parametrize(
+    ("asked", "named", "has_rank"),
+    [
+        ({"method": Method.FULL}, "Full fine-tuning", False),
+        ({"method": Method.LORA, "hyperparameters": {"use_dora": True, "epochs": 2}}, "DoRA, rank 16", True),
+    ],
+)
+def test_a_job_is_named_by_its_method_and_its_call_would_create_the_same(
+    asked, named, has_rank, floor, client_for, alice
+):
+    job = floor.job(**asked)
+
+    page = html.unescape(client_for(alice).get(f"/jobs/{job.pk}").content.decode())
+    body = json.loads(re.search(r"-d '(\{.*?\n\})'", page, re.DOTALL)[1])
+
+    assert f"<span>{named}</span>" in page
+    assert ("Rank, alpha" in page) is has_rank
+    assert body["recipe"]["epochs"] == job.hyperparameters["epochs"]
+    assert body["recipe"].get("method") == (None if has_rank else "full")
+    assert body.get("lora", {}).get("use_dora", False) is has_rank
 
 
 def test_a_long_job_is_thinned_where_it_is_stored(floor, organization, client_for, alice, claim):  # noqa: F811

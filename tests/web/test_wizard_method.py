@@ -58,7 +58,7 @@ def test_each_way_to_train_has_its_price_and_says_what_is_delivered(chosen, page
 
     assert list(cards) == ["lora", "qlora", "dora", "qdora", "full"]
     assert "merged model, because the engine refuses the adapter" in cards["dora"]
-    assert "kept at no charge; not served here" in cards["full"]
+    assert "Delivered as a whole model" in cards["full"] and "; not served here" in cards["full"]
     assert "Delivered as" not in cards["lora"]
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from django import template
 from django.forms import BoundField, CheckboxInput, CheckboxSelectMultiple, FileInput, RadioSelect, Select, Textarea
+from django.templatetags.static import static
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -17,6 +18,9 @@ register = template.Library()
 MINUS = "\N{MINUS SIGN}"
 NONE = "\N{EN DASH}"
 GIB = 1 << 30
+_METHODS = {"lora": "LoRA", "qlora": "QLoRA", "full": "Full fine-tuning"}
+_ICON = '<svg class="{}" {}><use href="{}#{}"/></svg>'
+_UNNAMED = SafeString('aria-hidden="true"')
 DJANGO_TEXTAREA_ROWS = "10"  # what Django writes when a form did not choose
 
 
@@ -148,6 +152,11 @@ def memory(size: int | None) -> str:
 
 
 @register.filter
+def method_name(method: str) -> str:
+    return _METHODS.get(method, method)
+
+
+@register.filter
 def percent(share: float | None, decimals: int = 0) -> str:
     """Write a share of one: 0.314 is 31%. A share that is neither none nor all never reads 0% or 100%."""
     if share is None:
@@ -224,6 +233,14 @@ def moment(value: datetime.datetime | None, style: str = "ago") -> SafeString | 
         f"{utc:%Y-%m-%d %H:%M:%S}",
         text,
     )
+
+
+@register.simple_tag
+def icon(name: str, size: str = "", label: str = "", tone: str = "") -> SafeString:
+    """Draw one of the sprite's icons; without a label it says nothing to a screen reader."""
+    classes = join_class("i", size and f"i-{size}", tone)
+    named = format_html('role="img" aria-label="{}"', label) if label else _UNNAMED
+    return format_html(_ICON, classes, named, static("icons.svg"), name)
 
 
 @register.simple_tag

@@ -1,7 +1,7 @@
 """What the wizard asks about the time after training: how answers are graded, and in which forms the result is kept."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -92,12 +92,17 @@ class AfterTrainingForm(forms.Form):
     )
 
     def __init__(
-        self, given: Mapping[str, str], *, judges: Sequence[tuple[str, str]] = (), why_no_gguf: str = ""
+        self,
+        given: Mapping[str, str],
+        *,
+        judges: Callable[[], Sequence[tuple[str, str]]] = tuple,
+        why_no_gguf: str = "",
     ) -> None:
-        """`judges` are the models that may be asked, by name, with their labels; `why_no_gguf` closes that export."""
+        """`judges` tells the models that may be asked, by name, with their labels, once they are shown or one is
+        named; `why_no_gguf` closes that export."""
         shown = {"grader": GraderKind.EXACT_MATCH.value, "operation": "eq"}
         super().__init__(shown | {name: value for name, value in given.items() if value and name in self.base_fields})
-        cast(forms.ChoiceField, self.fields["judge"]).choices = list(judges)
+        cast(forms.ChoiceField, self.fields["judge"]).choices = judges
         if why_no_gguf:
             self.fields["gguf"].disabled = True
             self.fields["gguf"].help_text = why_no_gguf

@@ -1,7 +1,7 @@
 """Forms of the new fine-tune wizard."""
 
 import datetime
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ ADAPTER_FIELDS = ("lora_rank", "use_rslora", "lora_alpha")
 # What other values are chosen by: changing one of these changes the values nobody set.
 _READ: dict[str, Callable[[str], Any]] = {"lora_rank": int, "use_rslora": lambda text: text == "True"}
 _DECISIVE = tuple(_READ)
+_OURS = "Our choice: "
 _NO_SHAPE: Mapping[str, Any] = {}
 _NUMBER = {"inputmode": "numeric", "autocomplete": "off"}
 _DECIMAL = {"step": "any", "inputmode": "decimal", "autocomplete": "off"}
@@ -130,7 +131,7 @@ class RecipeForm(forms.Form):
         shown = written | kept | {"method": key or self.kind.key}
         super().__init__({name: value for name, value in shown.items() if name in self.base_fields})
         self.fields["method"].choices = [(kind.key, kind.name) for kind in self.kinds]  # type: ignore[attr-defined]
-        self._explain(chosen.values(), limits)
+        self._explain(chosen.values(), limits, changed={name for name in written if shown.get(name) != written[name]})
         for name in set(shape) & set(self.fields):
             self.fields[name].help_text = "As in what this job continues."
             self.fields[name].widget.attrs["readonly"] = True
@@ -171,12 +172,13 @@ class RecipeForm(forms.Form):
         chosen = self._choose(method=kind.method, asked=named).choices
         return {choice.name: choice for choice in chosen if choice.name in RECIPE_FIELDS}
 
-    def _explain(self, choices: Iterable[recipes.Choice], limits: Limits) -> None:
+    def _explain(self, choices: Iterable[recipes.Choice], limits: Limits, *, changed: Collection[str]) -> None:
+        """Say why each value was chosen, beside a value of the customer's own as what was chosen instead."""
         for choice in choices:
             limit = limits.of(choice.name)
             if choice.name not in self.fields or limit is None:
                 continue
-            self.fields[choice.name].help_text = choice.reason
+            self.fields[choice.name].help_text = f"{_OURS if choice.name in changed else ''}{choice.reason}"
             if limit.is_whole:
                 self.fields[choice.name].widget.attrs |= {"min": f"{limit.minimum:g}", "max": f"{limit.maximum:g}"}
 

@@ -227,7 +227,7 @@ def test_more_gpus_finish_sooner_and_cost_is_of_all_of_them(ask, models, gpu_typ
     )
     facts = pool(None, gpu=gpu_types["h100-sxm-80"], gpus_per_worker=8)
 
-    estimates = quote_placements(request=request, pool=facts)
+    estimates = quote_placements(task=task_of(request), pool=facts)
 
     assert [each.gpu_count for each in estimates] == [1, 2, 4, 8]
     seconds = [each.train_seconds_p50 for each in estimates]
@@ -457,7 +457,7 @@ def test_several_gpus_wait_for_the_workers_that_have_them(ask, models, gpu_types
         seconds_ahead=1200.0, ahead_by_gpus=((1, 400.0), (2, 300.0), (4, 500.0)), max_gpu_count=8,
     )  # fmt: skip
 
-    found = {each.gpu_count: each for each in quote_placements(request=request, pool=facts)}
+    found = {each.gpu_count: each for each in quote_placements(task=task_of(request), pool=facts)}
 
     assert found[1].queue_seconds == 300.0  # all work over all workers
     assert found[2].queue_seconds == found[4].queue_seconds == 800.0  # what only the large one does

@@ -4,7 +4,7 @@ import pytest
 
 from apps.contracts.runs import Hyperparameters
 from apps.datasets.models import DatasetVersion, TokenCount
-from apps.finetuning.training_data import training_data
+from apps.finetuning.training_data import Counted, training_data
 
 CUTS = [
     {"limit": 256, "tokens": 20_000, "trained_tokens": 4_000, "untrained": 20},
@@ -19,7 +19,7 @@ def of(max_length: int, *, share: float = 0.0, **more: object):
         tokens=40_000, trained_tokens=10_000, longest_row_tokens=900, histogram=[[500, 90], [900, 10]], cuts=CUTS
     )
     recipe = Hyperparameters(max_length=max_length, validation_share=share)
-    return training_data(version=version, count=count, recipe=recipe, **more)
+    return training_data(Counted(version=version, count=count, **more), recipe)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,6 @@ def test_a_validation_file_is_evaluated_whole_and_nothing_is_held_out_beside_it(
 
 def test_without_counted_limits_the_cut_is_in_proportion() -> None:
     count = TokenCount(tokens=40_000, trained_tokens=10_000, longest_row_tokens=800, histogram=[[800, 100]], cuts=[])
-    data = training_data(version=DatasetVersion(rows=100), count=count, recipe=Hyperparameters(max_length=400))
+    data = training_data(Counted(version=DatasetVersion(rows=100), count=count), Hyperparameters(max_length=400))
 
     assert (data.tokens, data.trained_tokens) == (20_000, 5_000)
