@@ -10,7 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.api.parsers import read_body
-from apps.api.recipes import LoraChoice, adapter_fields, parse_method
+from apps.api.recipes import LoraChoice, adapter_fields, parse_method, parse_objective
 from apps.api.views import ApiView
 from apps.catalog.queries import get_base_model
 from apps.contracts.runs import Method
@@ -20,10 +20,14 @@ from apps.core.money import nano_to_usd
 from apps.datasets.queries import get_version
 from apps.estimates.ranking import Ranking
 from apps.finetuning.delivery import Delivery, deliver
-from apps.finetuning.operations import data_facts, get_quotes, objective_of, require_ready
+from apps.finetuning.operations import data_facts, get_quotes, require_objective, require_ready
 from apps.finetuning.options import PoolQuote, Way, finish_seconds, rank_quotes
 from apps.finetuning.quoting import snapshot
 from apps.finetuning.recipes import choose
+
+
+class MethodType(msgspec.Struct, forbid_unknown_fields=True):
+    type: str
 
 
 class EstimateRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -34,6 +38,7 @@ class EstimateRequest(msgspec.Struct, forbid_unknown_fields=True):
     quantization: str | None = None
     lora: LoraChoice | None = None
     recipe: dict[str, Any] | None = None
+    method: MethodType | None = None
     needed_by: int | str | None = None
     exports: list[Literal["merged_16bit", "gguf"]] | None = None
 
@@ -53,7 +58,7 @@ class Estimates(ApiView):
             base_model=base_model,
             method=method,
             asked=adapter_fields(body.lora) | given,
-            objective=objective_of(version),
+            objective=require_objective(parse_objective(body.method and body.method.type), version),
             data=data_facts(version=version, validation=None, base_model=base_model),
         ).hyperparameters
         quotes = get_quotes(base_model=base_model, version=version, recipe=recipe, now=now)

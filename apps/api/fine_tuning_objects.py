@@ -53,7 +53,7 @@ def job_object(job: FineTuningJob) -> dict[str, Any]:
 
 def _method_object(recipe: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     kind = recipe.get("objective", Objective.SUPERVISED.value)
-    beta = {"beta": recipe["dpo_beta"]} if kind == Objective.DPO else {}
+    beta = {"beta": recipe[f"{kind}_beta"]} if Objective(kind).is_preference else {}
     return {"type": kind, kind: {"hyperparameters": theirs | beta}}
 
 

@@ -189,7 +189,7 @@ def choose_recipe(
         base_model=beginning.base_model,
         method=request.method,
         asked=beginning.require_shape(asked, method=request.method),
-        objective=_objective(request.objective, training_file, validation_file),
+        objective=require_objective(request.objective, training_file, validation_file),
         data=data_facts(version=training_file, validation=validation_file, base_model=beginning.base_model),
     )
     if validation_file is not None and chosen.hyperparameters.validation_share:
@@ -210,11 +210,16 @@ def _usable_file(organization: Any, file_id: str, param: str) -> DatasetVersion:
     return version
 
 
-_ROWS_OF = {Objective.SUPERVISED: RowKind.CHAT, Objective.TEXT: RowKind.TEXT, Objective.DPO: RowKind.PREFERENCE}
+_ROWS_OF = {
+    Objective.SUPERVISED: RowKind.CHAT,
+    Objective.TEXT: RowKind.TEXT,
+    Objective.DPO: RowKind.PREFERENCE,
+    Objective.ORPO: RowKind.PREFERENCE,
+}
 
 
-def _objective(
-    asked: Objective | None, training_file: DatasetVersion, validation_file: DatasetVersion | None
+def require_objective(
+    asked: Objective | None, training_file: DatasetVersion, validation_file: DatasetVersion | None = None
 ) -> Objective:
     """Return what the rows are for. Raises InvalidTrainingFile when they are of another kind than was asked."""
     objective = asked or objective_of(training_file)
@@ -232,10 +237,15 @@ def _require_rows(objective: Objective, version: DatasetVersion, param: str) -> 
         raise InvalidTrainingFile(message, param=param)
 
 
-def objective_of(version: DatasetVersion | None) -> Objective:
-    """Return what the file's rows are for; supervised training until their kind is known."""
+def objectives_of(version: DatasetVersion | None) -> tuple[Objective, ...]:
+    """Return what the file's rows can be for, the usual first; supervised training until their kind is known."""
     kind = version.kind if version is not None else ""
-    return next((objective for objective, rows in _ROWS_OF.items() if rows == kind), Objective.SUPERVISED)
+    return tuple(objective for objective, rows in _ROWS_OF.items() if rows == kind) or (Objective.SUPERVISED,)
+
+
+def objective_of(version: DatasetVersion | None) -> Objective:
+    """Return what the file's rows are for unless somebody asks otherwise."""
+    return objectives_of(version)[0]
 
 
 def data_facts(
@@ -286,7 +296,7 @@ def _is_ready_to_admit(job: FineTuningJob) -> bool:
 
 def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     """Choose the pool, set the cost aside and queue the first attempt. Raises what `create_job` raises."""
-    _objective(Objective(job.hyperparameters["objective"]), job.training_file, job.validation_file)
+    require_objective(Objective(job.hyperparameters["objective"]), job.training_file, job.validation_file)
     quoted = _choose_pool(job, now)
     estimate = quoted.estimate
     cap_nano = job.requested.get("spend_cap_nano") or quoted.cap_nano

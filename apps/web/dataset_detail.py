@@ -175,6 +175,8 @@ def _training_query(address: Address, looked: Looked) -> str:
     """Return what the wizard must know to train what this page shows, as more of its query."""
     longest = looked.model.context_length if looked.model else address.limit
     chosen: dict[str, float | str] = {"max_length": address.limit} if address.limit < longest else {}
+    if address.train_on is not TrainOn.ASSISTANT:
+        chosen["train_on"] = address.train_on.value
     if address.against:
         chosen |= {"validation": address.against}
     elif address.share:

@@ -16,6 +16,7 @@ from apps.finetuning.options import PoolQuote
 from apps.web.forms.wizard import ADAPTER_FIELDS
 from apps.web.wizard_compute import best_quote
 from apps.web.wizard_plan import Plan
+from apps.web.wizard_preview import first_row
 
 _WORDS = {
     "lora": "Trains a small adapter beside the frozen model. The usual choice.",
@@ -36,6 +37,7 @@ def method_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         "tracking": plan.tracking,
         "can_be_graded": objective_of(plan.version) is not Objective.TEXT,
         "adapter_fields": ADAPTER_FIELDS,
+        "shown": first_row(plan),
         "judge_calls": 2 * EvaluationPlan().max_answers,  # base and tuned
     }
     try:

@@ -23,7 +23,7 @@ from apps.finetuning.operations import (
     data_facts,
     get_quotes,
     is_still_counting,
-    objective_of,
+    objectives_of,
     require_ready,
 )
 from apps.finetuning.options import PoolQuote
@@ -35,7 +35,7 @@ from apps.web.forms.wizard import RECIPE_FIELDS, ComputeForm, RecipeForm
 STEPS = ("dataset", "model", "method", "compute", "review")
 _PROVIDES = {"dataset": "dataset", "model": "model", "method": "method", "compute": "pool"}
 _AFTER = tuple(AfterTrainingForm.base_fields)
-_METHOD = ("method", "shown", *RECIPE_FIELDS, "suffix", *_AFTER, *TrackingForm.base_fields)
+_METHOD = ("method", "objective", "shown", *RECIPE_FIELDS, "suffix", *_AFTER, *TrackingForm.base_fields)
 _NAMES = ("dataset", "validation", "model", *_METHOD, "pool", "cap", "needed_by")
 # What the compute step lets one change beside its table.
 LIVE_FIELDS = ("epochs", "batch_size", "max_length", "lora_rank")
@@ -119,7 +119,7 @@ class Plan:
         return RecipeForm(
             self.choices.values,
             base_model=self.base_model,
-            objective=objective_of(self.version),
+            objectives=objectives_of(self.version),
             data=facts,
             shape=self.beginning.shape if self.beginning else {},
         )

@@ -106,6 +106,23 @@ def test_preferences_are_no_conversations_to_fine_tune_on(client, floor):
     assert refused.value.param == "training_file" and "preference rows" in str(refused.value)
 
 
+def test_preferences_are_trained_without_a_reference_where_that_is_asked(client, floor):
+    pair = {
+        "input": {"messages": [{"role": "user", "content": "Where is it?"}]},
+        "preferred_output": [{"role": "assistant", "content": "On its way."}],
+        "non_preferred_output": [{"role": "assistant", "content": "No idea."}],
+    }
+    version = make_ready_version(floor.organization, (json.dumps(pair).encode() + b"\n") * 12)
+    asked = {"type": "orpo", "orpo": {"hyperparameters": {"n_epochs": 2, "beta": 0.3}}}
+
+    dpo, orpo = create(client, version.pk), create(client, version.pk, extra_body={"method": asked})
+
+    assert dpo.method.type == "dpo" and dpo.method.dpo.hyperparameters.beta == 0.1
+    assert orpo.method.type == "orpo" and orpo.method.model_extra["orpo"]["hyperparameters"]["beta"] == 0.3
+    recipe = orpo.model_extra["recipe"]
+    assert (recipe["objective"], recipe["orpo_beta"], recipe["dpo_beta"], recipe["epochs"]) == ("orpo", 0.3, 0.1, 2)
+
+
 def test_a_validation_file_and_a_share_exclude_each_other(client, file_id):
     with pytest.raises(openai.BadRequestError) as refused:
         create(client, file_id, validation_file=file_id, extra_body={"recipe": {"validation_share": 0.1}})
