@@ -20,7 +20,8 @@ from apps.core.money import nano_to_usd
 from apps.datasets.queries import get_version
 from apps.estimates.ranking import Ranking
 from apps.finetuning.delivery import Delivery, deliver
-from apps.finetuning.operations import data_facts, get_quotes, require_objective, require_ready
+from apps.finetuning.job_files import data_facts, require_objective, require_ready
+from apps.finetuning.job_quotes import get_quotes
 from apps.finetuning.options import PoolQuote, Way, finish_seconds, rank_quotes
 from apps.finetuning.quoting import snapshot
 from apps.finetuning.recipes import choose
@@ -58,7 +59,7 @@ class Estimates(ApiView):
             base_model=base_model,
             method=method,
             asked=adapter_fields(body.lora) | given,
-            objective=require_objective(parse_objective(body.method and body.method.type), version),
+            objective=require_objective(parse_objective(body.method.type if body.method else None), version),
             data=data_facts(version=version, validation=None, base_model=base_model),
         ).hyperparameters
         quotes = get_quotes(base_model=base_model, version=version, recipe=recipe, now=now)

@@ -270,7 +270,7 @@ def parse_request(
         training_file=body.training_file,
         validation_file=body.validation_file,
         method=method,
-        objective=parse_objective(body.method and body.method.type),
+        objective=parse_objective(body.method.type if body.method else None),
         hyperparameters=_hyperparameters(body) | recipe,
         pool=body.compute.pool if body.compute else None,
         gpu_count=body.compute.gpu_count if body.compute else None,

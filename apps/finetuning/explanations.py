@@ -9,8 +9,8 @@ import msgspec
 from apps.contracts.failures import CAUSES, Blame, FailureCode
 from apps.contracts.runs import Hyperparameters, Method
 from apps.core.errors import DomainError
+from apps.finetuning.job_quotes import get_quotes
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.operations import get_quotes
 
 _GIB = 2**30
 

@@ -10,50 +10,35 @@ import msgspec
 from django.db import transaction
 
 from apps.catalog.licences import require_licence
-from apps.catalog.models import BaseModel
-from apps.catalog.queries import list_base_models
-from apps.contracts.chat import RowKind
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core import audit, locks, outbox
 from apps.core.clock import db_now
-from apps.core.errors import DomainError, InvalidValue, Unavailable
+from apps.core.errors import DomainError, InvalidValue
 from apps.core.transitions import advance
 from apps.datasets.models import DatasetVersion
-from apps.datasets.operations import COUNT_NOW_BYTES, count_tokens, request_count
-from apps.datasets.queries import find_token_count, get_version
+from apps.datasets.operations import request_count
 from apps.finetuning import attempts, events, outcomes, recipes
 from apps.finetuning.beginnings import Beginning, find_beginning
 from apps.finetuning.delivery import required_exports
+from apps.finetuning.job_files import data_facts, invalid_file, require_objective, require_rows_to_train, usable_file
+from apps.finetuning.job_quotes import get_quotes, is_still_counting
 from apps.finetuning.judging import require_judge
 from apps.finetuning.lifecycle import JOB_TRANSITIONS
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.options import PoolQuote, split_key
 from apps.finetuning.quotas import require_room_for_job
-from apps.finetuning.quoting import quote_pools, snapshot, with_plan
+from apps.finetuning.quoting import snapshot, with_plan
 from apps.finetuning.trackers import check_integrations
-from apps.finetuning.training_data import training_data
 
 SUFFIX = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?$")
 _MOST_METADATA = 16
 _RETRY_WINDOW = datetime.timedelta(minutes=10)
 
 
-class InvalidTrainingFile(DomainError):
-    """The file cannot be trained on; the message says what to change."""
-
-    code = "invalid_training_file"
-
-
 class IdempotencyKeyReused(DomainError):
     """The same key came with two different requests; neither can be taken for a repetition of the other."""
 
     code = "idempotency_key_reused"
-
-
-class StillCounting(Unavailable):
-    """The file is large and its tokens are being counted; asking again later answers."""
-
-    code = "still_counting"
 
 
 class DoesNotFit(DomainError):
@@ -136,8 +121,8 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
     beginning = find_beginning(organization=organization, model=request.base_model)
     base_model = beginning.base_model
     require_licence(organization=organization, base_model=base_model)
-    training_file = _usable_file(organization, request.training_file, "training_file")
-    validation_file = request.validation_file and _usable_file(organization, request.validation_file, "validation_file")
+    training_file = usable_file(organization, request.training_file, "training_file")
+    validation_file = request.validation_file and usable_file(organization, request.validation_file, "validation_file")
     chosen = choose_recipe(beginning, request, training_file=training_file, validation_file=validation_file or None)
     recipe = chosen.hyperparameters
     if request.suffix and not SUFFIX.fullmatch(request.suffix):
@@ -195,87 +180,8 @@ def choose_recipe(
     if validation_file is not None and chosen.hyperparameters.validation_share:
         message = "Give a validation file or a share to hold out, not both."
         raise InvalidValue(message, param="hyperparameters.validation_share")
+    require_rows_to_train(training_file, validation_file)
     return chosen
-
-
-def _usable_file(organization: Any, file_id: str, param: str) -> DatasetVersion:
-    version = get_version(organization=organization, id=file_id, param=param)
-    # Deleting takes the same lock: a file is either deleted before the job, or in use after it.
-    DatasetVersion.objects.select_for_update(of=("self",)).get(pk=version.pk)
-    version.refresh_from_db()
-    if version.purpose != "fine-tune":
-        raise InvalidTrainingFile(f"{file_id} was uploaded for {version.purpose!r}, not for 'fine-tune'.", param=param)
-    if version.status == "invalid":
-        raise _invalid_file(version, param)
-    return version
-
-
-_ROWS_OF = {
-    Objective.SUPERVISED: RowKind.CHAT,
-    Objective.TEXT: RowKind.TEXT,
-    Objective.DPO: RowKind.PREFERENCE,
-    Objective.ORPO: RowKind.PREFERENCE,
-}
-
-
-def require_objective(
-    asked: Objective | None, training_file: DatasetVersion, validation_file: DatasetVersion | None = None
-) -> Objective:
-    """Return what the rows are for. Raises InvalidTrainingFile when they are of another kind than was asked."""
-    objective = asked or objective_of(training_file)
-    _require_rows(objective, training_file, "training_file")
-    if validation_file is not None:
-        _require_rows(objective, validation_file, "validation_file")
-    return objective
-
-
-def _require_rows(objective: Objective, version: DatasetVersion, param: str) -> None:
-    """Raise InvalidTrainingFile when the rows' kind is known and not what the objective trains."""
-    wanted = _ROWS_OF[objective]
-    if version.kind not in ("", wanted):
-        message = f"{version.pk} holds {version.kind} rows; {objective} training needs {wanted} rows."
-        raise InvalidTrainingFile(message, param=param)
-
-
-def objectives_of(version: DatasetVersion | None) -> tuple[Objective, ...]:
-    """Return what the file's rows can be for, the usual first; supervised training until their kind is known."""
-    kind = version.kind if version is not None else ""
-    return tuple(objective for objective, rows in _ROWS_OF.items() if rows == kind) or (Objective.SUPERVISED,)
-
-
-def objective_of(version: DatasetVersion | None) -> Objective:
-    """Return what the file's rows are for unless somebody asks otherwise."""
-    return objectives_of(version)[0]
-
-
-def data_facts(
-    *, version: DatasetVersion | None, validation: DatasetVersion | None, base_model: BaseModel
-) -> recipes.DataFacts:
-    """Return what is known of the rows by now, for choosing a recipe."""
-    if version is None:
-        return recipes.DataFacts(has_validation=validation is not None)
-    count = find_token_count(version=version, base_model=base_model) if version.status == "ready" else None
-    return recipes.DataFacts(
-        rows=version.rows if version.status == "ready" else None,
-        longest_row_tokens=count.longest_row_tokens if count else None,
-        has_validation=validation is not None,
-    )
-
-
-def require_ready(version: DatasetVersion, param: str) -> None:
-    """Raise InvalidTrainingFile unless the file is validated and good."""
-    if version.status == "invalid":
-        raise _invalid_file(version, param)
-    if version.status != "ready":
-        raise InvalidTrainingFile(f"{version.pk} is still being validated: try again in a moment.", param=param)
-
-
-def _invalid_file(version: DatasetVersion, param: str) -> InvalidTrainingFile:
-    if version.status == "deleted":
-        return InvalidTrainingFile(f"{version.pk} was deleted before the job could begin.", param=param)
-    first = version.errors[0] if version.errors else {}
-    where = f" First: line {first['line']}: {first['message']}" if first else ""
-    return InvalidTrainingFile(f"{version.pk} has {version.error_count} invalid lines.{where}", param=param)
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:
@@ -297,6 +203,7 @@ def _is_ready_to_admit(job: FineTuningJob) -> bool:
 def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     """Choose the pool, set the cost aside and queue the first attempt. Raises what `create_job` raises."""
     require_objective(Objective(job.hyperparameters["objective"]), job.training_file, job.validation_file)
+    require_rows_to_train(job.training_file, job.validation_file)
     quoted = _choose_pool(job, now)
     estimate = quoted.estimate
     cap_nano = job.requested.get("spend_cap_nano") or quoted.cap_nano
@@ -378,48 +285,6 @@ def _with_gpus(quotes: list[PoolQuote], gpu_count: int | None) -> list[PoolQuote
     return found
 
 
-def get_quotes(
-    *,
-    base_model: BaseModel,
-    version: DatasetVersion,
-    recipe: Hyperparameters,
-    now: datetime.datetime,
-    validation: DatasetVersion | None = None,
-) -> list[PoolQuote]:
-    """Return a quote for each open pool, counting the file's tokens first when nobody has yet.
-
-    A model that is not installed has no tokenizer here: it is quoted by an installed one's count, and never launched.
-    Raises StillCounting for a file too large to count while somebody waits.
-    """
-    counting = counting_model(base_model)
-    if is_still_counting(version=version, base_model=counting):
-        raise StillCounting(f"The tokens of {version.pk} are being counted: try again soon.", param="training_file")
-    count = count_tokens(version=version, base_model=counting)
-    data = training_data(
-        version=version,
-        count=count,
-        recipe=recipe,
-        validation=validation,
-        validation_count=find_token_count(version=validation, base_model=counting) if validation else None,
-    )
-    return quote_pools(
-        base_model=base_model, data=data, hyperparameters=recipe, organization=version.organization_id, now=now
-    )
-
-
-def is_still_counting(*, version: DatasetVersion, base_model: BaseModel) -> bool:
-    """Return whether the file is too large to count at once and its count, asked for at validation, is not there."""
-    is_large = version.bytes > COUNT_NOW_BYTES
-    return is_large and find_token_count(version=version, base_model=base_model) is None
-
-
-def counting_model(base_model: BaseModel) -> BaseModel:
-    """Return the model whose tokenizer counts for `base_model`: itself, or the first installed one in its place."""
-    if base_model.is_installed:
-        return base_model
-    return list_base_models(only_installed=True).first() or base_model
-
-
 def _what_would_fit(quoted: PoolQuote) -> str:
     fixes = " ".join(fix.text for fix in quoted.estimate.fixes) or "Choose a smaller base model."
     return f"The job fits no open pool. {quoted.pool.name}: {quoted.estimate.reason} {fixes}"
@@ -453,7 +318,7 @@ def _admit_if_validated(job: FineTuningJob, now: datetime.datetime) -> None:
         if version is None:
             continue
         if version.status in ("invalid", "deleted"):
-            raise _invalid_file(version, param)
+            raise invalid_file(version, param)
         if version.status != "ready":
             return
     if is_still_counting(version=job.training_file, base_model=job.base_model):

@@ -26,10 +26,15 @@ def training_data(
     recipe: Hyperparameters,
     validation: DatasetVersion | None = None,
     validation_count: TokenCount | None = None,
+    left_out_rows: int = 0,
 ) -> TrainingData:
-    """Return what is trained. A validation file that nobody counted is taken to have rows like the training file's."""
+    """Return what is trained. `left_out_rows` stand in the validation file too, and are taken to be like the others.
+
+    A validation file that nobody counted is taken to have rows like the training file's.
+    """
     tokens, trained, untrained = _within(count, recipe.max_length, version.rows or 0)
-    kept = 1.0 - (recipe.validation_share if validation is None else 0.0)
+    left_out = recipe.validation_share if validation is None else left_out_rows / max(version.rows or 0, 1)
+    kept = 1.0 - left_out
     rows = max(round(((version.rows or 0) - untrained) * kept), 0)
     return TrainingData(
         rows=rows,

@@ -260,7 +260,7 @@ def _compared(address: Address, looked: Looked) -> list[Check]:
     if not count:
         return [Check("ok", "No row stands in the validation file too")]
     text = f"{count:,} {_plural(count, 'row')} {'stands' if count == 1 else 'stand'} in the validation file too"
-    return [Check("warn", text, "They are left out of validation.", _find(address, SHARED))]
+    return [Check("warn", text, "They are not trained on.", _find(address, SHARED))]
 
 
 def _overlaps(address: Address, looked: Looked) -> list[Check]:
@@ -273,10 +273,11 @@ def _overlaps(address: Address, looked: Looked) -> list[Check]:
     used = jobs.values_list("validation_file", flat=True)
     for other_id in list(dict.fromkeys(used))[:3]:
         other = inspecting.find_inspection(version=DatasetVersion(pk=other_id))
-        count = inspecting.count_overlap(inspection=other, other=inspection) if other else 0
+        count = inspecting.count_overlap(inspection=inspection, other=other) if other else 0
         if count:
-            text = f"{count:,} {_plural(count, 'row')} of the validation file {other_id} are in this file too"
-            checks.append(Check("warn", text, "They are left out of validation."))
+            stand = "stands" if count == 1 else "stand"
+            text = f"{count:,} {_plural(count, 'row')} {stand} in the validation file {other_id} too"
+            checks.append(Check("warn", text, "They are not trained on."))
     return checks
 
 

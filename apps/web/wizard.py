@@ -23,9 +23,10 @@ from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import request_count
 from apps.datasets.queries import list_versions
 from apps.finetuning.beginnings import find_beginning
+from apps.finetuning.job_quotes import counting_model
 from apps.finetuning.limits import Kind, kind_of
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.operations import JobRequest, counting_model, create_job
+from apps.finetuning.operations import JobRequest, create_job
 from apps.finetuning.options import PoolQuote
 from apps.web.access import organization_view
 from apps.web.forms.after_training import given_of

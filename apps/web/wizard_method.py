@@ -10,8 +10,8 @@ from apps.contracts.runs import Method, Objective
 from apps.core.errors import DomainError
 from apps.core.templatetags.ui import bytes_
 from apps.finetuning.delivery import Delivery, deliver
+from apps.finetuning.job_files import objective_of
 from apps.finetuning.limits import Kind
-from apps.finetuning.operations import objective_of
 from apps.finetuning.options import PoolQuote
 from apps.web.forms.wizard import ADAPTER_FIELDS
 from apps.web.wizard_compute import best_quote

@@ -12,20 +12,15 @@ from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
+from apps.datasets.inspecting import find_overlap, request_inspection
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import find_token_count, get_version
 from apps.finetuning.beginnings import Beginning, find_beginning
 from apps.finetuning.delivery import Delivery, deliver, why_no_gguf
+from apps.finetuning.job_files import data_facts, objectives_of, require_ready
+from apps.finetuning.job_quotes import counting_model, get_quotes, is_still_counting
 from apps.finetuning.judging import list_judges
 from apps.finetuning.limits import Kind
-from apps.finetuning.operations import (
-    counting_model,
-    data_facts,
-    get_quotes,
-    is_still_counting,
-    objectives_of,
-    require_ready,
-)
 from apps.finetuning.options import PoolQuote
 from apps.finetuning.trackers import list_tracker_keys
 from apps.web.forms.after_training import AfterTrainingForm
@@ -140,6 +135,17 @@ class Plan:
         form = TrackingForm(self.choices.values, stored=stored)
         form.is_valid()
         return form
+
+    @cached_property
+    def left_out_rows(self) -> int | None:
+        """Of the training file: they stand in the validation file too. None where that is not known yet."""
+        if self.version is None or self.validation is None:
+            return 0
+        found = find_overlap(version=self.version, other=self.validation)
+        if found is None:
+            for version in (self.version, self.validation):
+                request_inspection(version=version)
+        return found
 
     @property
     def has_held_out_rows(self) -> bool:

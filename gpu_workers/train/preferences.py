@@ -13,6 +13,8 @@ from gpu_workers.train.running import RunTrainer
 class PairTrainer(RunTrainer):
     """Mixed into one of TRL's trainers of preferences, before it."""
 
+    args: Any
+
     def __init__(self, *args: Any, rows: Pairs, pad_id: int, **kwargs: Any) -> None:
         self._rows = rows
         self.eval_collator = DataCollatorForPreference(
@@ -22,7 +24,7 @@ class PairTrainer(RunTrainer):
 
     @property
     def _size(self) -> int:
-        return self.args.per_device_train_batch_size  # type: ignore[attr-defined, no-any-return]
+        return int(self.args.per_device_train_batch_size)
 
     def longest_rows(self) -> list[dict[str, Any]]:
         return self._rows.items(np.argsort(self._rows.lengths, kind="stable")[-self._size :])
@@ -38,6 +40,5 @@ class PairTrainer(RunTrainer):
         window.n_trained += inputs["completion_mask"].sum()
         window.n_tokens += inputs["attention_mask"].sum()
         mean = loss / n_pairs
-        arguments = self.args  # type: ignore[attr-defined]
-        window.loss += mean.detach() / (arguments.gradient_accumulation_steps * arguments.world_size)
+        window.loss += mean.detach() / (self.args.gradient_accumulation_steps * self.args.world_size)
         return mean

@@ -91,7 +91,7 @@ def build_trainer(
         checkpoint_interval_seconds=spec.checkpoint_interval_seconds,
         steps_per_epoch=count_steps_per_epoch(len(training), recipe),
     )
-    options = {
+    options: dict[str, Any] = {
         "model": model,
         "train_dataset": training.as_dataset(),
         "processing_class": tokenizer,

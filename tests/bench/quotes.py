@@ -18,7 +18,7 @@ from django.test.utils import CaptureQueriesContext
 
 from apps.contracts.runs import Method
 from apps.core.clock import db_now
-from apps.finetuning.operations import get_quotes
+from apps.finetuning.job_quotes import get_quotes
 from apps.finetuning.recipes import resolve
 from tests.factories.market import Market
 

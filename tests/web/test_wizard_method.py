@@ -8,11 +8,12 @@ from urllib.parse import urlencode
 import pytest
 
 from apps.core.clock import db_now
+from apps.datasets.inspecting import inspect_version
 from apps.finetuning.models import FineTuningJob, Worker
 from apps.finetuning.trackers import store_tracker_key
 from apps.web.wizard import again_url
 from tests.api.gateway.process import make_adapter
-from tests.factories.datasets import make_ready_version
+from tests.factories.datasets import jsonl, make_ready_version
 from tests.factories.finetuning import Floor, make_training_file
 
 URL = "/jobs/new"
@@ -147,6 +148,24 @@ def test_only_what_may_be_left_empty_is_called_optional(chosen, page) -> None:
     assert {name: is_optional[name] for name in ("judge", "pattern", "schema", "criterion", "reference")} == {
         "judge": False, "pattern": False, "schema": False, "criterion": True, "reference": True,
     }  # fmt: skip
+
+
+def test_rows_that_stand_in_the_validation_file_too_are_counted_before_launch(
+    floor, organization, chosen, page, client_for, bob
+) -> None:
+    rows = [make_ready_version(organization, jsonl(count), filename=f"{count}.jsonl") for count in (40, 12)]
+    asked = {"dataset": rows[0].pk, "validation": rows[1].pk, "pool": floor.pool.name}
+
+    before = page(chosen | asked)
+    for version in rows:
+        inspect_version(version=version)
+    after = page(chosen | asked)
+    swapped = {"dataset": rows[1].pk, "validation": rows[0].pk, "cap_nano": "1000000000"}
+    refused = client_for(bob).post(URL, chosen | asked | swapped)
+
+    assert "counted by the job, and not trained on" in before
+    assert "<dt>In both files</dt><dd>12 rows, not trained on</dd>" in after
+    assert refused.status_code == 422 and "nothing would be left to train on" in refused.content.decode()
 
 
 def test_a_grader_and_exports_are_the_jobs(floor, organization, chosen, page, client_for, bob) -> None:

@@ -111,6 +111,9 @@ def test_rows_of_a_validation_file_that_are_trained_too_are_counted(organization
     assert training and validation
 
     assert inspecting.count_overlap(inspection=validation, other=training) == 12
+    assert inspecting.find_overlap(version=training.version, other=validation.version) == 12
+    unseen = make_ready_version(organization, jsonl(3), filename="c.jsonl")
+    assert inspecting.find_overlap(version=training.version, other=unseen) is None
 
 
 @pytest.mark.django_db
