@@ -169,7 +169,7 @@ def test_rows_that_stand_in_the_validation_file_too_are_counted_before_launch(
 
 
 def test_a_grader_and_exports_are_the_jobs(floor, organization, chosen, page, client_for, bob) -> None:
-    held_out = make_training_file(organization, floor.base_model)
+    held_out = make_ready_version(organization, jsonl(12))
     asked = {"grader": "regex", "pattern": "^[a-z_]+$", "merged": "on", "validation": held_out.pk}
 
     review = page(chosen | asked | {"pool": floor.pool.name})
@@ -182,7 +182,7 @@ def test_a_grader_and_exports_are_the_jobs(floor, organization, chosen, page, cl
 
 
 def test_a_judge_is_chosen_among_the_served_models(floor, organization, chosen, page, client_for, bob) -> None:
-    held_out = make_training_file(organization, floor.base_model)
+    held_out = make_ready_version(organization, jsonl(12))
     asked = {"grader": "judge", "judge": floor.base_model.name, "criterion": "Is it polite?", "validation": held_out.pk}
 
     assert "at most 200 times" in page(chosen | asked | {"step": "method"})

@@ -1,6 +1,7 @@
 """What a pass over a version finds: copies, conflicts, personal data; its rows' split; what a limit cuts."""
 
 import json
+from array import array
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from apps.contracts.chat import RowKind, parse_row_as
 from apps.contracts.near_copies import NearCopies
 from apps.contracts.split import Split
-from apps.datasets import inspecting, operations
+from apps.datasets import inspecting, inspection, operations
 from apps.datasets.inspection import Finding, inspect_rows
 from apps.datasets.models import VersionInspection
 from apps.datasets.personal_data import Hint, find_hints
@@ -85,6 +86,15 @@ def test_near_copies_stop_being_looked_for_where_memory_would_grow() -> None:
         None,
         None,
     ]
+
+
+def test_rows_compared_in_parts_give_what_all_at_once_give(monkeypatch) -> None:
+    numbers = array("Q", [5, 0, 9, 5, 7, 9, 0, 5])
+
+    at_once = sorted(inspection.repeats(numbers))
+    monkeypatch.setattr(inspection, "_ROWS_COMPARED_AT_ONCE", 2)
+
+    assert sorted(inspection.repeats(numbers)) == at_once == [(3, 0), (5, 2), (7, 0)]
 
 
 @pytest.mark.django_db
