@@ -102,7 +102,7 @@ def _launch(request: HttpRequest, plan: Plan, membership: Membership) -> HttpRes
         training_file=plan.version.pk,
         validation_file=plan.validation.pk if plan.validation else None,
         method=form.kind.method,
-        objective=form.objective,
+        objective=form.chosen_objective,
         hyperparameters=form.changed | ({"use_dora": True} if form.kind.use_dora else {}),
         pool=plan.choices.get("pool") or None,
         gpu_count=None if ":" in plan.choices.get("pool") else 1,  # an option's key names its GPUs

@@ -77,7 +77,7 @@ def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:
         Objective.TEXT: ("Trained", "Every token", False),
     }
     return [
-        objective.get(form.objective) or ("Preferences by", form.objective.upper(), False),
+        objective.get(form.chosen_objective) or ("Preferences by", form.chosen_objective.upper(), False),
         ("Method", f"{form.kind.name}, NF4" if recipe.quantization else form.kind.name, False),
         ("Epochs", str(recipe.epochs), "epochs" in changed),
         ("Learning rate", f"{recipe.learning_rate:g}, {recipe.lr_scheduler}", "learning_rate" in changed),

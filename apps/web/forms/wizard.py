@@ -124,7 +124,7 @@ class RecipeForm(forms.Form):
         given = {name: text for name, text in given.items() if name not in shape}
         self._choose_any = partial(recipes.choose, base_model=base_model, data=data)
         self._objectives = {objective.value: objective for objective in objectives}
-        self.objective = self._objectives.get(given.get("objective", ""), objectives[0])
+        self.chosen_objective = self._objectives.get(given.get("objective", ""), objectives[0])
         limits = get_limits(base_model=base_model)
         self.kinds = [kind for kind in limits.kinds if not shape or _continues(kind, shape)]
         self._kinds = {kind.key: kind for kind in self.kinds}
@@ -132,7 +132,7 @@ class RecipeForm(forms.Form):
         self.kind = self._kinds.get(key) or self.kinds[0]
         own = self._chosen(self.kind.key)
         decisive = [given.get(name) or _written(own[name].value) for name in _DECISIVE]
-        self.shown = f"{self.objective}/{'.'.join([self.kind.key, *decisive])}"
+        self.shown = f"{self.chosen_objective}/{'.'.join([self.kind.key, *decisive])}"
         chosen, before = self._chosen(self.shown), self._chosen(given.get("shown", ""))
         written = {name: _written(choice.value) for name, choice in chosen.items()}
         self.renewed = [
@@ -142,7 +142,7 @@ class RecipeForm(forms.Form):
         ]
         kept = {name: value for name, value in given.items() if value and name not in self.renewed}
         self.defaults = {name: choice.value for name, choice in chosen.items()}
-        shown = written | kept | {"method": key or self.kind.key, "objective": self.objective.value}
+        shown = written | kept | {"method": key or self.kind.key, "objective": self.chosen_objective.value}
         super().__init__({name: value for name, value in shown.items() if name in self.base_fields})
         self.fields["method"].choices = [(kind.key, kind.name) for kind in self.kinds]  # type: ignore[attr-defined]
         self._offer_objectives()
@@ -162,7 +162,7 @@ class RecipeForm(forms.Form):
         else:
             named = [(name, _OBJECTIVES[objective]) for name, objective in self._objectives.items()]
             self.fields["objective"].choices = named  # type: ignore[attr-defined]
-        if self.objective is not Objective.SUPERVISED:
+        if self.chosen_objective is not Objective.SUPERVISED:
             del self.fields["train_on"]
 
     @property
@@ -180,7 +180,7 @@ class RecipeForm(forms.Form):
     def recipe_of(self, kind: Kind) -> Hyperparameters:
         """Return the recipe of a form that was checked, by another way to train. Raises InvalidValue."""
         asked = {name: value for name, value in self.changed.items() if _belongs(name, kind)}
-        return self._choose(self.objective, method=kind.method, asked=asked | _flags(kind)).hyperparameters
+        return self._choose(self.chosen_objective, method=kind.method, asked=asked | _flags(kind)).hyperparameters
 
     def _choose(self, objective: Objective, *, method: Method, asked: Mapping[str, Any]) -> recipes.Recipe:
         return self._choose_any(objective=objective, method=method, asked={**asked, **self._shape})
@@ -189,7 +189,7 @@ class RecipeForm(forms.Form):
         """Return the choice for each field in a state such as `dpo/lora.64.True`: objective, method, what else
         decides."""
         name, _, rest = state.rpartition("/")
-        objective = self._objectives.get(name, self.objective)
+        objective = self._objectives.get(name, self.chosen_objective)
         key, *decisive = rest.split(".")
         kind = self._kinds.get(key)
         if kind is None:
