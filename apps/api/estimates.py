@@ -10,7 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.api.parsers import read_body
-from apps.api.recipes import LoraChoice, adapter_fields, parse_method
+from apps.api.recipes import LoraChoice, adapter_fields, parse_method, parse_objective
 from apps.api.views import ApiView
 from apps.catalog.queries import get_base_model
 from apps.contracts.runs import Method
@@ -20,11 +20,15 @@ from apps.core.money import nano_to_usd
 from apps.datasets.queries import find_token_count, get_version
 from apps.estimates.ranking import Ranking
 from apps.finetuning.delivery import Delivery, deliver
-from apps.finetuning.operations import data_facts, objective_of, require_ready
+from apps.finetuning.job_files import data_facts, require_objective, require_ready
 from apps.finetuning.options import PoolQuote, Way, finish_seconds, rank_quotes
 from apps.finetuning.quotes import get_quotes
 from apps.finetuning.quoting import snapshot
 from apps.finetuning.recipes import choose
+
+
+class MethodType(msgspec.Struct, forbid_unknown_fields=True):
+    type: str
 
 
 class EstimateRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -35,6 +39,7 @@ class EstimateRequest(msgspec.Struct, forbid_unknown_fields=True):
     quantization: str | None = None
     lora: LoraChoice | None = None
     recipe: dict[str, Any] | None = None
+    method: MethodType | None = None
     needed_by: int | str | None = None
     exports: list[Literal["merged_16bit", "gguf"]] | None = None
 
@@ -54,7 +59,7 @@ class Estimates(ApiView):
             base_model=base_model,
             method=method,
             asked=adapter_fields(body.lora) | given,
-            objective=objective_of(version),
+            objective=require_objective(parse_objective(body.method.type if body.method else None), version),
             data=data_facts(
                 version=version,
                 validation=None,

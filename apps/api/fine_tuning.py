@@ -20,7 +20,7 @@ from apps.api.estimates import delivery_object, options_object, parse_needed_by
 from apps.api.fine_tuning_objects import checkpoint_object, dry_run_object, event_object, explained, job_object
 from apps.api.pagination import page
 from apps.api.parsers import read_body
-from apps.api.recipes import LoraChoice, adapter_fields, parse_method
+from apps.api.recipes import LoraChoice, adapter_fields, parse_method, parse_objective
 from apps.api.serving import serving_object
 from apps.api.views import ApiView
 from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind, problem_of
@@ -50,20 +50,21 @@ class Supervised(msgspec.Struct, forbid_unknown_fields=True):
     hyperparameters: OpenAiHyperparameters = msgspec.field(default_factory=OpenAiHyperparameters)
 
 
-class DpoHyperparameters(OpenAiHyperparameters, forbid_unknown_fields=True):
+class PreferenceHyperparameters(OpenAiHyperparameters, forbid_unknown_fields=True):
     beta: Auto = "auto"
 
 
-class Dpo(msgspec.Struct, forbid_unknown_fields=True):
-    hyperparameters: DpoHyperparameters = msgspec.field(default_factory=DpoHyperparameters)
+class Preference(msgspec.Struct, forbid_unknown_fields=True):
+    hyperparameters: PreferenceHyperparameters = msgspec.field(default_factory=PreferenceHyperparameters)
 
 
 class MethodChoice(msgspec.Struct):
-    """`text` is ours: continued pre-training on plain text."""
+    """`text` (continued pre-training on plain text) and `orpo` (preferences without a reference) are ours."""
 
     type: str = "supervised"
     supervised: Supervised | None = None
-    dpo: Dpo | None = None
+    dpo: Preference | None = None
+    orpo: Preference | None = None
     text: Supervised | None = None
 
 
@@ -269,7 +270,7 @@ def parse_request(
         training_file=body.training_file,
         validation_file=body.validation_file,
         method=method,
-        objective=_objective(body.method),
+        objective=parse_objective(body.method.type if body.method else None),
         hyperparameters=_hyperparameters(body) | recipe,
         pool=body.compute.pool if body.compute else None,
         gpu_count=body.compute.gpu_count if body.compute else None,
@@ -289,18 +290,6 @@ def parse_request(
     )
 
 
-_OBJECTIVES = {"supervised": Objective.SUPERVISED, "dpo": Objective.DPO, "text": Objective.TEXT}
-
-
-def _objective(method: MethodChoice | None) -> Objective | None:
-    if method is None:
-        return None
-    if method.type not in _OBJECTIVES:
-        offered = ", ".join(repr(name) for name in _OBJECTIVES)
-        raise InvalidValue(f"method.type {method.type!r} is not offered here: use {offered}.", param="method.type")
-    return _OBJECTIVES[method.type]
-
-
 def _theirs(body: CreateJob) -> OpenAiHyperparameters:
     given = getattr(body.method, body.method.type) if body.method else None
     return given.hyperparameters if given else body.hyperparameters or OpenAiHyperparameters()
@@ -308,11 +297,12 @@ def _theirs(body: CreateJob) -> OpenAiHyperparameters:
 
 def _hyperparameters(body: CreateJob) -> dict[str, Any]:
     theirs = _theirs(body)
+    is_orpo = body.method is not None and body.method.type == Objective.ORPO
     chosen = {
         "epochs": theirs.n_epochs,
         "batch_size": theirs.batch_size,
         "learning_rate_multiplier": theirs.learning_rate_multiplier,
-        "dpo_beta": theirs.beta if isinstance(theirs, DpoHyperparameters) else None,
+        "orpo_beta" if is_orpo else "dpo_beta": getattr(theirs, "beta", None),
     }
     return chosen | adapter_fields(body.lora)
 

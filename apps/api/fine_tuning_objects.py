@@ -53,7 +53,7 @@ def job_object(job: FineTuningJob) -> dict[str, Any]:
 
 def _method_object(recipe: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     kind = recipe.get("objective", Objective.SUPERVISED.value)
-    beta = {"beta": recipe["dpo_beta"]} if kind == Objective.DPO else {}
+    beta = {"beta": recipe[f"{kind}_beta"]} if Objective(kind).is_preference else {}
     return {"type": kind, kind: {"hyperparameters": theirs | beta}}
 
 
@@ -66,6 +66,7 @@ def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> dict[str, Any]:
         "training_file": asked.training_file,
         "validation_file": asked.validation_file,
         "recipe": msgspec.to_builtins(rehearsal.recipe),
+        "left_out_rows": rehearsal.left_out_rows,
         "would_start": refusal is None,
         "refusal": refusal.as_openai()["error"] if refusal else None,
         "pool": rehearsal.pool,

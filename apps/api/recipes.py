@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from apps.contracts.runs import Method
+from apps.contracts.runs import Method, Objective
 from apps.core.errors import InvalidValue
 
 
@@ -28,6 +28,16 @@ def parse_method(quantization: str | None, method: Any = None) -> Method:
     if quantization == "nf4" and method != Method.QLORA:
         raise InvalidValue(f"quantization 'nf4' is QLoRA, not {method}.", param="quantization")
     return Method(method)
+
+
+def parse_objective(kind: str | None) -> Objective | None:
+    """Return what `method.type` asks for, None for what the rows are for. Raises InvalidValue."""
+    if kind is None:
+        return None
+    if kind not in list(Objective):
+        offered = ", ".join(repr(objective.value) for objective in Objective)
+        raise InvalidValue(f"method.type {kind!r} is not offered here: use {offered}.", param="method.type")
+    return Objective(kind)
 
 
 def adapter_fields(lora: LoraChoice | None) -> dict[str, Any]:

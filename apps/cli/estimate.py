@@ -56,6 +56,9 @@ def add_command(commands: Any) -> None:
     job.add_argument("--optimizer", default="adamw", help="adamw (default), adamw_8bit, adafactor, ...")
     job.add_argument("--offload", action="store_true", help="weights and optimizer state rest in the host's memory")
     job.add_argument("--preference", action="store_true", help="DPO: a row is two answers, each up to --seq")
+    job.add_argument(
+        "--no-reference", action="store_true", help="with --preference: ORPO, which compares with no model"
+    )
     job.add_argument("--stack", default="anneal", help="whose training loop: anneal (default), hf, unsloth, ...")
     place = parser.add_argument_group("the place")
     place.add_argument("--gpu", required=True, help="a type such as h100 or l40s-48; all ranks every type")
@@ -111,6 +114,7 @@ def _request(given: argparse.Namespace, model: Model) -> QuoteRequest:
             packing=given.packing,
             cpu_offload=given.offload,
             is_preference=given.preference,
+            has_reference=not given.no_reference,
             stack=given.stack,
         )
     except EstimateError as error:

@@ -77,7 +77,7 @@ def _option(answer: Answer) -> dict[str, Any]:
 def _title(model: Model, request: QuoteRequest) -> str:
     name = {"lora": "LoRA", "qlora": "QLoRA"}.get(request.method, "full fine-tuning")
     name = f"{name} with DoRA" if request.use_dora else f"rank-stabilised {name}" if request.use_rslora else name
-    name += " on preferences (DPO)" if request.is_preference else ""
+    name += f" on preferences ({'DPO' if request.has_reference else 'ORPO'})" if request.is_preference else ""
     rank = "" if request.method == "full" else f", rank {request.lora_rank}"
     return (
         f"{model.name}, {parameter_count(model.architecture) / 1e9:.2f} B parameters: {name}{rank}, "

@@ -39,11 +39,8 @@ class NearCopies:
         made = sketch(text)
         if made is None:
             return None
-        keys = [made[a] << 32 | made[b] for a, b in _BANDS]
-        candidates = {
-            found for key, bucket in zip(keys, self._buckets, strict=True) if (found := bucket.get(key)) is not None
-        }
-        alike = [candidate for candidate in sorted(candidates) if self._alike(candidate, made) >= ALIKE_BINS]
+        keys = _keys(made)
+        alike = self._all_alike(made, keys)
         index = len(self._rows)
         self._rows.append(row)
         self._sketches.extend(made)
@@ -53,6 +50,11 @@ class NearCopies:
         for key, bucket in zip(keys, self._buckets, strict=True):
             bucket.setdefault(key, index)
         return self._rows[alike[0]] if alike else None
+
+    def knows(self, text: str) -> bool:
+        """Whether a row that was taken is nearly this one, which is not taken itself."""
+        made = sketch(text)
+        return made is not None and bool(self._all_alike(made, _keys(made)))
 
     def roots(self) -> Iterator[tuple[int, int]]:
         """Yield (row, first row of its group) for every row that belongs to an earlier one."""
@@ -71,9 +73,19 @@ class NearCopies:
             index = above
         return index
 
+    def _all_alike(self, made: list[int], keys: list[int]) -> list[int]:
+        candidates = {
+            found for key, bucket in zip(keys, self._buckets, strict=True) if (found := bucket.get(key)) is not None
+        }
+        return [candidate for candidate in sorted(candidates) if self._alike(candidate, made) >= ALIKE_BINS]
+
     def _alike(self, index: int, made: list[int]) -> int:
         kept = self._sketches[index * BINS : (index + 1) * BINS]
         return sum(map(int.__eq__, kept, made))
+
+
+def _keys(made: list[int]) -> list[int]:
+    return [made[a] << 32 | made[b] for a, b in _BANDS]
 
 
 def sketch(text: str) -> list[int] | None:

@@ -17,6 +17,12 @@ class Objective(StrEnum):
     SUPERVISED = "supervised"
     TEXT = "text"
     DPO = "dpo"
+    ORPO = "orpo"
+
+    @property
+    def is_preference(self) -> bool:
+        """Whether a row is a prompt with a better and a worse answer."""
+        return self in (Objective.DPO, Objective.ORPO)
 
 
 class Method(StrEnum):
@@ -72,6 +78,7 @@ class Hyperparameters(Struct, frozen=True, kw_only=True):
     use_dora: bool = False
     use_rslora: bool = False
     dpo_beta: float = 0.1
+    orpo_beta: float = 0.1  # the paper's lambda: how much the odds of the two answers count beside the preferred one
     early_stopping_patience: int | None = None  # evaluations without a better loss; None: train to the last step
     train_on: str = "assistant"  # "all": inputs are trained too
     validation_share: float = 0.0  # held out of the training file by apps.contracts.split, with `seed`

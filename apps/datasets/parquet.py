@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
-from apps.datasets.parquet_child import EXIT_NO_MEMORY
-from apps.datasets.problems import FileErrorCode, Rejected
+from apps.datasets.parquet_child import EXIT_NO_MEMORY, EXIT_TOO_MANY_ROWS
+from apps.datasets.problems import MAX_ROWS, FileErrorCode, Rejected, too_many_rows
 from apps.datasets.stream import CHUNK_BYTES, require_proportion
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +44,7 @@ def parquet_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 def _start(file: IO[bytes], complaints: IO[bytes]) -> subprocess.Popen[bytes]:
     file.flush()
     return subprocess.Popen(
-        [sys.executable, "-B", "-m", "apps.datasets.parquet_child"],
+        [sys.executable, "-B", "-m", "apps.datasets.parquet_child", str(MAX_ROWS)],
         cwd=_ROOT,
         env={"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"},
         stdin=file,
@@ -62,6 +62,8 @@ def _output(child: subprocess.Popen[bytes], source_bytes: int) -> Iterator[bytes
 
 
 def _explained(status: int, complaint: str) -> Rejected:
+    if status == EXIT_TOO_MANY_ROWS:
+        return too_many_rows(line=1)
     if status == EXIT_NO_MEMORY or status < 0:  # a negative status: stopped by a limit of the system
         fix = "Write it again with smaller row groups (pandas: to_parquet(row_group_size=10_000)), or upload JSONL."
         return Rejected(FileErrorCode.TOO_LARGE_INSIDE, "The Parquet file needs too much memory to be read.", fix)

@@ -1,4 +1,5 @@
-"""`python -m apps.datasets.parquet_child < file.parquet`: its rows as JSON lines, under limits set before it is opened.
+"""`python -m apps.datasets.parquet_child MOST_ROWS < file.parquet`: its rows as JSON lines, under limits set before it
+is opened. A file that says it has more rows is not read.
 
 Imports neither Django nor, until the limits hold, the Parquet reader.
 """
@@ -11,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-EXIT_UNREADABLE, EXIT_NO_MEMORY = 2, 3
+EXIT_UNREADABLE, EXIT_NO_MEMORY, EXIT_TOO_MANY_ROWS = 2, 3, 4
 ROWS_AT_ONCE = 64
 MEMORY_BYTES = 448 * 1024 * 1024  # anonymous memory; the reader itself takes about 60 MB of it
 CPU_SECONDS = 3_000
@@ -27,7 +28,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _leave_network()
     try:
-        _write_rows()
+        return _write_rows(int(sys.argv[1]))
     except MemoryError:
         return EXIT_NO_MEMORY
     except BrokenPipeError:
@@ -37,7 +38,6 @@ def main() -> int:
             return EXIT_NO_MEMORY
         sys.stderr.write(" ".join(str(error).split())[:300])
         return EXIT_UNREADABLE
-    return 0
 
 
 def _leave_network() -> None:
@@ -45,7 +45,7 @@ def _leave_network() -> None:
     ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
 
 
-def _write_rows() -> None:
+def _write_rows(most_rows: int) -> int:
     pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     pyarrow.set_cpu_count(1)
     pyarrow.set_io_thread_count(1)
@@ -53,12 +53,15 @@ def _write_rows() -> None:
     names = file.schema_arrow.names
     if len(set(names)) < len(names):
         raise ValueError("two columns have the same name")
+    if file.metadata.num_rows > most_rows:  # three million nulls take a kilobyte here, and a minute row by row
+        return EXIT_TOO_MANY_ROWS
     encode, write = msgspec.json.Encoder().encode, sys.stdout.buffer.write
     for batch in file.iter_batches(ROWS_AT_ONCE, use_threads=False):
         for row in batch.to_pylist():
             write(encode({name: _without_absent(value) for name, value in row.items()}))
             write(b"\n")
     sys.stdout.buffer.flush()
+    return 0
 
 
 def _without_absent(value: Any) -> Any:

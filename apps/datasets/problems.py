@@ -53,6 +53,11 @@ class Rejected(Exception):
         self.error = LineError(line=line, code=code, message=storable(message), fix=storable(fix))
 
 
+def too_many_rows(line: int) -> Rejected:
+    message = f"The file has more than {MAX_ROWS:,} rows."
+    return Rejected(FileErrorCode.TOO_MANY_ROWS, message, "Split it into several files.", line=line)
+
+
 def too_long(line: int) -> LineError:
     return LineError(
         line=line,

@@ -25,6 +25,7 @@ from apps.datasets.problems import (
     from_row_error,
     shown,
     too_long,
+    too_many_rows,
 )
 from apps.datasets.row_checks import check_line, count_if_plain
 from apps.datasets.stream import LINES_PER_OFFSET, UTF8_MARK, Hashed, LineOffsets, Peekable
@@ -331,8 +332,7 @@ class _Findings:
 
     def require_few(self, line: int) -> None:
         if self.rows > MAX_ROWS:
-            message = f"The file has more than {MAX_ROWS:,} rows."
-            raise Rejected(FileErrorCode.TOO_MANY_ROWS, message, "Split it into several files.", line=line)
+            raise too_many_rows(line)
 
 
 def _watched(chunks: Iterable[bytes], on_progress: Callable[[], None]) -> Iterator[bytes]:

@@ -78,7 +78,7 @@ def duration(task: Task, plan: TrainingPlan, pool: PoolFacts) -> Duration | None
     factor = probe_factor(pool.probe, gpu) if pool.probe else 1.0
     micro_steps = rows * request.epochs / (plan.micro_batch_size * plan.gpu_count)
     steps = step_count(rows=math.ceil(rows), batch_size=request.batch_size, epochs=request.epochs)
-    beside = step.reference(plan) if request.is_preference and not task.stack.reference_ahead else 0.0
+    beside = step.reference(plan) if _refers(request) and not task.stack.reference_ahead else 0.0
     computing = factor * (micro_steps * (step.micro_step + beside) + steps * step.optimizer)
     evaluation = factor * _evaluation_seconds(request, plan, step, length)
     checkpoints = _checkpoints(request, computing, _checkpoint_seconds(task), pool) * _checkpoint_seconds(task)
@@ -192,11 +192,15 @@ def _evaluation_seconds(request: QuoteRequest, plan: TrainingPlan, step: StepTim
     return request.evaluations * request.evaluation_tokens * per_token
 
 
+def _refers(request: QuoteRequest) -> bool:
+    return request.is_preference and request.has_reference
+
+
 def _reference_seconds(task: Task, plan: TrainingPlan, step: StepTime, length: float) -> float:
     """Once over the rows to train and those held out, in micro-batches, every process over all of them
     (gpu_workers/train/dpo.py); with an adapter it is switched off meanwhile."""
     request = task.request
-    if not request.is_preference or not task.stack.reference_ahead:
+    if not _refers(request) or not task.stack.reference_ahead:
         return 0.0
     held_out = request.evaluation_tokens / max(request.mean_tokens * request.sequences_per_row, 1.0)
     return (request.rows + held_out) / plan.micro_batch_size * step.reference(plan)

@@ -132,7 +132,8 @@ class MemoryModel:
         shards = Shards(plan)
         weights = stored_weight_bytes(shape, plan, stack)
         state = training_state(shape, plan, stack)
-        self.keeps_reference = plan.is_preference and not stack.reference_ahead
+        self.refers = plan.is_preference and plan.has_reference
+        self.keeps_reference = self.refers and not stack.reference_ahead
         if self.keeps_reference and plan.method == Method.FULL:
             weights *= 2  # the model as it was; with an adapter the base itself is the reference
         self.weights = weights / shards.weights * (0 if plan.cpu_offload else 1)
@@ -208,7 +209,7 @@ class MemoryModel:
         kept = self.gradients if self.keeps_gradients else 0.0
         optimizer, gathered, workspace = self.optimizer, self.gathered, self.workspace
         reference: tuple[_Moment, ...] = ()
-        if self.plan.is_preference:
+        if self.refers:
             first, logits = (saved, t.loss(tokens)) if self.keeps_reference else (0.0, 0.0)
             state = optimizer if self.keeps_reference else 0.0
             judged = (first + working, logits + t.evaluation(tokens))

@@ -175,6 +175,7 @@ def _base_plan(request: QuoteRequest, gpu: Gpu, gpu_count: int, parallelism: str
         parallelism=parallelism,
         cpu_offload=request.cpu_offload and not gpu.is_cpu,  # a CPU's memory is the host's
         is_preference=request.is_preference,
+        has_reference=request.has_reference,
     )
 
 

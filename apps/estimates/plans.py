@@ -92,7 +92,8 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     trains_embeddings: bool = False  # LoRA with embedding and head in modules_to_save
     is_deepspeed: bool = False
     cpu_offload: bool = False  # weights, gradients and optimizer state rest in the host's memory (FSDP, ZeRO-3)
-    is_preference: bool = False  # a row is a pair of answers: two sequences, and a reference to compare with
+    is_preference: bool = False  # a row is a pair of answers: two sequences
+    has_reference: bool = True  # of preferences: DPO compares with the model as it was
 
     @property
     def batch_size(self) -> int:

@@ -55,7 +55,8 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
     micro_batch_size: int | None = None  # None: the largest that fits
     gradient_checkpointing: bool | None = None  # None: only where it is needed
     cpu_offload: bool = False
-    is_preference: bool = False  # DPO: a row is two answers; its length is the longer one's, its tokens both
+    is_preference: bool = False  # a row is two answers; its length is the longer one's, its tokens both
+    has_reference: bool = True  # of preferences: DPO compares with the model as it was, ORPO does not
 
     def __post_init__(self) -> None:
         for name, most in _LIMITS.items():

@@ -141,6 +141,7 @@ _FIXED = (
     ),
     Limit(name="packing", text="Several rows in one sequence.", options=(False, True), is_nullable=True),
     _number("dpo_beta", 0.001, 10.0, "How closely preferences may pull the model from where it began."),
+    _number("orpo_beta", 0.0, 10.0, "How much the odds of the two answers count beside learning the preferred one."),
     _whole("early_stopping_patience", 1, 100, "Evaluations without a better loss to wait for.", is_nullable=True),
     Limit(name="train_on", text="Which tokens of a conversation are trained.", options=TRAIN_ON),
     _number("validation_share", 0.0, MAX_SHARE, "Share of the rows held out for validation; equal rows stay together."),

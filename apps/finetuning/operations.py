@@ -10,18 +10,18 @@ import msgspec
 from django.db import transaction
 
 from apps.catalog.licences import require_licence
-from apps.contracts.chat import RowKind
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core import audit, locks, outbox
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, InvalidValue
 from apps.core.transitions import advance
-from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import request_count
-from apps.datasets.queries import find_token_count, get_version
+from apps.datasets.queries import find_token_count
 from apps.finetuning import attempts, events, outcomes, recipes
 from apps.finetuning.beginnings import Beginning, find_beginning
 from apps.finetuning.delivery import required_exports
+from apps.finetuning.job_files import data_facts, invalid_file, require_objective, require_rows_to_train, usable_file
 from apps.finetuning.judging import require_judge
 from apps.finetuning.lifecycle import JOB_TRANSITIONS
 from apps.finetuning.models import FineTuningJob
@@ -34,12 +34,6 @@ from apps.finetuning.trackers import check_integrations
 SUFFIX = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?$")
 _MOST_METADATA = 16
 _RETRY_WINDOW = datetime.timedelta(minutes=10)
-
-
-class InvalidTrainingFile(DomainError):
-    """The file cannot be trained on; the message says what to change."""
-
-    code = "invalid_training_file"
 
 
 class IdempotencyKeyReused(DomainError):
@@ -128,8 +122,8 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
     beginning = find_beginning(organization=organization, model=request.base_model)
     base_model = beginning.base_model
     require_licence(organization=organization, base_model=base_model)
-    training_file = _usable_file(organization, request.training_file, "training_file")
-    validation_file = request.validation_file and _usable_file(organization, request.validation_file, "validation_file")
+    training_file = usable_file(organization, request.training_file, "training_file")
+    validation_file = request.validation_file and usable_file(organization, request.validation_file, "validation_file")
     chosen = choose_recipe(beginning, request, training_file=training_file, validation_file=validation_file or None)
     recipe = chosen.hyperparameters
     if request.suffix and not SUFFIX.fullmatch(request.suffix):
@@ -181,7 +175,7 @@ def choose_recipe(
         base_model=beginning.base_model,
         method=request.method,
         asked=beginning.require_shape(asked, method=request.method),
-        objective=_objective(request.objective, training_file, validation_file),
+        objective=require_objective(request.objective, training_file, validation_file),
         data=data_facts(
             version=training_file,
             validation=validation_file,
@@ -191,76 +185,8 @@ def choose_recipe(
     if validation_file is not None and chosen.hyperparameters.validation_share:
         message = "Give a validation file or a share to hold out, not both."
         raise InvalidValue(message, param="hyperparameters.validation_share")
+    require_rows_to_train(training_file, validation_file)
     return chosen
-
-
-def _usable_file(organization: Any, file_id: str, param: str) -> DatasetVersion:
-    version = get_version(organization=organization, id=file_id, param=param)
-    # Deleting takes the same lock: a file is either deleted before the job, or in use after it.
-    DatasetVersion.objects.select_for_update(of=("self",)).get(pk=version.pk)
-    version.refresh_from_db()
-    if version.purpose != "fine-tune":
-        raise InvalidTrainingFile(f"{file_id} was uploaded for {version.purpose!r}, not for 'fine-tune'.", param=param)
-    if version.status == "invalid":
-        raise _invalid_file(version, param)
-    return version
-
-
-_ROWS_OF = {Objective.SUPERVISED: RowKind.CHAT, Objective.TEXT: RowKind.TEXT, Objective.DPO: RowKind.PREFERENCE}
-
-
-def _objective(
-    asked: Objective | None, training_file: DatasetVersion, validation_file: DatasetVersion | None
-) -> Objective:
-    """Return what the rows are for. Raises InvalidTrainingFile when they are of another kind than was asked."""
-    objective = asked or objective_of(training_file)
-    _require_rows(objective, training_file, "training_file")
-    if validation_file is not None:
-        _require_rows(objective, validation_file, "validation_file")
-    return objective
-
-
-def _require_rows(objective: Objective, version: DatasetVersion, param: str) -> None:
-    """Raise InvalidTrainingFile when the rows' kind is known and not what the objective trains."""
-    wanted = _ROWS_OF[objective]
-    if version.kind not in ("", wanted):
-        message = f"{version.pk} holds {version.kind} rows; {objective} training needs {wanted} rows."
-        raise InvalidTrainingFile(message, param=param)
-
-
-def objective_of(version: DatasetVersion | None) -> Objective:
-    """Return what the file's rows are for; supervised training until their kind is known."""
-    kind = version.kind if version is not None else ""
-    return next((objective for objective, rows in _ROWS_OF.items() if rows == kind), Objective.SUPERVISED)
-
-
-def data_facts(
-    *, version: DatasetVersion | None, validation: DatasetVersion | None, count: TokenCount | None
-) -> recipes.DataFacts:
-    """Return what is known of the rows by now, for choosing a recipe; `count` is by the base model's own tokenizer."""
-    if version is None:
-        return recipes.DataFacts(has_validation=validation is not None)
-    return recipes.DataFacts(
-        rows=version.rows if version.status == "ready" else None,
-        longest_row_tokens=count.longest_row_tokens if count else None,
-        has_validation=validation is not None,
-    )
-
-
-def require_ready(version: DatasetVersion, param: str) -> None:
-    """Raise InvalidTrainingFile unless the file is validated and good."""
-    if version.status == "invalid":
-        raise _invalid_file(version, param)
-    if version.status != "ready":
-        raise InvalidTrainingFile(f"{version.pk} is still being validated: try again in a moment.", param=param)
-
-
-def _invalid_file(version: DatasetVersion, param: str) -> InvalidTrainingFile:
-    if version.status == "deleted":
-        return InvalidTrainingFile(f"{version.pk} was deleted before the job could begin.", param=param)
-    first = version.errors[0] if version.errors else {}
-    where = f" First: line {first['line']}: {first['message']}" if first else ""
-    return InvalidTrainingFile(f"{version.pk} has {version.error_count} invalid lines.{where}", param=param)
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:
@@ -281,7 +207,8 @@ def _is_ready_to_admit(job: FineTuningJob) -> bool:
 
 def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     """Choose the pool, set the cost aside and queue the first attempt. Raises what `create_job` raises."""
-    _objective(Objective(job.hyperparameters["objective"]), job.training_file, job.validation_file)
+    require_objective(Objective(job.hyperparameters["objective"]), job.training_file, job.validation_file)
+    require_rows_to_train(job.training_file, job.validation_file)
     quoted = _choose_pool(job, now)
     estimate = quoted.estimate
     cap_nano = job.requested.get("spend_cap_nano") or quoted.cap_nano
@@ -401,7 +328,7 @@ def _admit_if_validated(job: FineTuningJob, now: datetime.datetime) -> None:
         if version is None:
             continue
         if version.status in ("invalid", "deleted"):
-            raise _invalid_file(version, param)
+            raise invalid_file(version, param)
         if version.status != "ready":
             return
     if _is_still_counting(job):

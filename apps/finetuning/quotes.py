@@ -7,6 +7,7 @@ from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.contracts.runs import Hyperparameters
 from apps.core.errors import Unavailable
+from apps.datasets.inspecting import find_overlap
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.operations import COUNT_NOW_BYTES, count_tokens
 from apps.datasets.queries import find_token_count
@@ -82,6 +83,7 @@ def count_files(
         count=count or count_tokens(version=version, base_model=counting),
         validation=validation,
         validation_count=find_token_count(version=validation, base_model=counting) if validation else None,
+        left_out_rows=(find_overlap(version=version, other=validation) or 0) if validation else 0,
     )
 
 

@@ -165,7 +165,7 @@ class _Rules:
         rows = self._data.rows
         if self._objective is Objective.TEXT:
             return 1, "1 epoch: running text is read once, more would be learned by heart."
-        if self._objective is Objective.DPO:
+        if self._objective.is_preference:
             return 1, "1 epoch: preferences are overdone quickly."
         if rows is None:
             return 3, "3 epochs: usual for adapters on answers."
@@ -180,11 +180,13 @@ class _Rules:
             Objective.SUPERVISED: 2e-5 if is_full else 2e-4,
             Objective.TEXT: 1e-5 if is_full else 1e-4,
             Objective.DPO: 1e-6 if is_full else 1e-5,
+            Objective.ORPO: 8e-6 if is_full else 1e-5,  # the paper's (arXiv 2403.07691)
         }[self._objective]
         what = {
             Objective.SUPERVISED: "",
             Objective.TEXT: " and running text moves it far",
             Objective.DPO: " and preferences need small steps",
+            Objective.ORPO: " and preferences need small steps",
         }[self._objective]
         why = "every weight moves" if is_full else "an adapter starts from nothing"
         return rate, f"{rate:.0e} because {why}{what}.".replace("e-0", "e-")
@@ -215,7 +217,7 @@ class _Rules:
         return int(2 * rank), f"{int(2 * rank)}: twice the rank."
 
     def _lora_dropout(self) -> tuple[float, str]:
-        if self._objective is Objective.DPO:
+        if self._objective.is_preference:
             return 0.0, "0: both answers must be judged by the same model."
         return 0.05, "0.05: a little, against learning rows by heart."
 
@@ -240,6 +242,7 @@ _PLAIN: dict[str, tuple[Any, str]] = {
     "cpu_offload": (False, "On the GPU: moving them for each layer is slow."),
     "packing": (None, "Where the attention kernel keeps rows apart."),
     "dpo_beta": (0.1, "0.1: usual."),
+    "orpo_beta": (0.1, "0.1: usual."),
     "train_on": ("assistant", "The assistant's answers: what is asked need not be learned."),
     "validation_share": (0.0, "0: every row is trained on."),
     "seed": (42, "42: the same each time."),
@@ -247,5 +250,5 @@ _PLAIN: dict[str, tuple[Any, str]] = {
 _ORDER = (
     "epochs", "learning_rate", "batch_size", "max_length", "early_stopping_patience", "warmup_ratio", "lr_scheduler",
     "weight_decay", "max_grad_norm", "lora_rank", "use_dora", "use_rslora", "lora_alpha", "lora_dropout",
-    "target_modules", "cpu_offload", "packing", "dpo_beta", "train_on", "validation_share", "seed",
+    "target_modules", "cpu_offload", "packing", "dpo_beta", "orpo_beta", "train_on", "validation_share", "seed",
 )  # fmt: skip

@@ -10,17 +10,12 @@ from apps.catalog.licences import LicenceNotAccepted
 from apps.catalog.models import BaseModel
 from apps.contracts.runs import Hyperparameters
 from apps.core.errors import DomainError, QuotaExceeded
+from apps.datasets.inspecting import find_overlap
 from apps.datasets.queries import get_version
 from apps.finetuning.beginnings import find_beginning
+from apps.finetuning.job_files import require_ready
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.operations import (
-    CannotLaunch,
-    DoesNotFit,
-    JobRequest,
-    choose_recipe,
-    create_job,
-    require_ready,
-)
+from apps.finetuning.operations import CannotLaunch, DoesNotFit, JobRequest, choose_recipe, create_job
 from apps.finetuning.options import PoolQuote
 from apps.finetuning.quotes import get_quotes
 
@@ -34,6 +29,7 @@ class Rehearsal:
 
     base_model: BaseModel
     recipe: Hyperparameters
+    left_out_rows: int | None  # stand in the validation file too and are not trained on; None where not known yet
     quotes: list[PoolQuote]
     pool: str | None
     gpu_count: int | None
@@ -65,6 +61,7 @@ def rehearse_job(*, organization: Any, request: JobRequest, by: str, now: dateti
     return Rehearsal(
         base_model=beginning.base_model,
         recipe=recipe,
+        left_out_rows=find_overlap(version=version, other=validation) if validation else 0,
         quotes=quotes,
         pool=job.pool.name if job and job.pool else None,
         gpu_count=job.gpu_count if job and job.pool else None,

@@ -21,19 +21,24 @@ class TrainingData:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """The files of a job with their counts, all by one tokenizer; nobody need have counted the validation file."""
+    """The files of a job with their counts, all by one tokenizer; nobody need have counted the validation file.
+
+    `left_out_rows` of the training file stand in the validation file too, and are taken to be like the others.
+    """
 
     version: DatasetVersion
     count: TokenCount
     validation: DatasetVersion | None = None
     validation_count: TokenCount | None = None
+    left_out_rows: int = 0
 
 
 def training_data(counted: Counted, recipe: Hyperparameters) -> TrainingData:
     """Return what is trained. A validation file that nobody counted is taken to have rows like the training file's."""
     count, file_rows = counted.count, counted.version.rows or 0
     tokens, trained, untrained = _within(count, recipe.max_length, file_rows)
-    kept = 1.0 - (recipe.validation_share if counted.validation is None else 0.0)
+    left_out = recipe.validation_share if counted.validation is None else counted.left_out_rows / max(file_rows, 1)
+    kept = 1.0 - left_out
     return TrainingData(
         rows=max(round((file_rows - untrained) * kept), 0),
         tokens=round(tokens * kept),

@@ -6,6 +6,8 @@ from typing import Any
 
 from django.conf import settings
 
+from apps.contracts.runs import Objective
+
 _KEY = "$ANNEAL_API_KEY"
 _ADAPTER = ("lora_rank", "lora_alpha", "use_dora", "use_rslora")
 
@@ -21,6 +23,7 @@ def job_samples(
     validation_file: str = "",
     suffix: str = "",
     method: str,
+    objective: Objective = Objective.SUPERVISED,
     recipe: Mapping[str, Any],
     grader: Mapping[str, Any] | None = None,
     exports: Sequence[str] = (),
@@ -35,6 +38,8 @@ def job_samples(
         standard["validation_file"] = validation_file
     if suffix:
         standard["suffix"] = suffix
+    if objective is Objective.ORPO:  # the others follow the rows
+        standard["method"] = {"type": objective.value}
     if integrations:
         standard["integrations"] = list(integrations)
     after = {"evaluation": {"grader": dict(grader)} if grader else None, "exports": list(exports)}

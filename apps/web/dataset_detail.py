@@ -175,6 +175,8 @@ def _training_query(address: Address, looked: Looked) -> str:
     """Return what the wizard must know to train what this page shows, as more of its query."""
     longest = looked.model.context_length if looked.model else address.limit
     chosen: dict[str, float | str] = {"max_length": address.limit} if address.limit < longest else {}
+    if address.train_on is not TrainOn.ASSISTANT:
+        chosen["train_on"] = address.train_on.value
     if address.against:
         chosen |= {"validation": address.against}
     elif address.share:
@@ -258,7 +260,7 @@ def _compared(address: Address, looked: Looked) -> list[Check]:
     if not count:
         return [Check("ok", "No row stands in the validation file too")]
     text = f"{count:,} {_plural(count, 'row')} {'stands' if count == 1 else 'stand'} in the validation file too"
-    return [Check("warn", text, "They are left out of validation.", _find(address, SHARED))]
+    return [Check("warn", text, "They are not trained on.", _find(address, SHARED))]
 
 
 def _overlaps(address: Address, looked: Looked) -> list[Check]:
@@ -271,10 +273,11 @@ def _overlaps(address: Address, looked: Looked) -> list[Check]:
     used = jobs.values_list("validation_file", flat=True)
     for other_id in list(dict.fromkeys(used))[:3]:
         other = inspecting.find_inspection(version=DatasetVersion(pk=other_id))
-        count = inspecting.count_overlap(inspection=other, other=inspection) if other else 0
+        count = inspecting.count_overlap(inspection=inspection, other=other) if other else 0
         if count:
-            text = f"{count:,} {_plural(count, 'row')} of the validation file {other_id} are in this file too"
-            checks.append(Check("warn", text, "They are left out of validation."))
+            stand = "stands" if count == 1 else "stand"
+            text = f"{count:,} {_plural(count, 'row')} {stand} in the validation file {other_id} too"
+            checks.append(Check("warn", text, "They are not trained on."))
     return checks
 
 

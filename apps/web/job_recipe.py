@@ -5,14 +5,14 @@ from typing import Any
 
 import msgspec
 
-from apps.contracts.runs import Hyperparameters, Method
+from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.money import nano_to_usd
 from apps.finetuning.judging import list_judges
 from apps.finetuning.limits import kind_of
 from apps.finetuning.models import FineTuningJob
 from apps.web.code_samples import job_samples
 from apps.web.forms.after_training import AfterTrainingForm, given_of
-from apps.web.forms.wizard import ADAPTER_FIELDS, RECIPE_FIELDS
+from apps.web.forms.wizard import ADAPTER_FIELDS, RECIPE_FIELDS, TRAINED
 
 _OFF_BY_DEFAULT = ("use_rslora", "cpu_offload")
 
@@ -25,6 +25,7 @@ def method_words(job: FineTuningJob) -> str:
 
 
 def recipe_lines(job: FineTuningJob) -> list[tuple[str, str]]:
+    """Return (name, value) of what people ask about."""
     recipe = _recipe(job)
     kind = kind_of(base_model=job.base_model, recipe=recipe)
     scaled = " / √rank" if recipe.use_rslora else ""
@@ -33,6 +34,7 @@ def recipe_lines(job: FineTuningJob) -> list[tuple[str, str]]:
         ("Dataset", job.training_file.dataset.name),
         ("Base model", job.base_model.display_name),
         ("Method", f"{kind.name}, NF4" if recipe.quantization else kind.name),
+        ("Trained", _trained(recipe)),
         *([] if recipe.method is Method.FULL else adapter),
         ("Learning rate", f"{recipe.learning_rate:g}, {recipe.lr_scheduler}"),
         ("Batch", _batch(recipe)),
@@ -54,6 +56,7 @@ def recipe_samples(job: FineTuningJob, *, model: str) -> list[dict[str, str]]:
         validation_file=job.validation_file_id or "",
         suffix=job.suffix,
         method=recipe.method,
+        objective=recipe.objective,
         recipe=_values(job, recipe),
         grader=after.changed if is_known else None,
         exports=after.exports if is_known else (),
@@ -70,6 +73,12 @@ def _values(job: FineTuningJob, recipe: Hyperparameters) -> dict[str, Any]:
     left_out |= {"validation_share"} if job.validation_file_id else set()
     values = {name: getattr(recipe, name) for name in RECIPE_FIELDS if name not in left_out}
     return values | ({"use_dora": True} if recipe.use_dora else {})
+
+
+def _trained(recipe: Hyperparameters) -> str:
+    if recipe.objective.is_preference:
+        return f"Preferences, {recipe.objective.upper()}"
+    return "Every token" if recipe.objective is Objective.TEXT else dict(TRAINED)[recipe.train_on]
 
 
 def _batch(recipe: Hyperparameters) -> str:

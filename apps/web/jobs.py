@@ -2,7 +2,6 @@
 
 import datetime
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -10,9 +9,6 @@ from typing import Any
 
 from django.contrib import messages
 from django.core.paginator import Paginator
-from django.db.models import Count, F, FloatField, IntegerField, Q, QuerySet, Window
-from django.db.models.fields.json import KeyTextTransform
-from django.db.models.functions import Cast, DenseRank, Mod, RowNumber
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -36,13 +32,13 @@ from apps.web.access import organization_view
 from apps.web.compute_table import memory_parts
 from apps.web.evaluation import evaluation_of
 from apps.web.forms.wizard import CapForm
+from apps.web.job_curves import curves_of, metrics_of, with_number
 from apps.web.job_outcome import outcome_rows
 from apps.web.job_recipe import method_words, recipe_lines, recipe_samples
-from apps.web.live import follow_job, with_units
+from apps.web.live import follow_job
 from apps.web.wizard import again_url, beginning_of
 
 _PAGE = 25
-_MOST_POINTS = 500  # beyond it a chart shows no more and costs more
 _SHOWN_EVALUATIONS = 100
 _SHOWN_EVENTS = 200
 _STATES = (("", "All"), ("running", "Training"), ("queued", "Queued"), ("succeeded", "Succeeded"), ("failed", "Failed"))
@@ -105,7 +101,7 @@ def detail(request: MemberRequest, organization: Organization, membership: Membe
 def chart(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> JsonResponse:
     """Return the curves so far: {"x", "series", "total", "checkpoints"}."""
     job = queries.get_job(organization=organization, id=job_id)
-    return JsonResponse(_curves(job))
+    return JsonResponse(curves_of(job))
 
 
 def stream(request: MemberRequest, job_id: str) -> HttpResponseBase:
@@ -203,10 +199,10 @@ def _spent_nano(job: FineTuningJob) -> int:
 
 
 def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
-    losses = _with_number(job, "train_loss").order_by("sequence")
-    evaluated = _with_number(job, "valid_loss")
+    losses = with_number(job, "train_loss").order_by("sequence")
+    evaluated = with_number(job, "valid_loss")
     best = evaluated.order_by("number", "sequence").first()
-    last = _metrics(job).order_by("sequence").last()
+    last = metrics_of(job).order_by("sequence").last()
     now, is_live = db_now(), job.status not in JOB_TERMINAL
     return {
         "job": job,
@@ -253,68 +249,6 @@ def _pause_state(job: FineTuningJob) -> dict[str, Any] | None:
         "is_at_cap": attempts.is_at_cap(job=job, gpu_ms=job.billed_gpu_ms),
         "suggested_cap": f"{max(nano_to_usd(job.spend_cap_nano) * 2, Decimal('0.01')):.2f}",
     }
-
-
-def _metrics(job: FineTuningJob) -> QuerySet[JobEvent]:
-    return job.events.filter(type="metrics")
-
-
-def _with_number(job: FineTuningJob, name: str) -> QuerySet[Any]:
-    """Return the events that report this metric, with its value as `number`."""
-    number = Cast(KeyTextTransform(name, "data"), FloatField())
-    return _metrics(job).annotate(number=number).filter(number__isnull=False)
-
-
-def _thinned(job: FineTuningJob) -> list[dict[str, Any]]:
-    """Return the data of as many steps as a chart can show, evenly and with the last, and of as many evaluations."""
-    step = Cast(KeyTextTransform("step", "data"), IntegerField())
-    steps = _metrics(job).annotate(step=step).annotate(place=Window(DenseRank(), order_by=F("step").asc()))
-    evaluated = _with_number(job, "valid_loss").annotate(place=Window(RowNumber(), order_by=F("sequence").asc()))
-    kept = dict(_every_nth(steps, steps.aggregate(count=Count("step", distinct=True))["count"]))
-    return [data for _, data in sorted((kept | dict(_every_nth(evaluated, evaluated.count()))).items())]
-
-
-def _every_nth(rows: QuerySet[JobEvent], count: int) -> Iterable[tuple[int, dict[str, Any]]]:
-    stride = -(-count // _MOST_POINTS) or 1
-    chosen = rows.annotate(rest=Mod(F("place") - 1, stride)).filter(Q(rest=0) | Q(place=count))
-    return chosen.values_list("sequence", "data")
-
-
-def _curves(job: FineTuningJob) -> dict[str, Any]:
-    """The last attempt's word counts: a resumed attempt repeats steps the lost one had reported."""
-    by_step: dict[int, dict[str, Any]] = {}
-    for data in _thinned(job):
-        shown = {name: value for name, value in with_units(data).items() if value is not None}
-        by_step.setdefault(data["step"], {}).update(shown)
-    kept = sorted(by_step)
-    return {
-        "x": kept,
-        "series": {name: [by_step[step].get(name) for step in kept] for name in _CURVES},
-        "total": job.total_steps,
-        "epochs": _epoch_ends(job),
-        "checkpoints": sorted(queries.list_checkpoints(job=job).values_list("step", flat=True)),
-        "best": None,
-    }
-
-
-_CURVES = (
-    "train_loss",
-    "valid_loss",
-    "learning_rate",
-    "grad_norm",
-    "train_mean_token_accuracy",
-    "valid_mean_token_accuracy",
-    "tokens_per_second",
-    "memory_gib",
-    "gpu_percent",
-)
-
-
-def _epoch_ends(job: FineTuningJob) -> list[int]:
-    epochs = job.hyperparameters["epochs"]
-    if not job.total_steps or epochs < 2:
-        return []
-    return [round(job.total_steps * epoch / epochs) for epoch in range(1, epochs)]
 
 
 def _phases(job: FineTuningJob, now: datetime.datetime) -> list[Phase]:

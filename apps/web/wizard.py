@@ -15,7 +15,7 @@ from apps.accounts.roles import Permission
 from apps.adapters.queries import list_versions as list_adapter_versions
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
-from apps.contracts.runs import Hyperparameters, Method
+from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, NotFound
 from apps.core.templatetags.ui import number, tokens
@@ -101,6 +101,7 @@ def _launch(request: HttpRequest, plan: Plan, membership: Membership) -> HttpRes
         training_file=plan.version.pk,
         validation_file=plan.validation.pk if plan.validation else None,
         method=form.kind.method,
+        objective=form.chosen_objective,
         hyperparameters=form.changed | ({"use_dora": True} if form.kind.use_dora else {}),
         pool=plan.choices.get("pool") or None,
         gpu_count=None if ":" in plan.choices.get("pool") else 1,  # an option's key names its GPUs
@@ -134,6 +135,7 @@ def again_url(job: FineTuningJob, *, changes: Mapping[str, Any] | None = None) -
         "validation": job.validation_file_id or "",
         "model": beginning_of(job),
         "method": kind_of(base_model=job.base_model, recipe=msgspec.convert(values, Hyperparameters)).key,
+        "objective": values["objective"] if Objective(values["objective"]).is_preference else "",
         "suffix": job.suffix,
     }
     return Choices({}).url(**(given | recipe | given_of(job.requested) | trackers_given(job.requested)))

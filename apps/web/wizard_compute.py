@@ -135,6 +135,7 @@ def samples(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
         validation_file=plan.choices.get("validation"),
         suffix=form.cleaned_data["suffix"],
         method=form.kind.method,
+        objective=form.chosen_objective,
         recipe=form.changed | ({"use_dora": True} if form.kind.use_dora else {}),
         grader=plan.after.changed,
         exports=plan.after.exports,

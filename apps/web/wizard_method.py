@@ -11,12 +11,13 @@ from apps.contracts.runs import Method, Objective
 from apps.core.errors import DomainError
 from apps.core.templatetags.ui import bytes_
 from apps.finetuning.delivery import whole_model_bytes
+from apps.finetuning.job_files import objective_of
 from apps.finetuning.limits import Kind
-from apps.finetuning.operations import objective_of
 from apps.finetuning.options import PoolQuote
 from apps.web.forms.wizard import ADAPTER_FIELDS
 from apps.web.wizard_compute import best_quote
 from apps.web.wizard_plan import Plan
+from apps.web.wizard_preview import first_row
 
 _WORDS = {
     "lora": "Trains a small adapter beside the frozen model. The usual choice.",
@@ -37,6 +38,7 @@ def method_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         "tracking": plan.tracking,
         "can_be_graded": objective_of(plan.version) is not Objective.TEXT,
         "adapter_fields": ADAPTER_FIELDS,
+        "shown": first_row(plan),
         "judge_calls": 2 * EvaluationPlan().max_answers,  # base and tuned
     }
     try:

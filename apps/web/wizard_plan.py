@@ -13,13 +13,14 @@ from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
+from apps.datasets.inspecting import find_overlap, request_inspection
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import find_token_count, get_version
 from apps.finetuning.beginnings import Beginning, find_beginning
 from apps.finetuning.delivery import Delivery, deliver, why_no_gguf
+from apps.finetuning.job_files import data_facts, objectives_of, require_ready
 from apps.finetuning.judging import list_judges
 from apps.finetuning.limits import Kind
-from apps.finetuning.operations import data_facts, objective_of, require_ready
 from apps.finetuning.options import PoolQuote
 from apps.finetuning.quotes import count_files, counting_model, is_still_counting, quote_counted
 from apps.finetuning.trackers import list_tracker_keys
@@ -30,7 +31,7 @@ from apps.web.forms.wizard import RECIPE_FIELDS, ComputeForm, RecipeForm
 STEPS = ("dataset", "model", "method", "compute", "review")
 _PROVIDES = {"dataset": "dataset", "model": "model", "method": "method", "compute": "pool"}
 _AFTER = tuple(AfterTrainingForm.base_fields)
-_METHOD = ("method", "shown", *RECIPE_FIELDS, "suffix", *_AFTER, *TrackingForm.base_fields)
+_METHOD = ("method", "objective", "shown", *RECIPE_FIELDS, "suffix", *_AFTER, *TrackingForm.base_fields)
 _NAMES = ("dataset", "validation", "model", *_METHOD, "pool", "cap", "needed_by")
 # What the compute step lets one change beside its table.
 LIVE_FIELDS = ("epochs", "batch_size", "max_length", "lora_rank")
@@ -115,7 +116,7 @@ class Plan:
         return RecipeForm(
             self.choices.values,
             base_model=self.base_model,
-            objective=objective_of(self.version),
+            objectives=objectives_of(self.version),
             data=facts,
             shape=self.beginning.shape if self.beginning else {},
         )
@@ -138,6 +139,17 @@ class Plan:
         form = TrackingForm(self.choices.values, stored=stored)
         form.is_valid()
         return form
+
+    @cached_property
+    def left_out_rows(self) -> int | None:
+        """Of the training file: they stand in the validation file too. None where that is not known yet."""
+        if self.version is None or self.validation is None:
+            return 0
+        found = find_overlap(version=self.version, other=self.validation)
+        if found is None:
+            for version in (self.version, self.validation):
+                request_inspection(version=version)
+        return found
 
     @property
     def has_held_out_rows(self) -> bool:

@@ -7,9 +7,10 @@ from django.http import HttpRequest
 
 from apps.billing.queries import get_balance
 from apps.catalog.licences import is_licence_missing
-from apps.contracts.runs import Hyperparameters
+from apps.contracts.runs import Hyperparameters, Objective
 from apps.finetuning.options import PoolQuote
 from apps.web.compute_table import ComputeRow, TableView, compute_rows
+from apps.web.forms.wizard import TRAINED
 from apps.web.wizard_compute import quotes_of, samples
 from apps.web.wizard_plan import Plan
 
@@ -69,7 +70,13 @@ def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:
     if form is None or not form.is_valid() or form.recipe is None:
         return []
     recipe, changed = form.recipe, form.changed
+    trained = dict(TRAINED).get(recipe.train_on, "")
+    objective = {
+        Objective.SUPERVISED: ("Trained", trained, "train_on" in changed),
+        Objective.TEXT: ("Trained", "Every token", False),
+    }
     return [
+        objective.get(form.chosen_objective) or ("Preferences by", form.chosen_objective.upper(), False),
         ("Method", f"{form.kind.name}, NF4" if recipe.quantization else form.kind.name, False),
         ("Epochs", str(recipe.epochs), "epochs" in changed),
         ("Learning rate", f"{recipe.learning_rate:g}, {recipe.lr_scheduler}", "learning_rate" in changed),

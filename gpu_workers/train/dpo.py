@@ -7,14 +7,12 @@ resumed run, which begins from the same weights, finds the same numbers.
 from typing import Any
 
 import datasets
-import numpy as np
 import torch
 from trl import DPOConfig, DPOTrainer
-from trl.trainer.dpo_trainer import DataCollatorForPreference
 
 from apps.contracts.runs import Hyperparameters, Method
+from gpu_workers.train.preferences import PairTrainer
 from gpu_workers.train.rows import Pairs
-from gpu_workers.train.running import RunTrainer
 
 _REFERENCES = ("ref_chosen_logps", "ref_rejected_logps")
 
@@ -25,31 +23,20 @@ def dpo_config(arguments: dict[str, Any], recipe: Hyperparameters) -> DPOConfig:
     return DPOConfig(**arguments, beta=recipe.dpo_beta, max_length=None, precompute_ref_log_probs=is_full)
 
 
-class DpoTrainer(RunTrainer, DPOTrainer):
+class DpoTrainer(PairTrainer, DPOTrainer):
     """DPOTrainer on prepared rows. A pair counts as right when the preferred answer gained more than the other."""
 
     precompute_ref_logps: bool
     train_dataset: Any
 
-    def __init__(self, *args: Any, rows: Pairs, validation: Pairs | None, pad_id: int, **kwargs: Any) -> None:
-        self._rows = rows
-        self.eval_collator = DataCollatorForPreference(
-            pad_token_id=pad_id, pad_to_multiple_of=8 if torch.cuda.is_available() else None
-        )
-        super().__init__(*args, data_collator=self.eval_collator, **kwargs)
+    def __init__(self, *args: Any, rows: Pairs, validation: Pairs | None, **kwargs: Any) -> None:
+        super().__init__(*args, rows=rows, **kwargs)
         if not self.precompute_ref_logps:
             self.train_dataset = self._precompute_ref_logps(self.train_dataset, "train", self._size)
         _take_references(rows, self.train_dataset)
         if validation is not None:
             _take_references(validation, self._precompute_ref_logps(validation.as_dataset(), "eval", self._size))
         self.precompute_ref_logps = True
-
-    @property
-    def _size(self) -> int:
-        return self.args.per_device_train_batch_size
-
-    def longest_rows(self) -> list[dict[str, Any]]:
-        return self._rows.items(np.argsort(self._rows.lengths, kind="stable")[-self._size :])
 
     def _prepare_dataset(self, dataset: datasets.Dataset, *args: Any, **kwargs: Any) -> datasets.Dataset:
         return dataset
@@ -62,20 +49,6 @@ class DpoTrainer(RunTrainer, DPOTrainer):
         for column, values in zip(_REFERENCES, zip(*parts, strict=True), strict=True):
             dataset = dataset.add_column(column, torch.cat(values).double().cpu().tolist())
         return dataset
-
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> torch.Tensor:
-        """Return the batch's mean loss, and feed the window of the report."""
-        window = self.progress.window
-        loss, n_correct, n_pairs = self.loss_parts(model, inputs)
-        window.n_correct += n_correct
-        window.n_scored += n_pairs
-        window.n_trained += inputs["completion_mask"].sum()
-        window.n_tokens += inputs["attention_mask"].sum()
-        mean = loss / n_pairs
-        window.loss += mean.detach() / (self.args.gradient_accumulation_steps * self.args.world_size)
-        return mean
 
     def loss_parts(
         self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]

@@ -7,7 +7,7 @@ import importlib.util
 
 import torch
 
-from apps.contracts.runs import Hyperparameters, Method, Objective, Struct
+from apps.contracts.runs import Hyperparameters, Method, Struct
 
 _FLASH_CAPABILITY = (8, 0)  # FlashAttention 2 needs Ampere
 _COMPILE_PAYS_STEPS = 1_000  # compiling takes a minute or two: as long as this many steps save
@@ -111,7 +111,7 @@ def _precision(hardware: Hardware, recipe: Hyperparameters) -> tuple[str, str | 
 
 
 def _packing(hardware: Hardware, recipe: Hyperparameters) -> tuple[bool, str]:
-    if recipe.objective is Objective.DPO:
+    if recipe.objective.is_preference:
         return False, "Batches: pairs of similar length; preferences are compared row by row."
     if recipe.packing is False:
         return False, "Batches: rows of similar length, padded; packing was turned off."

@@ -14,7 +14,12 @@ from apps.contracts.runs import DatasetRef, Hyperparameters, Objective
 from gpu_workers.train.data import Encoded, bad_row, encode_file, read_rows
 from gpu_workers.train.failures import TrainingFailed
 
-_KINDS = {Objective.SUPERVISED: RowKind.CHAT, Objective.TEXT: RowKind.TEXT, Objective.DPO: RowKind.PREFERENCE}
+_KINDS = {
+    Objective.SUPERVISED: RowKind.CHAT,
+    Objective.TEXT: RowKind.TEXT,
+    Objective.DPO: RowKind.PREFERENCE,
+    Objective.ORPO: RowKind.PREFERENCE,
+}
 
 
 class Pairs:
@@ -35,7 +40,7 @@ class Pairs:
         return len(self.lengths)
 
     def as_dataset(self) -> datasets.Dataset:
-        """Return the columns that TRL's preference trainer reads."""
+        """Return the columns that TRL's trainer of preferences reads."""
         return datasets.Dataset.from_dict(self.columns)
 
     def items(self, indices: np.ndarray) -> list[dict[str, Any]]:
@@ -62,7 +67,7 @@ def encode(path: Path, renderer: ChatRenderer, recipe: Hyperparameters, *, keep:
     match recipe.objective:
         case Objective.TEXT:
             return encode_text(path, renderer, max_length=recipe.max_length, keep=keep)
-        case Objective.DPO:
+        case Objective.DPO | Objective.ORPO:
             return encode_pairs(path, renderer, max_length=recipe.max_length, keep=keep)
         case _:
             train_on = TrainOn(recipe.train_on)

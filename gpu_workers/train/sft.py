@@ -10,13 +10,14 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 
-from apps.contracts.runs import Hyperparameters, Method, RunSpec
+from apps.contracts.runs import Hyperparameters, Method, Objective, RunSpec
 from gpu_workers.events import CHECKPOINTS_FOLDER, EventWriter
 from gpu_workers.train.callbacks import StopFlag
 from gpu_workers.train.cpu_lora import speed_up_lora
 from gpu_workers.train.data import IGNORED, LengthGroupedSampler, PaddingCollator
 from gpu_workers.train.dpo import DpoTrainer, dpo_config
 from gpu_workers.train.hardware import Engine, choose_engine, detect
+from gpu_workers.train.orpo import OrpoTrainer, orpo_config
 from gpu_workers.train.packing import PackingCollator
 from gpu_workers.train.rows import Pairs, Rows
 from gpu_workers.train.running import RunCallback, RunTrainer
@@ -90,7 +91,7 @@ def build_trainer(
         checkpoint_interval_seconds=spec.checkpoint_interval_seconds,
         steps_per_epoch=count_steps_per_epoch(len(training), recipe),
     )
-    options = {
+    options: dict[str, Any] = {
         "model": model,
         "train_dataset": training.as_dataset(),
         "processing_class": tokenizer,
@@ -103,8 +104,11 @@ def build_trainer(
     trainer: RunTrainer
     if isinstance(training, Pairs):
         assert validation is None or isinstance(validation, Pairs)
-        config = dpo_config(arguments, recipe)
-        trainer = DpoTrainer(args=config, rows=training, validation=validation, pad_id=_pad_id(tokenizer), **options)
+        options |= {"rows": training, "validation": validation, "pad_id": _pad_id(tokenizer)}
+        if recipe.objective is Objective.ORPO:
+            trainer = OrpoTrainer(args=orpo_config(arguments, recipe), **options)
+        else:
+            trainer = DpoTrainer(args=dpo_config(arguments, recipe), **options)
     else:
         padding = PaddingCollator(_pad_id(tokenizer), multiple_of=8 if torch.cuda.is_available() else 1)
         collator = PackingCollator() if engine.is_packing else padding

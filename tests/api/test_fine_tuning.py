@@ -106,6 +106,23 @@ def test_preferences_are_no_conversations_to_fine_tune_on(client, floor):
     assert refused.value.param == "training_file" and "preference rows" in str(refused.value)
 
 
+def test_preferences_are_trained_without_a_reference_where_that_is_asked(client, floor):
+    pair = {
+        "input": {"messages": [{"role": "user", "content": "Where is it?"}]},
+        "preferred_output": [{"role": "assistant", "content": "On its way."}],
+        "non_preferred_output": [{"role": "assistant", "content": "No idea."}],
+    }
+    version = make_ready_version(floor.organization, (json.dumps(pair).encode() + b"\n") * 12)
+    asked = {"type": "orpo", "orpo": {"hyperparameters": {"n_epochs": 2, "beta": 0.3}}}
+
+    dpo, orpo = create(client, version.pk), create(client, version.pk, extra_body={"method": asked})
+
+    assert dpo.method.type == "dpo" and dpo.method.dpo.hyperparameters.beta == 0.1
+    assert orpo.method.type == "orpo" and orpo.method.model_extra["orpo"]["hyperparameters"]["beta"] == 0.3
+    recipe = orpo.model_extra["recipe"]
+    assert (recipe["objective"], recipe["orpo_beta"], recipe["dpo_beta"], recipe["epochs"]) == ("orpo", 0.3, 0.1, 2)
+
+
 def test_a_validation_file_and_a_share_exclude_each_other(client, file_id):
     with pytest.raises(openai.BadRequestError) as refused:
         create(client, file_id, validation_file=file_id, extra_body={"recipe": {"validation_share": 0.1}})
@@ -287,83 +304,6 @@ def test_cancel_takes_an_empty_body_and_only_a_live_job(client, file_id):
     with pytest.raises(openai.BadRequestError) as refused:
         client.fine_tuning.jobs.cancel(job.id)
     assert refused.value.code == "invalid_state"
-
-
-def test_pausing_a_queued_job_is_a_wrong_state(client, file_id):
-    job = create(client, file_id)
-
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.fine_tuning.jobs.pause(job.id)
-
-    assert refused.value.code == "invalid_state"
-
-
-def test_a_running_job_pauses_and_resumes_through_the_sdk(client, floor, file_id, claim):  # noqa: F811
-    job = create(client, file_id, extra_body={"budget": {"max_cost_usd": "0.06"}})
-    attempt: Attempt = claim()
-    attempt.start()
-
-    assert client.fine_tuning.jobs.pause(job.id).status == "pausing"
-    attempt.checkpoint(step=5, seconds=9.0)
-    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=9.0))
-    paused = client.fine_tuning.jobs.retrieve(job.id)
-    assert (paused.status, paused.model_extra["cost_usd"], paused.model_extra["held_usd"]) == ("paused", "0.009", "0")
-    assert [row.step_number for row in client.fine_tuning.jobs.checkpoints.list(job.id)] == [5]
-    resumed = client.fine_tuning.jobs.resume(job.id)
-
-    assert (resumed.status, resumed.model_extra["held_usd"]) == ("queued", "0.051")
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.fine_tuning.jobs.resume(job.id)
-    assert refused.value.code == "invalid_state"
-
-
-def test_a_resume_may_raise_the_cap(api_client, key, floor, claim):  # noqa: F811
-    job = floor.job(spend_cap_nano=30_000_000)
-    attempt: Attempt = claim()
-    attempt.start()
-    attempt.beat(training_seconds=16.0)
-    attempt.checkpoint(step=5, seconds=17.0)
-    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=17.0))
-    url = f"/v1/fine_tuning/jobs/{job.pk}/resume"
-
-    refused = api_client(key).post(url)
-    raised = api_client(key).post(url, {"budget": {"max_cost_usd": "0.09"}}, format="json")
-
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "budget.max_cost_usd")
-    assert (raised.json()["status"], raised.json()["spend_cap_usd"], raised.json()["held_usd"]) == (
-        "queued",
-        "0.09",
-        "0.073",
-    )
-
-
-@pytest.mark.parametrize("action", ["pause", "resume"])
-def test_who_may_pause_and_resume(
-    action,
-    api_client,
-    organization,
-    floor,
-    claim,  # noqa: F811
-    alice,
-    bob,
-    vera,
-    rival,
-    charlie,
-):
-    floor.job()
-    attempt: Attempt = claim()
-    attempt.start()
-    url = f"/v1/fine_tuning/jobs/{attempt.claimed.spec.job_id}/{action}"
-    keys = [None, make_key(rival, charlie), make_key(organization, vera, scopes=frozenset({"view"}))]
-
-    refused = [api_client(key).post(url).status_code for key in keys]
-
-    assert refused == [401, 404, 403]
-    assert attempt.beat().is_pause_requested is False
-    expected = 200 if action == "pause" else 400  # a running job cannot be resumed: they are let in, and told so
-    member = make_key(organization, bob, scopes=frozenset({"view", "job.write"}))
-    assert api_client(member).post(url).status_code == expected
-    assert api_client(make_key(organization, alice)).post(url).status_code == 400
 
 
 def test_another_tenants_job_and_file_do_not_exist(client, floor, file_id, rival, charlie):

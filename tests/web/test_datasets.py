@@ -360,6 +360,7 @@ def test_what_a_validation_file_shares_is_counted_flagged_and_listed(
 
     found = re.search(r"(\d+) rows stand in the validation file too", body)
     assert found and 8 < int(found[1]) <= 12
+    assert "They are not trained on." in body
     assert f"&amp;validation={held.pk}" in body, "the wizard is told"
     listed = client_for(alice).get(page_of(looked_at, against=held.pk, find="shared")).content.decode()
     assert listed.count(">in both</span>") == int(found[1]) == len(re.findall(r'<span class="n">', listed))

@@ -13,7 +13,7 @@ from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Method
 from apps.core.tenancy import tenant
 from apps.finetuning.models import JobEvent
-from apps.web.jobs import _thinned
+from apps.web.job_curves import thinned
 from apps.web.live import follow_job
 from tests.factories.finetuning import Floor
 from tests.unit.finetuning.conftest import claim, reload  # noqa: F401 - fixtures
@@ -118,7 +118,7 @@ def test_a_long_job_is_thinned_where_it_is_stored(floor, organization, client_fo
         for step in range(5, 12_001, 5)
     )  # fmt: skip
 
-    assert 400 < len(_thinned(job)) <= 1_002
+    assert 400 < len(thinned(job)) <= 1_002
     curves = client_for(alice).get(f"/jobs/{job.pk}/chart").json()
     context = client_for(alice).get(f"/jobs/{job.pk}").context
 

@@ -8,10 +8,12 @@ from urllib.parse import urlencode
 import pytest
 
 from apps.core.clock import db_now
+from apps.datasets.inspecting import inspect_version
 from apps.finetuning.models import FineTuningJob, Worker
 from apps.finetuning.trackers import store_tracker_key
 from apps.web.wizard import again_url
 from tests.api.gateway.process import make_adapter
+from tests.factories.datasets import jsonl, make_ready_version
 from tests.factories.finetuning import Floor, make_training_file
 
 URL = "/jobs/new"
@@ -90,7 +92,7 @@ def test_htmx_gets_the_values_that_no_longer_hold(chosen, page) -> None:
 
     part = page(chosen | fields, headers={"HX-Request": "true", "HX-Target": "div#price-live"})
 
-    assert 'value="lora.64.False"' in part
+    assert 'value="supervised/lora.64.False"' in part
     assert re.search(r'hx-target="#at-lora_alpha".*value="128"', part)
     assert "at-epochs" not in part
 
@@ -101,8 +103,73 @@ def test_a_strength_set_for_the_rank_shown_is_kept(chosen, page) -> None:
     assert "alpha 32" in page(chosen | fields)
 
 
+def test_inputs_are_trained_where_asked_and_the_preview_follows(floor, chosen, page, client_for, bob) -> None:
+    first = page(chosen | {"step": "method"})
+    part = page(
+        chosen | {"step": "method", "train_on": "all"}, headers={"HX-Request": "true", "HX-Target": "div#price-live"}
+    )
+    review = page(chosen | {"train_on": "all", "pool": floor.pool.name})
+    job = launch(client_for(bob), review)
+
+    marked = [re.findall(r"<mark>(.*?)</mark>", body, re.DOTALL) for body in (first, part)]
+    assert len(marked[0]) == 1 and "Hi" in marked[0][0] and "Hello" not in marked[0][0]
+    assert "Hello" in "".join(marked[1]) and 'hx-target="#first-row"' in part
+    assert re.search(r"<dt>Trained</dt><dd>Answers and inputs.*?yours", review)
+    assert job.hyperparameters["train_on"] == "all" and "train_on=all" in again_url(job)
+
+
+def test_preferences_are_trained_by_dpo_unless_orpo_is_asked_for(floor, chosen, page, client_for, bob) -> None:
+    pair = {
+        "input": {"messages": [{"role": "user", "content": "Where is it?"}]},
+        "preferred_output": [{"role": "assistant", "content": "On its way."}],
+        "non_preferred_output": [{"role": "assistant", "content": "No idea."}],
+    }
+    rows = make_ready_version(floor.organization, (json.dumps(pair).encode() + b"\n") * 12)
+    asked = chosen | {"dataset": rows.pk, "objective": "orpo"}
+
+    usual = page(chosen | {"dataset": rows.pk, "method": "full", "step": "method"})
+    fields = {"shown": shown(usual, "shown"), "learning_rate": shown(usual, "learning_rate")}
+    method = page(asked | fields | {"method": "full", "step": "method"})
+    review = page(asked | {"pool": floor.pool.name})
+    job = launch(client_for(bob), review)
+
+    assert '<option value="dpo" selected>' in usual and 'name="train_on"' not in usual
+    assert (shown(usual, "learning_rate"), shown(method, "learning_rate")) == ("1e-06", "8e-06")
+    assert "<dt>Preferences by</dt><dd>ORPO" in review and '"type": "orpo"' in review
+    assert job.hyperparameters["objective"] == "orpo" and "objective=orpo" in again_url(job)
+
+
+def test_only_what_may_be_left_empty_is_called_optional(chosen, page) -> None:
+    labels = dict(
+        re.findall(r'<label for="id_(\w+)">([^<]+(?:<span class="opt">optional)?)', page(chosen | {"step": "method"}))
+    )
+
+    is_optional = {name: "optional" in label for name, label in labels.items()}
+    assert {name: is_optional[name] for name in ("judge", "pattern", "schema", "criterion", "reference")} == {
+        "judge": False, "pattern": False, "schema": False, "criterion": True, "reference": True,
+    }  # fmt: skip
+
+
+def test_rows_that_stand_in_the_validation_file_too_are_counted_before_launch(
+    floor, organization, chosen, page, client_for, bob
+) -> None:
+    rows = [make_ready_version(organization, jsonl(count), filename=f"{count}.jsonl") for count in (40, 12)]
+    asked = {"dataset": rows[0].pk, "validation": rows[1].pk, "pool": floor.pool.name}
+
+    before = page(chosen | asked)
+    for version in rows:
+        inspect_version(version=version)
+    after = page(chosen | asked)
+    swapped = {"dataset": rows[1].pk, "validation": rows[0].pk, "cap_nano": "1000000000"}
+    refused = client_for(bob).post(URL, chosen | asked | swapped)
+
+    assert "counted by the job, and not trained on" in before
+    assert "<dt>In both files</dt><dd>12 rows, not trained on</dd>" in after
+    assert refused.status_code == 422 and "nothing would be left to train on" in refused.content.decode()
+
+
 def test_a_grader_and_exports_are_the_jobs(floor, organization, chosen, page, client_for, bob) -> None:
-    held_out = make_training_file(organization, floor.base_model)
+    held_out = make_ready_version(organization, jsonl(12))
     asked = {"grader": "regex", "pattern": "^[a-z_]+$", "merged": "on", "validation": held_out.pk}
 
     review = page(chosen | asked | {"pool": floor.pool.name})
@@ -115,7 +182,7 @@ def test_a_grader_and_exports_are_the_jobs(floor, organization, chosen, page, cl
 
 
 def test_a_judge_is_chosen_among_the_served_models(floor, organization, chosen, page, client_for, bob) -> None:
-    held_out = make_training_file(organization, floor.base_model)
+    held_out = make_ready_version(organization, jsonl(12))
     asked = {"grader": "judge", "judge": floor.base_model.name, "criterion": "Is it polite?", "validation": held_out.pk}
 
     assert "at most 200 times" in page(chosen | asked | {"step": "method"})

@@ -8,6 +8,7 @@ from typing import Any
 from django import forms
 
 from apps.catalog.models import BaseModel
+from apps.contracts.chat import TrainOn
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
@@ -18,13 +19,21 @@ from apps.finetuning.operations import SUFFIX
 
 RECIPE_FIELDS = (
     "epochs", "learning_rate", "batch_size", "max_length", "lora_rank", "use_rslora", "lora_alpha", "cpu_offload",
-    "validation_share", "seed",
+    "train_on", "validation_share", "seed",
 )  # fmt: skip
 ADAPTER_FIELDS = ("lora_rank", "use_rslora", "lora_alpha")
 # What other values are chosen by: changing one of these changes the values nobody set.
 _READ: dict[str, Callable[[str], Any]] = {"lora_rank": int, "use_rslora": lambda text: text == "True"}
 _DECISIVE = tuple(_READ)
 _OURS = "Our choice: "
+_OBJECTIVES = {
+    Objective.DPO: "DPO: against what the model thought before",
+    Objective.ORPO: "ORPO: the better answer is learned too",
+}
+TRAINED = (
+    (TrainOn.ASSISTANT.value, "Answers"),
+    (TrainOn.ALL.value, "Answers and inputs"),
+)
 _NO_SHAPE: Mapping[str, Any] = {}
 _NUMBER = {"inputmode": "numeric", "autocomplete": "off"}
 _DECIMAL = {"step": "any", "inputmode": "decimal", "autocomplete": "off"}
@@ -39,6 +48,8 @@ class RecipeForm(forms.Form):
     """
 
     method = forms.ChoiceField(label="Method")
+    objective = forms.ChoiceField(label="Preferences by", help_text="How the better answer is told from the other.")
+    train_on = forms.ChoiceField(label="Trained", choices=TRAINED, help_text="Which tokens of a conversation count.")
     epochs = forms.IntegerField(
         label="Epochs",
         help_text="How often each row is seen.",
@@ -104,21 +115,25 @@ class RecipeForm(forms.Form):
         given: Mapping[str, str],
         *,
         base_model: BaseModel,
-        objective: Objective = Objective.SUPERVISED,
+        objectives: tuple[Objective, ...] = (Objective.SUPERVISED,),
         data: recipes.DataFacts | None = None,
         shape: Mapping[str, Any] = _NO_SHAPE,
     ) -> None:
-        """`shape` is what the adapter fixes that is continued, {} for one that begins anew."""
+        """`objectives` are what the rows can be for, the usual first. `shape` is what the adapter fixes that is
+        continued, {} for one that begins anew."""
         self._shape = shape
         given = {name: text for name, text in given.items() if name not in shape}
-        self._choose_any = partial(recipes.choose, base_model=base_model, objective=objective, data=data)
+        self._choose_any = partial(recipes.choose, base_model=base_model, data=data)
+        self._objectives = {objective.value: objective for objective in objectives}
+        self.chosen_objective = self._objectives.get(given.get("objective", ""), objectives[0])
         limits = get_limits(base_model=base_model)
         self.kinds = [kind for kind in limits.kinds if not shape or _continues(kind, shape)]
         self._kinds = {kind.key: kind for kind in self.kinds}
         key = given.get("method", "") if given.get("method", "") in self._kinds or not shape else ""
         self.kind = self._kinds.get(key) or self.kinds[0]
         own = self._chosen(self.kind.key)
-        self.shown = ".".join([self.kind.key, *(given.get(name) or _written(own[name].value) for name in _DECISIVE)])
+        decisive = [given.get(name) or _written(own[name].value) for name in _DECISIVE]
+        self.shown = f"{self.chosen_objective}/{'.'.join([self.kind.key, *decisive])}"
         chosen, before = self._chosen(self.shown), self._chosen(given.get("shown", ""))
         written = {name: _written(choice.value) for name, choice in chosen.items()}
         self.renewed = [
@@ -128,9 +143,10 @@ class RecipeForm(forms.Form):
         ]
         kept = {name: value for name, value in given.items() if value and name not in self.renewed}
         self.defaults = {name: choice.value for name, choice in chosen.items()}
-        shown = written | kept | {"method": key or self.kind.key}
+        shown = written | kept | {"method": key or self.kind.key, "objective": self.chosen_objective.value}
         super().__init__({name: value for name, value in shown.items() if name in self.base_fields})
         self.fields["method"].choices = [(kind.key, kind.name) for kind in self.kinds]  # type: ignore[attr-defined]
+        self._offer_objectives()
         self._explain(chosen.values(), limits, changed={name for name in written if shown.get(name) != written[name]})
         for name in set(shape) & set(self.fields):
             self.fields[name].help_text = "As in what this job continues."
@@ -140,6 +156,24 @@ class RecipeForm(forms.Form):
         self.recipe: Hyperparameters | None = None
         self.changed: dict[str, Any] = {}
 
+    def _offer_objectives(self) -> None:
+        """Leave out what these rows give no choice of."""
+        if len(self._objectives) == 1:
+            del self.fields["objective"]
+        else:
+            named = [(name, _OBJECTIVES[objective]) for name, objective in self._objectives.items()]
+            self.fields["objective"].choices = named  # type: ignore[attr-defined]
+        if self.chosen_objective is not Objective.SUPERVISED:
+            del self.fields["train_on"]
+
+    @property
+    def objective_field(self) -> forms.BoundField | None:
+        return self["objective"] if "objective" in self.fields else None
+
+    @property
+    def train_on_field(self) -> forms.BoundField | None:
+        return self["train_on"] if "train_on" in self.fields else None
+
     @property
     def renewed_fields(self) -> list[forms.BoundField]:
         return [self[name] for name in self.renewed]
@@ -147,29 +181,32 @@ class RecipeForm(forms.Form):
     def recipe_of(self, kind: Kind) -> Hyperparameters:
         """Return the recipe of a form that was checked, by another way to train. Raises InvalidValue."""
         asked = {name: value for name, value in self.changed.items() if _belongs(name, kind)}
-        return self._choose(method=kind.method, asked=asked | _flags(kind)).hyperparameters
+        return self._choose(self.chosen_objective, method=kind.method, asked=asked | _flags(kind)).hyperparameters
 
-    def _choose(self, *, method: Method, asked: Mapping[str, Any]) -> recipes.Recipe:
-        return self._choose_any(method=method, asked={**asked, **self._shape})
+    def _choose(self, objective: Objective, *, method: Method, asked: Mapping[str, Any]) -> recipes.Recipe:
+        return self._choose_any(objective=objective, method=method, asked={**asked, **self._shape})
 
     def _chosen(self, state: str) -> dict[str, recipes.Choice]:
-        """Return the choice for each field in a state such as `lora.64.True`: the method, then what else decides."""
-        key, *decisive = state.split(".")
+        """Return the choice for each field in a state such as `dpo/lora.64.True`: objective, method, what else
+        decides."""
+        name, _, rest = state.rpartition("/")
+        objective = self._objectives.get(name, self.chosen_objective)
+        key, *decisive = rest.split(".")
         kind = self._kinds.get(key)
         if kind is None:
             return {}
-        own = self._fields_of(kind, {})
+        own = self._fields_of(objective, kind, {})
         given = dict(zip(_DECISIVE, decisive, strict=False))
         asked = {name: text for name, text in given.items() if text != _written(own[name].value)}
         try:
-            followed = self._fields_of(kind, {name: _READ[name](text) for name, text in asked.items()})
+            followed = self._fields_of(objective, kind, {name: _READ[name](text) for name, text in asked.items()})
         except (InvalidValue, ValueError):
             return own  # the field itself says what is wrong with it
         return followed | {name: own[name] for name in _DECISIVE}
 
-    def _fields_of(self, kind: Kind, asked: Mapping[str, Any]) -> dict[str, recipes.Choice]:
+    def _fields_of(self, objective: Objective, kind: Kind, asked: Mapping[str, Any]) -> dict[str, recipes.Choice]:
         named = {name: value for name, value in asked.items() if _belongs(name, kind)} | _flags(kind)
-        chosen = self._choose(method=kind.method, asked=named).choices
+        chosen = self._choose(objective, method=kind.method, asked=named).choices
         return {choice.name: choice for choice in chosen if choice.name in RECIPE_FIELDS}
 
     def _explain(self, choices: Iterable[recipes.Choice], limits: Limits, *, changed: Collection[str]) -> None:

@@ -89,10 +89,10 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture
 def make_agent(plane: ControlPlane, tiny_model: Path, tmp_path: Path, zygote: Zygote) -> Iterator[Callable[..., Agent]]:
-    """Agents whose children are forked, or with `is_fresh` started as outside of tests: each an interpreter."""
+    """Agents whose children are forked; the platform's own journeys start each as an interpreter."""
     clients: list[ApiClient] = []
 
-    def make(*, is_fresh: bool = False) -> Agent:
+    def make() -> Agent:
         config = WorkerConfig(
             internal_url=plane.url,
             credential_file=tmp_path / "credential.json",
@@ -101,8 +101,8 @@ def make_agent(plane: ControlPlane, tiny_model: Path, tmp_path: Path, zygote: Zy
             trainer_threads=1,
         )
         clients.append(ApiClient(plane.url, credential=CREDENTIAL))
-        executor = None if is_fresh else ForkingExecutor(zygote, TRAINING_CHILD)
-        publisher = None if is_fresh else Publisher(ForkingExecutor(zygote, PUBLISHING_CHILD))
+        executor = ForkingExecutor(zygote, TRAINING_CHILD)
+        publisher = Publisher(ForkingExecutor(zygote, PUBLISHING_CHILD))
         agent = Agent(config, clients[-1], executor=executor, publisher=publisher, prober=None)
         agent.recover()
         return agent

@@ -7,14 +7,14 @@ import pytest
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import DPOConfig, DPOTrainer
 
 from apps.contracts.chat import ChatRenderer
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import EvaluationCompleted, LogLine, Method, Objective, StepCompleted
 from gpu_workers.train import callbacks
 from gpu_workers.train.failures import TrainingFailed
-from gpu_workers.train.rows import encode_pairs, encode_text
+from gpu_workers.train.orpo import OrpoTrainer, orpo_config
+from gpu_workers.train.rows import Pairs, encode_pairs, encode_text
 from tests.engines.training.attempts import SMALL, attempt, make_pairs, make_texts
 from tests.engines.training.conftest import DEMO, make_rows, unlike
 
@@ -94,6 +94,51 @@ def test_preferences_are_learned(tiny_model, tmp_path):
     assert tried.outcome.trained_tokens == steps[-1].trained_tokens > 0
 
 
+def test_preferences_are_learned_without_a_reference(tiny_model, tmp_path):
+    recipe = recipe_of(objective=Objective.ORPO, gradient_accumulation_steps=2)
+
+    tried = attempt(tmp_path, tiny_model, make_pairs(32), recipe=recipe, validation=unlike(make_pairs(8)))
+
+    steps, evaluations = tried.of(StepCompleted), tried.of(EvaluationCompleted)
+    assert steps[-1].train_loss < steps[0].train_loss
+    assert evaluations[-1].valid_loss < evaluations[0].valid_loss
+    assert evaluations[-1].valid_mean_token_accuracy >= evaluations[0].valid_mean_token_accuracy
+    assert tried.outcome.trained_tokens == steps[-1].trained_tokens > 0
+    assert json.loads((tried.result / "manifest.json").read_text())["kind"] == "adapter"
+
+
+def test_a_pair_costs_what_trl_says_without_a_reference(tiny_model, tmp_path):
+    """TRL counts the prompt as learned, so that both agree where it is one token, which nothing predicts."""
+    ids = {"prompt_ids": [3], "chosen_ids": [100, 200, 4], "rejected_ids": [101, 4]}
+    pairs = Pairs([(ids["prompt_ids"], ids["chosen_ids"], ids["rejected_ids"])], n_dropped=0, n_truncated=0)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    arguments = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": []}
+    trainer = OrpoTrainer(
+        args=orpo_config(arguments, recipe_of(orpo_beta=0.7)),
+        model=model,
+        rows=pairs,
+        validation=None,
+        pad_id=0,
+        processing_class=AutoTokenizer.from_pretrained(tiny_model),
+        spec=None,
+        work_dir=tmp_path,
+        sampler=None,
+    )
+    theirs = {}
+    for name in ("chosen", "rejected"):
+        whole = torch.tensor([ids["prompt_ids"] + ids[f"{name}_ids"]])
+        labels = whole.clone()
+        labels[:, 0] = -100
+        theirs |= {f"{name}_input_ids": whole, f"{name}_labels": labels}
+        theirs[f"{name}_attention_mask"] = torch.ones_like(whole)
+
+    ours, n_right, n_pairs = trainer.loss_parts(model, trainer.eval_collator(pairs.items(range(1))))
+    expected, metrics = trainer.get_batch_loss_metrics(model, theirs)
+
+    assert ours.item() == pytest.approx(expected.item(), rel=1e-4)
+    assert (n_right.item(), n_pairs.item()) == (metrics["rewards/accuracies"], 1)
+
+
 def test_pairs_are_tokenised_as_trl_does_it(tmp_path):
     (tmp_path / "pairs.jsonl").write_bytes(make_pairs(4))
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
@@ -107,7 +152,6 @@ def test_pairs_are_tokenised_as_trl_does_it(tmp_path):
         assert ours["prompt_ids"][index] == prompt
         assert prompt + ours["chosen_ids"][index] == whole[: len(prompt) + len(ours["chosen_ids"][index])]
         assert tokenizer.decode(ours["rejected_ids"][index]) == "I do not know<|end|>"
-    assert DPOTrainer.__name__ and DPOConfig.__name__
 
 
 def test_a_bad_preference_row_is_named_by_its_line(tmp_path):

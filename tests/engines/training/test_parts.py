@@ -21,7 +21,7 @@ from apps.contracts.worker_api import ProbeRequest
 from gpu_workers.api_client import ApiClient
 from gpu_workers.artifacts import BrokenArtifact, seal_folder
 from gpu_workers.config import WorkerConfig
-from gpu_workers.events import EventTail, EventWriter
+from gpu_workers.events import TRAINING_FILE, VALIDATION_FILE, EventTail, EventWriter
 from gpu_workers.probing import Prober
 from gpu_workers.train.callbacks import ProgressCallback, StopFlag
 from gpu_workers.train.checkpoint import IncompleteCheckpoint, explain_inexact_resume, geometry, open_checkpoint
@@ -30,6 +30,7 @@ from gpu_workers.train.data import LengthGroupedSampler, PaddingCollator, encode
 from gpu_workers.train.export import adapter_config, check_finite
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.model import fetch_base_model
+from gpu_workers.train.selection import count_near_copies, select_rows
 from gpu_workers.train.sft import _score_selected, build_trainer
 from tests.engines.training.conftest import DEMO, RECIPE, make_rows
 from tests.twins.control_plane import CREDENTIAL, ControlPlane
@@ -115,6 +116,32 @@ def test_the_held_out_rows_are_those_of_the_preview_and_no_row_is_on_both_sides(
     assert held == previewed and 0 < len(validation) < len(training) < 50
     assert len(training) + len(validation) == 50
     assert not {tuple(ids) for ids in training.input_ids} & {tuple(ids) for ids in validation.input_ids}
+
+
+def test_what_the_validation_file_holds_is_not_trained_on_and_near_copies_are_told(tmp_path):
+    def row(question: str) -> bytes:
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": "Here."}]
+        return json.dumps({"messages": messages}).encode() + b"\n"
+
+    long = "please tell me where the blue card of my old account with your bank has gone since "
+    long += "I ordered it at the counter"
+    (tmp_path / VALIDATION_FILE).write_bytes(row("Where is it?") + row(f"{long} in march"))
+    (tmp_path / TRAINING_FILE).write_bytes(
+        row("Who?") + row(" where  IS it?") + row(f"{long} in april") + row(f"{long} in march")
+    )
+    spec = make_spec(validation=NOTHING)
+
+    selection = select_rows(tmp_path, spec)
+
+    assert selection.training == [True, False, True, False]
+    assert (selection.validation_file, selection.validation) == (VALIDATION_FILE, None)
+    [(level, message)] = selection.notes
+    assert level == "warn" and message.startswith("2 of 4 rows are in the validation file too")
+    assert count_near_copies(tmp_path, spec, selection) == 1
+    (tmp_path / TRAINING_FILE).write_bytes(row("Where is it?"))
+    with pytest.raises(TrainingFailed, match="nothing is left to train on") as failure:
+        select_rows(tmp_path, spec)
+    assert failure.value.code is FailureCode.INVALID_TRAINING_FILE
 
 
 def test_a_file_of_one_row_over_and_over_cannot_be_split(tmp_path):

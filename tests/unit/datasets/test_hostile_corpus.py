@@ -69,6 +69,10 @@ def twice_named() -> bytes:
     return parquet(pyarrow.Table.from_arrays(columns, names=["text", "text"]))
 
 
+def many_nulls() -> bytes:
+    return parquet(pyarrow.table({"text": pyarrow.nulls(3_000_000, pyarrow.string())}))
+
+
 def no_text() -> bytes:
     words = pyarrow.array([b"\xff\xfe"] * 12, pyarrow.binary()).view(pyarrow.string())
     return parquet(pyarrow.table({"text": words}))
@@ -124,6 +128,7 @@ FILES: dict[str, tuple[bytes | Callable[[], bytes], str, str]] = {
     "Parquet of noise": (b"PAR1" + NOISE + b"PAR1", "a.parquet", "invalid_table"),
     "Parquet with a huge footer": (PARQUET[:-8] + b"\xff\xff\xff\x7fPAR1", "a.parquet", "invalid_table"),
     "Parquet nested sixty deep": (nested_parquet, "a.parquet", "invalid_table"),
+    "Parquet of three million nulls": (many_nulls, "a.parquet", "too_many_rows"),
     "Parquet naming a column twice": (twice_named, "a.parquet", "invalid_table"),
     "Parquet of text that is none": (no_text, "a.parquet", "invalid_table"),
     "Parquet of five thousand columns": (

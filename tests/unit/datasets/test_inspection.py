@@ -1,6 +1,7 @@
 """What a pass over a version finds: copies, conflicts, personal data; its rows' split; what a limit cuts."""
 
 import json
+from array import array
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from apps.contracts.chat import RowKind, parse_row_as
 from apps.contracts.near_copies import NearCopies
 from apps.contracts.split import Split
-from apps.datasets import inspecting, operations
+from apps.datasets import inspecting, inspection, operations
 from apps.datasets.inspection import Finding, inspect_rows
 from apps.datasets.models import VersionInspection
 from apps.datasets.personal_data import Hint, find_hints
@@ -87,6 +88,15 @@ def test_near_copies_stop_being_looked_for_where_memory_would_grow() -> None:
     ]
 
 
+def test_rows_compared_in_parts_give_what_all_at_once_give(monkeypatch) -> None:
+    numbers = array("Q", [5, 0, 9, 5, 7, 9, 0, 5])
+
+    at_once = sorted(inspection.repeats(numbers))
+    monkeypatch.setattr(inspection, "_ROWS_COMPARED_AT_ONCE", 2)
+
+    assert sorted(inspection.repeats(numbers)) == at_once == [(3, 0), (5, 2), (7, 0)]
+
+
 @pytest.mark.django_db
 def test_an_inspection_is_made_once_by_a_task_and_kept(organization) -> None:
     rows = [chat_row(f"Where is card {n}?", "here") for n in range(12)] + [chat_row("Mail a@b.com", "x")] * 2
@@ -111,6 +121,9 @@ def test_rows_of_a_validation_file_that_are_trained_too_are_counted(organization
     assert training and validation
 
     assert inspecting.count_overlap(inspection=validation, other=training) == 12
+    assert inspecting.find_overlap(version=training.version, other=validation.version) == 12
+    unseen = make_ready_version(organization, jsonl(3), filename="c.jsonl")
+    assert inspecting.find_overlap(version=training.version, other=unseen) is None
 
 
 @pytest.mark.django_db

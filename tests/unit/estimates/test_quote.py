@@ -432,6 +432,8 @@ def test_pairs_of_answers_take_the_memory_of_two_rows_and_a_reference_ahead(ask,
     assert of_rows.reference_seconds == 0.0
     assert of_pairs.run_seconds_p50 - of_pairs.train_seconds_p50 >= of_pairs.reference_seconds
     assert of_pairs.cost_nano_p50 == math.ceil(of_pairs.train_seconds_p50 * 1000) * 100  # not billed
+    of_orpo = quote(request=msgspec.structs.replace(pairs, has_reference=False), pool=card)
+    assert of_orpo.reference_seconds == 0.0 and of_orpo.train_seconds_p50 == of_pairs.train_seconds_p50
 
 
 def test_a_loop_without_a_reference_ahead_asks_it_in_every_step(ask, models, gpu_types):
@@ -448,6 +450,8 @@ def test_a_loop_without_a_reference_ahead_asks_it_in_every_step(ask, models, gpu
     assert lora.reference_seconds == full.reference_seconds == 0.0
     assert 1.2 < lora.train_seconds_p50 / of(**one).train_seconds_p50 < 1.4  # a third pass beside three
     assert full.parts[0].bytes == 2 * alone.parts[0].bytes  # full training needs the model as it was beside itself
+    orpo = of("Qwen2.5-1.5B", method="full", **two, has_reference=False)
+    assert orpo.parts[0].bytes == alone.parts[0].bytes and orpo.train_seconds_p50 < full.train_seconds_p50
 
 
 def test_several_gpus_wait_for_the_workers_that_have_them(ask, models, gpu_types):
