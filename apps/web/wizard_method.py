@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.runs import Method, Objective
 from apps.core.errors import DomainError
-from apps.core.templatetags.ui import bytes_
+from apps.core.templatetags.ui import bytes_, usd
 from apps.finetuning.delivery import Delivery, deliver
 from apps.finetuning.limits import Kind
 from apps.finetuning.operations import objective_of
@@ -70,4 +70,12 @@ def delivery_words(kind: Kind, delivery: Delivery | None) -> list[str]:
         return []
     size = delivery.files[-1].bytes if delivery else None
     what = "a whole model" if kind.method is Method.FULL else "a merged model, because the engine refuses the adapter"
-    return [f"Delivered as {what}{f', {bytes_(size)}' if size else ''}, kept at no charge; not served here."]
+    return [f"Delivered as {what}{f', {bytes_(size)}' if size else ''}, kept at no charge; {_serving_words(delivery)}."]
+
+
+def _serving_words(delivery: Delivery | None) -> str:
+    if delivery is None or not delivery.may_be_served:
+        return "not served here"
+    prices = delivery.input_nano_per_million, delivery.output_nano_per_million
+    cost = f", {usd(prices[0])} and {usd(prices[1])} per million tokens in and out" if None not in prices else ""
+    return f"served only on a replica of its own, where the operator gives it one{cost}"

@@ -27,6 +27,7 @@ from apps.core.clock import db_now
 from apps.core.ids import new_id, new_ulid
 from apps.core.sealing import place_of, seal
 from apps.serving.models import Deployment, LoadedAdapter, Replica
+from apps.serving.whole_models import give_place
 from tests.api.gateway.scripted_engine import TOKEN
 from tests.factories.accounts import make_key, make_organization, make_user
 
@@ -35,6 +36,8 @@ USD = 1_000_000_000
 INPUT_NANO, OUTPUT_NANO, PER = 50_000_000, 200_000_000, 1_000_000
 BASE_MODEL = "tiny"
 CONTEXT_LENGTH = 512
+HI = [{"role": "user", "content": "Hi"}]
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 
 
 class GatewayProcess:
@@ -203,8 +206,19 @@ def give_credit(organization: Organization, amount_nano: int) -> None:
 
 def make_adapter(organization: Organization, base_model: BaseModel) -> AdapterVersion:
     """An adapter that every replica of its base model has loaded."""
+    version = make_version(organization, base_model)
+    Deployment.objects.create(organization=organization, adapter_version=version)
+    for replica in base_model.replicas.all():
+        LoadedAdapter.objects.create(
+            organization=organization, replica=replica, adapter_version=version, state="loaded"
+        )
+    return version
+
+
+def make_version(organization: Organization, base_model: BaseModel, **fields: object) -> AdapterVersion:
+    """A version that nothing serves."""
     ulid = new_ulid()
-    version = AdapterVersion.objects.create(
+    return AdapterVersion.objects.create(
         organization=organization,
         adapter=Adapter.objects.create(organization=organization, name="bot", base_model=base_model),
         number=1,
@@ -219,13 +233,12 @@ def make_adapter(organization: Organization, base_model: BaseModel) -> AdapterVe
         target_modules=["q_proj"],
         method="lora",
         chat_template_sha256="0" * 64,
+        **fields,
     )
-    Deployment.objects.create(organization=organization, adapter_version=version)
-    for replica in base_model.replicas.all():
-        LoadedAdapter.objects.create(
-            organization=organization, replica=replica, adapter_version=version, state="loaded"
-        )
-    return version
+
+
+def error_of(response: httpx.Response) -> dict:
+    return response.json()["error"]
 
 
 def usage_of(tenant: Tenant) -> list[UsageEvent]:
@@ -235,3 +248,22 @@ def usage_of(tenant: Tenant) -> list[UsageEvent]:
 def wait_for_usage(tenant: Tenant, count: int) -> list[UsageEvent]:
     """Return the organization's usage once `count` requests are in the database."""
     return wait_until(lambda: len(found := usage_of(tenant)) >= count and found, f"{count} requests were not recorded")
+
+
+def make_whole_model(organization: Organization, base_model: BaseModel) -> AdapterVersion:
+    """A result that no engine loads as an adapter, merged: nothing serves it yet."""
+    files = [{"name": name, "bytes": 2, "sha256": "0" * 64} for name in ("config.json", "model.safetensors")]
+    merged = {"kind": "merged_16bit", "object_prefix": "merged", "manifest": {"files": files}, "bytes": 4}
+    return make_version(organization, base_model, status="files_only", exports=[merged])
+
+
+def dedicate(version: AdapterVersion, url: str) -> Replica:
+    """A replica of its own for a whole model, which answers."""
+    replica = make_replica(version.adapter.base_model, url)
+    Replica.objects.filter(pk=replica.pk).update(whole_model=version)
+    give_place(replica=replica, version=version)
+    LoadedAdapter.objects.create(
+        organization_id=version.organization_id, replica=replica, adapter_version=version, state="loaded"
+    )
+    replica.refresh_from_db()
+    return replica
