@@ -225,15 +225,13 @@ def make_version(organization: Organization, base_model: BaseModel, **fields: ob
         model_name=f"ft:{base_model.name}:{organization.slug}:bot:{ulid[-8:]}",
         lora_name=f"a-{ulid}",
         source="run_test",
-        object_prefix="nowhere",
-        manifest={"files": []},
         manifest_sha256="0" * 64,
         bytes=1,
         rank=8,
         target_modules=["q_proj"],
         method="lora",
         chat_template_sha256="0" * 64,
-        **fields,
+        **{"object_prefix": "nowhere", "manifest": {"files": []}} | fields,
     )
 
 
