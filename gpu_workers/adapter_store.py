@@ -10,13 +10,10 @@ import hashlib
 import json
 import math
 import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import numpy as np
 
@@ -36,6 +33,7 @@ from apps.contracts.adapter_files import (
 from apps.contracts.parity import MAX_PARITY_BYTES, PARITY_FILE
 from apps.contracts.runs import SignedFile
 from apps.contracts.serving import DesiredAdapter
+from gpu_workers.fetching import OpenObject, Unfetchable, fetch, hash_file, remove_tree, sync_folder
 
 MAX_WEIGHTS_BYTES = 4 * 2**30
 MAX_ABSOLUTE_WEIGHT = 1e3  # trained weights stay below 10
@@ -48,8 +46,6 @@ _FLOATS: dict[str, tuple[str, int, int, Callable[[int], float]]] = {
     "F16": ("<u2", 0x7FFF, 0x7C00, lambda bits: float(np.uint16(bits).view(np.float16))),
     "F32": ("<u4", 0x7FFFFFFF, 0x7F800000, lambda bits: float(np.uint32(bits).view(np.float32))),
 }
-
-OpenObject = Callable[[str], AbstractContextManager[Iterator[bytes]]]
 
 
 class AdapterRejected(Exception):
@@ -82,7 +78,7 @@ class AdapterStore:
         self._verified: set[Path] = set()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._staging = folder / "staging"
-        _remove_tree(self._staging)
+        remove_tree(self._staging)
         self._staging.mkdir()
 
     def get_path(self, adapter: DesiredAdapter, base: BaseIdentity) -> Path:
@@ -129,42 +125,27 @@ class AdapterStore:
             if left <= self._limit_bytes:
                 break
             self._verified.discard(path)
-            _remove_tree(path)
+            remove_tree(path)
             left -= sizes[path]
             removed.append(path)
         return removed
 
     def _build(self, path: Path, adapter: DesiredAdapter, files: dict[str, SignedFile], base: BaseIdentity) -> None:
         staged = self._staging / adapter.lora_name
-        _remove_tree(staged)
+        remove_tree(staged)
         staged.mkdir()
         try:
             for file in files.values():
-                self._download(file, staged / file.name)
+                fetch(file, staged / file.name, self._open_object)
             config = check_files(staged, base, rank=adapter.rank)
             _write(staged / CONFIG_FILE, json.dumps(config, indent=1).encode())
             _publish(staged, path)
+        except Unfetchable as trouble:
+            raise AdapterUnavailable(str(trouble)) from trouble
         except OSError as error:
             raise AdapterUnavailable(f"The files could not be stored: {error.strerror}.") from error
         finally:
-            _remove_tree(staged)
-
-    def _download(self, file: SignedFile, target: Path) -> None:
-        digest, size = hashlib.sha256(), 0
-        try:
-            with self._open_object(file.url) as chunks, open(target, "wb") as output:
-                for chunk in chunks:
-                    size += len(chunk)
-                    if size > file.bytes:
-                        break
-                    digest.update(chunk)
-                    output.write(chunk)
-                output.flush()
-                os.fsync(output.fileno())
-        except httpx.HTTPError as error:
-            raise AdapterUnavailable(f"{file.name} could not be downloaded ({type(error).__name__}).") from error
-        if size != file.bytes or digest.hexdigest() != file.sha256:
-            raise AdapterUnavailable(f"{file.name} arrived damaged: its size or SHA-256 differs.")
+            remove_tree(staged)
 
 
 def check_files(folder: Path, base: BaseIdentity, *, rank: int) -> dict[str, Any]:
@@ -250,8 +231,7 @@ def _get_files(adapter: DesiredAdapter, base: BaseIdentity) -> dict[str, SignedF
 
 def _holds(path: Path, weights: SignedFile) -> bool:
     try:
-        with open(path / WEIGHTS_FILE, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == weights.sha256 and (path / CONFIG_FILE).exists()
+        return hash_file(path / WEIGHTS_FILE) == weights.sha256 and (path / CONFIG_FILE).exists()
     except FileNotFoundError:
         return False
 
@@ -267,8 +247,8 @@ def _publish(staged: Path, path: Path) -> None:
     else:
         staged.rename(path)
     path.chmod(0o555)
-    _sync_folder(path)
-    _sync_folder(path.parent)
+    sync_folder(path)
+    sync_folder(path.parent)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -278,19 +258,5 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
-
-
-def _remove_tree(path: Path) -> None:
-    if path.is_dir():
-        path.chmod(0o700)
-        shutil.rmtree(path)

@@ -86,6 +86,11 @@ class ServingConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_seconds: int = 30  # how long answers under way are waited for after SIGTERM
 
     @property
+    def models_dir(self) -> Path:
+        """Where the one whole model of such a replica lies, under the same path for agent and engine."""
+        return self.worker.work_dir.resolve() / "models"
+
+    @property
     def reached_at(self) -> str:
         """How the gateway reaches the proxy."""
         return self.url or (f"unix://{self.listen}" if self.listen.startswith("/") else f"http://{self.listen}")

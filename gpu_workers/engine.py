@@ -57,6 +57,7 @@ class ReplicaBase(msgspec.Struct, frozen=True, kw_only=True):
     path: str | None = None
     repo: str | None = None
     revision: str | None = None
+    has_adapters: bool = True  # False: a merged or fully trained model, served alone
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,15 +109,12 @@ def read_engine_state(paths: EnginePaths) -> EngineState | None:
 
 
 def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, socket_path: Path) -> list[str]:
-    """Return the launch line: one base model under its served name, adapters loaded at run time, socket only."""
+    """Return the launch line: one model under its served name, adapters loaded at run time if any, socket only."""
     options = {
         "--model": model_path,
         "--served-model-name": base.served_name,
         "--uds": str(socket_path),
         "--api-server-count": "1",  # runtime adapters refuse more
-        "--max-loras": str(config.max_loras),
-        "--max-cpu-loras": str(config.max_cpu_loras),
-        "--max-lora-rank": str(config.max_lora_rank),
         "--generation-config": "vllm",
         "--max-logprobs": "5",
         "--max-num-queued-reqs": str(config.max_queued_requests),
@@ -128,7 +126,6 @@ def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, s
     if kv_cache_bytes := config.kv_cache_bytes or (_CPU_KV_CACHE_BYTES if _is_cpu_build() else 0):
         options["--kv-cache-memory-bytes"] = str(kv_cache_bytes)
     switches = [
-        "--enable-lora",
         "--enable-force-include-usage",
         "--enable-prompt-tokens-details",
         "--enable-request-id-headers",
@@ -138,7 +135,18 @@ def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, s
     ]
     module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     pairs = [word for pair in options.items() for word in pair]
-    return [*module, *pairs, "--lora-target-modules", *TARGET_MODULES, *switches, *config.extra_arguments]
+    adapters = _adapter_options(config) if base.has_adapters else []
+    return [*module, *pairs, *adapters, *switches, *config.extra_arguments]
+
+
+def _adapter_options(config: EngineConfig) -> list[str]:
+    limits = {
+        "--max-loras": config.max_loras,
+        "--max-cpu-loras": config.max_cpu_loras,
+        "--max-lora-rank": config.max_lora_rank,
+    }
+    pairs = [word for name, value in limits.items() for word in (name, str(value))]
+    return ["--enable-lora", *pairs, "--lora-target-modules", *TARGET_MODULES]
 
 
 def build_environment(config: EngineConfig) -> dict[str, str]:
@@ -236,9 +244,9 @@ def _run_keeper(config: EngineConfig, paths: EnginePaths, base: ReplicaBase) -> 
         model_path=model_path,
         launcher=Process(os.getpid(), _require(identify(os.getpid())).started_ticks),
         keeper=identity,
-        max_loras=config.max_loras,
-        max_lora_rank=config.max_lora_rank,
-        max_cpu_loras=config.max_cpu_loras,
+        max_loras=config.max_loras if base.has_adapters else 0,
+        max_lora_rank=config.max_lora_rank if base.has_adapters else 0,
+        max_cpu_loras=config.max_cpu_loras if base.has_adapters else 0,
     )
     write_private(paths.state, msgspec.json.encode(state))
     log.info("engine %s of %s starting", generation, base.served_name)

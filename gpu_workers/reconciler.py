@@ -37,6 +37,7 @@ from gpu_workers.host_cache import HostCache
 from gpu_workers.parity_check import CannotSay, Uncertifiable, measure
 from gpu_workers.private_files import write_private
 from gpu_workers.token_count import TokenCounter
+from gpu_workers.whole_model import withdraw_model
 
 log = logging.getLogger("anneal.serving")
 
@@ -217,6 +218,9 @@ class Reconciler:
         desired = self._memory.desired
         if desired is None:
             raise EngineDown("the control plane has not said yet what to serve")
+        if desired.is_withdrawn:
+            await asyncio.to_thread(withdraw_model, self._paths, self._config.models_dir)
+            raise EngineDown("its model was deleted")
         if desired.base_lora_served_name != state.served_name:
             raise EngineDown("the engine serves another base model than desired")
         if desired.base_model_sha256 not in ("", await asyncio.to_thread(_hash_weights, Path(state.model_path))):

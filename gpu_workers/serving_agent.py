@@ -18,13 +18,15 @@ import msgspec
 from aiohttp import web
 
 from apps.contracts.worker_api import EnrollResponse
-from gpu_workers.adapter_store import AdapterStore, OpenObject
+from gpu_workers.adapter_store import AdapterStore
 from gpu_workers.api_client import ApiClient, ApiError, Unavailable
 from gpu_workers.config import ServingConfig, read_serving_config
 from gpu_workers.engine import EnginePaths, ReplicaBase
 from gpu_workers.enroll import NotEnrolled, ensure_enrolled
+from gpu_workers.fetching import OpenObject
 from gpu_workers.private_files import write_private
 from gpu_workers.reconciler import Reconciler
+from gpu_workers.whole_model import wait_for_model
 
 log = logging.getLogger("anneal.serving")
 
@@ -134,9 +136,22 @@ def enroll(config: ServingConfig) -> EnrollResponse:
     while not worker.credential_file.exists() and worker.enroll_token_file and not worker.enroll_token_file.exists():
         time.sleep(0.5)
     enrollment = ensure_enrolled(worker, kind="replica", listen_url=config.reached_at)
-    base = msgspec.convert(enrollment.base_model or {}, ReplicaBase)
+    base = _find_base(config, enrollment)
     write_private(EnginePaths(worker.work_dir).replica, msgspec.json.encode(base))
     return enrollment
+
+
+def _find_base(config: ServingConfig, enrollment: EnrollResponse) -> ReplicaBase:
+    """Return what the engine is to serve; the files of a whole model are waited for."""
+    if not enrollment.is_whole_model:
+        return msgspec.convert(enrollment.base_model or {}, ReplicaBase)
+    return wait_for_model(
+        enrollment,
+        config.models_dir,
+        api=ApiClient(config.worker.internal_url, credential=enrollment.credential),
+        open_object=make_opener(config.worker.internal_url),
+        url=config.reached_at,
+    )
 
 
 def make_opener(internal_url: str) -> OpenObject:

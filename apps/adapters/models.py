@@ -51,3 +51,8 @@ class AdapterVersion(OrganizationModel):
         constraints = [models.UniqueConstraint(fields=["adapter", "number"], name="adapter_version_once")]
         indexes = [models.Index(fields=["organization", "-created_at", "-id"], name="adapter_version_newest")]
         triggers = [status_trigger("adapter_version_status", VERSION_TRANSITIONS)]
+
+    @property
+    def whole_model_name(self) -> str:
+        """The engine's name for it as a whole model, as immutable as `lora_name`; customers never see or send it."""
+        return f"b-{self.lora_name.removeprefix('a-')}"

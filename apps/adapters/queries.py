@@ -46,6 +46,11 @@ def find_files(*, version: AdapterVersion, export: str = "") -> tuple[str, dict[
     raise NotFound("This adapter has no such export.")
 
 
+def find_whole_model(*, version: AdapterVersion) -> tuple[str, dict[str, Any]]:
+    """Return object prefix and manifest of the version as a whole 16-bit model. Raises NotFound where it has none."""
+    return find_files(version=version, export="" if version.method == "full" else "merged_16bit")
+
+
 def download_url(*, version: AdapterVersion, name: str, export: str = "") -> str:
     """Return a URL under which a browser can save one file for the next minutes. Raises NotFound."""
     prefix, manifest = find_files(version=version, export=export)

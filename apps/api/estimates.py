@@ -159,6 +159,7 @@ def delivery_object(delivery: Delivery) -> dict[str, Any]:
     return {
         "delivered_as": delivery.delivered_as,
         "is_served": delivery.is_served,
+        "may_be_served": delivery.may_be_served,
         "reason": delivery.reason,
         "files": [
             {

@@ -33,6 +33,8 @@ class DesiredState(Struct, frozen=True, kw_only=True):
     base_model_sha256: str
     generation: int
     adapters: tuple[DesiredAdapter, ...]
+    model_files: tuple[SignedFile, ...] = ()  # of a whole model, which a replica of its own fetches before its engine
+    is_withdrawn: bool = False  # that model was deleted: its files go, and its engine ends
 
 
 class ObservedAdapter(Struct, frozen=True, kw_only=True):

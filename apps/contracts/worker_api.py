@@ -37,6 +37,7 @@ class EnrollResponse(Struct, frozen=True, kw_only=True):
     replica_id: str | None = None
     replica_token: str | None = None  # what the gateway presents to this replica's proxy
     base_model: dict[str, str] | None = None  # replica: id, name, path|repo, revision, served_name
+    is_whole_model: bool = False  # replica: the model's files come with the desired state; it serves no adapters
 
 
 class ClaimRequest(Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from apps.core.errors import InvalidValue
 from apps.core.money import rated
 from apps.estimates.architectures import lora_parameter_count, parameter_count
 from apps.finetuning.limits import kind_of
-from apps.finetuning.models import Worker
+from apps.finetuning.models import GpuPool, Worker
 from apps.finetuning.quoting import CannotEstimate, architecture_of
 
 MERGED_16BIT, GGUF = "merged_16bit", "gguf"
@@ -36,10 +36,14 @@ class DeliveredFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """How the result arrives. Tokens cost what the base model's cost; None where it is not served or has no price."""
+    """How the result arrives. Tokens cost what the base model's cost; None where it is not served or has no price.
+
+    `may_be_served`: no replica answers with it by itself, but a pool allows it a replica of its own.
+    """
 
     delivered_as: str  # "adapter" | "model"
     is_served: bool
+    may_be_served: bool
     reason: str
     files: tuple[DeliveredFiles, ...]
     input_nano_per_million: int | None = None
@@ -53,6 +57,8 @@ def deliver(
     storage = active_price(sku=STORAGE_SKU, organization=organization)
     is_adapter = recipe.method is not Method.FULL
     is_served = kind_of(base_model=base_model, recipe=recipe).delivered_as == "adapter"
+    may_be_served = not is_served and _may_serve_whole_models()
+    has_price = is_served or may_be_served
     files = [_files("adapter" if is_adapter else "model", _bytes(base_model, recipe), storage)]
     if is_adapter and (MERGED_16BIT in exports or not is_served):
         files.append(_files(MERGED_16BIT, _bytes(base_model, None), storage))
@@ -61,16 +67,24 @@ def deliver(
     return Delivery(
         delivered_as="adapter" if is_served else "model",
         is_served=is_served,
-        reason=_reason(recipe, is_served=is_served),
+        may_be_served=may_be_served,
+        reason=_reason(recipe, is_served=is_served, may_be_served=may_be_served),
         files=tuple(files),
-        input_nano_per_million=_per_million(base_model, "input", organization) if is_served else None,
-        output_nano_per_million=_per_million(base_model, "output", organization) if is_served else None,
+        input_nano_per_million=_per_million(base_model, "input", organization) if has_price else None,
+        output_nano_per_million=_per_million(base_model, "output", organization) if has_price else None,
     )
 
 
 def whole_model_bytes(*, base_model: BaseModel) -> int | None:
     """Return the size of a model as it is delivered whole, None where its dimensions are not known."""
     return _bytes(base_model, None)
+
+
+def whole_model_prices(*, organization: Any, base_model: BaseModel) -> tuple[int | None, int | None] | None:
+    """Return nano-USD for a million tokens in and out of a whole model; None where no pool gives one a replica."""
+    if not _may_serve_whole_models():
+        return None
+    return _per_million(base_model, "input", organization), _per_million(base_model, "output", organization)
 
 
 def why_no_gguf() -> str:
@@ -92,6 +106,10 @@ def required_exports(*, base_model: BaseModel, recipe: Hyperparameters, asked: S
     return sorted({*asked} if is_served else {*asked, MERGED_16BIT})
 
 
+def _may_serve_whole_models() -> bool:
+    return GpuPool.objects.filter(serves_whole_models=True).exists()
+
+
 def _files(kind: str, size_bytes: int | None, storage: PriceRule | None) -> DeliveredFiles:
     if storage is None:
         return DeliveredFiles(kind=kind, bytes=size_bytes)
@@ -103,14 +121,18 @@ def _files(kind: str, size_bytes: int | None, storage: PriceRule | None) -> Deli
     return DeliveredFiles(kind=kind, bytes=size_bytes, storage_nano_per_month=a_month)
 
 
-def _reason(recipe: Hyperparameters, *, is_served: bool) -> str:
+def _reason(recipe: Hyperparameters, *, is_served: bool, may_be_served: bool) -> str:
     if is_served:
         return "The serving engine loads the adapter beside its base model."
     if recipe.method is Method.FULL:
-        return "Every weight changes, so the result is a whole model. It is not served here: download it."
-    if recipe.use_dora:
-        return "The serving engine refuses DoRA adapters. The result is merged into a whole model, to download."
-    return "The serving engine loads no adapters of this architecture. The result is a merged model, to download."
+        why = "Every weight changes, so the result is a whole model"
+    elif recipe.use_dora:
+        why = "The serving engine refuses DoRA adapters. The result is merged into a whole model"
+    else:
+        why = "The serving engine loads no adapters of this architecture. The result is a merged model"
+    if may_be_served:
+        return f"{why}, to download. It answers where the operator gives it a replica of its own: ask for one."
+    return f"{why}, to download. It is not served here."
 
 
 def _bytes(base_model: BaseModel, recipe: Hyperparameters | None) -> int | None:

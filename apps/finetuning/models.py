@@ -34,6 +34,9 @@ class GpuPool(models.Model):
     region = models.CharField(max_length=40, default="local")
     memory_bytes = models.BigIntegerField(help_text="Usable by one job; a CPU pool has what the operator grants it.")
     is_open = models.BooleanField(default=True, help_text="Accepts new jobs.")
+    serves_whole_models = models.BooleanField(
+        default=False, help_text="A replica may be given to one merged or fully trained model."
+    )
     is_spot = models.BooleanField(default=False, help_text="Its machines may be taken away at any moment.")
     interruptions_per_hour = models.FloatField(default=0.0, help_text="Expected of one machine; 0 unless spot.")
     calibration = models.ForeignKey(
@@ -60,12 +63,13 @@ class GpuPool(models.Model):
 
 
 class WorkerToken(models.Model):
-    """A one-time token that admits a worker to a pool (or a replica to a base model)."""
+    """A one-time token that admits a worker to a pool (or a replica to a base model, or to one whole model)."""
 
     id = IdField(prefix="wtok")
     pool = models.ForeignKey(GpuPool, on_delete=models.CASCADE, related_name="+")
     kind = models.CharField(max_length=8, choices=[("trainer", "trainer"), ("replica", "replica")])
     base_model = models.ForeignKey("catalog.BaseModel", on_delete=models.PROTECT, null=True, related_name="+")
+    whole_model = models.ForeignKey("adapters.AdapterVersion", on_delete=models.PROTECT, null=True, related_name="+")
     token_sha256 = models.CharField(max_length=64, unique=True)
     created_by = models.CharField(max_length=64)
     created_at = models.DateTimeField(db_default=Now())

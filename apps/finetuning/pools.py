@@ -6,11 +6,13 @@ from typing import Any
 
 from django.db import transaction
 
+from apps.adapters.models import AdapterVersion
+from apps.adapters.queries import find_whole_model
 from apps.catalog.models import BaseModel, GpuType
 from apps.contracts.worker_api import EnrollRequest, EnrollResponse
 from apps.core import audit
 from apps.core.clock import db_now
-from apps.core.errors import DomainError, InvalidValue, Status
+from apps.core.errors import DomainError, InvalidValue, NotFound, Status
 from apps.finetuning.leases import sha256_hex
 from apps.finetuning.models import GpuPool, ThroughputProbe, Worker, WorkerToken
 
@@ -52,11 +54,18 @@ def edit_pool(
     region: str,
     memory_bytes: int,
     is_open: bool,
+    serves_whole_models: bool = False,
     interruptions_per_hour: float | None = None,
     by: str,
 ) -> GpuPool:
     """Change what may change of a pool; its name and GPU type are in its price and its history. Raises InvalidValue."""
-    changes = {"region": region, "memory_bytes": memory_bytes, "is_open": is_open} | _spot(interruptions_per_hour)
+    changes: dict[str, Any] = {
+        "region": region,
+        "memory_bytes": memory_bytes,
+        "is_open": is_open,
+        "serves_whole_models": serves_whole_models,
+    }
+    changes |= _spot(interruptions_per_hour)
     for name, value in changes.items():
         setattr(pool, name, value)
     pool.save(update_fields=list(changes))
@@ -77,8 +86,15 @@ def _spot(interruptions_per_hour: float | None) -> dict[str, Any]:
 
 
 @transaction.atomic
-def issue_worker_token(*, pool: GpuPool, kind: str, base_model: BaseModel | None, by: str) -> str:
-    """Return a token that admits one worker (or, with a base model, one replica) within a day; shown once."""
+def issue_worker_token(
+    *, pool: GpuPool, kind: str, base_model: BaseModel | None, whole_model: AdapterVersion | None = None, by: str
+) -> str:
+    """Return a token that admits one worker (or, with a model, one replica of it) within a day; shown once.
+
+    Raises InvalidValue, also for a whole model in a pool that is not to serve any.
+    """
+    if whole_model is not None:
+        base_model = _base_of(whole_model, pool=pool, base_model=base_model)
     if (kind == "replica") != (base_model is not None):
         raise InvalidValue("A replica serves one base model; a trainer serves none.", param="base_model")
     token = f"annt_{secrets.token_urlsafe(32)}"
@@ -86,6 +102,7 @@ def issue_worker_token(*, pool: GpuPool, kind: str, base_model: BaseModel | None
         pool=pool,
         kind=kind,
         base_model=base_model,
+        whole_model=whole_model,
         token_sha256=sha256_hex(token),
         created_by=by,
         expires_at=db_now() + _TOKEN_LIFE,
@@ -94,11 +111,29 @@ def issue_worker_token(*, pool: GpuPool, kind: str, base_model: BaseModel | None
     return token
 
 
+def _base_of(version: AdapterVersion, *, pool: GpuPool, base_model: BaseModel | None) -> BaseModel:
+    """Return the base of a version that may have a replica of its own here. Raises InvalidValue."""
+    base_of_version: BaseModel = version.adapter.base_model
+    if base_model not in (None, base_of_version):
+        raise InvalidValue("This model was made from another base model.", param="base_model")
+    if not pool.serves_whole_models:
+        raise InvalidValue("This pool does not serve whole models: allow it in its settings.", param="whole_model")
+    if version.status != "files_only" or version.deleted_at is not None:
+        raise InvalidValue(
+            "This model is an adapter: any replica of its base model serves it beside others.", param="whole_model"
+        )
+    try:
+        find_whole_model(version=version)
+    except NotFound as missing:
+        raise InvalidValue("There is no merged model of this version.", param="whole_model") from missing
+    return base_of_version
+
+
 @transaction.atomic
 def enroll(*, request: EnrollRequest) -> tuple[Worker, WorkerToken, EnrollResponse]:
     """Redeem a one-time token for a credential. Raises UnknownWorker when it is used, expired or of another kind."""
     now = db_now()
-    tokens = WorkerToken.objects.select_for_update(of=("self",)).select_related("pool", "base_model")
+    tokens = WorkerToken.objects.select_for_update(of=("self",)).select_related("pool", "base_model", "whole_model")
     token = tokens.filter(token_sha256=sha256_hex(request.token), used_at=None, expires_at__gt=now).first()
     if token is None or token.kind != request.kind:
         raise UnknownWorker("This token was used, has expired, or is for another kind of worker.", param="token")

@@ -8,10 +8,17 @@ from apps.core.tenancy import OrganizationModel
 
 
 class Replica(models.Model):
-    """One engine and the agent beside it, serving one base model."""
+    """One engine and the agent beside it, serving one base model with adapters, or one whole model alone."""
 
     id = IdField(prefix="rep")
     base_model = models.ForeignKey("catalog.BaseModel", on_delete=models.PROTECT, related_name="replicas")
+    whole_model = models.ForeignKey(
+        "adapters.AdapterVersion",
+        on_delete=models.PROTECT,
+        null=True,
+        related_name="whole_replicas",
+        help_text="The version it serves merged, and nothing else; null: the base model and adapters.",
+    )
     worker = models.OneToOneField("finetuning.Worker", on_delete=models.PROTECT, related_name="replica", null=True)
     url = models.CharField(max_length=300, blank=True, help_text="Where its proxy listens: unix:///… or http(s)://…")
     token_sealed = models.BinaryField(help_text="What the gateway presents to the proxy, encrypted.")

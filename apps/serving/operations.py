@@ -15,7 +15,6 @@ from apps.contracts.runs import SignedFile
 from apps.contracts.serving import DesiredAdapter, DesiredState, LoadState, ObservedAdapter, ObservedState
 from apps.core import audit
 from apps.core.clock import db_now
-from apps.core.errors import InvalidState
 from apps.core.object_store import store
 from apps.core.sealing import place_of, seal, unseal
 from apps.core.tenancy import system
@@ -24,6 +23,7 @@ from apps.serving.models import Deployment, LoadedAdapter, Replica
 from apps.serving.placing import replan
 from apps.serving.reconciliation import note_count
 from apps.serving.warmth import let_cool
+from apps.serving.whole_models import desired_whole_model, give_place, note_whole_model, require_replica, withdraw
 
 _URL_SECONDS = 3600
 
@@ -31,8 +31,7 @@ _URL_SECONDS = 3600
 @transaction.atomic
 def deploy(*, version: AdapterVersion, by: str) -> Deployment:
     """Ask for the version to be served; deploying it again is the same wish. Raises InvalidState."""
-    if version.status == "files_only":
-        raise InvalidState("The engine cannot load this result as an adapter: download it as a whole model.")
+    require_replica(version=version)
     deployment, is_new = Deployment.objects.get_or_create(
         organization_id=version.organization_id, adapter_version=version, removed_at=None
     )
@@ -67,7 +66,9 @@ def delete_model(*, organization: Any, model_name: str, by: str, now: datetime.d
     """Stop serving the organization's `ft:…` model and delete its files. Raises ModelNotFound, InvalidState."""
     version = get_version_by_name(organization=organization, model_name=model_name)
     undeploy(version=version, by=by, now=now)
-    return delete_version(version=version, by=by, now=now)
+    deleted = delete_version(version=version, by=by, now=now)
+    withdraw(version=version)
+    return deleted
 
 
 def _abilities(observed: ObservedState) -> dict[str, Any]:
@@ -88,15 +89,39 @@ def _replan(base_model_id: str) -> None:
 
 
 @transaction.atomic
-def register_replica(*, worker_id: str, base_model: BaseModel, url: str) -> tuple[Replica, str]:
-    """Add an engine that serves the base model; return it with the token its proxy expects of the gateway."""
+def register_replica(
+    *, worker_id: str, base_model: BaseModel, url: str, whole_model: AdapterVersion | None = None
+) -> tuple[Replica, str]:
+    """Add an engine that serves the base model, or one whole model made of it and nothing else.
+
+    Returns it with the token its proxy expects of the gateway.
+    """
     token = secrets.token_urlsafe(32)
-    replica = Replica(base_model=base_model, worker_id=worker_id, url=url, generation=1)
+    replica = Replica(base_model=base_model, worker_id=worker_id, url=url, generation=1, whole_model=whole_model)
     replica.pk = replica._meta.pk.get_default()
     replica.token_sealed = seal(token, place=_token_place(replica))
+    if whole_model is not None:
+        replica.capacity = replica.slots = replica.max_rank = 0
     replica.save(force_insert=True)
+    if whole_model is not None:
+        give_place(replica=replica, version=whole_model)
     audit.record(organization=None, by=worker_id, action="replica.registered", target=replica.pk, url=url)
     return replica, token
+
+
+def describe_model(*, replica: Replica) -> dict[str, str]:
+    """Return what the replica's agent is told at its enrolment of the model it serves."""
+    base, version = replica.base_model, replica.whole_model
+    if version is not None:
+        return {"id": version.pk, "name": version.model_name, "served_name": version.whole_model_name}
+    return {
+        "id": base.pk,
+        "name": base.name,
+        "path": base.path,
+        "repo": base.repo,
+        "revision": base.revision,
+        "served_name": base.served_name,
+    }
 
 
 @transaction.atomic
@@ -120,6 +145,8 @@ def _token_place(replica: Replica) -> bytes:
 
 def desired_state(*, replica: Replica) -> DesiredState:
     """Return what the replica should hold now, the most asked for first, with URLs that expire."""
+    if replica.whole_model is not None:
+        return desired_whole_model(replica=replica, version=replica.whole_model)
     placed = replica.placements.filter(adapter_version__deleted_at=None).select_related("adapter_version")
     demand = dict(
         Deployment.objects.filter(removed_at=None, adapter_version__placements__replica=replica).values_list(
@@ -170,6 +197,13 @@ def record_observed(*, replica: Replica, observed: ObservedState) -> None:
     )
     if observed.counted is not None and observed.engine_generation:
         note_count(replica=replica, engine_generation=observed.engine_generation, counted=observed.counted, now=now)
+    if replica.whole_model is not None:
+        note_whole_model(replica=replica, observed=observed, now=now)
+    else:
+        _note_adapters(replica, observed, now)
+
+
+def _note_adapters(replica: Replica, observed: ObservedState, now: datetime.datetime) -> None:
     states = {adapter.lora_name: adapter for adapter in observed.adapters}
     versions = AdapterVersion.objects.filter(lora_name__in=states)
     known = {version.lora_name: version for version in versions}

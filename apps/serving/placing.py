@@ -56,15 +56,16 @@ def note_requests(*, counts: Mapping[str, int], now: datetime.datetime) -> None:
             },
         )
     placed = Placement.objects.filter(adapter_version__in=list(counts)).values("adapter_version")
-    bases = asked.exclude(adapter_version__in=placed).values_list("adapter_version__adapter__base_model", flat=True)
+    lost = asked.exclude(adapter_version__in=placed).exclude(adapter_version__status="files_only")
+    bases = lost.values_list("adapter_version__adapter__base_model", flat=True)
     for base_model_id in sorted(set(bases)):
         replan(base_model_id=base_model_id, now=now)
 
 
 def replan_all(*, now: datetime.datetime) -> int:
     """Give out places for every base model that has a replica; return how many adapters are to be loaded."""
-    bases = Replica.objects.order_by("base_model_id").values_list("base_model_id", flat=True).distinct()
-    return sum(replan(base_model_id=base_model_id, now=now) for base_model_id in list(bases))
+    bases = Replica.objects.filter(whole_model=None).values_list("base_model_id", flat=True).distinct()
+    return sum(replan(base_model_id=base_model_id, now=now) for base_model_id in sorted(bases))
 
 
 @transaction.atomic
@@ -75,7 +76,7 @@ def replan(*, base_model_id: str, now: datetime.datetime) -> int:
     a fleet that comes back finds what it held.
     """
     lock(f"placement:{base_model_id}")
-    replicas = list(Replica.objects.filter(base_model_id=base_model_id).order_by("pk"))
+    replicas = list(Replica.objects.filter(base_model_id=base_model_id, whole_model=None).order_by("pk"))
     rooms = [_room(replica) for replica in replicas if _is_there(replica, now)]
     if not rooms:
         return 0
@@ -116,11 +117,12 @@ def _is_there(replica: Replica, now: datetime.datetime) -> bool:
 def _wishes(base_model_id: str, now: datetime.datetime) -> list[Wish]:
     named = _named_versions(base_model_id)
     seen = now - datetime.timedelta(seconds=WAITING_SECONDS)
-    rows = Deployment.objects.filter(
+    asked = Deployment.objects.filter(
         removed_at=None,
         adapter_version__deleted_at=None,
         adapter_version__adapter__base_model=base_model_id,
-    ).values_list(
+    )
+    rows = asked.exclude(adapter_version__status="files_only").values_list(
         "adapter_version_id",
         "organization_id",
         "adapter_version__rank",

@@ -101,10 +101,14 @@ def _base_routes(ready: dict[str, _Ready]) -> list[Route]:
             base_model_name=base.name,
             adapter_version_id="",
             context_length=base.context_length,
-            upstreams=_upstreams([one for one in ready.values() if one.replica.base_model_id == base.pk]),
+            upstreams=_upstreams([one for one in ready.values() if _serves_base(one.replica, base)]),
         )
         for base in served
     ]
+
+
+def _serves_base(replica: Replica, base: BaseModel) -> bool:
+    return replica.base_model_id == base.pk and replica.whole_model_id is None
 
 
 def _adapter_routes(ready: dict[str, _Ready], replicas: list[Replica]) -> list[Route]:
@@ -123,7 +127,7 @@ def _adapter_routes(ready: dict[str, _Ready], replicas: list[Replica]) -> list[R
         Route(
             model_name=version.model_name,
             organization_id=version.organization_id,
-            engine_name=version.lora_name,
+            engine_name=version.whole_model_name if version.status == "files_only" else version.lora_name,
             base_model_name=version.adapter.base_model.name,
             adapter_version_id=version.pk,
             context_length=version.adapter.base_model.context_length,
@@ -145,11 +149,14 @@ def _wanted_and_cold(replicas: Iterable[Replica], deployments: Iterable[Deployme
     wanted = set(Placement.objects.filter(replica__in=ready).values_list("adapter_version_id", flat=True))
     most_rank: dict[str, int] = defaultdict(int)
     for replica in ready:
+        if replica.whole_model_id is not None:
+            continue
         most_rank[replica.base_model_id] = max(most_rank[replica.base_model_id], replica.max_rank)
     fitting = {
         deployment.adapter_version_id
         for deployment in deployments
-        if deployment.adapter_version.rank <= most_rank[deployment.adapter_version.adapter.base_model_id]
+        if deployment.adapter_version.status != "files_only"
+        and deployment.adapter_version.rank <= most_rank[deployment.adapter_version.adapter.base_model_id]
     }
     return wanted, fitting - wanted
 

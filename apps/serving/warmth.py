@@ -44,6 +44,8 @@ def keep_warm(*, version: AdapterVersion, by: str, now: datetime.datetime) -> De
         raise InvalidState(f"No price is set for keeping adapters of {base_model.display_name} warm.", param="model")
     if deployment is None:
         raise InvalidState("This version is not served. Serve it first.", param="model")
+    if version.status == "files_only":
+        raise InvalidState("This model has a replica of its own, which never gives it up.", param="model")
     if deployment.pinned_at is not None:
         return deployment
     if price.price_nano and get_balance(organization=version.organization_id).available_nano <= 0:

@@ -6,6 +6,7 @@ from typing import Any
 from django import forms
 
 from apps.accounts.models import Organization
+from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.pricing import Tier
 from apps.catalog.queries import list_base_models, list_gpu_types
@@ -54,6 +55,11 @@ class PoolEditForm(PoolForm):
     """The part of a pool that may change."""
 
     is_open = forms.BooleanField(required=False, label="Accepts new jobs")
+    serves_whole_models = forms.BooleanField(
+        required=False,
+        label="May serve whole models",
+        help_text="Merged and fully trained ones, each on a replica of its own. Customers are told before training.",
+    )
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
@@ -62,18 +68,33 @@ class PoolEditForm(PoolForm):
 
 class WorkerTokenForm(forms.Form):
     kind = forms.ChoiceField(
-        choices=[("trainer", "Trainer: takes fine-tuning runs"), ("replica", "Replica: serves one base model")],
+        choices=[("trainer", "Trainer: takes fine-tuning runs"), ("replica", "Replica: serves one model")],
         label="What joins",
         widget=forms.RadioSelect,
         initial="trainer",
     )
     base_model = forms.ModelChoiceField(
-        queryset=BaseModel.objects.none(), required=False, label="Base model", help_text="For a replica."
+        queryset=BaseModel.objects.none(), required=False, label="Base model", help_text="For a replica with adapters."
+    )
+    whole_model = forms.CharField(
+        required=False,
+        max_length=200,
+        label="Or a customer's whole model",
+        help_text="Its name, ft:…: for a replica that serves this merged or fully trained model alone.",
     )
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.fields["base_model"].queryset = list_base_models(only_installed=True)  # type: ignore[attr-defined]
+
+    def clean_whole_model(self) -> AdapterVersion | None:
+        name = self.cleaned_data["whole_model"].strip()
+        if not name:
+            return None
+        found = AdapterVersion.objects.filter(model_name=name, deleted_at=None).select_related("adapter__base_model")
+        if (version := found.first()) is None:
+            raise forms.ValidationError("No customer has a model of this name.")
+        return version
 
 
 class OptionalJson(forms.JSONField):

@@ -70,6 +70,7 @@ def detail(request: HttpRequest, pool_id: str) -> HttpResponse:
             region=form.cleaned_data["region"],
             memory_bytes=form.memory_bytes,
             is_open=form.cleaned_data["is_open"],
+            serves_whole_models=form.cleaned_data["serves_whole_models"],
             interruptions_per_hour=form.spot_interruptions,
             by=operator_id(request),
         )
@@ -94,6 +95,7 @@ def issue_token(request: HttpRequest, pool_id: str) -> HttpResponse:
             pool=pool,
             kind=form.cleaned_data["kind"],
             base_model=form.cleaned_data["base_model"],
+            whole_model=form.cleaned_data["whole_model"],
             by=operator_id(request),
         )
     except DomainError as error:
@@ -145,6 +147,7 @@ def _edit_form(pool: GpuPool) -> PoolEditForm:
             "region": pool.region,
             "memory_gib": round(pool.memory_bytes / GIB, 2),
             "is_open": pool.is_open,
+            "serves_whole_models": pool.serves_whole_models,
             "is_spot": pool.is_spot,
             "interruptions_per_hour": pool.interruptions_per_hour or None,
         }

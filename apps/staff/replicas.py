@@ -20,7 +20,7 @@ from apps.staff.access import operator_id, operator_view
 @operator_view
 def index(request: HttpRequest) -> HttpResponse:
     """List every replica."""
-    replicas = Replica.objects.select_related("base_model", "worker").order_by("base_model__name", "pk")
+    replicas = _replicas().order_by("base_model__name", "pk")
     rows = [{"replica": replica, "loaded": _loaded(replica).count(), "left": _left(replica)} for replica in replicas]
     return render(request, "staff/replicas.html", {"rows": rows, "checks": list_checks()})
 
@@ -30,7 +30,7 @@ def index(request: HttpRequest) -> HttpResponse:
 @operator_view
 def detail(request: HttpRequest, replica_id: str) -> HttpResponse:
     """Show one replica with the adapters it speaks of, and how its figures are scraped."""
-    replica = get_object_or_404(Replica.objects.select_related("base_model", "worker"), pk=replica_id)
+    replica = get_object_or_404(_replicas(), pk=replica_id)
     spoken = replica.loaded.select_related("adapter_version__adapter", "organization").order_by("state", "pk")
     scrape = f"curl -H 'Authorization: Bearer {metrics_token()}' \\\n  {settings.INTERNAL_URL}/internal/v1/metrics\n"
     context = {
@@ -54,6 +54,10 @@ def drain(request: HttpRequest, replica_id: str) -> HttpResponse:
     words = "gives its adapters to the others" if is_out else "takes adapters again"
     messages.success(request, f"The replica {words}.")
     return redirect("staff:replica_detail", replica_id=replica.pk)
+
+
+def _replicas() -> QuerySet[Replica]:
+    return Replica.objects.select_related("base_model", "worker", "whole_model__adapter", "whole_model__organization")
 
 
 def _loaded(replica: Replica) -> QuerySet[LoadedAdapter]:

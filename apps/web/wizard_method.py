@@ -5,12 +5,13 @@ from typing import Any
 
 from django.http import HttpRequest
 
+from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
 from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.runs import Method, Objective
 from apps.core.errors import DomainError
-from apps.core.templatetags.ui import bytes_
-from apps.finetuning.delivery import whole_model_bytes
+from apps.core.templatetags.ui import bytes_, usd
+from apps.finetuning.delivery import whole_model_bytes, whole_model_prices
 from apps.finetuning.job_files import objective_of
 from apps.finetuning.limits import Kind
 from apps.finetuning.options import PoolQuote
@@ -45,30 +46,41 @@ def method_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         quoted = {key: best_quote(quotes) for key, quotes in plan.quotes_of_kinds(kinds).items()}
     except DomainError as error:
         return after | {"form": form, "problem": error, "needs": "No quote for these choices"}
+    is_any_whole = any(kind.delivered_as != "adapter" for kind in kinds)
+    served = _serving_words(plan.organization, plan.base_model) if is_any_whole else ""
     return after | {
         "form": form,
-        "methods": [_choice(kind, quoted, plan) for kind in kinds],
+        "methods": [_choice(kind, quoted, plan, served) for kind in kinds],
         "quote": quoted.get(form.kind.key),
         "needs": "Mend the marked fields" if form.errors else "",
     }
 
 
-def _choice(kind: Kind, quoted: Mapping[str, PoolQuote | None], plan: Plan) -> dict[str, Any]:
+def _choice(kind: Kind, quoted: Mapping[str, PoolQuote | None], plan: Plan, served: str) -> dict[str, Any]:
     form = plan.form
     assert form is not None and plan.base_model is not None
     return {
         "value": kind.key,
         "title": kind.name,
-        "text": " ".join([_WORDS[kind.key], *_delivery_words(kind, plan.base_model)]),
+        "text": " ".join([_WORDS[kind.key], *_delivery_words(kind, plan.base_model, served)]),
         "quote": quoted.get(kind.key),
         "checked": kind.key == form.kind.key,
     }
 
 
-def _delivery_words(kind: Kind, base_model: BaseModel) -> list[str]:
+def _delivery_words(kind: Kind, base_model: BaseModel, served: str) -> list[str]:
     """Return what is to be known of a result that is not served here as an adapter."""
     if kind.delivered_as == "adapter":
         return []
     size_bytes = whole_model_bytes(base_model=base_model)
     what = "a whole model" if kind.method is Method.FULL else "a merged model, because the engine refuses the adapter"
-    return [f"Delivered as {what}{f', {bytes_(size_bytes)}' if size_bytes else ''}; not served here."]
+    return [f"Delivered as {what}{f', {bytes_(size_bytes)}' if size_bytes else ''}; {served}."]
+
+
+def _serving_words(organization: Organization, base_model: BaseModel) -> str:
+    """Return whether a whole model can answer here, and at which price."""
+    prices = whole_model_prices(organization=organization, base_model=base_model)
+    if prices is None:
+        return "not served here"
+    cost = f", {usd(prices[0])} and {usd(prices[1])} per million tokens in and out" if None not in prices else ""
+    return f"served only on a replica of its own, where the operator gives it one{cost}"

@@ -48,20 +48,14 @@ def enroll(request: HttpRequest) -> HttpResponse:
     worker, token, answer = pools.enroll(request=body)
     if token.base_model is not None:
         replica, replica_token = serving.register_replica(
-            worker_id=worker.pk, base_model=token.base_model, url=body.listen_url
+            worker_id=worker.pk, base_model=token.base_model, url=body.listen_url, whole_model=token.whole_model
         )
         answer = msgspec.structs.replace(
             answer,
             replica_id=replica.pk,
             replica_token=replica_token,
-            base_model={
-                "id": token.base_model.pk,
-                "name": token.base_model.name,
-                "path": token.base_model.path,
-                "repo": token.base_model.repo,
-                "revision": token.base_model.revision,
-                "served_name": token.base_model.served_name,
-            },
+            base_model=serving.describe_model(replica=replica),
+            is_whole_model=token.whole_model is not None,
         )
     return _json(answer)
 
@@ -149,7 +143,7 @@ def _lease(request: HttpRequest, lease_id: str) -> Lease:
 
 def _replica(request: HttpRequest, replica_id: str) -> Replica:
     worker = _worker(request)
-    replica = Replica.objects.select_related("base_model").filter(pk=replica_id, worker=worker).first()
+    replica = Replica.objects.select_related("base_model", "whole_model").filter(pk=replica_id, worker=worker).first()
     if replica is None:
         raise NotFound("No replica of this worker has this id.", param="replica_id")
     return replica

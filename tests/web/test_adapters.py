@@ -17,6 +17,8 @@ from apps.core.models import AuditEntry
 from apps.finetuning.models import FineTuningJob
 from apps.serving.models import Deployment, LoadedAdapter, Replica
 from apps.serving.operations import deploy
+from apps.serving.queries import list_routes
+from tests.api.gateway.process import dedicate, make_whole_model
 from tests.unit.finetuning.conftest import claim, floor  # noqa: F401 - fixtures
 
 
@@ -117,6 +119,24 @@ def test_base_and_tuned_stand_side_by_side_on_both_pages(evaluated, client_for, 
         assert "Exact match" in raw and "0.800" in raw and "better" in raw
         assert "1 row got worse" in raw and "Where is &lt;b&gt;it&lt;/b&gt;?" in raw
         assert "Being certified" in raw
+
+
+def test_a_merged_model_may_be_served_once_it_has_a_replica_of_its_own(organization, floor, client_for, bob):  # noqa: F811
+    version = make_whole_model(organization, floor.base_model)
+    url = f"/adapters/{version.pk}"
+    client = client_for(bob)
+
+    before = text(client.get(url))
+    replica = dedicate(version, "unix:///own")
+    serving = text(client.get(url))
+    stopped = text(client.post(f"{url}/undeploy", follow=True))
+
+    assert "Serve it" not in before and 'id="aliases"' not in before
+    assert "Stop serving" in serving and "Keep it warm" not in serving and 'id="warm"' not in serving
+    assert "Serve it" in stopped
+    client.post(f"{url}/deploy")
+    assert version.model_name in {route.model_name for route in list_routes() if route.upstreams}
+    assert replica.whole_model == version
 
 
 def test_the_merged_model_is_an_archive_of_its_own(evaluated, client_for, vera, charlie, rival):

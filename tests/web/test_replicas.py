@@ -7,7 +7,13 @@ from apps.adapters.models import AdapterVersion
 from apps.serving.metrics import metrics_token, render_metrics
 from apps.serving.models import LoadedAdapter, MeteringCheck, Replica
 from apps.serving.queries import list_routes
-from tests.api.gateway.process import make_adapter, make_replica, make_served_model
+from tests.api.gateway.process import (
+    dedicate,
+    make_adapter,
+    make_replica,
+    make_served_model,
+    make_whole_model,
+)
 
 
 @pytest.fixture
@@ -81,3 +87,15 @@ def test_metrics_name_each_replica_and_adapter_for_those_with_the_token(version,
     assert refused.status_code in (401, 403)
     assert f'anneal_replica_tokens_per_second{{replica="{old.pk}",base_model="small"}} 41.5' in text
     assert f'anneal_adapter_replicas{{model="{version.model_name}",organization="acme"}} 1' in text
+
+
+def test_a_replica_of_a_whole_model_says_whose_it_is(console, organization, version) -> None:
+    whole = make_whole_model(organization, version.adapter.base_model)
+    replica = dedicate(whole, "unix:///own")
+
+    index = console.get("/staff/replicas").content.decode()
+    page = console.get(f"/staff/replicas/{replica.pk}").content.decode()
+
+    assert "whole model" in index
+    assert "one whole model of Acme" in page and whole.model_name in page
+    assert "rank up to" not in page and "Adapters loaded" not in page

@@ -17,6 +17,7 @@ from apps.core.models import AuditEntry, OutboxMessage
 from apps.finetuning import stopping
 from apps.finetuning.models import GpuPool, Worker, WorkerToken
 from apps.finetuning.quotas import get_quota
+from tests.api.gateway.process import make_whole_model
 from tests.factories.finetuning import Floor, give_credit, make_job
 from tests.twins.control_plane import serve_control_plane
 
@@ -153,6 +154,25 @@ def test_a_replica_needs_a_base_model(console, floor):
 
     assert response.status_code == 422
     assert not WorkerToken.objects.exists()
+
+
+def test_a_pool_that_allows_it_admits_a_replica_for_one_whole_model(console, floor, organization):
+    version = make_whole_model(organization, floor.base_model)
+    pool, token = f"/staff/pools/{floor.pool.pk}", f"/staff/pools/{floor.pool.pk}/token"
+    body = {"kind": "replica", "whole_model": version.model_name}
+
+    refused = console.post(token, body)
+    hidden = console.get(pool).content.decode()
+    console.post(pool, {"region": "eu", "memory_gib": "12", "is_open": "on", "serves_whole_models": "on"})
+    shown = console.get(pool).content.decode()
+    unknown = console.post(token, body | {"whole_model": "ft:nobody"})
+    admitted = console.post(token, body)
+
+    assert (refused.status_code, unknown.status_code, admitted.status_code) == (422, 422, 200)
+    assert "No customer has a model of this name." in unknown.content.decode()
+    assert ('name="whole_model"' in hidden, 'name="whole_model"' in shown) == (False, True)
+    assert "--kind replica --token annt_" in admitted.content.decode()
+    assert WorkerToken.objects.get().whole_model == version
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from apps.catalog.operations import set_price
 from apps.core.clock import db_now
 from apps.datasets.inspecting import inspect_version
 from apps.finetuning.models import FineTuningJob, Worker
@@ -74,6 +75,22 @@ def test_a_merged_result_and_its_price_stand_in_the_review(floor, chosen, page, 
     assert '"use_dora": True' in review  # the Python to copy
     assert (job.method, job.hyperparameters["use_dora"], job.hyperparameters["use_rslora"]) == ("lora", True, True)
     assert job.requested["exports"] == ["merged_16bit"]
+
+
+def test_where_a_pool_serves_whole_models_that_and_their_price_are_told_before_training(floor, chosen, page) -> None:
+    floor.pool.serves_whole_models = True
+    floor.pool.save()
+    for way, nano in (("input", 20_000_000), ("output", 80_000_000)):
+        sku = f"inference:{way}:{floor.base_model.name}"
+        set_price(sku=sku, unit="tokens", price_nano=nano, per=1_000_000, by="system", now=db_now())
+
+    body = page(chosen | {"step": "method"})
+    review = page(chosen | {"method": "dora", "epochs": "3", "pool": floor.pool.name})
+
+    assert "not served here" not in body
+    assert "where the operator gives it one, $0.02 and $0.08 per million tokens in and out." in body
+    assert "a model, served only on a replica of its own" in review
+    assert "It answers where the operator gives it a replica of its own: ask for one." in review
 
 
 def test_a_value_shown_for_another_method_is_chosen_anew_and_one_set_is_kept(chosen, page) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from django.core.management import call_command
 
-from tests.api.gateway.process import GatewayProcess, World, make_world, running_gateway
+from tests.api.gateway.process import GatewayProcess, Tenant, World, make_tenant, make_world, running_gateway
 from tests.api.gateway.scripted_engine import ScriptedEngine
 
 
@@ -46,6 +46,12 @@ def world(engine) -> World:
 def gateway(world, home) -> Iterator[GatewayProcess]:
     with running_gateway(home) as gateway:
         yield gateway
+
+
+@pytest.fixture
+def tenant(world, gateway) -> Tenant:
+    """A customer with credit whom no other test charges."""
+    return make_tenant("Northline", world.base_model)
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,7 @@ from apps.core.clock import db_now
 from apps.core.ids import new_id, new_ulid
 from apps.core.sealing import place_of, seal
 from apps.serving.models import Deployment, LoadedAdapter, Replica
+from apps.serving.whole_models import give_place
 from tests.api.gateway.scripted_engine import TOKEN
 from tests.factories.accounts import make_key, make_organization, make_user
 
@@ -36,6 +37,8 @@ USD = 1_000_000_000
 INPUT_NANO, OUTPUT_NANO, PER = 50_000_000, 200_000_000, 1_000_000
 BASE_MODEL = "tiny"
 CONTEXT_LENGTH = 512
+HI = [{"role": "user", "content": "Hi"}]
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 
 
 class GatewayProcess:
@@ -215,29 +218,37 @@ def give_credit(organization: Organization, amount_nano: int) -> None:
 
 def make_adapter(organization: Organization, base_model: BaseModel) -> AdapterVersion:
     """An adapter that every replica of its base model has loaded."""
-    ulid = new_ulid()
-    version = AdapterVersion.objects.create(
-        organization=organization,
-        adapter=Adapter.objects.create(organization=organization, name="bot", base_model=base_model),
-        number=1,
-        model_name=f"ft:{base_model.name}:{organization.slug}:bot:{ulid[-8:]}",
-        lora_name=f"a-{ulid}",
-        source="run_test",
-        object_prefix="nowhere",
-        manifest={"files": []},
-        manifest_sha256="0" * 64,
-        bytes=1,
-        rank=8,
-        target_modules=["q_proj"],
-        method="lora",
-        chat_template_sha256="0" * 64,
-    )
+    version = make_version(organization, base_model)
     Deployment.objects.create(organization=organization, adapter_version=version)
     for replica in base_model.replicas.all():
         LoadedAdapter.objects.create(
             organization=organization, replica=replica, adapter_version=version, state="loaded"
         )
     return version
+
+
+def make_version(organization: Organization, base_model: BaseModel, **fields: object) -> AdapterVersion:
+    """A version that nothing serves."""
+    ulid = new_ulid()
+    return AdapterVersion.objects.create(
+        organization=organization,
+        adapter=Adapter.objects.create(organization=organization, name="bot", base_model=base_model),
+        number=1,
+        model_name=f"ft:{base_model.name}:{organization.slug}:bot:{ulid[-8:]}",
+        lora_name=f"a-{ulid}",
+        source="run_test",
+        manifest_sha256="0" * 64,
+        bytes=1,
+        rank=8,
+        target_modules=["q_proj"],
+        method="lora",
+        chat_template_sha256="0" * 64,
+        **{"object_prefix": "nowhere", "manifest": {"files": []}} | fields,
+    )
+
+
+def error_of(response: httpx.Response) -> dict:
+    return response.json()["error"]
 
 
 def usage_of(tenant: Tenant) -> list[UsageEvent]:
@@ -247,3 +258,22 @@ def usage_of(tenant: Tenant) -> list[UsageEvent]:
 def wait_for_usage(tenant: Tenant, count: int) -> list[UsageEvent]:
     """Return the organization's usage once `count` requests are in the database."""
     return wait_until(lambda: len(found := usage_of(tenant)) >= count and found, f"{count} requests were not recorded")
+
+
+def make_whole_model(organization: Organization, base_model: BaseModel) -> AdapterVersion:
+    """A result that no engine loads as an adapter, merged: nothing serves it yet."""
+    files = [{"name": name, "bytes": 2, "sha256": "0" * 64} for name in ("config.json", "model.safetensors")]
+    merged = {"kind": "merged_16bit", "object_prefix": "merged", "manifest": {"files": files}, "bytes": 4}
+    return make_version(organization, base_model, status="files_only", exports=[merged])
+
+
+def dedicate(version: AdapterVersion, url: str) -> Replica:
+    """A replica of its own for a whole model, which answers."""
+    replica = make_replica(version.adapter.base_model, url)
+    Replica.objects.filter(pk=replica.pk).update(whole_model=version)
+    give_place(replica=replica, version=version)
+    LoadedAdapter.objects.create(
+        organization_id=version.organization_id, replica=replica, adapter_version=version, state="loaded"
+    )
+    replica.refresh_from_db()
+    return replica

@@ -62,6 +62,23 @@ class ControlPlane:
             files=tuple(self._sign(lora_name, name, data) for name, data in files.items()),
         )
 
+    def serve_whole(self, files: dict[str, bytes], *, served_name: str) -> None:
+        """Give the replica one whole model instead of the base model; before it enrols."""
+        named = {"id": "adpv_whole", "name": "ft:whole", "served_name": served_name}
+        self.enrollment = msgspec.structs.replace(self.enrollment, base_model=named, is_whole_model=True)
+        self._desired = msgspec.structs.replace(
+            self._desired,
+            base_lora_served_name=served_name,
+            base_model_sha256=hashlib.sha256(files["model.safetensors"]).hexdigest(),
+            model_files=tuple(self._sign(served_name, name, data) for name, data in files.items()),
+        )
+
+    def withdraw(self) -> None:
+        """The whole model was deleted."""
+        self._desired = msgspec.structs.replace(
+            self._desired, generation=self._desired.generation + 1, model_files=(), is_withdrawn=True
+        )
+
     def want(self, *adapters: DesiredAdapter) -> int:
         """Desire exactly these; returns the new generation."""
         state = msgspec.structs.replace(

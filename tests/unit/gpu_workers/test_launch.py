@@ -103,3 +103,13 @@ def test_a_serving_agent_says_which_variable_is_wrong(tmp_path: Path) -> None:
     assert read_serving_config(environ).capacity == 0
     with pytest.raises(ConfigError, match="ANNEAL_REPLICA_CACHE_BYTES"):
         read_serving_config(environ | {"ANNEAL_REPLICA_CACHE_BYTES": "much"})
+
+
+def test_a_whole_model_is_served_without_any_room_for_adapters(config: EngineConfig) -> None:
+    alone = ReplicaBase(served_name="b-own", path="/models/own", has_adapters=False)
+
+    command = build_command(config, alone, model_path="/models/own", socket_path=Path("/run/vllm.sock"))
+
+    assert not [word for word in command if "lora" in word]
+    assert command[command.index("--served-model-name") + 1] == "b-own"
+    assert "--enable-force-include-usage" in command

@@ -1,0 +1,87 @@
+"""Merged and fully trained models: what no engine loads as an adapter answers from a replica of its own.
+
+An operator admits such a replica for one version. It has one fixed placement, so that routes, states, aliases and
+metrics know it like any adapter that one replica alone may hold.
+"""
+
+import datetime
+from typing import Any
+
+from django.db.models import F
+
+from apps.adapters.models import AdapterVersion
+from apps.adapters.queries import find_whole_model
+from apps.contracts.runs import SignedFile
+from apps.contracts.serving import DesiredState, LoadState, ObservedState
+from apps.core.errors import InvalidState
+from apps.core.object_store import store
+from apps.core.tenancy import system
+from apps.serving.models import Deployment, LoadedAdapter, Placement, Replica
+
+_URL_SECONDS = 3600
+_WEIGHTS = "model.safetensors"
+
+
+def has_replica(*, version: AdapterVersion) -> bool:
+    """Tell whether an operator has admitted a replica for this version alone."""
+    return Replica.objects.filter(whole_model=version).exists()
+
+
+def require_replica(*, version: AdapterVersion) -> None:
+    """Raise InvalidState for a version that only a replica of its own could serve, while it has none."""
+    if version.status == "files_only" and not has_replica(version=version):
+        raise InvalidState(
+            "The engine cannot load this result as an adapter, and no replica serves it as a whole model: download it, "
+            "or ask the operator of this installation for one."
+        )
+
+
+def give_place(*, replica: Replica, version: AdapterVersion) -> None:
+    """Let the replica serve the version and nothing else; it answers at once unless its owner has stopped it before."""
+    place = {"organization_id": version.organization_id, "adapter_version": version}
+    Placement.objects.create(replica=replica, **place)
+    if not Deployment.objects.filter(adapter_version=version).exists():
+        Deployment.objects.create(**place)
+
+
+def desired_whole_model(*, replica: Replica, version: AdapterVersion) -> DesiredState:
+    """Return the files the replica serves, with URLs that expire; of a deleted model that it is to go."""
+    files: tuple[SignedFile, ...] = ()
+    if version.deleted_at is None:
+        prefix, manifest = find_whole_model(version=version)
+        files = tuple(_signed(prefix, file) for file in manifest["files"])
+    return DesiredState(
+        replica_id=replica.pk,
+        base_lora_served_name=version.whole_model_name,
+        base_model_sha256=next((file.sha256 for file in files if file.name == _WEIGHTS), ""),
+        generation=replica.generation,
+        adapters=(),
+        model_files=files,
+        is_withdrawn=version.deleted_at is not None,
+    )
+
+
+def _signed(prefix: str, file: dict[str, Any]) -> SignedFile:
+    url = store().signed_url(f"{prefix}/{file['name']}", "GET", expires_seconds=_URL_SECONDS, base="internal")
+    return SignedFile(name=file["name"], sha256=file["sha256"], bytes=file["bytes"], url=url)
+
+
+def note_whole_model(*, replica: Replica, observed: ObservedState, now: datetime.datetime) -> None:
+    """Take in whether the replica's one model answers."""
+    assert replica.whole_model is not None
+    LoadedAdapter.objects.update_or_create(
+        replica=replica,
+        adapter_version=replica.whole_model,
+        defaults={
+            "organization_id": replica.whole_model.organization_id,
+            "state": LoadState.LOADED if observed.is_ready else LoadState.LOADING,
+            "reason": "" if observed.is_ready else observed.reason[:300],
+            "observed_at": now,
+        },
+    )
+
+
+def withdraw(*, version: AdapterVersion) -> None:
+    """Have the replicas of a deleted model look again: they end its engine and delete its files."""
+    with system():  # replicas are shared by all tenants, and so is what they are told
+        Replica.objects.filter(whole_model=version).update(generation=F("generation") + 1)

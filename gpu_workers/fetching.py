@@ -1,0 +1,57 @@
+"""Files of the object store onto this machine's disk: by signed URLs, bounded, hashed and durable."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import httpx
+
+from apps.contracts.runs import SignedFile
+
+OpenObject = Callable[[str], AbstractContextManager[Iterator[bytes]]]  # opens a signed URL
+
+
+class Unfetchable(Exception):
+    """The file could not be had here now; the message says why."""
+
+
+def fetch(file: SignedFile, target: Path, open_object: OpenObject) -> None:
+    """Write the file to `target`, checked against its size and SHA-256. Raises Unfetchable, OSError."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with open_object(file.url) as chunks, open(target, "wb") as output:
+            for chunk in chunks:
+                size += len(chunk)
+                if size > file.bytes:
+                    break
+                digest.update(chunk)
+                output.write(chunk)
+            output.flush()
+            os.fsync(output.fileno())
+    except httpx.HTTPError as error:
+        raise Unfetchable(f"{file.name} could not be downloaded ({type(error).__name__}).") from error
+    if size != file.bytes or digest.hexdigest() != file.sha256:
+        raise Unfetchable(f"{file.name} arrived damaged: its size or SHA-256 differs.")
+
+
+def hash_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder, read-only or not; one that is not there is fine."""
+    if path.is_dir():
+        path.chmod(0o700)
+        shutil.rmtree(path)

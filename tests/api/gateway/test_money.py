@@ -1,0 +1,176 @@
+"""What a request costs and who may go on asking: charges, slices, limits."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+from django.db import transaction
+
+from apps.accounts.operations import issue_member_token
+from apps.accounts.queries import KeyLimits
+from apps.billing.models import Hold
+from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
+from apps.billing.usage import rate_usage
+from apps.contracts.evaluation import Grader, GraderKind
+from apps.contracts.worker_api import JudgeAccess
+from apps.core.clock import db_now
+from apps.core.money import rated
+from apps.finetuning.quotas import set_quota
+from gpu_workers.train.judging import Judge, Question
+from tests.api.gateway.process import (
+    BASE_MODEL,
+    HI,
+    INPUT_NANO,
+    OUTPUT_NANO,
+    PER,
+    USD,
+    error_of,
+    make_tenant,
+    usage_of,
+    wait_for_usage,
+    wait_until,
+)
+from tests.api.gateway.scripted_engine import Script
+from tests.factories.accounts import make_key
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_customer_who_leaves_stops_the_engine_and_pays_for_what_it_wrote(gateway, tenant, engine, is_streamed):
+    text = f"endless {is_streamed}"
+    engine.scripts[text] = Script(tokens=("word ",) * 400, delay_seconds=0.02, prompt_tokens=5)
+    body = {"model": BASE_MODEL, "messages": [{"role": "user", "content": text}], "stream": is_streamed}
+
+    with gateway.left(tenant.key, "/v1/chat/completions", body):
+        wait_until(lambda: engine.generated.get(text, 0) > 5, "the engine does not write")
+
+    event = wait_for_usage(tenant, 1)[0]
+    written = engine.generated[text]
+    assert (event.finish, event.input_tokens) == ("aborted", 5)
+    assert 0 < event.output_tokens <= written < 100
+    assert written - event.output_tokens <= 2
+
+
+def test_what_was_used_is_charged_exactly_and_the_slice_is_returned(gateway, tenant):
+    client = gateway.openai(tenant.key)
+    for _ in range(5):
+        client.chat.completions.create(model=BASE_MODEL, messages=HI)
+    events = wait_for_usage(tenant, 5)
+
+    rate_usage()
+
+    cost = rated(quantity=sum(e.input_tokens for e in events), price_nano=INPUT_NANO, per=PER)
+    cost += rated(quantity=sum(e.output_tokens for e in events), price_nano=OUTPUT_NANO, per=PER)
+    spending = get_spending(organization=tenant.organization)
+    assert (spending.inference_nano, spending.unrated_requests) == (cost, 0)
+    assert spending.tokens_billed == sum(e.input_tokens + e.output_tokens for e in events)
+    held = Hold.objects.filter(organization=tenant.organization, purpose="inference")
+    wait_until(lambda: not held.filter(status="open").exists(), "the slice was kept", seconds=15)
+    balance = get_balance(organization=tenant.organization)
+    assert (balance.available_nano, balance.held_nano) == (10 * USD - cost, 0)
+    assert get_ledger_sum_nano() == 0
+
+
+def test_an_exhausted_balance_is_refused_once_and_for_good(gateway, world):
+    poor = make_tenant("Poor", world.base_model, credit_nano=0)
+    body = {"model": BASE_MODEL, "messages": HI}
+
+    answer = gateway.http(poor.key).post("/v1/chat/completions", json=body)
+    with pytest.raises(openai.RateLimitError) as refused:
+        gateway.openai(poor.key, max_retries=2).chat.completions.create(**body)
+
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (429, "false")
+    assert refused.value.code == "insufficient_quota"
+    assert error_of(answer)["required_nano"] > 0
+    assert usage_of(poor) == []
+
+
+def test_many_requests_at_once_spend_no_more_than_there_is(gateway, world, engine):
+    engine.scripts["spend"] = Script(prompt_tokens=20, tokens=("x",) * 50, delay_seconds=0.001)
+    one = rated(quantity=20, price_nano=INPUT_NANO, per=PER) + rated(quantity=50, price_nano=OUTPUT_NANO, per=PER)
+    poor = make_tenant("Few", world.base_model, credit_nano=12 * one)
+    body = {"model": BASE_MODEL, "prompt": "spend", "max_tokens": 50}
+
+    with gateway.http(poor.key) as http, ThreadPoolExecutor(12) as lanes:
+        statuses = list(lanes.map(lambda _: http.post("/v1/completions", json=body).status_code, range(30)))
+
+    served = statuses.count(200)
+    assert set(statuses) == {200, 429}
+    assert 5 <= served <= 12
+    wait_for_usage(poor, served)
+    rate_usage()
+    assert get_spending(organization=poor.organization).inference_nano == served * one
+    assert get_ledger_sum_nano() == 0
+
+
+def test_requests_above_the_limit_per_minute_are_told_when_to_come_back(gateway, world):
+    limited = make_tenant("Limited", world.base_model)
+    with transaction.atomic():
+        set_quota(organization=limited.organization, by="system", now=db_now(), requests_per_minute=2)
+    http = gateway.http(limited.key)
+
+    answers = [http.post("/v1/chat/completions", json={"model": BASE_MODEL, "messages": HI}) for _ in range(3)]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert int(answers[2].headers["retry-after"]) >= 1
+    assert error_of(answers[2])["code"] == "rate_limit_exceeded"
+    assert [answer.headers["x-ratelimit-limit-requests"] for answer in answers] == ["2"] * 3
+    assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["1", "0", "0"]
+    assert answers[0].headers["x-ratelimit-limit-tokens"]
+
+
+def test_a_key_has_limits_of_its_own(gateway, world):
+    limited = make_tenant("Narrow", world.base_model)
+    narrow = make_key(limited.organization, limited.owner, limits=KeyLimits(tokens_per_minute=50))
+    body = {"model": BASE_MODEL, "messages": HI, "max_tokens": 40}
+
+    first, second = (gateway.http(narrow).post("/v1/chat/completions", json=body) for _ in range(2))
+    other = gateway.http(limited.key).post("/v1/chat/completions", json=body)
+
+    assert (first.status_code, first.headers["x-ratelimit-limit-tokens"]) == (200, "50")
+    assert (second.status_code, other.status_code) == (429, 200)
+    assert "This key's limit is 50 tokens per minute" in error_of(second)["message"]
+
+
+def test_a_members_token_is_metered_and_limited_like_any_key(gateway, world):
+    limited = make_tenant("Playground", world.base_model)
+    with transaction.atomic():
+        set_quota(organization=limited.organization, by="system", now=db_now(), requests_per_minute=2)
+        token = issue_member_token(organization=limited.organization, user=limited.owner, now=db_now())
+    body = {"model": limited.model_name, "messages": HI}
+
+    answers = [gateway.http(key).post("/v1/chat/completions", json=body) for key in (limited.key, token, token)]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert error_of(answers[2])["code"] == "rate_limit_exceeded"
+    by_key, by_token = sorted(wait_for_usage(limited, 2), key=lambda event: event.key_id == token.key.pk)
+    assert (by_key.key_id, by_token.key_id) == (limited.key.key.pk, token.key.pk)
+    used = ("model_name", "input_tokens", "output_tokens", "input_price_id", "output_price_id")
+    assert [getattr(by_token, name) for name in used] == [getattr(by_key, name) for name in used]
+    rate_usage()
+    cost = rated(quantity=2 * by_key.input_tokens, price_nano=INPUT_NANO, per=PER)
+    cost += rated(quantity=2 * by_key.output_tokens, price_nano=OUTPUT_NANO, per=PER)
+    assert get_spending(organization=limited.organization).inference_nano == cost > 0
+
+
+def test_a_judges_calls_are_metered_and_billed_like_any_other(gateway, tenant, engine):
+    """The worker's own judge before the gateway's process, with the key that a run's worker is given."""
+    question = Question(question="The colour?", reference="red", answer="It is red.")
+    material = {"question": "The colour?", "reference_answer": "red", "answer": "It is red."}
+    engine.scripts[json.dumps(material)] = Script(tokens=('{"score', '": 4', "}"), prompt_tokens=40)
+    with transaction.atomic():
+        issued = issue_member_token(organization=tenant.organization, user=tenant.owner, now=db_now(), name="Judge")
+    access = JudgeAccess(url="http://gateway/v1", key=issued.secret, model=tenant.model_name)
+    grader = Grader(kind=GraderKind.JUDGE, model=tenant.model_name)
+    transport = httpx.HTTPTransport(uds=str(gateway.socket))
+
+    found = Judge(grader, access, seconds=30, transport=transport).judge([question] * 3)
+
+    assert (found.scores, found.calls, found.trouble) == ([0.75] * 3, 3, "")
+    events = wait_for_usage(tenant, 3)
+    assert {event.key_id for event in events} == {issued.key.pk}
+    billed = sum(event.input_tokens for event in events), sum(event.output_tokens for event in events)
+    assert billed == (found.input_tokens, found.output_tokens) == (120, 9)

@@ -1,0 +1,175 @@
+"""Where a request goes: cold and loading adapters, aliases, and replicas that fail."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from time import sleep
+
+import openai
+import pytest
+from django.db import transaction
+
+from apps.adapters.models import AdapterVersion
+from apps.core.clock import db_now
+from apps.gateway.routes import LONGEST_LOAD_SECONDS, REFRESH_SECONDS
+from apps.serving.aliases import point_alias
+from apps.serving.models import Alias, Deployment, LoadedAdapter
+from apps.serving.operations import desired_state
+from tests.api.gateway.process import (
+    BASE_MODEL,
+    HI,
+    error_of,
+    make_adapter,
+    make_served_model,
+    wait_for_usage,
+    wait_until,
+)
+from tests.api.gateway.scripted_engine import Script
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_model_without_replica_asks_the_client_to_come_back(gateway, world):
+    make_served_model("waiting")
+    http = gateway.http(world.acme.key)
+    body = {"model": "waiting", "messages": HI}
+
+    answer = wait_until(
+        lambda: (found := http.post("/v1/chat/completions", json=body)).status_code == 503 and found, "no 503"
+    )
+
+    assert answer.headers["retry-after"]
+    assert "x-should-retry" not in answer.headers
+
+
+def test_a_request_waits_for_an_adapter_that_is_being_loaded(gateway, world):
+    with transaction.atomic():  # no moment in which it is loaded
+        version = make_adapter(world.acme.organization, world.base_model)
+        loading = LoadedAdapter.objects.filter(adapter_version=version)
+        loading.update(state="loading")
+    http = gateway.http(world.acme.key)
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(http.post, "/v1/chat/completions", json={"model": version.model_name, "messages": HI})
+        sleep(REFRESH_SECONDS + 0.5)  # the request came before the gateway had ever heard the name
+        was_waiting = not answer.done()
+        loading.update(state="loaded")
+
+        assert answer.result().status_code == 200, answer.result().text
+    assert was_waiting
+
+
+def test_a_request_for_a_cold_adapter_asks_for_it_back_and_waits(gateway, world, engine):
+    with transaction.atomic():  # no moment in which it is loaded
+        base_model = make_served_model("crowded", engine.url)
+        base_model.replicas.update(capacity=1)
+        version, held = (make_adapter(world.acme.organization, base_model) for _ in range(2))
+        LoadedAdapter.objects.filter(adapter_version=version).delete()
+        Deployment.objects.filter(adapter_version=version).update(created_at="2000-01-01T00:00Z")
+    replica = base_model.replicas.get()
+    http = gateway.http(world.acme.key)
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(http.post, "/v1/chat/completions", json={"model": version.model_name, "messages": HI})
+        wait_until(
+            lambda: [a.version_id for a in desired_state(replica=replica).adapters] == [version.pk], "not asked back"
+        )
+        LoadedAdapter.objects.filter(adapter_version=held).delete()
+        LoadedAdapter.objects.create(
+            organization=world.acme.organization, replica=replica, adapter_version=version, state="loaded"
+        )
+
+        assert answer.result().status_code == 200, answer.result().text
+    replica.refresh_from_db()
+    assert replica.generation > 0
+
+
+def test_an_alias_answers_by_its_version_and_a_canary_by_its_share(gateway, world):
+    tenant = world.acme
+    version = AdapterVersion.objects.get(model_name=tenant.model_name)
+    alias = point_alias(version=version, name="production", by="system", now=db_now())
+    other = make_adapter(tenant.organization, world.base_model)
+    http = gateway.http(tenant.key)
+    body = {"model": alias.model_name, "messages": HI}
+
+    def answered() -> str:
+        return http.post("/v1/chat/completions", json=body).json()["model"]
+
+    assert answered() == version.model_name
+    assert gateway.http(world.rival.key).post("/v1/chat/completions", json=body).status_code == 404
+    Alias.objects.filter(pk=alias.pk).update(canary_version=other, canary_percent=50)
+    wait_until(lambda: answered() == other.model_name, "the canary never answered")
+    assert version.model_name in {answered() for _ in range(30)}
+    Alias.objects.filter(pk=alias.pk).update(version=other, canary_version=None, canary_percent=0)
+    wait_until(lambda: {answered() for _ in range(20)} == {other.model_name}, "the old version answers still")
+
+
+def test_an_adapter_that_no_replica_could_load_is_not_waited_for(gateway, world):
+    with transaction.atomic():  # no moment in which it is loaded
+        version = make_adapter(world.acme.organization, world.base_model)
+        LoadedAdapter.objects.filter(adapter_version=version).update(state="failed")
+
+    answer = gateway.http(world.acme.key).post(
+        "/v1/chat/completions", json={"model": version.model_name, "messages": HI}, timeout=LONGEST_LOAD_SECONDS / 2
+    )
+
+    assert (answer.status_code, error_of(answer)["param"]) == (503, "model")
+
+
+def test_a_model_without_a_price_gives_nothing_away(gateway, world, engine):
+    make_served_model("unpriced", engine.url, is_priced=False)
+    http = gateway.http(world.acme.key)
+    body = {"model": "unpriced", "messages": HI}
+
+    answer = wait_until(
+        lambda: (found := http.post("/v1/chat/completions", json=body)).status_code == 503 and found, "no 503"
+    )
+
+    assert (error_of(answer)["code"], answer.headers["x-should-retry"]) == ("price_not_set", "false")
+    assert "price" in error_of(answer)["message"]
+
+
+def test_another_replica_answers_when_one_cannot_be_reached(gateway, world, home, engine):
+    make_served_model("pair", f"unix://{home}/nobody.sock", engine.url)
+    http = gateway.http(world.acme.key)
+    wait_until(
+        lambda: http.post("/v1/completions", json={"model": "pair", "prompt": "Hi"}).status_code == 200, "no answer"
+    )
+
+    answers = [http.post("/v1/completions", json={"model": "pair", "prompt": "Hi"}) for _ in range(4)]
+
+    assert {answer.status_code for answer in answers} == {200}
+
+
+@pytest.mark.parametrize("script", [Script(status=503), Script(finish="abort", tokens=()), Script(fails_after=0)])
+def test_no_answer_at_all_is_a_503_that_costs_nothing(gateway, tenant, engine, script):
+    engine.scripts["nothing"] = script
+
+    answer = gateway.http(tenant.key).post(
+        "/v1/chat/completions",
+        json={"model": BASE_MODEL, "messages": [{"role": "user", "content": "nothing"}], "stream": True},
+    )
+
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"]
+    event = wait_for_usage(tenant, 1)[0]
+    assert (event.finish, event.input_tokens, event.output_tokens) == ("error", 0, 0)
+
+
+@pytest.mark.parametrize("ending", [{"fails_after": 2}, {"breaks_after": 2}, {"finish": "abort"}])
+def test_a_stream_that_fails_midway_ends_in_an_error_without_done_and_costs_nothing(gateway, tenant, engine, ending):
+    engine.scripts["fail"] = Script(delay_seconds=0.02, **ending)
+    messages = [{"role": "user", "content": "fail"}]
+
+    with pytest.raises(openai.APIError) as failed:
+        list(gateway.openai(tenant.key).chat.completions.create(model=BASE_MODEL, messages=messages, stream=True))
+    raw = gateway.http(tenant.key).post(
+        "/v1/chat/completions", json={"model": BASE_MODEL, "messages": messages, "stream": True}
+    )
+    whole = gateway.http(tenant.key).post("/v1/chat/completions", json={"model": BASE_MODEL, "messages": messages})
+
+    assert "vllm" not in failed.value.message
+    assert "[DONE]" not in raw.text
+    last = json.loads(raw.text.strip().split("\n\n")[-1].removeprefix("data: "))
+    assert last["error"]["code"] == "engine_error"
+    assert whole.status_code == 503
+    assert {(event.finish, event.output_tokens) for event in wait_for_usage(tenant, 3)} == {("error", 0)}
