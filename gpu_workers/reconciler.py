@@ -318,17 +318,16 @@ class Reconciler:
             if adapter.lora_name in models or not is_due:
                 continue
             path = await self._fetch(adapter, base)
-            if path is None or not self._is_cleared(adapter, path, base):
-                continue
-            await self._load(adapter.lora_name, path)
+            if path is not None:
+                await self._load(adapter.lora_name, path)
             if self._engine_state != state:
                 raise EngineDown("restarting")
             self._open_door_if_met()
-            if self.door.count_in_flight():
+            if path is not None and self.door.count_in_flight():
                 await asyncio.sleep(1.0)  # each load holds up everybody's tokens for a moment
 
     async def _fetch(self, adapter: DesiredAdapter, base: BaseIdentity) -> Path | None:
-        """Return the folder with the adapter's checked files, None where it is settled that there is none now."""
+        """Return the folder with the checked files of an adapter that may be loaded; None where it may not be, now."""
         name = adapter.lora_name
         if LORA_NAME.fullmatch(name) is None:
             self._reject(name, "The engine name is not one of ours.")
@@ -336,7 +335,8 @@ class Reconciler:
             self._postpone(name, "The replica holds as many adapters as it can.")
         else:
             try:
-                return await asyncio.to_thread(self._store.ensure, adapter, base)
+                path = await asyncio.to_thread(self._store.ensure, adapter, base)
+                return path if self._is_cleared(adapter, path, base) else None
             except AdapterRejected as rejection:
                 self._reject(name, str(rejection))
             except AdapterUnavailable as trouble:
