@@ -1,6 +1,10 @@
 """A new adapter version meets the canary engine first: what dies or is refused there never reaches the customers'."""
 
 import asyncio
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -12,10 +16,13 @@ from apps.contracts.serving import DesiredAdapter, DesiredState, LoadState, Obse
 from apps.contracts.worker_api import EnrollResponse
 from gpu_workers.canary_engine import DEADLY, IDLE_SECONDS, START_SECONDS, CanaryEngine
 from gpu_workers.config import ServingConfig, WorkerConfig
-from gpu_workers.engine import EnginePaths, EngineState
+from gpu_workers.engine import EnginePaths, EngineState, read_engine_state
 from gpu_workers.private_files import write_private
-from gpu_workers.process_tree import Process
+from gpu_workers.process_tree import Process, is_alive, list_descendants, list_session
 from gpu_workers.reconciler import Reconciler
+from tests.engines.serving.adapters import make_arrays, make_files
+from tests.engines.serving.replica import ROOT
+from tests.engines.serving.replica import START_SECONDS as REAL_START_SECONDS
 
 BASE = "b-demo"
 
@@ -32,6 +39,7 @@ class Engine:
 
     def __init__(self, title: str, paths: EnginePaths, events: list[str]) -> None:
         self.title, self.paths, self.events = title, paths, events
+        self.model = "/m"
         self.loaded: dict[str, str] = {}
         self.corrupted = 0
         self.starts = 0
@@ -67,10 +75,14 @@ class Engine:
         await self._runner.setup()
         await web.UnixSite(self._runner, str(self.paths.socket)).start()
         state = EngineState(
-            generation=self.generation, served_name=BASE, model_path="/m", launcher=Process(1, 1),
+            generation=self.generation, served_name=BASE, model_path=self.model, launcher=Process(1, 1),
             keeper=Process(1, 1), max_loras=2, max_lora_rank=16, max_cpu_loras=8,
         )  # fmt: skip
         write_private(self.paths.state, msgspec.json.encode(state))
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
 
     async def stop(self) -> None:
         if self._runner is not None:
@@ -78,7 +90,7 @@ class Engine:
         self._runner = None
 
     async def _models(self, _: web.Request) -> web.Response:
-        models = {BASE: "/m"} | self.loaded
+        models = {BASE: self.model} | self.loaded
         return web.json_response({"data": [{"id": name, "root": root} for name, root in models.items()]})
 
     async def _metrics(self, _: web.Request) -> web.Response:
@@ -172,6 +184,9 @@ class Stage:
 
     def seen(self, name: str) -> ObservedAdapter:
         return next(row for row in self.reconciler.observe().adapters if row.lora_name == name)
+
+    def state_of(self, name: str) -> LoadState | None:
+        return next((row.state for row in self.reconciler.observe().adapters if row.lora_name == name), None)
 
 
 def adapter(name: str, *, is_tried: bool = False) -> DesiredAdapter:
@@ -315,3 +330,55 @@ def test_an_engine_that_nobody_wants_any_more_is_ended(tmp_path: Path) -> None:
         assert stage.events[-1] == "canary ended"
 
     make_stage(tmp_path)(script)
+
+
+def read_log(folder: Path) -> str:
+    return (folder / "canary.log").read_text()
+
+
+def test_real_vllm_tries_both_is_ended_when_idle_and_leaves_no_process(tmp_path: Path) -> None:
+    model = ROOT / "demo" / "base_model"
+    arrays = make_arrays(model)
+    idle = {name: array * 0 if ".lora_B." in name else array for name, array in arrays.items()}
+    noop = name_of("noop")
+    for name, files in ((GOOD, make_files(arrays)), (noop, make_files(idle))):
+        (tmp_path / name).mkdir()
+        for file, content in files.items():
+            (tmp_path / name / file).write_bytes(content)
+    environment = os.environ | {
+        "ANNEAL_WORK_DIR": str(tmp_path),
+        "ANNEAL_ENGINE_MAX_LORAS": "2",
+        "ANNEAL_ENGINE_MAX_LORA_RANK": "16",
+        "ANNEAL_CANARY_KV_CACHE_BYTES": str(64 * 2**20),
+    }
+
+    async def script(stage: Stage) -> None:
+        stage.shared.model = str(model)
+        await stage.shared.restart()
+        stage.trial.starts_never = True  # the real launcher reads its files instead
+        deadline = time.monotonic() + REAL_START_SECONDS
+        while {stage.state_of(name) for name in (GOOD, noop)} & {LoadState.LOADING, None}:
+            assert launcher.poll() is None and time.monotonic() < deadline, read_log(tmp_path)[-3000:]
+            await stage.turn(seconds=0)
+            await asyncio.sleep(0.2)
+
+        assert stage.state_of(GOOD) is LoadState.LOADED
+        assert stage.state_of(noop) is LoadState.REJECTED and "exactly as the base model" in stage.seen(noop).reason
+        assert [event for event in stage.events if "loads" in event] == ["shared loads a-good"]
+        state = read_engine_state(stage.trial.paths)
+        assert state is not None and stage.trial.paths.folder.stat().st_mode & 0o777 == 0o700
+        parts = [state.launcher, state.keeper, *list_descendants(state.launcher.pid), *list_session(state.keeper)]
+        assert len(set(parts)) > 3
+        await stage.turn(seconds=IDLE_SECONDS)
+        assert await asyncio.to_thread(launcher.wait, 60) != 0  # its supervisor starts it again, to wait
+        assert not any(map(is_alive, parts))
+
+    with open(tmp_path / "canary.log", "wb") as log:
+        command = [sys.executable, "-m", "gpu_workers.engine", "canary"]
+        launcher = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=ROOT)
+    try:
+        make_stage(tmp_path, adapter(GOOD), adapter(noop))(script)
+    finally:
+        if launcher.poll() is None:
+            launcher.terminate()
+            launcher.wait(60)
