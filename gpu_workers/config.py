@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 DEFAULT_WORK_DIR = Path("~/.anneal-worker")
+CANARY_FOLDER = "canary"  # in the replica's folder: what the canary engine shares with the serving agent
 
 
 class ConfigError(Exception):
@@ -71,8 +72,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_requests: int = 128
     max_model_length: int = 0  # 0: the model's own
     kv_cache_bytes: int = 0  # 0: vLLM decides on a GPU, a small fixed share on a CPU
+    gpu_memory_share: float = 0.0  # of the card, for weights, adapters and cache together; 0: vLLM's own default
     drain_seconds: int = 30
     extra_arguments: tuple[str, ...] = ()
+    is_canary: bool = False  # tries new adapter versions for the engine of all customers (canary_engine.py)
 
 
 class ServingConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +87,7 @@ class ServingConfig(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int = 0  # adapters registered at once; 0: as many as the engine's cache holds, less one for each slot
     cache_bytes: int = 50 * 2**30  # of adapters on the local disk, those the engine may read not counted out
     drain_seconds: int = 30  # how long answers under way are waited for after SIGTERM
+    has_canary_engine: bool = False  # a new version is first loaded by an engine of its own
 
     @property
     def models_dir(self) -> Path:
@@ -96,13 +100,18 @@ class ServingConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.url or (f"unix://{self.listen}" if self.listen.startswith("/") else f"http://{self.listen}")
 
 
-def read_engine_config(environ: Mapping[str, str] | None = None) -> EngineConfig:
-    """Read the environment; raises ConfigError naming the first variable that is missing or wrong."""
+def read_engine_config(environ: Mapping[str, str] | None = None, *, is_canary: bool = False) -> EngineConfig:
+    """Read the environment; raises ConfigError naming the first variable that is missing or wrong.
+
+    A canary engine is launched as the replica's own one is, but for its folder and its part of the memory.
+    """
     env = os.environ if environ is None else environ
     max_loras = _integer(env, "ANNEAL_ENGINE_MAX_LORAS", 8)
+    work_dir, memory = _work_dir(env).resolve(), "ANNEAL_CANARY" if is_canary else "ANNEAL_ENGINE"
     return EngineConfig(
-        work_dir=_work_dir(env).resolve(),
-        base_model_path=env.get("ANNEAL_ENGINE_BASE_MODEL_PATH", ""),
+        work_dir=work_dir / CANARY_FOLDER if is_canary else work_dir,
+        is_canary=is_canary,
+        base_model_path="" if is_canary else env.get("ANNEAL_ENGINE_BASE_MODEL_PATH", ""),
         served_name=env.get("ANNEAL_ENGINE_SERVED_NAME", ""),
         threads=_integer(env, "ANNEAL_ENGINE_THREADS", 1),
         max_loras=max_loras,
@@ -110,7 +119,8 @@ def read_engine_config(environ: Mapping[str, str] | None = None) -> EngineConfig
         max_lora_rank=_integer(env, "ANNEAL_ENGINE_MAX_LORA_RANK", 64),
         max_queued_requests=_integer(env, "ANNEAL_ENGINE_MAX_QUEUED_REQUESTS", 128),
         max_model_length=_integer(env, "ANNEAL_ENGINE_MAX_MODEL_LENGTH", 0),
-        kv_cache_bytes=_integer(env, "ANNEAL_ENGINE_KV_CACHE_BYTES", 0),
+        kv_cache_bytes=_integer(env, f"{memory}_KV_CACHE_BYTES", 0),
+        gpu_memory_share=_share(env, f"{memory}_GPU_MEMORY_SHARE"),
         drain_seconds=_integer(env, "ANNEAL_ENGINE_DRAIN_SECONDS", 30),
         extra_arguments=tuple(shlex.split(env.get("ANNEAL_ENGINE_EXTRA_ARGUMENTS", ""))),
     )
@@ -126,6 +136,7 @@ def read_serving_config(environ: Mapping[str, str] | None = None) -> ServingConf
         capacity=_integer(env, "ANNEAL_REPLICA_CAPACITY", 0),
         cache_bytes=_integer(env, "ANNEAL_REPLICA_CACHE_BYTES", 50 * 2**30),
         drain_seconds=_integer(env, "ANNEAL_ENGINE_DRAIN_SECONDS", 30),
+        has_canary_engine=_switch(env, "ANNEAL_CANARY_ENGINE"),
     )
 
 
@@ -187,6 +198,24 @@ def _integer(env: Mapping[str, str], name: str, default: int) -> int:
         return int(value)
     except ValueError:
         raise ConfigError(f"{name} must be a whole number, not {value!r}.") from None
+
+
+def _share(env: Mapping[str, str], name: str) -> float:
+    value = env.get(name) or "0"
+    try:
+        share = float(value)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise ConfigError(f"{name} must be a part of 1, such as 0.25, not {value!r}.")
+    return share
+
+
+def _switch(env: Mapping[str, str], name: str) -> bool:
+    value = env.get(name) or "off"
+    if value not in ("on", "off"):
+        raise ConfigError(f"{name} must be on or off, not {value!r}.")
+    return value == "on"
 
 
 def _optional_list(env: Mapping[str, str], name: str) -> tuple[str, ...] | None:

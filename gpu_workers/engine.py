@@ -1,4 +1,4 @@
-"""Run vLLM as one thing that can be killed: `python -m gpu_workers.engine`.
+"""Run vLLM as one thing that can be killed: `python -m gpu_workers.engine [canary]`.
 
     launcher (what the supervisor sees)  >  keeper  >  API process  >  EngineCore  >  Worker
 
@@ -9,13 +9,10 @@ killed at once, the next launcher finds the leftovers in the state file by numbe
 """
 
 import fcntl
-import http.client
 import importlib.metadata
-import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from gpu_workers.config import EngineConfig, child_environment, read_engine_config
+from gpu_workers.engine_socket import count_requests, is_listening
 from gpu_workers.private_files import write_private
 from gpu_workers.process_tree import (
     Process,
@@ -125,6 +123,8 @@ def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, s
         options["--max-model-len"] = str(config.max_model_length)
     if kv_cache_bytes := config.kv_cache_bytes or (_CPU_KV_CACHE_BYTES if _is_cpu_build() else 0):
         options["--kv-cache-memory-bytes"] = str(kv_cache_bytes)
+    if config.gpu_memory_share:
+        options["--gpu-memory-utilization"] = str(config.gpu_memory_share)
     switches = [
         "--enable-force-include-usage",
         "--enable-prompt-tokens-details",
@@ -171,14 +171,16 @@ def build_environment(config: EngineConfig) -> dict[str, str]:
 
 
 def main() -> int:
-    """Run as the launcher, or as the keeper it starts."""
+    """Run as the launcher, or as the keeper it starts; of the replica's engine, or of its canary engine."""
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
-    config = read_engine_config()
+    is_canary = sys.argv[1:2] == ["canary"]
+    arguments = sys.argv[2:] if is_canary else sys.argv[1:]
+    config = read_engine_config(is_canary=is_canary)
     paths = EnginePaths(config.work_dir)
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     become_subreaper()
-    if sys.argv[1:2] == ["keeper"]:
-        return _keep(config, paths, model_path=sys.argv[2], base=msgspec.json.decode(sys.argv[3], type=ReplicaBase))
+    if arguments[:1] == ["keeper"]:
+        return _keep(config, paths, model_path=arguments[1], base=msgspec.json.decode(arguments[2], type=ReplicaBase))
     return _launch(config, paths)
 
 
@@ -232,7 +234,9 @@ def _wait_for_base(config: EngineConfig, paths: EnginePaths) -> ReplicaBase | No
 
 def _run_keeper(config: EngineConfig, paths: EnginePaths, base: ReplicaBase) -> int:
     model_path = _resolve_model(base)
-    command = [sys.executable, "-m", "gpu_workers.engine", "keeper", model_path, msgspec.json.encode(base).decode()]
+    role = ["canary"] if config.is_canary else []
+    keeping = ["keeper", model_path, msgspec.json.encode(base).decode()]
+    command = [sys.executable, "-m", "gpu_workers.engine", *role, *keeping]
     keeper = _start(command, environment=None)
     identity = identify(keeper.pid)
     if identity is None:
@@ -292,9 +296,9 @@ def _keep(config: EngineConfig, paths: EnginePaths, *, model_path: str, base: Re
     parts = _EngineParts(api.pid)
     return _supervise(
         api.pid,
-        get_drain_seconds=lambda: config.drain_seconds + 5 if _is_listening(paths.socket) else 0,
+        get_drain_seconds=lambda: config.drain_seconds + 5 if is_listening(paths.socket) else 0,
         is_wanted_down=lambda is_draining: os.getppid() != launcher or (not is_draining and parts.has_lost_one()),
-        is_drained=lambda: _count_requests(paths.socket) == 0,
+        is_drained=lambda: count_requests(paths.socket) == 0,
     )
 
 
@@ -382,41 +386,6 @@ def _supervise(
         log.error("could not kill %s", survivors)
     log.info("child %d ended with %s; %d processes left", child, code, len(survivors))
     return 0 if stop_before is not None and not survivors else 1
-
-
-class _EngineConnection(http.client.HTTPConnection):
-    """HTTP over the engine's socket, without an event loop."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("engine", timeout=1.0)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
-
-
-def _count_requests(path: Path) -> int | None:
-    """Return how many requests the engine is answering, or None when it does not say."""
-    connection = _EngineConnection(path)
-    try:
-        connection.request("GET", "/load")
-        return int(json.loads(connection.getresponse().read())["server_load"])
-    except (OSError, ValueError, KeyError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
-
-
-def _is_listening(path: Path) -> bool:
-    """Tell whether anyone can be in the middle of a request: vLLM binds early and listens when it is ready."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-        return True
 
 
 def _is_cpu_build() -> bool:

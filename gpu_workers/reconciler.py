@@ -1,22 +1,20 @@
 """Desired against loaded: what the serving agent does to its engine, one pass at a time.
 
-An adapter is loaded only after its files were checked, and customers are let in only after it answered a question with
-finite numbers that are not the base model's. Where numbers went wrong all the same, the engine is given up: its cache
-keeps them for other customers' requests.
+An adapter is loaded only after its files were checked and, where there is a canary engine, only after that one has
+tried it; customers are let in only after it answered a question with finite numbers that are not the base model's.
+Where numbers went wrong all the same, the engine is given up: its cache keeps them for other customers' requests.
 """
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from apps.contracts.parity import ParityResult, problem_of
+from apps.contracts.parity import ParityResult
 from apps.contracts.serving import (
     DesiredAdapter,
     DesiredState,
@@ -27,15 +25,18 @@ from apps.contracts.serving import (
 )
 from apps.contracts.worker_api import EnrollResponse
 from gpu_workers.adapter_store import AdapterRejected, AdapterStore, AdapterUnavailable, BaseIdentity
+from gpu_workers.adapter_trial import NOT_LOADABLE, Verdict, try_adapter
 from gpu_workers.api_client import ApiClient, ApiError, Unavailable
+from gpu_workers.canary_engine import CanaryEngine
 from gpu_workers.config import ServingConfig
-from gpu_workers.engine import EnginePaths, EngineState, read_engine_state
+from gpu_workers.engine import EnginePaths, EngineState, ReplicaBase, read_engine_state
 from gpu_workers.engine_client import LORA_NAME, Canary, EngineClient, EngineDown, EngineRefused
 from gpu_workers.engine_load import LoadMeter
 from gpu_workers.front_door import FrontDoor
 from gpu_workers.host_cache import HostCache
-from gpu_workers.parity_check import CannotSay, Uncertifiable, measure
+from gpu_workers.parity_check import CannotSay
 from gpu_workers.private_files import write_private
+from gpu_workers.serving_memory import hash_weights, read_memory
 from gpu_workers.token_count import TokenCounter
 from gpu_workers.whole_model import withdraw_model
 
@@ -56,15 +57,6 @@ class _Trial(msgspec.Struct):
     parity: ParityResult | None = None
 
 
-class _Memory(msgspec.Struct):
-    """What outlives the agent (`serving.json`): the last wish, the verdicts, and whose files may be in use."""
-
-    desired: DesiredState | None = None
-    rejected: dict[str, str] = {}
-    suspicions: dict[str, int] = {}
-    cleaned_generation: str = ""  # the engine start after which files were last collected
-
-
 class Reconciler:
     """Drives one engine. Call `step` and `check_numbers` again and again; `changed` says that `observe` has news."""
 
@@ -75,6 +67,7 @@ class Reconciler:
         enrollment: EnrollResponse,
         api: ApiClient,
         store: AdapterStore,
+        canary: CanaryEngine | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not enrollment.replica_id or not enrollment.replica_token or not enrollment.base_model:
@@ -83,9 +76,10 @@ class Reconciler:
         self._replica_id = enrollment.replica_id
         self._paths = EnginePaths(config.worker.work_dir.resolve())
         self._memory_path = self._paths.work_dir / "serving.json"
-        self._memory = _read_memory(self._memory_path)
+        self._memory = read_memory(self._memory_path)
         self._api = api
         self._store = store
+        self._canary = canary
         self._clock = clock
         self._tokens = TokenCounter(self._paths)
         self.engine = EngineClient(self._paths.socket, note_asked=self._tokens.note_asked)
@@ -205,6 +199,8 @@ class Reconciler:
                 trial.state, trial.reason = LoadState.REJECTED, self._memory.rejected[name]
             self._trials[name] = trial
             self.changed.set()
+        if self._canary is not None:
+            self._canary.keep_only(wanted)
 
     # --- engine ----------------------------------------------------------------------------------------------------
 
@@ -223,7 +219,7 @@ class Reconciler:
             raise EngineDown("its model was deleted")
         if desired.base_lora_served_name != state.served_name:
             raise EngineDown("the engine serves another base model than desired")
-        if desired.base_model_sha256 not in ("", await asyncio.to_thread(_hash_weights, Path(state.model_path))):
+        if desired.base_model_sha256 not in ("", await asyncio.to_thread(hash_weights, Path(state.model_path))):
             raise EngineDown("the base model's weights are not the desired ones")
         if self._engine_state != state:
             await self._meet_engine(state)
@@ -321,26 +317,55 @@ class Reconciler:
             is_due = trial.state is not LoadState.REJECTED and self._clock() >= trial.retry_at
             if adapter.lora_name in models or not is_due:
                 continue
-            await self._load(adapter, base)
+            path = await self._fetch(adapter, base)
+            if path is not None:
+                await self._load(adapter.lora_name, path)
             if self._engine_state != state:
                 raise EngineDown("restarting")
             self._open_door_if_met()
-            if self.door.count_in_flight():
+            if path is not None and self.door.count_in_flight():
                 await asyncio.sleep(1.0)  # each load holds up everybody's tokens for a moment
 
-    async def _load(self, adapter: DesiredAdapter, base: BaseIdentity) -> None:
+    async def _fetch(self, adapter: DesiredAdapter, base: BaseIdentity) -> Path | None:
+        """Return the folder with the checked files of an adapter that may be loaded; None where it may not be, now."""
         name = adapter.lora_name
         if LORA_NAME.fullmatch(name) is None:
-            return self._reject(name, "The engine name is not one of ours.")
-        if len(self._loaded) >= self._capacity(self._engine_state):
-            return self._postpone(name, "The replica holds as many adapters as it can.")
+            self._reject(name, "The engine name is not one of ours.")
+        elif len(self._loaded) >= self._capacity(self._engine_state):
+            self._postpone(name, "The replica holds as many adapters as it can.")
+        else:
+            try:
+                path = await asyncio.to_thread(self._store.ensure, adapter, base)
+                return path if self._is_cleared(adapter, path, base) else None
+            except AdapterRejected as rejection:
+                self._reject(name, str(rejection))
+            except AdapterUnavailable as trouble:
+                self._has_stale_urls = True
+                self._postpone(name, str(trouble))
+        return None
+
+    def _is_cleared(self, adapter: DesiredAdapter, path: Path, base: BaseIdentity) -> bool:
+        """Tell whether the customers' engine may meet the adapter: a new version meets the canary engine first."""
+        name = adapter.lora_name
+        if self._canary is None or adapter.is_tried or self._memory.passed.get(name) == path.name:
+            return True
         try:
-            path = await asyncio.to_thread(self._store.ensure, adapter, base)
-        except AdapterRejected as rejection:
-            return self._reject(name, str(rejection))
-        except AdapterUnavailable as trouble:
-            self._has_stale_urls = True
-            return self._postpone(name, str(trouble))
+            verdict = self._canary.ask(name, path, ReplicaBase(served_name=base.served_name, path=base.path))
+        except CannotSay as trouble:
+            self._postpone(name, str(trouble))
+            return False
+        if verdict is None:
+            self._settle(name, LoadState.LOADING, "A canary engine tries it first.")
+            return False
+        self._trials[name].parity = verdict.parity
+        if verdict.reason:
+            self._reject(name, verdict.reason)
+            return False
+        known = {other: folder for other, folder in self._memory.passed.items() if other in self._trials}
+        self._remember(passed=known | {name: path.name})
+        return True
+
+    async def _load(self, name: str, path: Path) -> None:
         await self._spare_the_served()
         self._cache.touch(f"{name} {path}", used_at=time.monotonic())
         try:
@@ -348,7 +373,7 @@ class Reconciler:
         except EngineRefused as refusal:
             await self._require_same_engine()
             log.warning("engine refuses %s: %s", name, refusal)
-            return self._reject(name, "The engine could not load the adapter.")
+            return self._reject(name, NOT_LOADABLE)
         return await self._try_out(name)
 
     async def _spare_the_served(self) -> None:
@@ -373,8 +398,10 @@ class Reconciler:
             verdict = await self._get_verdict(name)
             if verdict is None:
                 return
-            if verdict:
-                self._reject(name, verdict)
+            if verdict.parity is not None:
+                self._trials[name].parity = verdict.parity
+            if verdict.reason:
+                self._reject(name, verdict.reason)
                 await self.engine.unload_adapter(name)
                 await self._judge_numbers(culprit=name)
                 return
@@ -382,43 +409,25 @@ class Reconciler:
         self._settle(name, LoadState.LOADED, "")
         log.info("%s is loaded", name)
 
-    async def _get_verdict(self, name: str) -> str | None:
-        """Return why the adapter is bad, "" when it is good, None when it could not be tried now."""
-        try:
-            canary = await self.engine.ask_canary(name)
-        except EngineRefused as refusal:
-            await self._require_same_engine()
-            if refusal.is_busy:
-                self._postpone(name, "The engine was too busy to try the adapter.")
-                return None
-            return "The adapter gives invalid numbers."
-        if not canary.is_finite():
-            return "The adapter gives invalid numbers."
-        if self._base_canary is not None and not canary.differs_from(self._base_canary):
-            return "The adapter answers exactly as the base model does."
-        verdict = await self._certify(name)
-        if verdict == "" and await self.engine.count_corrupted_requests() > self._nan_baseline:
-            return "The adapter gives invalid numbers."
-        return verdict
-
-    async def _certify(self, name: str) -> str | None:
-        """Hold the adapter's numbers against its trainer's; the same answers as `_get_verdict`."""
+    async def _get_verdict(self, name: str) -> Verdict | None:
+        """Return what the engine makes of the adapter, None when it could not be tried now."""
         state, desired = self._engine_state, self._memory.desired
         adapter = next((a for a in desired.adapters if a.lora_name == name), None) if desired else None
         if state is None or adapter is None:
             return None
-        path = self._store.get_path(adapter, self._get_base(state))
         try:
-            result = await measure(self.engine, path, lora_name=name, base_name=state.served_name)
-        except Uncertifiable as refusal:
-            await self._require_same_engine()
-            return str(refusal)
+            return await try_adapter(
+                self.engine,
+                self._store.get_path(adapter, self._get_base(state)),
+                lora_name=name,
+                base_name=state.served_name,
+                base_canary=self._base_canary,
+                corrupted_before=self._nan_baseline,
+                require_same_engine=self._require_same_engine,
+            )
         except CannotSay as trouble:
-            await self._require_same_engine()
             self._postpone(name, str(trouble))
             return None
-        self._trials[name].parity = result
-        return "" if result is None else problem_of(result)
 
     async def _require_same_engine(self) -> None:
         """Raise EngineDown if the engine died meanwhile: then a refusal says nothing about the adapter."""
@@ -504,28 +513,5 @@ def _describe_url(listen: str) -> str:
     return f"http://{listen}"
 
 
-def _hash_weights(model: Path) -> str:
-    """Return the SHA-256 of a model in one file; empty for one in several, which names no single sum."""
-    weights = model / "model.safetensors"
-    try:
-        stat = weights.stat()
-    except FileNotFoundError:
-        return ""
-    return _hash_file(weights, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-
-
-@lru_cache(maxsize=4)
-def _hash_file(path: Path, *_version: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _may_come(trial: _Trial) -> bool:
     return trial.state in (LoadState.LOADING, LoadState.LOADED, LoadState.FAILED)
-
-
-def _read_memory(path: Path) -> _Memory:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Memory)
-    except FileNotFoundError:
-        return _Memory()

@@ -20,7 +20,8 @@ from aiohttp import web
 from apps.contracts.worker_api import EnrollResponse
 from gpu_workers.adapter_store import AdapterStore
 from gpu_workers.api_client import ApiClient, ApiError, Unavailable
-from gpu_workers.config import ServingConfig, read_serving_config
+from gpu_workers.canary_engine import CanaryEngine
+from gpu_workers.config import CANARY_FOLDER, ServingConfig, read_serving_config
 from gpu_workers.engine import EnginePaths, ReplicaBase
 from gpu_workers.enroll import NotEnrolled, ensure_enrolled
 from gpu_workers.fetching import OpenObject
@@ -59,8 +60,10 @@ async def serve(config: ServingConfig, enrollment: EnrollResponse) -> None:
     store = AdapterStore(
         worker.work_dir.resolve() / "adapters", make_opener(worker.internal_url), limit_bytes=config.cache_bytes
     )
-    reconciler = Reconciler(config=config, enrollment=enrollment, api=api, store=store)
-    task = asyncio.create_task(_run(reconciler, api, config.listen))
+    has_canary = config.has_canary_engine and not enrollment.is_whole_model
+    canary = CanaryEngine(worker.work_dir.resolve() / CANARY_FOLDER) if has_canary else None
+    reconciler = Reconciler(config=config, enrollment=enrollment, api=api, store=store, canary=canary)
+    task = asyncio.create_task(_run(reconciler, canary, api, config.listen))
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -91,7 +94,7 @@ async def _drain(stopping: asyncio.Event, reconciler: Reconciler, seconds: float
         log.warning("answers under way were not waited for any longer")
 
 
-async def _run(reconciler: Reconciler, api: ApiClient, listen: str) -> None:
+async def _run(reconciler: Reconciler, canary: CanaryEngine | None, api: ApiClient, listen: str) -> None:
     runner = web.AppRunner(reconciler.door.build_app(), handler_cancellation=True, access_log=None)
     await runner.setup()
     try:
@@ -101,8 +104,12 @@ async def _run(reconciler: Reconciler, api: ApiClient, listen: str) -> None:
             tasks.create_task(_repeat(reconciler.check_numbers, NUMBERS_SECONDS))
             tasks.create_task(_repeat(reconciler.measure_load, LOAD_SECONDS))
             tasks.create_task(_report_forever(reconciler, api))
+            if canary is not None:
+                tasks.create_task(_repeat(canary.step, TICK_SECONDS))
     finally:
         await runner.cleanup()
+        if canary is not None:
+            await canary.close()
         await reconciler.engine.close()
 
 

@@ -106,6 +106,20 @@ _GATEWAY_UVICORN = (
 )
 _CELERY = "celery -A apps.config.celery"
 
+_ENGINE_OPTIONS = frozenset(
+    {
+        "ANNEAL_ENGINE_THREADS",
+        "ANNEAL_ENGINE_MAX_LORAS",
+        "ANNEAL_ENGINE_MAX_CPU_LORAS",
+        "ANNEAL_ENGINE_MAX_LORA_RANK",
+        "ANNEAL_ENGINE_MAX_QUEUED_REQUESTS",
+        "ANNEAL_ENGINE_MAX_MODEL_LENGTH",
+        "ANNEAL_ENGINE_DRAIN_SECONDS",
+        "ANNEAL_ENGINE_EXTRA_ARGUMENTS",
+        "ANNEAL_LOG_LEVEL",
+    }
+)
+
 PROGRAMS: tuple[Program, ...] = (
     Program(
         "postgres",
@@ -181,24 +195,24 @@ PROGRAMS: tuple[Program, ...] = (
         "gpu_workers.engine",
         venv=".venv-engines",
         needs=frozenset({"ANNEAL_WORK_DIR"}),
-        options=frozenset(
-            {
-                "ANNEAL_ENGINE_THREADS",
-                "ANNEAL_ENGINE_MAX_LORAS",
-                "ANNEAL_ENGINE_MAX_CPU_LORAS",
-                "ANNEAL_ENGINE_MAX_LORA_RANK",
-                "ANNEAL_ENGINE_MAX_QUEUED_REQUESTS",
-                "ANNEAL_ENGINE_MAX_MODEL_LENGTH",
-                "ANNEAL_ENGINE_KV_CACHE_BYTES",
-                "ANNEAL_ENGINE_DRAIN_SECONDS",
-                "ANNEAL_ENGINE_EXTRA_ARGUMENTS",
-                "ANNEAL_LOG_LEVEL",
-            }
-        ),
+        options=_ENGINE_OPTIONS | {"ANNEAL_ENGINE_KV_CACHE_BYTES", "ANNEAL_ENGINE_GPU_MEMORY_SHARE"},
         variables=(("ANNEAL_WORK_DIR", "${replica_dir}"),),
         threads="${engine_threads}",
         stop_seconds=60,
         is_early=True,
+    ),
+    Program(
+        # Waits until the serving agent has a new adapter version to try; runs a minute longer than that.
+        "vllm-canary",
+        Tier.SERVING,
+        "gpu_workers.engine canary",
+        venv=".venv-engines",
+        needs=frozenset({"ANNEAL_WORK_DIR"}),
+        options=_ENGINE_OPTIONS | {"ANNEAL_CANARY_KV_CACHE_BYTES", "ANNEAL_CANARY_GPU_MEMORY_SHARE"},
+        variables=(("ANNEAL_WORK_DIR", "${replica_dir}"),),
+        threads="${engine_threads}",
+        stop_seconds=60,
+        only_with="ANNEAL_CANARY_ENGINE",
     ),
     Program(
         "serving-agent",
@@ -211,6 +225,7 @@ PROGRAMS: tuple[Program, ...] = (
                 "ANNEAL_REPLICA_URL",
                 "ANNEAL_REPLICA_CAPACITY",
                 "ANNEAL_REPLICA_CACHE_BYTES",
+                "ANNEAL_CANARY_ENGINE",
                 "ANNEAL_ENGINE_DRAIN_SECONDS",
                 "ANNEAL_LOG_LEVEL",
             }

@@ -23,6 +23,7 @@ class DesiredAdapter(Struct, frozen=True, kw_only=True):
     manifest_sha256: str
     rank: int
     files: tuple[SignedFile, ...]
+    is_tried: bool = False  # an engine has answered with exactly these weights before
 
 
 class DesiredState(Struct, frozen=True, kw_only=True):

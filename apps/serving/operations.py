@@ -169,6 +169,7 @@ def _desired(version: AdapterVersion) -> DesiredAdapter:
         version_id=version.pk,
         manifest_sha256=version.manifest_sha256,
         rank=version.rank,
+        is_tried=version.status in ("ready", "uncertified"),
         files=tuple(
             SignedFile(
                 name=file["name"],

@@ -47,7 +47,7 @@ def test_every_program_may_take_its_time_to_stop(program: Program) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["trainer", "vllm", "serving-agent"])
+@pytest.mark.parametrize("name", ["trainer", "vllm", "vllm-canary", "serving-agent"])
 def test_a_gpu_box_knows_no_secret_of_the_control_plane_and_reaches_no_database(name: str) -> None:
     service = SERVICES[name]
 
@@ -56,13 +56,15 @@ def test_a_gpu_box_knows_no_secret_of_the_control_plane_and_reaches_no_database(
     assert "database" not in service["networks"]
 
 
-@pytest.mark.parametrize("name", ["migrate", "web", "celery", "celery-data", "trainer", "vllm", "serving-agent"])
+@pytest.mark.parametrize(
+    "name", ["migrate", "web", "celery", "celery-data", "trainer", "vllm", "vllm-canary", "serving-agent"]
+)
 def test_base_models_are_seen_under_one_path(name: str) -> None:
     service = SERVICES[name]
 
     assert "./models:/var/lib/anneal/models:ro" in service["volumes"]
     roots = service["environment"].get("ANNEAL_BASE_MODEL_ROOTS", "")
-    assert roots == ("" if name == "vllm" else "/var/lib/anneal/models")
+    assert roots == ("" if name.startswith("vllm") else "/var/lib/anneal/models")
 
 
 def test_the_database_is_on_one_network_without_a_way_out() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_workers.config import ConfigError, EngineConfig, read_serving_config
+from gpu_workers.config import ConfigError, EngineConfig, read_engine_config, read_serving_config
 from gpu_workers.engine import TARGET_MODULES, ReplicaBase, build_command, build_environment
 
 BASE = ReplicaBase(served_name="b-demo", path="/models/demo")
@@ -113,3 +113,29 @@ def test_a_whole_model_is_served_without_any_room_for_adapters(config: EngineCon
     assert not [word for word in command if "lora" in word]
     assert command[command.index("--served-model-name") + 1] == "b-own"
     assert "--enable-force-include-usage" in command
+
+
+def test_a_canary_engine_is_launched_as_the_replicas_own_engine_but_for_folder_and_memory(tmp_path: Path) -> None:
+    environ = {
+        "ANNEAL_WORK_DIR": str(tmp_path),
+        "ANNEAL_ENGINE_MAX_LORA_RANK": "32",
+        "ANNEAL_ENGINE_GPU_MEMORY_SHARE": "0.65",
+        "ANNEAL_ENGINE_BASE_MODEL_PATH": "/m",
+        "ANNEAL_CANARY_GPU_MEMORY_SHARE": "0.25",
+    }
+    own, canary = read_engine_config(environ), read_engine_config(environ, is_canary=True)
+
+    assert canary.work_dir == own.work_dir / "canary" and canary.base_model_path == ""  # it waits for its agent
+    commands = [build_command(config, BASE, model_path="/m", socket_path=Path("/s")) for config in (own, canary)]
+    assert [(a, b) for a, b in zip(*commands, strict=True) if a != b] == [("0.65", "0.25")]
+    with pytest.raises(ConfigError, match="ANNEAL_CANARY_GPU_MEMORY_SHARE"):
+        read_engine_config(environ | {"ANNEAL_CANARY_GPU_MEMORY_SHARE": "25"}, is_canary=True)
+
+
+def test_a_canary_engine_is_off_until_it_is_turned_on(tmp_path: Path) -> None:
+    environ = {"ANNEAL_WORK_DIR": str(tmp_path), "ANNEAL_INTERNAL_URL": "http://x", "ANNEAL_REPLICA_LISTEN": "/x"}
+
+    assert read_serving_config(environ).has_canary_engine is False
+    assert read_serving_config(environ | {"ANNEAL_CANARY_ENGINE": "on"}).has_canary_engine is True
+    with pytest.raises(ConfigError, match="ANNEAL_CANARY_ENGINE must be on or off"):
+        read_serving_config(environ | {"ANNEAL_CANARY_ENGINE": "1"})

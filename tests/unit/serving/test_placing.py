@@ -5,6 +5,7 @@ import datetime
 import pytest
 
 from apps.adapters.models import AdapterVersion
+from apps.adapters.operations import record_verdict
 from apps.catalog.models import BaseModel
 from apps.contracts.serving import EngineLoad, LoadState, ObservedAdapter, ObservedState
 from apps.core.clock import db_now
@@ -134,3 +135,14 @@ def test_a_replica_says_what_it_can_and_how_it_is_doing(replica, versions) -> No
     replica.refresh_from_db()
     assert (replica.capacity, replica.max_rank, replica.slots, replica.revision) == (12, 16, 4, "ab" * 32)
     assert replica.load["tokens_per_second"] == 7.5
+
+
+@pytest.mark.parametrize(("is_accepted", "is_tried"), [(True, True), (False, False)])
+def test_a_replica_is_told_which_versions_an_engine_has_answered_with(replica, versions, is_accepted, is_tried) -> None:
+    tried = versions[1]
+    assert {adapter.is_tried for adapter in desired_state(replica=replica).adapters} == {False}
+
+    record_verdict(version=tried, is_accepted=is_accepted, reason="", parity=None, now=db_now())
+
+    told = {adapter.version_id: adapter.is_tried for adapter in desired_state(replica=replica).adapters}
+    assert told == {tried.pk: is_tried, versions[2].pk: False}
