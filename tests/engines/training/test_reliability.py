@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import EvaluationCompleted, LogLine, Method, StepCompleted, Stopped, TrainingStarted
+from apps.contracts.runs import EvaluationCompleted, LogLine, Method, Objective, StepCompleted, Stopped, TrainingStarted
 from gpu_workers.events import AdapterReady
 from gpu_workers.train import callbacks, rehearsal
 from gpu_workers.train.attempt import _smaller
@@ -51,7 +51,7 @@ def test_a_run_interrupted_at_random_steps_ends_with_identical_weights(
     if kind == "full":
         recipe = msgspec.structs.replace(SMALL, method=Method.FULL, learning_rate=1e-3)
     if kind == "dpo":
-        recipe, rows = msgspec.structs.replace(SMALL, objective="dpo"), make_pairs(32)
+        recipe, rows = msgspec.structs.replace(SMALL, objective=Objective.DPO), make_pairs(32)
     validation = unlike(rows) if kind != "full" else None
     whole = attempt(tmp_path / "whole", tiny_model, rows, recipe=recipe, validation=validation)
 
