@@ -72,6 +72,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_length: int = 0  # 0: the model's own
     kv_cache_bytes: int = 0  # 0: vLLM decides on a GPU, a small fixed share on a CPU
     drain_seconds: int = 30
+    media_hosts: tuple[str, ...] = ()  # where it may fetch images and audio; the gateways hold the same list
     extra_arguments: tuple[str, ...] = ()
 
 
@@ -112,6 +113,7 @@ def read_engine_config(environ: Mapping[str, str] | None = None) -> EngineConfig
         max_model_length=_integer(env, "ANNEAL_ENGINE_MAX_MODEL_LENGTH", 0),
         kv_cache_bytes=_integer(env, "ANNEAL_ENGINE_KV_CACHE_BYTES", 0),
         drain_seconds=_integer(env, "ANNEAL_ENGINE_DRAIN_SECONDS", 30),
+        media_hosts=_optional_list(env, "ANNEAL_MEDIA_HOSTS") or (),
         extra_arguments=tuple(shlex.split(env.get("ANNEAL_ENGINE_EXTRA_ARGUMENTS", ""))),
     )
 

@@ -38,6 +38,7 @@ CONTROL_OPTIONS = frozenset(
         "ANNEAL_ALLOWED_HOSTS",
         "ANNEAL_MAX_UPLOAD_BYTES",
         "ANNEAL_REPLICA_PLACES",
+        "ANNEAL_MEDIA_HOSTS",
         "HF_ENDPOINT",
         "FORWARDED_ALLOW_IPS",
         "AWS_ACCESS_KEY_ID",
@@ -192,6 +193,7 @@ PROGRAMS: tuple[Program, ...] = (
                 "ANNEAL_ENGINE_KV_CACHE_BYTES",
                 "ANNEAL_ENGINE_DRAIN_SECONDS",
                 "ANNEAL_ENGINE_EXTRA_ARGUMENTS",
+                "ANNEAL_MEDIA_HOSTS",
                 "ANNEAL_LOG_LEVEL",
             }
         ),
