@@ -74,6 +74,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int = 0  # 0: vLLM decides on a GPU, a small fixed share on a CPU
     gpu_memory_share: float = 0.0  # of the card, for weights, adapters and cache together; 0: vLLM's own default
     drain_seconds: int = 30
+    media_hosts: tuple[str, ...] = ()  # where it may fetch images and audio; the gateways hold the same list
     extra_arguments: tuple[str, ...] = ()
     is_canary: bool = False  # tries new adapter versions for the engine of all customers (canary_engine.py)
 
@@ -122,6 +123,7 @@ def read_engine_config(environ: Mapping[str, str] | None = None, *, is_canary: b
         kv_cache_bytes=_integer(env, f"{memory}_KV_CACHE_BYTES", 0),
         gpu_memory_share=_share(env, f"{memory}_GPU_MEMORY_SHARE"),
         drain_seconds=_integer(env, "ANNEAL_ENGINE_DRAIN_SECONDS", 30),
+        media_hosts=_optional_list(env, "ANNEAL_MEDIA_HOSTS") or (),
         extra_arguments=tuple(shlex.split(env.get("ANNEAL_ENGINE_EXTRA_ARGUMENTS", ""))),
     )
 

@@ -45,6 +45,7 @@ TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 _HANDLED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
+_NO_HOST = "nowhere.invalid"  # without a list vLLM fetches images from anywhere; this name never exists (RFC 6761)
 _CPU_KV_CACHE_BYTES = 256 * 2**20  # room for 80 full sequences of the demo model (6 KiB a token, 512 tokens)
 
 
@@ -136,7 +137,8 @@ def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, s
     module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     pairs = [word for pair in options.items() for word in pair]
     adapters = _adapter_options(config) if base.has_adapters else []
-    return [*module, *pairs, *adapters, *switches, *config.extra_arguments]
+    media = ["--allowed-media-domains", *(config.media_hosts or (_NO_HOST,))]
+    return [*module, *pairs, *media, *adapters, *switches, *config.extra_arguments]
 
 
 def _adapter_options(config: EngineConfig) -> list[str]:
@@ -157,6 +159,7 @@ def build_environment(config: EngineConfig) -> dict[str, str]:
         "VLLM_COMPUTE_NANS_IN_LOGITS": "1",
         "VLLM_MAX_N_SEQUENCES": "8",
         "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
+        "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB": "16",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",

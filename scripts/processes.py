@@ -38,6 +38,7 @@ CONTROL_OPTIONS = frozenset(
         "ANNEAL_ALLOWED_HOSTS",
         "ANNEAL_MAX_UPLOAD_BYTES",
         "ANNEAL_REPLICA_PLACES",
+        "ANNEAL_MEDIA_HOSTS",
         "HF_ENDPOINT",
         "FORWARDED_ALLOW_IPS",
         "AWS_ACCESS_KEY_ID",
@@ -195,7 +196,8 @@ PROGRAMS: tuple[Program, ...] = (
         "gpu_workers.engine",
         venv=".venv-engines",
         needs=frozenset({"ANNEAL_WORK_DIR"}),
-        options=_ENGINE_OPTIONS | {"ANNEAL_ENGINE_KV_CACHE_BYTES", "ANNEAL_ENGINE_GPU_MEMORY_SHARE"},
+        options=_ENGINE_OPTIONS
+        | {"ANNEAL_ENGINE_KV_CACHE_BYTES", "ANNEAL_ENGINE_GPU_MEMORY_SHARE", "ANNEAL_MEDIA_HOSTS"},
         variables=(("ANNEAL_WORK_DIR", "${replica_dir}"),),
         threads="${engine_threads}",
         stop_seconds=60,

@@ -14,6 +14,8 @@ from apps.core.tenancy import OrganizationModel
 # What asks nothing of those who use the weights. A row that names two licences is read as the stricter one.
 _PERMISSIVE = re.compile(r"(?:apache|mit|bsd|isc|cc0)\b(?!.*(?:except|also applies))", re.IGNORECASE)
 
+_MEDIA_CONFIGS = {"image": "vision_config", "audio": "audio_config"}  # where a config.json describes the encoder
+
 
 class BaseModel(models.Model):
     """A model customers fine-tune: a hub repository at one commit, or a path on the workers."""
@@ -58,6 +60,11 @@ class BaseModel(models.Model):
     def served_name(self) -> str:
         """The engine's name for it; customers never see or send it."""
         return f"b-{self.pk.removeprefix('bm_')}"
+
+    @property
+    def media(self) -> tuple[str, ...]:
+        """What it takes beside text, as its config says: "image", "audio"."""
+        return tuple(kind for kind, key in _MEDIA_CONFIGS.items() if self.config.get(key))
 
     @property
     def demands_acceptance(self) -> bool:

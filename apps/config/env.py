@@ -41,6 +41,7 @@ class Env:
     stripe_meter: str
     stripe_api_base: str
     replica_places: int
+    media_hosts: tuple[str, ...]
     max_upload_bytes: int
 
 
@@ -78,6 +79,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         stripe_meter=environ.get("STRIPE_METER", ""),
         stripe_api_base=environ.get("STRIPE_API_BASE", ""),
         replica_places=int(environ.get("ANNEAL_REPLICA_PLACES", "128")),
+        media_hosts=tuple(h.strip().lower() for h in environ.get("ANNEAL_MEDIA_HOSTS", "").split(",") if h.strip()),
         max_upload_bytes=int(environ.get("ANNEAL_MAX_UPLOAD_BYTES", 8 * 1024**3)),
     )
 

@@ -96,6 +96,7 @@ class Gateway:
             open_requests=OpenRequests(),
             metering=Metering(self._routes, self._purses, self._spool, self._shipper),
             upstreams=self._upstreams,
+            media_hosts=settings.MEDIA_HOSTS,
         )
 
     def _note_shipped(self, records: Sequence[UsageRecord]) -> None:

@@ -18,6 +18,7 @@ from apps.gateway.client import Client, ClientGone
 from apps.gateway.errors import EngineError
 from apps.gateway.keys import Caller, Keys
 from apps.gateway.limits import OpenRequests, Rates
+from apps.gateway.media import require_allowed
 from apps.gateway.metering import Metering, Ticket
 from apps.gateway.responses import ResponseRenderer, parse_response
 from apps.gateway.routes import Routes
@@ -38,6 +39,7 @@ class Services:
     open_requests: OpenRequests
     metering: Metering
     upstreams: Upstreams
+    media_hosts: frozenset[str]  # what the engines may fetch images and audio from
 
 
 class Written(Protocol):
@@ -110,6 +112,8 @@ class Inference:
         rates.take_tokens(caller.limits, estimate)
         try:
             route = await self._services.routes.find(request.model_name, organization_id=caller.organization_id)
+            if request.media:
+                require_allowed(request.media, taken=route.media, hosts=self._services.media_hosts)
             await self._answer_from(route, caller, request, meter, client)
         finally:
             rates.correct(caller.limits, taken=estimate, used=meter.input_tokens + meter.output_tokens)

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from apps.core.errors import DomainError, InvalidValue
 from apps.gateway.errors import MissingParameter, UnknownParameter, UnsupportedParameter
+from apps.gateway.media import MEDIA_TOKENS_ESTIMATE, ContentPart, Medium, read_parts
 from apps.gateway.structured import MOST_TOOLS, NamedTool, ResponseFormat, Tool, response_format_field, tools_fields
 
 MOST_CHOICES = 4
@@ -50,11 +51,6 @@ class Sampling(msgspec.Struct, omit_defaults=True):
     logit_bias: Annotated[dict[str, _Bias], Meta(max_length=300)] | None = None
     n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
     max_tokens: _TokenCount | None = None
-
-
-class ContentPart(msgspec.Struct):
-    type: str
-    text: str | None = None
 
 
 class CalledFunction(msgspec.Struct):
@@ -143,14 +139,20 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None
     body_bytes: int
     echoed: dict[str, Any] = {}  # what the answer repeats of the request
+    media: tuple[Medium, ...] = ()  # checked once the model is known
 
     def input_tokens_bound(self, context_length: int) -> int:
-        """Return what the prompts can be at most: no token is shorter than a byte of the body."""
+        """Return what the prompts can be at most: no token is shorter than a byte of the body, but of an image."""
+        if self.media:
+            return self.prompt_count * context_length
         return min(self.prompt_count * context_length, self.body_bytes + _TEMPLATE_TOKENS)
 
     def tokens_estimate(self) -> int:
         """Return about what it will use, for limits per minute: four bytes a token, and what was asked for."""
-        return self.body_bytes // 4 + self.prompt_count * self.choice_count * (self.max_tokens or 256)
+        answers = self.prompt_count * self.choice_count * (self.max_tokens or 256)
+        if self.media:  # one in the body may be megabytes long and costs no more than a link to it
+            return len(self.media) * MEDIA_TOKENS_ESTIMATE + answers
+        return self.body_bytes // 4 + answers
 
     def output_tokens_bound(self, context_length: int) -> int:
         return self.prompt_count * self.choice_count * min(self.max_tokens or context_length, context_length)
@@ -190,7 +192,8 @@ def chat_request(
     if not body.messages:
         raise MissingParameter(f"`{prompt_param}` must hold at least one message.", param=prompt_param)
     fields = _sampling_fields(body)
-    fields["messages"] = [_message(number, message) for number, message in enumerate(body.messages)]
+    media: list[Medium] = []
+    fields["messages"] = [_message(number, message, media) for number, message in enumerate(body.messages)]
     fields |= _given(logprobs=body.logprobs, top_logprobs=body.top_logprobs)
     if body.max_completion_tokens is not None:  # the newer name of the same field wins
         fields.pop("max_tokens", None)
@@ -210,6 +213,7 @@ def chat_request(
         max_tokens=body.max_completion_tokens or body.max_tokens,
         body_bytes=body_bytes,
         echoed=echoed or {},
+        media=tuple(media),
     )
 
 
@@ -301,13 +305,13 @@ def _given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _message(number: int, message: Message) -> dict[str, Any]:
-    content = message.content
+def _message(number: int, message: Message, media: list[Medium]) -> dict[str, Any]:
+    content: Any = message.content
     if content is None and not message.tool_calls:
         raise MissingParameter("A message needs `content`.", param=f"messages[{number}].content")
     if isinstance(content, list):
-        # Joined here, as the engine's own templates do: it never sees parts, which an adapter's name could capture.
-        content = "\n".join(_part_text(number, place, part) for place, part in enumerate(content))
+        place, is_users = f"messages[{number}].content", message.role == "user"
+        content = read_parts(content, place=place, may_hold_media=is_users, media=media)
     written: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
     if message.role == "assistant" and message.tool_calls:
         written["tool_calls"] = msgspec.to_builtins(message.tool_calls)
@@ -316,15 +320,6 @@ def _message(number: int, message: Message) -> dict[str, Any]:
             raise MissingParameter("A tool's message needs `tool_call_id`.", param=f"messages[{number}].tool_call_id")
         written["tool_call_id"] = message.tool_call_id
     return written
-
-
-def _part_text(number: int, place: int, part: ContentPart) -> str:
-    if part.type != "text" or part.text is None:
-        raise InvalidValue(
-            f"Content of type {part.type[:40]!r} is not supported: send text parts with `text` only.",
-            param=f"messages[{number}].content[{place}].type",
-        )
-    return part.text
 
 
 def _prompts(prompt: str | list[Any] | None) -> tuple[str | list[Any], int]:

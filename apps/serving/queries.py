@@ -45,6 +45,7 @@ class Route:
     upstreams: tuple[Upstream, ...]
     is_loading: bool = False
     is_cold: bool = False
+    media: tuple[str, ...] = ()  # what it takes beside text
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ def _base_routes(ready: dict[str, _Ready]) -> list[Route]:
             adapter_version_id="",
             context_length=base.context_length,
             upstreams=_upstreams([one for one in ready.values() if _serves_base(one.replica, base)]),
+            media=base.media,
         )
         for base in served
     ]
@@ -134,6 +136,8 @@ def _adapter_routes(ready: dict[str, _Ready], replicas: list[Replica]) -> list[R
             upstreams=_upstreams(loaded[version.pk]),
             is_loading=not loaded[version.pk] and version.pk not in refused and version.pk in wanted,
             is_cold=not loaded[version.pk] and version.pk in cold,
+            # Merged models were trained and tried on text alone.
+            media=() if version.status == "files_only" else version.adapter.base_model.media,
         )
         for version in versions
     ]

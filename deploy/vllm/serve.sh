@@ -13,10 +13,12 @@ chmod 0700 "$folder"
 
 export VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 VLLM_PLUGINS= VLLM_COMPUTE_NANS_IN_LOGITS=1 VLLM_MAX_N_SEQUENCES=8
 export VLLM_MEDIA_URL_ALLOW_REDIRECTS=0 VLLM_HTTP_TIMEOUT_KEEP_ALIVE=75 VLLM_NO_USAGE_STATS=1
+export VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB=16
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 DO_NOT_TRACK=1
 
 exec "${PYTHON:-python}" -m vllm.entrypoints.openai.api_server \
     --model "$model" --served-model-name "$served_name" --uds "$folder/vllm.sock" --api-server-count 1 \
+    --allowed-media-domains ${MEDIA_HOSTS:-nowhere.invalid} \
     --enable-lora --max-loras "${MAX_LORAS:-8}" --max-cpu-loras "${MAX_CPU_LORAS:-64}" \
     --max-lora-rank "${MAX_LORA_RANK:-16}" \
     --lora-target-modules q_proj k_proj v_proj o_proj gate_proj up_proj down_proj \

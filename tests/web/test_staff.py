@@ -170,6 +170,8 @@ def test_a_pool_that_allows_it_admits_a_replica_for_one_whole_model(console, flo
 
     assert (refused.status_code, unknown.status_code, admitted.status_code) == (422, 422, 200)
     assert "No customer has a model of this name." in unknown.content.decode()
+    assert 'name="whole_model"' in refused.content.decode()  # where its error stands
+    assert "This pool does not serve whole models" in refused.content.decode()
     assert ('name="whole_model"' in hidden, 'name="whole_model"' in shown) == (False, True)
     assert "--kind replica --token annt_" in admitted.content.decode()
     assert WorkerToken.objects.get().whole_model == version

@@ -31,6 +31,8 @@ STRIPE_METER = ENV.stripe_meter
 STRIPE_API_BASE = ENV.stripe_api_base
 # Requests that one gateway has in progress on one replica; an engine takes ANNEAL_ENGINE_MAX_QUEUED_REQUESTS in all.
 REPLICA_PLACES = ENV.replica_places
+# Where engines of multimodal models may fetch images and audio; the engines hold the same list.
+MEDIA_HOSTS = frozenset(ENV.media_hosts)
 # The longest file that an upload in parts may make, as it is sent: of a gzip archive its own size.
 MAX_UPLOAD_BYTES = ENV.max_upload_bytes
 

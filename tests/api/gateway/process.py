@@ -37,6 +37,7 @@ USD = 1_000_000_000
 INPUT_NANO, OUTPUT_NANO, PER = 50_000_000, 200_000_000, 1_000_000
 BASE_MODEL = "tiny"
 CONTEXT_LENGTH = 512
+MEDIA_HOST = "images.example.com"
 HI = [{"role": "user", "content": "Hi"}]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 
@@ -57,6 +58,7 @@ class GatewayProcess:
         command += ["--loop", "uvloop", "--http", "apps.gateway.connections:Connection", "--no-access-log"]
         command += ["--log-level", "warning"]
         environ = os.environ | {"ANNEAL_HOME": str(self.home), "DATABASE_URL": _gateway_database_url()}
+        environ["ANNEAL_MEDIA_HOSTS"] = MEDIA_HOST
         environ["DJANGO_SETTINGS_MODULE"] = "apps.config.settings.dev"
         with (self.home / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=log, stderr=log)
@@ -175,9 +177,9 @@ def make_world(engine_url: str) -> World:
 
 
 @transaction.atomic  # a gateway at work reads all of it or nothing
-def make_served_model(name: str, *engine_urls: str, is_priced: bool = True) -> BaseModel:
+def make_served_model(name: str, *engine_urls: str, is_priced: bool = True, **config: object) -> BaseModel:
     base_model = BaseModel.objects.create(
-        name=name, display_name=name, parameter_count=1, context_length=CONTEXT_LENGTH, is_installed=True
+        name=name, display_name=name, parameter_count=1, context_length=CONTEXT_LENGTH, is_installed=True, config=config
     )
     for url in engine_urls:
         make_replica(base_model, url)

@@ -5,14 +5,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
+from django.db import transaction
 
 from tests.api.gateway.process import (
     BASE_MODEL,
     HI,
+    MEDIA_HOST,
     WEATHER,
     error_of,
+    make_adapter,
+    make_served_model,
     usage_of,
     wait_for_usage,
     wait_until,
@@ -196,6 +201,30 @@ def test_text_parts_reach_the_engine_as_one_text(gateway, tenant, engine):
     gateway.openai(tenant.key).chat.completions.create(model=BASE_MODEL, messages=[{"role": "user", "content": parts}])
 
     assert engine.bodies[-1]["messages"] == [{"role": "user", "content": "one\ntwo"}]
+
+
+def test_an_image_reaches_the_engine_of_a_model_that_sees_from_a_listed_host_alone(gateway, world, tenant, engine):
+    with transaction.atomic():
+        base_model = make_served_model("seeing", engine.url, vision_config={"hidden_size": 8})
+        adapter = make_adapter(tenant.organization, base_model)
+    http = gateway.http(tenant.key)
+
+    def ask(model: str, url: str) -> httpx.Response:
+        parts = [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": url}, "uuid": "u"}]
+        body = {"model": model, "messages": [{"role": "user", "content": parts}]}
+        return http.post("/v1/chat/completions", json=body)
+
+    listed = f"https://{MEDIA_HOST}/a.png"
+    wait_until(lambda: ask("seeing", listed).status_code == 200, "no answer")
+    parts = engine.bodies[-1]["messages"][0]["content"]
+    asked = len(engine.bodies)
+
+    assert parts == [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": listed}}]
+    refused = [(ask(BASE_MODEL, listed), "type"), (ask("seeing", "https://169.254.169.254/"), "image_url.url")]
+    for answer, field in refused:
+        assert (answer.status_code, error_of(answer)["param"]) == (400, f"messages[0].content[1].{field}")
+    assert len(engine.bodies) == asked
+    assert ask(adapter.model_name, listed).status_code == 200
 
 
 def test_every_answer_carries_a_request_id_and_keeps_the_callers(gateway, tenant):

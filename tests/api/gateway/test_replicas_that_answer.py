@@ -131,9 +131,8 @@ def test_a_model_without_a_price_gives_nothing_away(gateway, world, engine):
 def test_another_replica_answers_when_one_cannot_be_reached(gateway, world, home, engine):
     make_served_model("pair", f"unix://{home}/nobody.sock", engine.url)
     http = gateway.http(world.acme.key)
-    wait_until(
-        lambda: http.post("/v1/completions", json={"model": "pair", "prompt": "Hi"}).status_code == 200, "no answer"
-    )
+    asked = "/v1/embeddings", {"model": "pair", "input": "Hi"}  # says that the name is known, without any replica
+    wait_until(lambda: http.post(asked[0], json=asked[1]).status_code == 400, "the model is not known")
 
     answers = [http.post("/v1/completions", json={"model": "pair", "prompt": "Hi"}) for _ in range(4)]
 

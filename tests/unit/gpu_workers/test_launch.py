@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpu_workers.config import ConfigError, EngineConfig, read_engine_config, read_serving_config
@@ -78,6 +79,7 @@ def test_every_module_the_trainer_adapts_is_wrapped_and_nothing_dangerous_is_on(
         ("VLLM_COMPUTE_NANS_IN_LOGITS", "1"),
         ("VLLM_MAX_N_SEQUENCES", "8"),
         ("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0"),
+        ("VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", "16"),
         ("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "75"),
     ],
 )
@@ -103,6 +105,17 @@ def test_a_serving_agent_says_which_variable_is_wrong(tmp_path: Path) -> None:
     assert read_serving_config(environ).capacity == 0
     with pytest.raises(ConfigError, match="ANNEAL_REPLICA_CACHE_BYTES"):
         read_serving_config(environ | {"ANNEAL_REPLICA_CACHE_BYTES": "much"})
+
+
+@pytest.mark.parametrize("hosts", [(), ("images.example.com", "cdn.example.org")])
+def test_the_engine_fetches_media_from_listed_hosts_alone(config: EngineConfig, hosts: tuple[str, ...]) -> None:
+    config = msgspec.structs.replace(config, media_hosts=hosts)
+
+    command = build_command(config, BASE, model_path="/models/demo", socket_path=Path("/run/vllm.sock"))
+
+    first = command.index("--allowed-media-domains") + 1
+    following = next(place for place in range(first, len(command)) if command[place].startswith("--"))
+    assert tuple(command[first:following]) == (hosts or ("nowhere.invalid",))
 
 
 def test_a_whole_model_is_served_without_any_room_for_adapters(config: EngineConfig) -> None:

@@ -1,0 +1,43 @@
+"""One replica of real processes for all files of this folder: their tests run in order, the last ones kill it.
+
+The engine starts twice.
+"""
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from apps.contracts.serving import DesiredAdapter
+from gpu_workers.process_tree import is_alive
+from tests.engines.serving.control_plane import ControlPlane
+from tests.engines.serving.one_replica.world import BASE_MODEL, SERVED_NAME, make_adapters
+from tests.engines.serving.replica import Replica
+
+
+@pytest.fixture(scope="package")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    base_model = shutil.copytree(BASE_MODEL, tmp_path_factory.mktemp("base") / "model")
+    plane = ControlPlane(base_model_path=str(base_model), served_name=SERVED_NAME)
+    yield plane
+    plane.close()
+
+
+@pytest.fixture(scope="package")
+def adapters(plane: ControlPlane) -> dict[str, DesiredAdapter]:
+    return make_adapters(plane)
+
+
+@pytest.fixture(scope="package")
+def replica(
+    plane: ControlPlane, adapters: dict[str, DesiredAdapter], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Replica]:
+    plane.want(*adapters.values())
+    replica = Replica(tmp_path_factory.mktemp("replica"), plane)
+    try:
+        replica.wait_until_ready()
+        yield replica
+    finally:
+        left = replica.list_processes()
+        replica.stop()
+        assert not [p for p in left if is_alive(p)]

@@ -1,0 +1,210 @@
+"""What a replica loads and answers, and what of it is counted."""
+
+import json
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+
+import httpx
+import pytest
+
+from apps.contracts.serving import EngineCount, LoadState
+from tests.engines.serving.control_plane import wait_until
+from tests.engines.serving.one_replica.world import (
+    BOMB,
+    ENDLESS,
+    GOOD,
+    NAN,
+    NOOP,
+    OTHER,
+    PREFIX,
+    SERVED_NAME,
+    THIRD,
+    count,
+    name_of,
+)
+from tests.engines.serving.replica import Replica
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (NAN, "NaN or infinite"),
+        (BOMB, "lora_alpha"),
+        (PREFIX, "is missing"),
+        (NOOP, "exactly as the base model"),
+        ("text", "not one of ours"),
+    ],
+)
+def test_bad_adapter_is_reported_with_its_reason_and_unknown_to_the_engine(
+    replica: Replica, name: str, reason: str
+) -> None:
+    row = replica.plane.get_adapter(name)
+
+    assert row is not None and row.state is LoadState.REJECTED and reason in row.reason
+    assert name not in replica.list_loaded()
+
+
+def test_good_adapters_answer_each_in_its_own_way(replica: Replica) -> None:
+    assert set(replica.list_loaded()) == {SERVED_NAME, GOOD, OTHER, THIRD}
+
+    texts = [replica.complete(model).json()["choices"][0]["text"] for model in (SERVED_NAME, GOOD, OTHER, THIRD)]
+
+    assert len(set(texts)) == 4
+
+
+def test_nobody_is_told_what_another_tenant_or_adapter_has_cached(replica: Replica) -> None:
+    """A prompt of another tenant is computed anew: neither its count of cached tokens nor its speed tells of it."""
+    prompt = "The same question of two tenants, long enough for a block of the cache. " * 12
+
+    def cached(model: str, salt: str) -> int:
+        usage = replica.complete(model, prompt=prompt, max_tokens=1, cache_salt=salt).json()["usage"]
+        return (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+
+    asked = [(SERVED_NAME, "one"), (SERVED_NAME, "two"), (GOOD, "one"), (GOOD, "two"), (OTHER, "one")]
+    before = count(replica, "prefix_cache_hits_total")
+
+    assert [cached(*who) for who in asked] == [0] * len(asked)
+    assert count(replica, "prefix_cache_hits_total") == before  # what only looks uncached would be answered sooner
+    assert all(cached(*who) > 0 for who in asked)
+    assert count(replica, "prefix_cache_hits_total") > before
+
+
+def test_what_is_metered_of_a_replica_is_what_it_reports_of_its_engine(replica: Replica) -> None:
+    """A prompt counts once for each choice, cached or not, and the agent's own canaries do not count at all."""
+
+    def reported() -> EngineCount:
+        replica.engine_http.post("/v1/completions", json={"model": "nobody", "prompt": "x"})  # refused: counts nothing
+        seen = len(replica.plane.observed)
+        wait_until(lambda: len(replica.plane.observed) > seen + 2, seconds=60, what="reports with a fresh reading")
+        found = replica.plane.observed[-1].counted
+        assert found is not None
+        return found
+
+    before, read, written = reported(), 0, 0
+    for model, fields in [
+        (SERVED_NAME, {}),
+        (GOOD, {"n": 3, "temperature": 1}),
+        (OTHER, {"prompt": ["One", "and two"], "n": 2, "temperature": 1}),
+        (GOOD, {"cache_salt": "one"}),
+    ]:
+        usage = replica.complete(model, **fields).json()["usage"]
+        read += usage["prompt_tokens"] * fields.get("n", 1)
+        written += usage["completion_tokens"]
+    after = reported()
+
+    assert (after.input_tokens - before.input_tokens, after.output_tokens - before.output_tokens) == (read, written)
+    assert count(replica, "prompt_tokens_total") > after.input_tokens  # the rest are the agent's own questions
+
+
+def test_report_says_how_to_reach_the_replica_and_what_it_takes(replica: Replica) -> None:
+    observed = replica.plane.observed[-1]
+
+    assert observed.url == f"unix://{replica.listen}"
+    assert (observed.capacity, observed.max_lora_rank, observed.nan_requests_total) == (
+        6,
+        16,
+        0,
+    )  # eight in the engine's cache, two of them for those that come and go
+    assert replica.get_state().generation == observed.engine_generation
+
+
+def test_stream_arrives_piece_by_piece_with_usage(replica: Replica) -> None:
+    body = {"model": GOOD, "prompt": "My card", "stream": True} | ENDLESS | {"max_tokens": 24}
+    with replica.http.stream("POST", "/v1/completions", json=body) as answer:
+        chunks = [chunk for chunk in answer.iter_raw() if chunk]
+
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert len(chunks) > 5
+    assert b'"usage"' in chunks[-1] + chunks[-2]
+    assert chunks[-1].endswith(b"data: [DONE]\n\n")
+
+
+def test_client_that_leaves_stops_the_generation(replica: Replica) -> None:
+    body = {"model": GOOD, "prompt": "My card", "stream": True} | ENDLESS
+    before = count(replica, "generation_tokens_total")
+    with replica.http.stream("POST", "/v1/completions", json=body) as answer:
+        next(answer.iter_raw())
+        assert count(replica, "num_requests_running") >= 1
+
+    wait_until(lambda: count(replica, "num_requests_running") == 0, seconds=60, what="the abandoned request to stop")
+    assert count(replica, "generation_tokens_total") - before < ENDLESS["max_tokens"] - 80
+
+
+def test_cold_adapter_gets_its_turn_between_two_hot_ones(replica: Replica) -> None:
+    stop = threading.Event()
+    taken: list[float] = []  # seconds of each answer of the hot ones
+
+    def keep_busy(model: str) -> None:
+        while not stop.is_set():
+            asked_at = time.monotonic()
+            assert replica.complete(model, **ENDLESS | {"max_tokens": 48}).status_code == 200
+            taken.append(time.monotonic() - asked_at)
+
+    threads = [threading.Thread(target=keep_busy, args=(model,)) for model in (GOOD, OTHER) * 2]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    started_at = time.monotonic()
+    answer = replica.complete(THIRD, max_tokens=1)
+    waited = time.monotonic() - started_at
+    is_still_hot = all(thread.is_alive() for thread in threads)
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+    assert answer.status_code == 200
+    assert is_still_hot
+    assert waited < 10 + 3 * max(taken)  # 1.5 s of quantum and one answer, however slow this machine is
+
+
+def test_what_an_abandoned_stream_said_it_used_is_what_the_engine_counted(replica: Replica) -> None:
+    def count_generated() -> float:
+        return count(replica, "generation_tokens_total")
+
+    engine_core = replica.wait_for_title("VLLM::EngineCor").pid
+    before, said = count_generated(), 0
+    body = {"model": GOOD, "prompt": "My card", "stream": True} | ENDLESS
+    try:
+        with (
+            suppress(httpx.ReadTimeout),  # it says no more, and the client leaves
+            replica.http.stream("POST", "/v1/completions", json=body, timeout=httpx.Timeout(60, read=10)) as answer,
+        ):
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    said = json.loads(line[6:])["usage"]["completion_tokens"]
+                if said >= 12:
+                    os.kill(engine_core, signal.SIGSTOP)  # or it would write on until it hears that the client left
+        time.sleep(3)  # until that has come to its door
+    finally:
+        os.kill(engine_core, signal.SIGCONT)
+    wait_until(lambda: count(replica, "num_requests_running") == 0, seconds=60, what="the abandoned request to stop")
+
+    assert 0 <= count_generated() - before - said <= 2  # what was under way when the client left
+
+
+def test_adapters_that_come_and_go_meanwhile_change_no_answer(replica: Replica) -> None:
+    """More are loaded than the engine's cache holds: those being served are pushed out and read again from disk."""
+    greedy = {"max_tokens": 64, "ignore_eos": True, "temperature": 0}
+    wanted = {model: replica.complete(model, **greedy).json()["choices"][0]["text"] for model in (GOOD, OTHER)}
+    folder = replica.list_loaded()[THIRD]
+    stop = threading.Event()
+
+    def churn() -> None:
+        for number in range(200):
+            if stop.is_set():
+                return
+            name = name_of(f"churn{number}")
+            replica.engine_http.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": folder})
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    answers = [(model, replica.complete(model, **greedy)) for model in (GOOD, OTHER) * 3]
+    stop.set()
+    thread.join()
+
+    assert [answer.json()["choices"][0]["text"] for _, answer in answers] == [wanted[model] for model, _ in answers]
+    known = {SERVED_NAME, GOOD, OTHER, THIRD}
+    wait_until(lambda: set(replica.list_loaded()) == known, seconds=60, what="the agent to clear the strangers")

@@ -1,0 +1,111 @@
+"""What ends an engine: invalid numbers, kill -9 of each process, SIGTERM. These come last."""
+
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from apps.contracts.serving import DesiredAdapter
+from gpu_workers.process_tree import Process, is_alive
+from tests.engines.serving.adapters import make_arrays, make_files
+from tests.engines.serving.control_plane import wait_until
+from tests.engines.serving.one_replica.world import BASE_MODEL, ENDLESS, GOOD, OTHER, SERVED_NAME
+from tests.engines.serving.replica import Replica, pausing
+
+
+def test_invalid_numbers_in_the_engine_close_the_door_and_restart_it(
+    replica: Replica, adapters: dict[str, DesiredAdapter], tmp_path: Path
+) -> None:
+    """An intruder loads a NaN adapter past the agent: the guard that is left is the engine's own count."""
+    replica.plane.want(adapters[GOOD], adapters[OTHER])
+    wait_until(lambda: replica.complete(OTHER).status_code == 200, seconds=60, what="both adapters to be loaded")
+    old = replica.get_state()
+    processes = replica.list_processes()
+    poison = make_arrays(BASE_MODEL)
+    for array in poison.values():
+        array[:] = np.nan
+    for name, data in make_files(poison).items():
+        (tmp_path / name).write_bytes(data)
+    with pausing(replica.agent):
+        loaded = replica.engine_http.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": str(tmp_path)})
+        body = {"model": "x", "prompt": "a b c " * 30, "max_tokens": 4}
+        poisoned = replica.engine_http.post("/v1/completions", json=body)
+    assert (loaded.status_code, poisoned.status_code) == (200, 200)
+
+    replica.complete(GOOD)
+    wait_until(lambda: replica.plane.observed[-1].nan_requests_total > 0, seconds=60, what="the report")
+
+    assert not replica.plane.observed[-1].is_ready
+    assert "quarantine" in replica.plane.get_adapter(GOOD).reason  # used meanwhile; tried again in the next engine
+    answer = replica.complete(SERVED_NAME)
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    wait_until(lambda: not any(map(is_alive, processes)), seconds=10, what="the poisoned engine to be gone")
+    replica.wait_for_new_engine(old.generation)
+
+
+def kill(process: Process) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("victim", ["engine_core", "launcher"])
+def test_kill_9_during_the_start_leaves_no_orphan_for_10_seconds(replica: Replica, victim: str) -> None:
+    engine_core = replica.wait_for_title("VLLM::EngineCor")
+    state, processes = replica.get_state(), replica.list_processes()
+    assert len(processes) > 4
+
+    kill(engine_core if victim == "engine_core" else state.launcher)
+
+    wait_until(lambda: not any(map(is_alive, processes)), seconds=10, what="every process to be gone")
+    replica.wait_for_new_engine(state.generation)
+
+
+def test_agent_reloads_everything_into_the_next_engine_and_then_clears_old_files(
+    replica: Replica, adapters: dict[str, DesiredAdapter]
+) -> None:
+    replica.wait_until_ready()
+
+    loaded = replica.list_loaded()
+    assert set(loaded) == {SERVED_NAME, GOOD, OTHER}
+    assert replica.plane.observed[-1].engine_generation == replica.get_state().generation
+    folders = {str(path) for path in (replica.paths.work_dir / "adapters").glob("sha256-*")}
+    assert folders == {loaded[GOOD], loaded[OTHER]}
+    assert replica.complete(GOOD).json()["choices"][0]["text"] != replica.complete(OTHER).json()["choices"][0]["text"]
+
+
+def test_kill_9_of_the_api_process_breaks_streams_closes_the_door_and_leaves_no_orphan(replica: Replica) -> None:
+    processes = replica.list_processes()
+    engine_core = replica.wait_for_title("VLLM::EngineCor")
+    api = parent_of(engine_core, processes)
+    body = {"model": GOOD, "prompt": "My card", "stream": True} | ENDLESS
+
+    with pytest.raises(httpx.TransportError), replica.http.stream("POST", "/v1/completions", json=body) as answer:
+        for number, _ in enumerate(answer.iter_raw()):
+            if number == 1:
+                kill(api)
+
+    wait_until(lambda: not any(map(is_alive, processes)), seconds=10, what="every process to be gone")
+    assert replica.complete(GOOD).status_code == 503
+    wait_until(lambda: not replica.plane.observed[-1].is_ready, seconds=10, what="the report")
+
+
+def test_sigterm_ends_routing_first_then_answers_then_the_agent(replica: Replica) -> None:
+    replica.wait_until_ready()
+    body = {"model": GOOD, "prompt": "My card", "stream": True} | ENDLESS
+    with replica.http.stream("POST", "/v1/completions", json=body) as answer:
+        chunks = answer.iter_raw()
+        next(chunks)
+        replica.agent.send_signal(signal.SIGTERM)
+        wait_until(lambda: not replica.plane.observed[-1].is_ready, seconds=5, what="the report")
+        assert replica.complete(GOOD).status_code == 200  # a gateway that has not read it yet is answered
+        rest = b"".join(chunks)
+
+    assert rest.endswith(b"data: [DONE]\n\n")
+    assert replica.agent.wait(30) == 0
+
+
+def parent_of(child: Process, processes: list[Process]) -> Process:
+    pid = int(Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    return next(process for process in processes if process.pid == pid)
