@@ -277,7 +277,9 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
 def refund_source(*, organization: Any, source: str, by: str, reason: str) -> int:
     """Give back whatever was captured for `source` and not given back yet; return how much that was."""
     wallet = lock_wallet(organization=organization)
-    holds = Hold.objects.filter(source=source, status="closed", captured_nano__gt=F("refunded_nano")).order_by("pk")
+    holds = Hold.objects.filter(
+        organization_id=wallet.organization_id, source=source, status="closed", captured_nano__gt=F("refunded_nano")
+    ).order_by("pk")
     total = 0
     for found in holds:
         amount_nano = found.captured_nano - found.refunded_nano
