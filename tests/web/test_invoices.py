@@ -100,6 +100,13 @@ def test_a_budget_is_set_shown_and_ended(rich, key, client_for, alice, bob):
 
     assert (budget.target, budget.thresholds) == (key.key.pk, [50, 100])
     assert "$12.50" in page and key.key.name in page
+    assert "reached</div>" not in page
+    hold(
+        organization=rich, purpose="job", source="ftjob-1", amount_nano=12_500_000_000, by="system",
+        idempotency_key="h", attribution=Attribution(key_id=key.key.pk),
+    )  # fmt: skip
+    page = text(owner.get("/budgets"))
+    assert "reached</div>" in page and 'class="over"' in page
     assert owner.post(f"/budgets/{budget.pk}/end").status_code == 302
     assert owner.post(f"/budgets/{budget.pk}/end").status_code == 404
 
