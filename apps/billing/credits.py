@@ -35,7 +35,7 @@ def set_credit_aside(
     """
     wallet = lock_wallet(organization=organization)
     request = {"aside": reference, "amount_nano": amount_nano, "purpose": purpose}
-    if found := posted_before(idempotency_key=idempotency_key, request=request):
+    if found := posted_before(organization=organization, idempotency_key=idempotency_key, request=request):
         return Hold.objects.get(pk=found.source)
     lot = CreditLot.objects.select_for_update().get(organization_id=wallet.organization_id, reference=reference)
     free = min(lot.remaining_nano - lot.held_nano, wallet.balance_nano)
@@ -156,7 +156,9 @@ def reverse_transaction(*, transaction_id: str, by: str, reason: str) -> LedgerT
     original = LedgerTransaction.objects.get(pk=transaction_id)
     wallet = lock_wallet(organization=original.organization_id)
     request = {"reverse": original.pk}
-    if found := posted_before(idempotency_key=f"reverse:{original.pk}", request=request):
+    if found := posted_before(
+        organization=wallet.organization_id, idempotency_key=f"reverse:{original.pk}", request=request
+    ):
         return found
     if original.kind not in _REVERSIBLE:
         raise InvalidState(f"A {original.kind} is not reversed: refund the charge, or post an adjustment.")

@@ -98,8 +98,9 @@ def account(*, organization: Any, kind: AccountKind) -> LedgerAccount:
     return found
 
 
-def posted_before(*, idempotency_key: str, request: Mapping[str, Any]) -> LedgerTransaction | None:
-    """Return the transaction already posted under the key. Raises IdempotencyMismatch when it was another request.
+def posted_before(*, organization: Any, idempotency_key: str, request: Mapping[str, Any]) -> LedgerTransaction | None:
+    """Return the transaction already posted under the key; raise IdempotencyMismatch when it was another request or
+    somebody else's, whose posting is never given back.
 
     Call it after `lock_wallet`: checked before the lock, two callers with one key would both find nothing.
     """
@@ -110,7 +111,8 @@ def posted_before(*, idempotency_key: str, request: Mapping[str, Any]) -> Ledger
     if row is None:
         return None
     found = LedgerTransaction.objects.get(pk=row[0])
-    if found.request_sha256 != _fingerprint(request):
+    whose = getattr(organization, "pk", organization)
+    if found.organization_id != whose or found.request_sha256 != _fingerprint(request):
         raise IdempotencyMismatch(f"{idempotency_key!r} was used for a different request", param="idempotency_key")
     return found
 

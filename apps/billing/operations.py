@@ -57,7 +57,7 @@ def grant_credit(
     request = {"grant": wallet.pk, "amount_nano": amount_nano}
     if expires_at is not None:
         request["expires_at"] = expires_at.isoformat()
-    if found := posted_before(idempotency_key=idempotency_key, request=request):
+    if found := posted_before(organization=organization, idempotency_key=idempotency_key, request=request):
         return found
     lot = open_lot(
         organization_id=wallet.organization_id,
@@ -94,7 +94,7 @@ def grant_paid_credit(
         raise InvalidValue("a top-up is a positive amount", param="amount")
     wallet = lock_wallet(organization=organization)
     request = {"top_up": wallet.pk, "amount_nano": amount_nano, "tax_nano": tax_nano}
-    if posted_before(idempotency_key=f"topup:{reference}", request=request):
+    if posted_before(organization=organization, idempotency_key=f"topup:{reference}", request=request):
         return CreditLot.objects.get(reference=reference)
     lot = open_lot(
         organization_id=wallet.organization_id, kind=LotKind.PAID, amount_nano=amount_nano, reference=reference
@@ -138,7 +138,7 @@ def reverse_paid_credit(
     wallet = lock_wallet(organization=organization)
     request = {"reverse": reference, "amount_nano": amount_nano, "tax_nano": tax_nano}
     lot = CreditLot.objects.select_for_update().get(organization_id=wallet.organization_id, reference=reference)
-    if found := posted_before(idempotency_key=idempotency_key, request=request):
+    if found := posted_before(organization=organization, idempotency_key=idempotency_key, request=request):
         taken = -sum(found.lot_movements.values_list("amount_nano", flat=True))
         return Reversal(found, taken, amount_nano - taken)
     if not 0 < amount_nano <= lot.amount_nano - lot.reversed_nano:
@@ -204,7 +204,7 @@ def hold(
     """
     wallet = lock_wallet(organization=organization)
     request = {"hold": source, "purpose": purpose, "amount_nano": amount_nano}
-    if found := posted_before(idempotency_key=idempotency_key, request=request):
+    if found := posted_before(organization=organization, idempotency_key=idempotency_key, request=request):
         return Hold.objects.get(pk=found.source)
     require_spending(wallet)
     if wallet.balance_nano < amount_nano:
@@ -277,7 +277,9 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
 def refund_source(*, organization: Any, source: str, by: str, reason: str) -> int:
     """Give back whatever was captured for `source` and not given back yet; return how much that was."""
     wallet = lock_wallet(organization=organization)
-    holds = Hold.objects.filter(source=source, status="closed", captured_nano__gt=F("refunded_nano")).order_by("pk")
+    holds = Hold.objects.filter(
+        organization_id=wallet.organization_id, source=source, status="closed", captured_nano__gt=F("refunded_nano")
+    ).order_by("pk")
     total = 0
     for found in holds:
         amount_nano = found.captured_nano - found.refunded_nano

@@ -8,7 +8,10 @@ from apps.accounts.models import Membership, Organization
 from apps.core import audit
 from apps.payments import stripe_gateway
 from apps.payments.models import StripeCustomer
-from apps.payments.stripe_objects import Card
+from apps.payments.stripe_objects import Card, CardLeft
+
+_SHOWN = ["payment_method_id", "card_brand", "card_last4", "card_exp_month", "card_exp_year"]
+_NEWEST = ["is_newest_chosen", "newest_left_at", "newest_method_id"]
 
 
 def get_customer(*, organization: Any) -> StripeCustomer | None:
@@ -30,18 +33,47 @@ def ensure_customer(*, organization_id: str) -> StripeCustomer:
     return StripeCustomer.objects.get(organization=organization)
 
 
-def keep_card(*, customer: StripeCustomer, payment_method_id: str, cause: str) -> None:
-    """Make a card that its owner just used the one that is charged later. Asks Stripe.
+def keep_card(*, customer: StripeCustomer, card: CardLeft, cause: str, is_chosen: bool = True) -> None:
+    """Make a card that its owner used the one that is charged later, unless they left another one since. Asks Stripe.
 
-    `cause` is the page or top-up they used it at: a card taken up again after another one is asked for again, where a
+    We may hear of pages in any order, and of two at once: the card left last, by Stripe's clock, ends as the one
+    charged. One that was merely paid with (`is_chosen` false) never replaces one that was left to be charged.
+    `cause` is the page or top-up it was used at: a card taken up again after another one is asked for again, where a
     key of the card alone would have Stripe repeat its first answer and do nothing.
     """
-    stripe_gateway.use_card(
-        customer_id=customer.stripe_id,
-        payment_method_id=payment_method_id,
-        key=f"card:{cause}:{payment_method_id}",
-    )
+    if not _note_newest(customer, card, is_chosen) and not _is_charged(customer, card):
+        return
+    used = ""
+    while used != (newest := StripeCustomer.objects.get(pk=customer.pk).newest_method_id):
+        stripe_gateway.use_card(customer_id=customer.stripe_id, payment_method_id=newest, key=f"card:{cause}:{newest}")
+        used = newest  # a newer one that was noted meanwhile may have been set before this one: it is set once more
     sync_card(customer=customer)
+
+
+@transaction.atomic
+def _note_newest(customer: StripeCustomer, card: CardLeft, is_chosen: bool) -> bool:
+    """Note the card if it is the newest of its customer; return whether it is."""
+    known = StripeCustomer.objects.select_for_update().get(pk=customer.pk)
+    if not is_chosen and known.has_card and not known.newest_method_id:
+        return False  # kept before we noted which was newest: as good as chosen
+    is_newest = _set_newest(known, card, is_chosen)
+    known.save(update_fields=_NEWEST)
+    return is_newest
+
+
+def _set_newest(customer: StripeCustomer, card: CardLeft, is_chosen: bool) -> bool:
+    known = (customer.is_newest_chosen, customer.newest_left_at, customer.newest_method_id)
+    ours = (is_chosen, card.left_at, card.payment_method_id)
+    if customer.newest_left_at is not None and ours < known:
+        return False
+    customer.is_newest_chosen, customer.newest_left_at, customer.newest_method_id = ours
+    return True
+
+
+def _is_charged(customer: StripeCustomer, card: CardLeft) -> bool:
+    """Return whether Stripe would charge this card: one that is not the newest got there by a race that broke off."""
+    charged = stripe_gateway.get_card(customer_id=customer.stripe_id)
+    return charged is not None and charged.payment_method_id == card.payment_method_id
 
 
 def sync_card(*, customer: StripeCustomer) -> None:
@@ -53,12 +85,16 @@ def sync_card(*, customer: StripeCustomer) -> None:
 
 def _set_card(customer: StripeCustomer, card: Card | None) -> None:
     before = customer.payment_method_id
+    if card is None and before and before == customer.newest_method_id:
+        customer.is_newest_chosen = False  # it was taken away: the next one paid with may take its place
+    if card is not None and card.payment_method_id not in (before, customer.newest_method_id):
+        _set_newest(customer, card, True)  # chosen at Stripe, in its portal
     customer.payment_method_id = card.payment_method_id if card else ""
     customer.card_brand = card.brand if card else ""
     customer.card_last4 = card.last4 if card else ""
     customer.card_exp_month = card.exp_month if card else None
     customer.card_exp_year = card.exp_year if card else None
-    customer.save(update_fields=["payment_method_id", "card_brand", "card_last4", "card_exp_month", "card_exp_year"])
+    customer.save(update_fields=_SHOWN + _NEWEST)
     if before != customer.payment_method_id:
         audit.record(
             organization=customer.organization_id, by="stripe", action="card.changed", target=customer.pk,

@@ -27,6 +27,11 @@ class StripeCustomer(OrganizationModel):
     card_last4 = models.CharField(max_length=4, blank=True)
     card_exp_month = models.PositiveSmallIntegerField(null=True)
     card_exp_year = models.PositiveSmallIntegerField(null=True)
+    newest_method_id = models.CharField(
+        max_length=_STRIPE_ID, blank=True, help_text="The card left last, of all pages."
+    )
+    newest_left_at = models.DateTimeField(null=True, help_text="When it was, by Stripe's clock.")
+    is_newest_chosen = models.BooleanField(default=False, help_text="Left to be charged later, not merely paid with.")
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:

@@ -123,7 +123,7 @@ def _post_fees(movements: Iterable[CashMovement]) -> None:
     for movement in movements:
         request = {"fee": movement.id, "cents": movement.fee_cents}
         key = f"stripe-fee:{movement.id}"
-        if not movement.fee_cents or posted_before(idempotency_key=key, request=request):
+        if not movement.fee_cents or posted_before(organization=None, idempotency_key=key, request=request):
             continue
         fee_nano = movement.fee_cents * NANO_PER_CENT
         post(

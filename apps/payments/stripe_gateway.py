@@ -19,6 +19,7 @@ from apps.payments.stripe_errors import BadSignature, CardDeclined, StripeRefuse
 from apps.payments.stripe_events import EVENTS
 from apps.payments.stripe_objects import (
     Card,
+    CardLeft,
     CashMovement,
     Checkout,
     Dispute,
@@ -31,9 +32,9 @@ from apps.payments.stripe_objects import (
 )
 from apps.payments.stripe_reading import (
     read_card,
+    read_card_left,
     read_checkout,
     read_dispute,
-    read_id,
     read_invoice,
     read_movement,
     read_notice,
@@ -127,16 +128,19 @@ def use_card(*, customer_id: str, payment_method_id: str, key: str) -> None:
         _stripe().customers.update(customer_id, params, _keyed(key))
 
 
-def get_card_left(*, setup_intent_id: str) -> str:
+def get_card_left(*, setup_intent_id: str) -> CardLeft:
     """Return the payment method that a setup page collected."""
     with _translated():
-        return read_id(_stripe().setup_intents.retrieve(setup_intent_id).payment_method)
+        return read_card_left(_stripe().setup_intents.retrieve(setup_intent_id, _METHOD).payment_method)
 
 
-def get_card_paid_with(*, payment_intent_id: str) -> str:
+def get_card_paid_with(*, payment_intent_id: str) -> CardLeft:
     """Return the payment method a payment was made with."""
     with _translated():
-        return read_id(_stripe().payment_intents.retrieve(payment_intent_id).payment_method)
+        return read_card_left(_stripe().payment_intents.retrieve(payment_intent_id, _METHOD).payment_method)
+
+
+_METHOD = {"expand": ["payment_method"]}
 
 
 # --- Hosted pages -----------------------------------------------------------------------------------------------------

@@ -6,8 +6,16 @@ from collections.abc import Mapping
 import msgspec
 
 
-class Card(msgspec.Struct, frozen=True, kw_only=True):
+class CardLeft(msgspec.Struct, frozen=True, kw_only=True):
+    """A card that somebody entered, and when, by Stripe's clock, in whole seconds."""
+
     payment_method_id: str
+    left_at: datetime.datetime
+
+
+class Card(CardLeft, frozen=True, kw_only=True):
+    """A card as it is shown."""
+
     brand: str
     last4: str
     exp_month: int

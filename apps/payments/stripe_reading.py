@@ -5,6 +5,7 @@ from typing import Any
 
 from apps.payments.stripe_objects import (
     Card,
+    CardLeft,
     CashMovement,
     Checkout,
     Dispute,
@@ -19,11 +20,16 @@ def read_card(method: Any) -> Card:
     card = method.card
     return Card(
         payment_method_id=method.id,
+        left_at=_at(method.created),
         brand=card.brand,
         last4=card.last4,
         exp_month=card.exp_month,
         exp_year=card.exp_year,
     )
+
+
+def read_card_left(method: Any) -> CardLeft:
+    return CardLeft(payment_method_id=method.id, left_at=_at(method.created))
 
 
 def read_checkout(found: Any) -> Checkout:

@@ -151,9 +151,8 @@ def _keep_card_left(found: Checkout) -> bool:
     if page is None:
         return False
     if found.status == "complete" and found.setup_intent_id:
-        method = stripe_gateway.get_card_left(setup_intent_id=found.setup_intent_id)
-        customer = ensure_customer(organization_id=page.organization_id)
-        keep_card(customer=customer, payment_method_id=method, cause=page.pk)
+        card = stripe_gateway.get_card_left(setup_intent_id=found.setup_intent_id)
+        keep_card(customer=ensure_customer(organization_id=page.organization_id), card=card, cause=page.pk)
     return True
 
 
@@ -178,11 +177,11 @@ def _apply_invoice(topup: TopUp, found: Invoice) -> None:
 
 
 def _keep_card_paid_with(topup: TopUp) -> None:
-    """Charge later what a person paid with first, unless they chose another card since."""
+    """Charge later what a person paid with last, unless they left a card to be charged."""
     customer = ensure_customer(organization_id=topup.organization_id)
-    if not customer.has_card and topup.payment_intent_id:
-        method = stripe_gateway.get_card_paid_with(payment_intent_id=topup.payment_intent_id)
-        keep_card(customer=customer, payment_method_id=method, cause=topup.pk)
+    if topup.payment_intent_id and not (customer.has_card and customer.is_newest_chosen):
+        card = stripe_gateway.get_card_paid_with(payment_intent_id=topup.payment_intent_id)
+        keep_card(customer=customer, card=card, cause=topup.pk, is_chosen=False)
 
 
 @transaction.atomic

@@ -8,7 +8,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from apps.accounts.models import Organization
+from apps.accounts.models import Organization, User
 from apps.billing.adjustments import approve_adjustment, reject_adjustment, request_adjustment
 from apps.billing.budgets import month_of
 from apps.billing.models import Adjustment, LotKind
@@ -34,6 +34,8 @@ def show(request: HttpRequest) -> HttpResponse:
     names = {each.pk: each.name for each in organizations}
     receivables = [(names.get(row.organization_id, row.organization_id), row) for row in list_receivables(now=db_now())]
     adjustments = Adjustment.objects.select_related("organization").order_by("-requested_at", "-pk")
+    waiting = list(adjustments.filter(status="requested"))
+    askers = {each.pk: each.email for each in User.objects.filter(pk__in=[each.requested_by for each in waiting])}
     context = {
         "rows": [
             {
@@ -45,7 +47,7 @@ def show(request: HttpRequest) -> HttpResponse:
             for each in organizations
         ],
         "receivables": receivables,
-        "waiting": adjustments.filter(status="requested"),
+        "waiting": [(each, askers.get(each.requested_by, each.requested_by)) for each in waiting],
         "decided": adjustments.exclude(status="requested")[:_DECIDED_SHOWN],
         "checks": list_newest_checks(),
         "operator_id": operator_id(request),

@@ -14,6 +14,7 @@ from apps.billing.invoice_files import quantity_in_words
 from apps.core.money import rated
 from apps.finetuning.models import FineTuningJob, Run
 from apps.web.access import organization_view
+from apps.web.usage import MOVEMENTS
 
 _HOURS_SHOWN = 800  # a month and a bit
 
@@ -56,5 +57,8 @@ def _job(organization: Organization, charge: Charge) -> dict[str, Any]:
         "price": price,
         "attempts": attempts,
         "billed_seconds": sum(run.billed_gpu_ms for run in runs) / 1000,
-        "postings": list_postings(organization=organization, hold=charge.hold),
+        "postings": [
+            (MOVEMENTS.get(posted.kind, posted.kind), posted)
+            for posted in list_postings(organization=organization, hold=charge.hold)
+        ],
     }

@@ -58,7 +58,7 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
 def prices(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
     """Show what everything costs this organization now."""
     rules = list_active_prices(prefix="", organization=organization)
-    groups = {"training": "GPU time", "inference": "Tokens", "storage": "Storage"}
+    groups = {"training": "GPU time", "inference": "Tokens", "warm": "Kept warm", "storage": "Storage"}
     grouped = [(title, [rule for rule in rules if rule.sku.startswith(f"{kind}:")]) for kind, title in groups.items()]
     return render(request, "invoices/prices.html", {"groups": [group for group in grouped if group[1]]})
 

@@ -42,7 +42,7 @@ _CSV_HEADER = (
 )  # fmt: skip
 _GROUPS = {"key": "Key", "member": "Member", "label": "Label"}
 _WITHOUT = "without"
-_WORDS = {
+MOVEMENTS = {
     "grant": "Credit granted",
     "hold": "Held",
     "settle": "Settled, rest returned",
@@ -232,11 +232,13 @@ def _movement(posted: LedgerTransaction, source: str) -> Movement:
             moved[entry.account.kind] += entry.amount_nano
     is_job = source.startswith("ftjob-")
     url = reverse("web:job_detail", args=[source]) if is_job else ""
+    if is_job and posted.kind == "settle":
+        url = reverse("web:charge_why", args=[posted.idempotency_key.removeprefix("settle:")])
     if posted.kind == "usage":
         url = reverse("web:charge_why", args=[f"series-{source.removeprefix('usage:')}"])
     return Movement(
         at=posted.created_at,
-        words=_WORDS.get(posted.kind, posted.kind.capitalize()),
+        words=MOVEMENTS.get(posted.kind, posted.kind.capitalize()),
         reason=source if is_job else _reason(posted),
         url=url,
         wallet_nano=moved[AccountKind.WALLET],
@@ -245,11 +247,15 @@ def _movement(posted: LedgerTransaction, source: str) -> Movement:
 
 
 def _reason(posted: LedgerTransaction) -> str:
-    """Return why money moved; a charge for requests names its price and its model."""
-    sku, _, model_name = posted.reason.partition(" ")
-    if posted.kind != "usage" or not model_name:
+    """Return why money moved; a charge for usage names what was used, and of which model."""
+    sku, _, subject = posted.reason.partition(" ")
+    if posted.kind != "usage" or not subject:
         return posted.reason
-    return f"{_label(model_name)}, {'output' if ':output:' in sku else 'input'} tokens"
+    if subject == STORED:
+        return STORED
+    if sku.startswith("warm:"):
+        return f"{_label(subject)}, kept warm"
+    return f"{_label(subject)}, {'output' if ':output:' in sku else 'input'} tokens"
 
 
 def _csv_rows(lines: Iterable[Spend]) -> Iterator[tuple[Any, ...]]:

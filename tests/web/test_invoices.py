@@ -100,6 +100,13 @@ def test_a_budget_is_set_shown_and_ended(rich, key, client_for, alice, bob):
 
     assert (budget.target, budget.thresholds) == (key.key.pk, [50, 100])
     assert "$12.50" in page and key.key.name in page
+    assert "reached</div>" not in page
+    hold(
+        organization=rich, purpose="job", source="ftjob-1", amount_nano=12_500_000_000, by="system",
+        idempotency_key="h", attribution=Attribution(key_id=key.key.pk),
+    )  # fmt: skip
+    page = text(owner.get("/budgets"))
+    assert "reached</div>" in page and 'class="over"' in page
     assert owner.post(f"/budgets/{budget.pk}/end").status_code == 302
     assert owner.post(f"/budgets/{budget.pk}/end").status_code == 404
 
@@ -133,9 +140,11 @@ def test_the_price_book_shows_what_this_customer_pays(rich, rival, client_for, v
             sku="inference:input:m", unit="tokens", price_nano=nano, per=1_000_000, by="u", now=db_now(),
             organization=owner,
         )  # fmt: skip
+    set_price(sku="warm:m", unit="warm_ms", price_nano=USD, per=3_600_000, by="u", now=db_now())
 
     ours, theirs = (text(client_for(person).get("/prices")) for person in (vera, charlie))
 
+    assert all("Kept warm" in page and "hour loaded" in page for page in (ours, theirs))
     assert "$2.00" in ours and "your own price" in ours and "$3.00" not in ours
     assert "$3.00" in theirs and "$2.00" not in theirs
 
@@ -151,7 +160,7 @@ def test_a_job_is_explained_down_to_the_seconds_of_its_attempts(floor, claim, cl
 
     assert "20.000 GPU seconds" in page and job.pk in page
     assert job.price_rule_id in page
-    assert "settle" in page
+    assert "Settled, rest returned" in page
 
 
 def test_holds_from_before_learn_their_price_and_whose_they_are(floor, alice):  # noqa: F811
@@ -227,7 +236,8 @@ def test_a_line_of_the_ledger_leads_to_why_and_storage_is_explained_as_storage(r
     rate_usage()
     series = UsageSeries.objects.get()
 
-    assert f"/why/series-{series.pk}" in text(client_for(vera).get("/usage"))
+    usage = text(client_for(vera).get("/usage"))
+    assert f'/why/series-{series.pk}">Storage<' in usage and "input tokens" not in usage
     page = text(client_for(vera).get(f"/why/series-{series.pk}"))
 
     assert "40.0 GBh of files, checkpoints and adapters" in page

@@ -119,7 +119,8 @@ def test_a_finished_job_is_in_the_sum_and_in_the_ledger(floor, claim, client_for
     page = text(client_for(vera).get("/usage"))
 
     assert "1 job ended" in page
-    assert page.count(f"/jobs/{job.pk}") == 3  # by job, held, settled
+    assert page.count(f"/jobs/{job.pk}") == 2  # by job, held
+    assert f"/why/{job.hold_id}" in page  # settled
     assert "Credit granted" in page
 
 

@@ -1,7 +1,9 @@
 """What the twin does with customers, cards, payments, refunds and disputes; and what people do at Stripe."""
 
+import datetime
 from typing import Any
 
+from apps.payments.stripe_objects import CardLeft
 from tests.twins.stripe.twin import CARDS, DISPUTE_FEE_CENTS, Object, Refusal, Twin, answers
 
 
@@ -49,6 +51,12 @@ def give_card(twin: Twin, customer: str, card: str) -> Object:
     brand, last4, _ = CARDS[card]
     shown = {"brand": brand, "last4": last4, "exp_month": 12, "exp_year": 2030}
     return twin.add("pm", "payment_method", type="card", card=shown, customer=customer, test_card=card)
+
+
+def left(method: Object) -> CardLeft:
+    """Return what we read of a card that somebody entered."""
+    at = datetime.datetime.fromtimestamp(method["created"], datetime.UTC)
+    return CardLeft(payment_method_id=method["id"], left_at=at)
 
 
 @answers("GET /v1/setup_intents/{intent}")

@@ -57,6 +57,19 @@ def test_a_hold_above_the_balance_is_refused_and_says_what_is_missing(organizati
     assert get_balance(organization=organization).available_nano == 1 * USD
 
 
+def test_a_key_of_another_organization_gives_back_none_of_its_postings(organization):
+    other = Organization.objects.create(name="Southline", slug="southline")
+    grant(organization)
+    grant(other, key="grant:2")
+    held = place_hold(organization, 4 * USD)
+
+    with pytest.raises(IdempotencyMismatch):
+        place_hold(other, 4 * USD)
+
+    assert place_hold(organization, 4 * USD).pk == held.pk
+    assert get_balance(organization=other).held_nano == 0
+
+
 def test_the_same_key_posts_once_and_another_request_under_it_is_refused(organization):
     grant(organization)
     grant(organization)

@@ -25,9 +25,7 @@ pytestmark = pytest.mark.django_db
 def order(twin: Twin, organization: Organization, card: str = "pm_card_visa", **amounts: int) -> AutoRecharge:
     """Give an order: $50 when less than $10 is left, at most $120 a month."""
     customer = ensure_customer(organization_id=organization.pk)
-    keep_card(
-        customer=customer, payment_method_id=money.give_card(twin, customer.stripe_id, card)["id"], cause="page_1"
-    )
+    keep_card(customer=customer, card=money.left(money.give_card(twin, customer.stripe_id, card)), cause="page_1")
     wanted = {"threshold_cents": 1000, "amount_cents": 5000, "monthly_cap_cents": 12000} | amounts
     return autorecharge.set_auto_recharge(organization=organization, is_enabled=True, by="user_1", **wanted)
 

@@ -78,7 +78,7 @@ class Payments(RuleBasedStateMachine):
         customer = ensure_customer(organization_id=self.ours.pk)
         keep_card(
             customer=customer,
-            payment_method_id=money.give_card(self.twin, customer.stripe_id, card)["id"],
+            card=money.left(money.give_card(self.twin, customer.stripe_id, card)),
             cause="page_1",
         )
 
@@ -360,7 +360,7 @@ def test_a_charge_begun_and_carried_out_by_many_at_once_is_one_charge(near_twin:
     customer = ensure_customer(organization_id=crowd.pk)
     keep_card(
         customer=customer,
-        payment_method_id=money.give_card(near_twin, customer.stripe_id, "pm_card_visa")["id"],
+        card=money.left(money.give_card(near_twin, customer.stripe_id, "pm_card_visa")),
         cause="page_1",
     )
     autorecharge.set_auto_recharge(

@@ -18,7 +18,7 @@ from apps.core.clock import db_now
 from apps.core.models import OutboxMessage
 from apps.core.money import NANO_PER_CENT
 from apps.payments import refunds, topups, webhooks
-from apps.payments.customers import ensure_customer, keep_card
+from apps.payments.customers import ensure_customer
 from apps.payments.models import CardDispute, CardRefund, HostedPage, StripeEvent, TopUp
 from apps.payments.stripe_errors import BadSignature, StripeUnavailable
 from tests.twins.stripe import money
@@ -349,14 +349,3 @@ def test_an_event_of_somebody_else_in_the_account_is_ignored(near_twin: Twin) ->
     deliver(near_twin.tell("payment_intent.succeeded", payment))
 
     assert StripeEvent.objects.get().status == "ignored"
-
-
-def test_a_card_taken_up_again_after_another_is_charged_again(near_twin: Twin, organization: Organization) -> None:
-    customer = ensure_customer(organization_id=organization.pk)
-    first, second = (money.give_card(near_twin, customer.stripe_id, each)["id"] for each in ("pm_card_visa",) * 2)
-
-    for cause, card in (("page_1", first), ("page_2", second), ("page_3", first), ("page_3", first)):
-        keep_card(customer=customer, payment_method_id=card, cause=cause)
-
-    customer.refresh_from_db()
-    assert customer.payment_method_id == first
