@@ -129,7 +129,9 @@ def test_a_row_is_shown_as_the_model_sees_it(version, alice, client_for) -> None
     assert '<span class="sp">&lt;|user|&gt;</span>' in body
 
 
-@pytest.mark.parametrize(("view", "text"), [("tokens", '<mark class="tk sp">&lt;|end|&gt;</mark>'), ("json", "&quot;messages&quot;: [")])
+@pytest.mark.parametrize(
+    ("view", "text"), [("tokens", '<mark class="tk sp">&lt;|end|&gt;</mark>'), ("json", "&quot;messages&quot;: [")]
+)
 def test_tokens_and_json_are_links_away(version, alice, client_for, view: str, text: str) -> None:
     assert text in client_for(alice).get(page_of(version, view=view)).content.decode()
 
