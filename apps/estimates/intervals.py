@@ -27,7 +27,7 @@ MEMORY = Interval(p10=0.89, p50=1.0, p90=1.25, origin="160 published runs of oth
 TIME = Interval(p10=0.89, p50=1.0, p90=1.40, origin="324 published runs of other training loops, none of this pool")
 # A probe measures the pool itself; what remains is carrying it to another model, length and batch: median over sources
 # and GPU types of the same quantiles, each row predicted from another of its source and type.
-PROBED = Interval(p10=0.81, p50=1.0, p90=1.23, origin="this pool's own probe, carried over to this job")
+PROBED = Interval(p10=0.81, p50=1.0, p90=1.23, origin="spread of this pool's own probe, carried over to this job")
 # Repeats of one training loop on an otherwise idle machine still vary: clocks, allocator, data loader.
 _REPEATS = 0.02
 # On a CPU resident memory was measured at 1.44 to 1.88 times what was alive; the reserve is the middle.

@@ -238,7 +238,7 @@ _PLAIN: dict[str, tuple[Any, str]] = {
     "max_grad_norm": (1.0, "1: a rare wild row cannot undo the others."),
     "target_modules": (Hyperparameters().target_modules, "All linear layers: leaving some out costs quality."),
     "use_dora": (False, "Off: slower, and its result is a whole model, not an adapter."),
-    "use_rslora": (False, "Off: helps from rank 64 on."),
+    "use_rslora": (False, "Off, alpha / rank: the root helps from rank 64 on."),
     "cpu_offload": (False, "On the GPU: moving them for each layer is slow."),
     "packing": (None, "Where the attention kernel keeps rows apart."),
     "dpo_beta": (0.1, "0.1: usual."),

@@ -19,15 +19,17 @@ _MONEY = {"max_digits": 15, "decimal_places": 9, "min_value": Decimal(0)}
 
 
 class PoolForm(forms.Form):
-    name = forms.SlugField(max_length=40, label="Name", help_text="Names the queue and the price; cannot change later.")
-    gpu_type = forms.ModelChoiceField(queryset=GpuType.objects.none(), label="GPU type")
+    name = forms.SlugField(
+        max_length=40, label="Name", help_text="Names its queue and its price. Cannot be changed later."
+    )
+    gpu_type = forms.ModelChoiceField(queryset=GpuType.objects.none(), label="GPU type", empty_label="Choose a type")
     region = forms.CharField(max_length=40, label="Region", initial="local")
-    memory_gib = forms.FloatField(min_value=0.1, label="Memory one job may use, GiB", help_text="Usable, per GPU.")
+    memory_gib = forms.FloatField(min_value=0.1, label="Memory one job may use, GiB", help_text="For each GPU.")
     is_spot = forms.BooleanField(required=False, label="Spot: machines may be taken away")
     interruptions_per_hour = forms.FloatField(
         required=False,
         label="Expected interruptions an hour",
-        help_text="Of one machine; 0.05 is one in twenty hours. Quotes add the work they undo.",
+        help_text="For one machine: 0.05 is one in twenty hours. Quotes add the work to be done again.",
     )
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -74,13 +76,17 @@ class WorkerTokenForm(forms.Form):
         initial="trainer",
     )
     base_model = forms.ModelChoiceField(
-        queryset=BaseModel.objects.none(), required=False, label="Base model", help_text="For a replica with adapters."
+        queryset=BaseModel.objects.none(),
+        required=False,
+        empty_label="Choose a base model",
+        label="Base model",
+        help_text="Served with its adapters.",
     )
     whole_model = forms.CharField(
         required=False,
         max_length=200,
         label="Or a customer's whole model",
-        help_text="Its name, ft:…: for a replica that serves this merged or fully trained model alone.",
+        help_text="The name of a merged or fully trained model, ft:…, which the replica then serves alone.",
     )
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -105,12 +111,16 @@ class OptionalJson(forms.JSONField):
 
 
 class BaseModelForm(forms.Form):
-    name = forms.SlugField(max_length=80, label="Name", help_text="What customers put in `model`.")
+    name = forms.SlugField(max_length=80, label="Name", help_text="What customers send as the model.")
     display_name = forms.CharField(max_length=120, label="Shown as")
-    path = forms.CharField(max_length=400, required=False, label="Path on the workers", help_text="Or a repository:")
+    path = forms.CharField(
+        max_length=400, required=False, label="Path on the workers", help_text="Or give a repository."
+    )
     repo = forms.CharField(max_length=160, required=False, label="Hub repository", help_text="organization/name")
     revision = forms.CharField(max_length=64, required=False, label="Revision", help_text="A commit: 40 hex digits.")
-    config = OptionalJson(required=False, label="config.json", help_text="Of the repository, for its dimensions.")
+    config = OptionalJson(
+        required=False, label="config.json", help_text="The repository's own, for the model's dimensions."
+    )
     hub_token = forms.CharField(
         max_length=200,
         required=False,
@@ -134,7 +144,7 @@ class PriceForm(forms.Form):
     effective_from = forms.DateTimeField(
         required=False,
         label="From",
-        help_text="UTC; empty: at once.",
+        help_text="UTC. Left empty: at once.",
         widget=forms.DateTimeInput(attrs={"type": "datetime-local"}),
     )
     tiers = forms.CharField(
@@ -174,7 +184,7 @@ class PriceForm(forms.Form):
 
 
 class QuotaForm(forms.Form):
-    concurrent_gpus = forms.IntegerField(min_value=0, required=False, label="Concurrent GPUs")
+    concurrent_gpus = forms.IntegerField(min_value=0, required=False, label="GPUs at once")
     queued_jobs = forms.IntegerField(min_value=0, required=False, label="Unfinished jobs")
     gpu_seconds_per_month = forms.IntegerField(min_value=0, required=False, label="GPU-seconds a month")
     storage_bytes = forms.IntegerField(min_value=0, required=False, label="Storage, bytes")

@@ -22,7 +22,7 @@ from apps.datasets.rows import kind_of
 from apps.web.row_view import RowView, view_row
 
 ROWS_SHOWN = 20
-ROWS_BEFORE = 3  # shown above a row that a link points at
+ROWS_BEFORE = 2  # shown above a row that a link points at; a phone's list shows three rows
 VIEWS = (("chat", "Chat"), ("tokens", "Tokens"), ("json", "JSON"))
 SHARES = ((0, "None held out"), (5, "5 % held out"), (10, "10 % held out"), (20, "20 % held out"))
 DEFAULT_SEED = 42

@@ -44,6 +44,7 @@ class Token:
     text: str
     is_trained: bool
     is_cut: bool = False
+    is_control: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def row_view(
         _turn(role, span, text, spans, mask, controls, trained, cut) for role, span in _turn_spans(row, text, controls)
     )
     tokens = tuple(
-        Token(text[start:end], is_trained, at >= kept.n_tokens)
+        Token(text[start:end], is_trained, at >= kept.n_tokens, _covers(controls, start))
         for at, ((start, end), is_trained) in enumerate(zip(spans[:SHOWN_TOKENS], mask, strict=False))
     )
     return RowView(turns, tokens, rendered.n_tokens, kept.n_trained, limit, rendered.n_tokens)

@@ -204,7 +204,7 @@ def _dataset(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         "versions": versions,
         "chosen": chosen,
         "validation_options": [(version.pk, f"{version.dataset.name}, {version.filename}") for version in ready],
-        "needs": "Needs a dataset" if not plan.version else "Needs a base model",
+        "needs": "Needs a base model" if chosen else "Needs a dataset",
     }
 
 
@@ -218,14 +218,15 @@ def _model(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         else _first_models(found, plan.base_model.name if plan.base_model else "")
     )
     chosen = plan.choices.get("model")
+    preselected = chosen or (shown[0].name if shown else "")
     return {
         "continued": _continued(plan, chosen),
         "models": [{"model": model, "licence": _short_licence(model)} for model in shown],
-        "chosen": chosen or (shown[0].name if shown else ""),
+        "chosen": preselected,
         "q": request.GET.get("q", ""),
         "hidden_count": len(found) - len(shown),
         "all_url": plan.choices.url(step="model") + "&all=1",
-        "needs": "Needs a base model",
+        "needs": "Priced at the next step" if preselected else "Needs a base model",
     }
 
 

@@ -1,6 +1,7 @@
 """The wizard's method step: every way to train with its price and what it delivers, the recipe, and what follows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from django.http import HttpRequest
@@ -46,14 +47,19 @@ def method_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         quoted = {key: best_quote(quotes) for key, quotes in plan.quotes_of_kinds(kinds).items()}
     except DomainError as error:
         return after | {"form": form, "problem": error, "needs": "No quote for these choices"}
-    is_any_whole = any(kind.delivered_as != "adapter" for kind in kinds)
-    served = _serving_words(plan.organization, plan.base_model) if is_any_whole else ""
     return after | {
         "form": form,
-        "methods": [_choice(kind, quoted, plan, served) for kind in kinds],
+        "methods": partial(_choices, kinds, quoted, plan),  # asked for by the page, not by the live panel
         "quote": quoted.get(form.kind.key),
         "needs": "Mend the marked fields" if form.errors else "",
     }
+
+
+def _choices(kinds: Sequence[Kind], quoted: Mapping[str, PoolQuote | None], plan: Plan) -> list[dict[str, Any]]:
+    assert plan.base_model is not None
+    is_any_whole = any(kind.delivered_as != "adapter" for kind in kinds)
+    served = _serving_words(plan.organization, plan.base_model) if is_any_whole else ""
+    return [_choice(kind, quoted, plan, served) for kind in kinds]
 
 
 def _choice(kind: Kind, quoted: Mapping[str, PoolQuote | None], plan: Plan, served: str) -> dict[str, Any]:

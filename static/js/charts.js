@@ -102,7 +102,7 @@
         return splits.map((n) => (n == null ? "" : exp ? n.toExponential(0) : n.toFixed(this.log ? 2 : Math.max(0, Math.min(6, Math.ceil(-Math.log10(step) - 1e-9) + (Math.abs(step * 10 ** Math.ceil(-Math.log10(step) - 1e-9) % 1) > 1e-6 ? 1 : 0))))));
       };
       return {
-        ...this.size(), padding: [10, 6, 0, 0], legend: { show: false },
+        ...this.size(), padding: [10, 14, 0, 0], legend: { show: false },
         plugins: [{ hooks: { draw: [(u) => this.marks(u)], setCursor: [(u) => this.point(u)], setSelect: [() => { this.zoomed = true; }] } }],
         scales: { x: { time: false }, y: this.log ? { distr: 3 } : { range: pad } },
         cursor: { points: { size: 7 }, drag: { x: true, y: false, setScale: true }, y: false },

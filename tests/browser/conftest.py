@@ -19,7 +19,7 @@ from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
 from django.core.asgi import get_asgi_application
 from django.db import connection
 from django.test import Client
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, Request, expect
 
 from apps.accounts.models import User
 
@@ -68,6 +68,7 @@ def open_page(browser: Browser, server_url: str, transactional_db: None) -> Iter
     """Return a maker of pages: `open_page("/keys", user=alice, width=390, theme="dark")`."""
     contexts: list[BrowserContext] = []
     complaints: list[str] = []
+    unanswered: dict[Page, set[Request]] = {}
 
     def make(path: str = "/", *, user: User | None = None, width: int = 1440, theme: str = "light") -> Page:
         context = browser.new_context(
@@ -82,15 +83,31 @@ def open_page(browser: Browser, server_url: str, transactional_db: None) -> Iter
         page = context.new_page()
         page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
+        unanswered[page] = waiting = set()
+        page.on("request", lambda request: waiting.add(request))
+        page.on("response", lambda response: waiting.discard(response.request))
+        page.on("requestfailed", lambda request: waiting.discard(request))
         page.goto(path)
         return page
 
     make.complaints = complaints  # type: ignore[attr-defined]
     yield make
+    for page, waiting in unanswered.items():
+        _wait_for_answers(page, waiting)
     for context in contexts:
         context.close()
     _wait_until(_is_database_idle)
     assert complaints == []
+
+
+def _wait_for_answers(page: Page, waiting: set[Request], *, seconds: float = 5) -> None:
+    """Let the server answer what a page has asked: a view whose caller left works on, while its tables are emptied.
+
+    What a test never lets be answered is left after `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    while waiting and not page.is_closed() and time.monotonic() < deadline:
+        page.wait_for_timeout(20)
 
 
 def _is_database_idle() -> bool:

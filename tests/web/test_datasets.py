@@ -129,7 +129,9 @@ def test_a_row_is_shown_as_the_model_sees_it(version, alice, client_for) -> None
     assert '<span class="sp">&lt;|user|&gt;</span>' in body
 
 
-@pytest.mark.parametrize(("view", "text"), [("tokens", 'class="tk"'), ("json", "&quot;messages&quot;: [")])
+@pytest.mark.parametrize(
+    ("view", "text"), [("tokens", '<mark class="tk sp">&lt;|end|&gt;</mark>'), ("json", "&quot;messages&quot;: [")]
+)
 def test_tokens_and_json_are_links_away(version, alice, client_for, view: str, text: str) -> None:
     assert text in client_for(alice).get(page_of(version, view=view)).content.decode()
 
@@ -149,7 +151,7 @@ def test_a_bad_file_lists_its_errors_with_lines_and_fixes(organization, alice, c
 
     body = client_for(alice).get(page_of(version)).content.decode()
 
-    assert "Line 13: `messages[0]` has the role `robot`." in body
+    assert "Line 13: <code>messages[0]</code> has the role <code>robot</code>." in body
     assert "Use system, developer, user, assistant or tool." in body
     assert "line=13" in body
     shown = client_for(alice).get(page_of(version, line=13)).content.decode()

@@ -97,8 +97,10 @@ def test_an_earlier_step_opens_again_with_everything_kept(chosen, client_for, bo
 
 def test_no_price_is_shown_before_there_is_one(chosen, client_for, bob) -> None:
     body = text(page(client_for(bob), dataset=chosen["dataset"]))
+    none_found = text(page(client_for(bob), dataset=chosen["dataset"], q="no-such-model"))
 
-    assert "Needs a base model" in body
+    assert "Priced at the next step" in body and "Needs a base model" not in body  # the first one is preselected
+    assert "Needs a base model" in none_found
     assert "$0" not in body.partition("price-live")[2].partition("</aside>")[0]
 
 

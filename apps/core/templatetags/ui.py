@@ -1,6 +1,7 @@
 """How figures, times, states and form controls are written on a page. Pure: values in, short text out."""
 
 import datetime
+import re
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ from django import template
 from django.forms import BoundField, CheckboxInput, CheckboxSelectMultiple, FileInput, RadioSelect, Select, Textarea
 from django.templatetags.static import static
 from django.utils import timezone
-from django.utils.html import format_html
+from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
 
 from apps.core.money import nano_to_usd
@@ -20,6 +21,7 @@ NONE = "\N{EN DASH}"
 GIB = 1 << 30
 _METHODS = {"lora": "LoRA", "qlora": "QLoRA", "full": "Full fine-tuning"}
 _ICON = '<svg class="{}" {}><use href="{}#{}"/></svg>'
+_TICKED = re.compile("`([^`]+)`")
 _UNNAMED = SafeString('aria-hidden="true"')
 DJANGO_TEXTAREA_ROWS = "10"  # what Django writes when a form did not choose
 
@@ -154,6 +156,12 @@ def memory(size: int | None) -> str:
 @register.filter
 def method_name(method: str) -> str:
     return _METHODS.get(method, method)
+
+
+@register.filter
+def ticks(text: str) -> SafeString:
+    """Show what a message quotes in backticks as code; the rest of it is escaped."""
+    return SafeString(_TICKED.sub(r"<code>\1</code>", escape(text)))
 
 
 @register.filter

@@ -12,17 +12,17 @@ from apps.accounts.roles import ROLES, SCOPES, Permission, has_permission
 
 ROLE_WORDS = {
     "viewer": "sees everything, changes nothing",
-    "member": "datasets, jobs, adapters, inference, own keys",
-    "admin": "all of that, members, and deleting adapters",
-    "owner": "everything, the organization itself included",
+    "member": "works with datasets, jobs and adapters, calls models, makes own keys",
+    "admin": "all of that, and manages members, deletes adapters",
+    "owner": "everything, the organization too",
 }
 SCOPE_WORDS = {
     Permission.VIEW: "Read everything",
     Permission.DATASET_WRITE: "Upload and delete datasets",
     Permission.JOB_WRITE: "Create and cancel fine-tuning jobs",
-    Permission.ADAPTER_WRITE: "Deploy and undeploy adapters",
+    Permission.ADAPTER_WRITE: "Serve adapters and stop serving them",
     Permission.ADAPTER_DELETE: "Delete adapters",
-    Permission.INFERENCE: "Chat and completions",
+    Permission.INFERENCE: "Call models: chat and completions",
 }
 EXPIRY_DAYS = {"30": "30 days", "90": "90 days", "365": "One year", "": "Never"}
 
@@ -45,13 +45,13 @@ def grantable_roles(by: Membership) -> list[str]:
     return [name for name, role in ROLES.items() if role.permissions <= ROLES[by.role].permissions]
 
 
-_OWN_LIMIT = "Of inference with this key. Left empty, only the organization's limits hold."
+_OWN_LIMIT = "For model calls with this key. Left empty, only the organization's limits apply."
 
 
 class KeyForm(forms.Form):
     name = forms.CharField(max_length=80, label="Name", help_text="What will use it, such as “nightly evaluation”.")
     scopes = forms.MultipleChoiceField(
-        label="May", widget=forms.CheckboxSelectMultiple, error_messages={"required": "Choose at least one."}
+        label="This key may", widget=forms.CheckboxSelectMultiple, error_messages={"required": "Choose at least one."}
     )
     expires = forms.ChoiceField(label="Expires after", required=False, choices=list(EXPIRY_DAYS.items()), initial="90")
     requests_per_minute = forms.IntegerField(

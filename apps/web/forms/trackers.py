@@ -20,7 +20,7 @@ class TrackerForm(forms.Form):
         label="Tracking server",
         max_length=400,
         required=False,
-        help_text="Of MLflow alone, such as https://mlflow.example.com.",
+        help_text="For MLflow only, such as https://mlflow.example.com.",
     )
 
 

@@ -27,8 +27,8 @@ _READ: dict[str, Callable[[str], Any]] = {"lora_rank": int, "use_rslora": lambda
 _DECISIVE = tuple(_READ)
 _OURS = "Our choice: "
 _OBJECTIVES = {
-    Objective.DPO: "DPO: against what the model thought before",
-    Objective.ORPO: "ORPO: the better answer is learned too",
+    Objective.DPO: "DPO: against the starting model",
+    Objective.ORPO: "ORPO: also learns the better one",
 }
 TRAINED = (
     (TrainOn.ASSISTANT.value, "Answers"),
@@ -88,11 +88,11 @@ class RecipeForm(forms.Form):
     cpu_offload = forms.TypedChoiceField(
         coerce=lambda text: text == "True",
         choices=[("False", "On the GPU"), ("True", "In the host's memory")],
-        label="Weights rest",
+        label="Keep the weights",
         help_text="In the host's memory a larger model fits, and is slower.",
     )
     validation_share = forms.FloatField(
-        label="Held out",
+        label="Held-out share",
         help_text="Share of the rows kept for validation, 0 to 0.5; equal rows stay together.",
         widget=forms.NumberInput(attrs=_DECIMAL),
     )
