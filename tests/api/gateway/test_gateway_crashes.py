@@ -36,7 +36,9 @@ from tests.api.gateway.process import (
 )
 from tests.api.gateway.scripted_engine import Script
 
-pytestmark = pytest.mark.django_db
+# A customer who connects to a gateway just killed is refused, and httpcore leaves the refused socket to be collected.
+_REFUSED = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+pytestmark = [pytest.mark.django_db, _REFUSED]
 LANES = 6
 
 
