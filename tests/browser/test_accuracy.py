@@ -63,8 +63,8 @@ def test_an_operator_takes_a_calibration_back_and_the_newest_again(
     page.get_by_role("link", name="Calibrations").click()
 
     page.get_by_role("button", name="Use 1").click()
-    expect(page.get_by_text("Chosen by hand")).to_be_visible()
+    expect(page.get_by_text("Chosen by hand", exact=True)).to_be_visible()
     page.get_by_role("button", name="Use the newest, always").click()
 
     expect(page.locator("tr", has_text="In use").locator(".name")).to_have_text("2")
-    expect(page.get_by_text("Chosen by hand")).to_have_count(0)
+    expect(page.get_by_text("Chosen by hand", exact=True)).to_have_count(0)
