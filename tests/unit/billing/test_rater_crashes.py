@@ -35,6 +35,19 @@ def start_rater() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "tests.unit.billing.rater"], cwd=ROOT, env=environ)
 
 
+def wait_for_the_killed() -> None:
+    """A server process learns that its client is dead when its statement ends, and holds its locks until then."""
+    others = "datname = current_database() AND pid <> pg_backend_pid() AND state <> 'idle'"
+    deadline = time.monotonic() + 60
+    with connection.cursor() as cursor:
+        while time.monotonic() < deadline:
+            cursor.execute(f"SELECT count(*) FROM pg_stat_activity WHERE {others}")
+            if cursor.fetchone() == (0,):
+                return
+            time.sleep(0.05)
+    raise AssertionError("a killed rater's statement does not end")
+
+
 @pytest.mark.parametrize("kills", [4, pytest.param(40, marks=pytest.mark.chaos)])
 def test_kill_9_of_the_rater_under_load_loses_and_doubles_nothing(transactional_db: None, kills: int) -> None:
     organization = funded(1000 * USD)
@@ -70,6 +83,7 @@ def test_kill_9_of_the_rater_under_load_loses_and_doubles_nothing(transactional_
     is_over.set()
     for each in lanes:
         each.join()
+    wait_for_the_killed()
     rate_usage()
 
     due = rated(quantity=sum(tokens), price_nano=PRICE_NANO, per=PER)
