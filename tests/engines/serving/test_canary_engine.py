@@ -172,7 +172,7 @@ class Stage:
         self.reconciler = Reconciler(
             config=ServingConfig(worker=worker, listen="/x"), enrollment=enrollment, api=Plane(list(adapters)),
             store=Store(folder), canary=self.canary, clock=lambda: self.now,
-        )  # type: ignore[arg-type]  # fmt: skip
+        )  # fmt: skip
 
     async def turn(self, times: int = 1, *, seconds: float = 1.0) -> None:
         for _ in range(times):

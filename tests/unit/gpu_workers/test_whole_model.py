@@ -127,7 +127,7 @@ def test_the_control_plane_hears_why_the_engine_has_not_started(tmp_path: Path) 
     plane = Plane(gone, Unavailable("no"), wish)
 
     base = wait_for_model(
-        enrollment, tmp_path, api=plane, open_object=store.open, url="unix:///x", sleep=lambda _: None  # type: ignore[arg-type]
+        enrollment, tmp_path, api=plane, open_object=store.open, url="unix:///x", sleep=lambda _: None
     )  # fmt: skip
 
     assert (base.served_name, base.has_adapters) == ("b-own", False)

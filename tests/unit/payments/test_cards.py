@@ -44,7 +44,7 @@ def leave_cards(twin: Twin, organization: Organization, *steps: tuple[str, str])
     told = []
     begun = int(twin.now())
     for number, (kind, card) in enumerate(steps):
-        twin.now = lambda at=begun + 60 * number: at  # type: ignore[misc]
+        twin.now = lambda at=begun + 60 * number: at
         if kind == "card":
             page = topups.request_page(organization=organization, kind="card", by="user_1")
             topups.make_page(page_id=page.pk)
