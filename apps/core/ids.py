@@ -1,7 +1,9 @@
 """Identifiers: a readable prefix and a ULID, so that ids sort by creation time and never collide across replicas."""
 
+import os
 import re
 import secrets
+import struct
 import time
 from typing import Any
 
@@ -10,13 +12,27 @@ from django.db import models
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32, lower case
 _PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]  # ten bits at a time
 ULID_LENGTH = 26
+_POOLED = 128
 _ULID = re.compile(rf"[{_ALPHABET}]{{{ULID_LENGTH}}}")
 
 
 def new_ulid() -> str:
     """Return 26 characters: 48 bits of Unix milliseconds, then 80 random bits (https://github.com/ulid/spec)."""
-    number = (int(time.time() * 1000) << 80) | secrets.randbits(80)
+    number = (int(time.time() * 1000) << 80) | _random_number()
     return "".join([_PAIRS[(number >> shift) & 1023] for shift in range(120, -1, -10)])
+
+
+_pool: list[int] = []  # random numbers of 80 bits: to ask the kernel for each costs more than all the rest of an id
+os.register_at_fork(after_in_child=_pool.clear)
+
+
+def _random_number() -> int:
+    try:
+        return _pool.pop()
+    except IndexError:
+        numbers = struct.iter_unpack(">HQ", os.urandom(10 * _POOLED))
+        _pool.extend(high << 64 | low for high, low in numbers)
+        return secrets.randbits(80)
 
 
 def new_id(prefix: str, separator: str = "_") -> str:

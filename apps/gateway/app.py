@@ -10,8 +10,7 @@ import gc
 import logging
 import os
 import signal
-import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from starlette.requests import Request  # noqa: E402
 from starlette.responses import JSONResponse, Response  # noqa: E402
 from starlette.routing import Route  # noqa: E402
 
-from apps.billing.usage import UsageRecord  # noqa: E402
 from apps.core.errors import NotFound  # noqa: E402
 from apps.core.http import REQUEST_ID_HEADER, Application, Receive, Scope, Send  # noqa: E402
 from apps.core.ids import new_id  # noqa: E402
@@ -40,16 +38,14 @@ from apps.gateway.limits import OpenRequests, Rates  # noqa: E402
 from apps.gateway.metering import Metering  # noqa: E402
 from apps.gateway.news import keep_listening  # noqa: E402
 from apps.gateway.purses import Purses  # noqa: E402
+from apps.gateway.recorder import Recorder  # noqa: E402
 from apps.gateway.routes import Routes  # noqa: E402
-from apps.gateway.shipper import Shipper, keep_adopting  # noqa: E402
-from apps.gateway.spool import Spool  # noqa: E402
+from apps.gateway.shipper import keep_adopting  # noqa: E402
 from apps.gateway.upstreams import Upstreams  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 10
-# The thread that syncs the spool must not wait for a busy event loop: while it syncs, the loop goes on.
-_SWITCH_SECONDS = 0.0005
 _GARBAGE_THRESHOLDS = 20_000, 20, 20
 
 
@@ -86,35 +82,29 @@ class Gateway:
         self._keys = Keys(self._database)
         self._routes = Routes(self._database)
         self._purses = Purses(self._database, name=name)
-        self._spool = Spool(spool_root, name=name)
-        self._shipper = Shipper(self._database, self._spool, self._note_shipped)
+        self._recorder = Recorder(spool_root, name=name, settled=self._purses.note_settled)
         self._upstreams = Upstreams(places_per_replica=settings.REPLICA_PLACES)
         self.services = Services(
             keys=self._keys,
             routes=self._routes,
             rates=Rates(),
             open_requests=OpenRequests(),
-            metering=Metering(self._routes, self._purses, self._spool, self._shipper),
+            metering=Metering(self._routes, self._purses, self._recorder),
             upstreams=self._upstreams,
             media_hosts=settings.MEDIA_HOSTS,
         )
-
-    def _note_shipped(self, records: Sequence[UsageRecord]) -> None:
-        for record in records:
-            self._purses.note_shipped(record.slice_id)
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         await self._database.call(refuse_unsafe_role)
         await self._routes.refresh()
-        self._spool.open()
+        await self._recorder.open()
         _tune()
         tasks = [
             asyncio.create_task(work)
             for work in (
                 keep_listening(self._keys),
                 self._routes.keep_fresh(),
-                self._shipper.run(),
                 self._purses.tend(),
                 keep_adopting(self._database, self._spool_root),
             )
@@ -133,24 +123,23 @@ class Gateway:
         """Ship what is metered and return the money; what cannot be shipped now stays on disk for the next process."""
         try:
             async with asyncio.timeout(_FLUSH_SECONDS):
-                await self._shipper.flush()
+                await self._recorder.flush()
                 await self._purses.return_idle(at_once=True)
-        except (TimeoutError, *DATABASE_ERRORS) as error:
-            logger.warning("stopping with %d requests on disk only: %r", self._shipper.waiting, error)
+        except (TimeoutError, ConnectionError, *DATABASE_ERRORS) as error:
+            logger.warning("stopping with %d requests on disk only: %r", self._recorder.waiting, error)
         self._upstreams.close()
-        self._spool.close()
+        await self._recorder.close()
         self._database.close()
 
     async def health(self, request: Request) -> Response:
         """Tell whether requests can be metered; without it none is admitted."""
-        is_well = self._spool.has_room()
-        body = {"status": "ok" if is_well else "spool is full", "requests_to_record": self._shipper.waiting}
+        is_well = self._recorder.has_room()
+        body = {"status": "ok" if is_well else "spool is full", "requests_to_record": self._recorder.waiting}
         return JSONResponse(body, status_code=200 if is_well else 503)
 
 
 def _tune() -> None:
     """Spare the hot path what suits programs with much garbage and few threads."""
-    sys.setswitchinterval(_SWITCH_SECONDS)
     gc.collect()
     gc.freeze()  # Django and its models live as long as the process: never looked through again
     gc.set_threshold(*_GARBAGE_THRESHOLDS)

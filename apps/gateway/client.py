@@ -1,8 +1,8 @@
 """The customer's side of one request: its body, its answer, and whether anybody still waits for it."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections import deque
+from collections.abc import Callable
 
 from apps.core.errors import DomainError
 from apps.core.http import (
@@ -65,11 +65,8 @@ class Client:
             more = message.get("more_body", False)
         return b"".join(parts)
 
-    def watched(self) -> "_Watch":
-        """Stop the block as soon as the customer leaves. Raises ClientGone."""
-        return _Watch(self._left)
-
-    async def _left(self) -> None:
+    async def left(self) -> None:
+        """Return when the customer has closed the connection."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -110,35 +107,69 @@ class Client:
         await self._send({"type": "http.response.body", "body": content})
 
 
-class _Watch:
-    """Cancels the task of a block when the customer leaves before its end.
+class Watch:
+    """Stops what is done for customers who leave.
 
-    Looked for only when the block takes its time: to be told of it costs as much as reading the request.
+    Looked for only when a request takes its time, with one timer for all: to be told of a customer who leaves costs as
+    much as reading the request. Use inside one event loop.
     """
 
-    def __init__(self, left: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._left = left
+    def __init__(self) -> None:
+        self._young: deque[_Watched] = deque()
+        self._is_due = False
+
+    def over(self, client: Client) -> "_Watched":
+        """Stop the block as soon as the customer leaves. Raises ClientGone."""
+        return _Watched(self, client)
+
+    def begin(self, watched: "_Watched") -> None:
+        self._young.append(watched)
+        if not self._is_due:
+            self._look_at(watched.began_at + _UNWATCHED_SECONDS)
+
+    def _look_at(self, moment: float) -> None:
+        self._is_due = True
+        asyncio.get_running_loop().call_at(moment, self._look)
+
+    def _look(self) -> None:
+        self._is_due = False
+        latest = asyncio.get_running_loop().time() - _UNWATCHED_SECONDS
+        while self._young:
+            if not self._young[0].is_over and self._young[0].began_at > latest:
+                self._look_at(self._young[0].began_at + _UNWATCHED_SECONDS)
+                return
+            self._young.popleft().look_after()
+
+
+class _Watched:
+    """A block whose task is cancelled when the customer leaves before its end."""
+
+    def __init__(self, watch: Watch, client: Client) -> None:
+        self._watch, self._client = watch, client
         self._leaving: asyncio.Task[None] | None = None
-        self._is_over = self._has_cancelled = False
+        self._has_cancelled = self.is_over = False
+        self.began_at = 0.0
 
     def __enter__(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self._timer = asyncio.get_running_loop().call_later(_UNWATCHED_SECONDS, self._begin)
+        self.began_at = asyncio.get_running_loop().time()
+        self._watch.begin(self)
 
-    def _begin(self) -> None:
-        self._leaving = asyncio.ensure_future(self._left())
-        self._leaving.add_done_callback(self._note_gone)
+    def look_after(self) -> None:
+        """Have the block stopped from now on."""
+        if not self.is_over:
+            self._leaving = asyncio.ensure_future(self._client.left())
+            self._leaving.add_done_callback(self._note_gone)
 
     def _note_gone(self, leaving: "asyncio.Task[None]") -> None:
-        if not self._is_over:
+        if not self.is_over:
             self._has_cancelled = True
             self._task.cancel()
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
-        self._is_over = True
-        self._timer.cancel()
+        self.is_over = True
         if self._leaving is not None:
             self._leaving.cancel()
         if self._has_cancelled and kind is asyncio.CancelledError:

@@ -30,13 +30,14 @@ class Database:
     ) -> Result:
         """Return what `function` returns. Raises one of DATABASE_ERRORS when the database is away."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, partial(_repeat, partial(function, *args, **kwargs)))
+        return await loop.run_in_executor(self._threads, partial(call_again, partial(function, *args, **kwargs)))
 
     def close(self) -> None:
         self._threads.shutdown(wait=True)
 
 
-def _repeat(call: Callable[[], Result]) -> Result:
+def call_again(call: Callable[[], Result]) -> Result:
+    """Return what `call` returns, which must be safe to repeat. Raises one of DATABASE_ERRORS."""
     began_at = time.monotonic()
     for _ in range(_ATTEMPTS - 1):
         try:

@@ -5,6 +5,7 @@ redirects, cookies, compression or proxies.
 """
 
 import asyncio
+import math
 import ssl
 import time
 from collections import deque
@@ -19,6 +20,7 @@ FIRST_BYTE_SECONDS = 600.0  # a queue of long answers may stand before it; the c
 IDLE_SECONDS = 120.0  # between two parts of an answer
 _KEEP_ALIVE_SECONDS = 15.0  # below the proxy's 75, so that it never closes a connection we are about to use
 _MOST_BUFFERED_BYTES = 256 * 1024
+_LOOK_SECONDS = 5.0  # the longest between two looks; a timer for each part of an answer costs as much as reading it
 
 
 class Unreachable(Exception):
@@ -126,6 +128,8 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._look: asyncio.TimerHandle | None = None
+        self._silent_at = math.inf  # when whoever waits has waited too long
         self._parts: list[bytes] = []
         self._size_bytes = 0
         self._fault: str | None = None
@@ -162,12 +166,31 @@ class _Connection(asyncio.Protocol):
             if self._fault is not None:
                 raise Broken(self._fault)
             self._waiter = self._loop.create_future()
-            expiry = self._loop.call_later(seconds, self._expire, seconds)
+            self._expect_within(seconds)
             try:
                 await self._waiter
             finally:
-                expiry.cancel()
                 self._waiter = None
+
+    def _expect_within(self, seconds: float) -> None:
+        now = self._loop.time()
+        self._silent_at = now + seconds
+        if self._look is not None and self._look.when() > self._silent_at:
+            self._look.cancel()
+            self._look = None
+        if self._look is None:
+            self._look = self._loop.call_at(min(now + _LOOK_SECONDS, self._silent_at), self._look_for_silence)
+
+    def _look_for_silence(self) -> None:
+        self._look = None
+        if self._waiter is None:
+            return
+        left = self._silent_at - self._loop.time()
+        if left > 0:
+            self._expect_within(left)
+        else:
+            self.was_silent = True
+            self._fail("silent for too long")
 
     @property
     def is_drained(self) -> bool:
@@ -212,10 +235,6 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
         self._fail(repr(exc) if exc else "closed")
-
-    def _expire(self, seconds: float) -> None:
-        self.was_silent = True
-        self._fail(f"silent for {seconds:g} s")
 
     def _fail(self, reason: str) -> None:
         self._fault = self._fault or reason

@@ -4,7 +4,6 @@ A request is identified, limited, parsed, routed and paid for before the engine 
 customer only when what it used is on the disk; a customer who leaves stops the engine and pays for what it wrote.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Protocol
 from apps.core.errors import DomainError
 from apps.core.http import Receive, Scope, Send, ServerFault
 from apps.gateway.chunks import Assembler, EngineChunk, Meter, Renderer
-from apps.gateway.client import Client, ClientGone
+from apps.gateway.client import Client, ClientGone, Watch
 from apps.gateway.errors import EngineError
 from apps.gateway.keys import Caller, Keys
 from apps.gateway.limits import OpenRequests, Rates
@@ -87,6 +86,7 @@ class Inference:
     def __init__(self, services: Services, surface: Surface) -> None:
         self._services = services
         self._surface = surface
+        self._watch = Watch()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = Client(scope, receive, send)
@@ -96,7 +96,7 @@ class Inference:
             self._services.rates.take_request(caller.limits)
             request = self._surface.parse(await client.read_body())
             one_more = self._services.open_requests.one_more(caller.limits, is_structured=request.is_structured)
-            with one_more, client.watched():
+            with one_more, self._watch.over(client):
                 await self._answer(caller, request, client)
         except DomainError as error:
             await client.refuse(error)
@@ -169,7 +169,5 @@ async def _written(ticket: Ticket) -> None:
 
     A customer who leaves meanwhile ends the waiting, not the writing.
     """
-    try:
-        await asyncio.shield(ticket.finish(ticket.meter.finish))
-    except OSError as error:
-        raise EngineError("The answer could not be completed. Try the request again.") from error
+    if not await ticket.finish(ticket.meter.finish):
+        raise EngineError("The answer could not be completed. Try the request again.")

@@ -30,24 +30,60 @@ class Limits:
     concurrent_requests: int | None = None
 
 
+@dataclass(slots=True)
+class _Bucket:
+    left: float
+    since: float  # time.monotonic()
+
+
 class _Buckets:
     """A token bucket for each owner: full it holds a minute's worth."""
 
     def __init__(self, what: str) -> None:
         self.what = what
-        self._buckets: dict[str, tuple[float, float]] = {}
+        self._buckets: dict[str, _Bucket] = {}
         self._swept_at = time.monotonic()
+        self._limit, self._remaining, self._reset = (
+            f"x-ratelimit-{word}-{what}".encode() for word in ("limit", "remaining", "reset")
+        )
 
-    def left(self, owner_id: str, per_minute: int, now: float) -> float:
-        left, since = self._buckets.get(owner_id, (float(per_minute), now))
-        return min(left + (now - since) * per_minute / 60, float(per_minute))
+    def _at(self, owner_id: str, per_minute: int, now: float) -> _Bucket:
+        """Return the owner's bucket, filled up to now."""
+        bucket = self._buckets.get(owner_id)
+        if bucket is None:
+            bucket = self._buckets[owner_id] = _Bucket(float(per_minute), now)
+        bucket.left = min(bucket.left + (now - bucket.since) * per_minute / 60, float(per_minute))
+        bucket.since = now
+        return bucket
+
+    def require(self, one: Limits, per_minute: int, amount: int, now: float) -> None:
+        """Raises RateLimited when there is less than the amount."""
+        # More than a minute's worth is let through when the bucket is full: it could never go otherwise.
+        missing = min(amount, per_minute) - self._at(one.owner_id, per_minute, now).left
+        if missing > 0 or not per_minute:
+            wait = max(1, round(missing * 60 / per_minute)) if per_minute else 60
+            raise RateLimited(
+                f"{one.owner}'s limit is {per_minute} {self.what} per minute. Try again in {wait} s.",
+                retry_after_seconds=wait,
+                limit=f"{per_minute} {self.what} per minute",
+            )
 
     def take(self, owner_id: str, per_minute: int, amount: float, now: float) -> None:
         """Take the amount, or give it back where it is negative. What was used unforeseen leaves a debt."""
-        self._buckets[owner_id] = (min(self.left(owner_id, per_minute, now) - amount, float(per_minute)), now)
+        bucket = self._at(owner_id, per_minute, now)
+        bucket.left = min(bucket.left - amount, float(per_minute))
         if now - self._swept_at > _FORGET_SECONDS:
             self._swept_at = now
-            self._buckets = {k: v for k, v in self._buckets.items() if now - v[1] < _FORGET_SECONDS}
+            self._buckets = {k: v for k, v in self._buckets.items() if now - v.since < _FORGET_SECONDS}
+
+    def headers(self, limits: Sequence[tuple[Limits, int]], now: float) -> Headers:
+        left, per_minute = min((self._at(one.owner_id, limit, now).left, limit) for one, limit in limits)
+        reset = (per_minute - left) * 60 / per_minute if per_minute else 60.0
+        return [
+            (self._limit, b"%d" % per_minute),
+            (self._remaining, b"%d" % max(0, int(left))),
+            (self._reset, duration(reset).encode()),
+        ]
 
 
 class Rates:
@@ -59,54 +95,42 @@ class Rates:
 
     def take_request(self, limits: Sequence[Limits]) -> None:
         """Count one request against each. Raises RateLimited with the seconds until the next may come."""
-        self._take(self._requests, [(one, one.requests_per_minute) for one in limits], 1)
+        _take(self._requests, _of_requests(limits), 1)
 
     def take_tokens(self, limits: Sequence[Limits], tokens: int) -> None:
         """Count what a request may use at most; `correct` it when that is known. Raises RateLimited."""
-        self._take(self._tokens, [(one, one.tokens_per_minute) for one in limits], tokens)
+        _take(self._tokens, _of_tokens(limits), tokens)
 
     def correct(self, limits: Sequence[Limits], *, taken: int, used: int) -> None:
         now = time.monotonic()
-        for one in limits:
-            if one.tokens_per_minute is not None:
-                counted = min(taken, one.tokens_per_minute)
-                self._tokens.take(one.owner_id, one.tokens_per_minute, used - counted, now)
-
-    def _take(self, buckets: _Buckets, limits: Sequence[tuple[Limits, int | None]], amount: int) -> None:
-        now = time.monotonic()
-        bounded = [(one, per_minute) for one, per_minute in limits if per_minute is not None]
-        for one, per_minute in bounded:
-            # More than a minute's worth is let through when the bucket is full: it could never go otherwise.
-            missing = min(amount, per_minute) - buckets.left(one.owner_id, per_minute, now)
-            if missing > 0 or not per_minute:
-                wait = max(1, round(missing * 60 / per_minute)) if per_minute else 60
-                raise RateLimited(
-                    f"{one.owner}'s limit is {per_minute} {buckets.what} per minute. Try again in {wait} s.",
-                    retry_after_seconds=wait,
-                    limit=f"{per_minute} {buckets.what} per minute",
-                )
-        for one, per_minute in bounded:
-            buckets.take(one.owner_id, per_minute, min(amount, per_minute), now)
+        for one, per_minute in _of_tokens(limits):
+            self._tokens.take(one.owner_id, per_minute, used - min(taken, per_minute), now)
 
     def headers(self, limits: Sequence[Limits]) -> Headers:
         """Return the standard x-ratelimit-* headers: of organization and key the one with less left."""
-        now = time.monotonic()
-        requests = [(one.owner_id, one.requests_per_minute) for one in limits if one.requests_per_minute is not None]
-        tokens = [(one.owner_id, one.tokens_per_minute) for one in limits if one.tokens_per_minute is not None]
-        return [*_headers(self._requests, requests, now), *_headers(self._tokens, tokens, now)]
+        now, found = time.monotonic(), []
+        if of_requests := _of_requests(limits):
+            found = self._requests.headers(of_requests, now)
+        if of_tokens := _of_tokens(limits):
+            found += self._tokens.headers(of_tokens, now)
+        return found
 
 
-def _headers(buckets: _Buckets, limits: list[tuple[str, int]], now: float) -> Headers:
-    if not limits:
-        return []
-    left, per_minute = min((buckets.left(owner_id, limit, now), limit) for owner_id, limit in limits)
-    reset = (per_minute - left) * 60 / per_minute if per_minute else 60.0
-    what = buckets.what.encode()
-    return [
-        (b"x-ratelimit-limit-" + what, b"%d" % per_minute),
-        (b"x-ratelimit-remaining-" + what, b"%d" % max(0, int(left))),
-        (b"x-ratelimit-reset-" + what, duration(reset).encode()),
-    ]
+def _of_requests(limits: Sequence[Limits]) -> list[tuple[Limits, int]]:
+    return [(one, one.requests_per_minute) for one in limits if one.requests_per_minute is not None]
+
+
+def _of_tokens(limits: Sequence[Limits]) -> list[tuple[Limits, int]]:
+    return [(one, one.tokens_per_minute) for one in limits if one.tokens_per_minute is not None]
+
+
+def _take(buckets: _Buckets, limits: Sequence[tuple[Limits, int]], amount: int) -> None:
+    """Take the amount of all, or of none when one of them has less."""
+    now = time.monotonic()
+    for one, per_minute in limits:
+        buckets.require(one, per_minute, amount, now)
+    for one, per_minute in limits:
+        buckets.take(one.owner_id, per_minute, min(amount, per_minute), now)
 
 
 def duration(seconds: float) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import datetime
-import logging
 import time
 from dataclasses import dataclass, field
 
@@ -11,13 +10,11 @@ from apps.core.errors import Unavailable
 from apps.gateway.chunks import Meter
 from apps.gateway.keys import Caller
 from apps.gateway.purses import Purses, Reservation
+from apps.gateway.recorder import Recorder
 from apps.gateway.routes import Prices, Routes
 from apps.gateway.schema import EngineRequest
-from apps.gateway.shipper import MOST_WAITING, Shipper
-from apps.gateway.spool import Spool, Start
+from apps.gateway.spool import Start
 from apps.serving.queries import Route
-
-logger = logging.getLogger(__name__)
 
 
 def cost_nano(prices: Prices, *, input_tokens: int, output_tokens: int) -> int:
@@ -50,8 +47,8 @@ class Ticket:
     def _elapsed_ms(self) -> int:
         return int((time.monotonic() - self.started_at) * 1000)
 
-    def finish(self, finish: str, *, is_charged: bool = True) -> "asyncio.Future[None]":
-        """Write down what was used and settle the reservation; the future is done when it is on the disk."""
+    def finish(self, finish: str, *, is_charged: bool = True) -> "asyncio.Future[bool]":
+        """Write down what was used and settle the reservation; the future tells whether it is on the disk."""
         assert not self.is_finished
         self.is_finished = True
         record = self._record(finish, is_charged=is_charged)
@@ -84,18 +81,17 @@ class Ticket:
 
 
 class Metering:
-    def __init__(self, routes: Routes, purses: Purses, spool: Spool, shipper: Shipper) -> None:
+    def __init__(self, routes: Routes, purses: Purses, recorder: Recorder) -> None:
         self._routes = routes
         self._purses = purses
-        self._spool = spool
-        self._shipper = shipper
+        self._recorder = recorder
 
     async def admit(
         self, caller: Caller, route: Route, request: EngineRequest, meter: Meter, *, usage_id: str
     ) -> Ticket:
         """Reserve the worst case of the request and begin it. Raises PriceNotSet, InsufficientBalance, Unavailable."""
         prices = self._routes.prices_of(route, organization_id=caller.organization_id)
-        if self._shipper.waiting > MOST_WAITING or not self._spool.has_room():
+        if not self._recorder.has_room():
             raise Unavailable("Requests cannot be metered at the moment. Try again shortly.", retry_after_seconds=5)
         worst_case_nano = cost_nano(
             prices,
@@ -104,7 +100,7 @@ class Metering:
         )
         reservation = await self._purses.reserve(caller.organization_id, caller.key_id, worst_case_nano)
         ticket = Ticket(self, usage_id, caller, route, prices, reservation, meter)
-        self._spool.start(
+        self._recorder.start(
             Start(
                 id=usage_id,
                 organization_id=caller.organization_id,
@@ -117,17 +113,8 @@ class Metering:
         )
         return ticket
 
-    def end(self, record: UsageRecord) -> "asyncio.Future[None]":
-        durable = self._spool.end(record)
-        durable.add_done_callback(lambda done: self._end_is_written(record, done))
-        return durable
-
-    def _end_is_written(self, record: UsageRecord, durable: "asyncio.Future[None]") -> None:
-        if not durable.cancelled() and durable.exception() is None:
-            self._shipper.add(record)
-            return
-        logger.error("the end of %s could not be written: %d tokens are not charged", record.id, record.output_tokens)
-        self._purses.note_shipped(record.slice_id)
+    def end(self, record: UsageRecord) -> "asyncio.Future[bool]":
+        return self._recorder.end(record)
 
     def now(self) -> datetime.datetime:
         return datetime.datetime.fromtimestamp(self._routes.now(), datetime.UTC)

@@ -146,10 +146,10 @@ class Purses:
         current.last_grant_nano = leased.amount_nano - current.amount_nano
         current.amount_nano, current.renewed_at = leased.amount_nano, started_at
 
-    def note_shipped(self, slice_id: str) -> None:
-        """Note that the database knows one more request of the slice."""
+    def note_settled(self, slice_id: str, count: int) -> None:
+        """Note that the database knows so many more requests of the slice, or never will."""
         if found := self._slices.get(slice_id):
-            found.unshipped -= 1
+            found.unshipped -= count
 
     async def tend(self) -> None:
         """Renew what is in use and return what is idle, until cancelled."""

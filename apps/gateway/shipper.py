@@ -3,9 +3,9 @@
 import asyncio
 import datetime
 import logging
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from django.db import DataError, IntegrityError
@@ -14,8 +14,8 @@ from apps.billing.models import Hold
 from apps.billing.queries import list_recorded_ids
 from apps.billing.slices import close_slice
 from apps.billing.usage import UsageRecord, record_usage
-from apps.gateway.database import DATABASE_ERRORS, Database
-from apps.gateway.spool import Orphan, Spool, Start, adopt_orphans
+from apps.gateway.database import DATABASE_ERRORS, Database, call_again
+from apps.gateway.spool import Orphan, Start, adopt_orphans
 
 logger = logging.getLogger(__name__)
 
@@ -23,69 +23,78 @@ logger = logging.getLogger(__name__)
 BATCH = 1000
 GATHER_SECONDS = 0.25
 ADOPT_SECONDS = 10.0
-MOST_WAITING = 100_000  # with the database away for long, nobody is served on credit that cannot be written down
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
 class Shipper:
-    """`add` what is durable; `run` sends it until cancelled."""
+    """`add` what is durable; `run` sends it, in a thread of its own."""
 
-    def __init__(self, database: Database, spool: Spool, shipped: Callable[[Sequence[UsageRecord]], None]) -> None:
-        self._database = database
-        self._spool = spool
+    def __init__(self, shipped: Callable[[Sequence[UsageRecord], Sequence[str]], None]) -> None:
+        """`shipped` is told of each batch the database has, and the ids that the spool may forget."""
         self._shipped = shipped
         self._waiting: deque[UsageRecord] = deque()
-        self._has_work = asyncio.Event()
+        self._has_work = threading.Event()
+        self._hurries = threading.Event()
 
-    def add(self, record: UsageRecord) -> None:
-        self._waiting.append(record)
+    def add(self, records: Iterable[UsageRecord]) -> None:
+        self._waiting.extend(records)
         self._has_work.set()
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
+    def hurry(self) -> None:
+        """Gather no more before a batch is sent: the gateway stops."""
+        self._hurries.set()
 
-    async def run(self) -> None:
+    def run(self) -> None:
+        """Send for ever; what the database does not take now is tried again."""
         pause = GATHER_SECONDS
         while True:
-            await self._has_work.wait()
-            await asyncio.sleep(pause)
+            self._has_work.wait()
+            self._hurries.wait(pause)
             try:
-                await self._ship(self.waiting)
+                self.ship()
                 pause = GATHER_SECONDS
             except DATABASE_ERRORS as error:
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-                logger.warning("usage not recorded yet, %d requests wait on disk: %s", self.waiting, error)
+                self._hurries.clear()
+                logger.warning("usage not recorded yet, %d requests wait on disk: %s", len(self._waiting), error)
 
-    async def flush(self) -> None:
-        """Send everything that waits. Raises one of DATABASE_ERRORS; what was not sent still waits."""
-        while self._waiting:
-            await self._ship(self.waiting)
+    def ship(self) -> None:
+        """Send all that wait now, and not what comes meanwhile: under load that would never end.
 
-    async def _ship(self, count: int) -> None:
-        """Send the `count` that wait longest, and not what comes meanwhile: under load that would never end."""
-        for place in range(0, count, BATCH):
-            batch = list(islice(self._waiting, min(BATCH, count - place)))
-            recorded = await _record(self._database, batch)
-            for _ in batch:
-                self._waiting.popleft()
-            self._spool.forget([record.id for record in recorded])
-            self._shipped(batch)
-        if not self._waiting:
-            self._has_work.clear()
+        Raises one of DATABASE_ERRORS; what was not sent still waits.
+        """
+        self._has_work.clear()
+        count = len(self._waiting)
+        try:
+            for place in range(0, count, BATCH):
+                self._ship([self._waiting.popleft() for _ in range(min(BATCH, count - place))])
+        finally:
+            if self._waiting:
+                self._has_work.set()
+
+    def _ship(self, batch: Sequence[UsageRecord]) -> None:
+        try:
+            recorded_ids = record(batch)
+        except DATABASE_ERRORS:
+            self._waiting.extendleft(reversed(batch))
+            raise
+        self._shipped(batch, recorded_ids)
 
 
-async def _record(database: Database, batch: Sequence[UsageRecord]) -> list[UsageRecord]:
-    """Record the batch and return it; without those the database refuses for good, which stay on disk."""
+def record(batch: Sequence[UsageRecord]) -> list[str]:
+    """Record the batch; return the ids, without those the database refuses for good, which stay on disk.
+
+    Raises one of DATABASE_ERRORS.
+    """
     try:
-        await database.call(record_usage, records=batch)
+        call_again(lambda: record_usage(records=batch))
     except (IntegrityError, DataError) as error:
         if len(batch) == 1:
             logger.error("usage %s cannot be recorded and stays in the spool: %s", batch[0].id, error)
             return []
         middle = len(batch) // 2
-        return [*await _record(database, batch[:middle]), *await _record(database, batch[middle:])]
-    return list(batch)
+        return [*record(batch[:middle]), *record(batch[middle:])]
+    return [each.id for each in batch]
 
 
 # --- What dead gateways left ------------------------------------------------------------------------------------------
@@ -118,10 +127,10 @@ async def adopt(database: Database, root: Path) -> None:
 async def _ship_orphan(database: Database, orphan: Orphan) -> bool:
     recorded = 0
     for place in range(0, len(orphan.ends), BATCH):
-        recorded += len(await _record(database, orphan.ends[place : place + BATCH]))
+        recorded += len(await database.call(record, orphan.ends[place : place + BATCH]))
     lost = await database.call(_lost_records, orphan.starts)
-    await _record(database, lost)
-    for slice_id in {start.slice_id for start in orphan.starts} | {record.slice_id for record in orphan.ends}:
+    await database.call(record, lost)
+    for slice_id in {start.slice_id for start in orphan.starts} | {end.slice_id for end in orphan.ends}:
         await database.call(_close_slice, slice_id)
     logger.warning(
         "%s died: %d requests recorded, %d were in progress and cost nothing", orphan.folder.name, recorded, len(lost)

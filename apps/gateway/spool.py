@@ -1,25 +1,21 @@
 """What was metered, on disk before the customer has the end of the answer, until the database has it.
 
-A process writes into a folder of its own: `HOME/spool/<name>/<number>.open`, renamed to `.seg` when full or old, and
+A gateway writes into a folder of its own: `HOME/spool/<name>/<number>.open`, renamed to `.seg` when full or old, and
 deleted when the database holds all of it. A record is its length, its CRC-32 and JSON; a torn tail was never confirmed
-to anybody and is ignored. The folder's lock is held while its process lives, so that any other gateway can tell that it
-died and ship what it left.
+to anybody and is ignored. Records overwrite zeros that were synced before, so that syncing them changes nothing of the
+file but its content: half the work for the disk, and no disk can be full then. The folder's lock is held while its
+gateway or the recorder of it lives, so that any other gateway can tell that both died and ship what they left.
 """
 
-import asyncio
 import fcntl
 import logging
-import math
 import os
-import queue
 import shutil
 import struct
-import threading
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,9 +27,7 @@ logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 SEGMENT_SECONDS = 10.0
-LEAST_FREE_BYTES = 256 * 1024 * 1024
-_LOOK_SECONDS = 1.0
-_START_SECONDS = 0.01  # how long a beginning waits for company
+_PREPARED_BYTES = 256 * 1024  # so much of a segment is made at a time
 _HEADER = struct.Struct("<II")
 _LARGEST_RECORD_BYTES = 64 * 1024
 
@@ -74,14 +68,28 @@ def read_entries(path: Path) -> Iterator[Entry]:
     """Yield the entries of a segment up to its end or to the first one that is not whole."""
     content = path.read_bytes()
     place = 0
+    for entry, end in _parse(content):
+        yield entry
+        place = end
+    if any(content[place : place + _HEADER.size]):
+        logger.warning("%s ends in a torn record at byte %d", path, place)
+
+
+def parse_entries(content: bytes) -> list[Entry]:
+    """Return the entries of bytes that hold nothing else."""
+    return [entry for entry, _ in _parse(content)]
+
+
+def _parse(content: bytes) -> Iterator[tuple[Entry, int]]:
+    """Yield each whole entry and where it ends; what is prepared and not yet written has the length zero."""
+    place = 0
     while place + _HEADER.size <= len(content):
         length, checksum = _HEADER.unpack_from(content, place)
         body = content[place + _HEADER.size : place + _HEADER.size + length]
-        if length > _LARGEST_RECORD_BYTES or len(body) < length or zlib.crc32(body) != checksum:
-            logger.warning("%s ends in a torn record at byte %d", path, place)
+        if not length or length > _LARGEST_RECORD_BYTES or len(body) < length or zlib.crc32(body) != checksum:
             return
-        yield _decoder.decode(body)
         place += _HEADER.size + length
+        yield _decoder.decode(body), place
 
 
 # --- Writing ----------------------------------------------------------------------------------------------------------
@@ -93,202 +101,90 @@ class _Segment:
     descriptor: int
     opened_at: float
     size_bytes: int = 0
+    prepared_bytes: int = 0  # zeros as far as here, on the disk
     needed: set[str] = field(default_factory=set)  # requests whose record here is not in the database yet
     is_full: bool = False
 
 
-@dataclass(slots=True)
-class _Batch:
-    """What came in while the last batch was synced; written and synced together."""
+class Segments:
+    """The segments of one folder, written one after the other. Not for two threads at a time."""
 
-    contents: list[bytes] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
-    durable: "asyncio.Future[None] | None" = None
-
-
-@dataclass(frozen=True)
-class _Shipped:
-    ids: Sequence[str]
-
-
-class Spool:
-    """One thread writes for all requests: whatever came in while it synced is synced together next."""
-
-    def __init__(self, root: Path, *, name: str) -> None:
-        self.folder = root / name
-        self._commands: queue.SimpleQueue[_Batch | _Shipped | None] = queue.SimpleQueue()
-        self._batch = _Batch()
-        self._is_due = self._is_writing = False
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._segments: list[_Segment] = []
         self._holders: dict[str, list[_Segment]] = defaultdict(list)
         self._number = 0
-        self._has_failed = False
-        self._is_roomy = True
-        self._looked_at = -math.inf
 
-    def open(self) -> None:
-        """Claim the folder and begin to write, for requests of the running event loop."""
-        self._loop = asyncio.get_running_loop()
-        self._lock = _claim_new(self.folder.parent, self.folder.name)
-        self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
-        self._thread.start()
-
-    def start(self, entry: Start) -> None:
-        """Write that a request begins. Reaches the disk with the next end: losing it costs a count, not a charge."""
-        self._batch.ids.append(entry.id)
-        self._batch.contents.append(encode(entry))
-        if not self._is_due:
-            self._is_due = True
-            self._loop.call_later(_START_SECONDS, self._hand_over)
-
-    def end(self, record: UsageRecord) -> "asyncio.Future[None]":
-        """Write what a request used; the future is done when it is on the disk, and raises OSError when it is not.
-
-        Those that are written together share one future.
-        """
-        batch = self._batch
-        batch.ids.append(record.id)
-        batch.contents.append(encode(End(record)))
-        if batch.durable is None:
-            batch.durable = self._loop.create_future()
-            if not self._is_writing:
-                self._loop.call_soon(self._hand_over)  # with what else ends in this turn of the loop
-        return batch.durable
-
-    def _hand_over(self) -> None:
-        """Give the writer what came in, unless it is still at the last batch."""
-        if not self._is_writing and self._batch.ids:
-            self._is_writing, self._is_due = True, False
-            batch, self._batch = self._batch, _Batch()
-            self._commands.put(batch)
-
-    def _note_written(self, durable: "asyncio.Future[None] | None", failure: OSError | None) -> None:
-        self._is_writing = False
-        if durable is not None and not durable.done():
-            if failure is None:
-                durable.set_result(None)
-            else:
-                durable.set_exception(failure)
-        self._hand_over()
-
-    def forget(self, ids: Sequence[str]) -> None:
-        """Drop requests that the database has."""
-        self._commands.put(_Shipped(ids))
-
-    def has_room(self) -> bool:
-        """Tell whether requests can be metered: without it none may be admitted."""
-        now = time.monotonic()
-        if now - self._looked_at > _LOOK_SECONDS:
-            self._looked_at = now
-            self._is_roomy = shutil.disk_usage(self.folder).free >= LEAST_FREE_BYTES
-        return self._is_roomy and not self._has_failed
-
-    def close(self) -> None:
-        """Write what is waiting and let go of the folder; remove it when nothing is left to ship."""
-        if self._batch.ids:
-            self._commands.put(self._batch)
-            self._batch = _Batch()
-        self._commands.put(None)
-        self._thread.join()
-        if not any(segment.needed for segment in self._segments):
-            shutil.rmtree(self.folder)
-        os.close(self._lock)
-
-    # The writer's thread, which alone touches what is below.
-
-    def _run(self) -> None:
-        while True:
-            commands = self._take()
-            for command in commands:
-                if isinstance(command, _Batch):
-                    self._write(command)
-                elif isinstance(command, _Shipped):
-                    self._let_go(command.ids)
-            self._rotate()
-            if self._has_failed:
-                self._probe()
-            if None in commands:
-                self._close_segments()
-                return
-
-    def _take(self) -> list[_Batch | _Shipped | None]:
-        """Return everything that waits, after a second at most."""
-        commands: list[_Batch | _Shipped | None] = []
-        try:
-            commands.append(self._commands.get(timeout=1))
-            while True:
-                commands.append(self._commands.get_nowait())
-        except queue.Empty:
-            return commands
-
-    def _write(self, batch: _Batch) -> None:
-        failure: OSError | None = None
-        try:
-            self._append(batch)
-        except OSError as error:
-            logger.error("the spool cannot be written: %s", error)
-            self._has_failed, failure = True, error
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._note_written, batch.durable, failure)
-
-    def _probe(self) -> None:
-        """See whether the disk can be written again: nobody else would, while no request is admitted."""
-        try:
-            os.fdatasync(self._current().descriptor)
-        except OSError:
-            return
-        self._has_failed = False
-
-    def _append(self, batch: _Batch) -> None:
+    def append(self, content: bytes, ids: Iterable[str], *, is_synced: bool) -> None:
+        """Write entries of these requests; synced, they and all before them are on the disk. Raises OSError."""
         segment = self._current()
-        content = b"".join(batch.contents)
         try:
-            _write_all(segment.descriptor, content)
-            if batch.durable is not None:
+            if segment.size_bytes + len(content) > segment.prepared_bytes:
+                _prepare(segment, len(content))
+            _write_all(segment.descriptor, content, at=segment.size_bytes)
+            if is_synced:
                 os.fdatasync(segment.descriptor)
         except OSError:
             segment.is_full = True  # nothing can be read behind a torn record
             raise
         segment.size_bytes += len(content)
-        segment.needed.update(batch.ids)
-        for request_id in batch.ids:
+        for request_id in ids:
+            segment.needed.add(request_id)
             self._holders[request_id].append(segment)
+
+    def probe(self) -> None:
+        """Raises OSError while the disk cannot be written."""
+        os.fdatasync(self._current().descriptor)
 
     def _current(self) -> _Segment:
         if not self._segments or self._segments[-1].is_full:
             self._number += 1
-            path = self.folder / f"{self._number:08}.open"
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-            _sync_folder(self.folder)
+            path = self._folder / f"{self._number:08}.open"
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            _sync_folder(self._folder)
             self._segments.append(_Segment(path, descriptor, time.monotonic()))
         return self._segments[-1]
 
-    def _let_go(self, ids: Iterable[str]) -> None:
+    def forget(self, ids: Iterable[str]) -> None:
+        """Drop requests that the database has."""
         for request_id in ids:
             for segment in self._holders.pop(request_id, ()):
                 segment.needed.discard(request_id)
 
-    def _rotate(self) -> None:
+    def rotate(self) -> None:
+        """Close what is full or old, and delete what the database has all of."""
         for segment in list(self._segments):
             is_old = time.monotonic() - segment.opened_at > SEGMENT_SECONDS
             if not segment.is_full and (is_old or segment.size_bytes >= SEGMENT_BYTES):
                 segment.is_full = True
                 segment.path = segment.path.rename(segment.path.with_suffix(".seg"))
-                _sync_folder(self.folder)
+                _sync_folder(self._folder)
             if segment.is_full and not segment.needed:
                 os.close(segment.descriptor)
                 segment.path.unlink()
                 self._segments.remove(segment)
 
-    def _close_segments(self) -> None:
+    def close(self) -> None:
+        """Let go of the folder; remove it when nothing is left to ship."""
         for segment in self._segments:
             os.close(segment.descriptor)
+        if not any(segment.needed for segment in self._segments):
+            shutil.rmtree(self._folder)
 
 
-def _write_all(descriptor: int, content: bytes) -> None:
+def _prepare(segment: _Segment, at_least_bytes: int) -> None:
+    """Lengthen the segment by zeros, and have them on the disk before anything overwrites them."""
+    count = max(_PREPARED_BYTES, at_least_bytes)
+    _write_all(segment.descriptor, bytes(count), at=segment.prepared_bytes)
+    os.fsync(segment.descriptor)
+    segment.prepared_bytes += count
+
+
+def _write_all(descriptor: int, content: bytes, *, at: int) -> None:
     view = memoryview(content)
     while view:
-        view = view[os.write(descriptor, view) :]
+        written = os.pwrite(descriptor, view, at)
+        view, at = view[written:], at + written
 
 
 def _sync_folder(folder: Path) -> None:
@@ -304,8 +200,8 @@ def _sync_folder(folder: Path) -> None:
 _HIDDEN = ".new-"
 
 
-def _claim_new(root: Path, name: str) -> int:
-    """Make the folder and hold its lock before it has the name under which others look for dead ones."""
+def claim_folder(root: Path, name: str) -> int:
+    """Make the folder; return its lock, held before the folder has the name under which others look for dead ones."""
     hidden = root / f"{_HIDDEN}{name}"
     hidden.mkdir(parents=True, mode=0o700)
     lock = _lock(hidden)

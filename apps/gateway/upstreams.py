@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -62,28 +62,27 @@ class Upstreams:
         self._breaker = Breaker()
         self._replicas: dict[str, Replica] = {}
 
-    @asynccontextmanager
-    async def answer(self, route: Route, call: Call) -> AsyncIterator["EngineAnswer"]:
+    def answer(self, route: Route, call: Call) -> "_Answering":
         """Give an answer whose first token has arrived. Leaving the block early makes the engine stop.
 
         Raises Unavailable, RateLimited, ContextLengthExceeded, InvalidValue.
         """
+        return _Answering(self, route, call)
+
+    async def begin(self, route: Route, call: Call) -> "EngineAnswer":
+        """Return the answer of the first replica that gives one, its place there taken until it is closed."""
         body = msgspec.json.encode(_engine_body(route, call.request, call.cache_salt))
         untried = {upstream.replica_id: upstream for upstream in route.upstreams}
         attempts = 0
         while attempts < MOST_ATTEMPTS and (allowed := self._breaker.allowed(untried)):
             replica_id = await self.turns.take(call.tenant, allowed)
-            answer: EngineAnswer | None = None
             try:
-                answer = await self._try(untried.pop(replica_id), call, body)
-                yield answer
-                return
-            except TryAnother as reason:
-                attempts += not reason.is_unreached
-            finally:
-                if answer is not None:
-                    answer.close()
+                return await self._try(untried.pop(replica_id), call, body)
+            except BaseException as reason:
                 self.turns.give_back(call.tenant, replica_id)
+                if not isinstance(reason, TryAnother):
+                    raise
+                attempts += not reason.is_unreached
         raise Unavailable(
             "The model cannot answer at the moment: it is loading, busy or restarting. Try again shortly."
         )
@@ -132,6 +131,23 @@ class Upstreams:
     def close(self) -> None:
         for replica in self._replicas.values():
             replica.close()
+
+
+class _Answering:
+    """A block with one answer. No generator: this is entered for every request."""
+
+    __slots__ = ("_answer", "_call", "_route", "_upstreams")
+
+    def __init__(self, upstreams: Upstreams, route: Route, call: Call) -> None:
+        self._upstreams, self._route, self._call = upstreams, route, call
+
+    async def __aenter__(self) -> "EngineAnswer":
+        self._answer = await self._upstreams.begin(self._route, self._call)
+        return self._answer
+
+    async def __aexit__(self, *failure: object) -> None:
+        self._answer.close()
+        self._upstreams.turns.give_back(self._call.tenant, self._answer.replica_id)
 
 
 def _engine_body(route: Route, request: EngineRequest, cache_salt: str) -> dict[str, Any]:

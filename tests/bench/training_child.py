@@ -94,7 +94,7 @@ def _apart(request: Request, folder: Path, *, has_cuda: bool) -> dict[str, Any] 
 def _measure(request: Request, result: Path) -> None:
     os.dup2(2, 1)  # what libraries print is no result
     torch.set_num_threads(request.threads)
-    set_seed(0)
+    set_seed(request.seed)
     with tempfile.TemporaryDirectory() as folder:
         work_dir = Path(folder)
         trainer = _ours(request, work_dir) if request.variant.startswith("ours") else _trl(request, work_dir)
@@ -118,6 +118,7 @@ def _ours(request: Request, work_dir: Path) -> Any:
         lora_rank=request.rank,
         lora_alpha=2 * request.rank,
         lora_dropout=0.0,
+        seed=request.seed,
     )
     folder = Path(request.model)
     nothing = DatasetRef(id="", sha256="", bytes=0, rows=0, url="")
@@ -170,6 +171,8 @@ def _trl(request: Request, work_dir: Path) -> SFTTrainer:
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
+        seed=request.seed,
+        data_seed=request.seed,
         **tuned,
     )
     adapter = LoraConfig(

@@ -30,6 +30,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     learning_rate: float = 1e-3
     rank: int = 16
     threads: int = 1
+    seed: int = 0  # of the rows' order and of the adapter's first weights
 
 
 class Meter(TrainerCallback):
@@ -71,6 +72,7 @@ class Meter(TrainerCallback):
         trained = sum(int(count) for count in self._trained)
         return {
             "variant": self._request.variant,
+            "seed": self._request.seed,
             "steps": measured,
             "seconds": self._seconds,
             "cpu_seconds": self._cpu_seconds,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -77,10 +77,26 @@ class GatewayProcess:
         return (self.home / f"{self.name}.log").read_text()
 
     def kill(self) -> None:
-        """Kill it as a crash would: nothing is flushed."""
+        """Kill it as a crash would: nothing is flushed, and its recorder ends by itself."""
         assert self._process is not None
+        recorders = self.recorder_pids()
         self._process.kill()
         self._process.wait()
+        wait_until(lambda: not any(is_alive(pid) for pid in recorders), "the recorder outlived its gateway")
+
+    def kill_recorder(self) -> None:
+        """Kill the process that writes and ships; the gateway ends by itself."""
+        for pid in self.recorder_pids():
+            os.kill(pid, signal.SIGKILL)
+        self.wait()
+
+    def recorder_pids(self) -> list[int]:
+        assert self._process is not None
+        children = Path(f"/proc/{self._process.pid}/task").glob("*/children")
+        try:
+            return [int(pid) for path in children for pid in path.read_text().split()]
+        except FileNotFoundError:
+            return []  # it is dead
 
     def stop(self) -> int:
         self.terminate()
@@ -123,7 +139,7 @@ class GatewayProcess:
             self._clients.pop().close()
 
     def leftovers(self) -> list[Path]:
-        return [path for path in (self.home / "spool").rglob("*.[os]*") if path.stat().st_size]
+        return [path for path in (self.home / "spool").rglob("*.[os]*") if any(path.read_bytes()[:8])]
 
 
 @contextmanager
@@ -142,6 +158,15 @@ def _gateway_database_url() -> str:
     parts = urlsplit(os.environ["DATABASE_URL"])
     host = parts.netloc.replace("anneal_owner", "anneal_gateway")
     return urlunsplit(parts._replace(netloc=host, path=f"/{connection.settings_dict['NAME']}"))
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether one of its threads lives: until the last one ended its locks are held."""
+    states = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            states.append(thread.read_text().rpartition(")")[2].split()[0])
+    return bool(set(states) - {"Z", "X"})
 
 
 def wait_until(is_so, complaint: str, *, seconds: float = 60):

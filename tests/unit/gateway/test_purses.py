@@ -140,7 +140,7 @@ def test_a_slice_goes_back_when_its_last_request_is_recorded(monkeypatch):
         reservation.settle(10)
         await purses.return_idle(at_once=True)
         assert ledger.amounts
-        purses.note_shipped(reservation.slice_id)
+        purses.note_settled(reservation.slice_id, 1)
         await purses.return_idle(at_once=True)
         assert not ledger.amounts
 

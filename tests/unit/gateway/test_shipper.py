@@ -1,35 +1,65 @@
-"""Usage travels in few large transactions, however fast it comes."""
+"""Usage travels in few large transactions, however fast it comes, and again when the database was away."""
 
-import asyncio
-from contextlib import suppress
-from types import SimpleNamespace
+import pytest
+from django.db import OperationalError
 
 from apps.gateway import shipper as shipping
 from apps.gateway.shipper import Shipper
+from tests.unit.gateway.test_spool import make_record
 
-_ROUNDS = 3
+
+class Database:
+    """Notes what it is sent."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.is_away = False
+
+    def record(self, records) -> list[str]:
+        if self.is_away:
+            raise OperationalError("away")
+        self.batches.append(len(records))
+        return [record.id for record in records]
 
 
-def test_what_ends_while_usage_is_recorded_waits_for_the_next_gathering(monkeypatch):
-    events: list[str | int] = []
-    turn = asyncio.sleep
+@pytest.fixture
+def database(monkeypatch) -> Database:
+    database = Database()
+    monkeypatch.setattr(shipping, "record", database.record)
+    return database
 
-    async def pause(seconds: float) -> None:
-        events.append("gather")
-        await turn(0)
 
-    class Database:
-        async def call(self, function, *, records) -> None:
-            events.append(len(records))
-            if events.count("gather") == _ROUNDS:
-                raise asyncio.CancelledError
-            shipper.add(SimpleNamespace(id="use_late"))
+def test_what_ends_while_usage_is_recorded_waits_for_the_next_time(database):
+    shipper = Shipper(lambda batch, ids: shipper.add([make_record()]))
+    shipper.add(make_record() for _ in range(3))
+    for _ in range(3):
+        shipper.ship()
 
-    monkeypatch.setattr(shipping.asyncio, "sleep", pause)
-    shipper = Shipper(Database(), SimpleNamespace(forget=lambda ids: None), lambda records: None)
-    for number in range(3):
-        shipper.add(SimpleNamespace(id=f"use_{number}"))
-    with suppress(asyncio.CancelledError):
-        asyncio.run(shipper.run())
+    assert database.batches == [3, 1, 1]
 
-    assert events == ["gather", 3, "gather", 1, "gather", 1]
+
+def test_many_are_sent_in_batches_and_in_order(database, monkeypatch):
+    monkeypatch.setattr(shipping, "BATCH", 4)
+    records, told = [make_record() for _ in range(10)], []
+    shipper = Shipper(lambda batch, ids: told.extend(ids))
+    shipper.add(records)
+    shipper.ship()
+
+    assert database.batches == [4, 4, 2]
+    assert told == [record.id for record in records]
+
+
+def test_what_the_database_did_not_take_is_sent_again_and_told_once(database):
+    records, told = [make_record() for _ in range(3)], []
+    shipper = Shipper(lambda batch, ids: told.extend(ids))
+    shipper.add(records)
+    database.is_away = True
+    with pytest.raises(OperationalError):
+        shipper.ship()
+    assert told == []
+
+    database.is_away = False
+    shipper.add([make_record(id="use_later")])
+    shipper.ship()
+
+    assert told == [*(record.id for record in records), "use_later"]

@@ -1,13 +1,9 @@
-"""What the spool confirmed is on disk and comes back whole after kill -9; what it did not confirm may be torn."""
+"""What is written to the spool comes back whole; what was not confirmed may be torn."""
 
-import asyncio
 import datetime
 import json
 import os
-import signal
-import subprocess
-import sys
-import textwrap
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -16,9 +12,8 @@ import pytest
 
 from apps.billing.usage import UsageRecord
 from apps.gateway import spool as spooling
-from apps.gateway.spool import End, Spool, Start, adopt_orphans, encode, read_entries
+from apps.gateway.spool import End, Segments, Start, adopt_orphans, claim_folder, encode, read_entries
 
-ROOT = Path(__file__).resolve().parents[3]
 _numbers = count(1)
 
 
@@ -50,28 +45,44 @@ def make_start(record: UsageRecord) -> Start:
     )  # fmt: skip
 
 
-async def write(spool: Spool, records: list[UsageRecord]) -> None:
+def write(segments: Segments, *records: UsageRecord) -> None:
     for record in records:
-        spool.start(make_start(record))
-    await asyncio.gather(*(spool.end(record) for record in records))
+        segments.append(encode(make_start(record)), [record.id], is_synced=False)
+        segments.append(encode(End(record)), [record.id], is_synced=True)
 
 
-def segments(root: Path) -> list[Path]:
+def paths(root: Path) -> list[Path]:
     return sorted(root.glob("*/*.[os]*"))
 
 
-def test_a_confirmed_record_can_be_read_by_another_process(tmp_path):
+@pytest.fixture
+def folder(tmp_path) -> Iterator[Path]:
+    lock = claim_folder(tmp_path, "one")
+    yield tmp_path / "one"
+    os.close(lock)
+
+
+def test_a_written_record_can_be_read_by_another_process(folder):
     record = make_record()
+    segments = Segments(folder)
+    write(segments, record)
 
-    async def scenario() -> list:
-        spool = Spool(tmp_path, name="one")
-        spool.open()
-        await write(spool, [record])
-        read = list(read_entries(segments(tmp_path)[0]))
-        spool.close()
-        return read
+    (path,) = paths(folder.parent)
+    assert list(read_entries(path)) == [make_start(record), End(record)]
+    segments.close()
 
-    assert asyncio.run(scenario()) == [make_start(record), End(record)]
+
+def test_what_is_prepared_and_not_yet_written_is_the_end_and_no_damage(folder, caplog, monkeypatch):
+    monkeypatch.setattr(spooling, "_PREPARED_BYTES", 1000)
+    records = [make_record() for _ in range(5)]  # more than one preparation
+    segments = Segments(folder)
+    write(segments, *records)
+
+    (path,) = paths(folder.parent)
+    assert [entry.id for entry in read_entries(path) if isinstance(entry, End)] == [record.id for record in records]
+    assert path.stat().st_size > sum(len(encode(End(record))) for record in records)
+    assert not caplog.records
+    segments.close()
 
 
 def test_a_torn_tail_is_ignored_and_what_stands_before_it_is_kept(tmp_path):
@@ -85,45 +96,37 @@ def test_a_torn_tail_is_ignored_and_what_stands_before_it_is_kept(tmp_path):
         assert len(list(read_entries(path))) == 1
 
 
-def test_a_folder_goes_when_everything_in_it_is_recorded(tmp_path):
-    async def scenario() -> None:
-        spool = Spool(tmp_path, name="one")
-        spool.open()
-        record = make_record()
-        await write(spool, [record])
-        spool.forget([record.id])
-        spool.close()
+def test_a_folder_goes_when_everything_in_it_is_recorded(folder):
+    record = make_record()
+    segments = Segments(folder)
+    write(segments, record)
+    segments.forget([record.id])
+    segments.close()
 
-    asyncio.run(scenario())
-
-    assert list(tmp_path.iterdir()) == []
+    assert not folder.exists()
 
 
-def test_a_segment_stays_until_every_request_in_it_is_recorded(tmp_path, monkeypatch):
-    monkeypatch.setattr(spooling, "SEGMENT_BYTES", 1)  # each batch fills one
+def test_a_segment_stays_until_every_request_in_it_is_recorded(folder, monkeypatch):
+    monkeypatch.setattr(spooling, "SEGMENT_BYTES", 1)  # each record fills one
     first, second = make_record(), make_record()
+    segments = Segments(folder)
+    for record in (first, second):
+        write(segments, record)
+        segments.rotate()
+    segments.forget([first.id])
+    segments.rotate()
+    segments.close()
 
-    async def scenario() -> list[str]:
-        spool = Spool(tmp_path, name="one")
-        spool.open()
-        await write(spool, [first])
-        await write(spool, [second])
-        spool.forget([first.id])
-        spool.close()
-        return [entry.id for path in segments(tmp_path) for entry in read_entries(path)]
-
-    assert set(asyncio.run(scenario())) == {second.id}
+    assert {entry.id for path in paths(folder.parent) for entry in read_entries(path)} == {second.id}
 
 
 def test_the_folder_of_a_living_process_is_left_alone(tmp_path):
-    async def scenario() -> None:
-        spool = Spool(tmp_path, name="one")
-        spool.open()
-        await write(spool, [make_record()])
-        assert list(adopt_orphans(tmp_path)) == []
-        spool.close()
-
-    asyncio.run(scenario())
+    lock = claim_folder(tmp_path, "one")
+    segments = Segments(tmp_path / "one")
+    write(segments, make_record())
+    assert list(adopt_orphans(tmp_path)) == []
+    segments.close()
+    os.close(lock)
 
     (orphan,) = adopt_orphans(tmp_path)
     assert len(orphan.ends) == 1
@@ -131,73 +134,25 @@ def test_the_folder_of_a_living_process_is_left_alone(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_cannot_be_written_stops_admission_until_it_can(tmp_path, monkeypatch):
-    write_all = spooling._write_all
-
-    def fail(descriptor: int, content: bytes) -> None:
-        raise OSError(28, "No space left on device")
-
-    async def scenario() -> None:
-        spool = Spool(tmp_path, name="one")
-        spool.open()
-        monkeypatch.setattr(spooling, "_write_all", fail)
-        monkeypatch.setattr(spooling.Spool, "_probe", lambda self: None)
+def test_after_a_failure_a_segment_is_written_no_more(folder, monkeypatch):
+    first, torn, later = make_record(), make_record(), make_record()
+    segments = Segments(folder)
+    write(segments, first)
+    with monkeypatch.context() as patch:
+        patch.setattr(spooling, "_write_all", _no_space)
         with pytest.raises(OSError, match="No space"):
-            await spool.end(make_record())
-        assert not spool.has_room()
-        monkeypatch.undo()
-        monkeypatch.setattr(spooling, "_write_all", write_all)
-        while not spool.has_room():
-            await asyncio.sleep(0.01)
-        await spool.end(make_record())
-        spool.close()
+            write(segments, torn)
+    write(segments, later)
 
-    asyncio.run(scenario())
+    assert [[entry.id for entry in read_entries(path)] for path in paths(folder.parent)] == [
+        [first.id, first.id],
+        [later.id, later.id],
+    ]
+    segments.close()
 
 
-WRITER = textwrap.dedent(
-    """
-    import asyncio, sys, pathlib
-    sys.path.insert(0, sys.argv[2])
-    from tests.unit.gateway.test_spool import Spool, make_record, make_start
-
-    async def one(spool, lane):
-        for number in range(100_000):
-            record = make_record(id=f"use_{lane}_{number}")
-            spool.start(make_start(record))
-            await spool.end(record)
-            sys.stdout.write(record.id + "\\n")
-            sys.stdout.flush()
-
-    async def main():
-        spool = Spool(pathlib.Path(sys.argv[1]), name="doomed")
-        spool.open()
-        await asyncio.gather(*(one(spool, lane) for lane in range(8)))
-
-    asyncio.run(main())
-    """
-)
-
-
-def test_nothing_confirmed_is_lost_by_kill_9(tmp_path):
-    environ = os.environ | {"DJANGO_SETTINGS_MODULE": "apps.config.settings.test"}
-    script = "import django; django.setup()\n" + WRITER
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path), str(ROOT)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=environ,
-    ) as writer:
-        confirmed = {writer.stdout.readline().strip() for _ in range(500)}
-        writer.send_signal(signal.SIGKILL)
-        confirmed |= {line.strip() for line in writer.stdout if line.endswith("\n")}
-
-    (orphan,) = adopt_orphans(tmp_path)
-
-    assert confirmed <= {record.id for record in orphan.ends}
-    assert len(orphan.starts) <= 8
-    orphan.leave()
+def _no_space(descriptor: int, content: bytes, *, at: int) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def test_a_record_is_small_and_plain_json(tmp_path):

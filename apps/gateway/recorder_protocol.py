@@ -1,0 +1,42 @@
+"""What a gateway and its recorder say to each other."""
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+
+_FRAME = struct.Struct("<BI")
+
+
+class Kind(IntEnum):
+    """What a frame is: the first three go to the recorder, the others come from it."""
+
+    STARTS = 1  # entries, to be on the disk with the next ends
+    ENDS = 2  # entries, to be on the disk now
+    FLUSH = 3  # ship without gathering: the gateway stops
+    WRITTEN = 4  # the answer to each STARTS and ENDS; its content is 1 when they are as they should be, else 0
+    SHIPPED = 5  # JSON: how many requests of each slice the database now knows
+    WELL = 6  # entries can be written, for the first time or again
+
+
+def frame(kind: Kind, content: bytes = b"") -> bytes:
+    return _FRAME.pack(kind, len(content)) + content
+
+
+class Frames:
+    """Puts frames together from what arrives."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
+        """Yield the frames that are complete."""
+        self._rest += data
+        place = 0
+        while place + _FRAME.size <= len(self._rest):
+            kind, length = _FRAME.unpack_from(self._rest, place)
+            end = place + _FRAME.size + length
+            if end > len(self._rest):
+                break
+            yield Kind(kind), self._rest[place + _FRAME.size : end]
+            place = end
+        self._rest = self._rest[place:]

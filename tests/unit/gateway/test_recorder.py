@@ -1,0 +1,203 @@
+"""What the recorder confirmed is on the disk, whoever dies; what it cannot write is told and nothing new admitted."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from apps.gateway import recorder as recording
+from apps.gateway.chunks import Meter
+from apps.gateway.inference import _written
+from apps.gateway.metering import Metering, Ticket
+from apps.gateway.purses import Reservation
+from apps.gateway.recorder import Recorder
+from apps.gateway.spool import Orphan, adopt_orphans
+from tests.unit.gateway.test_spool import make_record, make_start
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# The recorder with a disk and a database that do as a file beside its folder says.
+PROGRAM = textwrap.dedent(
+    """
+    import os, sys, time
+    from pathlib import Path
+    from apps.gateway import recorder_process, shipper, spool
+
+    weather = Path(sys.argv[1]).parent / "weather"
+    write_all, sync = spool._write_all, os.fdatasync
+
+    def write(descriptor, content, *, at):
+        if weather.exists() and weather.read_text() == "full":
+            raise OSError(28, "No space left on device")
+        write_all(descriptor, content, at=at)
+
+    def fdatasync(descriptor):
+        while weather.exists() and weather.read_text() == "slow":
+            time.sleep(0.01)
+        sync(descriptor)
+
+    spool._write_all, spool.os.fdatasync = write, fdatasync
+    shipper.record_usage = lambda *, records: None
+    recorder_process.main(sys.argv[1:])
+    """
+)
+
+
+@pytest.fixture
+def weather(tmp_path, monkeypatch) -> Path:
+    """A file whose text says what is wrong with the disk."""
+    monkeypatch.setattr(recording, "_COMMAND", (sys.executable, "-c", PROGRAM))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return tmp_path / "weather"
+
+
+class Settled(dict[str, int]):
+    """Counts what is settled of each slice."""
+
+    def note(self, slice_id: str, count: int) -> None:
+        self[slice_id] = self.get(slice_id, 0) + count
+
+
+async def until(is_so) -> None:
+    async with asyncio.timeout(30):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+def test_what_is_written_is_shipped_and_the_folder_goes(tmp_path, weather):
+    settled = Settled()
+
+    async def scenario() -> None:
+        recorder = Recorder(tmp_path, name="one", settled=settled.note)
+        await recorder.open()
+        records = [make_record(slice_id=f"hold_{number % 2}") for number in range(10)]
+        for record in records:
+            recorder.start(make_start(record))
+        assert await asyncio.gather(*(recorder.end(record) for record in records)) == [True] * 10
+        await recorder.flush()
+        assert recorder.waiting == 0
+        await recorder.close()
+
+    asyncio.run(scenario())
+
+    assert settled == {"hold_0": 5, "hold_1": 5}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_cannot_be_written_stops_admission_until_it_can(tmp_path, weather):
+    settled = Settled()
+
+    async def scenario() -> None:
+        recorder = Recorder(tmp_path, name="one", settled=settled.note)
+        await recorder.open()
+        assert recorder.has_room()
+        weather.write_text("full")
+        assert await recorder.end(make_record()) is False
+        assert not recorder.has_room()
+        assert settled == {"hold_1": 1}  # never to be charged: nothing waits for it
+        weather.unlink()
+        await until(recorder.has_room)
+        assert await recorder.end(make_record()) is True
+        await recorder.flush()
+        await recorder.close()
+
+    asyncio.run(scenario())
+
+
+def test_usage_is_shipped_when_the_customer_leaves_while_it_is_written(tmp_path, weather):
+    settled = Settled()
+
+    async def scenario() -> None:
+        recorder = Recorder(tmp_path, name="one", settled=settled.note)
+        await recorder.open()
+        weather.write_text("slow")
+        waiting = asyncio.ensure_future(_written(_ticket(recorder)))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+        weather.unlink()
+        await until(lambda: settled)
+        await recorder.close()
+
+    asyncio.run(scenario())
+
+    assert settled == {"hold_1": 1}
+
+
+def _ticket(recorder: Recorder) -> Ticket:
+    price = SimpleNamespace(id=None, price_nano=1, per=1)
+    slice_ = SimpleNamespace(hold_id="hold_1", reserved_nano=0, spent_nano=0)
+    return Ticket(
+        Metering(SimpleNamespace(now=lambda: 0.0), None, recorder),
+        "use_1",
+        SimpleNamespace(organization_id="org_1", key_id="key_1"),
+        SimpleNamespace(model_name="anneal-demo", adapter_version_id=""),
+        SimpleNamespace(input=price, output=price),
+        Reservation(slice_, 0),
+        Meter(1),
+    )
+
+
+# A gateway that does nothing but meter, and writes down what was confirmed to it.
+GATEWAY = textwrap.dedent(
+    """
+    import asyncio, sys, pathlib
+    import django; django.setup()
+    from apps.gateway import recorder as recording
+    from tests.unit.gateway.test_recorder import PROGRAM, Recorder, make_record, make_start
+
+    recording._COMMAND = (sys.executable, "-c", PROGRAM)
+
+    async def one(recorder, lane):
+        for number in range(100_000):
+            record = make_record(id=f"use_{lane}_{number}")
+            recorder.start(make_start(record))
+            if await recorder.end(record):
+                sys.stdout.write(record.id + "\\n")
+                sys.stdout.flush()
+
+    async def main():
+        recorder = Recorder(pathlib.Path(sys.argv[1]), name="doomed", settled=lambda slice_id, count: None)
+        await recorder.open()
+        sys.stdout.write(f"{recorder._process.pid}\\n")
+        await asyncio.gather(*(one(recorder, lane) for lane in range(8)))
+
+    asyncio.run(main())
+    """
+)
+
+
+@pytest.mark.parametrize("victim", ["gateway", "recorder"])
+def test_nothing_confirmed_is_lost_by_kill_9(tmp_path, victim):
+    environ = os.environ | {"DJANGO_SETTINGS_MODULE": "apps.config.settings.test", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", GATEWAY, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environ) as gateway:
+        recorder_pid = int(gateway.stdout.readline())
+        confirmed = {gateway.stdout.readline().strip() for _ in range(500)}
+        os.kill(gateway.pid if victim == "gateway" else recorder_pid, signal.SIGKILL)
+        confirmed |= {line.strip() for line in gateway.stdout if line.endswith("\n")}
+
+    assert gateway.wait() == (-signal.SIGKILL if victim == "gateway" else -signal.SIGTERM)
+    orphan = _adopted(tmp_path)
+    assert confirmed <= {record.id for record in orphan.ends}
+    assert len(orphan.starts) <= 8
+    orphan.leave()
+
+
+def _adopted(root: Path) -> Orphan:
+    """Return what the gateway left, once the recorder noticed that it is gone."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for orphan in adopt_orphans(root):
+            return orphan
+        time.sleep(0.01)
+    raise AssertionError("the recorder outlived its gateway")
