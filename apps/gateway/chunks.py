@@ -91,7 +91,7 @@ class SseParser:
         self._rest = lines.pop()
         if len(self._rest) > LARGEST_EVENT_BYTES:
             raise ValueError("an event of the engine is too large")
-        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
+        return [line[5:].strip() for line in lines if line[:5] == b"data:"]
 
 
 decode_chunk = msgspec.json.Decoder(EngineChunk).decode  # raises msgspec.DecodeError

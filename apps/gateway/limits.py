@@ -51,15 +51,23 @@ class _Buckets:
         """Return the owner's bucket, filled up to now."""
         bucket = self._buckets.get(owner_id)
         if bucket is None:
-            bucket = self._buckets[owner_id] = _Bucket(float(per_minute), now)
-        bucket.left = min(bucket.left + (now - bucket.since) * per_minute / 60, float(per_minute))
+            self._sweep(now)
+            bucket = self._buckets[owner_id] = _Bucket(per_minute, now)
+        left = bucket.left + (now - bucket.since) * per_minute / 60
+        bucket.left = left if left < per_minute else per_minute
         bucket.since = now
         return bucket
 
-    def require(self, one: Limits, per_minute: int, amount: int, now: float) -> None:
-        """Raises RateLimited when there is less than the amount."""
+    def _sweep(self, now: float) -> None:
+        if now - self._swept_at > _FORGET_SECONDS:
+            self._swept_at = now
+            self._buckets = {k: v for k, v in self._buckets.items() if now - v.since < _FORGET_SECONDS}
+
+    def require(self, one: Limits, per_minute: int, amount: int, now: float) -> _Bucket:
+        """Return the bucket, in which there is the amount. Raises RateLimited."""
+        bucket = self._at(one.owner_id, per_minute, now)
         # More than a minute's worth is let through when the bucket is full: it could never go otherwise.
-        missing = min(amount, per_minute) - self._at(one.owner_id, per_minute, now).left
+        missing = (amount if amount < per_minute else per_minute) - bucket.left
         if missing > 0 or not per_minute:
             wait = max(1, round(missing * 60 / per_minute)) if per_minute else 60
             raise RateLimited(
@@ -67,17 +75,16 @@ class _Buckets:
                 retry_after_seconds=wait,
                 limit=f"{per_minute} {self.what} per minute",
             )
+        return bucket
 
-    def take(self, owner_id: str, per_minute: int, amount: float, now: float) -> None:
-        """Take the amount, or give it back where it is negative. What was used unforeseen leaves a debt."""
+    def correct(self, owner_id: str, per_minute: int, amount: int, now: float) -> None:
+        """Take the amount more, or give it back where it is negative. What was used unforeseen leaves a debt."""
         bucket = self._at(owner_id, per_minute, now)
-        bucket.left = min(bucket.left - amount, float(per_minute))
-        if now - self._swept_at > _FORGET_SECONDS:
-            self._swept_at = now
-            self._buckets = {k: v for k, v in self._buckets.items() if now - v.since < _FORGET_SECONDS}
+        left = bucket.left - amount
+        bucket.left = left if left < per_minute else per_minute
 
     def headers(self, limits: Sequence[tuple[Limits, int]], now: float) -> Headers:
-        left, per_minute = min((self._at(one.owner_id, limit, now).left, limit) for one, limit in limits)
+        left, per_minute = min([(self._at(one.owner_id, limit, now).left, limit) for one, limit in limits])
         reset = (per_minute - left) * 60 / per_minute if per_minute else 60.0
         return [
             (self._limit, b"%d" % per_minute),
@@ -104,7 +111,7 @@ class Rates:
     def correct(self, limits: Sequence[Limits], *, taken: int, used: int) -> None:
         now = time.monotonic()
         for one, per_minute in _of_tokens(limits):
-            self._tokens.take(one.owner_id, per_minute, used - min(taken, per_minute), now)
+            self._tokens.correct(one.owner_id, per_minute, used - min(taken, per_minute), now)
 
     def headers(self, limits: Sequence[Limits]) -> Headers:
         """Return the standard x-ratelimit-* headers: of organization and key the one with less left."""
@@ -127,10 +134,9 @@ def _of_tokens(limits: Sequence[Limits]) -> list[tuple[Limits, int]]:
 def _take(buckets: _Buckets, limits: Sequence[tuple[Limits, int]], amount: int) -> None:
     """Take the amount of all, or of none when one of them has less."""
     now = time.monotonic()
-    for one, per_minute in limits:
-        buckets.require(one, per_minute, amount, now)
-    for one, per_minute in limits:
-        buckets.take(one.owner_id, per_minute, min(amount, per_minute), now)
+    found = [(buckets.require(one, per_minute, amount, now), per_minute) for one, per_minute in limits]
+    for bucket, per_minute in found:
+        bucket.left -= amount if amount < per_minute else per_minute
 
 
 def duration(seconds: float) -> str:

@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import django
@@ -28,7 +29,7 @@ django.setup()
 from apps.billing.usage import UsageRecord  # noqa: E402 - needs the settings
 from apps.gateway.recorder_protocol import Frames, Kind, frame  # noqa: E402
 from apps.gateway.shipper import Shipper  # noqa: E402
-from apps.gateway.spool import End, Segments, parse_entries  # noqa: E402
+from apps.gateway.spool import End, Entry, Segments, parse_entries  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
@@ -82,20 +83,31 @@ class RecorderProcess:
             self._is_stopping = True
             self._shipper.hurry()
             return
-        entries = parse_entries(content)
-        is_written = True
+        is_written = self._write(content, is_synced=kind is Kind.ENDS)
+        self._send(Kind.WRITTEN, b"\1" if is_written else b"\0")
+        if is_written:
+            self._keep(parse_entries(content))
+
+    def _write(self, content: bytes, *, is_synced: bool) -> bool:
         try:
             with self._segments_lock:
-                self._segments.append(content, (entry.id for entry in entries), is_synced=kind is Kind.ENDS)
+                self._segments.append(content, is_synced=is_synced)
         except OSError as error:
             logger.error("the spool cannot be written: %s", error)
-            self._has_failed, is_written = True, False
-        self._send(Kind.WRITTEN, b"\1" if is_written else b"\0")
-        if is_written and kind is Kind.ENDS:
-            self._shipper.add([entry.record for entry in entries if isinstance(entry, End)])
+            self._has_failed = True
+            return False
+        return True
+
+    def _keep(self, entries: Sequence[Entry]) -> None:
+        with self._segments_lock:
+            self._segments.keep(entry.id for entry in entries)
+        if ends := [entry.record for entry in entries if isinstance(entry, End)]:
+            self._shipper.add(ends)
 
     def _tend(self) -> None:
         with self._segments_lock:
+            with suppress(OSError):  # the next who writes meets it too, and is told
+                self._segments.prepare()
             self._segments.rotate()
             if self._has_failed and self._is_well():
                 self._has_failed = False

@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 SEGMENT_SECONDS = 10.0
-_PREPARED_BYTES = 256 * 1024  # so much of a segment is made at a time
+_PREPARED_BYTES = 1024 * 1024  # so much of a segment is made at a time
+_LOW_BYTES = 64 * 1024  # with less left, more is made before it is needed
 _HEADER = struct.Struct("<II")
 _LARGEST_RECORD_BYTES = 64 * 1024
 
@@ -115,8 +116,8 @@ class Segments:
         self._holders: dict[str, list[_Segment]] = defaultdict(list)
         self._number = 0
 
-    def append(self, content: bytes, ids: Iterable[str], *, is_synced: bool) -> None:
-        """Write entries of these requests; synced, they and all before them are on the disk. Raises OSError."""
+    def append(self, content: bytes, *, is_synced: bool) -> None:
+        """Write entries; synced, they and all before them are on the disk. Raises OSError."""
         segment = self._current()
         try:
             if segment.size_bytes + len(content) > segment.prepared_bytes:
@@ -128,9 +129,19 @@ class Segments:
             segment.is_full = True  # nothing can be read behind a torn record
             raise
         segment.size_bytes += len(content)
+
+    def keep(self, ids: Iterable[str]) -> None:
+        """Keep what was appended last until these requests are forgotten."""
+        segment = self._segments[-1]
         for request_id in ids:
             segment.needed.add(request_id)
             self._holders[request_id].append(segment)
+
+    def prepare(self) -> None:
+        """Make room for what comes, while nobody waits. Raises OSError."""
+        segment = self._segments[-1] if self._segments else None
+        if segment and not segment.is_full and segment.prepared_bytes - segment.size_bytes < _LOW_BYTES:
+            _prepare(segment, 0)
 
     def probe(self) -> None:
         """Raises OSError while the disk cannot be written."""

@@ -140,24 +140,23 @@ async def _meter(world: World, home: Path, seconds: float) -> tuple[int, float]:
     from apps.gateway.database import Database
     from apps.gateway.metering import Metering
     from apps.gateway.purses import Purses
+    from apps.gateway.recorder import Recorder
     from apps.gateway.routes import Price, Prices
-    from apps.gateway.shipper import Shipper
-    from apps.gateway.spool import Spool
 
     database = Database()
     name = new_id("gateway")
-    purses, spool = Purses(database, name=name), Spool(home / "spool", name=name)
-    shipper = Shipper(database, spool, lambda records: [purses.note_shipped(record.slice_id) for record in records])
+    purses = Purses(database, name=name)
+    recorder = Recorder(home / "spool", name=name, settled=purses.note_settled)
     prices = Prices(*(Price(rule.pk, rule.price_nano, rule.per) for rule in world.prices))
     routes: Any = SimpleNamespace(prices_of=lambda route, organization_id: prices, now=time.time)
-    metering = Metering(routes, purses, spool, shipper)
+    metering = Metering(routes, purses, recorder)
     caller: Any = SimpleNamespace(organization_id=world.organization.pk, key_id="key_bench")
     route: Any = SimpleNamespace(model_name="bench", adapter_version_id="", context_length=4096)
     request: Any = SimpleNamespace(
         choice_count=1, input_tokens_bound=lambda context: 200, output_tokens_bound=lambda context: 100
     )
-    spool.open()
-    tasks = [asyncio.create_task(shipper.run()), asyncio.create_task(purses.tend())]
+    await recorder.open()
+    tending = asyncio.create_task(purses.tend())
     counts = [0] * LANES
 
     async def lane(number: int, until: float) -> None:
@@ -174,12 +173,11 @@ async def _meter(world: World, home: Path, seconds: float) -> tuple[int, float]:
     began = time.perf_counter()
     await asyncio.gather(*(lane(number, began + seconds) for number in range(LANES)))
     took = time.perf_counter() - began
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await shipper.flush()
+    tending.cancel()
+    await asyncio.gather(tending, return_exceptions=True)
+    await recorder.flush()
     await purses.return_idle(at_once=True)
-    spool.close()
+    await recorder.close()
     database.close()
     return sum(counts), took
 

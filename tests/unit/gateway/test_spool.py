@@ -47,8 +47,9 @@ def make_start(record: UsageRecord) -> Start:
 
 def write(segments: Segments, *records: UsageRecord) -> None:
     for record in records:
-        segments.append(encode(make_start(record)), [record.id], is_synced=False)
-        segments.append(encode(End(record)), [record.id], is_synced=True)
+        for entry in (make_start(record), End(record)):
+            segments.append(encode(entry), is_synced=isinstance(entry, End))
+            segments.keep([entry.id])
 
 
 def paths(root: Path) -> list[Path]:
