@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import msgspec
 
@@ -68,7 +67,7 @@ class Recorder(asyncio.Protocol):
             command = [*_COMMAND, str(self.folder), *map(str, descriptors)]
             self._process = subprocess.Popen(command, pass_fds=descriptors)
         transport, _ = await self._loop.create_connection(lambda: self, sock=ours)
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is no subclass
+        self._transport = transport
         self._is_well = False
         await self._heard(lambda: self._is_well)
 

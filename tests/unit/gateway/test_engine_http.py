@@ -1,0 +1,102 @@
+"""A replica that falls silent is given up on in time, also on a connection that was kept."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from apps.gateway import engine_http
+from apps.gateway.engine_http import Answer, Broken, Replica
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
+
+
+@asynccontextmanager
+async def replica_that_answers(*answers: bytes):
+    """Give the replica at a server that gives one of the answers to each request, and none to those after them."""
+    left, connections = list(answers), []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(asyncio.current_task())
+        with suppress(ConnectionResetError):
+            while await reader.read(65536):
+                if left:
+                    writer.write(left.pop(0))
+        writer.close()
+        with suppress(ConnectionResetError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    replica = Replica(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    try:
+        yield replica
+    finally:
+        replica.close()
+        await asyncio.gather(*connections)
+        server.close()
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+async def post(replica: Replica) -> Answer:
+    return await replica.post("/v1/completions", token="t", request_id="r", body=b"{}")
+
+
+def test_no_answer(monkeypatch):
+    monkeypatch.setattr(engine_http, "FIRST_BYTE_SECONDS", 0.05)
+
+    async def scenario() -> None:
+        async with replica_that_answers() as replica:
+            with pytest.raises(Broken, match="silent"):
+                await post(replica)
+
+    run(scenario)
+
+
+def test_an_answer_that_stops(monkeypatch):
+    monkeypatch.setattr(engine_http, "IDLE_SECONDS", 0.05)
+
+    async def scenario() -> None:
+        async with replica_that_answers(HEAD + b"he") as replica:
+            answer = await post(replica)
+            assert await answer.read() == b"he"
+            with pytest.raises(Broken, match="silent"):
+                await answer.read()
+            answer.close()
+
+    run(scenario)
+
+
+def test_a_shorter_limit_holds_on_a_connection_that_waited_under_a_longer_one(monkeypatch):
+    async def scenario() -> None:
+        async with replica_that_answers(HEAD + b"hello") as replica:
+            answer = await post(replica)
+            assert await answer.read_all(100) == b"hello"
+            answer.close()
+            monkeypatch.setattr(engine_http, "FIRST_BYTE_SECONDS", 0.05)
+            with pytest.raises(Broken, match="silent"):
+                await post(replica)
+
+    run(scenario)
+
+
+def test_a_slow_answer_is_waited_for_however_often_it_is_looked_at(monkeypatch):
+    monkeypatch.setattr(engine_http, "_LOOK_SECONDS", 0.01)
+
+    async def scenario() -> None:
+        async with replica_that_answers(HEAD) as replica:
+            answer = await post(replica)
+            reading = asyncio.ensure_future(answer.read())
+            await asyncio.sleep(0.1)
+            assert not reading.done()
+            reading.cancel()
+            answer.close()
+
+    run(scenario)
