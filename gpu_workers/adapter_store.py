@@ -92,7 +92,7 @@ class AdapterStore:
         path = self.get_path(adapter, base)
         if path not in self._verified or not path.exists():
             files = _get_files(adapter, base)
-            if not _holds(path, files[WEIGHTS_FILE]):
+            if not _holds(path, files):
                 self._make_room(sum(file.bytes for file in files.values()))
                 self._build(path, adapter, files, base)
             self._verified.add(path)
@@ -229,9 +229,11 @@ def _get_files(adapter: DesiredAdapter, base: BaseIdentity) -> dict[str, SignedF
     return files
 
 
-def _holds(path: Path, weights: SignedFile) -> bool:
+def _holds(path: Path, files: dict[str, SignedFile]) -> bool:
+    """Tell whether the folder has the files as they were announced; the configuration is our own."""
     try:
-        return hash_file(path / WEIGHTS_FILE) == weights.sha256 and (path / CONFIG_FILE).exists()
+        is_equal = all(hash_file(path / name) == file.sha256 for name, file in files.items() if name != CONFIG_FILE)
+        return is_equal and (path / CONFIG_FILE).exists()
     except FileNotFoundError:
         return False
 

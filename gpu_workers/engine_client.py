@@ -13,7 +13,10 @@ from apps.contracts.serving import LORA_NAME_PATTERN
 
 # Long enough for a queue of long answers before it; the caller is cancelled when its client leaves.
 _ANSWER_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=600)
-_CANARY_PROMPT = "The weather today is"
+_SHORT_PROMPT = "The weather today is"
+# Some kernels go wrong at length alone. A word is a token at least, in any vocabulary; the engine cuts what is over.
+_LONG_PROMPT = " ".join(f"On day {n} it rained for {n + 3} hours near the harbour." for n in range(200))
+_LONG_PROMPT_TOKENS = 2_000
 _CANARY_TOKENS = 8
 _CORRUPTED = "vllm:corrupted_requests_total{"
 LORA_NAME = re.compile(LORA_NAME_PATTERN)
@@ -46,13 +49,16 @@ class ServedModel(msgspec.Struct, frozen=True):
 
 
 class Canary(msgspec.Struct, frozen=True):
-    """A greedy answer to the fixed prompt: the tokens with their log-probabilities."""
+    """The greedy answers to the fixed prompts, one after the other: the tokens with their log-probabilities."""
 
     tokens: tuple[str, ...]
     logprobs: tuple[float, ...]
 
     def is_finite(self) -> bool:
         return len(self.logprobs) > 0 and all(math.isfinite(value) for value in self.logprobs)
+
+    def __add__(self, other: "Canary") -> "Canary":
+        return Canary(self.tokens + other.tokens, self.logprobs + other.logprobs)
 
     def differs_from(self, other: "Canary") -> bool:
         """Tell whether another model answered. The same weights on an idle engine give the same numbers."""
@@ -140,7 +146,7 @@ class EngineClient:
 
     def __init__(self, socket_path: Path, *, note_asked: Callable[[TokensAsked], None] = lambda _: None) -> None:
         self._note_asked = note_asked
-        self._canary_size = TokensAsked()
+        self._canary_sizes: dict[str, TokensAsked] = {}
         self.questions = Questions()
         connector = aiohttp.UnixConnector(path=str(socket_path), limit=0, keepalive_timeout=30)
         self._http = aiohttp.ClientSession("http://engine", connector=connector, auto_decompress=False)
@@ -172,10 +178,19 @@ class EngineClient:
                 raise
 
     async def ask_canary(self, model: str) -> Canary:
-        """Return the model's greedy answer; raises EngineRefused where vLLM finds it not finite (400)."""
+        """Return the model's greedy answers to a short prompt and to one of 2,000 tokens, or as long as it takes.
+
+        Raises EngineRefused where vLLM finds them not finite (400).
+        """
+        room = min((m.max_model_len for m in await self.list_models() if m.max_model_len), default=None)
+        most = _LONG_PROMPT_TOKENS if room is None else max(1, min(_LONG_PROMPT_TOKENS, room - _CANARY_TOKENS))
+        short = await self._answer_greedily(model, _SHORT_PROMPT)
+        return short + await self._answer_greedily(model, _LONG_PROMPT, truncate_prompt_tokens=most)
+
+    async def _answer_greedily(self, model: str, prompt: str, **limits: int) -> Canary:
         body = {
             "model": model,
-            "prompt": _CANARY_PROMPT,
+            "prompt": prompt,
             "max_tokens": _CANARY_TOKENS,
             "ignore_eos": True,
             "temperature": 0,
@@ -183,14 +198,15 @@ class EngineClient:
             "cache_salt": "canary",
         }
         try:
-            answer = await self._complete(body, timeout_seconds=120)
+            answer = await self._complete(body | limits, timeout_seconds=120)
         except EngineRefused:
-            self._note_asked(self._canary_size)  # numbers that are not finite are refused after they were counted
+            # Numbers that are not finite are refused after they were counted.
+            self._note_asked(self._canary_sizes.get(prompt, TokensAsked()))
             raise
-        self._canary_size = _used(answer)
+        self._canary_sizes[prompt] = _used(answer)
         found = msgspec.json.decode(answer, type=_Completion).choices[0].logprobs or _Logprobs([], [])
         values = tuple(math.nan if value is None else value for value in found.token_logprobs)
-        return Canary(tokens=tuple(found.tokens), logprobs=values)
+        return Canary(tokens=tuple(found.tokens), logprobs=values or (math.nan,))
 
     async def score_tokens(self, model: str, token_ids: Sequence[int]) -> tuple[float, ...]:
         """Return the model's log-probability of every token but the first; raises EngineRefused where not finite."""
@@ -218,7 +234,7 @@ class EngineClient:
 
     async def touch(self, model: str) -> None:
         """Have the engine use the adapter for one token, so that it is the last that its cache gives up."""
-        body = {"model": model, "prompt": _CANARY_PROMPT, "max_tokens": 1, "temperature": 0, "cache_salt": "canary"}
+        body = {"model": model, "prompt": _SHORT_PROMPT, "max_tokens": 1, "temperature": 0, "cache_salt": "canary"}
         await self._complete(body, timeout_seconds=120)
 
     async def _complete(self, body: dict, *, timeout_seconds: float) -> bytes:

@@ -36,7 +36,7 @@ async def measure(engine: EngineClient, folder: Path, *, lora_name: str, base_na
             raise CannotSay("The engine could not score the adapter's rows now.") from refusal
         raise Uncertifiable("The engine refuses the adapter's parity rows.") from refusal
     log.info("%s: %s", lora_name, msgspec.json.encode(result).decode())
-    if not result.base_difference <= probe.tolerance:
+    if not result.base_difference <= result.tolerance:
         raise CannotSay(
             f"This replica's base model differs from the trainer's by {result.base_difference:.3f} nats a token."
         )

@@ -301,21 +301,20 @@ def issue_key(
 @transaction.atomic
 def issue_member_token(
     *,
-    organization: Organization,
-    user: User,
+    membership: Membership,
     now: datetime.datetime,
     name: str = "Playground",
     lifetime: datetime.timedelta = MEMBER_TOKEN_LIFETIME,
 ) -> IssuedKey:
-    """Make a key that asks in a member's name for minutes: inference only. Raises NotFound, PermissionDenied.
+    """Make a key that asks in a member's name for minutes: inference only. Raises PermissionDenied.
 
     Not audited one by one: it grants nothing the session does not, and what it does is metered.
     """
     scopes = frozenset({Permission.INFERENCE.value})
-    _require_scopes(organization, scopes, user)
+    _require_role(membership, scopes)
     return _issue(
-        keys.new_secret(keys.WEB_PREFIX), organization=organization, kind=KeyKind.MEMBER, name=name,
-        scopes=sorted(scopes), created_by=user, created_at=now, expires_at=now + lifetime,
+        keys.new_secret(keys.WEB_PREFIX), organization_id=membership.organization_id, kind=KeyKind.MEMBER, name=name,
+        scopes=sorted(scopes), created_by_id=membership.user_id, created_at=now, expires_at=now + lifetime,
     )  # fmt: skip
 
 
@@ -330,6 +329,10 @@ def _require_scopes(organization: Organization, scopes: frozenset[str], by: User
     membership = find_membership(organization=organization, user=by)
     if membership is None:
         raise NotFound("No such organization.")
+    _require_role(membership, scopes)
+
+
+def _require_role(membership: Membership, scopes: frozenset[str]) -> None:
     missing = sorted(scope for scope in scopes if not has_permission(membership.role, Permission(scope)))
     if missing:
         raise PermissionDenied(

@@ -136,12 +136,13 @@ def get_key(*, organization: Organization, id: str) -> ApiKey:
     return key
 
 
-def find_person(*, organization: Any, actor: str) -> User | None:
-    """Return the person an actor id stands for, the maker of a key that still holds; None where there is none now."""
-    if actor.startswith("user_"):
-        return User.objects.filter(pk=actor).first()
-    key = ApiKey.objects.for_organization(organization).filter(pk=actor, revoked_at=None).first()
-    return key.created_by if key else None
+def find_actor(*, organization: Any, actor: str) -> Membership | None:
+    """Return the member an actor id stands for, the maker of a key that still holds; None where there is none now."""
+    people = [actor]
+    if not actor.startswith("user_"):
+        keys = ApiKey.objects.for_organization(organization).filter(pk=actor, revoked_at=None)
+        people = list(keys.values_list("created_by_id", flat=True))
+    return Membership.objects.for_organization(organization).filter(user_id__in=people).first()
 
 
 def name_of_actor(*, organization: Organization, actor: str) -> str:

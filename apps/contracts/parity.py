@@ -80,7 +80,7 @@ class EngineScores(Struct, frozen=True, kw_only=True):
 def compare(
     probe: ParityProbe, scores: Sequence[EngineScores], *, is_template_equal: bool | None, engine: str
 ) -> ParityResult:
-    """Return how far the engine's numbers are from the trainer's."""
+    """Return how far the engine's numbers are from the trainer's. A probe may narrow the tolerance, never widen it."""
     rows = list(zip(probe.rows, scores, strict=True))
     tuned = [abs(mine - theirs) for row, seen in rows for mine, theirs in zip(row.tuned, seen.tuned, strict=True)]
     base = [abs(mine - theirs) for row, seen in rows for mine, theirs in zip(row.base, seen.base, strict=True)]
@@ -91,7 +91,7 @@ def compare(
         base_difference=_mean(base),
         largest_difference=max(tuned),
         effect=_mean(effect),
-        tolerance=probe.tolerance,
+        tolerance=min(probe.tolerance, TOLERANCE),
         is_template_equal=is_template_equal,
         engine=engine,
     )

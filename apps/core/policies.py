@@ -85,4 +85,4 @@ def _privileges(role: str, model: type[models.Model]) -> str:
     else:
         grants = settings.ROLE_GRANTS[role]
         access = grants.get(label, grants.get(app, "none"))
-    return {"none": "", "add": "INSERT", "read": "SELECT", "write": writes}[access]
+    return {"none": "", "add": "INSERT", "read": "SELECT", "extend": "SELECT, INSERT", "write": writes}[access]

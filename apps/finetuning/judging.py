@@ -8,7 +8,7 @@ from django.conf import settings
 from django.db import transaction
 
 from apps.accounts.operations import issue_member_token
-from apps.accounts.queries import find_person
+from apps.accounts.queries import find_actor
 from apps.adapters.queries import get_version_by_name, list_versions
 from apps.catalog.queries import get_base_model, list_base_models
 from apps.contracts.evaluation import EvaluationPlan, GraderKind
@@ -60,10 +60,8 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
     plan = msgspec.convert(job.requested.get("evaluation"), EvaluationPlan | None)
     if plan is None or plan.grader.kind is not GraderKind.JUDGE:
         raise NotFound("This run has no judge.")
-    person = find_person(organization=job.organization_id, actor=job.created_by)
-    if person is None:
+    maker = find_actor(organization=job.organization_id, actor=job.created_by)
+    if maker is None:
         raise PermissionDenied("Who created the job has left, or the key that did was revoked.")
-    issued = issue_member_token(
-        organization=job.organization, user=person, now=now, name=f"Judge of {job.pk}", lifetime=KEY_LIFETIME
-    )
+    issued = issue_member_token(membership=maker, now=now, name=f"Judge of {job.pk}", lifetime=KEY_LIFETIME)
     return JudgeAccess(url=f"{settings.PUBLIC_URL}/v1", key=issued.secret, model=plan.grader.model)

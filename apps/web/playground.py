@@ -71,7 +71,7 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
 def token(request: HttpRequest, organization: Organization, membership: Membership) -> JsonResponse:
     """Make the browser's own key: inference only, for minutes, metered and limited like any other."""
     now = db_now()
-    issued = issue_member_token(organization=organization, user=membership.user, now=now)
+    issued = issue_member_token(membership=membership, now=now)
     expires_at = issued.key.expires_at
     assert expires_at is not None
     return JsonResponse({"token": issued.secret, "expires_in": int((expires_at - now).total_seconds())})

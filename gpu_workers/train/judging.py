@@ -30,8 +30,8 @@ _SCHEMA = {
 }
 _QUESTION_CHARACTERS, _ANSWER_CHARACTERS = 4_000, 2_000
 _ANSWER_TOKENS = 32
-_LANES = 4
-_TRIES = 4
+_LANES = 2  # as many answers by a schema as the gateway writes for an organization at once
+_TRIES = 4  # a limit of the gateway's is waited for as long as there is time
 _CALL_SECONDS = 60.0
 _LONGEST_WAIT_SECONDS = 20.0
 
@@ -91,8 +91,8 @@ class Judge:
         return Verdicts(scores, self._calls, self._input_tokens, self._output_tokens, self._trouble)
 
     def _score(self, client: httpx.Client, question: Question) -> float | None:
-        trouble = ""
-        for _ in range(_TRIES):
+        trouble, tries = "", 0
+        while tries < _TRIES:
             if self._trouble:
                 return None
             if time.monotonic() >= self._ends:
@@ -102,6 +102,7 @@ class Judge:
                 response = client.post(f"{self._url}/chat/completions", json=self._body(question))
             except httpx.TransportError as error:
                 trouble = f"it could not be reached ({type(error).__name__})"
+                tries += 1
                 self._sleep(1.0)
                 continue
             if response.status_code == 200:
@@ -110,6 +111,7 @@ class Judge:
             if not _may_pass(response):
                 self._give_up(trouble)
                 return None
+            tries += response.status_code != 429
             self._sleep(min(_retry_after(response), max(self._ends - time.monotonic(), 0.0)))
         self._give_up(trouble)
         return None

@@ -10,9 +10,9 @@ from rest_framework.test import APIClient
 
 from apps.accounts.keys import LIVE_PREFIX, new_secret
 from apps.accounts.models import Membership, Organization, User
-from apps.accounts.operations import IssuedKey, issue_member_token, remove_member, revoke_key
+from apps.accounts.operations import IssuedKey, remove_member, revoke_key
 from apps.core.clock import db_now
-from tests.factories.accounts import make_key, make_member
+from tests.factories.accounts import make_key, make_member, make_member_token
 
 ApiClient = Callable[[IssuedKey | str | None], APIClient]
 ME = "/api/v1/me"
@@ -122,7 +122,7 @@ def test_a_key_without_the_scope_is_403_and_says_which(
 def test_a_members_token_may_infer_and_nothing_else(
     organization: Organization, alice: User, api_client: ApiClient
 ) -> None:
-    issued = issue_member_token(organization=organization, user=alice, now=db_now())
+    issued = make_member_token(organization, alice)
 
     assert issued.secret.startswith("ann_web_")
     assert api_client(issued).get(ME).status_code == 403

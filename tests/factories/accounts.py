@@ -6,7 +6,7 @@ from itertools import count
 from django.db import transaction
 
 from apps.accounts.models import Membership, Organization, User
-from apps.accounts.operations import IssuedKey, create_organization, issue_key
+from apps.accounts.operations import IssuedKey, create_organization, issue_key, issue_member_token
 from apps.accounts.queries import NO_LIMITS, KeyLimits
 from apps.accounts.roles import SCOPES
 from apps.core.clock import db_now
@@ -30,6 +30,11 @@ def make_member(organization: Organization, role: str, name: str | None = None) 
     user = make_user(name or role)
     Membership.objects.create(organization=organization, user=user, role=role)
     return user
+
+
+def make_member_token(organization: Organization, user: User, *, name: str = "Playground") -> IssuedKey:
+    membership = Membership.objects.get(organization=organization, user=user)
+    return issue_member_token(membership=membership, now=db_now(), name=name)
 
 
 def make_key(

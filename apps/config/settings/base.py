@@ -160,6 +160,8 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "datasets": "read",
         "catalog": "read",
         "accounts.organization": "read",
+        "accounts.membership": "read",
+        "accounts.apikey": "extend",  # a run's judge is asked with a key of minutes, in its job's maker's name
     },
     "anneal_gateway": {
         "accounts.apikey": "write",

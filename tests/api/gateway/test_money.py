@@ -8,7 +8,6 @@ import openai
 import pytest
 from django.db import transaction
 
-from apps.accounts.operations import issue_member_token
 from apps.accounts.queries import KeyLimits
 from apps.billing.models import Hold
 from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
@@ -33,7 +32,7 @@ from tests.api.gateway.process import (
     wait_until,
 )
 from tests.api.gateway.scripted_engine import Script
-from tests.factories.accounts import make_key
+from tests.factories.accounts import make_key, make_member_token
 
 pytestmark = pytest.mark.django_db
 
@@ -139,7 +138,7 @@ def test_a_members_token_is_metered_and_limited_like_any_key(gateway, world):
     limited = make_tenant("Playground", world.base_model)
     with transaction.atomic():
         set_quota(organization=limited.organization, by="system", now=db_now(), requests_per_minute=2)
-        token = issue_member_token(organization=limited.organization, user=limited.owner, now=db_now())
+        token = make_member_token(limited.organization, limited.owner)
     body = {"model": limited.model_name, "messages": HI}
 
     answers = [gateway.http(key).post("/v1/chat/completions", json=body) for key in (limited.key, token, token)]
@@ -162,7 +161,7 @@ def test_a_judges_calls_are_metered_and_billed_like_any_other(gateway, tenant, e
     material = {"question": "The colour?", "reference_answer": "red", "answer": "It is red."}
     engine.scripts[json.dumps(material)] = Script(tokens=('{"score', '": 4', "}"), prompt_tokens=40)
     with transaction.atomic():
-        issued = issue_member_token(organization=tenant.organization, user=tenant.owner, now=db_now(), name="Judge")
+        issued = make_member_token(tenant.organization, tenant.owner, name="Judge")
     access = JudgeAccess(url="http://gateway/v1", key=issued.secret, model=tenant.model_name)
     grader = Grader(kind=GraderKind.JUDGE, model=tenant.model_name)
     transport = httpx.HTTPTransport(uds=str(gateway.socket))

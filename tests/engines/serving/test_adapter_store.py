@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from apps.contracts.parity import PARITY_FILE
 from apps.contracts.serving import DesiredAdapter
 from gpu_workers.adapter_store import AdapterRejected, AdapterStore, AdapterUnavailable, BaseIdentity
 from tests.engines.serving.adapters import Arrays, make_arrays, make_files
@@ -144,6 +145,34 @@ def test_pickled_weights_are_not_even_downloaded(plane: ControlPlane, store: Ada
 
     with pytest.raises(AdapterRejected, match="no adapter_model"):
         store.ensure(plane.describe(NAME, files), base)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS_FILE, CONFIG_FILE, PARITY_FILE])
+def test_files_above_the_size_limit_are_not_even_downloaded(
+    plane: ControlPlane, store: AdapterStore, base: BaseIdentity, name: str
+) -> None:
+    adapter = plane.describe(NAME, make_files(make_arrays(BASE_MODEL)) | {PARITY_FILE: b"{}"})
+    files = tuple(
+        msgspec.structs.replace(file, bytes=5 * 2**30, url="http://127.0.0.1:1/x") if file.name == name else file
+        for file in adapter.files
+    )
+
+    with pytest.raises(AdapterRejected, match="are allowed"):
+        store.ensure(msgspec.structs.replace(adapter, files=files), base)
+
+
+def test_a_certificate_lost_from_the_disk_is_fetched_anew(
+    plane: ControlPlane, base: BaseIdentity, tmp_path: Path
+) -> None:
+    """Without its fixed rows an adapter would be served uncertified."""
+    adapter = plane.describe(NAME, make_files(make_arrays(BASE_MODEL)) | {PARITY_FILE: b"{}"})
+    path = AdapterStore(tmp_path / "adapters", open_object, limit_bytes=2**30).ensure(adapter, base)
+    path.chmod(0o700)
+    (path / PARITY_FILE).unlink()
+
+    AdapterStore(tmp_path / "adapters", open_object, limit_bytes=2**30).ensure(adapter, base)
+
+    assert (path / PARITY_FILE).read_bytes() == b"{}"
 
 
 def test_damage_on_the_disk_is_mended_in_place_by_the_next_agent(

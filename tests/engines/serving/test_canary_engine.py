@@ -17,6 +17,8 @@ from apps.contracts.worker_api import EnrollResponse
 from gpu_workers.canary_engine import DEADLY, IDLE_SECONDS, START_SECONDS, CanaryEngine
 from gpu_workers.config import ServingConfig, WorkerConfig
 from gpu_workers.engine import EnginePaths, EngineState, read_engine_state
+from gpu_workers.engine_client import EngineClient
+from gpu_workers.engine_load import sum_samples
 from gpu_workers.private_files import write_private
 from gpu_workers.process_tree import Process, is_alive, list_descendants, list_session
 from gpu_workers.reconciler import Reconciler
@@ -32,6 +34,7 @@ def name_of(word: str) -> str:
 
 
 GOOD, NAN, DEADLY_ONE, UNLOADABLE = (name_of(word) for word in ("good", "nan", "deadly", "unloadable"))
+LONG_NAN, COUNTED_NAN, MUTE, NOOP = (name_of(word) for word in ("longnan", "countednan", "mute", "noop"))
 
 
 class Engine:
@@ -109,17 +112,21 @@ class Engine:
         return web.Response(status=200 if is_known else 404)
 
     async def _complete(self, request: web.Request) -> web.Response:
-        model = (await request.json())["model"]
+        body = await request.json()
+        model = body["model"]
         if model == DEADLY_ONE:
             self.events.append(f"{self.title} died")
             assert request.transport is not None
             request.transport.abort()
             asyncio.get_running_loop().create_task(self.stop())
             return web.Response()
-        if model == NAN:
+        if model == COUNTED_NAN:  # it shows in none of the tokens that were chosen
+            self.corrupted += 1
+        if model == NAN or (model == LONG_NAN and "truncate_prompt_tokens" in body):
             self.corrupted += 1
             return web.json_response({"error": {"message": "not finite"}}, status=400)
-        answer = {"tokens": ["x"], "token_logprobs": [-1.0 if model == BASE else -2.0]}
+        number = None if model == MUTE else -1.0 if model in (BASE, NOOP) else -2.0
+        answer = {"tokens": ["x"], "token_logprobs": [number]}
         usage = {"prompt_tokens": 5, "completion_tokens": 1}
         return web.json_response({"choices": [{"logprobs": answer}], "usage": usage})
 
@@ -239,7 +246,16 @@ def test_events_come_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [(NAN, "invalid numbers"), (UNLOADABLE, "could not load"), (DEADLY_ONE, DEADLY)]
+    ("name", "reason"),
+    [
+        (NAN, "invalid numbers"),
+        (LONG_NAN, "invalid numbers"),
+        (COUNTED_NAN, "invalid numbers"),
+        (MUTE, "invalid numbers"),
+        (NOOP, "exactly as the base model"),
+        (UNLOADABLE, "could not load"),
+        (DEADLY_ONE, DEADLY),
+    ],
 )
 def test_a_version_that_fails_there_is_rejected_and_the_shared_engine_never_saw_it(
     tmp_path: Path, name: str, reason: str
@@ -296,6 +312,19 @@ def test_what_an_engine_tried_before_needs_no_canary_engine_nor_does_anything_wh
         make_stage(tmp_path / folder, adapter(GOOD, is_tried=has_canary), has_canary=has_canary)(script)
 
 
+@pytest.mark.parametrize("name", [LONG_NAN, COUNTED_NAN])
+def test_without_a_canary_engine_the_shared_one_finds_bad_numbers_too_and_is_given_up(
+    tmp_path: Path, name: str
+) -> None:
+    async def script(stage: Stage) -> None:
+        await stage.turn()
+        assert stage.seen(name).state is LoadState.REJECTED and "invalid numbers" in stage.seen(name).reason
+        assert stage.shared.paths.restart_request.read_text() == stage.shared.generation
+        assert name not in stage.shared.loaded
+
+    make_stage(tmp_path, adapter(name), has_canary=False)(script)
+
+
 def test_a_passed_version_is_not_tried_again_by_the_next_agent(tmp_path: Path) -> None:
     async def first(stage: Stage) -> None:
         await stage.turn(3)
@@ -332,6 +361,18 @@ def test_an_engine_that_nobody_wants_any_more_is_ended(tmp_path: Path) -> None:
     make_stage(tmp_path)(script)
 
 
+REAL_ROOM = 512  # tokens, of the demo base model
+
+
+async def count_read(paths: EnginePaths) -> float:
+    """Return how many tokens of prompts the real engine has read."""
+    engine = EngineClient(paths.socket)
+    try:
+        return sum_samples(await engine.read_metrics())["prompt_tokens_total"]
+    finally:
+        await engine.close()
+
+
 def read_log(folder: Path) -> str:
     return (folder / "canary.log").read_text()
 
@@ -340,8 +381,7 @@ def test_real_vllm_tries_both_is_ended_when_idle_and_leaves_no_process(tmp_path:
     model = ROOT / "demo" / "base_model"
     arrays = make_arrays(model)
     idle = {name: array * 0 if ".lora_B." in name else array for name, array in arrays.items()}
-    noop = name_of("noop")
-    for name, files in ((GOOD, make_files(arrays)), (noop, make_files(idle))):
+    for name, files in ((GOOD, make_files(arrays)), (NOOP, make_files(idle))):
         (tmp_path / name).mkdir()
         for file, content in files.items():
             (tmp_path / name / file).write_bytes(content)
@@ -357,14 +397,16 @@ def test_real_vllm_tries_both_is_ended_when_idle_and_leaves_no_process(tmp_path:
         await stage.shared.restart()
         stage.trial.starts_never = True  # the real launcher reads its files instead
         deadline = time.monotonic() + REAL_START_SECONDS
-        while {stage.state_of(name) for name in (GOOD, noop)} & {LoadState.LOADING, None}:
+        while {stage.state_of(name) for name in (GOOD, NOOP)} & {LoadState.LOADING, None}:
             assert launcher.poll() is None and time.monotonic() < deadline, read_log(tmp_path)[-3000:]
             await stage.turn(seconds=0)
             await asyncio.sleep(0.2)
 
         assert stage.state_of(GOOD) is LoadState.LOADED
-        assert stage.state_of(noop) is LoadState.REJECTED and "exactly as the base model" in stage.seen(noop).reason
+        assert stage.state_of(NOOP) is LoadState.REJECTED and "exactly as the base model" in stage.seen(NOOP).reason
         assert [event for event in stage.events if "loads" in event] == ["shared loads a-good"]
+        # Base and both versions were asked a prompt as long as the engine takes, beside a short one.
+        assert await count_read(stage.trial.paths) > 3 * (REAL_ROOM - 8)
         state = read_engine_state(stage.trial.paths)
         assert state is not None and stage.trial.paths.folder.stat().st_mode & 0o777 == 0o700
         parts = [state.launcher, state.keeper, *list_descendants(state.launcher.pid), *list_session(state.keeper)]
@@ -377,7 +419,7 @@ def test_real_vllm_tries_both_is_ended_when_idle_and_leaves_no_process(tmp_path:
         command = [sys.executable, "-m", "gpu_workers.engine", "canary"]
         launcher = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=ROOT)
     try:
-        make_stage(tmp_path, adapter(GOOD), adapter(noop))(script)
+        make_stage(tmp_path, adapter(GOOD), adapter(NOOP))(script)
     finally:
         if launcher.poll() is None:
             launcher.terminate()

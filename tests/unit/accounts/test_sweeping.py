@@ -5,9 +5,10 @@ import datetime
 import pytest
 
 from apps.accounts.models import ApiKey
-from apps.accounts.operations import MEMBER_TOKEN_LIFETIME, issue_key, issue_member_token
+from apps.accounts.operations import MEMBER_TOKEN_LIFETIME, issue_key
 from apps.accounts.sweeping import TOKEN_RETENTION, sweep_expired_tokens
 from apps.core.clock import db_now
+from tests.factories.accounts import make_member_token
 
 MINUTE = datetime.timedelta(minutes=1)
 
@@ -15,7 +16,7 @@ MINUTE = datetime.timedelta(minutes=1)
 @pytest.mark.django_db
 def test_expired_browser_tokens_are_deleted_a_day_later_and_api_keys_never(organization, alice) -> None:
     now = db_now()
-    token = issue_member_token(organization=organization, user=alice, now=now)
+    token = make_member_token(organization, alice)
     key = issue_key(
         organization=organization, name="ci", scopes=frozenset({"view"}), by=alice, expires_at=now + MINUTE, now=now
     )

@@ -1,5 +1,6 @@
 """An adapter version is ready only after an engine gave the trainer's numbers with it."""
 
+import msgspec
 import pytest
 from django.db import transaction
 
@@ -43,6 +44,14 @@ def test_a_small_change_must_be_met_more_closely_than_the_tolerance():
 
     assert other.tuned_difference < other.tolerance
     assert "not the weights" in problem_of(other)
+
+
+@pytest.mark.parametrize(("asked", "held"), [(1.0, 0.05), (0.01, 0.01)])
+def test_an_adapter_may_ask_for_more_agreement_than_the_tolerance_and_not_for_less(asked, held):
+    probe = msgspec.structs.replace(PROBE, tolerance=asked)
+    found = compare(probe, [EngineScores(tuned=(-1.1, -2.1), base=(-3.0, -4.0))], is_template_equal=True, engine="test")
+
+    assert found.tolerance == held and "not the weights" in problem_of(found)
 
 
 @pytest.fixture

@@ -4,8 +4,9 @@ import datetime
 
 import pytest
 from django.conf import settings
+from django.db import ProgrammingError, connection, transaction
 
-from apps.accounts.models import ApiKey, Membership
+from apps.accounts.models import ApiKey, Membership, User
 from apps.accounts.operations import revoke_key
 from apps.accounts.queries import find_key, list_keys
 from apps.core.clock import db_now
@@ -48,6 +49,36 @@ def test_the_key_is_for_inference_in_the_makers_name_for_minutes(create, claim, 
     assert identity is not None and identity.scopes == {"inference"} and identity.created_by_id == bob.pk
     assert identity.expires_at < db_now() + datetime.timedelta(minutes=31)
     assert ApiKey.objects.get(pk=identity.key_id) not in list_keys(organization=floor.organization)
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+def test_the_worker_api_opens_a_judge_under_its_own_database_role_and_reads_no_people(
+    create, claim, alice, bob, floor, has_key
+):
+    create(by=make_key(floor.organization, alice).key.pk if has_key else "")
+    lease = claim().lease
+
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL ROLE anneal_internal")
+        access = open_judge(lease=lease, now=db_now())
+        for refused in (Membership.objects.update, ApiKey.objects.update):
+            with pytest.raises(ProgrammingError, match="permission denied"), transaction.atomic():
+                refused(created_at=db_now())
+        with pytest.raises(ProgrammingError, match="permission denied"), transaction.atomic():
+            User.objects.exists()
+        cursor.execute("RESET ROLE")
+
+    identity = find_key(secret=access.key)
+    assert identity is not None and identity.created_by_id == (alice if has_key else bob).pk
+
+
+def test_whoever_left_judges_nothing(create, claim, bob, floor):
+    create()
+    attempt = claim()
+    Membership.objects.filter(user=bob).delete()
+
+    with pytest.raises(PermissionDenied, match="has left"):
+        open_judge(lease=attempt.lease, now=db_now())
 
 
 def test_without_its_maker_a_job_has_no_judge(create, claim, bob, floor):

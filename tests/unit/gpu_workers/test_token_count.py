@@ -35,6 +35,9 @@ class Engine:
         usage = {"prompt_tokens": 5, "completion_tokens": tokens}
         return web.json_response({"choices": [{"logprobs": logprobs}], "usage": usage})
 
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "b-demo", "root": "/m"}]})
+
     async def metrics(self, request: web.Request) -> web.Response:
         label = '{engine="0",model_name="b-demo"}'
         lines = [f"vllm:prompt_tokens_total{label} {self.read}", f"vllm:generation_tokens_total{label} {self.written}"]
@@ -51,6 +54,7 @@ def run(folder: Path, work) -> None:
         engine, app = Engine(), web.Application()
         app.router.add_post("/v1/completions", engine.complete)
         app.router.add_get("/metrics", engine.metrics)
+        app.router.add_get("/v1/models", engine.models)
         runner = web.AppRunner(app)
         await runner.setup()
         await web.UnixSite(runner, str(paths.socket)).start()
