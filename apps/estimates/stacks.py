@@ -30,7 +30,7 @@ class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
     adapter_input_bytes: int = 2  # of each value that an adapter keeps for its backward pass
     upcasts_unquantized: bool = False  # prepare_model_for_kbit_training: embeddings, norms and head to fp32
     # Of each weight of a mixture's experts over a 4-bit base. transformers 5 holds those of a layer in one tensor, that
-    # bitsandbytes leaves as it is and PEFT's preparation casts to fp32; None: a matrix each, quantised as all others.
+    # bitsandbytes leaves as it is; None: a matrix each (transformers 4), quantised as all others.
     expert_bytes: int | None = None
     # Full training of fp32 weights under autocast: the forward pass keeps a 16-bit copy of each matrix.
     casts_trained_weights: bool = False
@@ -75,7 +75,6 @@ _PROFILES = (
         key="hf",
         name="transformers, TRL, PEFT",
         upcasts_unquantized=True,
-        expert_bytes=4,
         full_state="pure",
         sources=("transformers 5 loss_utils.ForCausalLMLoss", "PEFT prepare_model_for_kbit_training"),
     ),
