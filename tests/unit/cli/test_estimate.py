@@ -118,7 +118,7 @@ def test_each_way_out_has_its_price_on_other_types_and_more_of_them_too(capsys) 
 
 
 def test_many_gpus_are_several_machines(capsys) -> None:
-    """Sixteen cards without NVLink share the adapters of two machines, not one machine's slots."""
+    """Sixteen cards are two machines, with a network between them."""
     answer = json.loads(estimate(capsys, *asked(gpu="h100", gpus="8,16", method="full", batch="64"), "--json"))
     one, two = (each["estimate"] for each in answer["options"])
 
