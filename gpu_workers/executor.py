@@ -73,9 +73,15 @@ class SubprocessExecutor:
     """Runs `python -m <module> SPEC WORK_DIR`. Call from a thread that outlives the child: PDEATHSIG follows it."""
 
     def __init__(
-        self, *, threads: int, module: str = "gpu_workers.train", command: tuple[str, ...] | None = None
+        self,
+        *,
+        threads: int,
+        module: str = "gpu_workers.train",
+        command: tuple[str, ...] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._threads = threads
+        self._environment = {"TOKENIZERS_PARALLELISM": "false"} | dict(environment or {})
         self._command = command or (sys.executable, "-m", module)
 
     def start(
@@ -90,9 +96,7 @@ class SubprocessExecutor:
 
         It sees `gpu_count` of this machine's GPUs, all of them for None.
         """
-        environment = child_environment(
-            threads=self._threads, gpu_count=gpu_count, extra={"TOKENIZERS_PARALLELISM": "false"}
-        )
+        environment = child_environment(threads=self._threads, gpu_count=gpu_count, extra=self._environment)
         with (work_dir / LOG_FILE).open("ab") as log:
             popen = self._spawn([str(work_dir / SPEC_FILE), str(work_dir)], log, environment)
         process = identify(popen.pid) or Process(pid=popen.pid, started_ticks=0)

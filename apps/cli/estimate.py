@@ -4,11 +4,14 @@ import argparse
 import math
 from typing import Any
 
+import msgspec
+
 from apps.cli import catalog, output
 from apps.cli.answers import Answer, rank_answers
 from apps.cli.catalog import Model, Price
 from apps.cli.errors import BadOption
 from apps.estimates.errors import EstimateError
+from apps.estimates.fixes import Fix
 from apps.estimates.gpus import GIB, Gpu
 from apps.estimates.plans import parse_method
 from apps.estimates.quote import PoolFacts, QuoteRequest, quote
@@ -24,6 +27,10 @@ _OPTIONS = {
     "gpu_count": "--gpus",
     "price_nano": "--price",
 }
+# GPUs of one machine, as they are sold and rented; Grace-Blackwell racks join theirs in one NVLink domain.
+_IN_ONE_MACHINE, _IN_ONE_RACK, _RACK_PREFIX = 8, 72, "gb"
+_MOST_SUGGESTED_GPUS = 64
+_MOST_DOLLARS = 1e6
 _EXAMPLES = """examples:
   anneal estimate --model Llama-3.1-8B --method qlora --gpu h100 --tokens 10e6
   anneal estimate --model Qwen3-14B --gpu all --rows 20000 --seq 4096 --within 6
@@ -90,6 +97,8 @@ def _also(name: str) -> str:
 
 def _request(given: argparse.Namespace, model: Model) -> QuoteRequest:
     tokens, rows = _tokens_and_rows(given)
+    if given.no_reference and not given.preference:
+        raise BadOption("--no-reference", "only a job on preferences has a reference: say --preference too")
     trained = tokens if given.trained_tokens is None else given.trained_tokens
     if trained < 1:
         raise BadOption("--trained-tokens", "a job that trains no token has nothing to estimate")
@@ -144,7 +153,8 @@ def _answer(request: QuoteRequest, gpu: Gpu, count: int, given: argparse.Namespa
         gpu=gpu,
         price_nano=round(price.usd_per_hour * output.NANO_PER_USD) if price else None,
         live_workers=1,
-        gpus_per_worker=max(count, 1),
+        gpus_per_worker=_IN_ONE_RACK if gpu.key.startswith(_RACK_PREFIX) else _IN_ONE_MACHINE,
+        max_gpu_count=max(count, _MOST_SUGGESTED_GPUS),
         host_memory_bytes=given.host_memory,
         is_spot=given.spot is not None,
         interruptions_per_hour=given.spot or 0.0,
@@ -159,7 +169,19 @@ def _answer(request: QuoteRequest, gpu: Gpu, count: int, given: argparse.Namespa
         )
     except EstimateError as error:
         raise _named(error) from error
-    return Answer(gpu=gpu, price=price, estimate=estimate)
+    fixes = tuple(_with_list_price(fix) for fix in estimate.fixes)
+    return Answer(gpu=gpu, price=price, estimate=msgspec.structs.replace(estimate, fixes=fixes))
+
+
+def _with_list_price(fix: Fix) -> Fix:
+    """Price a change to another type, which the estimator knows the time of alone."""
+    if fix.gpu_key is None or fix.train_seconds_p50 is None:
+        return fix
+    price = catalog.list_price(catalog.gpu_types()[fix.gpu_key])
+    if price is None:
+        return fix
+    hours = fix.train_seconds_p50 / 3600
+    return msgspec.structs.replace(fix, cost_nano_p50=round(price.usd_per_hour * output.NANO_PER_USD * hours))
 
 
 def _named(error: EstimateError) -> BadOption:
@@ -194,7 +216,7 @@ def _gib(text: str) -> int:
 
 def _dollars(text: str) -> float:
     value = float(text.removeprefix("$"))
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value <= _MOST_DOLLARS:
         raise ValueError(text)
     return value
 

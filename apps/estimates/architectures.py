@@ -114,6 +114,13 @@ def linear_parameter_count(architecture: Architecture) -> int:
     return sum(layer.weights * layer.copies for layer in linear_layers(architecture))
 
 
+def expert_parameter_count(architecture: Architecture) -> int:
+    """Weights of the routed experts alone, 0 without."""
+    a = architecture
+    copies = (a.n_experts or 0) * (a.n_layers - a.n_dense_layers)
+    return sum(layer.weights * layer.copies for layer in _mlp(a, a.moe_intermediate_size or 0, copies, copies))
+
+
 def active_linear_parameter_count(architecture: Architecture) -> int:
     """Weights of the block linear layers that one token passes through (all of them unless it has experts)."""
     return sum(layer.weights * layer.active_copies for layer in linear_layers(architecture))

@@ -91,6 +91,7 @@ _KEYS = {
     "vocab_size": ("vocab_size",),
     "n_experts": ("num_local_experts", "num_experts"),
     "experts_per_token": ("num_experts_per_tok",),
+    "moe_intermediate_size": ("moe_intermediate_size",),
     "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
 }
 
@@ -167,20 +168,28 @@ def _intermediate_size(text: Mapping[str, Any], traits: Mapping[str, Any], famil
 def _n_kv_heads(text: Mapping[str, Any], traits: Mapping[str, Any], family: str, n_heads: int) -> int:
     if family == "falcon" and not text.get("new_decoder_architecture"):
         return 1 if text.get("multi_query", True) else n_heads
-    return _optional(text, traits, "n_kv_heads") or n_heads
+    shared = _optional(text, traits, "n_kv_heads") or n_heads
+    if n_heads % shared:
+        field = next((key for key in _KEYS["n_kv_heads"] if text.get(key)), "num_attention_heads")
+        raise ArchitectureError(field, f"{n_heads} attention heads cannot share {shared} key and value heads evenly")
+    return shared
 
 
 def _experts(text: Mapping[str, Any], traits: Mapping[str, Any], family: str) -> dict[str, Any]:
     n_experts = _optional(text, traits, "n_experts")
     if n_experts is None:
         return {}
-    size = text.get("moe_intermediate_size") or (_required(text, traits, "intermediate_size"))
+    per_token = _required(text, traits, "experts_per_token")
+    if per_token > n_experts:
+        field = _KEYS["experts_per_token"][0]
+        raise ArchitectureError(field, f"{per_token} experts a token are more than the {n_experts} there are")
+    size = _optional(text, traits, "moe_intermediate_size") or _required(text, traits, "intermediate_size")
     step, plain = int(text.get("decoder_sparse_step") or 1), set(text.get("mlp_only_layers") or ())
     layers = range(_required(text, traits, "n_layers"))
     return {
         "n_experts": n_experts,
-        "experts_per_token": _required(text, traits, "experts_per_token"),
-        "moe_intermediate_size": int(size),
+        "experts_per_token": per_token,
+        "moe_intermediate_size": size,
         "n_dense_layers": sum(1 for layer in layers if layer in plain or (layer + 1) % step),
         "shared_expert_intermediate_size": int(text.get("shared_expert_intermediate_size") or 0),
     }

@@ -45,6 +45,13 @@ def ways_to_fit(task: Task, pool: PoolFacts, *, gpu_count: int, other_gpus: tupl
     return fixes or _combined(task, pool, gpu_count, other_gpus)
 
 
+def ways_within(task: Task, pool: PoolFacts, limit: int, *, gpu_count: int) -> tuple[Fix, ...]:
+    """Rows cut to the most tokens that the base model reads, or to as many of them as fit; () where none do."""
+    limited, text = _with_length(task, limit), f"Set max_length to {limit:,} tokens or fewer"
+    whole = tuple(_change(limited, pool, gpu_count, "max_length", text, {"max_length": limit}))
+    return whole or tuple(_shorter(limited, pool, gpu_count))
+
+
 def _single_changes(task: Task, pool: PoolFacts, gpu_count: int, others: tuple[Gpu, ...]) -> Iterator[Fix]:
     request = task.request
     if request.micro_batch_size is not None and request.micro_batch_size > 1:
@@ -106,7 +113,8 @@ def _with_length(task: Task, length: int) -> Task:
     whole = sum(min(bound, request.max_length) * rows for bound, rows in request.row_lengths)
     if whole:
         kept = sum(min(bound, length) * rows for bound, rows in request.row_lengths)
-        tokens = max(1, min(tokens, round(request.tokens * kept / whole)))
+        tokens = min(tokens, round(request.tokens * kept / whole))
+    tokens = max(tokens, request.rows)
     trained = max(1, min(tokens, round(request.trained_tokens * tokens / request.tokens)))
     changes = {"max_length": length, "tokens": tokens, "trained_tokens": trained}
     return task.changed(changes)

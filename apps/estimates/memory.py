@@ -153,6 +153,7 @@ class MemoryModel:
         self.per_token = _TokenBytes(shape, plan, gpu, stack, self.width)
         self.reserve_share = _CPU_ALLOCATOR_SHARE if gpu.is_cpu else _RESERVE_SHARE
         self.keeps_gradients = plan.gradient_accumulation_steps > 1 or plan.parallelism == Parallelism.DDP
+        self.copies = _autocast_copies(shape, plan, stack) if self.keeps_gradients else 0.0
 
     def estimate(self, plan: TrainingPlan) -> MemoryEstimate:
         moments = self._moments(plan.micro_batch_size, plan.max_length, plan.gradient_checkpointing)
@@ -191,8 +192,10 @@ class MemoryModel:
         beside = saved + t.loss(tokens) if self.keeps_reference else 0.0
         return max(
             at_rest + widened * self.load,
-            held + kept + widened * (saved + t.loss(tokens)),
-            held + (self.gradients if checkpointing else kept) + widened * (saved + working + self.workspace),
+            held + kept + self.copies + widened * (saved + t.loss(tokens)),
+            held
+            + (self.gradients if checkpointing else kept + self.copies)
+            + widened * (saved + working + self.workspace),
             at_rest + self.gradients + self.optimizer + self.step_copy + self.buckets,
             held + widened * (beside + working + t.evaluation(tokens) + self.workspace),
         )
@@ -207,7 +210,7 @@ class MemoryModel:
         tokens, t = rows * length, self.per_token
         saved, working = t.activations(rows, length, checkpointing)
         kept = self.gradients if self.keeps_gradients else 0.0
-        optimizer, gathered, workspace = self.optimizer, self.gathered, self.workspace
+        optimizer, gathered, workspace, copies = self.optimizer, self.gathered, self.workspace, self.copies
         reference: tuple[_Moment, ...] = ()
         if self.refers:
             first, logits = (saved, t.loss(tokens)) if self.keeps_reference else (0.0, 0.0)
@@ -216,7 +219,7 @@ class MemoryModel:
             reference = (_Moment("reference", 0.0, state, *judged, workspace, gathered),)
         return (
             _Moment("load", 0.0, 0.0, 0.0, 0.0, self.load, 0.0),
-            _Moment("loss", kept, optimizer, saved, t.loss(tokens), 0.0, gathered),
+            _Moment("loss", kept, optimizer, saved, t.loss(tokens), 0.0, gathered, copies),
             _Moment(
                 "backward",
                 self.gradients if checkpointing else kept,
@@ -225,6 +228,7 @@ class MemoryModel:
                 0.0,
                 workspace,
                 gathered,
+                0.0 if checkpointing else copies,
             ),
             _Moment("optimizer_step", self.gradients, optimizer + self.step_copy, 0.0, 0.0, 0.0, self.buckets),
             _Moment("evaluation", 0.0, optimizer, working, t.evaluation(tokens), workspace, gathered),
@@ -233,7 +237,7 @@ class MemoryModel:
         )
 
     def _alive(self, moment: "_Moment") -> float:
-        held = moment.gradients + moment.optimizer + moment.communication + moment.varying
+        held = moment.gradients + moment.optimizer + moment.communication + moment.copies + moment.varying
         return self.weights + self.adapter + self.framework + held
 
     def _parts(self, moment: "_Moment") -> tuple[MemoryPart, ...]:
@@ -242,7 +246,7 @@ class MemoryModel:
             "adapter": self.adapter,
             "gradients": moment.gradients,
             "optimizer": moment.optimizer,
-            "activations": moment.activations,
+            "activations": moment.activations + moment.copies,
             "logits": moment.logits,
             "dequantization": moment.dequantization,
             "communication": moment.communication,
@@ -266,6 +270,7 @@ class _Moment(NamedTuple):
     logits: float
     dequantization: float
     communication: float
+    copies: float = 0.0  # of trained weights, whole matrices of even size: they leave no gaps behind
 
     @property
     def varying(self) -> float:
@@ -347,6 +352,16 @@ def _gathered(shape: Shape, plan: TrainingPlan, weights: float) -> float:
     if plan.is_deepspeed:
         return min(_LIVE_PARAMETERS * width, weights) + shape.head * width
     return _FSDP_UNITS * layer + _FSDP_ROOT_COPIES * outside * width
+
+
+def _autocast_copies(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> float:
+    """What fp32 weights under autocast take beyond 16 bytes a parameter while gradients accumulate: 4 + 8 + 4, and the
+    16-bit copies that torch.amp's cache keeps until the forward pass ends. (Counted as 2 + 12 + 2 without it, which is
+    right while copies or gradients are alive, not both.) FSDP casts what it gathers instead."""
+    is_cast = plan.method == Method.FULL and stack.casts_trained_weights and plan.compute_dtype != "float32"
+    if not is_cast or plan.parallelism == Parallelism.ZERO3:
+        return 0.0
+    return float((shape.linear + shape.head) * DTYPE_BYTES[plan.compute_dtype])
 
 
 def _workspace(shape: Shape, plan: TrainingPlan, width: int) -> float:

@@ -6,7 +6,7 @@ import msgspec
 
 from apps.estimates.durations import Duration, duration, step_count
 from apps.estimates.errors import EstimateError
-from apps.estimates.fixes import Fix, ways_to_fit
+from apps.estimates.fixes import Fix, ways_to_fit, ways_within
 from apps.estimates.gpus import GIB, Gpu
 from apps.estimates.intervals import Interval, memory_interval, time_interval
 from apps.estimates.memory import MemoryPart
@@ -266,7 +266,8 @@ def _ways_out(
 ) -> tuple[Fix, ...]:
     if limit := _exceeded_limit(task.request):
         text = f"Set max_length to {limit:,} tokens or fewer."
-        return (Fix(key="max_length", text=text, peak_bytes=placement.memory.peak_bytes, max_length=limit),)
+        bare = Fix(key="max_length", text=text, peak_bytes=placement.memory.peak_bytes, max_length=limit)
+        return ways_within(task, pool, limit, gpu_count=gpu_count) or (bare,)
     return ways_to_fit(task, pool, gpu_count=gpu_count, other_gpus=other_gpus)
 
 

@@ -14,8 +14,8 @@ _LIMITS = {
     "max_length": 16_777_216,
     "batch_size": 65_536,
     "epochs": 1_000,
-    "rows": 10**10,
     "tokens": 10**15,
+    "rows": 10**10,
     "trained_tokens": 10**15,
     "longest_row_tokens": 16_777_216,
 }
@@ -73,6 +73,12 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
         if not 1 <= self.lora_rank <= self.architecture.hidden_size:
             most = self.architecture.hidden_size
             raise EstimateError("lora_rank", f"lora_rank must be between 1 and hidden_size {most:,}")
+        if self.method != Method.FULL and not any(name.strip() for name in self.target_modules):
+            raise EstimateError("target_modules", "an adapter needs at least one module to adapt")
+        if self.tokens < self.rows:
+            raise EstimateError(
+                "tokens", f"{self.rows:,} rows hold at least one token each, not {self.tokens:,} in all"
+            )
         if self.trained_tokens > self.tokens:
             raise EstimateError("trained_tokens", "trained_tokens cannot exceed tokens")
         self._check_choices()

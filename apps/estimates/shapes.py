@@ -5,6 +5,7 @@ import msgspec
 from apps.estimates.architectures import (
     Architecture,
     LinearLayer,
+    expert_parameter_count,
     head_parameter_count,
     linear_layers,
     other_parameter_count,
@@ -25,6 +26,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int
     linear: int
     active_linear: int
+    experts: int  # of `linear`, those of routed experts
     head: int
     other: int  # embeddings, untied head, norms, biases, routers
     largest_linear: int
@@ -62,6 +64,7 @@ def shape_of(architecture: Architecture, *, rank: int, target_modules: tuple[str
         vocabulary=a.vocab_size,
         linear=linear,
         active_linear=sum(layer.weights * layer.active_copies for layer in layers),
+        experts=expert_parameter_count(a),
         head=head,
         other=other,
         largest_linear=max(layer.weights for layer in layers),

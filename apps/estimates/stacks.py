@@ -29,6 +29,11 @@ class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
     is_autocast: bool = True  # fp32 adapters are cast to 16 bits at each use, and the copies kept for the step
     adapter_input_bytes: int = 2  # of each value that an adapter keeps for its backward pass
     upcasts_unquantized: bool = False  # prepare_model_for_kbit_training: embeddings, norms and head to fp32
+    # Of each weight of a mixture's experts over a 4-bit base. transformers 5 holds those of a layer in one tensor, that
+    # bitsandbytes leaves as it is; None: a matrix each (transformers 4), quantised as all others.
+    expert_bytes: int | None = None
+    # Full training of fp32 weights under autocast: the forward pass keeps a 16-bit copy of each matrix.
+    casts_trained_weights: bool = False
     double_quantization: bool = True
     quantizes_head: bool = False
     quantized_activation_bytes: int | None = None  # with a 4-bit base; None: as the compute type
@@ -51,12 +56,17 @@ ANNEAL = StackProfile(
     name="Anneal (TRL, PEFT)",
     loss_bytes=0.0,
     is_tiled_loss=True,
-    quantized_adapter_bytes=2,
-    upcasts_unquantized=True,
+    expert_bytes=2,
+    casts_trained_weights=True,
     groups_lengths=True,
     offloads_quantized=False,
     reference_ahead=True,
-    sources=("TRL 1.16 trl/kernels/chunked_logprob.py", "PEFT autocast_adapter_dtype", "gpu_workers/train/dpo.py"),
+    sources=(
+        "TRL 1.16 trl/kernels/chunked_logprob.py",
+        "PEFT autocast_adapter_dtype; gpu_workers/train/sft.py _adapter_in_float32",
+        "gpu_workers/train/model.py _prepare_quantized",
+        "gpu_workers/train/dpo.py",
+    ),
 )
 
 _PROFILES = (

@@ -61,8 +61,14 @@ def stored_weight_bytes(shape: Shape, plan: TrainingPlan, stack: StackProfile) -
     is_nf4 = kind == "nf4"
     per_weight = _WEIGHT_BYTES["nf4_double" if is_nf4 and stack.double_quantization else kind]
     other_width = 4 if is_nf4 and stack.upcasts_unquantized else width
-    head = shape.head if stack.quantizes_head else 0
-    return (shape.linear + head) * per_weight + (shape.other - head) * other_width
+    head, experts = shape.head if stack.quantizes_head else 0, shape.linear - quantized_linear(shape, stack)
+    quantized = (shape.linear - experts + head) * per_weight
+    return quantized + experts * max(stack.expert_bytes or 0, width) + (shape.other - head) * other_width
+
+
+def quantized_linear(shape: Shape, stack: StackProfile) -> int:
+    """Weights of the block linear layers that a 4-bit base holds in 4 bits."""
+    return shape.linear if stack.expert_bytes is None else shape.linear - shape.experts
 
 
 def training_state(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> TrainingState:

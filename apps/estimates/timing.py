@@ -11,7 +11,7 @@ from apps.estimates.gpus import Gpu
 from apps.estimates.plans import Method, Parallelism, TrainingPlan
 from apps.estimates.shapes import Shape
 from apps.estimates.stacks import StackProfile
-from apps.estimates.states import DTYPE_BYTES, stored_weight_bytes
+from apps.estimates.states import DTYPE_BYTES, quantized_linear, stored_weight_bytes
 
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +148,7 @@ def step_time(
     adapters = 0.0 if is_full else _adapters(shape, plan, k, tokens, moves, rate, bandwidth) * fused
     dequantization = 0.0
     if plan.method == Method.QLORA:
-        moved = _DEQUANTIZED_BYTES[plan.quantization] * shape.linear
+        moved = _DEQUANTIZED_BYTES[plan.quantization] * quantized_linear(shape, stack)
         dequantization = (2 + (1 if again else 0)) * moved / (bandwidth * k.dequantization)
     busy = compute + attention + memory + head + adapters + dequantization
     launches = _launches(shape, plan, stack, k)

@@ -20,6 +20,7 @@ __all__ = ["SCHEDULERS", "SERVABLE_RANKS", "Choice", "DataFacts", "Recipe", "cho
 _CHOSEN_BY_US = ("method", "quantization", "objective", "gradient_accumulation_steps", "gradient_checkpointing")
 _AUTO = (None, "auto")
 # Of the model's own recipe, which was found with adapters on answers, what holds for any way to train.
+_LONGEST_ROW = 2**24  # tokens: what is longer is a slip of the keyboard, and refused instead of cut to the context
 _ALWAYS_OF_THE_MODEL = ("lora_rank", "target_modules", "max_length", "seed")
 
 
@@ -87,7 +88,8 @@ def choose(
 
 def _choice(name: str, wanted: Mapping[str, Any], rules: "_Rules") -> Choice:
     if name in wanted:
-        value = min(wanted[name], rules.context) if name == "max_length" and _is_number(wanted[name]) else wanted[name]
+        is_cut = name == "max_length" and _is_number(wanted[name]) and wanted[name] <= _LONGEST_ROW
+        value = min(wanted[name], rules.context) if is_cut else wanted[name]
         reason = "You set it." if value == wanted[name] else "What you set, cut to the model's context."
         return Choice(name=name, value=value, is_auto=False, reason=reason)
     value, reason = rules.of(name)

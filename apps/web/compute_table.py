@@ -230,7 +230,7 @@ def _way_out(way: Way, view: TableView) -> WayOut:
     }.get(fix.key, "")
     return WayOut(
         text=fix.text,
-        short=f"{short}, {fix.peak_bytes / GIB:.1f} GB" if short else "",
+        short=f"{short}, {fix.peak_bytes / GIB:.1f} GiB" if short else "",
         url=view.way_url(**changes) if changes else "",
         cost_nano=way.cost_nano,
         note=way.note,
@@ -262,7 +262,7 @@ def memory_parts(parts: Iterable[tuple[str, int]]) -> list[tuple[str, float]]:
 def memory_lines(row: ComputeRow, rows: Sequence[ComputeRow]) -> svg.MemoryLines:
     """Draw the chosen row's peak against the memory of every card on offer."""
     capacities = sorted({round(each.bar.capacity, 1) for each in rows})
-    return svg.memory_lines(_parts(row.quoted.estimate), capacities, chosen=round(row.bar.capacity, 1), unit="GB")
+    return svg.memory_lines(_parts(row.quoted.estimate), capacities, chosen=round(row.bar.capacity, 1), unit="GiB")
 
 
 def _parts(estimate: Estimate) -> list[tuple[str, float]]:

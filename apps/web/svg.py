@@ -72,7 +72,7 @@ class MemoryLines:
 
 
 def memory_lines(
-    parts: Iterable[tuple[str, float]], capacities: Sequence[float], *, chosen: float | None = None, unit: str = "GB"
+    parts: Iterable[tuple[str, float]], capacities: Sequence[float], *, chosen: float | None = None, unit: str = "GiB"
 ) -> MemoryLines:
     """Lay memory parts out against capacity lines; a line whose label would touch its neighbour loses the label."""
     width, listed = 408, list(parts)

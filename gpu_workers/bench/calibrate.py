@@ -8,6 +8,7 @@ not fit is a point too: `did_not_fit`.
 """
 
 import argparse
+import contextlib
 import datetime
 import logging
 import os
@@ -24,7 +25,7 @@ import msgspec
 
 from apps.contracts.runs import BaseModelRef
 from apps.contracts.worker_api import ProbeReport, ProbeRequest
-from gpu_workers.api_client import ApiClient, load_credential
+from gpu_workers.api_client import ApiClient, ApiError, Unavailable, load_credential
 from gpu_workers.config import read_config
 from gpu_workers.events import LOG_FILE, SPEC_FILE, replace_file
 from gpu_workers.executor import SubprocessExecutor
@@ -36,6 +37,9 @@ log = logging.getLogger("gpu_workers.bench.calibrate")
 BUDGET_SECONDS = 570.0  # under ten minutes, the last report included
 _POINT_SECONDS = 240.0
 _BUSY_GPU_SHARE = 0.05  # of its memory held while no point runs: another process computes there
+# Nothing here comes from the hub; a library that asks it all the same would wait for a network that may not be there.
+_OFFLINE = {"HF_HUB_OFFLINE": "1"}
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError")
 
 
@@ -114,12 +118,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu-key", help="the catalogue's key, where the driver's name is not known to it")
     parser.add_argument("--budget-seconds", type=float, default=BUDGET_SECONDS)
     given = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="calibrate-") as folder:
+    with tempfile.TemporaryDirectory(prefix="calibrate-") as folder, contextlib.ExitStack() as stack:
         machine = inspect_machine(Path(folder), gpu_key=given.gpu_key)
-        executor = SubprocessExecutor(threads=given.threads, module="gpu_workers.bench.probe")
+        if not machine.gpus[0].driver and _DRIVER_FILE.exists():
+            parser.error("there is an NVIDIA driver here, but NVML does not answer: install nvidia-ml-py")
+        api = stack.enter_context(contextlib.closing(_connect())) if given.post else None
+        if given.into:
+            given.into.parent.mkdir(parents=True, exist_ok=True)
+        executor = SubprocessExecutor(threads=given.threads, module="gpu_workers.bench.probe", environment=_OFFLINE)
         points = measure_grid(machine, executor, Path(folder), budget_seconds=given.budget_seconds)
-        measured = [_keep(point, machine, given) for point in points]
+        measured = [_keep(point, machine, given.into, api) for point in points]
     return 0 if any(measured) else 1
+
+
+def _connect() -> ApiClient:
+    """Before anything is measured: what cannot be reported should be known then."""
+    config = read_config()
+    return ApiClient(config.internal_url, credential=load_credential(config.credential_file).credential)
 
 
 def grid_of(machine: Machine) -> tuple[Point, ...]:
@@ -138,7 +153,8 @@ def measure_grid(
             continue
         started = time.monotonic()
         report, reason = measure_point(point, executor, folder, timeout_seconds=min(left, _POINT_SECONDS))
-        longest = max(longest, time.monotonic() - started)
+        if report is not None:  # one that hung says nothing of the others
+            longest = max(longest, time.monotonic() - started)
         yield point, report and msgspec.structs.replace(report, gpu_key=machine.gpu_key), reason
 
 
@@ -177,7 +193,9 @@ def _request(point: Point) -> ProbeRequest:
     )
 
 
-def _keep(measured: tuple[Point, ProbeReport | None, str], machine: Machine, given: argparse.Namespace) -> bool:
+def _keep(
+    measured: tuple[Point, ProbeReport | None, str], machine: Machine, into: Path | None, api: ApiClient | None
+) -> bool:
     """Print, write and report one point; returns whether it was measured."""
     point, report, reason = measured
     row = msgspec.to_builtins(point) | _conditions(machine)
@@ -185,17 +203,23 @@ def _keep(measured: tuple[Point, ProbeReport | None, str], machine: Machine, giv
     line = msgspec.json.encode(row) + b"\n"
     sys.stdout.buffer.write(line)
     sys.stdout.flush()
-    if given.into:
-        with given.into.open("ab") as file:
+    if into:
+        with into.open("ab") as file:
             file.write(line)
-    if given.post and report is not None and row["is_busy"]:
-        log.warning("Not reported: this machine is busy with something else (load %s).", row["load_1m"])
-    elif given.post and report is not None:
-        config = read_config()
-        api = ApiClient(config.internal_url, credential=load_credential(config.credential_file).credential)
-        api.report_probe(report)
-        api.close()
+    if api and report is not None:
+        _report(report, api, busy_at=row["load_1m"] if row["is_busy"] else None)
     return report is not None
+
+
+def _report(report: ProbeReport, api: ApiClient, *, busy_at: float | None) -> None:
+    """A point that cannot be reported is on paper still, and those after it are measured all the same."""
+    if busy_at is not None:
+        log.warning("Not reported: this machine is busy with something else (load %s).", busy_at)
+        return
+    try:
+        api.report_probe(report)
+    except (ApiError, Unavailable) as error:
+        log.error("Not reported: %s", error)
 
 
 def _conditions(machine: Machine) -> dict[str, Any]:

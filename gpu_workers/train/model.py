@@ -6,6 +6,7 @@ from typing import Any
 
 import peft
 import torch
+from bitsandbytes.nn import Params4bit
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import GatedRepoError
 from safetensors.torch import load_file
@@ -120,7 +121,19 @@ def adapt(
 
 
 def _prepare_quantized(base: PreTrainedModel, hyperparameters: Hyperparameters, engine: Engine) -> PreTrainedModel:
+    """Freeze the base and take its norms to float32; not embeddings, head and a mixture's experts (one tensor a layer,
+    which bitsandbytes leaves in 16 bits): products round them to 16 bits again, and in float32 experts would be larger
+    than before the quantisation."""
+    matrices = [
+        (parameter, parameter.data)
+        for parameter in base.parameters()
+        if parameter.ndim > 1 and not isinstance(parameter, Params4bit)
+    ]
+    for parameter, data in matrices:
+        parameter.data = data.new_empty(0)
     base = peft.prepare_model_for_kbit_training(base, use_gradient_checkpointing=hyperparameters.gradient_checkpointing)
+    for parameter, data in matrices:
+        parameter.data = data
     if not torch.cuda.is_available():
         _cast_float_weights(base, engine.torch_dtype)
     return base

@@ -65,7 +65,7 @@ def test_changing_the_recipe_updates_the_panel_and_leaves_what_is_being_typed(
 
     expect(l4).to_contain_text("Needs ")
     page.get_by_label("Method").select_option("qlora")
-    expect(l4).to_contain_text("GB free")
+    expect(l4).to_contain_text("GiB free")
     expect(page.locator("#price-lines")).to_contain_text("GPU used")
     page.get_by_label("Rank").select_option("64")
     expect(page.locator("#recipe-strip")).to_contain_text("QLoRA, rank 64")
@@ -164,7 +164,7 @@ def test_without_script_the_button_updates_the_table(open_page: Open, market: Ma
     plain.get_by_role("button", name="Update").click()
 
     expect(plain.locator("h1")).to_have_text("Choose compute")
-    expect(plain.locator("tr:has(#g-l4)")).to_contain_text("GB free")
+    expect(plain.locator("tr:has(#g-l4)")).to_contain_text("GiB free")
     context.close()
 
 

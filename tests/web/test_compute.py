@@ -60,7 +60,7 @@ def test_every_pool_has_a_row_with_memory_speed_finish_and_cost(compute) -> None
 
     assert {"h100", "b200", "h200", "a100", "l40s", "l4"} <= set(found)
     for key in ("h100", "b200", "a100"):
-        assert re.search(r"\d+%.*GB free", found[key], re.DOTALL)
+        assert re.search(r"\d+%.*GiB free", found[key], re.DOTALL)
         assert "% used" in found[key]
         assert re.search(r"\$[\d.]+–\$[\d.]+", found[key])
         assert "<time" in found[key]
@@ -183,14 +183,14 @@ def test_the_hosts_memory_is_offered_and_applied_in_one_click(compute, client_fo
 
     applied = client_for(bob).get(link).content.decode()
 
-    assert "GB free" in rows(applied)["l4"]
+    assert "GiB free" in rows(applied)["l4"]
     assert 'name="cpu_offload" value="True"' in applied  # it goes on to the review
 
 
 def test_applying_a_way_makes_the_job_fit(compute) -> None:
     page = compute(method="qlora")
 
-    assert "GB free" in rows(page)["l4"]
+    assert "GiB free" in rows(page)["l4"]
     assert " disabled" not in rows(page)["l4"]
 
 
@@ -236,6 +236,7 @@ def test_each_field_changes_the_estimate(compute, change) -> None:
         ({"epochs": "900"}, "Epochs: epochs must be a whole number from 1 to 100."),
         ({"batch_size": "0"}, "Batch: batch_size must be a whole number from 1 to 1024."),
         ({"max_length": "many"}, "Longest row: Enter a whole number."),
+        ({"max_length": "99999999"}, "Longest row: max_length must be a whole number from 8 to 8192."),
         ({"lora_rank": "12"}, "Rank: Select a valid choice."),
         ({"method": "magic"}, "Method: Select a valid choice."),
     ],

@@ -146,11 +146,11 @@ def bytes_(size: int | None) -> str:
 
 @register.filter
 def memory(size: int | None) -> str:
-    """Write device memory in binary gigabytes, the unit on the card's box: 44.3 GB, 80 GB."""
+    """Write device memory in binary gigabytes, as drivers count it: 44.3 GiB, 80 GiB."""
     if size is None:
         return NONE
     gib = size / GIB
-    return f"{gib:.2f} GB" if 0 < gib < 1 else f"{gib:.1f}".removesuffix(".0") + " GB"
+    return f"{gib:.2f} GiB" if 0 < gib < 1 else f"{gib:.1f}".removesuffix(".0") + " GiB"
 
 
 @register.filter

@@ -11,7 +11,7 @@ register = template.Library()
 
 
 @register.simple_tag
-def memory_bar(bar: MemoryBar, size: str = "", label: str = "", unit: str = "GB") -> SafeString:
+def memory_bar(bar: MemoryBar, size: str = "", label: str = "", unit: str = "GiB") -> SafeString:
     """Draw what a job needs of one card; `label` takes the place of the sentence that says so."""
     capacity = f"{bar.capacity:.1f}".removesuffix(".0")
     does_not_fit = "" if bar.fits else ", does not fit"

@@ -1,6 +1,6 @@
 """The grid of made-up shapes: models as the trainer would load them, one child a point, reported as probes are."""
 
-import argparse
+import contextlib
 import json
 from pathlib import Path
 
@@ -15,9 +15,11 @@ from apps.contracts.worker_api import ProbeReport
 from apps.estimates import gpus
 from apps.estimates.architectures import from_config, parameter_count
 from apps.estimates.quote import PoolFacts, QuoteRequest, quote
+from gpu_workers.api_client import ApiClient
 from gpu_workers.bench import calibrate, made_up
 from gpu_workers.bench.calibrate import CPU_GRID, CUDA_GRID, SHAPES, Point
 from gpu_workers.bench.probe import MEASURED_SECONDS
+from gpu_workers.config import ConfigError
 from gpu_workers.events import LOG_FILE
 from gpu_workers.executor import SubprocessExecutor
 from gpu_workers.preflight import GpuMemory, inspect_machine
@@ -36,6 +38,14 @@ def folder(tmp_path):
 def build(folder, method):
     engine = choose_engine(detect(), Hyperparameters(method=method))
     return made_up.build_base(folder, method=method, engine=engine)
+
+
+def report_of(point: Point) -> ProbeReport:
+    return ProbeReport(
+        base_model_id="", method=point.method, gpu_key="cpu", micro_batch_size=1, sequence_length=8, lora_rank=8,
+        threads=1, tokens_per_second=1.0, tokens_per_second_low=1.0, tokens_per_second_high=1.0,
+        seconds_per_micro_step=8.0, peak_memory_bytes=1, startup_seconds=1.0, shape=point.shape, config={},
+    )  # fmt: skip
 
 
 def test_made_up_weights_stand_where_the_real_ones_would(folder):
@@ -107,6 +117,51 @@ def test_a_cuda_card_is_measured_on_the_real_shapes_in_order_of_worth():
     assert {point.shape for point in (*CUDA_GRID, *CPU_GRID)} == set(SHAPES)
 
 
+def test_a_point_asks_no_hub(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        calibrate, "measure_grid", lambda machine, executor, *_, **__: seen.append(executor) or iter(())
+    )
+
+    calibrate.main(["--into", str(tmp_path / "new" / "points.jsonl")])
+    executor = seen[0]
+    executor._command = ("sh", "-c", "echo offline=$HF_HUB_OFFLINE.")
+    calibrate.measure_point(POINT, executor, tmp_path, timeout_seconds=20)
+
+    assert "offline=1." in (tmp_path / "point" / LOG_FILE).read_text()
+    assert (tmp_path / "new").is_dir()
+
+
+def test_a_card_whose_driver_does_not_answer_is_not_taken_for_a_cpu(tmp_path, monkeypatch, capsys):
+    (tmp_path / "version").write_text("NVRM")
+    monkeypatch.setattr(calibrate, "_DRIVER_FILE", tmp_path / "version")
+    monkeypatch.setattr("gpu_workers.preflight.pynvml", None)
+
+    with pytest.raises(SystemExit):
+        calibrate.main([])
+
+    assert "nvidia-ml-py" in capsys.readouterr().err
+
+
+def test_what_cannot_be_reported_is_known_before_anything_is_measured(monkeypatch):
+    monkeypatch.delenv("ANNEAL_INTERNAL_URL", raising=False)
+    monkeypatch.setattr(calibrate, "measure_grid", lambda *_, **__: pytest.fail("measured"))
+
+    with pytest.raises(ConfigError):
+        calibrate.main(["--post"])
+
+
+def test_a_refused_point_does_not_end_the_measuring(plane: ControlPlane, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("gpu_workers.bench.calibrate.os.getloadavg", lambda: (0.5, 0.5, 0.5))
+    into = tmp_path / "points.jsonl"
+
+    with contextlib.closing(ApiClient(plane.url, credential="of nobody")) as api:
+        kept = calibrate._keep((POINT, report_of(POINT), ""), inspect_machine(tmp_path), into, api)
+
+    assert kept and into.exists()
+    assert "Not reported" in caplog.text
+
+
 def test_a_point_sees_one_gpu_of_a_machine_with_several(tmp_path):
     executor = SubprocessExecutor(threads=1, command=("sh", "-c", "echo seen=$CUDA_VISIBLE_DEVICES."))
 
@@ -156,14 +211,10 @@ def test_a_gpu_that_somebody_else_holds_is_busy(monkeypatch):
 
 def test_a_point_of_a_busy_machine_is_kept_and_not_reported(plane: ControlPlane, tmp_path, monkeypatch):
     monkeypatch.setattr("gpu_workers.bench.calibrate.os.getloadavg", lambda: (99.0, 0.0, 0.0))
-    report = ProbeReport(
-        base_model_id="", method="lora", gpu_key="cpu", micro_batch_size=1, sequence_length=8, lora_rank=8, threads=1,
-        tokens_per_second=1.0, tokens_per_second_low=1.0, tokens_per_second_high=1.0, seconds_per_micro_step=8.0,
-        peak_memory_bytes=1, startup_seconds=1.0, shape="small-3m", config={},
-    )  # fmt: skip
-    given = argparse.Namespace(into=tmp_path / "points.jsonl", post=True)
+    into = tmp_path / "points.jsonl"
 
-    assert calibrate._keep((POINT, report, ""), inspect_machine(tmp_path), given)
+    with contextlib.closing(ApiClient(plane.url, credential=CREDENTIAL)) as api:
+        assert calibrate._keep((POINT, report_of(POINT), ""), inspect_machine(tmp_path), into, api)
 
-    assert json.loads(given.into.read_text())["is_busy"]
+    assert json.loads(into.read_text())["is_busy"]
     assert plane.reports == []

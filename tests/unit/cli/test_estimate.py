@@ -108,6 +108,28 @@ def test_what_does_not_fit_has_ways_out_and_no_time_or_cost(capsys) -> None:
     assert "Ways to make it fit" in estimate(capsys, *asked(model="Llama-3.1-70B", gpu="l4"))
 
 
+def test_each_way_out_has_its_price_on_other_types_and_more_of_them_too(capsys) -> None:
+    answer = json.loads(estimate(capsys, *asked(model="Llama-3.1-70B", gpu="h100", method="lora"), "--json"))
+    ways = {fix["key"]: fix for fix in answer["options"][0]["estimate"]["fixes"]}
+
+    assert {"method", "gpu_count", "offload", "gpu"} <= set(ways)
+    assert ways["gpu_count"]["gpu_count"] == 4
+    assert all(way["cost_nano_p50"] > 0 for way in ways.values())
+
+
+def test_many_gpus_are_several_machines(capsys) -> None:
+    """Sixteen cards are two machines, with a network between them."""
+    answer = json.loads(estimate(capsys, *asked(gpu="h100", gpus="8,16", method="full", batch="64"), "--json"))
+    one, two = (each["estimate"] for each in answer["options"])
+
+    assert one["fits"] and two["fits"]
+    assert two["tokens_per_second"] < 2 * one["tokens_per_second"]
+
+
+def test_a_reference_belongs_to_preferences(capsys) -> None:
+    assert "--no-reference" in refused(capsys, *asked(), "--no-reference")
+
+
 def test_any_config_json_will_do(capsys, tmp_path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG))
@@ -167,6 +189,10 @@ def test_a_config_that_is_none_is_refused(capsys, tmp_path, content) -> None:
         ({"stack": "of-cards"}, "--stack", ""),
         ({"price": "-1"}, "--price", ""),
         ({"price": "inf"}, "--price", ""),
+        ({"price": "1e300"}, "--price", ""),
+        ({"targets": ","}, "--targets", ""),
+        ({"tokens": "1e40"}, "--tokens", ""),
+        ({"tokens": "100", "rows": "1000"}, "--tokens", ""),
         ({"within": "0"}, "--within", ""),
     ],
 )

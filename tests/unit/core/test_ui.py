@@ -46,8 +46,8 @@ def test_token_counts_have_three_significant_digits(count: int, text: str) -> No
 def test_sizes_are_decimal_and_device_memory_is_binary() -> None:
     assert ui.bytes_(61_400_000) == "61.4 MB"
     assert ui.bytes_(999) == "999 B"
-    assert ui.memory(80 * ui.GIB) == "80 GB"
-    assert ui.memory(int(44.3 * ui.GIB)) == "44.3 GB"
+    assert ui.memory(80 * ui.GIB) == "80 GiB"
+    assert ui.memory(int(44.3 * ui.GIB)) == "44.3 GiB"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The catalog's own seed files, read once."""
+"""The catalog's own seed files, read once; a small job and a probe of its pool."""
 
 from pathlib import Path
 
@@ -8,7 +8,8 @@ import pytest
 from apps.estimates import gpus, published
 from apps.estimates.architectures import Architecture
 from apps.estimates.gpus import Gpu
-from apps.estimates.throughput import ProbeRow
+from apps.estimates.requests import QuoteRequest
+from apps.estimates.throughput import ProbeRow, SpeedSource
 
 DATA = Path(__file__).resolve().parents[3] / "apps" / "catalog" / "data"
 
@@ -31,3 +32,43 @@ def gpu_types() -> dict[str, Gpu]:
 @pytest.fixture(scope="session")
 def published_speeds() -> tuple[ProbeRow, ...]:
     return published.load(DATA)
+
+
+@pytest.fixture
+def small(models):
+    return models["SmolLM2-135M"]
+
+
+@pytest.fixture
+def probe(small):
+    return ProbeRow(
+        gpu_key="cpu",
+        architecture=small,
+        method="lora",
+        tokens_per_second=500.0,
+        tokens_per_second_low=480.0,
+        tokens_per_second_high=520.0,
+        tokens_per_micro_step=1024,
+        sequence_length=64,
+        source=SpeedSource(kind="probe", text="Probe of this pool", measured_at="2026-01-01T00:00:00Z"),
+    )
+
+
+@pytest.fixture
+def ask(small):
+    def build(**changes):
+        settings = {
+            "architecture": small,
+            "method": "lora",
+            "max_length": 512,
+            "batch_size": 16,
+            "epochs": 3,
+            "rows": 1000,
+            "tokens": 64_000,
+            "trained_tokens": 10_000,
+            "longest_row_tokens": 128,
+            "checkpoints": 0,
+        }
+        return QuoteRequest(**(settings | changes))
+
+    return build

@@ -67,8 +67,8 @@ def test_qlora_of_a_70b_fits_the_cards_it_is_known_to_fit(models, gpu_types, gpu
 
 def test_4_bit_weights_are_half_a_byte_and_their_scales():
     plan, bare = TrainingPlan(method="qlora", max_length=1), TrainingPlan(method="lora", max_length=1)
-    kept = msgspec.structs.replace(ANNEAL, upcasts_unquantized=False)
-    plain = msgspec.structs.replace(kept, double_quantization=False)
+    upcast = msgspec.structs.replace(ANNEAL, upcasts_unquantized=True)
+    plain = msgspec.structs.replace(ANNEAL, double_quantization=False)
     linear = 4 * (4 * 256 * 256 + 3 * 256 * 688)
     other = weight_bytes(architecture=SMALL, plan=bare) - 2 * linear
 
@@ -76,8 +76,8 @@ def test_4_bit_weights_are_half_a_byte_and_their_scales():
         return weight_bytes(architecture=SMALL, plan=plan, stack=stack)
 
     assert weights(plain) - other == round(linear * 0.5625)
-    assert weights(kept) - other == pytest.approx(linear * 0.5159, rel=1e-3)
-    assert weights(ANNEAL) - weights(kept) == other  # embeddings, head and norms to fp32
+    assert weights(ANNEAL) - other == pytest.approx(linear * 0.5159, rel=1e-3)
+    assert weights(upcast) - weights(ANNEAL) == other  # embeddings, head and norms to fp32
 
 
 @pytest.mark.parametrize(
@@ -234,3 +234,23 @@ def test_dora_needs_more_than_lora_and_less_than_twice_its_activations(models):
     )
 
     assert part(plain, "activations") < part(dora, "activations") < 2 * part(plain, "activations")
+
+
+def test_experts_of_a_mixture_stay_in_16_bits_where_they_are_one_tensor(models):
+    model, plan = models["Qwen3-30B-A3B"], TrainingPlan(method="qlora", max_length=1)
+    experts = 48 * 128 * 3 * 2048 * 768
+
+    held = {key: weight_bytes(architecture=model, plan=plan, stack=STACKS[key]) for key in ("anneal", "unsloth")}
+
+    assert held["unsloth"] < 18 * GIB
+    assert held["anneal"] - held["unsloth"] == pytest.approx(experts * (2 - 0.5159), rel=1e-3)
+
+
+def test_full_training_that_accumulates_holds_gradients_and_16_bit_copies_at_once(models):
+    def size(**changes):
+        estimate = peak(models["Llama-3.1-8B"], CARD, method="full", max_length=64, **changes)
+        return estimate.peak_bytes / 8_030_261_248
+
+    assert 16 <= size() < 16.5
+    assert 18 <= size(gradient_accumulation_steps=2) < 18.6
+    assert size(gradient_accumulation_steps=2, stack="foundry") < 16.5

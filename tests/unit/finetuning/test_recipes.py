@@ -109,3 +109,11 @@ def test_an_alpha_that_no_replica_serves_is_refused_before_it_is_trained(asked):
 
     assert refused.value.param == "hyperparameters.lora_alpha"
     assert recipe_of(asked=asked | {"lora_alpha": 64}).hyperparameters.lora_alpha == 64
+
+
+def test_a_row_longer_than_any_model_reads_is_refused_not_cut():
+    with pytest.raises(InvalidValue) as refused:
+        recipe_of(asked={"max_length": 99_999_999})
+
+    assert refused.value.param == "hyperparameters.max_length"
+    assert recipe_of(asked={"max_length": 100_000}).hyperparameters.max_length == 4096

@@ -37,7 +37,7 @@ def test_capacity_lines_mark_the_chosen_card_and_those_too_small() -> None:
 def test_capacity_labels_that_would_touch_are_left_out_but_never_the_chosen_one() -> None:
     lines = svg.memory_lines(PARTS, [78, 80, 82], chosen=80)
 
-    assert [tick.label for tick in lines.ticks] == ["", "80 GB", ""]
+    assert [tick.label for tick in lines.ticks] == ["", "80 GiB", ""]
 
 
 OPTIONS = [
