@@ -3,6 +3,7 @@
 Kept in this process: with several gateways a limit holds for each of them.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -79,7 +80,7 @@ class Rates:
             # More than a minute's worth is let through when the bucket is full: it could never go otherwise.
             missing = min(amount, per_minute) - buckets.left(one.owner_id, per_minute, now)
             if missing > 0 or not per_minute:
-                wait = max(1, round(missing * 60 / per_minute)) if per_minute else 60
+                wait = max(1, math.ceil(missing * 60 / per_minute)) if per_minute else 60
                 raise RateLimited(
                     f"{one.owner}'s limit is {per_minute} {buckets.what} per minute. Try again in {wait} s.",
                     retry_after_seconds=wait,
