@@ -3,6 +3,7 @@
 Kept in this process: with several gateways a limit holds for each of them.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -69,7 +70,7 @@ class _Buckets:
         # More than a minute's worth is let through when the bucket is full: it could never go otherwise.
         missing = (amount if amount < per_minute else per_minute) - bucket.left
         if missing > 0 or not per_minute:
-            wait = max(1, round(missing * 60 / per_minute)) if per_minute else 60
+            wait = max(1, math.ceil(missing * 60 / per_minute)) if per_minute else 60
             raise RateLimited(
                 f"{one.owner}'s limit is {per_minute} {self.what} per minute. Try again in {wait} s.",
                 retry_after_seconds=wait,

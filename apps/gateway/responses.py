@@ -12,7 +12,7 @@ import msgspec
 from apps.core.errors import InvalidValue
 from apps.gateway.chunks import Assembler, EngineChunk, Meter, ToolCallPart
 from apps.gateway.errors import MissingParameter, UnsupportedParameter
-from apps.gateway.schema import EngineRequest, chat_request, decode_body, read_chat
+from apps.gateway.schema import NOT_MODERATED, EngineRequest, chat_request, decode_body, read_chat
 
 _REFUSED = {
     "previous_response_id": "Nothing is stored here: send the whole conversation as `input`.",
@@ -20,11 +20,14 @@ _REFUSED = {
     "background": "Answers are given at once: use `stream`.",
     "prompt": "No prompts are stored here: send `instructions` and `input`.",
     "store": "Nothing is stored here: send `store: false`.",
+    "moderation": NOT_MODERATED,
 }
 IGNORED = (
-    "include", "max_tool_calls", "metadata", "prompt_cache_key", "prompt_cache_retention", "reasoning",
-    "safety_identifier", "service_tier", "stream_options", "truncation", "user",
+    "access_programs", "background_options", "context_management", "image", "include", "max_tool_calls", "metadata",
+    "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning", "safety_identifier",
+    "service_tier", "stream_options", "truncation", "user",
 )  # fmt: skip
+_LOGPROBS = "message.output_text.logprobs"  # the one thing to `include` that answers have here
 
 
 class Format(msgspec.Struct, omit_defaults=True):
@@ -82,16 +85,23 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
     tools: list[FlatTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
     store: bool | None = None
     previous_response_id: Any = None
     conversation: Any = None
     background: Any = None
     prompt: Any = None
+    moderation: Any = None
     # Accepted and ignored.
-    include: Any = None
+    access_programs: Any = None
+    background_options: Any = None
+    context_management: Any = None
+    image: Any = None
     max_tool_calls: Any = None
     metadata: Any = None
     prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
     reasoning: Any = None
     safety_identifier: Any = None
@@ -132,6 +142,8 @@ def _as_chat(body: ResponsesBody) -> dict[str, Any]:
         "response_format": _format(body.text.format if body.text else None),
         "tools": [_tool(tool) for tool in body.tools] if body.tools else None,
         "tool_choice": _choice(body.tool_choice),
+        "logprobs": True if body.top_logprobs is not None or _LOGPROBS in (body.include or ()) else None,
+        "top_logprobs": body.top_logprobs,
     }
     return {name: value for name, value in given.items() if value is not None}
 
@@ -194,6 +206,7 @@ def _echoed(body: ResponsesBody) -> dict[str, Any]:
         "store": False,
         "temperature": body.temperature,
         "top_p": body.top_p,
+        "top_logprobs": body.top_logprobs or 0,
         "text": msgspec.to_builtins(body.text) if body.text else {"format": {"type": "text"}},
         "tool_choice": msgspec.to_builtins(body.tool_choice) if body.tool_choice else "auto",
         "tools": msgspec.to_builtins(body.tools) if body.tools else [],
@@ -231,12 +244,12 @@ class ResponseRenderer:
         for choice in chunk.choices:
             delta = choice.delta
             if delta is not None and delta.content:
-                written += self._text(delta.content)
+                written += self._text(delta.content, _logprobs(choice.logprobs))
             for part in (delta.tool_calls if delta else None) or ():
                 written += self._call(part)
         return written
 
-    def _text(self, content: str) -> bytes:
+    def _text(self, content: str, logprobs: Sequence[Any] = ()) -> bytes:
         place = {"item_id": f"msg_{self.ulid}", "output_index": 0, "content_index": 0}
         opened = b""
         if not self._is_text_open:
@@ -245,7 +258,7 @@ class ResponseRenderer:
                 ("response.output_item.added", {"output_index": 0, "item": self._message("", "in_progress")}),
                 ("response.content_part.added", place | {"part": _text_part("")}),
             )
-        return opened + self._events(("response.output_text.delta", place | {"delta": content, "logprobs": []}))
+        return opened + self._events(("response.output_text.delta", place | {"delta": content, "logprobs": logprobs}))
 
     def _call(self, part: ToolCallPart) -> bytes:
         opened = b""
@@ -274,10 +287,11 @@ class ResponseRenderer:
         for number, item in enumerate(response["output"]):
             place = {"item_id": item["id"], "output_index": number}
             if item["type"] == "message":
-                text, part = item["content"][0]["text"], {"content_index": 0}
+                text, first = item["content"][0], place | {"content_index": 0}
+                said = {"text": text["text"], "logprobs": text["logprobs"]}
                 written += self._events(
-                    ("response.output_text.done", place | part | {"text": text, "logprobs": []}),
-                    ("response.content_part.done", place | part | {"part": _text_part(text)}),
+                    ("response.output_text.done", first | said),
+                    ("response.content_part.done", first | {"part": text}),
                 )
             else:
                 done = place | {"arguments": item["arguments"], "name": item["name"]}
@@ -296,10 +310,11 @@ class ResponseRenderer:
         part = next(iter(assembler.parts()), None)
         text = "".join(part.texts) if part else ""
         calls = [self._function_call(index, call, "completed") for index, call in (part.calls if part else {}).items()]
-        return ([self._message(text, "completed")] if text or not calls else []) + calls
+        logprobs = _logprobs(part.logprobs) if part else ()
+        return ([self._message(text, "completed", logprobs)] if text or not calls else []) + calls
 
-    def _message(self, text: str, status: str) -> dict[str, Any]:
-        content = [_text_part(text)] if status == "completed" else []
+    def _message(self, text: str, status: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+        content = [_text_part(text, logprobs)] if status == "completed" else []
         return {
             "id": f"msg_{self.ulid}", "type": "message", "role": "assistant", "status": status, "content": content,
         }  # fmt: skip
@@ -326,8 +341,13 @@ class ResponseRenderer:
         return written
 
 
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _text_part(text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _logprobs(given: dict[str, Any] | None) -> Sequence[Any]:
+    """Return the tokens' log-probabilities of a chat, whose shape is this surface's too."""
+    return (given or {}).get("content") or ()
 
 
 def _usage(meter: Meter) -> dict[str, Any]:

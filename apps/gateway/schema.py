@@ -18,6 +18,7 @@ from apps.gateway.structured import MOST_TOOLS, NamedTool, ResponseFormat, Tool,
 MOST_CHOICES = 4
 MOST_PROMPTS = 8
 MOST_LOGPROBS = 5
+NOT_MODERATED = "Nothing here judges requests or answers."
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions, and the engine's
 
 # What a chat template adds of its own, at most: a default system prompt and the turn of the assistant.
@@ -89,6 +90,7 @@ class ChatBody(Sampling, forbid_unknown_fields=True):
     function_call: Any = None
     audio: Any = None
     web_search_options: Any = None
+    moderation: Any = None
     # Accepted and ignored: documented by OpenAI, without effect on what an open model here answers.
     user: Any = None
     store: Any = None
@@ -100,6 +102,7 @@ class ChatBody(Sampling, forbid_unknown_fields=True):
     verbosity: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
 
 
@@ -118,8 +121,8 @@ class CompletionBody(Sampling, forbid_unknown_fields=True):
 
 IGNORED = {
     "/v1/chat/completions": (
-        "metadata", "modalities", "prediction", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort",
-        "safety_identifier", "service_tier", "store", "user", "verbosity",
+        "metadata", "modalities", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+        "reasoning_effort", "safety_identifier", "service_tier", "store", "user", "verbosity",
     ),
     "/v1/completions": ("user",),
 }  # fmt: skip
@@ -194,6 +197,8 @@ def chat_request(
     fields = _sampling_fields(body)
     media: list[Medium] = []
     fields["messages"] = [_message(number, message, media) for number, message in enumerate(body.messages)]
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidValue("`top_logprobs` needs `logprobs: true` beside it.", param="top_logprobs")
     fields |= _given(logprobs=body.logprobs, top_logprobs=body.top_logprobs)
     if body.max_completion_tokens is not None:  # the newer name of the same field wins
         fields.pop("max_tokens", None)
@@ -289,6 +294,7 @@ _REFUSED = {
     "function_call": "Use `tool_choice`.",
     "audio": "No model here speaks.",
     "web_search_options": "No model here searches the web.",
+    "moderation": NOT_MODERATED,
 }
 
 

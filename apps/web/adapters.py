@@ -30,6 +30,7 @@ from apps.serving.queries import ServingState, serving_states
 from apps.serving.warmth import warm_price
 from apps.serving.whole_models import has_replica
 from apps.web.access import organization_view
+from apps.web.adapter_lineage import ancestor_of, comparison_url, list_descendants, siblings_of
 from apps.web.adapter_traffic import traffic_of
 from apps.web.code_samples import chat_samples
 from apps.web.downloads import stream_download, zip_chunks
@@ -79,12 +80,16 @@ def _answer(request: HttpRequest, template: str, part: str, context: dict[str, A
 
 def _detail(version: AdapterVersion, organization: Organization, membership: Membership) -> dict[str, Any]:
     serving: ServingState = serving_states(versions=[version])[version.pk]
+    job = find_jobs_of_adapters(organization=organization, versions=[version]).get(version.pk)
+    siblings = siblings_of(version)
     return {
         "version": version,
         "serving": serving,
         "can_be_served": version.status != "files_only" or has_replica(version=version),
         "is_changing": serving.state in _CHANGING,
-        "job": find_jobs_of_adapters(organization=organization, versions=[version]).get(version.pk),
+        "job": job,
+        "ancestor": ancestor_of(job),
+        "descendants": list_descendants(version),
         "metrics": [(_LABELS[name], version.metrics[name]) for name in _LABELS if version.metrics.get(name)],
         "files": [
             {"file": file, "url": f"{_download_address(version)}?{urlencode({'file': file['name']})}"}
@@ -104,7 +109,8 @@ def _detail(version: AdapterVersion, organization: Organization, membership: Mem
             }
             for export in version.exports
         ],
-        "siblings": queries.list_siblings(version=version),
+        "siblings": siblings,
+        "comparison_url": comparison_url(version, siblings),
         "aliases": list_aliases(organization=organization).filter(adapter_id=version.adapter_id),
         "traffic": traffic_of(version),
         "warm_price": warm_price(base_model=version.adapter.base_model),

@@ -1,4 +1,4 @@
-"""The playground: two models beside each other, streamed from the gateway with a member's own short-lived token."""
+"""The playground: up to four models beside each other, streamed from the gateway with a member's short-lived token."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from apps.web.code_samples import chat_samples
 
 _MILLION = 1_000_000
 _ADAPTERS_OFFERED = 200
+_MOST_COLUMNS = 4
 _NOTES = {
     "loaded": "",
     "cold": "cold, the first answer waits while it loads",
@@ -48,16 +49,17 @@ class ModelOption:
 @require_safe
 @organization_view(Permission.VIEW)
 def show(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    """Show both columns: an adapter (?model=, else the newest) on the right, its base model on the left."""
+    """Show a column for each ?model=; for one or none, an adapter (the newest) beside its base model."""
     bases, adapters = _options(organization)
-    checkpoints = [option for option in adapters if CHECKPOINT_MARK in option.name]
-    left, right = _chosen(bases, adapters, request.GET.get("model", ""))
+    known = {option.name for option in (*bases, *adapters)}
+    wanted = [name for name in request.GET.getlist("model") if name in known][:_MOST_COLUMNS]
+    chosen = wanted if len(wanted) > 1 else _pair(bases, adapters, wanted[0] if wanted else "")
     context = {
-        "columns": [{"number": 1, "chosen": left}, {"number": 2, "chosen": right}],
+        "columns": [{"chosen": name} for name in chosen],
         "bases": bases,
-        "adapters": [option for option in adapters if option not in checkpoints],
-        "checkpoints": checkpoints,
-        "samples": chat_samples(model=right or left),
+        "groups": _groups(bases, adapters),
+        "has_adapters": bool(adapters),
+        "samples": chat_samples(model=chosen[-1] or chosen[0]),
         "may_ask": has_permission(membership.role, Permission.INFERENCE),
         "may_save": has_permission(membership.role, Permission.DATASET_WRITE),
         "may_train": has_permission(membership.role, Permission.JOB_WRITE),
@@ -130,8 +132,18 @@ def _prices(model: BaseModel, organization: Organization) -> dict[str, Any]:
     }
 
 
-def _chosen(bases: list[ModelOption], adapters: list[ModelOption], wanted: str) -> tuple[str, str]:
-    """Return the names in the left and the right column; "" leaves a column out."""
+def _groups(bases: list[ModelOption], adapters: list[ModelOption]) -> list[dict[str, Any]]:
+    checkpoints = [option for option in adapters if CHECKPOINT_MARK in option.name]
+    groups = {
+        "Base models": bases,
+        "Adapters": [option for option in adapters if option not in checkpoints],
+        "Checkpoints": checkpoints,
+    }
+    return [{"label": label, "options": options} for label, options in groups.items() if options]
+
+
+def _pair(bases: list[ModelOption], adapters: list[ModelOption], wanted: str) -> tuple[str, str]:
+    """Return the names in the left and the right column; "": none yet."""
     first_base = bases[0].name if bases else ""
     if any(option.name == wanted for option in bases):
         return wanted, next((option.name for option in adapters if option.base_name == wanted), "")

@@ -1,12 +1,12 @@
-// Two models, one prompt, both streamed. The member's short-lived token comes from data-token-url; replies are text only.
+// Up to four models, one prompt, all streamed. The member's short-lived token comes from data-token-url; replies are text only.
 (() => {
   const page = document.querySelector("[data-playground]");
   if (!page) return;
   const $ = (selector, root = page) => root.querySelector(selector);
   const $$ = (selector, root = page) => [...root.querySelectorAll(selector)];
-  const form = $("[data-play-form]"), columns = $$("[data-play-col]");
-  const history = new Map(columns.map((column) => [column, []]));
-  let token = null, running = null;
+  const form = $("[data-play-form]"), MOST = 4, history = new Map();
+  let columns = $$("[data-play-col]"), token = null, running = null;
+  columns.forEach((column) => history.set(column, []));
 
   const csrf = () => $("[name=csrfmiddlewaretoken]")?.value ?? "";
   const bearer = async (renew = false) => {
@@ -19,11 +19,12 @@
   };
 
   const value = (name) => $(`[data-param="${name}"]`)?.value.trim() ?? "";
-  const request = (column) => {
+  const request = (column, seed) => {
     const system = value("system"), body = { model: $("[data-play-model]", column).value, messages: [] };
     if (system) body.messages.push({ role: "system", content: system });
     body.messages.push(...history.get(column));
     for (const name of ["temperature", "top_p", "max_tokens", "seed"]) if (value(name) !== "") body[name] = Number(value(name));
+    if (seed !== undefined) body.seed = seed;
     return { ...body, stream: true, stream_options: { include_usage: true } };
   };
 
@@ -49,21 +50,29 @@
     if (!answer.ok) throw new Error(said?.error?.message ?? `The server answered ${answer.status}.`);
     return said;
   };
-  const offerSave = (box, messages) => {
-    if (!page.dataset.saveUrl) return;
-    const button = make("button", "btn btn-ghost btn-sm", "Save as evaluation row");
-    button.type = "button";
-    button.addEventListener("click", async () => {
-      button.disabled = true;
+  const button = (text) => Object.assign(make("button", "btn btn-ghost btn-sm", text), { type: "button" });
+  const offer = (box, asked, messages) => {
+    const row = make("div", "row wrap");
+    if (page.dataset.saveUrl && messages) row.append(saving(messages));
+    const again = button("Copy as");
+    again.dataset.open = "copy-as";
+    again.asked = asked; // the dialog shows this very request
+    row.append(again);
+    box.append(row);
+  };
+  const saving = (messages) => {
+    const save = button("Save as evaluation row");
+    save.addEventListener("click", async () => {
+      save.disabled = true;
       try {
         const { url } = await tell(page.dataset.saveUrl, { messages });
-        button.replaceWith(Object.assign(make("a", "link xs", "Saved to Playground rows"), { href: url }));
+        save.replaceWith(Object.assign(make("a", "link xs", "Saved to Playground rows"), { href: url }));
       } catch (error) {
-        button.disabled = false;
+        save.disabled = false;
         regret(error);
       }
     });
-    box.append(button);
+    return save;
   };
   const showPrompts = async () => {
     const shelf = $("[data-play-prompts]", document);
@@ -111,12 +120,21 @@
     headers: { Authorization: `Bearer ${await bearer(renew)}`, "Content-Type": "application/json" },
   });
 
-  const ask = async (column, signal) => {
+  // how long the first token is waited for, and why: a cold adapter is loaded first
+  const count = (box, column) => {
+    const line = make("div", "facts"), started = performance.now(), note = $("[data-play-model]", column).selectedOptions[0]?.dataset.note;
+    line.setAttribute("aria-live", "off");
+    box.append(line);
+    const timer = setInterval(() => line.replaceChildren(...[`waiting ${Math.round((performance.now() - started) / 1000)} s`, note].filter(Boolean).map((part) => make("span", "", part))), 1000);
+    return () => { clearInterval(timer); line.remove(); };
+  };
+
+  const ask = async (column, signal, seed) => {
     const box = bubble(column, "assistant", ""), words = $(".txt", box), log = $("[data-play-log]", column), started = performance.now();
+    const body = request(column, seed), stopCounting = count(box, column);
     let first = null, usage = null, reason = null, text = "";
     box.setAttribute("aria-busy", "true");
     try {
-      const body = request(column);
       let answer = await post(body, signal, false);
       if (answer.status === 401) answer = await post(body, signal, true);
       if (!answer.ok) throw new Error((await answer.json().catch(() => null))?.error?.message ?? `The gateway answered ${answer.status}.`);
@@ -128,7 +146,10 @@
         reason = chunk.choices?.[0]?.finish_reason ?? reason;
         const piece = chunk.choices?.[0]?.delta?.content;
         if (!piece) continue;
-        first ??= performance.now();
+        if (first === null) {
+          first = performance.now();
+          stopCounting();
+        }
         const low = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
         text += piece;
         words.textContent = text;
@@ -138,6 +159,7 @@
       if (error.name !== "AbortError") complain(box, error.message);
       else reason = "stopped";
     } finally {
+      stopCounting();
       box.removeAttribute("aria-busy");
     }
     if (text) history.get(column).push({ role: "assistant", content: text });
@@ -149,10 +171,10 @@
       `${seconds.toFixed(2)} s`,
       usage && writing > 0.05 && usage.completion_tokens > 1 && `${((usage.completion_tokens - 1) / writing).toFixed(1)} tok/s`,
       usage && cost(column, usage),
+      seed !== undefined && `seed ${seed}`,
       reason && reason !== "stop" && { length: "cut at the token limit", stopped: "stopped by you" }[reason],
     ]);
-    const system = value("system");
-    if (text && reason !== "stopped") offerSave(box, [...(system ? [{ role: "system", content: system }] : []), ...history.get(column)]);
+    if (text) offer(box, body, reason !== "stopped" && [...body.messages, { role: "assistant", content: text }]);
     log.scrollTop = log.scrollHeight;
   };
 
@@ -169,17 +191,44 @@
     $("[data-play-stop]").hidden = !on;
   };
   const send = async (prompt) => {
+    const used = columns.filter((column) => $("[data-play-model]", column).value);
+    // without a seed of the user's, one is drawn for all: what differs is the model alone
+    const seed = value("seed") === "" && value("temperature") !== "0" ? crypto.getRandomValues(new Uint32Array(1))[0] : undefined;
     running = new AbortController();
     busy(true);
-    for (const column of columns) {
+    for (const column of used) {
       history.get(column).push({ role: "user", content: prompt });
       bubble(column, "user", prompt);
     }
-    const used = columns.filter((column) => $("[data-play-model]", column).value);
-    await Promise.all(used.map((column) => ask(column, running.signal)));
+    await Promise.all(used.map((column) => ask(column, running.signal, seed)));
     running = null;
     busy(false);
     fill();
+    $("[data-play-prompt]").focus();
+  };
+
+  // columns: the new one begins with the first model that no other has
+  const number = () => {
+    columns = $$("[data-play-col]");
+    columns.forEach((column, index) => column.setAttribute("aria-label", `Column ${index + 1}`));
+    $("[data-play-add]").hidden = columns.length >= MOST;
+    fill();
+  };
+  const add = () => {
+    const last = columns.at(-1), column = last.cloneNode(true), choice = $("[data-play-model]", column);
+    const taken = columns.map((other) => $("[data-play-model]", other).value);
+    choice.value = [...choice.options].find((option) => option.value && !taken.includes(option.value))?.value ?? taken[0];
+    $("[data-play-log]", column).replaceChildren(make("p", "sm faint", "Replies stream in here, with tokens, time and cost."));
+    $("[data-play-log] p", column).dataset.playEmpty = "";
+    history.set(column, []);
+    last.after(column);
+    number();
+    choice.focus();
+  };
+  const drop = (column) => {
+    history.delete(column);
+    column.remove();
+    number();
     $("[data-play-prompt]").focus();
   };
 
@@ -198,6 +247,10 @@
   });
   page.addEventListener("click", (e) => {
     if (e.target.closest("[data-play-stop]")) running?.abort();
+    if (e.target.closest("[data-play-add]") && !running) add();
+    if (e.target.closest("[data-play-drop]") && !running) drop(e.target.closest("[data-play-col]"));
+    const copying = e.target.closest("[data-open=copy-as]");
+    if (copying) fill(copying.asked);
     if (e.target.closest("[data-play-raw]")) showPrompts().catch(regret);
     if (e.target.closest("[data-play-clear]") && !running) {
       columns.forEach((column) => { history.set(column, []); $("[data-play-log]", column).replaceChildren(); });
@@ -205,18 +258,23 @@
     }
   });
 
-  // "Copy as" holds the exact request of the first column
-  const code = (id) => document.getElementById(`copy-as-${id}-code`);
-  const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-  const literal = (v) => JSON.stringify(v, null, 4).replaceAll("\n", "\n    "); // strings, numbers, lists: the same text in Python
-  const fill = () => {
-    const { stream, stream_options, ...body } = request(columns[0]), base = `${location.origin}/v1`;
-    while (body.messages.at(-1)?.role === "assistant") body.messages.pop();
-    if (!body.messages.some((m) => m.role === "user")) body.messages.push({ role: "user", content: value("prompt") || "Hello" });
-    if (code("curl")) code("curl").textContent = `curl ${base}/chat/completions \\\n  -H "Authorization: Bearer $ANNEAL_API_KEY" \\\n  -H "Content-Type: application/json" \\\n  -d ${quoted(JSON.stringify(body, null, 2))}`;
-    if (code("python")) code("python").textContent = `import os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${base}", api_key=os.environ["ANNEAL_API_KEY"])\nreply = client.chat.completions.create(\n${Object.entries(body).map(([k, v]) => `    ${k}=${literal(v)},`).join("\n")}\n)\nprint(reply.choices[0].message.content)\n`;
-    if (code("javascript")) code("javascript").textContent = `import OpenAI from "openai";\n\nconst client = new OpenAI({ baseURL: "${base}", apiKey: process.env.ANNEAL_API_KEY });\nconst reply = await client.chat.completions.create(${JSON.stringify(body, null, 2)});\nconsole.log(reply.choices[0].message.content);\n`;
+  // "Copy as" holds the request of one answer, or the next one of the first column; the server wrote the text around it
+  const codes = Object.fromEntries(["curl", "python", "javascript"].map((key) => document.getElementById(`copy-as-${key}-code`)).map((code) => [code?.id, code?.textContent]));
+  const json = (v, indent = 2) => JSON.stringify(v, null, indent);
+  const written = { // strings, numbers, lists and objects of JSON are Python too
+    curl: (body) => [/-d '[^]*'/, `-d '${json(body).replaceAll("'", "'\\''")}'`],
+    python: (body) => [/create\([^]*?\n\)/, `create(\n${Object.entries(body).map(([k, v]) => `    ${k}=${json(v, 4).replaceAll("\n", "\n    ")},`).join("\n")}\n)`],
+    javascript: (body) => [/create\([^]*\);\nc/, `create(${json(body)});\nc`],
   };
-  page.addEventListener("input", fill);
-  fill();
+  const fill = (asked = request(columns[0])) => {
+    const { stream, stream_options, ...body } = asked;
+    body.messages = [...body.messages];
+    if (body.messages.at(-1)?.role !== "user") body.messages.push({ role: "user", content: value("prompt") || "Hello" });
+    for (const key in written) {
+      const code = document.getElementById(`copy-as-${key}-code`), [place, text] = written[key](body);
+      if (code) code.textContent = codes[code.id].replace(place, () => text);
+    }
+  };
+  page.addEventListener("input", () => fill());
+  number();
 })();

@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from apps.accounts.models import Organization, User
 from apps.adapters.models import AdapterVersion
@@ -13,7 +14,7 @@ from apps.core.clock import db_now
 from apps.finetuning import leases
 from apps.finetuning.models import Checkpoint
 from apps.serving.aliases import point_alias
-from apps.serving.models import LoadedAdapter, MeteringCheck, Replica
+from apps.serving.models import Alias, LoadedAdapter, MeteringCheck, Replica
 from apps.serving.operations import deploy
 from tests.api.gateway.process import USD, make_replica
 from tests.browser.conftest import THEMES, overflow
@@ -84,13 +85,62 @@ def test_pages_are_accessible_and_reflow(
             assert overflow(page) == 0, f"{path} at {width} px"
 
 
+def answer_with_the_models_name(page: Page) -> list[dict[str, Any]]:
+    """Have each model answer with its own name; return what was asked, as it comes."""
+    asked: list[dict[str, Any]] = []
+
+    def answer(route: Route) -> None:
+        body = json.loads(route.request.post_data or "")
+        asked.append(body)
+        choice = {"delta": {"content": f"from {body['model']}"}, "finish_reason": "stop"}
+        chunks = [{"choices": [choice]}, {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}]
+        stream = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+        route.fulfill(content_type="text/event-stream", body=stream)
+
+    page.route("**/v1/chat/completions", answer)
+    return asked
+
+
+def test_models_answer_beside_each_other_under_the_same_conditions(
+    open_page: Open, version: AdapterVersion, alice: User
+) -> None:
+    page = open_page(f"/playground?model={version.model_name}", user=alice)
+    asked = answer_with_the_models_name(page)
+    names = ["anneal-demo", version.model_name, Alias.objects.get().model_name]
+
+    page.get_by_role("button", name="Add a model").click()
+    expect(page.get_by_label("Model", exact=True).nth(2)).to_have_value(names[2])
+    page.get_by_text("System message and sampling").click()
+    page.get_by_label("Temperature").fill("0.7")
+    page.get_by_label("Message", exact=True).fill("My card is lost")
+    page.get_by_role("button", name="Send").click()
+    for number, name in enumerate(names, start=1):
+        column = page.get_by_role("region", name=f"Column {number}")
+        expect(column).to_contain_text(f"from {name}")
+        expect(column).to_contain_text("9 in, 2 out")
+
+    assert sorted(body["model"] for body in asked) == sorted(names)
+    conditions = [{key: body[key] for key in body if key != "model"} for body in asked]
+    assert conditions[0] == conditions[1] == conditions[2]
+    assert (conditions[0]["temperature"], type(conditions[0]["seed"])) == (0.7, int)
+    page.get_by_role("region", name="Column 2").get_by_role("button", name="Copy as").click()
+    for key in ("curl", "python", "javascript"):
+        code = page.locator(f"#copy-as-{key}-code")
+        expect(code).to_contain_text(version.model_name)
+        expect(code).to_contain_text(str(conditions[0]["seed"]))
+    page.get_by_role("dialog").get_by_role("button", name="Close").first.click()
+    page.get_by_role("region", name="Column 1").get_by_role("button", name="Remove this model").click()
+    expect(page.get_by_role("region", name="Column 1")).to_contain_text(f"from {version.model_name}")
+    for _ in range(2):
+        page.get_by_role("button", name="Add a model").click()
+    expect(page.get_by_role("button", name="Add a model")).to_be_hidden()
+
+
 def test_an_answer_is_kept_and_the_prompt_shown_as_the_model_reads_it(
     open_page: Open, version: AdapterVersion, alice: User
 ) -> None:
     page = open_page(f"/playground?model={version.model_name}", user=alice)
-    chunks = [{"choices": [{"delta": {"content": "lost_or_stolen_card"}, "finish_reason": "stop"}]}]
-    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    answer_with_the_models_name(page)
 
     page.get_by_label("Message").first.fill("My card is lost")
     page.get_by_role("button", name="Send").click()
@@ -99,6 +149,6 @@ def test_an_answer_is_kept_and_the_prompt_shown_as_the_model_reads_it(
     page.get_by_role("button", name="Raw prompt").click()
     expect(page.locator("#raw-prompt pre").first).to_contain_text("My card is lost")
     page.get_by_role("dialog").get_by_role("button", name="Close").first.click()
-    page.get_by_role("button", name="Copy as").click()
+    page.get_by_role("button", name="Copy as").last.click()
     page.get_by_role("tab", name="JavaScript").click()
     expect(page.locator("#copy-as-javascript-code")).to_contain_text("new OpenAI")

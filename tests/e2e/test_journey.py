@@ -65,7 +65,7 @@ def test_from_sign_up_to_an_answer(visit: Any, platform: Platform, file_id: str,
     person.get_by_label("Message", exact=True).fill("My card has not arrived yet")
     person.get_by_role("button", name="Send").click()
     for column in ("1", "2"):
-        replies = person.get_by_role("log", name=f"Replies of column {column}")
+        replies = person.get_by_role("region", name=f"Column {column}").get_by_role("log")
         expect(replies.locator(".bubble-assistant .txt")).to_contain_text(re.compile(r"\w"), timeout=120_000)
 
 

@@ -4,6 +4,7 @@ import html
 import io
 import json
 import zipfile
+from urllib.parse import urlencode
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -18,7 +19,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.serving.models import Deployment, LoadedAdapter, Replica
 from apps.serving.operations import deploy
 from apps.serving.queries import list_routes
-from tests.api.gateway.process import dedicate, make_whole_model
+from tests.api.gateway.process import dedicate, make_version, make_whole_model
 from tests.unit.finetuning.conftest import claim, floor  # noqa: F401 - fixtures
 
 
@@ -68,6 +69,37 @@ def test_the_state_is_what_a_replica_says(state, words, version, organization, f
     assert "Waiting to load" in waiting
     assert f"{words}</span>" in page
     assert "said the engine" in page
+
+
+def test_what_was_trained_further_names_both_ends(version, floor, claim, client_for, vera):  # noqa: F811
+    job = floor.job(suffix="triage-more")
+    attempt = claim()
+    attempt.start()
+    attempt.succeed(floor.base_model)
+    job.refresh_from_db()
+    job.requested |= {"start_from": {"version": version.pk, "model": version.model_name}}
+    job.save(update_fields=["requested"])
+
+    later = text(client_for(vera).get(f"/adapters/{job.adapter_version_id}"))
+    earlier = text(client_for(vera).get(f"/adapters/{version.pk}"))
+
+    assert f'Began with</dt><dd class="trunc"><a class="link" href="/adapters/{version.pk}">' in later
+    assert f'Trained further in</dt><dd class="trunc"><a class="link" href="/jobs/{job.pk}">triage-more' in earlier
+
+
+def test_versions_tell_how_they_are_served_and_stand_beside_each_other(version, client_for, vera):
+    alone = text(client_for(vera).get(f"/adapters/{version.pk}"))
+    other = make_version(version.organization, version.adapter.base_model)
+    AdapterVersion.objects.filter(pk=other.pk).update(adapter=version.adapter, number=2)
+    for one in (version, AdapterVersion.objects.get(pk=other.pk)):
+        deploy(version=one, by="system")
+
+    page = text(client_for(vera).get(f"/adapters/{version.pk}"))
+
+    asked = urlencode([("model", version.model_name), ("model", other.model_name)])
+    assert "Compare in the playground" not in alone
+    assert f'href="/playground?{asked}"' in page
+    assert page.split("Versions</h2>")[1].count("Waiting to load") == 2
 
 
 def test_the_page_shows_where_it_came_from_and_how_to_use_it(version, client_for, vera):

@@ -111,3 +111,11 @@ def test_an_answer_becomes_the_next_row_of_a_dataset(version, organization, clie
     assert first.status_code == 200
     assert post(client_for(bob), "/playground/rows", {"messages": [HI]}).json()["error"]["param"] == "messages"
     assert post(client_for(vera), "/playground/rows", {"messages": [HI, answer]}).status_code == 403
+
+
+def test_each_model_asked_for_has_a_column(version, client_for, bob):
+    deploy(version=version, by="system")
+
+    page = text(client_for(bob).get(f"/playground?model={version.model_name}&model=anneal-demo&model=ft:none"))
+
+    assert selected(page) == [version.model_name, "anneal-demo"]

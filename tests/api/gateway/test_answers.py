@@ -268,6 +268,20 @@ def test_a_streamed_response_has_every_event(gateway, tenant):
     assert (final.output_text, final.usage.output_tokens) == ("Hello there.", 3)
 
 
+@pytest.mark.parametrize("asked", [{"top_logprobs": 0}, {"include": ["message.output_text.logprobs"]}])
+def test_a_response_has_the_log_probabilities_it_is_asked_for(gateway, tenant, asked):
+    client = gateway.openai(tenant.key)
+
+    whole = client.responses.create(model=BASE_MODEL, input="Hi", **asked)
+    *_, last = events = list(client.responses.create(model=BASE_MODEL, input="Hi", stream=True, **asked))
+
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    tokens = ["Hello", " there", "."]
+    assert [entry.token for entry in whole.output[0].content[0].logprobs] == tokens
+    assert [entry.token for event in deltas for entry in event.logprobs] == tokens
+    assert [entry.token for entry in last.response.output[0].content[0].logprobs] == tokens
+
+
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_a_response_may_call_a_function_and_be_told_what_it_said(gateway, tenant, engine, is_streamed):
     engine.scripts["sunny?"] = Script(tokens=(), calls=(("call_1", "weather", ("{}",)),), finish="tool_calls")
@@ -304,6 +318,8 @@ def test_a_response_may_call_a_function_and_be_told_what_it_said(gateway, tenant
             "invalid_value", "input[0].content[0].type",
         ),
         ({"max_output_tokens": 0}, "invalid_value", "max_output_tokens"),
+        ({"top_logprobs": 6}, "invalid_value", "top_logprobs"),
+        ({"moderation": {"model": "m"}}, "unsupported_parameter", "moderation"),
         ({"tools": [{"type": "web_search"}]}, "invalid_value", "tools[0].type"),
     ],
 )  # fmt: skip

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from apps.gateway.responses import IGNORED as IGNORED_IN_RESPONSES
 from apps.gateway.schema import IGNORED
 
 pytestmark = pytest.mark.django_db
@@ -29,6 +30,15 @@ EFFECTS = {
     "tool_named": {"tools", "tool_choice"},
     "parallel_tool_calls": {"tools", "parallel_tool_calls"},
 }  # fmt: skip
+RESPONSE_EFFECTS = {name: EFFECTS[name] for name in ("temperature", "top_p", "tools", "tool_choice")} | {
+    "parallel_tool_calls": EFFECTS["parallel_tool_calls"],
+    "max_output_tokens": {"max_tokens"},
+    "text": {"response_format"},
+    "top_logprobs": {"logprobs", "top_logprobs"},
+    "include": {"logprobs"},
+}
+# What every case has of itself, and what never leaves the client.
+NEEDS_NO_CASE = {"model", "messages", "prompt", "input", "timeout"}
 
 
 def run_session(gateway, tenant, library: str, folder: str) -> dict:
@@ -39,7 +49,7 @@ def run_session(gateway, tenant, library: str, folder: str) -> dict:
         [sys.executable, str(SESSION), *arguments], capture_output=True, text=True, timeout=240, check=False
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    return json.loads(ran.stdout.splitlines()[-1])["seen"]
+    return json.loads(ran.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
@@ -49,27 +59,39 @@ def run_session(gateway, tenant, library: str, folder: str) -> dict:
 def test_every_documented_parameter(gateway, world, engine, library, folder):
     engine.bodies.clear()
 
-    seen = run_session(gateway, world.acme, library, folder)
+    session = run_session(gateway, world.acme, library, folder)
 
-    assert {name: text for name, text in seen["chat"].items() if text != "Hello there."} == {}
-    assert {name: text for name, text in seen["completion"].items() if text != "Hello there."} == {}
-    for group in ("chat_refused", "completion_refused"):
-        assert {name: said for name, said in seen[group].items() if said[1] != 400 or name not in said[2]} == {}
-    bodies = {_case(body): body for body in engine.bodies}
+    for surface, names in session["named"].items():
+        assert set(names) - set(session["covered"][surface]) - NEEDS_NO_CASE == set(), f"{surface} has a new parameter"
+    seen = session["seen"]
+    for surface in ("chat", "completion", "response"):
+        assert {name: text for name, text in seen[surface].items() if text != "Hello there."} == {}, surface
+        refused = seen[f"{surface}_refused"]
+        assert {name: said for name, said in refused.items() if said[1] != 400 or name not in said[2]} == {}, surface
+    assert {
+        name: said for name, said in seen["embedding_refused"].items() if "model_not_supported" not in said[2]
+    } == {}
+    _check_effects(seen, {_case(body): set(body) - ALWAYS - {"messages", "prompt"} for body in engine.bodies})
+
+
+def _check_effects(seen: dict, fields: dict[str, set[str]]) -> None:
+    """Each case changes at the engine what it is about, and nothing else."""
     for name in seen["chat"]:
-        effect = EFFECTS.get(name, set())
-        assert set(bodies[f"chat:{name}"]) - ALWAYS - {"messages"} == effect, name
+        assert fields[f"chat:{name}"] == EFFECTS.get(name, set()), name
     for name in seen["completion"]:
         effect = {"logprobs"} if name == "logprobs" else EFFECTS.get(name, set())
-        assert set(bodies[f"completion:{name}"]) - ALWAYS - {"prompt"} == effect | {"max_tokens"}, name
+        assert fields[f"completion:{name}"] == effect | {"max_tokens"}, name
+    for name in seen["response"]:
+        assert fields[f"response:{name}"] == RESPONSE_EFFECTS.get(name, set()), name
 
 
 def _case(body: dict) -> str:
-    text = body["messages"][0]["content"] if "messages" in body else body["prompt"]
+    text = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
     return text.removeprefix("case:")
 
 
 def test_every_ignored_field_is_in_the_documentation():
     page = (Path(__file__).resolve().parents[3] / "docs/gateway.md").read_text()
 
-    assert [name for names in IGNORED.values() for name in names if f"`{name}`" not in page] == []
+    ignored = [*IGNORED.values(), IGNORED_IN_RESPONSES]
+    assert [name for names in ignored for name in names if f"`{name}`" not in page] == []

@@ -140,6 +140,8 @@ def nested(depth: int) -> dict:
         ({"temperature": 2.5}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"top_logprobs": 6}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"moderation": {"model": "m"}}, "moderation"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}] * 65}, "tools"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),

@@ -34,6 +34,19 @@ def test_a_minutes_requests_pass_and_the_next_waits_for_its_turn(clock):
     assert refused.value.data["retry_after_seconds"] == 10
 
 
+@pytest.mark.parametrize("per_minute", [7, 43, 1000])
+def test_who_waits_as_long_as_told_is_let_through(clock, per_minute):
+    rates, one = Rates(), limits_of("org_1", requests_per_minute=per_minute)
+    for _ in range(per_minute):
+        rates.take_request([one])
+    with pytest.raises(RateLimited) as refused:
+        rates.take_request([one])
+
+    clock.now += refused.value.data["retry_after_seconds"]
+
+    rates.take_request([one])
+
+
 def test_no_limit_and_a_limit_of_zero(clock):
     rates = Rates()
     rates.take_request([limits_of("org_1")])
