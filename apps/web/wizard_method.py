@@ -17,6 +17,7 @@ from apps.finetuning.job_files import objective_of
 from apps.finetuning.limits import Kind
 from apps.finetuning.options import PoolQuote
 from apps.web.forms.wizard import ADAPTER_FIELDS
+from apps.web.recipe_words import other_values
 from apps.web.wizard_compute import best_quote
 from apps.web.wizard_plan import Plan
 from apps.web.wizard_preview import first_row
@@ -41,6 +42,7 @@ def method_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         "can_be_graded": objective_of(plan.version) is not Objective.TEXT,
         "adapter_fields": ADAPTER_FIELDS,
         "shown": first_row(plan),
+        "other_values": other_values(form.choices, form.recipe) if form.is_valid() and form.recipe else [],
         "judge_calls": 2 * EvaluationPlan().max_answers,  # base and tuned
         "kept": partial(_kept, plan),  # asked for by the page, not by the live panel
     }
