@@ -136,6 +136,7 @@ def _summary(
         "trained_tokens": trained,
         "trains_inputs": address.train_on is TrainOn.ALL,
         "has_inputs": kind_of(version) is RowKind.CHAT,
+        "is_text": kind_of(version) is RowKind.TEXT,
         "trained_share": trained / count.tokens if count and count.tokens else None,
         "others": _others(version),
         "plot": histogram(count.histogram, limit=address.limit) if count else None,
@@ -212,6 +213,11 @@ def _length_checks(count: TokenCount, address: Address) -> list[Check]:
     if count.longest_row_tokens <= limit:
         return [Check("ok", f"Every row fits in {limit:,} tokens")]
     cut = cut_at(count, limit)
+    if kind_of(address.version) is RowKind.TEXT:
+        over = f"{cut['over']:,} {_plural(cut['over'], 'row')}" if cut else "Some rows"
+        return [
+            Check("ok", f"{over} over {limit:,} tokens: trained in pieces, nothing is cut", "", _find(address, OVER))
+        ]
     if cut is None:
         return [Check("warn", f"Some rows are longer than {limit:,} tokens and will be cut")]
     over, lost = cut["over"], 0 if address.train_on is TrainOn.ALL else cut["untrained"]

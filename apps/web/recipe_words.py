@@ -24,7 +24,7 @@ _NAMES = {
     "lora_alpha": "Alpha",
     "lora_dropout": "Adapter dropout",
     "target_modules": "Adapted layers",
-    "cpu_offload": "Weights in the host's memory",
+    "cpu_offload": "In host memory",
     "packing": "Packing",
     "dpo_beta": "Beta",
     "orpo_beta": "Beta",
@@ -37,6 +37,8 @@ _OF_ADAPTER = frozenset({"lora_rank", "use_dora", "use_rslora", "lora_alpha", "l
 
 @dataclass(frozen=True)
 class ChosenValue:
+    """`value` is "" where the reason begins with it."""
+
     name: str
     value: str
     reason: str
@@ -52,15 +54,21 @@ def values_in_words(
 ) -> list[ChosenValue]:
     """Return the choices that count for this recipe."""
     hidden = {*leave_out, *_without_effect(recipe)}
-    return [
-        ChosenValue(_NAMES[choice.name], value_in_words(choice.name, choice.value), choice.reason)
-        for choice in choices
-        if choice.name in _NAMES and choice.name not in hidden
-    ]
+    return [_in_words(choice) for choice in choices if choice.name in _NAMES and choice.name not in hidden]
 
 
 def value_in_words(name: str, value: Any) -> str:
     return _WORDS[name](value) if name in _WORDS else str(value)
+
+
+def _in_words(choice: Choice) -> ChosenValue:
+    value = value_in_words(choice.name, choice.value)
+    is_said = _plain(choice.reason).startswith(_plain(value))
+    return ChosenValue(_NAMES[choice.name], "" if is_said else value, choice.reason)
+
+
+def _plain(text: str) -> str:
+    return text.replace(" ", "").lower()
 
 
 def _without_effect(recipe: Hyperparameters) -> set[str]:
