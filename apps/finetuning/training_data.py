@@ -45,7 +45,7 @@ def training_data(counted: Counted, recipe: Hyperparameters) -> TrainingData:
     lengths = tuple((int(length), int(rows)) for length, rows in count.histogram)
     if is_text:
         lengths = _pieces(count, recipe.max_length)
-        rows, tokens, trained = sum(rows for _, rows in lengths), float(count.tokens), float(count.trained_tokens)
+        rows, tokens, trained = float(sum(n for _, n in lengths)), float(count.tokens), float(count.trained_tokens)
     else:
         tokens, trained, untrained = _within(count, recipe.max_length, file_rows)
         rows = file_rows - untrained
