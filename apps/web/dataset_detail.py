@@ -125,6 +125,7 @@ def _summary(
     checks = _checks(address, looked, refusal)
     cut = cut_at(count, address.limit)
     trained = _trained_tokens(address, count)
+    is_text = kind_of(version) is RowKind.TEXT  # none of it is cut
     return {
         "count": count,
         "cut": cut,
@@ -136,10 +137,10 @@ def _summary(
         "trained_tokens": trained,
         "trains_inputs": address.train_on is TrainOn.ALL,
         "has_inputs": kind_of(version) is RowKind.CHAT,
-        "is_text": kind_of(version) is RowKind.TEXT,
+        "is_text": is_text,
         "trained_share": trained / count.tokens if count and count.tokens else None,
         "others": _others(version),
-        "plot": histogram(count.histogram, limit=address.limit) if count else None,
+        "plot": histogram(count.histogram, limit=None if is_text else address.limit) if count else None,
         "checks": checks,
         "passed_count": sum(check.level == "ok" for check in checks),
         "hidden_error_count": version.error_count - len(version.errors),

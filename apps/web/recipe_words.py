@@ -15,7 +15,7 @@ _NAMES = {
     "max_length": "Longest row",
     "early_stopping_patience": "Early stopping",
     "warmup_ratio": "Warm-up",
-    "lr_scheduler": "Learning rate over time",
+    "lr_scheduler": "Schedule",
     "weight_decay": "Weight decay",
     "max_grad_norm": "Gradient norm limit",
     "lora_rank": "Rank",

@@ -26,7 +26,12 @@ def test_long_text_is_shown_whole_and_quoted_whole(organization, alice, client_f
     method = client.get(reverse("web:job_new"), asked | {"step": "method"}).content.decode()
 
     assert "1 row over 256 tokens: trained in pieces, nothing is cut" in page
-    assert 'class="beyond"' not in page and "will be cut" not in page and ">cut<" not in page
+    assert (
+        'class="beyond"' not in page
+        and 'class="over"' not in page
+        and "will be cut" not in page
+        and ">cut<" not in page
+    )
     pieces = re.search(r"in (\d+) pieces of the limit", page)
     assert pieces and int(pieces[1]) == -(-count.longest_row_tokens // 256)
     told = re.search(r"<dt>Tokens</dt><dd>([\d.]+K?), ", method)
