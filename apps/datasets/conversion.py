@@ -102,12 +102,18 @@ def _wrong(column: str, wanted: str) -> Unconvertible:
     )
 
 
+# A table of text has no other way to say so; Python writes them with a capital.
+_WRITTEN = {b'"true"': msgspec.Raw(b"true"), b'"false"': msgspec.Raw(b"false")}
+
+
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
 def _chat(columns: Columns) -> bytes:
-    row = {"messages": columns.required("messages")}
-    return _encode(row | _present(columns, "tools", "parallel_tool_calls"))
+    row = {"messages": columns.required("messages")} | _present(columns, "tools", "parallel_tool_calls")
+    if (told := row.get("parallel_tool_calls")) is not None:
+        row["parallel_tool_calls"] = _WRITTEN.get(bytes(told).lower(), told)
+    return _encode(row)
 
 
 def _preference(columns: Columns) -> bytes:

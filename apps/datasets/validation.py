@@ -289,7 +289,7 @@ class Pass:
         found = self._findings
         found.finish(is_ended=self._source.last_byte == b"\n" or not self._takes_blocks)
         if found.rows < MIN_ROWS:
-            found.add(_too_few_rows(found.rows, max(1, found.last_line)))
+            found.add(_too_few_rows(found.rows, max(1, found.last_line), is_text=self.container is Container.TEXT))
 
 
 def validate_file(chunks: Iterable[bytes], *, filename: str = "", mapping: Mapping | None = None) -> Report:
@@ -382,7 +382,7 @@ def _name_last_error(error: LineError) -> LineError:
     )
 
 
-def _too_few_rows(rows: int, line: int) -> LineError:
+def _too_few_rows(rows: int, line: int, *, is_text: bool) -> LineError:
     if not rows:
         return LineError(
             line=line,
@@ -394,5 +394,5 @@ def _too_few_rows(rows: int, line: int) -> LineError:
         line=line,
         code=FileErrorCode.TOO_FEW_ROWS,
         message=f"The file has {rows} {'row' if rows == 1 else 'rows'}; fine-tuning needs at least {MIN_ROWS}.",
-        fix="Add more examples.",
+        fix="Put a blank line between rows, or add more text." if is_text else "Add more examples.",
     )

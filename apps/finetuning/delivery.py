@@ -80,6 +80,12 @@ def whole_model_bytes(*, base_model: BaseModel) -> int | None:
     return _bytes(base_model, None)
 
 
+def storage_nano_per_gb_month(*, organization: Any) -> int | None:
+    """Return what keeping 1e9 bytes for a month costs before any volume tier, None where nothing is charged."""
+    price = active_price(sku=STORAGE_SKU, organization=organization)
+    return None if price is None else _files("", 10**9, price).storage_nano_per_month
+
+
 def whole_model_prices(*, organization: Any, base_model: BaseModel) -> tuple[int | None, int | None] | None:
     """Return nano-USD for a million tokens in and out of a whole model; None where no pool gives one a replica."""
     if not _may_serve_whole_models():

@@ -57,7 +57,7 @@ def get_limits(*, base_model: BaseModel) -> Limits:
             *_FIXED,
             Limit(
                 name="max_length",
-                text="Tokens of a row; what is longer is cut.",
+                text="Tokens of a row; what is longer is cut, running text into pieces that are all trained.",
                 minimum=8,
                 maximum=base_model.context_length,
                 is_whole=True,

@@ -1,8 +1,6 @@
-"""Where an adapter version comes from, to repeat it and to publish it: reproducibility file and model card."""
+"""Where an adapter version comes from, to repeat it: the reproducibility file."""
 
 import datetime
-import json
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +12,7 @@ from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import FineTuningJob
 
 FORMAT = "anneal-reproducibility/1"
-CARD_FILE, BUNDLE_FILE = "README.md", "reproducibility.json"
+BUNDLE_FILE = "reproducibility.json"
 _LABELS = {
     "loss": "Loss per token",
     "token_accuracy": "Token accuracy",
@@ -100,91 +98,6 @@ def _file(version: DatasetVersion) -> dict[str, Any]:
         "bytes": version.bytes,
         "rows": version.rows,
     }
-
-
-def model_card(*, job: FineTuningJob, version: AdapterVersion) -> str:
-    """Return a model card in Markdown, with the metadata block the hub reads."""
-    base = job.base_model
-    recipe = job.hyperparameters
-    lines = [
-        "---",
-        f"base_model: {json.dumps(base.repo or base.name)}",
-        "library_name: peft",
-        "pipeline_tag: text-generation",
-        f"tags: [lora, {recipe['method']}]",
-        *([f"license: {json.dumps(base.licence)}"] if base.licence else []),
-        "---",
-        "",
-        f"# {version.adapter.name}, version {version.number}",
-        "",
-        f"An adapter of `{base.name}`" + (f" at commit `{base.revision}`" if base.revision else "") + ".",
-        "",
-        "## Training",
-        "",
-        *_table(("", ""), _training_facts(job, version)),
-        *_evaluation_lines(report_of(version)),
-        *_parity_lines(version),
-        "## Reproduce",
-        "",
-        f"`{BUNDLE_FILE}` beside this file holds the hashes of the data, the recipe, the seed and the versions.",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _training_facts(job: FineTuningJob, version: AdapterVersion) -> list[tuple[str, str]]:
-    recipe = job.hyperparameters
-    used = energy(job=job)
-    return [
-        ("Data", f"{job.training_file.rows} rows, SHA-256 `{job.training_file.sha256[:16]}…`"),
-        ("Method", f"{recipe['method']}, rank {recipe['lora_rank']}, alpha {recipe['lora_alpha']}"),
-        ("Layers", ", ".join(version.target_modules)),
-        ("Epochs, steps", f"{recipe['epochs']}, {version.metrics.get('step')}"),
-        ("Learning rate", f"{recipe['learning_rate']:g}, {recipe['lr_scheduler']}"),
-        ("Seed", str(job.seed)),
-        ("Trained tokens", f"{job.trained_tokens:,}"),
-        ("Cost", f"${nano_to_usd(job.cost_nano)} for {job.billed_gpu_ms / 1000:g} GPU-seconds"),
-        ("Energy", f"at most {used['kwh']} kWh ({used['method']})" if used["kwh"] is not None else used["method"]),
-    ]
-
-
-def _evaluation_lines(report: EvaluationReport | None) -> list[str]:
-    if report is None:
-        return ["## Evaluation", "", "No held-out rows were given.", ""]
-    rows = [
-        (
-            label_of(found.name),
-            f"{found.base.value:.4f} [{found.base.low:.4f}, {found.base.high:.4f}]",
-            f"{found.tuned.value:.4f} [{found.tuned.low:.4f}, {found.tuned.high:.4f}]",
-            found.verdict,
-        )
-        for found in report.comparisons
-    ]
-    return [
-        "## Evaluation",
-        "",
-        f"On {report.rows} held-out rows ({report.answers} answers), base and tuned model, 95 % intervals:",
-        "",
-        *_table(("Measure", "Base", "Tuned", "Tuned is"), rows),
-        f"{report.worse_rows} rows got worse.",
-        "",
-    ]
-
-
-def _parity_lines(version: AdapterVersion) -> list[str]:
-    if version.status != "ready":
-        return []
-    parity = version.parity
-    words = (
-        f"Loaded by {parity['engine']}, its log-probabilities on {parity['tokens']} tokens are within "
-        f"{parity['tuned_difference']:.4f} nats of the trainer's on average ({parity['tolerance']:g} is allowed)."
-    )
-    return [words, ""]
-
-
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return [*lines, *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows), ""]
 
 
 def _iso(moment: datetime.datetime | None) -> str | None:

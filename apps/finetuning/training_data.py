@@ -1,15 +1,20 @@
-"""What of a counted file a recipe trains: the rows that are not held out, cut to the longest row it allows."""
+"""What of a counted file a recipe trains: the rows that are not held out, cut to the longest row it allows, or in
+pieces of it where they are running text."""
 
 import bisect
+from collections import Counter
 from dataclasses import dataclass
 
+from apps.contracts.chat import RowKind
 from apps.contracts.runs import Hyperparameters
 from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.rows import kind_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """Of one epoch. `evaluation_tokens` are read after each epoch; `row_lengths` are (tokens, rows) pairs."""
+    """Of one epoch; of running text each piece is a row. `evaluation_tokens` are read after each epoch; `row_lengths`
+    are (tokens, rows) pairs."""
 
     rows: int
     tokens: int
@@ -36,15 +41,22 @@ class Counted:
 def training_data(counted: Counted, recipe: Hyperparameters) -> TrainingData:
     """Return what is trained. A validation file that nobody counted is taken to have rows like the training file's."""
     count, file_rows = counted.count, counted.version.rows or 0
-    tokens, trained, untrained = _within(count, recipe.max_length, file_rows)
+    is_text = kind_of(counted.version) is RowKind.TEXT
+    lengths = tuple((int(length), int(rows)) for length, rows in count.histogram)
+    if is_text:
+        lengths = _pieces(count, recipe.max_length)
+        rows, tokens, trained = float(sum(n for _, n in lengths)), float(count.tokens), float(count.trained_tokens)
+    else:
+        tokens, trained, untrained = _within(count, recipe.max_length, file_rows)
+        rows = file_rows - untrained
     left_out = recipe.validation_share if counted.validation is None else counted.left_out_rows / max(file_rows, 1)
     kept = 1.0 - left_out
     return TrainingData(
-        rows=max(round((file_rows - untrained) * kept), 0),
+        rows=max(round(rows * kept), 0),
         tokens=round(tokens * kept),
         trained_tokens=round(trained * kept),
         longest_row_tokens=count.longest_row_tokens,
-        row_lengths=tuple((int(length), int(rows)) for length, rows in count.histogram),
+        row_lengths=lengths,
         evaluation_tokens=_evaluation_tokens(counted, recipe, tokens, kept),
     )
 
@@ -54,9 +66,31 @@ def _evaluation_tokens(counted: Counted, recipe: Hyperparameters, tokens: float,
     if validation is None:
         return round(tokens * (1.0 - kept))
     rows = validation.rows or 0
+    if counted.validation_count is not None and kind_of(validation) is RowKind.TEXT:
+        return counted.validation_count.tokens
     if counted.validation_count is not None:
         return round(_within(counted.validation_count, recipe.max_length, rows)[0])
     return round(tokens * rows / max(counted.version.rows or 0, 1))
+
+
+def _pieces(count: TokenCount, max_length: int) -> tuple[tuple[int, int], ...]:
+    """Return (tokens, number) of the pieces that a trainer makes of running text, of which nothing is cut.
+
+    Of the rows only their bars are known: each is taken to be as long as its bar's middle, all of them scaled so that
+    their tokens are those counted.
+    """
+    middles, before = [], 0
+    for bound, rows in count.histogram:
+        middles.append(((before + 1 + bound) / 2, int(rows)))
+        before = bound
+    total = sum(middle * rows for middle, rows in middles)
+    scale = count.tokens / total if total else 1.0
+    pieces = Counter[int]()
+    for middle, rows in middles:
+        whole, rest = divmod(max(round(middle * scale), 1), max_length)
+        pieces[max_length] += whole * rows
+        pieces[rest] += rows
+    return tuple(sorted((length, number) for length, number in pieces.items() if length and number))
 
 
 def _within(count: TokenCount, max_length: int, rows: int) -> tuple[float, float, float]:

@@ -20,8 +20,9 @@ from apps.core import audit
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.object_store import attachment
+from apps.finetuning.model_cards import CARD_FILE, model_card
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.provenance import BUNDLE_FILE, CARD_FILE, model_card, reproducibility
+from apps.finetuning.provenance import BUNDLE_FILE, reproducibility
 from apps.finetuning.queries import find_jobs_of_adapters
 from apps.serving import operations
 from apps.serving.aliases import list_aliases
@@ -141,7 +142,7 @@ def download(
     name = request.GET.get("file", "")
     kind = request.GET.get("export", "")
     job = find_jobs_of_adapters(organization=organization, versions=[version]).get(version.pk)
-    texts = _papers(job, version)
+    texts = _papers(job, version, kind)
     if name in texts:
         return _text_file(name, texts[name])
     prefix, manifest = queries.find_files(version=version, export=kind)
@@ -158,12 +159,12 @@ def download(
     return stream_download(request, archive, filename=f"{folder}.zip", content_type="application/zip")
 
 
-def _papers(job: FineTuningJob | None, version: AdapterVersion) -> dict[str, str]:
+def _papers(job: FineTuningJob | None, version: AdapterVersion, export: str) -> dict[str, str]:
     """Model card and reproducibility file by name; none for a version that no job of ours made."""
     if job is None:
         return {}
     bundle = json.dumps(reproducibility(job=job, version=version), indent=2, default=str)
-    return {CARD_FILE: model_card(job=job, version=version), BUNDLE_FILE: bundle + "\n"}
+    return {CARD_FILE: model_card(job=job, version=version, export=export), BUNDLE_FILE: bundle + "\n"}
 
 
 def _text_file(name: str, text: str) -> HttpResponse:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -20,6 +19,7 @@ from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.problems import MIN_ROWS
 from apps.datasets.rows import kind_of
 from apps.web.access import organization_view
+from apps.web.dataset_price import least_nano, training_choices, wizard_url
 from apps.web.dataset_viewer import (
     HELD_OUT,
     LOST,
@@ -68,19 +68,26 @@ class Check:
 @require_safe
 @organization_view(Permission.VIEW)
 def detail(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
-    """Show a file; htmx gets the part it asks for: the row viewer, or the whole while a task is at it."""
+    """Show a file; htmx gets the part it asks for: the row viewer, the button's price, or the whole while a task
+    is at it."""
     version = queries.get_version(organization=organization, id=file_id)
     model = chosen_model(request)
     address = read_address(request, version, model)
     part = request.headers.get("HX-Target", "") if request.headers.get("HX-Request") else ""
+    if part.endswith("#least-price"):
+        return _part(request, "price", {"least_nano": least_nano(organization, training_choices(address, model))})
     is_viewer = part.endswith("#viewer")
     count, refusal, is_counting = (find_count(version, model), None, False) if is_viewer else _count(version, model)
     looked = look(version, model, address, count)
     context = viewer_context(address, looked, is_pending=version.status in _PENDING)
     if not is_viewer:
         context |= _summary(address, looked, refusal, is_counting) | _people(version, organization, membership)
-    template = "datasets/detail.html" + ("#viewer" if is_viewer else "#dataset" if part else "")
-    response = render(request, template, context)
+    return _part(request, "viewer" if is_viewer else "dataset" if part else "", context)
+
+
+def _part(request: HttpRequest, name: str, context: dict[str, Any]) -> HttpResponse:
+    """Render one part of the page, or with "" the whole."""
+    response = render(request, "datasets/detail.html" + (f"#{name}" if name else ""), context)
     patch_vary_headers(response, ["HX-Request", "HX-Target"])
     return response
 
@@ -118,6 +125,7 @@ def _summary(
     checks = _checks(address, looked, refusal)
     cut = cut_at(count, address.limit)
     trained = _trained_tokens(address, count)
+    is_text = kind_of(version) is RowKind.TEXT  # none of it is cut
     return {
         "count": count,
         "cut": cut,
@@ -129,15 +137,16 @@ def _summary(
         "trained_tokens": trained,
         "trains_inputs": address.train_on is TrainOn.ALL,
         "has_inputs": kind_of(version) is RowKind.CHAT,
+        "is_text": is_text,
         "trained_share": trained / count.tokens if count and count.tokens else None,
         "others": _others(version),
-        "plot": histogram(count.histogram, limit=address.limit) if count else None,
+        "plot": histogram(count.histogram, limit=None if is_text else address.limit) if count else None,
         "checks": checks,
         "passed_count": sum(check.level == "ok" for check in checks),
         "hidden_error_count": version.error_count - len(version.errors),
         "held_count": sum(looked.held) if looked.held is not None else None,
         "kept_count": looked.held.count(False) if looked.held is not None else None,
-        "training_query": _training_query(address, looked),
+        "wizard_url": wizard_url(training_choices(address, looked.model)),
         "held_url": address.url(find=HELD_OUT, first=1, line=1),
         "siblings": queries.list_siblings(version=version),
         "jobs": version.jobs.select_related("base_model").order_by("-created_at")[:10],
@@ -169,19 +178,6 @@ def _others(version: DatasetVersion) -> list[tuple[str, str]]:
         (other.pk, f"Validation: {other.dataset.name}, {other.filename}")
         for other in versions.defer("errors", "line_offsets")[:100]
     ]
-
-
-def _training_query(address: Address, looked: Looked) -> str:
-    """Return what the wizard must know to train what this page shows, as more of its query."""
-    longest = looked.model.context_length if looked.model else address.limit
-    chosen: dict[str, float | str] = {"max_length": address.limit} if address.limit < longest else {}
-    if address.train_on is not TrainOn.ASSISTANT:
-        chosen["train_on"] = address.train_on.value
-    if address.against:
-        chosen |= {"validation": address.against}
-    elif address.share:
-        chosen |= {"validation_share": address.split.share, "seed": address.seed}
-    return f"&{urlencode(chosen)}" if chosen else ""
 
 
 def _people(version: DatasetVersion, organization: Organization, member: Membership) -> dict[str, Any]:
@@ -218,6 +214,11 @@ def _length_checks(count: TokenCount, address: Address) -> list[Check]:
     if count.longest_row_tokens <= limit:
         return [Check("ok", f"Every row fits in {limit:,} tokens")]
     cut = cut_at(count, limit)
+    if kind_of(address.version) is RowKind.TEXT:
+        over = f"{cut['over']:,} {_plural(cut['over'], 'row')}" if cut else "Some rows"
+        return [
+            Check("ok", f"{over} over {limit:,} tokens: trained in pieces, nothing is cut", "", _find(address, OVER))
+        ]
     if cut is None:
         return [Check("warn", f"Some rows are longer than {limit:,} tokens and will be cut")]
     over, lost = cut["over"], 0 if address.train_on is TrainOn.ALL else cut["untrained"]

@@ -248,7 +248,7 @@ def _flags(
     flags = []
     if sides is None and looked.model is not None:
         flags.append(("bad", "error"))
-    if sides and max(side.n_tokens for side in sides) > address.limit:
+    if sides and max(side.n_tokens for side in sides) > address.limit and not isinstance(row, TextRow):
         nothing = not any(side.truncate(address.limit).n_trained for side in sides)
         flags.append(("warn", "nothing trained" if nothing else "cut"))
     flags += [("warn", "e-mail" if hint == "email" else hint.value) for hint in sorted(hints_of(row))]

@@ -10,9 +10,11 @@ from apps.core.money import nano_to_usd
 from apps.finetuning.judging import list_judges
 from apps.finetuning.limits import kind_of
 from apps.finetuning.models import FineTuningJob
+from apps.finetuning.recipes import Choice
 from apps.web.code_samples import job_samples
 from apps.web.forms.after_training import AfterTrainingForm, given_of
 from apps.web.forms.wizard import ADAPTER_FIELDS, RECIPE_FIELDS, TRAINED
+from apps.web.recipe_words import ChosenValue, value_in_words, values_in_words
 
 _OFF_BY_DEFAULT = ("use_rslora", "cpu_offload")
 
@@ -40,8 +42,15 @@ def recipe_lines(job: FineTuningJob) -> list[tuple[str, str]]:
         ("Batch", _batch(recipe)),
         ("Epochs", str(recipe.epochs)),
         ("Longest row", f"{recipe.max_length:,} tokens"),
+        ("Early stopping", value_in_words("early_stopping_patience", recipe.early_stopping_patience)),
         ("Seed", str(recipe.seed)),
     ]
+
+
+def recipe_reasons(job: FineTuningJob) -> list[ChosenValue]:
+    """Return every value with the reason it was chosen for, as it was told at creation."""
+    choices = msgspec.convert(job.requested.get("choices") or [], list[Choice])
+    return values_in_words(choices, _recipe(job))
 
 
 def recipe_samples(job: FineTuningJob, *, model: str) -> list[dict[str, str]]:

@@ -34,7 +34,7 @@ from apps.web.evaluation import evaluation_of
 from apps.web.forms.wizard import CapForm
 from apps.web.job_curves import curves_of, metrics_of, with_number
 from apps.web.job_outcome import outcome_rows
-from apps.web.job_recipe import method_words, recipe_lines, recipe_samples
+from apps.web.job_recipe import method_words, recipe_lines, recipe_reasons, recipe_samples
 from apps.web.live import follow_job
 from apps.web.wizard import again_url, beginning_of
 
@@ -229,6 +229,7 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
         "outcome": outcome_rows(job),
         "method": method_words(job),
         "recipe": recipe_lines(job),
+        "reasons": recipe_reasons(job),
         "samples": recipe_samples(job, model=beginning_of(job)),
         "again_url": again_url(job),
         "is_live": is_live,
@@ -292,8 +293,14 @@ def _span(length: datetime.timedelta) -> str:
 
 
 def _seconds_left(job: FineTuningJob) -> float | None:
+    """Return what the run expects by its own pace; until it has one, what the estimate leaves."""
+    if job.status not in ("queued", "running"):
+        return None
+    pace: float | None = with_number(job, "eta_seconds").order_by("sequence").values_list("number", flat=True).last()
+    if job.status == "running" and pace is not None:
+        return pace
     total = job.estimate.get("train_seconds_p50")
-    if job.status not in ("queued", "running") or total is None:
+    if total is None:
         return None
     return total * (1 - percent_of(job) / 100)
 

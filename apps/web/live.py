@@ -15,6 +15,7 @@ from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.db import connection
 
+from apps.core.templatetags.ui import duration
 from apps.core.tenancy import tenant
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import JobEvent
@@ -96,11 +97,13 @@ def _read(organization_id: str, job_id: str, after: int) -> tuple[list[JobEvent]
 
 
 def with_units(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a step's metrics with memory in GiB and the GPU's load in percent beside, as a chart's axis has them."""
-    memory, load = data.get("memory_bytes"), data.get("gpu_utilization")
+    """Return a step's metrics with memory in GiB and the GPU's load in percent, as a chart's axis has them, and the
+    time left in words."""
+    memory, load, left = data.get("memory_bytes"), data.get("gpu_utilization"), data.get("eta_seconds")
     shown = {
         "memory_gib": None if memory is None else round(memory / 2**30, 3),
         "gpu_percent": None if load is None else round(100 * load, 1),
+        "time_left": None if left is None else duration(round(left)),
     }
     return {**data, **{name: value for name, value in shown.items() if value is not None}}
 

@@ -55,6 +55,7 @@ class RowView:
     trained_count: int
     limit: int | None = None
     longest: int = 0  # of the sequences the row makes: a preference makes two
+    is_text: bool = False  # running text goes on in pieces of the limit, none of it cut
 
     @property
     def hidden_token_count(self) -> int:
@@ -62,7 +63,11 @@ class RowView:
 
     @property
     def is_cut(self) -> bool:
-        return self.limit is not None and self.longest > self.limit
+        return self.limit is not None and self.longest > self.limit and not self.is_text
+
+    @property
+    def piece_count(self) -> int:
+        return -(-self.longest // self.limit) if self.is_text and self.limit else 1
 
 
 def view_row(
@@ -81,8 +86,9 @@ def row_view(
     row: ChatRow | TextRow, rendered: RenderedRow, renderer: ChatRenderer, *, limit: int | None = None
 ) -> RowView:
     """Divide a rendered row into turns and tokens, and at the limit."""
-    text, kept = rendered.text, rendered if limit is None else rendered.truncate(limit)
-    spans = renderer.token_spans(text, is_plain=isinstance(row, TextRow))
+    is_text = isinstance(row, TextRow)
+    text, kept = rendered.text, rendered if limit is None or is_text else rendered.truncate(limit)
+    spans = renderer.token_spans(text, is_plain=is_text)
     controls = renderer.control_spans(text)
     cut = spans[kept.n_tokens][0] if kept.is_truncated else len(text)
     trained = [(start, min(end, cut)) for start, end in rendered.spans if start < cut]
@@ -94,7 +100,7 @@ def row_view(
         Token(text[start:end], is_trained, at >= kept.n_tokens, _covers(controls, start))
         for at, ((start, end), is_trained) in enumerate(zip(spans[:SHOWN_TOKENS], mask, strict=False))
     )
-    return RowView(turns, tokens, rendered.n_tokens, kept.n_trained, limit, rendered.n_tokens)
+    return RowView(turns, tokens, rendered.n_tokens, kept.n_trained, limit, rendered.n_tokens, is_text)
 
 
 def _both(chosen: RowView, rejected: RowView) -> RowView:

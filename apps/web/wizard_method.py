@@ -12,11 +12,12 @@ from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.runs import Method, Objective
 from apps.core.errors import DomainError
 from apps.core.templatetags.ui import bytes_, usd
-from apps.finetuning.delivery import whole_model_bytes, whole_model_prices
+from apps.finetuning.delivery import storage_nano_per_gb_month, whole_model_bytes, whole_model_prices
 from apps.finetuning.job_files import objective_of
 from apps.finetuning.limits import Kind
 from apps.finetuning.options import PoolQuote
 from apps.web.forms.wizard import ADAPTER_FIELDS
+from apps.web.recipe_words import other_values
 from apps.web.wizard_compute import best_quote
 from apps.web.wizard_plan import Plan
 from apps.web.wizard_preview import first_row
@@ -41,7 +42,9 @@ def method_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         "can_be_graded": objective_of(plan.version) is not Objective.TEXT,
         "adapter_fields": ADAPTER_FIELDS,
         "shown": first_row(plan),
+        "other_values": other_values(form.choices, form.recipe) if form.is_valid() and form.recipe else [],
         "judge_calls": 2 * EvaluationPlan().max_answers,  # base and tuned
+        "kept": partial(_kept, plan),  # asked for by the page, not by the live panel
     }
     try:
         quoted = {key: best_quote(quotes) for key, quotes in plan.quotes_of_kinds(kinds).items()}
@@ -53,6 +56,14 @@ def method_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         "quote": quoted.get(form.kind.key),
         "needs": "Mend the marked fields" if form.errors else "",
     }
+
+
+def _kept(plan: Plan) -> dict[str, int | None]:
+    """Return the size of the model as either export writes it, and what keeping files costs; None for not known and
+    for nothing."""
+    assert plan.base_model is not None
+    size_bytes = whole_model_bytes(base_model=plan.base_model)
+    return {"bytes": size_bytes, "nano_per_gb_month": storage_nano_per_gb_month(organization=plan.organization)}
 
 
 def _choices(kinds: Sequence[Kind], quoted: Mapping[str, PoolQuote | None], plan: Plan) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from apps.contracts.runs import Hyperparameters, Objective
 from apps.finetuning.options import PoolQuote
 from apps.web.compute_table import ComputeRow, TableView, compute_rows
 from apps.web.forms.wizard import TRAINED
+from apps.web.recipe_words import value_in_words
 from apps.web.wizard_compute import quotes_of, samples
 from apps.web.wizard_plan import Plan
 
@@ -80,6 +81,7 @@ def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:
         ("Method", f"{form.kind.name}, NF4" if recipe.quantization else form.kind.name, False),
         ("Epochs", str(recipe.epochs), "epochs" in changed),
         ("Learning rate", f"{recipe.learning_rate:g}, {recipe.lr_scheduler}", "learning_rate" in changed),
+        ("Early stopping", value_in_words("early_stopping_patience", recipe.early_stopping_patience), False),
         ("Warm-up", f"{recipe.warmup_ratio:.0%} of the steps", False),
         ("Batch", f"{recipe.batch_size} rows a step", "batch_size" in changed),
         ("Longest row", f"{recipe.max_length:,} tokens", "max_length" in changed),
@@ -87,8 +89,14 @@ def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:
         ("Weight decay", f"{recipe.weight_decay:g}", False),
         ("Gradient norm limit", f"{recipe.max_grad_norm:g}", False),
         ("Held out", f"{recipe.validation_share:.0%} of the rows", "validation_share" in changed),
+        *_beta_lines(recipe),
         ("Seed", str(recipe.seed), "seed" in changed),
     ]
+
+
+def _beta_lines(recipe: Hyperparameters) -> list[tuple[str, str, bool]]:
+    betas = {Objective.DPO: recipe.dpo_beta, Objective.ORPO: recipe.orpo_beta}
+    return [("Beta", f"{betas[recipe.objective]:g}", False)] if recipe.objective in betas else []
 
 
 def _adapter_lines(recipe: Hyperparameters, changed: set[str]) -> list[tuple[str, str, bool]]:

@@ -4,6 +4,7 @@ bfloat16 attention's backward has no fast CPU kernel (measured 16 ms a layer aga
 the attention product runs in float32.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from gpu_workers.train.hardware import FLASH_CAPABILITY
 
 ROWS_APART = "rows_apart"
 
@@ -38,9 +41,10 @@ def _attention(
     max_length_q: int = 0,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    if cu_seq_lens_q is not None and query.is_cuda:
-        return _varlen(query, key, value, cu_seq_lens_q, max_length_q, scale=options.get("scaling")), None
     dtype = query.dtype
+    if cu_seq_lens_q is not None and _has_varlen(query.device):
+        output = _varlen(query, key, value, cu_seq_lens_q, max_length_q, scale=options.get("scaling"))
+        return output.to(dtype), None
     if not query.is_cuda:
         query, key, value = query.float(), key.float(), value.float()
         if attention_mask is not None and attention_mask.dtype is not torch.bool:
@@ -53,7 +57,19 @@ def _attention(
     return output.to(dtype), None
 
 
+@cache
+def _has_varlen(device: torch.device) -> bool:
+    """Whether torch's FlashAttention runs there: from Ampere on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
+
+
 _BORDERS = ("cu_seq_lens_k", "max_length_k")
+
+
+def _short(dtype: torch.dtype) -> torch.dtype:
+    if dtype is not torch.float32:
+        return dtype
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else torch.bfloat16
 
 
 def _row_by_row(
@@ -78,8 +94,10 @@ def _varlen(
     *,
     scale: float | None,
 ) -> torch.Tensor:
-    """FlashAttention as torch ships it, over tokens (T, heads, size)."""
-    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    """FlashAttention as torch ships it, over tokens (T, heads, size), of 16 bits: with weights in float32 the rotary
+    embedding makes float32 of what autocast had shortened."""
+    dtype = _short(query.dtype)
+    query, key, value = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
     output = varlen_attn(
         query,
         key,

@@ -9,7 +9,7 @@ import torch
 
 from apps.contracts.runs import Hyperparameters, Method, Struct
 
-_FLASH_CAPABILITY = (8, 0)  # FlashAttention 2 needs Ampere
+FLASH_CAPABILITY = (8, 0)  # FlashAttention 2 needs Ampere
 _COMPILE_PAYS_STEPS = 1_000  # compiling takes a minute or two: as long as this many steps save
 
 
@@ -30,7 +30,7 @@ class Hardware(Struct, frozen=True, kw_only=True):
     @property
     def can_keep_rows_apart(self) -> bool:
         """Whether an attention kernel takes the borders of packed rows: FlashAttention, its own or torch's."""
-        return self.capability is not None and self.capability >= _FLASH_CAPABILITY
+        return self.capability is not None and self.capability >= FLASH_CAPABILITY
 
 
 class Engine(Struct, frozen=True, kw_only=True):
@@ -70,13 +70,7 @@ def choose_engine(hardware: Hardware, recipe: Hyperparameters, *, steps: int = 0
     dtype, autocast, precision = _precision(hardware, recipe)
     is_packing, packing = _packing(hardware, recipe)
     is_compiled, compiling = _compiling(hardware, recipe, is_packing=is_packing, steps=steps)
-    flash = hardware.has_flash_attention and hardware.can_keep_rows_apart and dtype != "float32"
-    attention = (
-        "Attention: the flash_attn package."
-        if flash
-        else f"Attention: torch's own {'fused kernels' if hardware.is_gpu else 'product, in float32'}; "
-        f"{'flash_attn is not installed' if hardware.is_gpu else 'the CPU has no fast 16-bit backward'}."
-    )
+    flash, attention = _attention(hardware, dtype)
     liger = (
         "Kernels: Liger for norms, rotary embedding and activations."
         if hardware.has_liger
@@ -108,6 +102,18 @@ def _precision(hardware: Hardware, recipe: Hyperparameters) -> tuple[str, str | 
         reason = f"Precision: float16 with scaled gradients, because {hardware.name} has no bfloat16."
         return "float32" if is_full else "float16", "fp16", reason
     return "float32", None, f"Precision: float32, because {hardware.name} multiplies nothing shorter."
+
+
+def _attention(hardware: Hardware, dtype: str) -> tuple[bool, str]:
+    if not hardware.is_gpu:
+        return False, "Attention: torch's own product, in float32; the CPU has no fast 16-bit backward."
+    if not hardware.has_flash_attention:
+        return False, "Attention: torch's own fused kernels; flash_attn is not installed."
+    if not hardware.can_keep_rows_apart:
+        return False, f"Attention: torch's own fused kernels; flash_attn needs a newer GPU than {hardware.name}."
+    if dtype == "float32":
+        return False, "Attention: torch's own fused kernels; flash_attn takes no weights in float32."
+    return True, "Attention: the flash_attn package."
 
 
 def _packing(hardware: Hardware, recipe: Hyperparameters) -> tuple[bool, str]:

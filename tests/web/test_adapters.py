@@ -12,6 +12,7 @@ from django.conf import settings
 from django.test import AsyncClient
 
 from apps.adapters.models import AdapterVersion
+from apps.catalog.models import BaseModel
 from apps.contracts.evaluation import Comparison, EvaluationReport, Interval, WorseRow
 from apps.contracts.runs import Export
 from apps.core.models import AuditEntry
@@ -174,10 +175,12 @@ def test_a_merged_model_may_be_served_once_it_has_a_replica_of_its_own(organizat
 def test_the_merged_model_is_an_archive_of_its_own(evaluated, client_for, vera, charlie, rival):
     url = f"/adapters/{evaluated.pk}/download?export=merged_16bit"
 
-    body = b"".join(client_for(vera).get(url).streaming_content)
+    archive = zipfile.ZipFile(io.BytesIO(b"".join(client_for(vera).get(url).streaming_content)))
 
-    names = [name.split("/")[-1] for name in zipfile.ZipFile(io.BytesIO(body)).namelist()]
+    names = {name.split("/")[-1]: name for name in archive.namelist()}
     assert {"model.safetensors", "config.json", "README.md", "reproducibility.json"} <= set(names)
+    card = archive.read(names["README.md"]).decode()
+    assert "library_name: transformers" in card and "with its adapter merged in." in card
     assert client_for(vera).get(f"/adapters/{evaluated.pk}/download?export=gguf").status_code == 404
     assert client_for(charlie).get(url).status_code == 404
 
@@ -193,6 +196,34 @@ def test_card_and_reproducibility_file_say_where_it_comes_from(evaluated, client
     assert bundle["training_file"]["sha256"] == job.training_file.sha256
     assert (bundle["seed"], bundle["recipe"], bundle["cost_usd"]) == (job.seed, job.hyperparameters, "0.02")
     assert bundle["energy"]["kwh"] is None and "not known" in bundle["energy"]["method"]
+
+
+@pytest.mark.parametrize(
+    ("named", "written"),
+    [
+        ('Apache-2.0 ("All our models are", README)', ["license: apache-2.0"]),
+        ("Llama 3.1 Community License", ["license: other", 'license_name: "Llama 3.1 Community License"']),
+        ("", []),
+    ],
+)
+def test_the_card_names_the_licence_as_the_hub_takes_it(named, written, evaluated, client_for, vera):
+    BaseModel.objects.filter(pk=evaluated.adapter.base_model_id).update(licence=named)
+
+    card = client_for(vera).get(f"/adapters/{evaluated.pk}/download?file=README.md").content.decode()
+
+    head = card.split("---")[1].splitlines()
+    assert "library_name: peft" in head and "base_model_relation: adapter" in head
+    assert [line for line in head if line.startswith(("license:", "license_name:"))] == written
+
+
+def test_the_card_of_a_fully_trained_model_names_no_adapter(evaluated, client_for, vera):
+    recipe = FineTuningJob.objects.get(adapter_version=evaluated).hyperparameters
+    FineTuningJob.objects.filter(adapter_version=evaluated).update(hyperparameters=recipe | {"method": "full"})
+
+    card = client_for(vera).get(f"/adapters/{evaluated.pk}/download?file=README.md").content.decode()
+
+    assert "with every weight trained" in card and "library_name: transformers" in card
+    assert "rank" not in card and "lora" not in card
 
 
 def test_one_file_is_a_signed_link_under_its_own_name(version, client_for, vera):

@@ -70,7 +70,7 @@ def test_the_page_shows_what_a_running_job_has_done(floor, client_for, alice, cl
     attempt = claim()
     attempt.start()
     attempt.report(wire.StepCompleted, **step(1, 3.5))
-    attempt.report(wire.StepCompleted, **step(2, 2.25), memory_bytes=3 * 2**29, gpu_utilization=0.5)
+    attempt.report(wire.StepCompleted, **step(2, 2.25), memory_bytes=3 * 2**29, gpu_utilization=0.5, eta_seconds=90.2)
     attempt.checkpoint(step=2, seconds=4.0)
 
     page = client_for(alice).get(f"/jobs/{job.pk}").content.decode()
@@ -81,6 +81,19 @@ def test_the_page_shows_what_a_running_job_has_done(floor, client_for, alice, cl
     assert (curves["x"], curves["series"]["train_loss"], curves["checkpoints"]) == ([1, 2], [3.5, 2.25], [2])
     assert (curves["series"]["memory_gib"], curves["series"]["gpu_percent"]) == ([None, 1.5], [None, 50.0])
     assert "GPU load" in page
+    assert '<span data-live="time_left">1m 30s</span>' in page
+
+
+def test_every_value_of_the_recipe_stands_on_the_page_with_its_reason(floor, client_for, alice):
+    own = {"early_stopping_patience": 3, "validation_share": 0.2}
+    job = floor.job(hyperparameters=own)
+
+    page = html.unescape(client_for(alice).get(f"/jobs/{job.pk}").content.decode())
+
+    reasons = page.partition("Every value, and why")[2].partition("</dl>")[0]
+    assert 'after 3 evaluations without a lower loss <span class="faint">You set it.' in reasons
+    assert 'cosine <span class="faint">Cosine: falls smoothly to zero.' in reasons
+    assert "Beta" not in reasons
 
 
 @pytest.mark.parametrize(

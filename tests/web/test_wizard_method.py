@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 import pytest
 
 from apps.catalog.operations import set_price
+from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU
 from apps.core.clock import db_now
 from apps.datasets.inspecting import inspect_version
 from apps.finetuning.models import FineTuningJob, Worker
@@ -91,6 +92,19 @@ def test_where_a_pool_serves_whole_models_that_and_their_price_are_told_before_t
     assert "where the operator gives it one, $0.02 and $0.08 per million tokens in and out." in body
     assert "a model, served only on a replica of its own" in review
     assert "It answers where the operator gives it a replica of its own: ask for one." in review
+
+
+def test_what_keeping_the_files_costs_is_told_before_training(chosen, page) -> None:
+    free = page(chosen | {"step": "method"})
+    set_price(
+        sku=STORAGE_SKU, unit="byte_hours", price_nano=100_000_000, per=GB_MONTH_BYTE_HOURS, by="system", now=db_now()
+    )
+
+    priced = page(chosen | {"step": "method"})
+
+    assert "free, but for a judge’s tokens" in free and "Keeping them is free too." in free
+    assert "files are billed while they are kept" in priced
+    assert re.search(r"Each has [\d.]+ [KMG]?B. Keeping files costs \$0.10 for a GB and month", priced)
 
 
 def test_a_value_shown_for_another_method_is_chosen_anew_and_one_set_is_kept(chosen, page) -> None:

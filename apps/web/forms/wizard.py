@@ -43,8 +43,8 @@ class RecipeForm(forms.Form):
     """How to train: what is left out, or not yet asked, is chosen for the model, the method and the rows.
 
     Each field says why its value was chosen. A value that was only shown for another method (`shown` says which) and
-    left alone is chosen anew. Valid, the form has `recipe`, complete, and `changed`, the fields that differ from the
-    choice; `renewed` names the fields whose shown values no longer hold.
+    left alone is chosen anew. Valid, the form has `recipe`, complete, `choices`, each value of it with its reason, and
+    `changed`, the fields that differ from the choice; `renewed` names the fields whose shown values no longer hold.
     """
 
     method = forms.ChoiceField(label="Method")
@@ -154,6 +154,7 @@ class RecipeForm(forms.Form):
             if isinstance(self.fields[name], forms.TypedChoiceField):
                 self.fields[name].choices = [(written[name], written[name])]  # type: ignore[attr-defined]
         self.recipe: Hyperparameters | None = None
+        self.choices: tuple[recipes.Choice, ...] = ()
         self.changed: dict[str, Any] = {}
 
     def _offer_objectives(self) -> None:
@@ -180,8 +181,11 @@ class RecipeForm(forms.Form):
 
     def recipe_of(self, kind: Kind) -> Hyperparameters:
         """Return the recipe of a form that was checked, by another way to train. Raises InvalidValue."""
+        return self._recipe_of(kind).hyperparameters
+
+    def _recipe_of(self, kind: Kind) -> recipes.Recipe:
         asked = {name: value for name, value in self.changed.items() if _belongs(name, kind)}
-        return self._choose(self.chosen_objective, method=kind.method, asked=asked | _flags(kind)).hyperparameters
+        return self._choose(self.chosen_objective, method=kind.method, asked=asked | _flags(kind))
 
     def _choose(self, objective: Objective, *, method: Method, asked: Mapping[str, Any]) -> recipes.Recipe:
         return self._choose_any(objective=objective, method=method, asked={**asked, **self._shape})
@@ -228,7 +232,8 @@ class RecipeForm(forms.Form):
             name: value for name, value in asked.items() if value != self.defaults[name] and _belongs(name, self.kind)
         }
         try:
-            self.recipe = self.recipe_of(self.kind)
+            chosen = self._recipe_of(self.kind)
+            self.recipe, self.choices = chosen.hyperparameters, chosen.choices
         except InvalidValue as error:
             name = (error.param or "").removeprefix("hyperparameters.")
             self.add_error(name if name in self.fields else None, error.message)

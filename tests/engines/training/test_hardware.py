@@ -66,3 +66,20 @@ def test_every_choice_says_why(hardware):
         "Optimizer",
     ]
     assert all(reason.endswith(".") for reason in engine.reasons)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "method", "said"),
+    [
+        (H100, Method.LORA, "the flash_attn package"),
+        (H100, Method.FULL, "takes no weights in float32"),
+        (msgspec.structs.replace(T4, has_flash_attention=True), Method.LORA, "needs a newer GPU than T4"),
+        (T4, Method.LORA, "flash_attn is not installed"),
+        (CPU, Method.LORA, "the CPU has no fast 16-bit backward"),
+    ],
+)
+def test_the_attention_taken_is_the_one_named(hardware, method, said):
+    engine = engine_of(hardware, method=method)
+
+    assert said in engine.reasons[2]
+    assert engine.uses_flash_attention is (said == "the flash_attn package")

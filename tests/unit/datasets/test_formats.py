@@ -173,13 +173,21 @@ def test_a_good_jsonl_file_of_our_rows_is_its_own_rows_byte_for_byte() -> None:
 
 
 def test_columns_of_messages_in_tables_keep_their_json_and_gain_no_keys() -> None:
-    as_text = [{"messages": json.dumps(CALLING["messages"]), "tools": json.dumps(TOOLS), "note": "x"}] * 12
+    as_text = [
+        {
+            "messages": json.dumps(CALLING["messages"]),
+            "tools": json.dumps(TOOLS),
+            "note": "x",
+            "parallel_tool_calls": told,
+        }
+        for told in ("false", "False") * 6
+    ]
     mixed = [HELLO, CALLING] * 6
 
     from_csv, _ = read(table(as_text), "a.csv")
     from_parquet, report = read(parquet([{"messages": row["messages"]} for row in mixed]), "a.parquet")
 
-    assert from_csv == [{"messages": CALLING["messages"], "tools": TOOLS}] * 12
+    assert from_csv == [{"messages": CALLING["messages"], "tools": TOOLS, "parallel_tool_calls": False}] * 12
     assert report.errors == ()
     assert from_parquet == [{"messages": row["messages"]} for row in mixed]
 
@@ -191,6 +199,8 @@ def test_plain_text_is_a_row_for_each_stretch_between_blank_lines() -> None:
 
     assert (report.container, report.kind, report.errors) == ("text", "text", ())
     assert rows[3] == {"text": "Paragraph 3,\nsecond line é."}
+    _, unparted = read(content.replace(b"\n\n", b"\n"), "book.txt")
+    assert unparted.errors[0].fix == "Put a blank line between rows, or add more text."
 
 
 @pytest.mark.parametrize("write", ["table", "parquet", "lines", "array"])

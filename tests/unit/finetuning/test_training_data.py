@@ -62,3 +62,22 @@ def test_without_counted_limits_the_cut_is_in_proportion() -> None:
     data = training_data(Counted(version=DatasetVersion(rows=100), count=count), Hyperparameters(max_length=400))
 
     assert (data.tokens, data.trained_tokens) == (20_000, 5_000)
+
+
+@pytest.mark.parametrize(
+    ("max_length", "rows", "lengths"),
+    [(4_096, 11, ((100, 10), (4_000, 1))), (512, 18, ((100, 10), (416, 1), (512, 7)))],
+)
+def test_running_text_is_trained_in_pieces_and_none_of_it_is_cut(max_length, rows, lengths) -> None:
+    version = DatasetVersion(rows=11, kind="text")
+    count = TokenCount(
+        tokens=5_000,
+        trained_tokens=5_000,
+        longest_row_tokens=4_000,
+        histogram=[[99, 0], [100, 10], [3_999, 0], [4_000, 1]],
+        cuts=[{"limit": 512, "tokens": 1_512, "trained_tokens": 1_512, "untrained": 0}],
+    )
+
+    data = training_data(Counted(version=version, count=count), Hyperparameters(max_length=max_length))
+
+    assert (data.rows, data.tokens, data.trained_tokens, data.row_lengths) == (rows, 5_000, 5_000, lengths)
