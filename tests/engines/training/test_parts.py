@@ -33,7 +33,6 @@ from gpu_workers.train.model import fetch_base_model
 from gpu_workers.train.selection import select_rows
 from gpu_workers.train.sft import _score_selected, build_trainer
 from tests.engines.training.conftest import DEMO, RECIPE, make_rows
-from tests.engines.training.zygote import ForkingExecutor
 from tests.twins.control_plane import CREDENTIAL, ControlPlane
 
 NOTHING = DatasetRef(id="ds", sha256="", bytes=0, rows=0, url="")
@@ -313,7 +312,7 @@ def test_a_base_model_with_other_files_than_registered_is_refused(tiny_model):
     assert failure.value.code is FailureCode.BASE_MODEL_UNAVAILABLE
 
 
-def test_a_missing_measurement_is_taken_and_reported(plane: ControlPlane, tiny_model, tmp_path, zygote):
+def test_a_missing_measurement_is_taken_and_reported(plane: ControlPlane, tiny_model, tmp_path):
     reference = BaseModelRef(id="bm_1", name="tiny", path=str(tiny_model))
     plane.probes = [ProbeRequest(base_model=reference, method="qlora", micro_batch_size=4, sequence_length=32)]
     config = WorkerConfig(
@@ -324,7 +323,7 @@ def test_a_missing_measurement_is_taken_and_reported(plane: ControlPlane, tiny_m
         trainer_threads=1,
     )
     api = ApiClient(plane.url, credential=CREDENTIAL)
-    prober = Prober(config, api, gpu_key="cpu", executor=ForkingExecutor(zygote, "gpu_workers.bench.probe"))
+    prober = Prober(config, api, gpu_key="cpu")
 
     assert prober.run_one(should_stop=lambda: False)
     assert not prober.run_one(should_stop=lambda: False)

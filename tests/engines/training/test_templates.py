@@ -137,14 +137,19 @@ def conversations(name: str) -> list[dict[str, Any]]:
     return [conversation(name, rng) for _ in range(ROWS)]
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer makes ./trainer_output wherever it is made."""
+    monkeypatch.chdir(tmp_path)
+
+
 def prepared_by_trl(rows: list[dict[str, Any]], processing: PreTrainedTokenizerFast, **config: Any) -> list[Any]:
     """What SFTTrainer itself would train on: (ids, labels) of each row."""
     model = LlamaForCausalLM(
         LlamaConfig(vocab_size=len(processing), hidden_size=8, intermediate_size=8, num_hidden_layers=1,
                     num_attention_heads=1, bos_token_id=None, eos_token_id=None)
     )  # fmt: skip
-    here = "."  # there already; without a name the trainer makes a folder called trainer_output
-    arguments = SFTConfig(here, use_cpu=True, bf16=False, report_to="none", max_length=None, **config)
+    arguments = SFTConfig(use_cpu=True, bf16=False, report_to="none", max_length=None, **config)
     trainer = SFTTrainer(model, arguments, train_dataset=Dataset.from_list(rows), processing_class=processing)
     return [(row["input_ids"], row.get("labels") or row["input_ids"]) for row in trainer.train_dataset]
 
