@@ -67,6 +67,7 @@ def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> dict[str, Any]:
         "validation_file": asked.validation_file,
         "recipe": msgspec.to_builtins(rehearsal.recipe),
         "left_out_rows": rehearsal.left_out_rows,
+        "left_out_near_rows": rehearsal.near_rows,
         "would_start": refusal is None,
         "refusal": refusal.as_openai()["error"] if refusal else None,
         "pool": rehearsal.pool,

@@ -29,6 +29,7 @@ app.config_from_object(
             "datasets.validate": {"queue": "data"},
             "datasets.count": {"queue": "data"},
             "datasets.inspect": {"queue": "data"},
+            "datasets.compare": {"queue": "data"},
             "datasets.sweep_orphans": {"queue": "data"},
             "payments.*": {"queue": "payments"},
         },

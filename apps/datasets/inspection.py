@@ -14,7 +14,7 @@ from apps.contracts.split import RowGroups, row_contents, row_identity
 from apps.datasets.personal_data import Hint, find_hints
 
 # Bumped when a pass could find something else; a version inspected by an older one is inspected again.
-INSPECTION_VERSION = 2
+INSPECTION_VERSION = 3
 KEPT_ROWS = 200
 _PROGRESS_ROWS = 1_000
 _ROWS_COMPARED_AT_ONCE = 200_000
@@ -50,7 +50,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pass found, and in file order each row's identity (for overlaps) and key (for splits)."""
+    """What a pass found, and in file order each row's identity and its key, which decides its side of a split."""
 
     findings: tuple[Finding, ...]
     identities: array

@@ -158,3 +158,22 @@ class VersionInspection(OrganizationModel):
     distinct_rows = models.BigIntegerField()
     identities_key = models.CharField(max_length=300, help_text="Eight bytes for each row: what decides its split.")
     created_at = models.DateTimeField(db_default=Now())
+
+
+class VersionComparison(OrganizationModel):
+    """Which rows of a version repeat a row of another one, its validation file, and so are not trained on."""
+
+    version = models.ForeignKey(DatasetVersion, on_delete=models.CASCADE, related_name="comparisons")
+    other = models.ForeignKey(DatasetVersion, on_delete=models.CASCADE, related_name="+")
+    rules = models.PositiveIntegerField(help_text="apps.datasets.comparing.COMPARISON_VERSION it was made by.")
+    equal_rows = models.BigIntegerField(help_text="Stand in the other version too, but for case and spacing.")
+    near_rows = models.BigIntegerField(help_text="Nearly repeat one of it.")
+    marks = models.BinaryField(help_text="A byte for each row, apps.contracts.held_rows.Repeats, as zlib.")
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["version", "other"], name="compared_once")]
+
+    @property
+    def left_out_rows(self) -> int:
+        return self.equal_rows + self.near_rows

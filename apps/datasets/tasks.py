@@ -8,7 +8,7 @@ from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
-from apps.datasets import inspecting, operations, queries, sweeping, uploads, validating
+from apps.datasets import comparing, inspecting, operations, queries, sweeping, uploads, validating
 from apps.datasets.models import DatasetVersion
 
 # Long work has a queue and a worker of its own (apps/config/celery.py). Its message is acknowledged at once: a lost
@@ -37,6 +37,19 @@ def inspect(version_id: str) -> None:
     version = DatasetVersion.objects.filter(pk=version_id, status="ready").first()
     if version:
         inspecting.inspect_version(version=version)
+
+
+def request_comparison(*, key: str, payload: dict[str, Any]) -> None:
+    """Outbox handler of `dataset.compare`."""
+    compare.delay(payload["version_id"], payload["other_id"])
+
+
+@shared_task(name="datasets.compare", **_LONG)
+def compare(version_id: str, other_id: str) -> None:
+    """Find the rows of a file that repeat its validation file, unless that is done or one of them is gone."""
+    found = DatasetVersion.objects.in_bulk([version_id, other_id])
+    if len(found) == 2:
+        comparing.compare_versions(version=found[version_id], other=found[other_id])
 
 
 @shared_task(name="datasets.count", **_LONG)

@@ -5,7 +5,7 @@ from typing import Any
 from apps.contracts.chat import RowKind
 from apps.contracts.runs import Objective
 from apps.core.errors import DomainError
-from apps.datasets.inspecting import find_overlap
+from apps.datasets.comparing import find_or_compare
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import get_version
 from apps.finetuning import recipes
@@ -99,13 +99,17 @@ def invalid_file(version: DatasetVersion, param: str) -> InvalidTrainingFile:
 
 
 def require_rows_to_train(training_file: DatasetVersion, validation_file: DatasetVersion | None) -> None:
-    """Raise InvalidTrainingFile where every row is known to stand in the validation file too."""
+    """Raise InvalidTrainingFile where every row is known to repeat one of the validation file."""
     if validation_file is not None and _is_all_held_out(training_file, validation_file):
-        message = "Every row of the training file is in the validation file too: nothing would be left to train on."
+        message = (
+            "Every row of the training file repeats one of the validation file, or nearly does: nothing would be left "
+            "to train on. Choose a validation file with other rows, or none."
+        )
         raise InvalidTrainingFile(message, param="validation_file")
 
 
 def _is_all_held_out(training_file: DatasetVersion, validation_file: DatasetVersion) -> bool:
     if training_file.sha256 and training_file.sha256 == validation_file.sha256:
         return True
-    return bool(training_file.rows) and find_overlap(version=training_file, other=validation_file) == training_file.rows
+    compared = find_or_compare(version=training_file, other=validation_file)
+    return compared is not None and bool(training_file.rows) and compared.left_out_rows == training_file.rows

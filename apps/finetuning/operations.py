@@ -27,7 +27,7 @@ from apps.finetuning.lifecycle import JOB_TRANSITIONS
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.options import PoolQuote, split_key
 from apps.finetuning.quotas import require_room_for_job
-from apps.finetuning.quotes import get_quotes, is_still_counting
+from apps.finetuning.quotes import get_quotes, is_still_comparing, is_still_counting
 from apps.finetuning.quoting import snapshot, with_plan
 from apps.finetuning.trackers import check_integrations
 
@@ -202,7 +202,9 @@ def _is_ready_to_admit(job: FineTuningJob) -> bool:
     files = [job.training_file, *([job.validation_file] if job.validation_file else [])]
     if any(version.status != "ready" for version in files):
         return False
-    return not _is_still_counting(job)
+    return not _is_still_counting(job) and not is_still_comparing(
+        version=job.training_file, validation=job.validation_file
+    )
 
 
 def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
@@ -333,6 +335,8 @@ def _admit_if_validated(job: FineTuningJob, now: datetime.datetime) -> None:
             return
     if _is_still_counting(job):
         request_count(version=job.training_file, base_model=job.base_model)
+        return
+    if is_still_comparing(version=job.training_file, validation=job.validation_file):
         return
     admit(job=job, now=now)
 

@@ -7,7 +7,7 @@ from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.contracts.runs import Hyperparameters
 from apps.core.errors import Unavailable
-from apps.datasets.inspecting import find_overlap
+from apps.datasets.comparing import find_or_compare
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.operations import COUNT_NOW_BYTES, count_tokens
 from apps.datasets.queries import find_token_count
@@ -18,7 +18,7 @@ from apps.finetuning.training_data import Counted, training_data
 
 
 class StillCounting(Unavailable):
-    """The file is large and its tokens are being counted; asking again later answers."""
+    """A file is large and is still being counted, or compared with the other one; asking again later answers."""
 
     code = "still_counting"
 
@@ -74,22 +74,35 @@ def count_files(
 ) -> Counted:
     """Return the files with their counts by `counting`, counting the first now where it is small and `count` missing.
 
-    Raises StillCounting for a file too large to count while somebody waits.
+    Raises StillCounting for a file too large to count, and for two too large to compare, while somebody waits.
     """
     if is_still_counting(version=version, count=count):
         raise StillCounting(f"The tokens of {version.pk} are being counted: try again soon.", param="training_file")
+    if is_still_comparing(version=version, validation=validation):
+        raise StillCounting(
+            f"The rows of {version.pk} are being compared with its validation file: try again soon.",
+            param="validation_file",
+        )
+    compared = find_or_compare(version=version, other=validation) if validation else None
     return Counted(
         version=version,
         count=count or count_tokens(version=version, base_model=counting),
         validation=validation,
         validation_count=find_token_count(version=validation, base_model=counting) if validation else None,
-        left_out_rows=(find_overlap(version=version, other=validation) or 0) if validation else 0,
+        left_out_rows=compared.left_out_rows if compared else 0,
     )
 
 
 def is_still_counting(*, version: DatasetVersion, count: TokenCount | None) -> bool:
     """Return whether the file is too large to count at once and its count, asked for at validation, is not there."""
     return count is None and version.bytes > COUNT_NOW_BYTES
+
+
+def is_still_comparing(*, version: DatasetVersion, validation: DatasetVersion | None) -> bool:
+    """Return whether both files are ready and a task, which is asked for here, must yet find what the first repeats."""
+    if validation is None or {version.status, validation.status} != {"ready"}:
+        return False
+    return find_or_compare(version=version, other=validation) is None
 
 
 def counting_model(base_model: BaseModel) -> BaseModel:

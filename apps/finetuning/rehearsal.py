@@ -10,7 +10,7 @@ from apps.catalog.licences import LicenceNotAccepted
 from apps.catalog.models import BaseModel
 from apps.contracts.runs import Hyperparameters
 from apps.core.errors import DomainError, QuotaExceeded
-from apps.datasets.inspecting import find_overlap
+from apps.datasets.comparing import find_or_compare
 from apps.datasets.queries import get_version
 from apps.finetuning.beginnings import find_beginning
 from apps.finetuning.job_files import require_ready
@@ -29,7 +29,8 @@ class Rehearsal:
 
     base_model: BaseModel
     recipe: Hyperparameters
-    left_out_rows: int | None  # stand in the validation file too and are not trained on; None where not known yet
+    left_out_rows: int  # repeat the validation file, `near_rows` of them only nearly, and are not trained on
+    near_rows: int
     quotes: list[PoolQuote]
     pool: str | None
     gpu_count: int | None
@@ -57,11 +58,13 @@ def rehearse_job(*, organization: Any, request: JobRequest, by: str, now: dateti
         require_ready(validation, "validation_file")
     recipe = choose_recipe(beginning, request, training_file=version, validation_file=validation).hyperparameters
     quotes = get_quotes(base_model=beginning.base_model, version=version, recipe=recipe, now=now, validation=validation)
+    compared = find_or_compare(version=version, other=validation) if validation else None
     job, refusal = _create_and_undo(organization, request, by, now)
     return Rehearsal(
         base_model=beginning.base_model,
         recipe=recipe,
-        left_out_rows=find_overlap(version=version, other=validation) if validation else 0,
+        left_out_rows=compared.left_out_rows if compared else 0,
+        near_rows=compared.near_rows if compared else 0,
         quotes=quotes,
         pool=job.pool.name if job and job.pool else None,
         gpu_count=job.gpu_count if job and job.pool else None,

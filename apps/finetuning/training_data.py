@@ -28,7 +28,7 @@ class TrainingData:
 class Counted:
     """The files of a job with their counts, all by one tokenizer; nobody need have counted the validation file.
 
-    `left_out_rows` of the training file stand in the validation file too, and are taken to be like the others.
+    `left_out_rows` of the training file repeat the validation file, and are taken to be like the others.
     """
 
     version: DatasetVersion

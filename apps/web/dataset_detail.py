@@ -13,7 +13,8 @@ from apps.accounts.queries import name_of_actor
 from apps.accounts.roles import Permission, has_permission
 from apps.catalog.models import BaseModel
 from apps.contracts.chat import RowKind, TrainOn
-from apps.datasets import inspecting, operations, queries
+from apps.contracts.held_rows import Repeats
+from apps.datasets import comparing, inspecting, operations, queries
 from apps.datasets.inspection import FindingCode
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.problems import MIN_ROWS
@@ -23,11 +24,11 @@ from apps.web.dataset_price import least_nano, training_choices, wizard_url
 from apps.web.dataset_viewer import (
     HELD_OUT,
     LOST,
+    NEARLY_SHARED,
     OVER,
     SHARED,
     Address,
     Looked,
-    can_compare,
     chosen_model,
     cut_at,
     look,
@@ -161,14 +162,10 @@ def _trained_tokens(address: Address, count: TokenCount | None) -> int:
 
 
 def _is_comparing(address: Address, looked: Looked) -> bool:
-    """Have the other file looked through where that is to be waited for; return whether it is."""
-    if not address.against or looked.inspection is None or looked.shared is not None:
+    """Whether a task, which `look` asked for, is comparing the file with the chosen one."""
+    if not address.against or looked.repeats is not None or address.version.status != "ready":
         return False
-    other = queries.get_version(organization=address.version.organization_id, id=address.against)
-    if other.status != "ready" or not can_compare(address.version, other):
-        return False
-    inspecting.request_inspection(version=other)
-    return True
+    return queries.get_version(organization=address.version.organization_id, id=address.against).status == "ready"
 
 
 def _others(version: DatasetVersion) -> list[tuple[str, str]]:
@@ -253,32 +250,36 @@ def _found(address: Address, looked: Looked) -> list[Check]:
 
 
 def _compared(address: Address, looked: Looked) -> list[Check]:
-    """Say how many rows the chosen validation file shares with this one."""
-    if looked.shared is None:
-        is_large = bool(address.against) and (address.version.rows or 0) > inspecting.IDENTITIES_READ_NOW
-        return [Check("info", "Files of this length are compared by the job, not here")] if is_large else []
-    count = sum(looked.shared)
-    if not count:
-        return [Check("ok", "No row stands in the validation file too")]
-    text = f"{count:,} {_plural(count, 'row')} {'stands' if count == 1 else 'stand'} in the validation file too"
-    return [Check("warn", text, "They are not trained on.", _find(address, SHARED))]
+    """Say how many rows repeat the chosen validation file."""
+    if looked.repeats is None:
+        return []
+    equal, near = looked.repeats.count(Repeats.A_ROW), looked.repeats.count(Repeats.NEARLY_A_ROW)
+    if not equal and not near:
+        return [Check("ok", "No row repeats the validation file")]
+    return _shared(equal, near, "the validation file", (_find(address, SHARED), _find(address, NEARLY_SHARED)))
+
+
+def _shared(equal: int, near: int, file: str, urls: tuple[str, str] = ("", "")) -> list[Check]:
+    checks = []
+    if equal:
+        text = f"{equal:,} {_plural(equal, 'row')} {'stands' if equal == 1 else 'stand'} in {file} too"
+        checks.append(Check("warn", text, "They are not trained on.", urls[0]))
+    if near:
+        text = f"{near:,} {_plural(near, 'row')} nearly {'repeats' if near == 1 else 'repeat'} one of {file}"
+        checks.append(Check("warn", text, "They are not trained on.", urls[1]))
+    return checks
 
 
 def _overlaps(address: Address, looked: Looked) -> list[Check]:
     """Compare with the validation files this version was trained with."""
-    inspection = looked.inspection
-    if inspection is None:
+    if looked.inspection is None:
         return []
-    checks = []
-    jobs = inspection.version.jobs.exclude(validation_file=None).exclude(validation_file=address.against or None)
-    used = jobs.values_list("validation_file", flat=True)
-    for other_id in list(dict.fromkeys(used))[:3]:
-        other = inspecting.find_inspection(version=DatasetVersion(pk=other_id))
-        count = inspecting.count_overlap(inspection=inspection, other=other) if other else 0
-        if count:
-            stand = "stands" if count == 1 else "stand"
-            text = f"{count:,} {_plural(count, 'row')} {stand} in the validation file {other_id} too"
-            checks.append(Check("warn", text, "They are not trained on."))
+    version, checks = address.version, []
+    jobs = version.jobs.exclude(validation_file=None).exclude(validation_file=address.against or None)
+    for other_id in list(dict.fromkeys(jobs.values_list("validation_file", flat=True)))[:3]:
+        found = comparing.find_comparison(version=version, other=DatasetVersion(pk=other_id))
+        if found:
+            checks += _shared(found.equal_rows, found.near_rows, f"the validation file {other_id}")
     return checks
 
 

@@ -12,8 +12,9 @@ from django.urls import reverse
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer, list_base_models
 from apps.contracts.chat import ChatRow, PreferenceRow, RenderedRow, Row, RowError, RowKind, TextRow, TrainOn
+from apps.contracts.held_rows import Repeats
 from apps.contracts.split import Split
-from apps.datasets import inspecting, queries
+from apps.datasets import comparing, inspecting, queries
 from apps.datasets.counting import LIMITS
 from apps.datasets.inspection import hints_of
 from apps.datasets.models import DatasetVersion, TokenCount, VersionInspection
@@ -30,7 +31,9 @@ TRAINED = (
     (TrainOn.ASSISTANT, "Answers trained"),
     (TrainOn.ALL, "Answers and inputs trained"),
 )  # `train_on` of a recipe
-LOST, HELD_OUT, OVER, SHARED = "untrained", "held_out", "over", "shared"
+LOST, HELD_OUT, OVER, SHARED, NEARLY_SHARED = "untrained", "held_out", "over", "shared", "nearly_shared"
+_REPEATS = {SHARED: Repeats.A_ROW, NEARLY_SHARED: Repeats.NEARLY_A_ROW}
+_REPEAT_FLAGS = {Repeats.A_ROW: "in both", Repeats.NEARLY_A_ROW: "nearly in both"}
 _FINDING_ROWS = 20
 
 
@@ -86,14 +89,14 @@ class Looked:
     count: TokenCount | None
     inspection: VersionInspection | None
     held: list[bool] | None  # of each row, where the file is small enough to say at once
-    shared: list[bool] | None = None  # of each row: whether it stands in the file it is compared with
+    repeats: bytes | None = None  # of each row: what it `Repeats` of the file it is compared with
 
     def lines_of(self, address: Address) -> list[int]:
         """Return the first lines of what the address asks to find."""
         if address.find == HELD_OUT:
             return [at for at, is_held in enumerate(self.held or [], 1) if is_held]
-        if address.find == SHARED:
-            return [at for at, is_shared in enumerate(self.shared or [], 1) if is_shared]
+        if address.find in _REPEATS:
+            return [at for at, repeats in enumerate(self.repeats or b"", 1) if repeats == _REPEATS[address.find]]
         if address.find in (OVER, LOST):
             cut = cut_at(self.count, address.limit)
             return cut.get(f"{address.find}_lines", []) if cut else []
@@ -146,25 +149,18 @@ def look(version: DatasetVersion, model: BaseModel | None, address: Address, cou
     """Gather what is known of the rows besides themselves."""
     inspection = inspecting.find_inspection(version=version) if version.status == "ready" else None
     held = None
-    if inspection and address.share and (version.rows or 0) <= inspecting.IDENTITIES_READ_NOW:
+    if inspection and address.share and (version.rows or 0) <= inspecting.KEYS_READ_NOW:
         held = inspecting.held_out_rows(inspection=inspection, split=address.split)
-    return Looked(model, count, inspection, held, _shared(version, inspection, address.against))
+    return Looked(model, count, inspection, held, _repeats(version, address.against))
 
 
-def _shared(version: DatasetVersion, inspection: VersionInspection | None, file_id: str) -> list[bool] | None:
-    """Return which rows stand in the other file too, None where that is not known yet. Raises UnknownFile."""
-    if inspection is None or not file_id:
+def _repeats(version: DatasetVersion, file_id: str) -> bytes | None:
+    """Return of each row what it repeats of the other file, None where that is not known yet. Raises UnknownFile."""
+    if not file_id:
         return None
-    other_version = queries.get_version(organization=version.organization_id, id=file_id)
-    other = inspecting.find_inspection(version=other_version)
-    if other is None or not can_compare(version, other_version):
-        return None
-    return inspecting.shared_rows(inspection=inspection, other=other)
-
-
-def can_compare(*versions: DatasetVersion) -> bool:
-    """Whether files are small enough to be compared while somebody waits."""
-    return all((version.rows or 0) <= inspecting.IDENTITIES_READ_NOW for version in versions)
+    other = queries.get_version(organization=version.organization_id, id=file_id)
+    found = comparing.find_or_compare(version=version, other=other)
+    return comparing.marks_of(found) if found else None
 
 
 def cut_at(count: TokenCount | None, limit: int) -> Mapping[str, Any] | None:
@@ -257,8 +253,8 @@ def _flags(
         flags.append(("warn", copy))
     if looked.held is not None and row.line_number <= len(looked.held) and looked.held[row.line_number - 1]:
         flags.append(("accent", "held out"))
-    if looked.shared is not None and row.line_number <= len(looked.shared) and looked.shared[row.line_number - 1]:
-        flags.append(("warn", "in both"))
+    repeats = (looked.repeats or b"")[row.line_number - 1 : row.line_number]
+    flags += [("warn", _REPEAT_FLAGS[Repeats(mark)]) for mark in repeats if mark]
     return tuple(flags)
 
 

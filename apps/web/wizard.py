@@ -157,10 +157,11 @@ def beginning_of(job: FineTuningJob) -> str:
 def _page(
     request: HttpRequest, plan: Plan, step: str, *, problem: DomainError | None = None, status: int = 0
 ) -> HttpResponse:
-    is_counting = plan.is_counting and step in ("method", "compute", "review")
-    if is_counting and plan.version and plan.counting:
+    is_priced = step in ("method", "compute", "review")
+    if is_priced and plan.is_counting and plan.version and plan.counting:
         request_count(version=plan.version, base_model=plan.counting)
-    context: dict[str, Any] = {"quote": None} | ({} if is_counting else _CONTEXTS[step](request, plan))
+    is_waiting = is_priced and (plan.is_counting or plan.is_comparing)
+    context: dict[str, Any] = {"quote": None} | ({} if is_waiting else _CONTEXTS[step](request, plan))
     problem = problem or context.get("problem")
     part = _PARTS.get(request.headers.get("HX-Target", "").partition("#")[2])
     is_live = bool(part and request.headers.get("HX-Request"))
@@ -179,7 +180,7 @@ def _page(
         "problem": problem,
         "problem_url": _mend_url(plan, problem, step),
     }
-    template = f"wizard/{'counting' if is_counting else step}.html"
+    template = f"wizard/{'counting' if is_waiting else step}.html"
     if part:
         context["is_live"] = is_live
         template = part if is_live else template

@@ -13,8 +13,8 @@ from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
-from apps.datasets.inspecting import find_overlap, request_inspection
-from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.comparing import find_or_compare
+from apps.datasets.models import DatasetVersion, TokenCount, VersionComparison
 from apps.datasets.queries import find_token_count, get_version
 from apps.finetuning.beginnings import Beginning, find_beginning
 from apps.finetuning.delivery import Delivery, deliver, why_no_gguf
@@ -141,15 +141,17 @@ class Plan:
         return form
 
     @cached_property
-    def left_out_rows(self) -> int | None:
-        """Of the training file: they stand in the validation file too. None where that is not known yet."""
+    def comparison(self) -> VersionComparison | None:
+        """How the training file repeats the validation file. None without one, and where that is not known yet."""
         if self.version is None or self.validation is None:
-            return 0
-        found = find_overlap(version=self.version, other=self.validation)
-        if found is None:
-            for version in (self.version, self.validation):
-                request_inspection(version=version)
-        return found
+            return None
+        return find_or_compare(version=self.version, other=self.validation)
+
+    @property
+    def is_comparing(self) -> bool:
+        """Whether a task is looking for what of the training file repeats the validation file."""
+        files = (self.version, self.validation)
+        return self.comparison is None and all(file is not None and file.status == "ready" for file in files)
 
     @property
     def has_held_out_rows(self) -> bool:

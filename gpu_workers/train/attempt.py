@@ -41,7 +41,7 @@ from gpu_workers.train.memory import peak_memory_bytes
 from gpu_workers.train.model import fetch_base_model, load_model
 from gpu_workers.train.rows import Rows, encode
 from gpu_workers.train.running import RunTrainer
-from gpu_workers.train.selection import Selection, count_near_copies, select_rows
+from gpu_workers.train.selection import select_rows
 from gpu_workers.train.sft import build_trainer, count_steps, micro_batch_size
 from gpu_workers.train.sharding import gather_trained, is_sharded
 from gpu_workers.train.weights import export_result
@@ -225,17 +225,10 @@ class Attempt:
         selection = select_rows(self._work_dir, self._spec)
         for level, message in selection.notes:
             self._say(level, message)
-        self._tell_near_copies(selection)
         training = self._encode(TRAINING_FILE, renderer, keep=selection.training)
         if selection.validation_file is None:
             return training, None
         return training, self._encode(selection.validation_file, renderer, keep=selection.validation)
-
-    def _tell_near_copies(self, selection: Selection) -> None:
-        alike = count_near_copies(self._work_dir, self._spec, selection) if self._rank.is_first else 0
-        if alike:
-            what = "row nearly repeats a" if alike == 1 else "rows nearly repeat a"
-            self._say("warn", f"{alike} trained {what} row of the validation file: the loss on it may flatter.")
 
     def _encode(self, name: str, renderer: ChatRenderer, *, keep: Sequence[bool] | None) -> Rows:
         recipe = self._spec.hyperparameters

@@ -105,6 +105,8 @@ def open_checkpoint(folder: Path) -> tuple[Manifest, Progress]:
 def geometry(spec: RunSpec) -> dict[str, str]:
     """What must be equal for a resumed run to be bit-exact."""
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "trl")}
+    if spec.validation is not None:  # what it holds or nearly holds is not trained on
+        versions |= {"validation_sha256": spec.validation.sha256, "left_out": "equal and near copies"}
     return versions | {
         "hyperparameters": msgspec.json.encode(spec.hyperparameters).decode(),
         "dataset_sha256": spec.training.sha256,

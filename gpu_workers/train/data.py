@@ -21,7 +21,7 @@ from apps.contracts.chat import (
     split_lines,
 )
 from apps.contracts.failures import FailureCode
-from apps.contracts.split import Split, row_identity, split_keys
+from apps.contracts.split import Split, split_keys
 from gpu_workers.train.failures import TrainingFailed
 
 IGNORED = -100
@@ -83,14 +83,6 @@ def encode_file(
         )
         raise TrainingFailed(FailureCode.NO_TRAINABLE_TOKENS, message)
     return Encoded(kept, n_dropped=n_dropped, n_truncated=n_truncated)
-
-
-def identities_of(path: Path, *, kind: RowKind = RowKind.CHAT) -> list[int]:
-    """Return each row's identity in file order; equal rows have the same."""
-    try:
-        return [row_identity(row) for row in read_rows(path, kind)]
-    except RowError as error:
-        raise bad_row(error) from error
 
 
 def split_keys_of(path: Path, *, kind: RowKind = RowKind.CHAT) -> Sequence[int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import peft
 import torch
-from bitsandbytes.nn import Params4bit
+from bitsandbytes.nn import Linear4bit, Params4bit
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import GatedRepoError
 from safetensors.torch import load_file
@@ -111,6 +111,7 @@ def adapt(
     """Give a loaded base model its kernels and its new adapter; a model that is trained whole has none."""
     if engine.uses_liger:
         _apply_liger(base)
+    _keep_trainable(base)
     if hyperparameters.method is Method.FULL:
         return base
     if is_sharded:  # shards of one layer must have one dtype: NF4 is stored as the compute dtype, nothing is cast up
@@ -118,6 +119,14 @@ def adapt(
     elif hyperparameters.method is Method.QLORA:
         base = _prepare_quantized(base, hyperparameters, engine)
     return peft.get_peft_model(base, lora_config(hyperparameters))
+
+
+def _keep_trainable(base: PreTrainedModel) -> None:
+    """Keep bitsandbytes from laying 4-bit weights out anew in the first evaluation, as it does on CPUs that multiply in
+    bfloat16: no gradient passes that product, and all further training would go wrong without a word."""
+    for module in base.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
 
 
 def _prepare_quantized(base: PreTrainedModel, hyperparameters: Hyperparameters, engine: Engine) -> PreTrainedModel:

@@ -1,21 +1,19 @@
 """Which rows are trained and which are validated on: no row is in both, nor is a copy of one.
 
-A given validation file is the customer's word: what it holds is not trained on. Rows that are only nearly the same are
-told, and stay.
+A given validation file is the customer's word: what it holds is not trained on, nor what nearly repeats it.
 """
 
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 
 from apps.contracts.chat import RowError
 from apps.contracts.failures import FailureCode
-from apps.contracts.near_copies import MOST_ROWS, NearCopies
+from apps.contracts.held_rows import HeldRows, Repeats, repeats_of
 from apps.contracts.runs import DatasetRef, RunSpec
-from apps.contracts.split import Split, own_words
+from apps.contracts.split import Split
 from apps.contracts.struct import Struct
 from gpu_workers.events import TRAINING_FILE, VALIDATION_FILE
-from gpu_workers.train.data import bad_row, hold_out, identities_of, read_rows, split_keys_of
+from gpu_workers.train.data import bad_row, hold_out, read_rows, split_keys_of
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.rows import kind_of
 
@@ -52,37 +50,33 @@ def select_rows(work_dir: Path, spec: RunSpec) -> Selection:
     )
 
 
-def count_near_copies(work_dir: Path, spec: RunSpec, selection: Selection) -> int:
-    """Return how many trained rows nearly repeat a row of the validation file: of the first 200,000 rows of each.
-
-    Raises TrainingFailed.
-    """
-    if spec.validation is None:
-        return 0
-    objective, near = spec.hyperparameters.objective, NearCopies()
-    try:
-        for place, row in enumerate(read_rows(work_dir / VALIDATION_FILE, kind_of(spec.validation, objective))):
-            near.find(own_words(row), place)
-        rows = read_rows(work_dir / TRAINING_FILE, kind_of(spec.training, objective))
-        kept = selection.training
-        return sum(
-            near.knows(own_words(row))
-            for place, row in enumerate(islice(rows, MOST_ROWS))
-            if kept is None or kept[place]
-        )
-    except RowError as error:
-        raise bad_row(error) from error
-
-
 def _without_held_out(work_dir: Path, spec: RunSpec, ref: DatasetRef) -> Selection:
     objective = spec.hyperparameters.objective
-    held = set(identities_of(work_dir / VALIDATION_FILE, kind=kind_of(ref, objective)))
-    rows = identities_of(work_dir / TRAINING_FILE, kind=kind_of(spec.training, objective))
-    keep = [identity not in held for identity in rows]
-    if all(keep):
+    try:
+        held = HeldRows(read_rows(work_dir / VALIDATION_FILE, kind_of(ref, objective)))
+        rows = read_rows(work_dir / TRAINING_FILE, kind_of(spec.training, objective))
+        repeats = bytes(repeats_of(rows, held))
+    except RowError as error:
+        raise bad_row(error) from error
+    n_left_out = len(repeats) - repeats.count(Repeats.NOTHING)
+    if not n_left_out:
         return Selection(validation_file=VALIDATION_FILE)
-    if not any(keep):
-        message = "Every row of the training file is in the validation file too: nothing is left to train on."
+    if n_left_out == len(repeats):
+        message = (
+            "Every row of the training file repeats one of the validation file, or nearly does: nothing is left to "
+            "train on."
+        )
         raise TrainingFailed(FailureCode.INVALID_TRAINING_FILE, message)
-    message = f"{len(keep) - sum(keep)} of {len(keep)} rows are in the validation file too and are not trained on."
-    return Selection(training=keep, validation_file=VALIDATION_FILE, notes=(("warn", message),))
+    return Selection(
+        training=[each == Repeats.NOTHING for each in repeats],
+        validation_file=VALIDATION_FILE,
+        notes=(("warn", _what_is_left_out(repeats)),),
+    )
+
+
+def _what_is_left_out(repeats: bytes) -> str:
+    equal, near = repeats.count(Repeats.A_ROW), repeats.count(Repeats.NEARLY_A_ROW)
+    said = [f"{equal} are in the validation file too"] if equal else []
+    if near:
+        said.append(f"{near} nearly repeat one of {'it' if equal else 'the validation file'}")
+    return f"Of {len(repeats)} rows, {' and '.join(said)}: they are not trained on."

@@ -3,6 +3,7 @@
 import httpx
 import openai
 from django.test import Client
+from openai.types.fine_tuning import FineTuningJob
 
 from apps.accounts.operations import IssuedKey
 
@@ -31,3 +32,8 @@ def openai_client(key: IssuedKey | str, **options: object) -> openai.OpenAI:
         http_client=httpx.Client(transport=InProcess()),
         **({"max_retries": 0} | options),
     )
+
+
+def create(sdk: openai.OpenAI, file_id: str, **fields: object) -> FineTuningJob:
+    """Create a job of the demo model as client code does."""
+    return sdk.fine_tuning.jobs.create(**({"model": "anneal-demo", "training_file": file_id} | fields))

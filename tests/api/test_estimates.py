@@ -15,14 +15,10 @@ from apps.datasets.models import TokenCount
 from apps.finetuning.models import FineTuningJob, GpuPool, JobEvent, Run, ThroughputProbe
 from tests.factories.accounts import make_key
 from tests.factories.catalog import make_listed_model
-from tests.factories.finetuning import Floor, make_pool, make_training_file, make_worker
+from tests.factories.datasets import chat_row, jsonl, jsonl_of, make_ready_version
+from tests.factories.finetuning import make_pool, make_training_file, make_worker
 
 URL, JOBS = "/api/v1/estimates", "/v1/fine_tuning/jobs"
-
-
-@pytest.fixture
-def floor(organization) -> Floor:
-    return Floor(organization)
 
 
 @pytest.fixture
@@ -260,6 +256,21 @@ def test_a_held_out_share_is_not_priced_as_trained(post, ask) -> None:
     assert held["steps"] == 4 * 10  # of 80 rows in batches of 8
     assert held["evaluation_seconds"] > 0 == whole["evaluation_seconds"]
     assert held["train_seconds_p50"] < whole["train_seconds_p50"]
+
+
+def test_rows_that_repeat_the_validation_file_or_nearly_do_are_counted_and_not_priced(post, ask, organization) -> None:
+    long = "my card has not arrived although you said last week that it would be here by monday morning at"
+    near = jsonl_of(*(chat_row(f"{long} {hour}") for hour in range(1, 11)))
+    training = make_ready_version(organization, jsonl(30) + near, filename="train.jsonl")
+    held_out = make_ready_version(organization, jsonl(10) + jsonl_of(chat_row(f"{long} noon")), filename="held.jsonl")
+    asked = ask | {"training_file": training.pk, "dry_run": True, "recipe": {"epochs": 4}}
+
+    alone, beside = post(JOBS, asked), post(JOBS, asked | {"validation_file": held_out.pk})
+
+    assert (alone["left_out_rows"], alone["left_out_near_rows"]) == (0, 0)
+    assert (beside["left_out_rows"], beside["left_out_near_rows"]) == (20, 10)
+    whole, half = alone["pools"][0]["estimate"], beside["pools"][0]["estimate"]
+    assert half["total_trained_tokens"] == whole["total_trained_tokens"] / 2
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------

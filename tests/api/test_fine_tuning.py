@@ -8,34 +8,14 @@ import pytest
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.finetuning.models import FineTuningJob
-from tests.api.sdk import openai_client
+from tests.api.sdk import create, openai_client
 from tests.factories.accounts import make_key
 from tests.factories.datasets import make_ready_version
-from tests.factories.finetuning import Floor, make_training_file
-from tests.unit.finetuning.conftest import Attempt, claim  # noqa: F401 - a fixture
+from tests.unit.finetuning.conftest import Attempt
 
 
-@pytest.fixture
-def floor(organization) -> Floor:
-    return Floor(organization)
-
-
-@pytest.fixture
-def client(key) -> openai.OpenAI:
-    return openai_client(key)
-
-
-@pytest.fixture
-def file_id(floor) -> str:
-    return make_training_file(floor.organization, floor.base_model).pk
-
-
-def create(client: openai.OpenAI, file_id: str, **fields: object):
-    return client.fine_tuning.jobs.create(**({"model": "anneal-demo", "training_file": file_id} | fields))
-
-
-def test_a_job_is_created_with_everything_client_code_reads(client, file_id):
-    job = create(client, file_id, suffix="triage", seed=7, metadata={"team": "support"})
+def test_a_job_is_created_with_everything_client_code_reads(sdk, file_id):
+    job = create(sdk, file_id, suffix="triage", seed=7, metadata={"team": "support"})
 
     assert job.id.startswith("ftjob-")
     assert (job.object, job.status, job.seed) == ("fine_tuning.job", "queued", 7)
@@ -46,9 +26,9 @@ def test_a_job_is_created_with_everything_client_code_reads(client, file_id):
     assert float(job.model_extra["held_usd"]) > 0
 
 
-def test_openais_hyperparameters_and_ours_both_arrive(client, file_id):
+def test_openais_hyperparameters_and_ours_both_arrive(sdk, file_id):
     job = create(
-        client,
+        sdk,
         file_id,
         method={"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2, "batch_size": 8}}},
         extra_body={"lora": {"rank": 8}, "quantization": "nf4", "recipe": {"learning_rate": 0.001}},
@@ -59,8 +39,8 @@ def test_openais_hyperparameters_and_ours_both_arrive(client, file_id):
     assert (recipe["method"], recipe["learning_rate"]) == ("qlora", 0.001)
 
 
-def test_each_value_of_the_recipe_comes_with_its_reason(client, file_id):
-    job = create(client, file_id, hyperparameters={"n_epochs": 2}, extra_body={"lora": {"use_rslora": True}})
+def test_each_value_of_the_recipe_comes_with_its_reason(sdk, file_id):
+    job = create(sdk, file_id, hyperparameters={"n_epochs": 2}, extra_body={"lora": {"use_rslora": True}})
 
     choices = {choice["name"]: choice for choice in job.model_extra["recipe_choices"]}
     assert (choices["epochs"]["value"], choices["epochs"]["reason"]) == (2, "You set it.")
@@ -70,14 +50,14 @@ def test_each_value_of_the_recipe_comes_with_its_reason(client, file_id):
     assert (job.method.type, job.model_extra["delivered_as"]) == ("supervised", "adapter")
 
 
-def test_a_whole_model_is_said_to_be_delivered_before_it_is_trained(client, file_id):
-    dora = create(client, file_id, extra_body={"lora": {"use_dora": True}})
+def test_a_whole_model_is_said_to_be_delivered_before_it_is_trained(sdk, file_id):
+    dora = create(sdk, file_id, extra_body={"lora": {"use_dora": True}})
 
     assert dora.model_extra["delivered_as"] == "model"
 
 
-def test_limits_of_a_model_drive_what_a_program_asks(client, floor):
-    answer = client.get(f"{client.base_url}".replace("/v1/", "/api/v1/models/anneal-demo/limits"), cast_to=object)
+def test_limits_of_a_model_drive_what_a_program_asks(sdk, floor):
+    answer = sdk.get(f"{sdk.base_url}".replace("/v1/", "/api/v1/models/anneal-demo/limits"), cast_to=object)
 
     assert answer["hyperparameters"]["lora_rank"]["options"] == [8, 16, 32, 64]
     assert answer["hyperparameters"]["max_length"]["maximum"] == floor.base_model.context_length
@@ -85,14 +65,14 @@ def test_limits_of_a_model_drive_what_a_program_asks(client, floor):
     assert answer["kinds"][0]["auto"]["dpo"]["learning_rate"]["reason"]
 
 
-def test_a_held_out_share_and_its_seed_are_part_of_the_job(client, file_id):
-    job = create(client, file_id, seed=7, extra_body={"recipe": {"validation_share": 0.1, "train_on": "all"}})
+def test_a_held_out_share_and_its_seed_are_part_of_the_job(sdk, file_id):
+    job = create(sdk, file_id, seed=7, extra_body={"recipe": {"validation_share": 0.1, "train_on": "all"}})
 
     recipe = job.model_extra["recipe"]
     assert (recipe["validation_share"], recipe["seed"], recipe["train_on"]) == (0.1, 7, "all")
 
 
-def test_preferences_are_no_conversations_to_fine_tune_on(client, floor):
+def test_preferences_are_no_conversations_to_fine_tune_on(sdk, floor):
     pair = {
         "input": {"messages": [{"role": "user", "content": "Where is it?"}]},
         "preferred_output": [{"role": "assistant", "content": "On its way."}],
@@ -101,12 +81,12 @@ def test_preferences_are_no_conversations_to_fine_tune_on(client, floor):
     version = make_ready_version(floor.organization, (json.dumps(pair).encode() + b"\n") * 12)
 
     with pytest.raises(openai.BadRequestError) as refused:
-        create(client, version.pk, method={"type": "supervised"})
+        create(sdk, version.pk, method={"type": "supervised"})
 
     assert refused.value.param == "training_file" and "preference rows" in str(refused.value)
 
 
-def test_preferences_are_trained_without_a_reference_where_that_is_asked(client, floor):
+def test_preferences_are_trained_without_a_reference_where_that_is_asked(sdk, floor):
     pair = {
         "input": {"messages": [{"role": "user", "content": "Where is it?"}]},
         "preferred_output": [{"role": "assistant", "content": "On its way."}],
@@ -115,7 +95,7 @@ def test_preferences_are_trained_without_a_reference_where_that_is_asked(client,
     version = make_ready_version(floor.organization, (json.dumps(pair).encode() + b"\n") * 12)
     asked = {"type": "orpo", "orpo": {"hyperparameters": {"n_epochs": 2, "beta": 0.3}}}
 
-    dpo, orpo = create(client, version.pk), create(client, version.pk, extra_body={"method": asked})
+    dpo, orpo = create(sdk, version.pk), create(sdk, version.pk, extra_body={"method": asked})
 
     assert dpo.method.type == "dpo" and dpo.method.dpo.hyperparameters.beta == 0.1
     assert orpo.method.type == "orpo" and orpo.method.model_extra["orpo"]["hyperparameters"]["beta"] == 0.3
@@ -123,9 +103,9 @@ def test_preferences_are_trained_without_a_reference_where_that_is_asked(client,
     assert (recipe["objective"], recipe["orpo_beta"], recipe["dpo_beta"], recipe["epochs"]) == ("orpo", 0.3, 0.1, 2)
 
 
-def test_a_validation_file_and_a_share_exclude_each_other(client, file_id):
+def test_a_validation_file_and_a_share_exclude_each_other(sdk, file_id):
     with pytest.raises(openai.BadRequestError) as refused:
-        create(client, file_id, validation_file=file_id, extra_body={"recipe": {"validation_share": 0.1}})
+        create(sdk, file_id, validation_file=file_id, extra_body={"recipe": {"validation_share": 0.1}})
 
     assert refused.value.param == "hyperparameters.validation_share"
 
@@ -164,53 +144,53 @@ def test_a_validation_file_and_a_share_exclude_each_other(client, file_id):
         ({"extra_headers": {"Idempotency-Key": "k" * 201}}, "Idempotency-Key", "invalid_value"),
     ],
 )
-def test_a_bad_field_is_named_and_nothing_is_left_behind(client, file_id, fields, param, code):
+def test_a_bad_field_is_named_and_nothing_is_left_behind(sdk, file_id, fields, param, code):
     with pytest.raises((openai.BadRequestError, openai.NotFoundError)) as refused:
-        create(client, file_id, **fields)
+        create(sdk, file_id, **fields)
 
     assert (refused.value.param, refused.value.code) == (param, code)
     assert refused.value.request_id
     assert not FineTuningJob.objects.exists()
 
 
-def test_a_job_too_large_for_any_pool_is_told_what_would_fit(client, floor, file_id):
+def test_a_job_too_large_for_any_pool_is_told_what_would_fit(sdk, floor, file_id):
     floor.pool.memory_bytes = 1_000_000
     floor.pool.save(update_fields=["memory_bytes"])
 
     with pytest.raises(openai.BadRequestError, match="fits no open pool") as refused:
-        create(client, file_id)
+        create(sdk, file_id)
 
     assert (refused.value.code, refused.value.param) == ("job_too_large", "compute.pool")
     assert refused.value.body["fixes"]
 
 
-def test_an_empty_wallet_refuses_the_job_without_a_retry(client, floor, file_id):
+def test_an_empty_wallet_refuses_the_job_without_a_retry(sdk, floor, file_id):
     with pytest.raises(openai.RateLimitError) as refused:
-        create(client, file_id, extra_body={"budget": {"max_cost_usd": "1000"}})
+        create(sdk, file_id, extra_body={"budget": {"max_cost_usd": "1000"}})
 
     assert (refused.value.code, refused.value.param) == ("insufficient_quota", "budget.max_cost_usd")
     assert refused.value.response.headers["x-should-retry"] == "false"
     assert not FineTuningJob.objects.exists()
 
 
-def test_a_clients_retry_does_not_make_a_second_job(client, file_id):
-    first = create(client, file_id)
-    again = create(client, file_id, extra_headers={"x-stainless-retry-count": "1"})
-    another = create(client, file_id)
+def test_a_clients_retry_does_not_make_a_second_job(sdk, file_id):
+    first = create(sdk, file_id)
+    again = create(sdk, file_id, extra_headers={"x-stainless-retry-count": "1"})
+    another = create(sdk, file_id)
 
     assert first.id == again.id != another.id
 
 
-def test_an_idempotency_key_names_one_job(client, file_id):
-    first = create(client, file_id, extra_headers={"Idempotency-Key": "k1"})
-    again = create(client, file_id, extra_headers={"Idempotency-Key": "k1"})
+def test_an_idempotency_key_names_one_job(sdk, file_id):
+    first = create(sdk, file_id, extra_headers={"Idempotency-Key": "k1"})
+    again = create(sdk, file_id, extra_headers={"Idempotency-Key": "k1"})
 
     assert first.id == again.id
 
 
-def test_grader_and_exports_reach_the_worker(client, file_id, claim):  # noqa: F811
+def test_grader_and_exports_reach_the_worker(sdk, file_id, claim):
     create(
-        client,
+        sdk,
         file_id,
         extra_body={"exports": ["merged_16bit"], "evaluation": {"grader": {"type": "regex", "pattern": "^a"}}},
     )
@@ -221,26 +201,26 @@ def test_grader_and_exports_reach_the_worker(client, file_id, claim):  # noqa: F
     assert (spec.evaluation.grader.kind, spec.evaluation.grader.pattern) == ("regex", "^a")
 
 
-def test_an_idempotency_key_cannot_stand_for_two_requests(client, file_id):
-    create(client, file_id, extra_headers={"Idempotency-Key": "k1"})
+def test_an_idempotency_key_cannot_stand_for_two_requests(sdk, file_id):
+    create(sdk, file_id, extra_headers={"Idempotency-Key": "k1"})
 
     with pytest.raises(openai.BadRequestError) as refused:
-        create(client, file_id, seed=7, extra_headers={"Idempotency-Key": "k1"})
+        create(sdk, file_id, seed=7, extra_headers={"Idempotency-Key": "k1"})
 
     assert refused.value.code == "idempotency_key_reused"
 
 
-def test_lists_page_through_the_sdk(client, file_id):
-    created = [create(client, file_id).id for _ in range(3)]
+def test_lists_page_through_the_sdk(sdk, file_id):
+    created = [create(sdk, file_id).id for _ in range(3)]
 
-    assert [job.id for job in client.fine_tuning.jobs.list(limit=1)] == created[::-1]
-    events = list(client.fine_tuning.jobs.list_events(created[0], limit=2))
+    assert [job.id for job in sdk.fine_tuning.jobs.list(limit=1)] == created[::-1]
+    events = list(sdk.fine_tuning.jobs.list_events(created[0], limit=2))
     assert [event.message for event in events][-1] == "Created fine-tuning job"
     assert len({event.id for event in events}) == len(events) >= 2
 
 
-def test_a_job_runs_to_a_model_and_its_events_tell_the_story(client, floor, file_id, claim):  # noqa: F811
-    job = create(client, file_id)
+def test_a_job_runs_to_a_model_and_its_events_tell_the_story(sdk, floor, file_id, claim):
+    job = create(sdk, file_id)
     attempt: Attempt = claim()
     attempt.start()
     attempt.report(
@@ -256,31 +236,31 @@ def test_a_job_runs_to_a_model_and_its_events_tell_the_story(client, floor, file
         training_seconds=1.0,
     )
     attempt.checkpoint(step=5, seconds=9.0)
-    assert client.fine_tuning.jobs.checkpoints.list(job.id).data[0].step_number == 5
+    assert sdk.fine_tuning.jobs.checkpoints.list(job.id).data[0].step_number == 5
     attempt.succeed(floor.base_model)
 
-    done = client.fine_tuning.jobs.retrieve(job.id)
+    done = sdk.fine_tuning.jobs.retrieve(job.id)
     assert done.status == "succeeded"
     assert done.fine_tuned_model.startswith("ft:anneal-demo:")
     assert done.trained_tokens == 500
-    metrics = [event for event in client.fine_tuning.jobs.list_events(job.id) if event.type == "metrics"]
+    metrics = [event for event in sdk.fine_tuning.jobs.list_events(job.id) if event.type == "metrics"]
     assert metrics[0].data["train_loss"] == 2.5
 
 
-def test_a_failed_job_explains_itself(client, floor, file_id, claim):  # noqa: F811
-    job = create(client, file_id)
+def test_a_failed_job_explains_itself(sdk, floor, file_id, claim):
+    job = create(sdk, file_id)
     attempt: Attempt = claim()
     attempt.start()
     attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="Out of memory at step 3.", log_tail="the end"))
 
-    error = client.fine_tuning.jobs.retrieve(job.id).error
+    error = sdk.fine_tuning.jobs.retrieve(job.id).error
 
     assert (error.code, error.message) == ("out_of_memory", "Out of memory at step 3.")
     extra = error.model_extra
     assert (extra["blame"], extra["suggestion"]["changes"]["method"]) == ("platform", "qlora")
     assert extra["evidence"][0] == {"name": "Reported", "value": "Out of memory at step 3."}
     assert float(extra["suggestion"]["estimated_cost_usd"]) > 0 and extra["log_tail"] == "the end"
-    [listed] = client.fine_tuning.jobs.list()
+    [listed] = sdk.fine_tuning.jobs.list()
     assert listed.error.model_extra["blame"] == "platform"
 
 
@@ -297,17 +277,17 @@ def test_a_judge_needs_a_key_that_may_ask_models(floor, alice, file_id):
     assert FineTuningJob.objects.get(pk=job.id).requested["evaluation"]["grader"]["model"] == "anneal-demo"
 
 
-def test_cancel_takes_an_empty_body_and_only_a_live_job(client, file_id):
-    job = create(client, file_id)
+def test_cancel_takes_an_empty_body_and_only_a_live_job(sdk, file_id):
+    job = create(sdk, file_id)
 
-    assert client.fine_tuning.jobs.cancel(job.id).status == "cancelled"
+    assert sdk.fine_tuning.jobs.cancel(job.id).status == "cancelled"
     with pytest.raises(openai.BadRequestError) as refused:
-        client.fine_tuning.jobs.cancel(job.id)
+        sdk.fine_tuning.jobs.cancel(job.id)
     assert refused.value.code == "invalid_state"
 
 
-def test_another_tenants_job_and_file_do_not_exist(client, floor, file_id, rival, charlie):
-    job = create(client, file_id)
+def test_another_tenants_job_and_file_do_not_exist(sdk, floor, file_id, rival, charlie):
+    job = create(sdk, file_id)
     outsider = openai_client(make_key(rival, charlie))
 
     for call in (outsider.fine_tuning.jobs.retrieve, outsider.fine_tuning.jobs.cancel):
@@ -331,16 +311,16 @@ def test_estimates_show_every_pool_with_its_parts(api_client, key, floor, file_i
     assert float(pool["cost_usd"]["p10"]) <= float(pool["cost_usd"]["p50"]) <= float(pool["hold_usd"])
 
 
-def test_a_job_continues_a_fine_tuned_model_in_its_shape(client, floor, file_id, claim):  # noqa: F811
-    create(client, file_id, extra_body={"lora": {"rank": 8, "use_rslora": True}})
+def test_a_job_continues_a_fine_tuned_model_in_its_shape(sdk, floor, file_id, claim):
+    create(sdk, file_id, extra_body={"lora": {"rank": 8, "use_rslora": True}})
     first: Attempt = claim()
     first.start()
     first.succeed(floor.base_model)
-    model = client.fine_tuning.jobs.list().data[0].fine_tuned_model
+    model = sdk.fine_tuning.jobs.list().data[0].fine_tuned_model
 
     with pytest.raises(openai.BadRequestError) as refused:
-        create(client, file_id, model=model, extra_body={"lora": {"rank": 16}})
-    job = create(client, file_id, model=model)
+        create(sdk, file_id, model=model, extra_body={"lora": {"rank": 16}})
+    job = create(sdk, file_id, model=model)
     second: Attempt = claim()
 
     recipe = job.model_extra["recipe"]

@@ -7,21 +7,10 @@ from apps.core.models import AuditEntry
 from apps.finetuning.models import FineTuningJob, JobEvent, TrackerKey
 from tests.api.sdk import openai_client
 from tests.factories.accounts import make_key
-from tests.factories.finetuning import Floor, make_training_file
-from tests.unit.finetuning.conftest import Attempt, claim  # noqa: F401 - a fixture
+from tests.unit.finetuning.conftest import Attempt
 
 SECRET = "wandb-key-0123456789abcdef"
 WANDB = {"type": "wandb", "wandb": {"project": "triage", "name": "first", "entity": "acme", "tags": ["a", "b"]}}
-
-
-@pytest.fixture
-def floor(organization) -> Floor:
-    return Floor(organization)
-
-
-@pytest.fixture
-def file_id(floor) -> str:
-    return make_training_file(floor.organization, floor.base_model).pk
 
 
 def call(client, key, method: str, kind: str = "", body: dict | None = None):
@@ -51,7 +40,7 @@ def test_a_key_goes_in_and_never_comes_out(client, key, floor):
     assert SECRET not in str(list(AuditEntry.objects.values()))
 
 
-def test_a_job_reports_with_the_stored_key_which_no_object_of_it_holds(client, key, file_id, claim):  # noqa: F811
+def test_a_job_reports_with_the_stored_key_which_no_object_of_it_holds(client, key, file_id, claim):
     call(client, key, "put", "wandb", {"key": SECRET})
 
     job = create(key, file_id, WANDB)
@@ -65,7 +54,7 @@ def test_a_job_reports_with_the_stored_key_which_no_object_of_it_holds(client, k
     assert SECRET not in str(list(JobEvent.objects.values()))
 
 
-def test_a_job_whose_key_was_taken_away_runs_without_it(client, key, file_id, claim):  # noqa: F811
+def test_a_job_whose_key_was_taken_away_runs_without_it(client, key, file_id, claim):
     call(client, key, "put", "wandb", {"key": SECRET})
     create(key, file_id, WANDB)
 

@@ -6,7 +6,7 @@ import pytest
 from apps.catalog.models import LicenceAcceptance
 from apps.finetuning.models import FineTuningJob
 from tests.api.sdk import openai_client
-from tests.factories.finetuning import Floor, make_training_file
+from tests.factories.finetuning import Floor
 
 LICENCE = "Llama 3.1 Community License"
 URL = "/api/v1/models/anneal-demo/licence"
@@ -18,11 +18,6 @@ def floor(organization) -> Floor:
     floor.base_model.licence = LICENCE
     floor.base_model.save(update_fields=["licence"])
     return floor
-
-
-@pytest.fixture
-def file_id(floor) -> str:
-    return make_training_file(floor.organization, floor.base_model).pk
 
 
 def headers(key) -> dict[str, str]:

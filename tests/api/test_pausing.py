@@ -4,60 +4,40 @@ import openai
 import pytest
 
 from apps.contracts import runs as wire
-from tests.api.sdk import openai_client
+from tests.api.sdk import create
 from tests.factories.accounts import make_key
-from tests.factories.finetuning import Floor, make_training_file
-from tests.unit.finetuning.conftest import Attempt, claim  # noqa: F401 - a fixture
+from tests.unit.finetuning.conftest import Attempt
 
 
-@pytest.fixture
-def floor(organization) -> Floor:
-    return Floor(organization)
-
-
-@pytest.fixture
-def client(key) -> openai.OpenAI:
-    return openai_client(key)
-
-
-@pytest.fixture
-def file_id(floor) -> str:
-    return make_training_file(floor.organization, floor.base_model).pk
-
-
-def create(client: openai.OpenAI, file_id: str, **fields: object):
-    return client.fine_tuning.jobs.create(model="anneal-demo", training_file=file_id, **fields)
-
-
-def test_pausing_a_queued_job_is_a_wrong_state(client, file_id):
-    job = create(client, file_id)
+def test_pausing_a_queued_job_is_a_wrong_state(sdk, file_id):
+    job = create(sdk, file_id)
 
     with pytest.raises(openai.BadRequestError) as refused:
-        client.fine_tuning.jobs.pause(job.id)
+        sdk.fine_tuning.jobs.pause(job.id)
 
     assert refused.value.code == "invalid_state"
 
 
-def test_a_running_job_pauses_and_resumes_through_the_sdk(client, floor, file_id, claim):  # noqa: F811
-    job = create(client, file_id, extra_body={"budget": {"max_cost_usd": "0.06"}})
+def test_a_running_job_pauses_and_resumes_through_the_sdk(sdk, floor, file_id, claim):
+    job = create(sdk, file_id, extra_body={"budget": {"max_cost_usd": "0.06"}})
     attempt: Attempt = claim()
     attempt.start()
 
-    assert client.fine_tuning.jobs.pause(job.id).status == "pausing"
+    assert sdk.fine_tuning.jobs.pause(job.id).status == "pausing"
     attempt.checkpoint(step=5, seconds=9.0)
     attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=9.0))
-    paused = client.fine_tuning.jobs.retrieve(job.id)
+    paused = sdk.fine_tuning.jobs.retrieve(job.id)
     assert (paused.status, paused.model_extra["cost_usd"], paused.model_extra["held_usd"]) == ("paused", "0.009", "0")
-    assert [row.step_number for row in client.fine_tuning.jobs.checkpoints.list(job.id)] == [5]
-    resumed = client.fine_tuning.jobs.resume(job.id)
+    assert [row.step_number for row in sdk.fine_tuning.jobs.checkpoints.list(job.id)] == [5]
+    resumed = sdk.fine_tuning.jobs.resume(job.id)
 
     assert (resumed.status, resumed.model_extra["held_usd"]) == ("queued", "0.051")
     with pytest.raises(openai.BadRequestError) as refused:
-        client.fine_tuning.jobs.resume(job.id)
+        sdk.fine_tuning.jobs.resume(job.id)
     assert refused.value.code == "invalid_state"
 
 
-def test_a_resume_may_raise_the_cap(api_client, key, floor, claim):  # noqa: F811
+def test_a_resume_may_raise_the_cap(api_client, key, floor, claim):
     job = floor.job(spend_cap_nano=30_000_000)
     attempt: Attempt = claim()
     attempt.start()
@@ -83,7 +63,7 @@ def test_who_may_pause_and_resume(
     api_client,
     organization,
     floor,
-    claim,  # noqa: F811
+    claim,
     alice,
     bob,
     vera,

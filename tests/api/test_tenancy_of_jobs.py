@@ -18,12 +18,6 @@ from apps.serving.placing import replan
 from tests.api.sdk import openai_client
 from tests.factories.accounts import make_key
 from tests.factories.finetuning import Floor, give_credit, make_job
-from tests.unit.finetuning.conftest import claim  # noqa: F401 - a fixture
-
-
-@pytest.fixture
-def floor(organization) -> Floor:
-    return Floor(organization)
 
 
 def test_another_tenants_work_counts_in_the_queue_without_being_seen(floor, rival, charlie):
@@ -40,7 +34,7 @@ def test_another_tenants_work_counts_in_the_queue_without_being_seen(floor, riva
     assert outsider.fine_tuning.jobs.retrieve(theirs.id).model_extra["queue_position"] == 2
 
 
-def test_a_tenant_undeploys_and_deletes_its_model_through_the_outbox(floor, organization, key, claim):  # noqa: F811
+def test_a_tenant_undeploys_and_deletes_its_model_through_the_outbox(floor, organization, key, claim):
     floor.job()
     attempt = claim()
     attempt.start()
@@ -97,7 +91,7 @@ def billing_rows(organization) -> dict[str, list[dict]]:
     }
 
 
-def test_a_name_is_never_given_twice(floor, organization, claim):  # noqa: F811
+def test_a_name_is_never_given_twice(floor, organization, claim):
     names = set()
     for _ in range(2):
         floor.job(suffix="triage")

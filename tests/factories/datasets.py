@@ -17,7 +17,12 @@ def chat_row(question: str = "Where is my card?", answer: str = "card_arrival") 
 
 def jsonl(rows: int = 12) -> bytes:
     """A valid file of so many rows."""
-    return b"".join(json.dumps(chat_row(f"Where is card {row}?")).encode() + b"\n" for row in range(rows))
+    return jsonl_of(*(chat_row(f"Where is card {row}?") for row in range(rows)))
+
+
+def jsonl_of(*rows: dict[str, Any]) -> bytes:
+    """These rows as a file."""
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
 def make_version(organization: Organization, content: bytes | None = None, **fields: Any) -> DatasetVersion:

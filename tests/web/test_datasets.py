@@ -7,18 +7,16 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.urls import reverse
 
-from apps.contracts.split import Split
 from apps.core.clock import db_now
 from apps.core.models import AuditEntry, OutboxMessage
 from apps.core.object_store import store
 from apps.datasets import operations
-from apps.datasets.inspecting import find_inspection, held_out_rows
 from apps.datasets.models import DatasetVersion
-from apps.datasets.tasks import inspect
 from apps.datasets.validating import validate_version
 from apps.finetuning.quotas import set_quota
 from tests.factories.catalog import make_base_model
-from tests.factories.datasets import chat_row, jsonl, make_ready_version, make_version
+from tests.factories.datasets import jsonl, make_ready_version, make_version
+from tests.web.pages import page_of
 
 pytestmark = pytest.mark.django_db
 HTMX = {"HX-Request": "true"}
@@ -28,11 +26,6 @@ HTMX = {"HX-Request": "true"}
 def version(organization) -> DatasetVersion:
     make_base_model()
     return make_ready_version(organization, filename="cards.jsonl")
-
-
-def page_of(version: DatasetVersion, **query: object) -> str:
-    address = reverse("web:dataset_detail", args=[version.pk])
-    return address + "?" + "&".join(f"{name}={value}" for name, value in query.items())
 
 
 @pytest.mark.parametrize(
@@ -297,97 +290,6 @@ def test_a_browser_upload_is_planned_signed_and_completed(organization, alice, c
     assert (closed.status_code, closed.json()["error"]["code"]) == (400, "upload_closed")
     wrong = client.post(reverse("web:dataset_upload_create"), {"bytes": "x"}, content_type="application/json")
     assert wrong.status_code == 400
-
-
-# --- limit, split and findings ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def looked_at(organization) -> DatasetVersion:
-    """Fourteen rows: a copy, a near copy, an e-mail address, a row too long for 256 tokens."""
-    make_base_model()
-    long = "My card has not arrived although you said last week that it would be here by monday morning"
-    rows = [chat_row(f"Where is card {n}?") for n in range(10)]
-    rows += [chat_row(long), chat_row(long.upper()), chat_row(long + " at nine"), chat_row("word " * 400)]
-    rows[3] = chat_row("Write to mira@example.com about it, please.")
-    version = make_ready_version(organization, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
-    inspect(version.pk)
-    return version
-
-
-def test_findings_are_listed_and_lead_to_their_rows(looked_at, alice, client_for) -> None:
-    body = client_for(alice).get(page_of(looked_at, limit=256)).content.decode()
-
-    assert "1 row repeats an earlier row" in body
-    assert "1 row is nearly the same as an earlier one" in body
-    assert "1 row seems to hold an e-mail address" in body
-    assert "1 row over 256 tokens will be cut" in body
-    assert "1 row of these trains nothing and is left out" in body
-    for code, line in (("exact_copy", 12), ("near_copy", 13), ("personal_email", 4), ("over", 14), ("untrained", 14)):
-        shown = client_for(alice).get(page_of(looked_at, limit=256, find=code)).content.decode()
-        assert re.findall(r'<span class="n">(\d+)</span>', shown) == [str(line)], code
-
-
-def test_what_lies_beyond_the_limit_is_struck_out_and_not_trained(looked_at, alice, client_for) -> None:
-    short = client_for(alice).get(page_of(looked_at, limit=256, line=14)).content.decode()
-    whole = client_for(alice).get(page_of(looked_at, line=14)).content.decode()
-
-    assert '<s class="beyond">' in short and "0 trained" in short and "nothing trained" in short
-    assert '<s class="beyond">' not in whole and "<mark>card_arrival" in whole
-
-
-def test_the_split_of_a_share_and_seed_is_shown(looked_at, alice, client_for) -> None:
-    body = client_for(alice).get(page_of(looked_at, share=20, seed=7)).content.decode()
-
-    inspection = find_inspection(version=looked_at)
-    assert inspection is not None
-    held = held_out_rows(inspection=inspection, split=Split(0.2, 7))
-    assert f"{held.count(False)} train, {sum(held)} held out" in body
-    assert body.count(">held out</span>") == sum(held)
-    assert "&amp;validation_share=0.2&amp;seed=7" in body
-    listed = client_for(alice).get(page_of(looked_at, share=20, seed=7, find="held_out")).content.decode()
-    lines = [int(line) for line in re.findall(r'<span class="n">(\d+)</span>', listed)]
-    assert lines == [at for at, is_held in enumerate(held, 1) if is_held]
-
-
-def test_what_a_validation_file_shares_is_counted_flagged_and_listed(
-    looked_at, organization, rival, alice, client_for
-) -> None:
-    held = make_ready_version(organization, jsonl(12), filename="held.jsonl")
-    page = client_for(alice).get(page_of(looked_at, against=held.pk)).content.decode()
-    assert "being looked through" in page and OutboxMessage.objects.filter(topic="dataset.inspect").exists()
-    inspect(held.pk)
-
-    body = client_for(alice).get(page_of(looked_at, against=held.pk)).content.decode()
-
-    found = re.search(r"(\d+) rows stand in the validation file too", body)
-    assert found and 8 < int(found[1]) <= 12
-    assert "They are not trained on." in body
-    assert f"&amp;validation={held.pk}" in body, "the wizard is told"
-    listed = client_for(alice).get(page_of(looked_at, against=held.pk, find="shared")).content.decode()
-    assert listed.count(">in both</span>") == int(found[1]) == len(re.findall(r'<span class="n">', listed))
-    foreign = make_ready_version(rival)
-    assert client_for(alice).get(page_of(looked_at, against=foreign.pk)).status_code == 404
-
-
-def test_rows_can_be_looked_at_as_a_recipe_trains_them_that_trains_inputs(looked_at, alice, client_for) -> None:
-    answers = client_for(alice).get(page_of(looked_at, line=2)).content.decode()
-    everything = client_for(alice).get(page_of(looked_at, line=2, train_on="all")).content.decode()
-
-    def figures(body: str) -> list[str]:
-        found = re.search(r"([\d,]+) tokens, ([\d,]+) trained</span>", body)
-        assert found
-        return list(found.groups())
-
-    assert figures(everything) == [figures(answers)[0]] * 2 != figures(answers)
-    assert "answers and inputs" in everything and "assistant replies only" in answers
-
-
-def test_a_file_nobody_looked_through_yet_is_looked_through_by_a_task(version, alice, client_for) -> None:
-    body = client_for(alice).get(page_of(version)).content.decode()
-
-    assert "being looked through" in body and 'hx-trigger="every 2s"' in body
-    assert OutboxMessage.objects.filter(topic="dataset.inspect").count() == 1
 
 
 @pytest.mark.parametrize("kind", ["preference", "text"])

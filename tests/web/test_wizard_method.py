@@ -10,12 +10,13 @@ import pytest
 from apps.catalog.operations import set_price
 from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU
 from apps.core.clock import db_now
-from apps.datasets.inspecting import inspect_version
+from apps.datasets import comparing
+from apps.datasets.tasks import compare
 from apps.finetuning.models import FineTuningJob, Worker
 from apps.finetuning.trackers import store_tracker_key
 from apps.web.wizard import again_url
 from tests.api.gateway.process import make_adapter
-from tests.factories.datasets import jsonl, make_ready_version
+from tests.factories.datasets import chat_row, jsonl, jsonl_of, make_ready_version
 from tests.factories.finetuning import Floor, make_training_file
 
 URL = "/jobs/new"
@@ -181,21 +182,28 @@ def test_only_what_may_be_left_empty_is_called_optional(chosen, page) -> None:
     }  # fmt: skip
 
 
-def test_rows_that_stand_in_the_validation_file_too_are_counted_before_launch(
-    floor, organization, chosen, page, client_for, bob
+def test_rows_that_repeat_the_validation_file_are_counted_before_the_price_is_shown(
+    floor, organization, chosen, page, client_for, bob, monkeypatch
 ) -> None:
-    rows = [make_ready_version(organization, jsonl(count), filename=f"{count}.jsonl") for count in (40, 12)]
+    long = "my card has not arrived although you said last week that it would be here by monday morning at"
+    rows = [
+        make_ready_version(
+            organization, jsonl(count) + jsonl_of(chat_row(f"{long} {count}")), filename=f"{count}.jsonl"
+        )
+        for count in (40, 12)
+    ]
     asked = {"dataset": rows[0].pk, "validation": rows[1].pk, "pool": floor.pool.name}
 
-    before = page(chosen | asked)
-    for version in rows:
-        inspect_version(version=version)
-    after = page(chosen | asked)
+    with monkeypatch.context() as patch:
+        patch.setattr(comparing, "COMPARE_NOW_ROWS", 10)
+        before = page(chosen | asked)
+        compare(rows[0].pk, rows[1].pk)
+        after = page(chosen | asked)
     swapped = {"dataset": rows[1].pk, "validation": rows[0].pk, "cap_nano": "1000000000"}
     refused = client_for(bob).post(URL, chosen | asked | swapped)
 
-    assert "counted by the job, and not trained on" in before
-    assert "<dt>In both files</dt><dd>12 rows, not trained on</dd>" in after
+    assert "Comparing the files" in before and 'hx-trigger="every 2s"' in before and "In both files" not in before
+    assert "<dt>In both files</dt><dd>12 rows and 1 near copy, not trained on</dd>" in after
     assert refused.status_code == 422 and "nothing would be left to train on" in refused.content.decode()
 
 

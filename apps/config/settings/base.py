@@ -308,6 +308,7 @@ OUTBOX_HANDLERS = {
     "dataset.validate": "apps.datasets.tasks.request_validation",
     "dataset.count": "apps.datasets.tasks.request_count",
     "dataset.inspect": "apps.datasets.tasks.request_inspection",
+    "dataset.compare": "apps.datasets.tasks.request_comparison",
     "train.wake": "apps.finetuning.tasks.ring_doorbell",
     "job.admit": "apps.finetuning.tasks.admit",
     "base_model.install": "apps.catalog.tasks.request_install",

@@ -3,13 +3,15 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.twins.hub import COMMIT, serve_hub
+from tests.twins.hub import COMMIT, Hub, serve_hub
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "demo/base_model"
@@ -19,11 +21,13 @@ import json, sys
 from apps.contracts.runs import BaseModelRef
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.model import fetch_base_model
-given = json.load(sys.stdin)
-try:
-    print(fetch_base_model(BaseModelRef(**given["base_model"]), hub_token=given["token"]))
-except TrainingFailed as error:
-    print(error.code, error)
+for line in sys.stdin:
+    given = json.loads(line)
+    try:
+        said = str(fetch_base_model(BaseModelRef(**given["base_model"]), hub_token=given["token"]))
+    except TrainingFailed as error:
+        said = f"{error.code} {error}"
+    print(json.dumps(said), flush=True)
 """
 _RESOLVE = """
 import sys
@@ -32,13 +36,43 @@ print(_resolve_model(ReplicaBase(served_name="b-1", repo="acme/tiny", revision=s
 """
 
 
-def run(script: str, hub_url: str, home: Path, *arguments: str, given: object = None, **more: str) -> str:
-    environment = {"PATH": os.environ["PATH"], "HF_ENDPOINT": hub_url, "HF_HOME": str(home), **more}
-    command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, input=json.dumps(given), capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip().splitlines()[-1]
+def environment_of(hub: Hub, home: Path) -> dict[str, str]:
+    """What the hub's client reads when it is imported, and never again."""
+    return {"PATH": os.environ["PATH"], "HF_ENDPOINT": hub.url, "HF_HOME": str(home)}
+
+
+@pytest.fixture(scope="module")
+def fetching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[str, object], str], tuple[str, Hub]]]:
+    """One trainer for all cases, because its imports take seconds; each finds the hub whole and nothing kept."""
+    home = tmp_path_factory.mktemp("home")
+    with (
+        serve_hub(MODEL) as hub,
+        subprocess.Popen(
+            [sys.executable, "-c", _FETCH],
+            cwd=ROOT,
+            env=environment_of(hub, home),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as trainer,
+    ):
+        whole = dict(hub.files)
+
+        def fetch(given: dict[str, object], spoiled: str) -> tuple[str, Hub]:
+            shutil.rmtree(home, ignore_errors=True)
+            hub.token, hub.files = "hf_right", dict(whole)
+            hub.fetched.clear()
+            if spoiled:
+                hub.files[spoiled] = hub.files[spoiled][:-1] + b"!"
+            assert trainer.stdin is not None and trainer.stdout is not None
+            trainer.stdin.write(json.dumps(given) + "\n")
+            trainer.stdin.flush()
+            return json.loads(trainer.stdout.readline()), hub
+
+        yield fetch
+        assert trainer.stdin is not None
+        trainer.stdin.close()
+    assert trainer.returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -49,25 +83,25 @@ def run(script: str, hub_url: str, home: Path, *arguments: str, given: object = 
         ("hf_right", "model.safetensors", "model.safetensors of the base model tiny is not the file"),
     ],
 )
-def test_the_trainer_takes_only_the_files_the_job_was_created_with(tmp_path, token, spoiled, answer):
-    with serve_hub(MODEL) as hub:
-        hub.token = "hf_right"
-        names = [name for name in hub.files if name.endswith((".json", ".safetensors", ".jinja"))]
-        files = {name: hashlib.sha256(hub.files[name]).hexdigest() for name in names}
-        if spoiled:
-            hub.files[spoiled] = hub.files[spoiled][:-1] + b"!"
-        reference = {"id": "bm_1", "name": "tiny", "repo": "acme/tiny", "revision": COMMIT, "files_sha256": files}
+def test_the_trainer_takes_only_the_files_the_job_was_created_with(fetching, token, spoiled, answer):
+    names = [path for path in MODEL.iterdir() if path.name.endswith((".json", ".safetensors", ".jinja"))]
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in names}
+    reference = {"id": "bm_1", "name": "tiny", "repo": "acme/tiny", "revision": COMMIT, "files_sha256": files}
 
-        said = run(_FETCH, hub.url, tmp_path, given={"base_model": reference, "token": token})
+    said, hub = fetching({"base_model": reference, "token": token}, spoiled)
 
-        assert answer in said
-        assert "README.md" not in hub.fetched
+    assert answer in said
+    assert "README.md" not in hub.fetched
+    assert ("model.safetensors" in hub.fetched) is (token == "hf_right")  # nothing of the case before was kept
 
 
 def test_the_engine_downloads_the_pinned_commit_and_no_code(tmp_path):
     with serve_hub(MODEL) as hub:
         hub.files["modeling_tiny.py"] = b"raise SystemExit"
-        folder = Path(run(_RESOLVE, hub.url, tmp_path, COMMIT))
+        command = [sys.executable, "-c", _RESOLVE, COMMIT]
+        environment = environment_of(hub, tmp_path)
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        folder = Path(done.stdout.strip().splitlines()[-1])
 
         assert (folder / "config.json").is_file() and (folder / "model.safetensors").is_file()
         assert not (folder / "modeling_tiny.py").exists()

@@ -13,6 +13,7 @@ from apps.contracts.failures import FailureCode
 from apps.contracts.runs import EvaluationCompleted, LogLine, Method, Objective, StepCompleted
 from gpu_workers.train import callbacks
 from gpu_workers.train.failures import TrainingFailed
+from gpu_workers.train.model import load_model
 from gpu_workers.train.orpo import OrpoTrainer, orpo_config
 from gpu_workers.train.rows import Pairs, encode_pairs, encode_text
 from tests.engines.training.attempts import SMALL, attempt, make_pairs, make_texts
@@ -48,6 +49,25 @@ def test_a_kind_of_adapter_learns_and_loads_in_peft(tiny_model, tmp_path, change
     )
     prompt = torch.tensor([[3, 100, 200, 1, 4]])
     assert not torch.equal(loaded(prompt).logits, AutoModelForCausalLM.from_pretrained(tiny_model)(prompt).logits)
+
+
+def test_an_evaluation_leaves_the_gradients_through_four_bits_as_they_were(tiny_model):
+    """bitsandbytes lays the weights out anew in the first evaluation on some CPUs, where no gradient passes."""
+    model = load_model(tiny_model, recipe_of(method=Method.QLORA, lora_dropout=0.0)).train()
+    ids = torch.tensor([[3, 100, 200, 1, 4]])
+
+    def gradients() -> dict[str, torch.Tensor]:
+        model.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
+
+    before = gradients()
+    with torch.no_grad():
+        model.eval()(input_ids=ids)
+    model.train()
+
+    assert all(torch.equal(gradient, before[name]) for name, gradient in gradients().items())
+    assert any(gradient.any() for name, gradient in before.items() if "layers.0" in name)
 
 
 def test_full_training_delivers_a_whole_model(tiny_model, tmp_path):
@@ -94,8 +114,9 @@ def test_preferences_are_learned(tiny_model, tmp_path):
     assert tried.outcome.trained_tokens == steps[-1].trained_tokens > 0
 
 
-def test_preferences_are_learned_without_a_reference(tiny_model, tmp_path):
-    recipe = recipe_of(objective=Objective.ORPO, gradient_accumulation_steps=2)
+@pytest.mark.parametrize("method", [Method.LORA, Method.QLORA])
+def test_preferences_are_learned_without_a_reference(tiny_model, tmp_path, method):
+    recipe = recipe_of(objective=Objective.ORPO, method=method, gradient_accumulation_steps=2)
 
     tried = attempt(tmp_path, tiny_model, make_pairs(32), recipe=recipe, validation=unlike(make_pairs(8)))
 

@@ -30,7 +30,7 @@ from gpu_workers.train.data import LengthGroupedSampler, PaddingCollator, encode
 from gpu_workers.train.export import adapter_config, check_finite
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.model import fetch_base_model
-from gpu_workers.train.selection import count_near_copies, select_rows
+from gpu_workers.train.selection import select_rows
 from gpu_workers.train.sft import _score_selected, build_trainer
 from tests.engines.training.conftest import DEMO, RECIPE, make_rows
 from tests.twins.control_plane import CREDENTIAL, ControlPlane
@@ -118,7 +118,7 @@ def test_the_held_out_rows_are_those_of_the_preview_and_no_row_is_on_both_sides(
     assert not {tuple(ids) for ids in training.input_ids} & {tuple(ids) for ids in validation.input_ids}
 
 
-def test_what_the_validation_file_holds_is_not_trained_on_and_near_copies_are_told(tmp_path):
+def test_what_the_validation_file_holds_or_nearly_holds_is_not_trained_on(tmp_path):
     def row(question: str) -> bytes:
         messages = [{"role": "user", "content": question}, {"role": "assistant", "content": "Here."}]
         return json.dumps({"messages": messages}).encode() + b"\n"
@@ -133,12 +133,14 @@ def test_what_the_validation_file_holds_is_not_trained_on_and_near_copies_are_to
 
     selection = select_rows(tmp_path, spec)
 
-    assert selection.training == [True, False, True, False]
+    assert selection.training == [True, False, False, False]
     assert (selection.validation_file, selection.validation) == (VALIDATION_FILE, None)
     [(level, message)] = selection.notes
-    assert level == "warn" and message.startswith("2 of 4 rows are in the validation file too")
-    assert count_near_copies(tmp_path, spec, selection) == 1
-    (tmp_path / TRAINING_FILE).write_bytes(row("Where is it?"))
+    assert (level, message) == (
+        "warn",
+        "Of 4 rows, 2 are in the validation file too and 1 nearly repeat one of it: they are not trained on.",
+    )
+    (tmp_path / TRAINING_FILE).write_bytes(row("Where is it?") + row(f"{long} in may"))
     with pytest.raises(TrainingFailed, match="nothing is left to train on") as failure:
         select_rows(tmp_path, spec)
     assert failure.value.code is FailureCode.INVALID_TRAINING_FILE

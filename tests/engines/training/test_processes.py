@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
-from apps.contracts.runs import Method, StepCompleted
+from apps.contracts.runs import Hyperparameters, Method, Objective, StepCompleted
 from gpu_workers.config import child_environment, rank_environment
 from gpu_workers.events import EVENTS_FILE, AdapterReady, read_outcome
 from gpu_workers.train import callbacks, sharding
 from gpu_workers.train.model import load_model
-from tests.engines.training.attempts import SMALL, Tried, attempt, make_run_spec, prepare
+from tests.engines.training.attempts import SMALL, Tried, attempt, make_pairs, make_run_spec, prepare
 from tests.engines.training.conftest import make_rows
 from tests.engines.training.zygote import Zygote
 
-ROWS = make_rows(32)
+ROWS, PAIRS = make_rows(32), make_pairs(32)
 REPOSITORY = Path(__file__).parents[3]
 PLAIN = msgspec.structs.replace(SMALL, lora_dropout=0.0, epochs=2)
 
@@ -29,8 +29,8 @@ PLAIN = msgspec.structs.replace(SMALL, lora_dropout=0.0, epochs=2)
 def run_several(work_dir: Path, model: Path, zygote: Zygote | None, *, count: int = 2, **changes: object) -> Tried:
     """Train with so many processes: forked, or without a zygote as outside of tests, by a process that starts all."""
     work_dir.mkdir()
-    prepare(work_dir, ROWS)
     spec = make_run_spec(model, **({"recipe": PLAIN, "gpu_count": count} | changes))
+    prepare(work_dir, rows_for(spec.hyperparameters))
     (work_dir / "spec.json").write_bytes(msgspec.json.encode(spec))
     arguments = [str(work_dir / "spec.json"), str(work_dir)]
     with (work_dir / "log").open("w+b") as log:
@@ -43,6 +43,10 @@ def run_several(work_dir: Path, model: Path, zygote: Zygote | None, *, count: in
     outcome = read_outcome(work_dir)
     assert isinstance(outcome, AdapterReady), (outcome, said[-3000:].decode())
     return Tried(work_dir, outcome)
+
+
+def rows_for(recipe: Hyperparameters) -> bytes:
+    return ROWS if recipe.objective is Objective.SUPERVISED else PAIRS
 
 
 def start(arguments: list[str], log: BinaryIO) -> None:
@@ -79,16 +83,17 @@ def fork(zygote: Zygote, arguments: list[str], log: BinaryIO, *, count: int) -> 
 
 @pytest.fixture(scope="module")
 def alone(tiny_model, tmp_path_factory):
-    """What one process makes of the same recipe, by method."""
-    made: dict[Method, Tried] = {}
+    """What one process makes of the same recipe, by objective and method."""
+    made: dict[tuple[Objective, Method], Tried] = {}
 
-    def train(method: Method) -> Tried:
-        if method not in made:
-            recipe = msgspec.structs.replace(PLAIN, method=method)
+    def train(method: Method, objective: Objective = Objective.SUPERVISED) -> Tried:
+        if (objective, method) not in made:
+            recipe = msgspec.structs.replace(PLAIN, method=method, objective=objective)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(callbacks, "REPORT_INTERVAL_SECONDS", 0.0)
-                made[method] = attempt(tmp_path_factory.mktemp(method), tiny_model, ROWS, recipe=recipe)
-        return made[method]
+                folder = tmp_path_factory.mktemp(f"{objective}-{method}")
+                made[objective, method] = attempt(folder, tiny_model, rows_for(recipe), recipe=recipe)
+        return made[objective, method]
 
     return train
 
@@ -105,6 +110,18 @@ def test_two_processes_lose_as_one_does(tiny_model, tmp_path, alone, zygote, par
     tried = run_several(tmp_path / "two", tiny_model, forking, recipe=recipe, parallelism=parallelism)
 
     assert_trained_alike(tried, single)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "method"), [("ddp", Method.LORA), ("fsdp", Method.LORA), ("fsdp", Method.QLORA)]
+)
+def test_two_processes_prefer_as_one_does(tiny_model, tmp_path, alone, zygote, parallelism, method):
+    """ORPO, which has no reference to bring along."""
+    recipe = msgspec.structs.replace(PLAIN, method=method, objective=Objective.ORPO)
+
+    tried = run_several(tmp_path / "two", tiny_model, zygote, recipe=recipe, parallelism=parallelism)
+
+    assert_trained_alike(tried, alone(method, Objective.ORPO))
 
 
 @pytest.mark.parametrize("method", [Method.LORA, Method.FULL])

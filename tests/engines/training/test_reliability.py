@@ -42,7 +42,7 @@ class StopAt(StopFlag):
         monkeypatch.setattr(callbacks.ProgressCallback, "on_step_end", on_step_end)
 
 
-@pytest.mark.parametrize(("kind", "interruptions"), [("supervised", 6), ("full", 2), ("dpo", 2)])
+@pytest.mark.parametrize(("kind", "interruptions"), [("supervised", 6), ("full", 2), ("dpo", 2), ("orpo", 2)])
 def test_a_run_interrupted_at_random_steps_ends_with_identical_weights(
     tiny_model, tmp_path, monkeypatch, kind, interruptions
 ):
@@ -50,8 +50,8 @@ def test_a_run_interrupted_at_random_steps_ends_with_identical_weights(
     recipe, rows = SMALL, ROWS
     if kind == "full":
         recipe = msgspec.structs.replace(SMALL, method=Method.FULL, learning_rate=1e-3)
-    if kind == "dpo":
-        recipe, rows = msgspec.structs.replace(SMALL, objective=Objective.DPO), make_pairs(32)
+    if kind in ("dpo", "orpo"):
+        recipe, rows = msgspec.structs.replace(SMALL, objective=Objective(kind)), make_pairs(32)
     validation = unlike(rows) if kind != "full" else None
     whole = attempt(tmp_path / "whole", tiny_model, rows, recipe=recipe, validation=validation)
 

@@ -15,7 +15,7 @@ from apps.datasets.models import VersionInspection
 from apps.datasets.personal_data import Hint, find_hints
 from apps.datasets.tasks import inspect
 from tests.factories.catalog import make_base_model
-from tests.factories.datasets import chat_row, jsonl, make_ready_version
+from tests.factories.datasets import chat_row, make_ready_version
 
 LONG = "The quick brown fox jumps over the lazy dog while the cat looks on from the warm window sill in the sun"
 
@@ -110,20 +110,6 @@ def test_an_inspection_is_made_once_by_a_task_and_kept(organization) -> None:
     assert made.distinct_rows == 13
     held = inspecting.held_out_rows(inspection=made, split=Split(0.3, 5))
     assert len(held) == 14 and held[12] == held[13] and 0 < sum(held) < 14
-
-
-@pytest.mark.django_db
-def test_rows_of_a_validation_file_that_are_trained_too_are_counted(organization) -> None:
-    training, validation = (
-        inspecting.inspect_version(version=make_ready_version(organization, content, filename=name))
-        for name, content in (("a.jsonl", jsonl(20)), ("b.jsonl", jsonl(12)))
-    )
-    assert training and validation
-
-    assert inspecting.count_overlap(inspection=validation, other=training) == 12
-    assert inspecting.find_overlap(version=training.version, other=validation.version) == 12
-    unseen = make_ready_version(organization, jsonl(3), filename="c.jsonl")
-    assert inspecting.find_overlap(version=training.version, other=unseen) is None
 
 
 @pytest.mark.django_db

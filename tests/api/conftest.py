@@ -1,0 +1,23 @@
+"""What tests of jobs over the API begin with: a floor with a pool and a worker, a training file, and OpenAI's SDK."""
+
+import openai
+import pytest
+
+from tests.api.sdk import openai_client
+from tests.factories.finetuning import Floor, make_training_file
+from tests.unit.finetuning.conftest import claim  # noqa: F401 - a fixture
+
+
+@pytest.fixture
+def floor(organization) -> Floor:
+    return Floor(organization)
+
+
+@pytest.fixture
+def file_id(floor) -> str:
+    return make_training_file(floor.organization, floor.base_model).pk
+
+
+@pytest.fixture
+def sdk(key) -> openai.OpenAI:
+    return openai_client(key)
