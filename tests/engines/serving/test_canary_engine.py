@@ -16,7 +16,7 @@ from apps.contracts.serving import DesiredAdapter, DesiredState, LoadState, Obse
 from apps.contracts.worker_api import EnrollResponse
 from gpu_workers.canary_engine import DEADLY, IDLE_SECONDS, START_SECONDS, CanaryEngine
 from gpu_workers.config import ServingConfig, WorkerConfig
-from gpu_workers.engine import EnginePaths, EngineState, read_engine_state
+from gpu_workers.engine_state import EnginePaths, EngineState, read_engine_state
 from gpu_workers.private_files import write_private
 from gpu_workers.process_tree import Process, is_alive, list_descendants, list_session
 from gpu_workers.reconciler import Reconciler
