@@ -28,7 +28,6 @@ from apps.serving.aliases import list_aliases
 from apps.serving.models import Deployment
 from apps.serving.queries import ServingState, serving_states
 from apps.serving.warmth import warm_price
-from apps.serving.whole_models import has_replica
 from apps.web.access import organization_view
 from apps.web.adapter_traffic import traffic_of
 from apps.web.code_samples import chat_samples
@@ -82,7 +81,7 @@ def _detail(version: AdapterVersion, organization: Organization, membership: Mem
     return {
         "version": version,
         "serving": serving,
-        "can_be_served": version.status != "files_only" or has_replica(version=version),
+        "can_be_served": serving.state != "files_only",
         "is_changing": serving.state in _CHANGING,
         "job": find_jobs_of_adapters(organization=organization, versions=[version]).get(version.pk),
         "metrics": [(_LABELS[name], version.metrics[name]) for name in _LABELS if version.metrics.get(name)],
