@@ -16,7 +16,7 @@ from gpu_workers.process_tree import Process, list_descendants, list_session, re
 from tests.engines.serving.control_plane import ENROLL_TOKEN, REPLICA_TOKEN, ControlPlane, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
-START_SECONDS = 240  # 25 s on two idle cores; the machine may be busy
+START_SECONDS = 600  # 25 s on two idle cores; the machine may be busy
 CACHED_ADAPTERS = 8  # in the engine's own cache
 
 

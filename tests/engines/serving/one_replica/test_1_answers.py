@@ -6,13 +6,16 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import httpx
 import pytest
 
 from apps.contracts.serving import EngineCount, LoadState
+from tests.engines.serving.adapters import make_arrays, make_files
 from tests.engines.serving.control_plane import wait_until
 from tests.engines.serving.one_replica.world import (
+    BASE_MODEL,
     BOMB,
     ENDLESS,
     GOOD,
@@ -25,7 +28,7 @@ from tests.engines.serving.one_replica.world import (
     count,
     name_of,
 )
-from tests.engines.serving.replica import Replica
+from tests.engines.serving.replica import CACHED_ADAPTERS, Replica
 
 
 @pytest.mark.parametrize(
@@ -185,26 +188,29 @@ def test_what_an_abandoned_stream_said_it_used_is_what_the_engine_counted(replic
     assert 0 <= count_generated() - before - said <= 2  # what was under way when the client left
 
 
-def test_adapters_that_come_and_go_meanwhile_change_no_answer(replica: Replica) -> None:
+def test_adapters_that_come_and_go_meanwhile_change_no_answer(replica: Replica, tmp_path: Path) -> None:
     """More are loaded than the engine's cache holds: those being served are pushed out and read again from disk."""
     greedy = {"max_tokens": 64, "ignore_eos": True, "temperature": 0}
     wanted = {model: replica.complete(model, **greedy).json()["choices"][0]["text"] for model in (GOOD, OTHER)}
-    folder = replica.list_loaded()[THIRD]
+    for name, data in make_files(make_arrays(BASE_MODEL, seed=5)).items():
+        (tmp_path / name).write_bytes(data)
     stop = threading.Event()
+    loads: list[int] = []
 
     def churn() -> None:
-        for number in range(200):
-            if stop.is_set():
-                return
-            name = name_of(f"churn{number}")
-            replica.engine_http.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": folder})
+        while len(loads) < 400 and not stop.wait(0.02):
+            body = {"lora_name": name_of(f"churn{len(loads)}"), "lora_path": str(tmp_path)}
+            loads.append(replica.engine_http.post("/v1/load_lora_adapter", json=body).status_code)
 
     thread = threading.Thread(target=churn)
     thread.start()
+    wait_until(lambda: len(loads) > CACHED_ADAPTERS, seconds=60, what="more strangers than the cache holds")
     answers = [(model, replica.complete(model, **greedy)) for model in (GOOD, OTHER) * 3]
     stop.set()
     thread.join()
 
+    assert set(loads) == {200}
+    assert [answer.status_code for _, answer in answers] == [200] * 6
     assert [answer.json()["choices"][0]["text"] for _, answer in answers] == [wanted[model] for model, _ in answers]
     known = {SERVED_NAME, GOOD, OTHER, THIRD}
     wait_until(lambda: set(replica.list_loaded()) == known, seconds=60, what="the agent to clear the strangers")
