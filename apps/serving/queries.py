@@ -193,6 +193,7 @@ def serving_states(*, versions: Iterable[AdapterVersion]) -> dict[str, ServingSt
 
 
 _FILES_ONLY = "No engine loads it as an adapter, and it has no replica of its own. It is delivered as files."
+_WAITING = "Waiting for a replica of its base model to load it."
 _COLD = "No replica holds it, for it was not asked for lately. A request brings it back, and waits while it loads."
 
 
@@ -210,4 +211,4 @@ def _unserved(version: AdapterVersion, served: Collection[str]) -> ServingState:
 def _best(rows: list[tuple[str, str]]) -> tuple[str, str]:
     """Return the best of what its replicas say, "waiting" before any spoke."""
     order = [LoadState.LOADED, LoadState.LOADING, LoadState.FAILED, LoadState.REJECTED]
-    return min(rows, key=lambda row: order.index(LoadState(row[0])), default=("waiting", ""))
+    return min(rows, key=lambda row: order.index(LoadState(row[0])), default=("waiting", _WAITING))
