@@ -155,6 +155,7 @@ def test_a_merged_model_may_be_served_once_it_has_a_replica_of_its_own(organizat
     stopped = text(client.post(f"{url}/undeploy", follow=True))
 
     assert "Serve it" not in before and 'id="aliases"' not in before
+    assert "any OpenAI client" not in before and "any OpenAI client" in serving
     assert "Files only</span>" in before and "Files only" not in serving and "Warm</span>" in serving
     assert "Stop serving" in serving and "Keep it warm" not in serving and 'id="warm"' not in serving
     assert "Serve it" in stopped
