@@ -296,6 +296,17 @@ def test_what_an_engine_tried_before_needs_no_canary_engine_nor_does_anything_wh
         make_stage(tmp_path / folder, adapter(GOOD, is_tried=has_canary), has_canary=has_canary)(script)
 
 
+def test_an_engine_is_given_fewer_adapters_than_its_cache_holds_by_its_slots(tmp_path: Path) -> None:
+    """Unloading frees nothing: without that room those that come and go would push out those being served."""
+
+    async def script(stage: Stage) -> None:
+        await stage.turn(2)
+        states = [row.state for row in stage.reconciler.observe().adapters]
+        assert (states.count(LoadState.LOADED), states.count(LoadState.FAILED)) == (6, 1)  # eight cached, two slots
+
+    make_stage(tmp_path, *(adapter(name_of(f"one{n}")) for n in range(7)), has_canary=False)(script)
+
+
 def test_a_passed_version_is_not_tried_again_by_the_next_agent(tmp_path: Path) -> None:
     async def first(stage: Stage) -> None:
         await stage.turn(3)
