@@ -67,6 +67,7 @@ def test_a_merged_model_is_files_only_until_a_replica_of_its_own_serves_it(http,
     dedicate(merged, "unix:///own")
     after = http.get(path).json()
 
+    assert http.get(f"/v1/models/{merged.model_name}").json()["status"] == "no_certificate"
     assert (before["state"], before["warm_price"]) == ("files_only", None)
     assert (after["state"], after["reason"], after["warm_price"]) == ("warm", None, None)
 
