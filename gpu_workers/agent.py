@@ -13,10 +13,11 @@ from gpu_workers.api_client import ApiClient, ApiError, Unavailable
 from gpu_workers.config import WorkerConfig
 from gpu_workers.executor import SubprocessExecutor, kill_stale_children
 from gpu_workers.preflight import NotReady, installed_software, require_ready
+from gpu_workers.preparing import safe_name
 from gpu_workers.probing import Prober
 from gpu_workers.publishing import MODULE as PUBLISHING_CHILD
 from gpu_workers.publishing import Publisher
-from gpu_workers.run_attempt import Attempt, safe_name
+from gpu_workers.run_attempt import Attempt
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from gpu_workers.adapter_trial import INVALID_NUMBERS, NOT_LOADABLE, Verdict, try_adapter
-from gpu_workers.engine import EnginePaths, EngineState, ReplicaBase, read_engine_state
 from gpu_workers.engine_client import Canary, EngineClient, EngineDown, EngineRefused
+from gpu_workers.engine_state import EnginePaths, EngineState, ReplicaBase, read_engine_state
 from gpu_workers.parity_check import CannotSay
 from gpu_workers.private_files import write_private
 

@@ -98,7 +98,11 @@ class ServingConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reached_at(self) -> str:
         """How the gateway reaches the proxy."""
-        return self.url or (f"unix://{self.listen}" if self.listen.startswith("/") else f"http://{self.listen}")
+        if self.url:
+            return self.url
+        if self.listen.startswith(("/", "unix:")):
+            return "unix:///" + self.listen.removeprefix("unix:").lstrip("/")
+        return f"http://{self.listen}"
 
 
 def read_engine_config(environ: Mapping[str, str] | None = None, *, is_canary: bool = False) -> EngineConfig:

@@ -9,7 +9,6 @@ killed at once, the next launcher finds the leftovers in the state file by numbe
 """
 
 import fcntl
-import importlib.metadata
 import logging
 import os
 import signal
@@ -21,8 +20,10 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_workers.config import EngineConfig, child_environment, read_engine_config
+from gpu_workers.config import EngineConfig, read_engine_config
+from gpu_workers.engine_launch import build_command, build_environment
 from gpu_workers.engine_socket import count_requests, is_listening
+from gpu_workers.engine_state import EnginePaths, EngineState, ReplicaBase, read_engine_state
 from gpu_workers.private_files import write_private
 from gpu_workers.process_tree import (
     Process,
@@ -41,136 +42,9 @@ from gpu_workers.process_tree import (
 
 log = logging.getLogger("anneal.engine")
 
-TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 _HANDLED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
-_NO_HOST = "nowhere.invalid"  # without a list vLLM fetches images from anywhere; this name never exists (RFC 6761)
-_CPU_KV_CACHE_BYTES = 256 * 2**20  # room for 80 full sequences of the demo model (6 KiB a token, 512 tokens)
-
-
-class ReplicaBase(msgspec.Struct, frozen=True, kw_only=True):
-    """What to serve: written by the serving agent at enrolment (`replica.json`)."""
-
-    served_name: str
-    path: str | None = None
-    repo: str | None = None
-    revision: str | None = None
-    has_adapters: bool = True  # False: a merged or fully trained model, served alone
-
-
-class EngineState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the launcher tells the agent, and the next launcher. `generation` changes with each start."""
-
-    generation: str
-    served_name: str
-    model_path: str
-    launcher: Process
-    keeper: Process
-    max_loras: int
-    max_lora_rank: int
-    max_cpu_loras: int = 0
-
-
-class EnginePaths(msgspec.Struct, frozen=True):
-    """The 0700 folder that launcher and agent share."""
-
-    work_dir: Path
-
-    @property
-    def folder(self) -> Path:
-        return self.work_dir / "engine"
-
-    @property
-    def socket(self) -> Path:
-        return self.folder / "vllm.sock"
-
-    @property
-    def state(self) -> Path:
-        return self.folder / "state.json"
-
-    @property
-    def restart_request(self) -> Path:
-        """Holds the generation that should end; the agent writes it, across containers too."""
-        return self.folder / "restart"
-
-    @property
-    def replica(self) -> Path:
-        return self.work_dir / "replica.json"
-
-
-def read_engine_state(paths: EnginePaths) -> EngineState | None:
-    """Return what the running or last launcher wrote, or None before the first start."""
-    try:
-        return msgspec.json.decode(paths.state.read_bytes(), type=EngineState)
-    except FileNotFoundError:
-        return None
-
-
-def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, socket_path: Path) -> list[str]:
-    """Return the launch line: one model under its served name, adapters loaded at run time if any, socket only."""
-    options = {
-        "--model": model_path,
-        "--served-model-name": base.served_name,
-        "--uds": str(socket_path),
-        "--api-server-count": "1",  # runtime adapters refuse more
-        "--generation-config": "vllm",
-        "--max-logprobs": "5",
-        "--max-num-queued-reqs": str(config.max_queued_requests),
-        "--shutdown-timeout": str(config.drain_seconds),
-        "--fingerprint-mode": "none",
-    }
-    if config.max_model_length:
-        options["--max-model-len"] = str(config.max_model_length)
-    if kv_cache_bytes := config.kv_cache_bytes or (_CPU_KV_CACHE_BYTES if _is_cpu_build() else 0):
-        options["--kv-cache-memory-bytes"] = str(kv_cache_bytes)
-    if config.gpu_memory_share:
-        options["--gpu-memory-utilization"] = str(config.gpu_memory_share)
-    switches = [
-        "--enable-force-include-usage",
-        "--enable-prompt-tokens-details",
-        "--enable-request-id-headers",
-        "--enable-server-load-tracking",
-        "--disable-fastapi-docs",
-        "--disable-uvicorn-access-log",
-    ]
-    module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    pairs = [word for pair in options.items() for word in pair]
-    adapters = _adapter_options(config) if base.has_adapters else []
-    media = ["--allowed-media-domains", *(config.media_hosts or (_NO_HOST,))]
-    return [*module, *pairs, *media, *adapters, *switches, *config.extra_arguments]
-
-
-def _adapter_options(config: EngineConfig) -> list[str]:
-    limits = {
-        "--max-loras": config.max_loras,
-        "--max-cpu-loras": config.max_cpu_loras,
-        "--max-lora-rank": config.max_lora_rank,
-    }
-    pairs = [word for name, value in limits.items() for word in (name, str(value))]
-    return ["--enable-lora", *pairs, "--lora-target-modules", *TARGET_MODULES]
-
-
-def build_environment(config: EngineConfig) -> dict[str, str]:
-    """Return the engine's environment: none of this worker's secrets, no network, few and sleepy threads."""
-    extra = {
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-        "VLLM_PLUGINS": "",
-        "VLLM_COMPUTE_NANS_IN_LOGITS": "1",
-        "VLLM_MAX_N_SEQUENCES": "8",
-        "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
-        "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB": "16",
-        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # pinning would fight the trainer for one core
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "KMP_BLOCKTIME": "0",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    return child_environment(threads=config.threads, extra=extra)
 
 
 def main() -> int:
@@ -389,14 +263,6 @@ def _supervise(
         log.error("could not kill %s", survivors)
     log.info("child %d ended with %s; %d processes left", child, code, len(survivors))
     return 0 if stop_before is not None and not survivors else 1
-
-
-def _is_cpu_build() -> bool:
-    try:
-        importlib.metadata.distribution("vllm-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _require(process: Process | None) -> Process:

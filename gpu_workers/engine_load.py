@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from apps.contracts.serving import EngineLoad
-from gpu_workers.engine import EngineState
+from gpu_workers.engine_state import EngineState
 from gpu_workers.process_tree import is_alive, list_descendants
 
 _SAMPLE = re.compile(r"^vllm:(\w+)\{[^}]*\} ([0-9.eE+-]+)$", re.MULTILINE)

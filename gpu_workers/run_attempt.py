@@ -4,7 +4,6 @@ Nothing is reported once the lease is lost. Billing counts what the control plan
 """
 
 import logging
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,15 +13,12 @@ import msgspec
 from apps.contracts.evaluation import GraderKind
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import (
-    CheckpointRef,
-    DatasetRef,
     Failed,
     LogLine,
     Phase,
     PhaseChanged,
     RunEvent,
     RunOutcome,
-    SignedFile,
     StepCompleted,
     Stopped,
     Succeeded,
@@ -30,27 +26,22 @@ from apps.contracts.runs import (
 )
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest
 from gpu_workers.api_client import ApiClient, ApiError, Lease, StaleLease, Unauthorized, Unavailable
-from gpu_workers.artifacts import BrokenArtifact, Interrupted, StoreUnavailable, Transfers, verify_folder
-from gpu_workers.base_models import NotInstalled, locate_base_model
+from gpu_workers.artifacts import Interrupted, StoreUnavailable, Transfers
+from gpu_workers.base_models import NotInstalled
 from gpu_workers.config import WorkerConfig
 from gpu_workers.events import (
     EVENTS_FILE,
     LOG_FILE,
-    RESUME_FOLDER,
-    SPEC_FILE,
-    START_FOLDER,
-    TRAINING_FILE,
     UNNUMBERED,
-    VALIDATION_FILE,
     AdapterReady,
     CheckpointReady,
     ChildEvent,
     EventTail,
     read_outcome,
-    replace_file,
 )
 from gpu_workers.executor import Child, SubprocessExecutor
 from gpu_workers.lease_keeper import LeaseKeeper
+from gpu_workers.preparing import CheckpointBroken, prepare
 from gpu_workers.publishing import Published, Publisher, PublishSecrets, alone, deliver
 from gpu_workers.redaction import redact
 from gpu_workers.reporter import CheckpointUploader, Reporter, Uploader
@@ -71,10 +62,6 @@ _LOG_TAIL_BYTES = 8000
 
 class Forgotten(Exception):
     """The lease is lost: nothing may be reported any more."""
-
-
-class CheckpointBroken(Exception):
-    """The checkpoint to resume from does not match its manifest."""
 
 
 class StopAsked(Exception):
@@ -167,49 +154,12 @@ class Attempt:
             return self._failed(code, f"The worker could not go on ({error.strerror}).")
 
     def _prepare(self) -> None:
-        """Fetch and verify every file, and write the spec the child may see: no URL and no token in it."""
-        spec = self._spec
+        """Refuse what could only fail here, and fetch the rest; raises what `prepare` raises."""
         self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.DOWNLOADING))
         self._work_dir.mkdir(parents=True, exist_ok=True)
-        for warning in check_run(spec, self._work_dir):
+        for warning in check_run(self._spec, self._work_dir):
             self._report(LogLine(sequence=UNNUMBERED, level="warn", message=warning))
-        base_model = locate_base_model(spec.base_model, self._config.base_model_roots)
-        self._download_dataset(spec.training, TRAINING_FILE)
-        if spec.validation is not None:
-            self._download_dataset(spec.validation, VALIDATION_FILE)
-        child_spec = msgspec.structs.replace(
-            spec,
-            base_model=msgspec.structs.replace(base_model, hub_token=None),
-            training=_without_url(spec.training),
-            validation=None if spec.validation is None else _without_url(spec.validation),
-            resume_from=self._download_checkpoint(spec.resume_from, RESUME_FOLDER),
-            start_from=self._download_checkpoint(spec.start_from, START_FOLDER),
-        )
-        child_spec = msgspec.structs.replace(child_spec, trackers=())
-        replace_file(self._work_dir / SPEC_FILE, msgspec.json.encode(child_spec), mode=0o600)
-
-    def _download_dataset(self, dataset: DatasetRef, name: str) -> None:
-        self._check()
-        file = SignedFile(name=name, url=dataset.url, sha256=dataset.sha256, bytes=dataset.bytes)
-        try:
-            self._transfers.download(file, self._work_dir / name)
-        except BrokenArtifact as error:
-            raise StoreUnavailable(f"the dataset is not the one registered: {error}") from error
-
-    def _download_checkpoint(self, checkpoint: CheckpointRef | None, name: str) -> CheckpointRef | None:
-        if checkpoint is None:
-            return None
-        folder = self._work_dir / name
-        folder.mkdir(exist_ok=True)
-        try:
-            for file in checkpoint.files:
-                self._check()
-                self._transfers.download(file, folder / safe_name(file.name))
-            verify_folder(folder, manifest_sha256=checkpoint.manifest_sha256)
-        except BrokenArtifact as error:
-            log.error("Checkpoint %s is broken: %s", checkpoint.id, error)
-            raise CheckpointBroken(str(error)) from error
-        return msgspec.structs.replace(checkpoint, files=())
+        prepare(self._spec, self._work_dir, self._config, self._transfers, before_each=self._check)
 
     def _execute(self) -> RunOutcome:
         """Run the child to its end, passing on what it says; raises Forgotten."""
@@ -399,17 +349,6 @@ def _status_of(outcome: RunOutcome) -> str:
             return outcome.reason
         case _:
             return "failed"
-
-
-def _without_url(dataset: DatasetRef) -> DatasetRef:
-    return msgspec.structs.replace(dataset, url="")
-
-
-def safe_name(name: str) -> str:
-    """A name from the control plane becomes a file name here, and nothing more."""
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}", name):
-        raise BrokenArtifact(f"{name!r} is not a file name.")
-    return name
 
 
 def _tail_of(path: Path) -> str:

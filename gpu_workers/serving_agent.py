@@ -22,7 +22,7 @@ from gpu_workers.adapter_store import AdapterStore
 from gpu_workers.api_client import ApiClient, ApiError, Unavailable
 from gpu_workers.canary_engine import CanaryEngine
 from gpu_workers.config import CANARY_FOLDER, ServingConfig, read_serving_config
-from gpu_workers.engine import EnginePaths, ReplicaBase
+from gpu_workers.engine_state import EnginePaths, ReplicaBase
 from gpu_workers.enroll import NotEnrolled, ensure_enrolled
 from gpu_workers.fetching import OpenObject
 from gpu_workers.private_files import write_private

@@ -3,10 +3,12 @@
 import hashlib
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from apps.contracts.serving import DesiredState
+from gpu_workers.private_files import write_private
 
 
 class Memory(msgspec.Struct):
@@ -19,7 +21,19 @@ class Memory(msgspec.Struct):
     passed: dict[str, str] = {}  # the folder's name by adapter, of what the canary engine let pass
 
 
-def read_memory(path: Path) -> Memory:
+class MemoryFile:
+    """The memory, and its file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.content = _read(path)
+
+    def change(self, **changes: Any) -> None:
+        self.content = msgspec.structs.replace(self.content, **changes)
+        write_private(self._path, msgspec.json.encode(self.content))
+
+
+def _read(path: Path) -> Memory:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Memory)
     except FileNotFoundError:

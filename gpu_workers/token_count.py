@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 
 from apps.contracts.serving import EngineCount
-from gpu_workers.engine import EnginePaths, EngineState, read_engine_state
 from gpu_workers.engine_client import EngineClient, TokensAsked
 from gpu_workers.engine_load import sum_samples
+from gpu_workers.engine_state import EnginePaths, EngineState, read_engine_state
 from gpu_workers.private_files import write_private
 
 INPUT, OUTPUT = "prompt_tokens_total", "generation_tokens_total"

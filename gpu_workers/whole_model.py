@@ -16,7 +16,7 @@ from apps.contracts.runs import SignedFile
 from apps.contracts.serving import ObservedState
 from apps.contracts.worker_api import EnrollResponse
 from gpu_workers.api_client import ApiClient, ApiError, Unavailable
-from gpu_workers.engine import EnginePaths, ReplicaBase, read_engine_state
+from gpu_workers.engine_state import EnginePaths, ReplicaBase, read_engine_state
 from gpu_workers.fetching import OpenObject, Unfetchable, fetch, hash_file, remove_tree, sync_folder
 
 log = logging.getLogger("anneal.serving")

@@ -53,6 +53,11 @@ class AdapterVersion(OrganizationModel):
         triggers = [status_trigger("adapter_version_status", VERSION_TRANSITIONS)]
 
     @property
+    def certificate_state(self) -> str:
+        """What its owner is told of its certificate: a whole model has none, served or not."""
+        return "no_certificate" if self.status == "files_only" else self.status
+
+    @property
     def whole_model_name(self) -> str:
         """The engine's name for it as a whole model, as immutable as `lora_name`; customers never see or send it."""
         return f"b-{self.lora_name.removeprefix('a-')}"

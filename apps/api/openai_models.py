@@ -84,7 +84,7 @@ def _tuned_object(version: AdapterVersion, organization: Any) -> dict[str, Any]:
         "created": int(version.created_at.timestamp()),
         "owned_by": organization.slug,
         "parent": version.adapter.base_model.name,
-        "status": version.status,
+        "status": version.certificate_state,
         "status_reason": version.status_reason or None,
         "parity": version.parity or None,
         "evaluation": version.report or None,

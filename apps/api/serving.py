@@ -101,7 +101,8 @@ _STATES = {"loaded": "warm", "waiting": "loading"}
 def serving_object(version: AdapterVersion) -> dict[str, Any]:
     state = serving_states(versions=[version])[version.pk]
     deployment = Deployment.objects.filter(adapter_version=version, removed_at=None).first()
-    price = warmth.warm_price(base_model=version.adapter.base_model)
+    # A whole model's own replica never gives it up: there is nothing to pay for.
+    price = None if version.status == "files_only" else warmth.warm_price(base_model=version.adapter.base_model)
     return {
         "object": "model.serving",
         "model": version.model_name,

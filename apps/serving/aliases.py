@@ -9,10 +9,10 @@ from django.db.models import Q, QuerySet
 
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK
-from apps.contracts.serving import LoadState
 from apps.core import audit
 from apps.core.errors import InvalidState, InvalidValue, NotFound
-from apps.serving.models import Alias, Deployment, LoadedAdapter
+from apps.serving.answering import answering
+from apps.serving.models import Alias, Deployment
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{1,38}[a-z0-9]")
 _LIKE_A_VERSION = re.compile(r"[0-9a-hjkmnp-tv-z]{10}")  # how the names of versions end
@@ -129,7 +129,7 @@ def _save(alias: Alias, *, by: str, now: datetime.datetime, action: str) -> Alia
 
 
 def _require_loaded(version: AdapterVersion) -> None:
-    is_loaded = LoadedAdapter.objects.filter(adapter_version=version, state=LoadState.LOADED).exists()
+    is_loaded = answering().filter(adapter_version=version).exists()
     if not is_loaded or not _is_deployed(version):
         raise InvalidState(
             "No replica has loaded this version yet, so requests would fail. Move the alias once it is warm.",

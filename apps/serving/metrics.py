@@ -14,6 +14,7 @@ from django.db.models import Count, Sum
 from apps.billing.models import UsageSeries
 from apps.contracts.serving import LoadState
 from apps.core.clock import db_now
+from apps.serving.answering import answering, ready_replicas
 from apps.serving.models import Deployment, LoadedAdapter, MeteringCheck, Replica
 from apps.serving.placement import demand_after
 
@@ -44,13 +45,14 @@ def render_metrics() -> str:
 
 def _replicas() -> Iterator[str]:
     replicas = list(Replica.objects.select_related("base_model").order_by("pk"))
+    ready = set(ready_replicas().values_list("pk", flat=True))
     labels = {one.pk: {"replica": one.pk, "base_model": one.base_model.name} for one in replicas}
     counts: dict[tuple[str, str], int] = {
         (replica_id, state): count
         for replica_id, state, count in LoadedAdapter.objects.values_list("replica_id", "state").annotate(Count("pk"))
     }
     yield _series("anneal_replica_ready", "gauge", "1 while requests may be sent to it.", [
-        (labels[one.pk], float(one.is_ready)) for one in replicas
+        (labels[one.pk], float(one.pk in ready)) for one in replicas
     ])  # fmt: skip
     yield _series("anneal_replica_adapters", "gauge", "Adapters by what the replica says of them.", [
         (labels[one.pk] | {"state": state}, float(counts.get((one.pk, state), 0)))
@@ -78,9 +80,7 @@ def _adapters() -> Iterator[str]:
     )
     now = db_now()
     labels = {name: {"model": name, "organization": slug} for _, name, slug, *_ in rows}
-    loaded: dict[str, int] = dict(
-        LoadedAdapter.objects.filter(state=LoadState.LOADED).values_list("adapter_version_id").annotate(Count("pk"))
-    )
+    loaded: dict[str, int] = dict(answering().values_list("adapter_version_id").annotate(Count("pk")))
     yield _series("anneal_adapter_replicas", "gauge", "Replicas that have loaded it: 0 is cold.", [
         (labels[name], float(loaded.get(id, 0))) for id, name, *_ in rows
     ])  # fmt: skip

@@ -1,8 +1,7 @@
 """Reading what is served where; the gateway's routing table among it."""
 
-import datetime
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from django.db.models import QuerySet
@@ -10,12 +9,10 @@ from django.db.models import QuerySet
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.contracts.serving import LoadState
-from apps.core.clock import db_now
 from apps.core.tenancy import system
+from apps.serving.answering import ready_replicas, spoken_lately
 from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement, Replica
 from apps.serving.operations import token_of
-
-STALE_SECONDS = 30  # a replica not heard of for so long gets no requests
 
 
 @dataclass(frozen=True)
@@ -81,15 +78,9 @@ def _upstreams(found: list[_Ready]) -> tuple[Upstream, ...]:
 
 def list_routes() -> list[Route]:
     """Return every name that may be asked for now, with the replicas that confirmed it."""
-    replicas = _ready_replicas()
+    replicas = list(ready_replicas())
     ready = {r.pk: _Ready(r, Upstream(r.pk, r.url, token_of(replica=r))) for r in replicas}
     return [*_base_routes(ready), *_adapter_routes(ready, replicas)]
-
-
-def _ready_replicas() -> list[Replica]:
-    """Return the replicas that are ready and were heard of lately."""
-    since = db_now() - datetime.timedelta(seconds=STALE_SECONDS)
-    return list(Replica.objects.filter(is_ready=True, observed_at__gte=since))
 
 
 def _base_routes(ready: dict[str, _Ready]) -> list[Route]:
@@ -169,7 +160,7 @@ def _wanted_and_cold(replicas: Iterable[Replica], deployments: Iterable[Deployme
 class ServingState:
     """What an owner is told of a version: "off" when nobody asked for it, else the best that a replica says.
 
-    "cold" when no replica has a place for it at the moment.
+    "cold" when no replica has a place for it at the moment; "files_only" when none could load it.
     """
 
     state: str
@@ -177,39 +168,47 @@ class ServingState:
 
     @property
     def is_deployed(self) -> bool:
-        return self.state != "off"
+        return self.state not in ("off", "files_only")
 
 
 def serving_states(*, versions: Iterable[AdapterVersion]) -> dict[str, ServingState]:
     """Return the state of each version by its id."""
+    versions = list(versions)
     ids = [version.pk for version in versions]
     deployed = set(
         Deployment.objects.filter(adapter_version__in=ids, removed_at=None).values_list("adapter_version_id", flat=True)
     )
+    served = set(Replica.objects.filter(whole_model__in=ids).values_list("whole_model_id", flat=True))
     spoken: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    rows = LoadedAdapter.objects.filter(adapter_version__in=deployed)
-    for version_id, state, reason in rows.values_list("adapter_version_id", "state", "reason"):
-        spoken[version_id].append((state, reason))
-    states = {id: ServingState(*_best(spoken[id])) if id in deployed else ServingState("off") for id in ids}
+    rows = spoken_lately().filter(adapter_version__in=deployed)
+    for version_id, state, reason, is_ready in rows.values_list(
+        "adapter_version_id", "state", "reason", "replica__is_ready"
+    ):
+        is_closed = state == LoadState.LOADED and not is_ready  # loaded, but its replica takes no requests now
+        spoken[version_id].append((LoadState.LOADING, "") if is_closed else (state, reason))
+    states = {id: ServingState(*_best(spoken[id])) for id in deployed}
+    states |= {version.pk: _unserved(version, served) for version in versions if version.pk not in deployed}
     silent = {id for id, state in states.items() if state.state == "waiting"}
     return states | ({id: ServingState("cold", _COLD) for id in silent & _cold_ids()} if silent else {})
 
 
+_FILES_ONLY = "No engine loads it as an adapter, and it has no replica of its own. It is delivered as files."
+_WAITING = "Waiting for a replica of its base model to load it."
 _COLD = "No replica holds it, for it was not asked for lately. A request brings it back, and waits while it loads."
 
 
 def _cold_ids() -> set[str]:
     with system():  # whether there is a place depends on every tenant's adapters; no more than that is told
         deployments = list(_current_deployments().select_related("adapter_version__adapter"))
-        return _wanted_and_cold(_ready_replicas(), deployments)[1]
+        return _wanted_and_cold(ready_replicas(), deployments)[1]
 
 
-def loading_state(*, version_id: str) -> tuple[str, str]:
-    """Return (state, reason) of a version for its owner: the best of its replicas, "waiting" before any spoke."""
-    rows = list(LoadedAdapter.objects.filter(adapter_version_id=version_id).values_list("state", "reason"))
-    return _best(rows)
+def _unserved(version: AdapterVersion, served: Collection[str]) -> ServingState:
+    is_servable = version.status != "files_only" or version.pk in served
+    return ServingState("off") if is_servable else ServingState("files_only", _FILES_ONLY)
 
 
 def _best(rows: list[tuple[str, str]]) -> tuple[str, str]:
+    """Return the best of what its replicas say, "waiting" before any spoke."""
     order = [LoadState.LOADED, LoadState.LOADING, LoadState.FAILED, LoadState.REJECTED]
-    return min(rows, key=lambda row: order.index(LoadState(row[0])), default=("waiting", ""))
+    return min(rows, key=lambda row: order.index(LoadState(row[0])), default=("waiting", _WAITING))

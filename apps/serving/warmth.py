@@ -11,11 +11,11 @@ from apps.billing.queries import get_balance
 from apps.billing.usage import record_quantity
 from apps.catalog.models import BaseModel, PriceRule
 from apps.catalog.queries import active_price, warm_sku
-from apps.contracts.serving import LoadState
 from apps.core import audit
 from apps.core.errors import InvalidState, QuotaExceeded
 from apps.core.tenancy import system
-from apps.serving.models import Deployment, LoadedAdapter, Replica
+from apps.serving.answering import answering, ready_replicas
+from apps.serving.models import Deployment
 from apps.serving.placing import replan
 
 logger = logging.getLogger(__name__)
@@ -85,14 +85,14 @@ def _kept() -> QuerySet[Deployment]:
 
 
 def _charge(deployment: Deployment, now: datetime.datetime) -> None:
-    """Record the milliseconds since the last charge, if the version is loaded somewhere; nothing otherwise."""
+    """Record the milliseconds since the last charge, if the version answers somewhere; nothing otherwise."""
     version = deployment.adapter_version
     since = deployment.warm_billed_until or now
     milliseconds = int((now - since).total_seconds() * 1000)
     if milliseconds <= 0:
         return
     price = warm_price(base_model=version.adapter.base_model)
-    is_loaded = LoadedAdapter.objects.filter(adapter_version=version, state=LoadState.LOADED).exists()
+    is_loaded = answering().filter(adapter_version=version).exists()
     changed = Deployment.objects.filter(pk=deployment.pk, warm_billed_until=since).update(warm_billed_until=now)
     if changed and is_loaded and price is not None:
         record_quantity(
@@ -107,7 +107,7 @@ def _charge(deployment: Deployment, now: datetime.datetime) -> None:
 
 def _require_place(base_model: BaseModel) -> None:
     with system():  # places are shared by all tenants; no more than that is told
-        places = sum(Replica.objects.filter(base_model=base_model, is_ready=True).values_list("capacity", flat=True))
+        places = sum(ready_replicas().filter(base_model=base_model).values_list("capacity", flat=True))
         kept = _kept().filter(adapter_version__adapter__base_model=base_model).count()
     if kept + 1 > MOST_KEPT_SHARE * places:
         raise NoPlaceLeft("As many adapters of this base model are kept warm as its replicas can afford. Try later.")

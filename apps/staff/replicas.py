@@ -10,6 +10,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from apps.contracts.serving import LoadState
 from apps.serving import operations
+from apps.serving.answering import answering
 from apps.serving.metrics import metrics_token
 from apps.serving.models import LoadedAdapter, Replica
 from apps.serving.reconciliation import list_checks
@@ -67,7 +68,5 @@ def _loaded(replica: Replica) -> QuerySet[LoadedAdapter]:
 def _left(replica: Replica) -> int:
     """Return how many of its adapters no other replica has yet: at none it may be stopped."""
     mine = _loaded(replica).values("adapter_version")
-    elsewhere = LoadedAdapter.objects.filter(
-        adapter_version__in=mine, state=LoadState.LOADED, replica__is_ready=True, replica__draining_at=None
-    ).exclude(replica=replica)
+    elsewhere = answering().filter(adapter_version__in=mine, replica__draining_at=None).exclude(replica=replica)
     return _loaded(replica).exclude(adapter_version__in=elsewhere.values("adapter_version")).count()

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from apps.adapters.models import AdapterVersion
 from apps.billing.queries import list_usage
-from apps.contracts.serving import LoadState
 from apps.core.clock import db_now
 from apps.core.money import rated
-from apps.serving.models import LoadedAdapter
+from apps.serving.answering import answering
 
 TRAFFIC_DAYS = 30
 
@@ -43,5 +42,5 @@ def traffic_of(version: AdapterVersion) -> Traffic:
             rated(quantity=line.quantity, price_nano=line.price_rule.price_nano, per=line.price_rule.per)
             for line in series
         ),
-        replicas=LoadedAdapter.objects.filter(adapter_version=version, state=LoadState.LOADED).count(),
+        replicas=answering().filter(adapter_version=version).count(),
     )

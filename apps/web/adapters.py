@@ -29,7 +29,6 @@ from apps.serving.aliases import list_aliases
 from apps.serving.models import Deployment
 from apps.serving.queries import ServingState, serving_states
 from apps.serving.warmth import warm_price
-from apps.serving.whole_models import has_replica
 from apps.web.access import organization_view
 from apps.web.adapter_lineage import ancestor_of, comparison_url, list_descendants, siblings_of
 from apps.web.adapter_traffic import traffic_of
@@ -86,7 +85,7 @@ def _detail(version: AdapterVersion, organization: Organization, membership: Mem
     return {
         "version": version,
         "serving": serving,
-        "can_be_served": version.status != "files_only" or has_replica(version=version),
+        "can_be_served": serving.state != "files_only",
         "is_changing": serving.state in _CHANGING,
         "job": job,
         "ancestor": ancestor_of(job),

@@ -4,10 +4,11 @@ import pytest
 from rest_framework.test import APIClient
 
 from apps.adapters.models import AdapterVersion
+from apps.catalog.operations import set_price
 from apps.core.clock import db_now
 from apps.serving.models import LoadedAdapter
 from apps.serving.operations import undeploy
-from tests.api.gateway.process import make_adapter, make_served_model
+from tests.api.gateway.process import dedicate, make_adapter, make_served_model, make_whole_model
 
 
 @pytest.fixture
@@ -55,6 +56,20 @@ def test_the_state_is_warm_loading_cold_or_off(http, version) -> None:
     assert state() == "cold"
     undeploy(version=version, by="system", now=db_now())
     assert state() == "off"
+
+
+def test_a_merged_model_is_files_only_until_a_replica_of_its_own_serves_it(http, organization, version) -> None:
+    set_price(sku="warm:small", unit="warm_ms", price_nano=1, per=1, by="system", now=db_now())
+    merged = make_whole_model(organization, version.adapter.base_model)
+    path = f"/api/v1/models/{merged.model_name}/serving"
+
+    before = http.get(path).json()
+    dedicate(merged, "unix:///own")
+    after = http.get(path).json()
+
+    assert http.get(f"/v1/models/{merged.model_name}").json()["status"] == "no_certificate"
+    assert (before["state"], before["warm_price"]) == ("files_only", None)
+    assert (after["state"], after["reason"], after["warm_price"]) == ("warm", None, None)
 
 
 def test_warmth_without_a_price_says_so(http, version) -> None:

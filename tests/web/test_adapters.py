@@ -20,7 +20,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.serving.models import Deployment, LoadedAdapter, Replica
 from apps.serving.operations import deploy
 from apps.serving.queries import list_routes
-from tests.api.gateway.process import dedicate, make_version, make_whole_model
+from tests.api.gateway.process import dedicate, make_replica, make_version, make_whole_model
 from tests.unit.finetuning.conftest import claim, floor  # noqa: F401 - fixtures
 
 
@@ -60,7 +60,7 @@ def test_the_list_shows_lineage_and_state(version, client_for, vera, charlie, ri
 def test_the_state_is_what_a_replica_says(state, words, version, organization, floor, client_for, vera):  # noqa: F811
     deploy(version=version, by="system")
     waiting = text(client_for(vera).get(f"/adapters/{version.pk}"))
-    replica = Replica.objects.create(base_model=floor.base_model, url="unix:///x", token_sealed=b"x")
+    replica = make_replica(floor.base_model, "unix:///x")
     LoadedAdapter.objects.create(
         organization=organization, replica=replica, adapter_version=version, state=state, reason="said the engine"
     )
@@ -101,6 +101,23 @@ def test_versions_tell_how_they_are_served_and_stand_beside_each_other(version, 
     assert "Compare in the playground" not in alone
     assert f'href="/playground?{asked}"' in page
     assert page.split("Versions</h2>")[1].count("Waiting to load") == 2
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [({"is_ready": False}, "Loading"), ({"observed_at": "2000-01-01T00:00Z"}, "Waiting to load")],
+)
+def test_what_a_closed_or_lost_replica_has_loaded_is_not_called_warm(lost, words, version, floor, client_for, vera):  # noqa: F811
+    deploy(version=version, by="system")
+    replica = make_replica(floor.base_model, "unix:///x")
+    LoadedAdapter.objects.create(
+        organization=version.organization, replica=replica, adapter_version=version, state="loaded"
+    )
+    Replica.objects.update(**lost)
+
+    page = text(client_for(vera).get(f"/adapters/{version.pk}"))
+
+    assert f"{words}</span>" in page and "Warm</span>" not in page and "0 replicas" in page
 
 
 def test_the_page_shows_where_it_came_from_and_how_to_use_it(version, client_for, vera):
@@ -165,6 +182,8 @@ def test_a_merged_model_may_be_served_once_it_has_a_replica_of_its_own(organizat
     stopped = text(client.post(f"{url}/undeploy", follow=True))
 
     assert "Serve it" not in before and 'id="aliases"' not in before
+    assert "any OpenAI client" not in before and "any OpenAI client" in serving
+    assert "Files only</span>" in before and "Files only" not in serving and "Warm</span>" in serving
     assert "Stop serving" in serving and "Keep it warm" not in serving and 'id="warm"' not in serving
     assert "Serve it" in stopped
     client.post(f"{url}/deploy")

@@ -4,6 +4,7 @@ import pytest
 from django.test import Client
 
 from apps.adapters.models import AdapterVersion
+from apps.core.clock import db_now
 from apps.serving.metrics import metrics_token, render_metrics
 from apps.serving.models import LoadedAdapter, MeteringCheck, Replica
 from apps.serving.queries import list_routes
@@ -71,6 +72,9 @@ def test_an_upgrade_by_surge_leaves_no_gap(console, organization, version, old) 
     assert "1 of its adapters" in console.get(f"/staff/replicas/{old.pk}").content.decode()
     LoadedAdapter.objects.create(organization=organization, replica=new, adapter_version=version, state="loaded")
     assert urls(version) == ["unix:///new"]
+    Replica.objects.filter(pk=new.pk).update(observed_at="2000-01-01T00:00Z")  # lost meanwhile
+    assert "1 of its adapters" in console.get(f"/staff/replicas/{old.pk}").content.decode()
+    Replica.objects.filter(pk=new.pk).update(observed_at=db_now())
     assert "may be stopped" in console.get(f"/staff/replicas/{old.pk}").content.decode()
 
     console.post(f"/staff/replicas/{old.pk}/drain", {"off": "1"})

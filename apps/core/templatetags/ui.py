@@ -53,6 +53,7 @@ STATUSES: dict[str, Status] = {
     "checking": Status("Being certified", "info", live=True),
     "uncertified": Status("Not certified", "", "circle-alert"),
     "refused": Status("Refused", "bad", "circle-alert"),
+    "no_certificate": Status("None", "line", "circle-alert"),
     "files_only": Status("Files only", "line", "download"),
     "uploaded": Status("Uploaded", "", "clock"),
     "invalid": Status("Has errors", "bad", "circle-alert"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from apps.core.embedded import ensure_running
-from gpu_workers.engine import EnginePaths
+from gpu_workers.engine_state import EnginePaths
 from scripts.environment import Prepared, plain_environment, prepare
 from scripts.processes import REPOSITORY, Program
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import httpx
 
-from gpu_workers.engine import EnginePaths, EngineState, read_engine_state
+from gpu_workers.engine_state import EnginePaths, EngineState, read_engine_state
 from gpu_workers.process_tree import Process, list_descendants, list_session, read_title
 from tests.engines.serving.control_plane import ENROLL_TOKEN, REPLICA_TOKEN, ControlPlane, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
-START_SECONDS = 240  # 25 s on two idle cores; the machine may be busy
+START_SECONDS = 600  # 25 s on two idle cores; the machine may be busy
+CACHED_ADAPTERS = 8  # in the engine's own cache
 
 
 class Replica:
@@ -34,7 +35,7 @@ class Replica:
             "ANNEAL_ENROLL_TOKEN_FILE": str(token_file),
             "ANNEAL_REPLICA_LISTEN": str(self.listen),
             "ANNEAL_ENGINE_MAX_LORAS": "2",
-            "ANNEAL_ENGINE_MAX_CPU_LORAS": "8",
+            "ANNEAL_ENGINE_MAX_CPU_LORAS": str(CACHED_ADAPTERS),
             "ANNEAL_ENGINE_MAX_LORA_RANK": "16",
             "ANNEAL_REPLICA_CACHE_BYTES": "1",
             "ANNEAL_ENGINE_KV_CACHE_BYTES": str(64 * 2**20),

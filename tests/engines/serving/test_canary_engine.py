@@ -16,9 +16,9 @@ from apps.contracts.serving import DesiredAdapter, DesiredState, LoadState, Obse
 from apps.contracts.worker_api import EnrollResponse
 from gpu_workers.canary_engine import DEADLY, IDLE_SECONDS, START_SECONDS, CanaryEngine
 from gpu_workers.config import ServingConfig, WorkerConfig
-from gpu_workers.engine import EnginePaths, EngineState, read_engine_state
 from gpu_workers.engine_client import EngineClient
 from gpu_workers.engine_load import sum_samples
+from gpu_workers.engine_state import EnginePaths, EngineState, read_engine_state
 from gpu_workers.private_files import write_private
 from gpu_workers.process_tree import Process, is_alive, list_descendants, list_session
 from gpu_workers.reconciler import Reconciler
@@ -323,6 +323,17 @@ def test_without_a_canary_engine_the_shared_one_finds_bad_numbers_too_and_is_giv
         assert name not in stage.shared.loaded
 
     make_stage(tmp_path, adapter(name), has_canary=False)(script)
+
+
+def test_an_engine_is_given_fewer_adapters_than_its_cache_holds_by_its_slots(tmp_path: Path) -> None:
+    """Unloading frees nothing: without that room those that come and go would push out those being served."""
+
+    async def script(stage: Stage) -> None:
+        await stage.turn(2)
+        states = [row.state for row in stage.reconciler.observe().adapters]
+        assert (states.count(LoadState.LOADED), states.count(LoadState.FAILED)) == (6, 1)  # eight cached, two slots
+
+    make_stage(tmp_path, *(adapter(name_of(f"one{n}")) for n in range(7)), has_canary=False)(script)
 
 
 def test_a_passed_version_is_not_tried_again_by_the_next_agent(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ adapter (0.04 from its base) by 0.014, a strong one (1.1 from its base) by 0.020
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from apps.contracts.adapter_files import TARGET_MODULES
 from apps.contracts.parity import PARITY_FILE, TOLERANCE, ParityProbe
 from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Manifest, RunSpec
 from apps.contracts.serving import LoadState, ObservedAdapter
@@ -33,9 +34,20 @@ def name_of(word: str) -> str:
 
 STRONG, WEAK, SWAPPED, ZERO = (name_of(word) for word in ("strong", "weak", "swapped", "zero"))
 RESHAPED, BROKEN, PLAIN = (name_of(word) for word in ("template", "broken", "plain"))
+ROOTED, NARROW, WIDE = (name_of(word) for word in ("rooted", "narrow", "wide"))
+RANKS = {NARROW: 12, WIDE: 16}
 
 
-def publish_files(work_dir: Path, *, seed: int, size: float) -> dict[str, bytes]:
+def publish_files(
+    work_dir: Path,
+    *,
+    seed: int,
+    size: float,
+    rank: int = RANK,
+    modules: Sequence[str] = TARGET_MODULES,
+    dtype: str = "BF16",
+    **config: object,
+) -> dict[str, bytes]:
     """Return an adapter's files with the probe that the publishing child wrote for them."""
     work_dir.mkdir()
     rows = [
@@ -45,7 +57,8 @@ def publish_files(work_dir: Path, *, seed: int, size: float) -> dict[str, bytes]
     (work_dir / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     temporary = work_dir / "tmp"
     temporary.mkdir()
-    for name, content in make_files(make_arrays(BASE_MODEL, rank=RANK, seed=seed, size=size), rank=RANK).items():
+    arrays = make_arrays(BASE_MODEL, rank=rank, seed=seed, size=size, modules=modules)
+    for name, content in make_files(arrays, rank=rank, dtype=dtype, target_modules=list(modules), **config).items():
         (temporary / name).write_bytes(content)
     seal_folder(
         temporary,
@@ -59,7 +72,7 @@ def publish_files(work_dir: Path, *, seed: int, size: float) -> dict[str, bytes]
         attempt=1,
         base_model=BaseModelRef(id="bm", name="demo", path=str(BASE_MODEL)),
         training=DatasetRef(id="ds", sha256="", bytes=1, rows=len(rows), url=""),
-        hyperparameters=Hyperparameters(lora_rank=RANK, lora_alpha=2 * RANK, max_length=256),
+        hyperparameters=Hyperparameters(lora_rank=rank, lora_alpha=2 * rank, max_length=256),
     )
     folder = work_dir / publish(work_dir, spec, BASE_MODEL).adapter.folder
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
@@ -88,8 +101,11 @@ def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
         RESHAPED: weak | {PARITY_FILE: other_template(weak[PARITY_FILE])},
         BROKEN: weak | {PARITY_FILE: b'{"rows": 7}'},
         PLAIN: {name: content for name, content in weak.items() if name != PARITY_FILE},
+        ROOTED: publish_files(folder / "rooted", seed=4, size=0.02, use_rslora=True),
+        NARROW: publish_files(folder / "narrow", seed=5, size=0.1, rank=12, modules=("q_proj", "v_proj")),
+        WIDE: publish_files(folder / "wide", seed=6, size=0.03, rank=16, dtype="F32", lora_alpha=20),
     }
-    plane.want(*(plane.describe(name, data, rank=RANK) for name, data in files.items()))
+    plane.want(*(plane.describe(name, data, rank=RANKS.get(name, RANK)) for name, data in files.items()))
     replica = Replica(tmp_path_factory.mktemp("replica"), plane)
     try:
         replica.wait_until_ready()
@@ -105,8 +121,9 @@ def seen(replica: Replica, name: str) -> ObservedAdapter:
     return row
 
 
-@pytest.mark.parametrize("name", [STRONG, WEAK])
+@pytest.mark.parametrize("name", [STRONG, WEAK, ROOTED, NARROW, WIDE])
 def test_an_adapter_that_gives_the_trainers_numbers_is_certified(replica: Replica, name: str) -> None:
+    """Whatever an adapter may be: strong or weak, rsLoRA, some of the modules, other ranks and scales, 32 bits."""
     row = seen(replica, name)
 
     assert row.state is LoadState.LOADED

@@ -31,7 +31,8 @@ for line in sys.stdin:
 """
 _RESOLVE = """
 import sys
-from gpu_workers.engine import ReplicaBase, _resolve_model
+from gpu_workers.engine import _resolve_model
+from gpu_workers.engine_state import ReplicaBase
 print(_resolve_model(ReplicaBase(served_name="b-1", repo="acme/tiny", revision=sys.argv[1])))
 """
 

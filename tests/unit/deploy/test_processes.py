@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpu_workers.config import EngineConfig, child_environment
-from gpu_workers.engine import ReplicaBase, build_command, build_environment
+from gpu_workers.engine_launch import build_command, build_environment
+from gpu_workers.engine_state import ReplicaBase
 from scripts.environment import EnvironmentIncomplete, plain_environment, prepare
 from scripts.processes import PROGRAMS, REPOSITORY, Place, Tier, render_supervisor
 from scripts.setup import Environment

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from gpu_workers.config import ConfigError, EngineConfig, read_engine_config, read_serving_config
-from gpu_workers.engine import TARGET_MODULES, ReplicaBase, build_command, build_environment
+from gpu_workers.engine_launch import TARGET_MODULES, build_command, build_environment
+from gpu_workers.engine_state import ReplicaBase
 
 BASE = ReplicaBase(served_name="b-demo", path="/models/demo")
 

@@ -100,6 +100,31 @@ def test_holder_beyond_its_quantum_admits_nobody_new_while_another_waits() -> No
     run(scenario, slots=1)
 
 
+def test_a_fifth_adapter_is_answered_within_5_seconds_under_four_hot_ones() -> None:
+    """Each hot one has always two answers of 2 s under way, so that without a quantum its slot would never be free."""
+
+    async def scenario(lease: SlotLease, clock: Clock) -> None:
+        hot = ["a", "b", "c", "d"]
+        under_way = [(clock.now + 2 + n % 2, name, *await begin(lease, name)) for n, name in enumerate(hot * 2)]
+        waiting: list[Request] = []
+        while clock.now < 15:
+            clock.now += 0.5
+            if clock.now == 10:
+                waiting = await begin(lease, "cold")
+            for entry in [entry for entry in under_way if entry[0] <= clock.now and entry[2].is_admitted]:
+                under_way.remove(entry)
+                await entry[2].finish()
+                under_way.append((clock.now + 2, entry[1], *await begin(lease, entry[1])))
+            if waiting and waiting[0].is_admitted:
+                break
+
+        assert waiting[0].is_admitted and clock.now < 15
+        for request in [*waiting, *(entry[2] for entry in under_way)]:
+            request.task.cancel()
+
+    run(scenario, slots=4)
+
+
 def test_longest_waiting_adapter_is_next() -> None:
     async def scenario(lease: SlotLease, _clock: Clock) -> None:
         a, first, second = await begin(lease, "a", "b", "c")

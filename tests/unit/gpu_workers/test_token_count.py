@@ -7,8 +7,8 @@ from aiohttp import web
 from msgspec import json, structs
 
 from apps.contracts.serving import EngineCount
-from gpu_workers.engine import EnginePaths, EngineState
 from gpu_workers.engine_client import EngineClient
+from gpu_workers.engine_state import EnginePaths, EngineState
 from gpu_workers.private_files import write_private
 from gpu_workers.process_tree import Process
 from gpu_workers.token_count import TokenCounter

@@ -11,7 +11,7 @@ from apps.contracts.runs import SignedFile
 from apps.contracts.serving import DesiredState, ObservedState
 from apps.contracts.worker_api import EnrollResponse
 from gpu_workers.api_client import Unavailable
-from gpu_workers.engine import EnginePaths
+from gpu_workers.engine_state import EnginePaths
 from gpu_workers.fetching import Unfetchable
 from gpu_workers.whole_model import fetch_model, wait_for_model, withdraw_model
 

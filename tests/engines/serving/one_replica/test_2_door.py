@@ -70,6 +70,11 @@ DENIED = [
 ]
 
 
+def test_nobody_else_on_the_machine_reaches_the_engine_past_the_door(replica: Replica) -> None:
+    """Its socket is open to everybody: the folder is not."""
+    assert replica.paths.folder.stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.parametrize("token", ["with", "without"])
 @pytest.mark.parametrize(("method", "path"), DENIED)
 def test_every_other_route_is_not_found(replica: Replica, method: str, path: str, token: str) -> None:
