@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from typing import Any, NamedTuple
 
 import openai
 import pytest
@@ -12,14 +13,42 @@ from tests.e2e.platform import ROOT, Platform, until
 pytestmark = pytest.mark.e2e
 
 
+_JUDGED_ROWS = 4
+
+
+class Judged(NamedTuple):
+    """A model with its report, and what its judge was charged."""
+
+    model: str
+    report: dict[str, Any]
+    charged_usd: float
+
+
 @pytest.fixture(scope="module")
-def model(platform: Platform, file_id: str) -> str:
-    """A model trained by a whole job."""
-    job_id = platform.create_job(file_id, epochs=1)
+def judged(platform: Platform, file_id: str) -> Judged:
+    """A model trained by a whole job and graded by a judge; the judge's tokens, all of them, are on the bill."""
+    before = platform.wait_for_settled_books()
+    judge = {"type": "judge", "model": platform.model, "instructions": "Is it the same intent?"}
+    job_id = platform.create_job(
+        file_id,
+        epochs=1,
+        recipe={"epochs": 1, "validation_share": 0.01},
+        evaluation={"grader": judge, "max_rows": 8, "max_answers": _JUDGED_ROWS},
+    )
     job = platform.wait_for_end(job_id)
     assert job.status == "succeeded", job.error
+    report = platform.client.models.retrieve(job.fine_tuned_model).model_extra["evaluation"]
+    tokens = report["judge_input_tokens"] + report["judge_output_tokens"]
+    billed = before["tokens_billed"] + tokens  # nobody else has asked anything since
+    until(lambda: platform.billing()["tokens_billed"] == billed, 60, f"the bill is not {tokens} tokens longer")
+    charged_usd = float(platform.billing()["inference_usd"]) - float(before["inference_usd"])
     platform.wait_until_answers(job.fine_tuned_model)
-    return job.fine_tuned_model
+    return Judged(job.fine_tuned_model, report, charged_usd)
+
+
+@pytest.fixture(scope="module")
+def model(judged: Judged) -> str:
+    return judged.model
 
 
 def test_a_job_becomes_a_model_that_answers_and_is_paid_once(platform: Platform, model: str):
@@ -41,6 +70,21 @@ def test_a_job_becomes_a_model_that_answers_and_is_paid_once(platform: Platform,
     assert bill["tokens_billed"] > 0
     # What the gateway set aside returns when it has nothing more to do.
     until(lambda: float(platform.billing()["held_usd"]) == 0, 120, "money is still held")
+
+
+def test_a_judge_on_the_real_engine_grades_both_models_and_its_tokens_are_billed(platform: Platform, judged: Judged):
+    report = judged.report
+
+    assert (report["grader"], report["judge"], report["answers"]) == ("judge", platform.model, _JUDGED_ROWS)
+    assert report["judge_calls"] == 2 * _JUDGED_ROWS, report["notes"]
+    assert report["judge_input_tokens"] > 100 * report["judge_calls"]
+    assert report["judge_output_tokens"] >= report["judge_calls"]
+    assert judged.charged_usd > 0
+    graded = next((one for one in report["comparisons"] if one["name"] == "judge"), None)
+    if graded is None or graded["rows"] < _JUDGED_ROWS:  # what a tiny model says is not always a grade
+        assert any("judge" in note for note in report["notes"])
+    if graded is not None:
+        assert all(0 <= graded[side]["value"] <= 1 for side in ("base", "tuned"))
 
 
 @pytest.mark.parametrize(("environment", "words"), [(".venv-engines", "is hidden from workers"), (".venv", "")])

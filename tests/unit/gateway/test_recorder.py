@@ -34,13 +34,21 @@ PROGRAM = textwrap.dedent(
     weather = Path(sys.argv[1]).parent / "weather"
     write_all, sync = spool._write_all, os.fdatasync
 
+    def is_now(what):
+        try:
+            return weather.read_text() == what
+        except FileNotFoundError:
+            return False
+
     def write(descriptor, content, *, at):
-        if weather.exists() and weather.read_text() == "full":
+        if is_now("full"):
             raise OSError(28, "No space left on device")
         write_all(descriptor, content, at=at)
 
     def fdatasync(descriptor):
-        while weather.exists() and weather.read_text() == "slow":
+        if is_now("full"):
+            raise OSError(28, "No space left on device")
+        while is_now("slow"):
             time.sleep(0.01)
         sync(descriptor)
 
