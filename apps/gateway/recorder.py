@@ -66,9 +66,8 @@ class Recorder(asyncio.Protocol):
             descriptors = (its.fileno(), self._lock)
             command = [*_COMMAND, str(self.folder), *map(str, descriptors)]
             self._process = subprocess.Popen(command, pass_fds=descriptors)
-        transport, _ = await self._loop.create_connection(lambda: self, sock=ours)
-        self._transport = transport
-        self._is_well = False
+        self._is_well = False  # until it says so
+        self._transport, _ = await self._loop.create_connection(lambda: self, sock=ours)
         await self._heard(lambda: self._is_well)
 
     def has_room(self) -> bool:
@@ -159,7 +158,7 @@ class Recorder(asyncio.Protocol):
     def _note_unwritten(self, ends: list[UsageRecord]) -> None:
         for record in ends:
             logger.error(
-                "the end of %s could not be written: %d tokens are not charged", record.id, record.output_tokens
+                "the end of %s is not known to be written: %d tokens may stay unpaid", record.id, record.output_tokens
             )
             self._settled(record.slice_id, 1)
 

@@ -9,6 +9,7 @@ from apps.contracts.chat.rows import ChatMessage, Role, ToolCall
 MAX_MESSAGES = 2_000
 
 _LEGACY_KEYS = {"functions", "function_call"}
+_NOTED_NOTHING = ("annotations", [])
 _KEYS = {
     Role.SYSTEM: {"role", "content", "name", "weight"},
     Role.DEVELOPER: {"role", "content", "name", "weight"},
@@ -38,8 +39,8 @@ def parse_tools(row: dict[str, Any], number: int, *, param: str = "") -> tuple[d
     """Return the row's tool definitions as they stand in it; raises RowError."""
     tools = row.get("tools")
     field = f"{param}tools"
-    parallel = row.get("parallel_tool_calls", True)
-    if not isinstance(parallel, bool):
+    parallel = row.get("parallel_tool_calls")
+    if parallel is not None and not isinstance(parallel, bool):
         what = f"`{param}parallel_tool_calls` is a JSON {json_type(parallel)}, not true or false."
         _raise_bad_tools(number, what, f"{param}parallel_tool_calls")
     if tools is None:
@@ -50,6 +51,12 @@ def parse_tools(row: dict[str, Any], number: int, *, param: str = "") -> tuple[d
         if not _is_tool(tool):
             _raise_bad_tools(number, f"`{field}[{index}]` is not a function with a name.", f"{field}[{index}]")
     return tuple(tools)
+
+
+def unknown_keys(value: dict[str, Any], known: set[str]) -> list[str]:
+    """Return the keys nobody reads that hold something. OpenAI's client writes `"audio": null` and `"annotations": []`
+    into the messages it is asked to dump."""
+    return [key for key in value if key not in known and value[key] is not None and (key, value[key]) != _NOTED_NOTHING]
 
 
 def raise_unknown_key(number: int, key: str, param: str, note: str) -> NoReturn:
@@ -82,7 +89,7 @@ def _parse_message(value: Any, param: str, number: int) -> ChatMessage:
             fix='Write {"role": "user", "content": "..."}.',
         )
     role = _parse_role(value.get("role"), param, number)
-    unknown = value.keys() - _KEYS[role]
+    unknown = unknown_keys(value, _KEYS[role])
     if unknown:
         key = min(unknown)
         known = ", ".join(sorted(_KEYS[role]))

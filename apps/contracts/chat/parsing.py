@@ -6,7 +6,7 @@ import msgspec
 
 from apps.contracts.chat.errors import RowError, RowErrorCode, json_type
 from apps.contracts.chat.lines import MAX_LINE_BYTES, Line, parse_json, raise_too_long
-from apps.contracts.chat.messages import MAX_MESSAGES, parse_messages, parse_tools, raise_unknown_key
+from apps.contracts.chat.messages import MAX_MESSAGES, parse_messages, parse_tools, raise_unknown_key, unknown_keys
 from apps.contracts.chat.rows import ChatMessage, ChatRow, PreferenceRow, Role, Row, RowKind, TextRow
 
 _CHAT_KEYS = {"messages", "tools", "parallel_tool_calls"}
@@ -159,9 +159,8 @@ def _text(value: dict[str, Any], number: int) -> TextRow:
 
 
 def _reject_unknown(value: dict[str, Any], known: set[str], number: int, *, param: str = "") -> None:
-    for key in value:
-        if key not in known:
-            raise_unknown_key(number, key, f"{param}{key[:40]}", f"Only {', '.join(sorted(known))} are read.")
+    for key in unknown_keys(value, known):
+        raise_unknown_key(number, key, f"{param}{key[:40]}", f"Only {', '.join(sorted(known))} are read.")
 
 
 def _missing_messages_fix(row: dict[str, Any]) -> str:

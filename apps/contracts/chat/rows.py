@@ -30,7 +30,7 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False):
     arguments: str
 
 
-class ChatMessage(msgspec.Struct, frozen=True, gc=False):
+class ChatMessage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     role: Role
     content: str
     weight: int = 1

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types.chat import ChatCompletionMessage
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from apps.contracts.chat import (
@@ -82,6 +83,16 @@ def test_a_plain_conversation_parses():
     assert row.line_number == 7
 
 
+def test_messages_as_openais_client_dumps_them_are_read() -> None:
+    answered = ChatCompletionMessage(role="assistant", content="4", annotations=[]).model_dump() | {"audio": None}
+    nothing = {"tools": None, "parallel_tool_calls": None, "functions": None}
+
+    row = parse_row(line(user(), answered, **nothing), line_number=1)
+
+    assert {"refusal", "audio", "function_call", "tool_calls", "annotations"} <= answered.keys()
+    assert (row.messages[1].content, row.messages[1].tool_calls, row.tools) == ("4", (), ())
+
+
 @pytest.mark.parametrize(
     ("raw", "code", "param"),
     [
@@ -120,6 +131,9 @@ def test_a_plain_conversation_parses():
         (line(user(weight=1), assistant()), "invalid_weight", "messages[0].weight"),
         (line(user(), assistant(weight=0)), "no_trained_message", "messages"),
         (line(user(), assistant(), functions=[]), "unknown_key", "functions"),
+        (line(user(), assistant(annotations=[{"type": "url_citation"}])), "unknown_key", "messages[1].annotations"),
+        (line(user(), assistant(function_call={"name": "f"})), "unknown_key", "messages[1].function_call"),
+        (line(user(), assistant(thoughts="4")), "unknown_key", "messages[1].thoughts"),
         (line(user(), assistant(), tools={}), "invalid_tools", "tools"),
         (line(user(), assistant(), tools=[{"type": "function"}]), "invalid_tools", "tools[0]"),
         (line(user(), assistant(), parallel_tool_calls=1), "invalid_tools", "parallel_tool_calls"),
