@@ -9,7 +9,7 @@ from apps.estimates.gpus import GIB, Gpu
 from apps.estimates.intervals import memory_interval, time_interval
 from apps.estimates.placement import Placement, Task, choose_plan, longest_length, smallest_placement
 from apps.estimates.plans import Method
-from apps.estimates.requests import PoolFacts
+from apps.estimates.requests import PoolFacts, pieces_of
 
 _LENGTH_STEP = 64  # suggested lengths are round numbers
 _MOST_GPUS = 64
@@ -107,8 +107,13 @@ def _longest(task: Task, pool: PoolFacts, gpu_count: int) -> int:
 
 
 def _with_length(task: Task, length: int) -> Task:
-    """The request cut to this length: by its histogram where there is one, trained tokens in proportion."""
+    """The request cut to this length: by its histogram where there is one, trained tokens in proportion. Running text is
+    only split into more pieces."""
     request = task.request
+    if request.splits_rows and request.row_lengths:
+        pieces = pieces_of(request.row_lengths, length)
+        more = sum(number for _, number in pieces) / sum(number for _, number in request.row_lengths)
+        return task.changed({"max_length": length, "rows": round(request.rows * more), "row_lengths": pieces})
     tokens = min(request.tokens, length * request.rows * request.sequences_per_row)
     whole = sum(min(bound, request.max_length) * rows for bound, rows in request.row_lengths)
     if whole:

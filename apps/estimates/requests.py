@@ -1,5 +1,8 @@
 """What a quote is asked: the job, the pool it may run on, and what finished runs of that pool have taught."""
 
+from collections import Counter
+from collections.abc import Iterable
+
 import msgspec
 
 from apps.estimates.architectures import Architecture
@@ -57,6 +60,7 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
     cpu_offload: bool = False
     is_preference: bool = False  # a row is two answers; its length is the longer one's, its tokens both
     has_reference: bool = True  # of preferences: DPO compares with the model as it was, ORPO does not
+    splits_rows: bool = False  # running text: what is longer than `max_length` is trained in pieces, nothing is cut
 
     def __post_init__(self) -> None:
         for name, most in _LIMITS.items():
@@ -157,3 +161,13 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     download_bytes: int = 0
     download_bytes_per_second: float = 200e6
     correction: Correction | None = None
+
+
+def pieces_of(row_lengths: Iterable[tuple[int, int]], max_length: int) -> tuple[tuple[int, int], ...]:
+    """Return (tokens, number) of the pieces that rows of running text are trained in."""
+    pieces = Counter[int]()
+    for length, rows in row_lengths:
+        whole, rest = divmod(length, max_length)
+        pieces[max_length] += whole * rows
+        pieces[rest] += rows
+    return tuple(sorted((length, number) for length, number in pieces.items() if length and number))

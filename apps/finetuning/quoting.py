@@ -127,6 +127,7 @@ def _request(base_model: BaseModel, data: TrainingData, recipe: Hyperparameters)
             use_rslora=recipe.use_rslora,
             cpu_offload=recipe.cpu_offload,
             is_preference=recipe.objective.is_preference,
+            splits_rows=data.is_split,
             has_reference=recipe.objective is Objective.DPO,
             row_lengths=data.row_lengths,
             evaluations=recipe.epochs if data.evaluation_tokens else 0,

@@ -2,19 +2,19 @@
 pieces of it where they are running text."""
 
 import bisect
-from collections import Counter
 from dataclasses import dataclass
 
 from apps.contracts.chat import RowKind
 from apps.contracts.runs import Hyperparameters
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.rows import kind_of
+from apps.estimates.requests import pieces_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """Of one epoch; of running text each piece is a row. `evaluation_tokens` are read after each epoch; `row_lengths`
-    are (tokens, rows) pairs."""
+    """Of one epoch; of running text, which `is_split`, each piece is a row. `evaluation_tokens` are read after each
+    epoch; `row_lengths` are (tokens, rows) pairs."""
 
     rows: int
     tokens: int
@@ -22,6 +22,7 @@ class TrainingData:
     longest_row_tokens: int
     row_lengths: tuple[tuple[int, int], ...]
     evaluation_tokens: int = 0
+    is_split: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,7 @@ def training_data(counted: Counted, recipe: Hyperparameters) -> TrainingData:
         longest_row_tokens=count.longest_row_tokens,
         row_lengths=lengths,
         evaluation_tokens=_evaluation_tokens(counted, recipe, tokens, kept),
+        is_split=is_text,
     )
 
 
@@ -85,12 +87,8 @@ def _pieces(count: TokenCount, max_length: int) -> tuple[tuple[int, int], ...]:
         before = bound
     total = sum(middle * rows for middle, rows in middles)
     scale = count.tokens / total if total else 1.0
-    pieces = Counter[int]()
-    for middle, rows in middles:
-        whole, rest = divmod(max(round(middle * scale), 1), max_length)
-        pieces[max_length] += whole * rows
-        pieces[rest] += rows
-    return tuple(sorted((length, number) for length, number in pieces.items() if length and number))
+    rows_of_length = [(max(round(middle * scale), 1), rows) for middle, rows in middles]
+    return pieces_of(rows_of_length, max_length)
 
 
 def _within(count: TokenCount, max_length: int, rows: int) -> tuple[float, float, float]:

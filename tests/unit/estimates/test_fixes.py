@@ -38,6 +38,22 @@ def test_each_suggested_change_alone_makes_the_job_fit(ask, models, gpu_types):
         assert quote(request=changed, pool=pool(None, gpu=gpu)).fits, fix.text
 
 
+def test_running_text_is_trained_whole_however_short_its_pieces(ask, models, gpu_types):
+    lengths = {"max_length": 32_768, "longest_row_tokens": 32_768, "row_lengths": ((32_768, 100),)}
+    tokens = {"rows": 100, "tokens": 3_276_800, "trained_tokens": 3_276_800}
+    request = ask(architecture=models["Qwen2.5-32B"], **lengths, **tokens)
+    card = pool(None, gpu=gpu_types["h100-sxm-80"])
+
+    def way(splits_rows):
+        asked = msgspec.structs.replace(request, splits_rows=splits_rows)
+        [found] = [fix for fix in quote(request=asked, pool=card).fixes if fix.key == "max_length"]
+        return found
+
+    cut, split = way(False), way(True)
+    assert cut.max_length == split.max_length < 16_384
+    assert split.train_seconds_p50 == pytest.approx(cut.train_seconds_p50 * 32_768 / cut.max_length, rel=0.1)
+
+
 def test_when_nothing_fits_the_quote_still_answers(ask, models):
     estimate = quote(request=ask(architecture=models["Llama-3.1-405B"]), pool=pool(None))
 
