@@ -107,8 +107,8 @@ def _longest(task: Task, pool: PoolFacts, gpu_count: int) -> int:
 
 
 def _with_length(task: Task, length: int) -> Task:
-    """The request cut to this length: by its histogram where there is one, trained tokens in proportion. Running text is
-    only split into more pieces."""
+    """The request cut to this length: by its histogram where there is one, trained tokens in proportion. Of running
+    text nothing is cut: it has more pieces then."""
     request = task.request
     if request.splits_rows and request.row_lengths:
         pieces = pieces_of(request.row_lengths, length)

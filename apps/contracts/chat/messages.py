@@ -9,7 +9,7 @@ from apps.contracts.chat.rows import ChatMessage, Role, ToolCall
 MAX_MESSAGES = 2_000
 
 _LEGACY_KEYS = {"functions", "function_call"}
-_NOTED_NOTHING = ("annotations", [])
+_NOTED_NOTHING: tuple[str, list[Any]] = ("annotations", [])
 _KEYS = {
     Role.SYSTEM: {"role", "content", "name", "weight"},
     Role.DEVELOPER: {"role", "content", "name", "weight"},
