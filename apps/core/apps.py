@@ -1,7 +1,7 @@
 from django.apps import AppConfig
 from django.db.models.signals import post_migrate
 
-from apps.core.policies import write_policies
+from apps.core.policies import write_policies_after_migrate
 
 
 class CoreConfig(AppConfig):
@@ -11,4 +11,4 @@ class CoreConfig(AppConfig):
 
     def ready(self) -> None:
         """Write row-level security and grants when every table exists; `core` is listed last in INSTALLED_APPS."""
-        post_migrate.connect(write_policies, sender=self, dispatch_uid="anneal.write_policies")
+        post_migrate.connect(write_policies_after_migrate, sender=self, dispatch_uid="anneal.write_policies")

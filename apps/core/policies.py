@@ -39,20 +39,32 @@ def refuse_unsafe_role() -> None:
         )
 
 
-def write_policies(**_: Any) -> None:
-    """Enable and force row-level security and write grants on every table. Idempotent; runs after each migrate."""
-    with transaction.atomic(), connection.cursor() as cursor:
+def write_policies_after_migrate(**said: Any) -> None:
+    """Call `write_policies` for `migrate`; `flush` sends the same signal without a plan and changes no table."""
+    if "plan" in said:
+        write_policies()
+
+
+def write_policies() -> None:
+    """Enable and force row-level security and write grants on every table. Idempotent; runs after each migrate.
+
+    A table at a time, locked before its first statement: a GRANT takes no lock on the table yet changes its row of
+    pg_class, for which an autovacuum of that table then waits, holding the lock that ALTER TABLE asks for.
+    """
+    with connection.cursor() as cursor:
         cursor.execute(f"GRANT USAGE ON SCHEMA public TO {', '.join(ROLES)}")
         cursor.execute(_GRANT_TEMPORARY)
         for model in django_apps.get_models():
             if model._meta.managed and not model._meta.proxy:
-                for statement in _statements(model):
-                    cursor.execute(statement)
+                with transaction.atomic():
+                    for statement in _statements(model):
+                        cursor.execute(statement)
         cursor.execute(f"GRANT SELECT ON django_migrations TO {', '.join(ROLES)}")
 
 
 def _statements(model: type[models.Model]) -> Iterator[str]:
     table = connection.ops.quote_name(model._meta.db_table)
+    yield f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"
     yield f"REVOKE ALL ON {table} FROM {', '.join(ROLES)}"
     for role in ROLES:
         if privileges := _privileges(role, model):
