@@ -197,8 +197,7 @@ def pooled_padding(request: QuoteRequest, plan: TrainingPlan) -> float:
     cuts = max(1, pool // plan.micro_batch_size)
     ends = [_quantile(request, (cut * plan.micro_batch_size) / (pool + 1)) for cut in range(1, cuts)]
     ends.append(longest_of(request, pool))
-    middles = [_quantile(request, (row - 0.5) / pool) for row in range(1, pool + 1)]
-    return max(1.0, (sum(ends) / cuts) / (sum(middles) / pool))
+    return max(1.0, (sum(ends) / cuts) / (_mean_of_bars(request) or request.mean_tokens))
 
 
 def _quantile(request: QuoteRequest, share: float) -> float:
@@ -215,10 +214,14 @@ def _quantile(request: QuoteRequest, share: float) -> float:
 
 
 def _longer_answer_mean(request: QuoteRequest) -> float:
-    """Both answers of a pair are padded to the longer one, whose lengths the histogram tells: bars by their middle."""
-    if not request.is_preference or not request.row_lengths:
-        return 0.0
-    longest, total, weighted, before = padded_length(request), 0, 0.0, 0
+    """Both answers of a pair are padded to the longer one, whose lengths the histogram tells."""
+    return _mean_of_bars(request) if request.is_preference else 0.0
+
+
+def _mean_of_bars(request: QuoteRequest) -> float:
+    """Mean length in tokens after the histogram, bars by their middle; 0 without one."""
+    longest = padded_length(request)
+    total, weighted, before = 0, 0.0, 0
     for bound, rows in sorted(request.row_lengths):
         weighted += rows * min((before + bound) / 2, longest)
         total, before = total + rows, bound
