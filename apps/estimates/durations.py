@@ -181,8 +181,10 @@ def _row_length(task: Task, plan: TrainingPlan, gpu: Gpu) -> float:
 
 
 def _is_padded(request: QuoteRequest, gpu: Gpu) -> bool:
-    """Whether our trainer pads here: pairs, on request, and on cards before Ampere (gpu_workers/train/hardware.py)."""
-    return request.is_preference or request.pads_rows or bool(gpu.fp16_flops and not gpu.bf16_flops)
+    """Whether our trainer pads here (gpu_workers/train/hardware.py): pairs, on request, for attention of the model's
+    own, and on cards before Ampere."""
+    is_asked = request.is_preference or request.pads_rows
+    return is_asked or request.architecture.has_own_attention or bool(gpu.fp16_flops and not gpu.bf16_flops)
 
 
 def pooled_padding(request: QuoteRequest, plan: TrainingPlan) -> float:

@@ -196,6 +196,20 @@ def test_rows_are_priced_as_our_trainer_lays_them(ask, models, probe, gpu_types)
     assert speed(t4) == speed(t4, pads_rows=True)
 
 
+def test_a_soft_cap_costs_the_square_of_the_row_in_memory(ask, models, gpu_types):
+    """No fused kernel has it, so our trainer leaves attention to the model: every score is kept for the way back."""
+    capped = models["Gemma-2-2b"]
+    size = {"tokens": 4_000_000, "longest_row_tokens": 4096, "max_length": 4096, "micro_batch_size": 1}
+
+    def peak(architecture):
+        return quote(
+            request=ask(architecture=architecture, **size), pool=pool(None, gpu=gpu_types["h100-sxm-80"])
+        ).peak_bytes
+
+    scores = capped.n_heads * 4096**2
+    assert peak(capped) - peak(msgspec.structs.replace(capped, has_score_cap=False)) > 10 * scores
+
+
 def test_evaluations_and_checkpoints_take_time_that_is_not_billed(ask, probe):
     plain, more = (
         quote(request=ask(evaluations=count, evaluation_tokens=20_000, checkpoints=count), pool=pool(probe))
