@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import hmac
+import math
 import secrets
 import time
 from collections import OrderedDict
@@ -97,10 +98,12 @@ class Keys:
         entry = self._entries.get(known)
         if entry is None and not is_well_formed(secret):
             raise InvalidApiKey(WRONG.format(shown=_shown(secret)))
+        age = entry.age() if entry is not None else math.inf
+        if entry is not None and age < FRESH_SECONDS:
+            return entry
         is_away = time.monotonic() < self._away_until
-        if entry is not None and entry.age() < (OUTAGE_SECONDS if is_away else USABLE_SECONDS):
-            if entry.age() > FRESH_SECONDS:
-                self._begin_lookup(known, secret)
+        if entry is not None and age < (OUTAGE_SECONDS if is_away else USABLE_SECONDS):
+            self._begin_lookup(known, secret)
             return entry
         try:
             async with asyncio.timeout(_LONGEST_LOOKUP_SECONDS if entry else None):
