@@ -91,7 +91,7 @@ class SseParser:
         self._rest = lines.pop()
         if len(self._rest) > LARGEST_EVENT_BYTES:
             raise ValueError("an event of the engine is too large")
-        return [line[5:].strip() for line in lines if line[:5] == b"data:"]
+        return [line[5:].strip() for line in lines if line and line[:5] == b"data:"]
 
 
 decode_chunk = msgspec.json.Decoder(EngineChunk).decode  # raises msgspec.DecodeError
@@ -271,17 +271,13 @@ class _Part:
     logprobs: dict[str, list[Any]] | None = None
     finish_reason: str | None = None
 
-    def add(self, choice: EngineChoice) -> None:
-        delta = choice.delta
-        if delta is not None:
-            if delta.content:
-                self.texts.append(delta.content)
-            if delta.reasoning:
-                self.reasoning.append(delta.reasoning)
-            for part in delta.tool_calls or ():
+    def add_rest(self, choice: EngineChoice) -> None:
+        """Add what few chunks have: all but the text."""
+        if choice.delta is not None:
+            if choice.delta.reasoning:
+                self.reasoning.append(choice.delta.reasoning)
+            for part in choice.delta.tool_calls or ():
                 self._add_call(part)
-        if choice.text:
-            self.texts.append(choice.text)
         if choice.finish_reason:
             self.finish_reason = choice.finish_reason
         if choice.logprobs:
@@ -333,7 +329,13 @@ class Assembler:
                 part = parts.get(choice.index)
                 if part is None:
                     part = parts[choice.index] = _Part(choice.index)
-                part.add(choice)
+                delta = choice.delta
+                if delta is not None and delta.content:
+                    part.texts.append(delta.content)
+                if choice.text:
+                    part.texts.append(choice.text)
+                if choice.finish_reason or choice.logprobs or (delta and (delta.reasoning or delta.tool_calls)):
+                    part.add_rest(choice)
 
     def parts(self) -> list[_Part]:
         return [self._parts[index] for index in sorted(self._parts)]

@@ -23,6 +23,8 @@ from apps.core.http import Application, Message, Scope
 
 EXCHANGE = "anneal.exchange"  # where a scope has it
 _MOST_PIPELINED = 16  # requests read ahead of their turn; more are left in the socket
+_MOST_HEAD_BYTES = 64 * 1024
+_TOO_LARGE_HEAD = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _WITHOUT_BODY = (204, 304)
 
 
@@ -40,12 +42,14 @@ class Connection(HttpToolsProtocol):
         self.ws_protocol_class = None  # nothing here speaks WebSocket
         self._waiting: deque[tuple[Scope, Exchange]] = deque()
         self._current: Exchange | None = None  # the one that is answered; `cycle` is the one that is read
+        self._is_in_head = False
+        self._head_bytes = 0  # of a head that is not complete
         self._idle_since = math.inf
         self._idle_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._scope: Scope = {
+        self._scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
             "http_version": "1.1",
@@ -67,7 +71,16 @@ class Connection(HttpToolsProtocol):
 
     # --- Reading a request.
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MOST_HEAD_BYTES:
+                self.transport.write(_TOO_LARGE_HEAD)
+                self.transport.close()
+
     def on_message_begin(self) -> None:
+        self._is_in_head, self._head_bytes = True, 0
         self.url = b""
         self.headers = []
 
@@ -75,6 +88,7 @@ class Connection(HttpToolsProtocol):
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        self._is_in_head = False
         raw_path, _, query = self.url.partition(b"?")
         path = raw_path.decode("ascii")
         version = self.parser.get_http_version()

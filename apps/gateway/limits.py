@@ -82,7 +82,11 @@ class _Buckets:
         bucket.left = left if left < per_minute else per_minute
 
     def headers(self, limits: Sequence[tuple[Limits, int]], now: float) -> bytes:
-        left, per_minute = min([(self._at(one.owner_id, limit, now).left, limit) for one, limit in limits])
+        left, per_minute = math.inf, 0
+        for one, limit in limits:
+            its_left = self._at(one.owner_id, limit, now).left
+            if its_left < left:
+                left, per_minute = its_left, limit
         reset = (per_minute - left) * 60 / per_minute if per_minute else 60.0
         return self._lines % (per_minute, left if left > 0 else 0, duration(reset).encode())
 

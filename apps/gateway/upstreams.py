@@ -79,7 +79,7 @@ class Upstreams:
         untried = {upstream.replica_id: upstream for upstream in route.upstreams}
         attempts = 0
         while attempts < MOST_ATTEMPTS and (allowed := self._breaker.allowed(untried)):
-            replica_id = await self.turns.take(call.tenant, allowed)
+            replica_id = self.turns.take_free(call.tenant, allowed) or await self.turns.take(call.tenant, allowed)
             try:
                 return await self._try(untried.pop(replica_id), call, body)
             except BaseException as reason:

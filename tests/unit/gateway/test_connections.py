@@ -235,6 +235,17 @@ def test_a_large_body_is_read_no_faster_than_it_is_taken():
     asyncio.run(scenario())
 
 
+def test_a_head_without_end_is_refused():
+    async def scenario() -> None:
+        async with connected(answer) as (connection, socket):
+            connection.data_received(b"POST / HTTP/1.1\r\nHost: ")
+            while "close" not in socket.events:
+                connection.data_received(b"x" * 10_000)
+            assert socket.sent.startswith(b"HTTP/1.1 431 ")
+
+    asyncio.run(scenario())
+
+
 def test_a_customer_who_leaves_is_told_of_at_once():
     seen = []
 
@@ -250,7 +261,6 @@ def test_a_customer_who_leaves_is_told_of_at_once():
             connection.connection_lost(None)
             await settle()
             assert seen == ["http.disconnect"]
-            connection.connection_made(Socket())
 
     asyncio.run(scenario())
 
