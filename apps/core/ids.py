@@ -17,10 +17,16 @@ _ULID = re.compile(rf"[{_ALPHABET}]{{{ULID_LENGTH}}}")
 
 def new_ulid() -> str:
     """Return 26 characters: 48 bits of Unix milliseconds, then 80 random bits (https://github.com/ulid/spec)."""
+    global _moment
     milliseconds = int(time.time() * 1000)
-    return "".join([_PAIRS[(milliseconds >> shift) & 1023] for shift in range(40, -1, -10)]) + _random_tail()
+    known, written = _moment
+    if known != milliseconds:
+        written = "".join([_PAIRS[(milliseconds >> shift) & 1023] for shift in range(40, -1, -10)])
+        _moment = milliseconds, written
+    return written + _random_tail()
 
 
+_moment = -1, ""  # the milliseconds of the last identifier, and how they are written
 _tails: list[str] = []  # made many at a time: to ask the kernel for each costs more than all the rest of an id
 os.register_at_fork(after_in_child=_tails.clear)
 

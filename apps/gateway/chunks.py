@@ -91,10 +91,16 @@ class SseParser:
         self._rest = lines.pop()
         if len(self._rest) > LARGEST_EVENT_BYTES:
             raise ValueError("an event of the engine is too large")
-        return [line[5:].strip() for line in lines if line[:5] == b"data:"]
+        return [line[5:].strip() for line in lines if line and line[:5] == b"data:"]
 
 
 decode_chunk = msgspec.json.Decoder(EngineChunk).decode  # raises msgspec.DecodeError
+_decode_chunks = msgspec.json.Decoder(list[EngineChunk]).decode
+
+
+def decode_chunks(payloads: list[bytes]) -> list[EngineChunk]:
+    """Return the chunks of payloads, read in one go. Raises msgspec.DecodeError when one of them is none."""
+    return _decode_chunks(b"[%b]" % b",".join(payloads))
 
 
 # --- What was used ----------------------------------------------------------------------------------------------------
@@ -114,19 +120,23 @@ class Meter:
     total: EngineUsage | None = None
     finishes: dict[int, str] = field(default_factory=dict)
 
-    def observe(self, chunk: EngineChunk) -> None:
-        usage = chunk.usage
-        for choice in chunk.choices:
-            if choice.finish_reason is not None:
-                self.finishes[choice.index] = choice.finish_reason
-            if usage is not None:
-                prompt, read, written = choice.index // self.choice_count, usage.prompt_tokens, usage.completion_tokens
-                if read > self.prompts.get(prompt, -1):
-                    self.prompts[prompt] = read
-                if (written or 0) > self.outputs.get(choice.index, -1):
-                    self.outputs[choice.index] = written or 0
-        if usage is not None and not chunk.choices:
-            self.total = usage
+    def observe(self, *chunks: EngineChunk) -> None:
+        latest: dict[int, EngineUsage] = {}  # by choice
+        for chunk in chunks:
+            usage, choices = chunk.usage, chunk.choices
+            if usage is not None and not choices:
+                self.total = usage
+            for choice in choices:
+                if choice.finish_reason is not None:
+                    self.finishes[choice.index] = choice.finish_reason
+                if usage is not None:
+                    latest[choice.index] = usage
+        for index, usage in latest.items():
+            prompt, read, written = index // self.choice_count, usage.prompt_tokens, usage.completion_tokens or 0
+            if read > self.prompts.get(prompt, -1):
+                self.prompts[prompt] = read
+            if written > self.outputs.get(index, -1):
+                self.outputs[index] = written
 
     @property
     def input_tokens(self) -> int:
@@ -147,6 +157,11 @@ class Meter:
         if self.total:
             return self.total.prompt_tokens * self.choice_count
         return sum(self.prompts[index // self.choice_count] for index in self.outputs)
+
+    @property
+    def is_sound(self) -> bool:
+        """Tell whether every choice that ended did so as a complete answer may."""
+        return GOOD_ENDS.issuperset(self.finishes.values())
 
     @property
     def finish(self) -> str:
@@ -256,24 +271,23 @@ class _Part:
     logprobs: dict[str, list[Any]] | None = None
     finish_reason: str | None = None
 
-    def add(self, choice: EngineChoice) -> None:
-        if choice.text:
-            self.texts.append(choice.text)
+    def add_rest(self, choice: EngineChoice) -> None:
+        """Add what few chunks have: all but the text."""
         if choice.delta is not None:
-            self._add_delta(choice.delta)
-        self.finish_reason = choice.finish_reason or self.finish_reason
-        for name, values in (choice.logprobs or {}).items():
+            if choice.delta.reasoning:
+                self.reasoning.append(choice.delta.reasoning)
+            for part in choice.delta.tool_calls or ():
+                self._add_call(part)
+        if choice.finish_reason:
+            self.finish_reason = choice.finish_reason
+        if choice.logprobs:
+            self._add_logprobs(choice.logprobs)
+
+    def _add_logprobs(self, logprobs: dict[str, Any]) -> None:
+        for name, values in logprobs.items():
             if values is not None:
                 self.logprobs = self.logprobs or {}
                 self.logprobs.setdefault(name, []).extend(values)
-
-    def _add_delta(self, delta: Delta) -> None:
-        if delta.content:
-            self.texts.append(delta.content)
-        if delta.reasoning:
-            self.reasoning.append(delta.reasoning)
-        for part in delta.tool_calls or ():
-            self._add_call(part)
 
     def _add_call(self, part: ToolCallPart) -> None:
         call = self.calls.setdefault(
@@ -308,12 +322,20 @@ class Assembler:
     def __init__(self) -> None:
         self._parts: dict[int, _Part] = {}
 
-    def add(self, chunk: EngineChunk) -> None:
-        for choice in chunk.choices:
-            part = self._parts.get(choice.index)
-            if part is None:
-                part = self._parts[choice.index] = _Part(choice.index)
-            part.add(choice)
+    def add(self, *chunks: EngineChunk) -> None:
+        parts = self._parts
+        for chunk in chunks:
+            for choice in chunk.choices:
+                part = parts.get(choice.index)
+                if part is None:
+                    part = parts[choice.index] = _Part(choice.index)
+                delta = choice.delta
+                if delta is not None and delta.content:
+                    part.texts.append(delta.content)
+                if choice.text:
+                    part.texts.append(choice.text)
+                if choice.finish_reason or choice.logprobs or (delta and (delta.reasoning or delta.tool_calls)):
+                    part.add_rest(choice)
 
     def parts(self) -> list[_Part]:
         return [self._parts[index] for index in sorted(self._parts)]

@@ -44,7 +44,7 @@ class Embeddings:
         self._keys, self._rates, self._routes = keys, rates, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client = Client(scope, receive, send)
+        client = Client(scope)
         try:
             caller = await self._keys.identify(client.authorization)
             client.limit_headers = lambda: self._rates.headers(caller.limits)

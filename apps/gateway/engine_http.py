@@ -9,7 +9,6 @@ import math
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -75,14 +74,14 @@ class Replica:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._host_header = parts.netloc.rpartition("@")[2] or "replica"
         self._idle: deque[_Connection] = deque()
+        self._openings: dict[tuple[str, str], bytes] = {}
 
     async def post(self, path: str, *, token: str, request_id: str, body: bytes) -> Answer:
         """Send the request; return its answer once the status is known. Raises Unreachable, Broken."""
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: {self._host_header}\r\nAuthorization: Bearer {token}\r\n"
-            f"Content-Type: application/json\r\nX-Request-Id: {request_id}\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        content = head.encode("ascii") + body
+        opening = self._openings.get((path, token)) or self._open(path, token)
+        content = b"%bX-Request-Id: %b\r\nContent-Length: %d\r\n\r\n%b" % (
+            opening, request_id.encode("ascii"), len(body), body
+        )  # fmt: skip
         while (kept := self._take_idle()) is not None:
             try:
                 return await kept.send(content)
@@ -91,6 +90,16 @@ class Replica:
                     raise
                 # The replica closed it while we took it from the shelf.
         return await (await self._connect()).send(content)
+
+    def _open(self, path: str, token: str) -> bytes:
+        """Return how requests to the path begin; there are few paths, and one token at a time."""
+        self._openings = {known: opening for known, opening in self._openings.items() if known[1] == token}
+        opening = (
+            f"POST {path} HTTP/1.1\r\nHost: {self._host_header}\r\nAuthorization: Bearer {token}\r\n"
+            "Content-Type: application/json\r\n"
+        )
+        self._openings[path, token] = found = opening.encode("ascii")
+        return found
 
     def _take_idle(self) -> "_Connection | None":
         oldest = time.monotonic() - _KEEP_ALIVE_SECONDS
@@ -149,7 +158,8 @@ class _Connection(asyncio.Protocol):
         self.has_answered = self._is_whole = False
         self._transport.write(content)
         try:
-            await self._wait(lambda: self.has_answered, FIRST_BYTE_SECONDS)
+            while not self.has_answered:
+                await self._wait(FIRST_BYTE_SECONDS)
         except BaseException:
             self.abort()  # nobody else holds this connection yet
             raise
@@ -157,20 +167,20 @@ class _Connection(asyncio.Protocol):
 
     async def read(self) -> bytes:
         """Raises Broken."""
-        if not self._parts and not self._is_whole:
-            await self._wait(lambda: bool(self._parts) or self._is_whole, IDLE_SECONDS)
+        while not self._parts and not self._is_whole:
+            await self._wait(IDLE_SECONDS)
         return self.take_received()
 
-    async def _wait(self, is_so: Callable[[], bool], seconds: float) -> None:
-        while not is_so():
-            if self._fault is not None:
-                raise Broken(self._fault)
-            self._waiter = self._loop.create_future()
-            self._expect_within(seconds)
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+    async def _wait(self, seconds: float) -> None:
+        """Wait until something came. Raises Broken."""
+        if self._fault is not None:
+            raise Broken(self._fault)
+        self._waiter = self._loop.create_future()
+        self._expect_within(seconds)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
     def _expect_within(self, seconds: float) -> None:
         now = self._loop.time()

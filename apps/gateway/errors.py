@@ -60,13 +60,14 @@ def body_of(error: DomainError) -> bytes:
     return msgspec.json.encode(error.as_openai(), enc_hook=str)
 
 
-def headers_of(error: DomainError, request_id: str) -> list[tuple[bytes, bytes]]:
+def headers_of(error: DomainError, request_id: str) -> bytes:
+    """Return the headers as lines."""
     named = error_headers(error) | {"content-type": "application/json", REQUEST_ID_HEADER: request_id}
     if error.status is Status.UNAVAILABLE and not error.is_retryable:
         named["x-should-retry"] = "false"
     if error.status is Status.UNAUTHENTICATED:
         named["www-authenticate"] = "Bearer"
-    return [(name.lower().encode(), value.encode()) for name, value in named.items()]
+    return "".join([f"{name.lower()}: {value}\r\n" for name, value in named.items()]).encode()
 
 
 def event_of(error: DomainError) -> bytes:

@@ -13,7 +13,7 @@ from typing import Protocol
 from apps.core.errors import DomainError
 from apps.core.http import Receive, Scope, Send, ServerFault
 from apps.gateway.chunks import Assembler, EngineChunk, Meter, Renderer
-from apps.gateway.client import Client, ClientGone, Watch
+from apps.gateway.client import Client, ClientGone
 from apps.gateway.errors import EngineError
 from apps.gateway.keys import Caller, Keys
 from apps.gateway.limits import OpenRequests, Rates
@@ -86,17 +86,16 @@ class Inference:
     def __init__(self, services: Services, surface: Surface) -> None:
         self._services = services
         self._surface = surface
-        self._watch = Watch()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client = Client(scope, receive, send)
+        client = Client(scope)
         try:
             caller = await self._services.keys.identify(client.authorization)
             client.limit_headers = lambda: self._services.rates.headers(caller.limits)
             self._services.rates.take_request(caller.limits)
             request = self._surface.parse(await client.read_body())
             one_more = self._services.open_requests.one_more(caller.limits, is_structured=request.is_structured)
-            with one_more, self._watch.over(client):
+            with one_more, client.watch():
                 await self._answer(caller, request, client)
         except DomainError as error:
             await client.refuse(error)
@@ -121,15 +120,18 @@ class Inference:
     async def _answer_from(
         self, route: Route, caller: Caller, request: EngineRequest, meter: Meter, client: Client
     ) -> None:
-        ulid = client.ulid
+        ulid, upstreams = client.ulid, self._services.upstreams
         ticket = await self._services.metering.admit(caller, route, request, meter, usage_id=f"use_{ulid}")
         renderer = self._surface.renderer(ulid, route.model_name, request)
         try:
             call = Call(caller.organization_id, self._surface.engine_path, request, caller.cache_salt, ulid, meter)
-            async with self._services.upstreams.answer(route, call) as answer:
+            answer = await upstreams.begin(route, call)
+            try:
                 ticket.note_first_token(answer.replica_id)
                 deliver = _stream if request.is_streamed else _send_whole
                 await deliver(answer, ticket, renderer, client)
+            finally:
+                upstreams.end(call, answer)
         except DomainError:
             _finish(ticket, "error", is_charged=False)
             raise
@@ -144,9 +146,9 @@ def _finish(ticket: Ticket, finish: str, *, is_charged: bool) -> None:
 
 
 async def _stream(answer: EngineAnswer, ticket: Ticket, renderer: Written, client: Client) -> None:
-    await client.start_stream()
+    client.start_stream()
     events = renderer.opening()
-    async for chunks in answer.batches():
+    async for chunks in answer:
         events += b"".join(renderer.event(chunk) for chunk in chunks if chunk.choices)
         if events:
             await client.send_part(events)
@@ -157,9 +159,8 @@ async def _stream(answer: EngineAnswer, ticket: Ticket, renderer: Written, clien
 
 async def _send_whole(answer: EngineAnswer, ticket: Ticket, renderer: Written, client: Client) -> None:
     assembler = Assembler()
-    async for chunks in answer.batches():
-        for chunk in chunks:
-            assembler.add(chunk)
+    async for chunks in answer:
+        assembler.add(*chunks)
     await _written(ticket)
     await client.send_json(renderer.whole(assembler, ticket.meter))
 

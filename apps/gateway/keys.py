@@ -82,7 +82,10 @@ class Keys:
     async def identify(self, authorization: str | None) -> Caller:
         """Raises InvalidApiKey, PermissionDenied (no scope for inference), Unavailable."""
         secret = _secret_in(authorization)
-        entry = await self._entry(secret)
+        known = hashlib.blake2b(secret.encode(), digest_size=16, key=self._secret).digest()
+        entry = self._entries.get(known)
+        if entry is None or entry.age() > FRESH_SECONDS:
+            entry = await self._entry(known, secret)
         if entry.identity is None:
             raise InvalidApiKey(WRONG.format(shown=_shown(secret)))
         if entry.caller is None:
@@ -92,15 +95,14 @@ class Keys:
             )
         return entry.caller
 
-    async def _entry(self, secret: str) -> _Entry:
-        known = hashlib.blake2b(secret.encode(), digest_size=16, key=self._secret).digest()
+    async def _entry(self, known: bytes, secret: str) -> _Entry:
+        """Return what is known of a key that was not looked up a moment ago."""
         entry = self._entries.get(known)
         if entry is None and not is_well_formed(secret):
             raise InvalidApiKey(WRONG.format(shown=_shown(secret)))
         is_away = time.monotonic() < self._away_until
         if entry is not None and entry.age() < (OUTAGE_SECONDS if is_away else USABLE_SECONDS):
-            if entry.age() > FRESH_SECONDS:
-                self._begin_lookup(known, secret)
+            self._begin_lookup(known, secret)
             return entry
         try:
             async with asyncio.timeout(_LONGEST_LOOKUP_SECONDS if entry else None):

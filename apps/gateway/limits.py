@@ -5,9 +5,7 @@ Kept in this process: with several gateways a limit holds for each of them.
 
 import math
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from apps.core.errors import RateLimited
@@ -17,7 +15,7 @@ MOST_OPEN = 512
 MOST_OPEN_STRUCTURED = 2
 _FORGET_SECONDS = 120.0
 
-Headers = list[tuple[bytes, bytes]]
+_HEADERS = (("limit", "d"), ("remaining", "d"), ("reset", "b"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +42,8 @@ class _Buckets:
         self.what = what
         self._buckets: dict[str, _Bucket] = {}
         self._swept_at = time.monotonic()
-        self._limit, self._remaining, self._reset = (
-            f"x-ratelimit-{word}-{what}".encode() for word in ("limit", "remaining", "reset")
-        )
+        lines = [f"x-ratelimit-{word}-{what}: %{form}\r\n" for word, form in _HEADERS]
+        self._lines = "".join(lines).encode()
 
     def _at(self, owner_id: str, per_minute: int, now: float) -> _Bucket:
         """Return the owner's bucket, filled up to now."""
@@ -84,14 +81,14 @@ class _Buckets:
         left = bucket.left - amount
         bucket.left = left if left < per_minute else per_minute
 
-    def headers(self, limits: Sequence[tuple[Limits, int]], now: float) -> Headers:
-        left, per_minute = min([(self._at(one.owner_id, limit, now).left, limit) for one, limit in limits])
+    def headers(self, limits: Sequence[tuple[Limits, int]], now: float) -> bytes:
+        left, per_minute = math.inf, 0
+        for one, limit in limits:
+            its_left = self._at(one.owner_id, limit, now).left
+            if its_left < left:
+                left, per_minute = its_left, limit
         reset = (per_minute - left) * 60 / per_minute if per_minute else 60.0
-        return [
-            (self._limit, b"%d" % per_minute),
-            (self._remaining, b"%d" % max(0, int(left))),
-            (self._reset, duration(reset).encode()),
-        ]
+        return self._lines % (per_minute, left if left > 0 else 0, duration(reset).encode())
 
 
 class Rates:
@@ -114,9 +111,9 @@ class Rates:
         for one, per_minute in _of_tokens(limits):
             self._tokens.correct(one.owner_id, per_minute, used - min(taken, per_minute), now)
 
-    def headers(self, limits: Sequence[Limits]) -> Headers:
-        """Return the standard x-ratelimit-* headers: of organization and key the one with less left."""
-        now, found = time.monotonic(), []
+    def headers(self, limits: Sequence[Limits]) -> bytes:
+        """Return the standard x-ratelimit-* headers, as lines: of organization and key the one with less left."""
+        now, found = time.monotonic(), b""
         if of_requests := _of_requests(limits):
             found = self._requests.headers(of_requests, now)
         if of_tokens := _of_tokens(limits):
@@ -152,39 +149,62 @@ class OpenRequests:
     """Counts what each organization and each key has in progress."""
 
     def __init__(self) -> None:
-        self._open: Counter[str] = Counter()
-        self._structured: Counter[str] = Counter()
+        self._open: dict[str, int] = {}
+        self._structured: dict[str, int] = {}
 
-    @contextmanager
-    def one_more(self, limits: Sequence[Limits], *, is_structured: bool) -> Iterator[None]:
-        """Hold a place while the block runs; the organization's limits come first. Raises RateLimited."""
-        for number, one in enumerate(limits):
-            most = one.concurrent_requests
-            if number == 0:
-                most = MOST_OPEN if most is None else min(most, MOST_OPEN)
-            _require(self._open, one, most, "requests")
+    def one_more(self, limits: Sequence[Limits], *, is_structured: bool) -> "_Place":
+        """Hold a place while the block runs; the organization's limits come first. Entering raises RateLimited."""
+        return _Place(self, limits, is_structured=is_structured)
+
+    def take(self, limits: Sequence[Limits], *, is_structured: bool) -> None:
+        """Raises RateLimited."""
         organization = limits[0]
-        if is_structured:
-            what = "requests with a response_format or tools"
-            _require(self._structured, organization, MOST_OPEN_STRUCTURED, what)
-            self._structured[organization.owner_id] += 1
         for one in limits:
-            self._open[one.owner_id] += 1
-        try:
-            yield
-        finally:
-            for one in limits:
-                _decrease(self._open, one.owner_id)
-            if is_structured:
-                _decrease(self._structured, organization.owner_id)
+            most = one.concurrent_requests
+            if one is organization:
+                most = MOST_OPEN if most is None else min(most, MOST_OPEN)
+            if most is not None and self._open.get(one.owner_id, 0) >= most:
+                raise _too_many(one, most, "requests")
+        if is_structured:
+            if self._structured.get(organization.owner_id, 0) >= MOST_OPEN_STRUCTURED:
+                raise _too_many(organization, MOST_OPEN_STRUCTURED, "requests with a response_format or tools")
+            _increase(self._structured, organization.owner_id)
+        for one in limits:
+            _increase(self._open, one.owner_id)
+
+    def give_back(self, limits: Sequence[Limits], *, is_structured: bool) -> None:
+        for one in limits:
+            _decrease(self._open, one.owner_id)
+        if is_structured:
+            _decrease(self._structured, limits[0].owner_id)
 
 
-def _require(counter: Counter[str], limits: Limits, most: int | None, what: str) -> None:
-    if most is not None and counter[limits.owner_id] >= most:
-        raise RateLimited(f"{limits.owner} has {most} {what} in progress, the most allowed at once.")
+class _Place:
+    """A block with a place. No generator: this is entered for every request."""
+
+    __slots__ = ("_is_structured", "_limits", "_open")
+
+    def __init__(self, open_requests: OpenRequests, limits: Sequence[Limits], *, is_structured: bool) -> None:
+        self._open, self._limits, self._is_structured = open_requests, limits, is_structured
+
+    def __enter__(self) -> None:
+        self._open.take(self._limits, is_structured=self._is_structured)
+
+    def __exit__(self, *failure: object) -> None:
+        self._open.give_back(self._limits, is_structured=self._is_structured)
 
 
-def _decrease(counter: Counter[str], owner_id: str) -> None:
-    counter[owner_id] -= 1
-    if not counter[owner_id]:
-        del counter[owner_id]
+def _too_many(limits: Limits, most: int, what: str) -> RateLimited:
+    return RateLimited(f"{limits.owner} has {most} {what} in progress, the most allowed at once.")
+
+
+def _increase(counts: dict[str, int], owner_id: str) -> None:
+    counts[owner_id] = counts.get(owner_id, 0) + 1
+
+
+def _decrease(counts: dict[str, int], owner_id: str) -> None:
+    left = counts[owner_id] - 1
+    if left:
+        counts[owner_id] = left
+    else:
+        del counts[owner_id]

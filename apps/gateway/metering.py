@@ -24,7 +24,7 @@ def cost_nano(prices: Prices, *, input_tokens: int, output_tokens: int) -> int:
     ) + price_ceiling(quantity=output_tokens, price_nano=prices.output.price_nano, per=prices.output.per)
 
 
-@dataclass
+@dataclass(slots=True)
 class Ticket:
     """An admitted request. Must be finished exactly once, however it ends."""
 
@@ -58,25 +58,26 @@ class Ticket:
         return self.metering.end(record)
 
     def _record(self, finish: str, *, is_charged: bool) -> UsageRecord:
+        meter, caller, prices = self.meter, self.caller, self.prices
         return UsageRecord(
             id=self.id,
-            organization_id=self.caller.organization_id,
-            key_id=self.caller.key_id,
+            organization_id=caller.organization_id,
+            key_id=caller.key_id,
             model_name=self.route.model_name,
             adapter_version_id=self.route.adapter_version_id,
             slice_id=self.reservation.slice_id,
-            input_price_id=self.prices.input.id,
-            output_price_id=self.prices.output.id,
-            input_tokens=self.meter.input_tokens if is_charged else 0,
-            cached_input_tokens=self.meter.cached_input_tokens if is_charged else 0,
-            output_tokens=self.meter.output_tokens if is_charged else 0,
+            input_price_id=prices.input.id,
+            output_price_id=prices.output.id,
+            input_tokens=meter.input_tokens if is_charged else 0,
+            cached_input_tokens=meter.cached_input_tokens if is_charged else 0,
+            output_tokens=meter.output_tokens if is_charged else 0,
             finish=finish,
             latency_ms=self._elapsed_ms(),
             first_token_ms=self.first_token_ms,
             occurred_at=self.metering.now(),
             replica_id=self.replica_id,
-            engine_input_tokens=self.meter.engine_input_tokens if self.replica_id else 0,
-            engine_output_tokens=self.meter.output_tokens if self.replica_id else 0,
+            engine_input_tokens=meter.engine_input_tokens if self.replica_id else 0,
+            engine_output_tokens=meter.output_tokens if self.replica_id else 0,
         )
 
 

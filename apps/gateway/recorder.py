@@ -29,7 +29,7 @@ LEAST_FREE_BYTES = 256 * 1024 * 1024
 MOST_WAITING = 100_000  # with the database away for long, nobody is served on credit that cannot be written down
 _COMMAND = (sys.executable, "-m", "apps.gateway.recorder_process")
 _LOOK_SECONDS = 1.0
-_START_SECONDS = 0.01  # how long a beginning waits for company
+_START_SECONDS = 0.01  # a beginning is written when it is once to twice as old, unless its end is there by then
 
 
 @dataclass(slots=True)
@@ -50,7 +50,9 @@ class Recorder(asyncio.Protocol):
         self.waiting = 0  # requests on the disk that the database does not know yet
         self._settled = settled
         self._batch, self._sent = _Batch(), _Batch()
-        self._is_due = self._is_writing = False
+        self._is_writing = self._is_ageing = False
+        self._young: dict[str, Start] = {}  # begun lately, by id
+        self._older: dict[str, Start] = {}
         self._frames = Frames()
         self._is_well = self._is_roomy = True
         self._looked_at = -math.inf
@@ -79,14 +81,28 @@ class Recorder(asyncio.Protocol):
         return self._is_roomy and self._is_well and self.waiting <= MOST_WAITING
 
     def start(self, entry: Start) -> None:
-        """Write that a request begins. Reaches the disk with the next end: losing it costs a count, not a charge."""
-        self._batch.contents.append(encode(entry))
-        if not self._is_due:
-            self._is_due = True
-            self._loop.call_later(_START_SECONDS, self._hand_over)
+        """Write that a request begins, unless it ends at once: then its end tells both.
+
+        Reaches the disk with the next end. Losing it costs a count, not a charge.
+        """
+        self._young[entry.id] = entry
+        if not self._is_ageing:
+            self._is_ageing = True
+            self._loop.call_later(_START_SECONDS, self._age)
+
+    def _age(self) -> None:
+        """Write the beginnings that are old by now."""
+        self._batch.contents.extend(map(encode, self._older.values()))
+        self._older, self._young = self._young, {}
+        self._is_ageing = bool(self._older)
+        if self._is_ageing:
+            self._loop.call_later(_START_SECONDS, self._age)
+        self._hand_over()
 
     def end(self, record: UsageRecord) -> "asyncio.Future[bool]":
         """Write what a request used, also when the future is cancelled, which tells whether it is on the disk."""
+        if self._young.pop(record.id, None) is None:
+            self._older.pop(record.id, None)
         batch = self._batch
         batch.contents.append(encode(End(record)))
         if not batch.ends and not self._is_writing:
@@ -100,7 +116,7 @@ class Recorder(asyncio.Protocol):
         """Send what came in, unless the last batch is not written yet."""
         if self._is_writing or not self._batch.contents:
             return
-        self._is_writing, self._is_due = True, False
+        self._is_writing = True
         self._sent, self._batch = self._batch, _Batch()
         if self._gone.done():
             self._note_written(is_written=False)

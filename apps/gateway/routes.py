@@ -7,7 +7,7 @@ import random
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from django.db import connection, transaction
 
@@ -50,6 +50,7 @@ class _Table:
     prices: dict[tuple[str, str | None], Price]  # of a SKU, for everybody or for one organization
     clock_offset_seconds: float
     aliases: dict[str, AliasRoute]
+    found_prices: dict[tuple[str, str], Prices] = field(default_factory=dict)  # by base model and organization
 
 
 class Routes:
@@ -171,19 +172,28 @@ class Routes:
 
         Raises PriceNotSet.
         """
-        skus = [f"inference:{way}:{route.base_model_name}" for way in ("input", "output")]
-        prices = self._table.prices
-        found = [prices.get((sku, organization_id)) or prices.get((sku, None)) for sku in skus]
-        if found[0] is None or found[1] is None:
-            raise PriceNotSet(
-                "No price is set for this model, so it cannot answer yet. Ask the operator of this installation.",
-                param="model",
-            )
-        return Prices(input=found[0], output=found[1])
+        known = self._table.found_prices
+        asked = (route.base_model_name, organization_id)
+        found = known.get(asked)
+        if found is None:
+            found = known[asked] = _prices_of(self._table.prices, *asked)
+        return found
 
     def now(self) -> float:
         """Return Unix time by the database's clock, to within the time a query takes."""
         return time.time() + self._table.clock_offset_seconds
+
+
+def _prices_of(prices: dict[tuple[str, str | None], Price], base_model_name: str, organization_id: str) -> Prices:
+    """Raises PriceNotSet."""
+    skus = [f"inference:{way}:{base_model_name}" for way in ("input", "output")]
+    found = [prices.get((sku, organization_id)) or prices.get((sku, None)) for sku in skus]
+    if found[0] is None or found[1] is None:
+        raise PriceNotSet(
+            "No price is set for this model, so it cannot answer yet. Ask the operator of this installation.",
+            param="model",
+        )
+    return Prices(input=found[0], output=found[1])
 
 
 def _read() -> _Table:

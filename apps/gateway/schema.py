@@ -188,9 +188,10 @@ def chat_request(
 ) -> EngineRequest:
     """Return what the engine is asked. Raises DomainErrors that name the field."""
     model_name = _model_name(body)
-    for name, instead in _REFUSED.items():
-        _refuse_given(name, getattr(body, name), instead)
-    if body.modalities not in (None, ["text"]):
+    if body.functions or body.function_call or body.audio or body.web_search_options or body.moderation:
+        for name, instead in _REFUSED.items():
+            _refuse_given(name, getattr(body, name), instead)
+    if body.modalities is not None and body.modalities != ["text"]:
         raise UnsupportedParameter("`modalities` may only be ['text'].", param="modalities")
     if not body.messages:
         raise MissingParameter(f"`{prompt_param}` must hold at least one message.", param=prompt_param)
@@ -199,12 +200,14 @@ def chat_request(
     fields["messages"] = [_message(number, message, media) for number, message in enumerate(body.messages)]
     if body.top_logprobs and not body.logprobs:
         raise InvalidValue("`top_logprobs` needs `logprobs: true` beside it.", param="top_logprobs")
-    fields |= _given(logprobs=body.logprobs, top_logprobs=body.top_logprobs)
+    if body.logprobs is not None or body.top_logprobs is not None:
+        fields |= _given(logprobs=body.logprobs, top_logprobs=body.top_logprobs)
     if body.max_completion_tokens is not None:  # the newer name of the same field wins
         fields.pop("max_tokens", None)
         fields["max_completion_tokens"] = body.max_completion_tokens
     response_format = response_format_field(body.response_format)
-    fields |= _given(response_format=response_format)
+    if response_format is not None:
+        fields["response_format"] = response_format
     fields |= tools_fields(body.tools, body.tool_choice, in_parallel=body.parallel_tool_calls)
     return EngineRequest(
         model_name=model_name,

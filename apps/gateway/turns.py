@@ -65,13 +65,17 @@ class Turns:
 
     async def take(self, tenant: str, replica_ids: Collection[str]) -> str:
         """Return the replica on which the tenant now has a place. Raises RateLimited, Unavailable."""
+        return self.take_free(tenant, replica_ids) or await self._wait(tenant, replica_ids)
+
+    def take_free(self, tenant: str, replica_ids: Collection[str]) -> str | None:
+        """Return the replica on which the tenant now has a place; None while all are full."""
         # Whoever waits is entitled to none of these: a place that comes free is given at once.
         free = [one for one in replica_ids if self._of(one).has_place_for(tenant)]
-        if free:
-            chosen = free[0] if len(free) == 1 else min(free, key=self.count_open)
-            self._of(chosen).take(tenant)
-            return chosen
-        return await self._wait(tenant, replica_ids)
+        if not free:
+            return None
+        chosen = free[0] if len(free) == 1 else min(free, key=self.count_open)
+        self._of(chosen).take(tenant)
+        return chosen
 
     async def _wait(self, tenant: str, replica_ids: Collection[str]) -> str:
         queue = self._queues.setdefault(tenant, deque())

@@ -8,14 +8,21 @@ retried.
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from apps.core.errors import DomainError, InvalidValue, Unavailable
-from apps.gateway.chunks import DONE, GOOD_ENDS, EngineChunk, EngineFault, Meter, SseParser, decode_chunk
+from apps.gateway.chunks import (
+    DONE,
+    EngineChunk,
+    EngineFault,
+    Meter,
+    SseParser,
+    decode_chunk,
+    decode_chunks,
+)
 from apps.gateway.engine_http import Answer, Broken, Replica, Unreachable
 from apps.gateway.errors import ContextLengthExceeded, EngineError
 from apps.gateway.schema import EngineRequest
@@ -62,20 +69,17 @@ class Upstreams:
         self._breaker = Breaker()
         self._replicas: dict[str, Replica] = {}
 
-    def answer(self, route: Route, call: Call) -> "_Answering":
-        """Give an answer whose first token has arrived. Leaving the block early makes the engine stop.
-
-        Raises Unavailable, RateLimited, ContextLengthExceeded, InvalidValue.
-        """
-        return _Answering(self, route, call)
-
     async def begin(self, route: Route, call: Call) -> "EngineAnswer":
-        """Return the answer of the first replica that gives one, its place there taken until it is closed."""
+        """Return the answer of the first replica that gives one, its first token there.
+
+        Its place is taken, and the engine at work, until it is ended. Raises Unavailable, RateLimited,
+        ContextLengthExceeded, InvalidValue.
+        """
         body = msgspec.json.encode(_engine_body(route, call.request, call.cache_salt))
         untried = {upstream.replica_id: upstream for upstream in route.upstreams}
         attempts = 0
         while attempts < MOST_ATTEMPTS and (allowed := self._breaker.allowed(untried)):
-            replica_id = await self.turns.take(call.tenant, allowed)
+            replica_id = self.turns.take_free(call.tenant, allowed) or await self.turns.take(call.tenant, allowed)
             try:
                 return await self._try(untried.pop(replica_id), call, body)
             except BaseException as reason:
@@ -128,26 +132,14 @@ class Upstreams:
             raise
         return answer
 
+    def end(self, call: Call, answer: "EngineAnswer") -> None:
+        """Free its place; the engine stops where it is not done."""
+        answer.close()
+        self.turns.give_back(call.tenant, answer.replica_id)
+
     def close(self) -> None:
         for replica in self._replicas.values():
             replica.close()
-
-
-class _Answering:
-    """A block with one answer. No generator: this is entered for every request."""
-
-    __slots__ = ("_answer", "_call", "_route", "_upstreams")
-
-    def __init__(self, upstreams: Upstreams, route: Route, call: Call) -> None:
-        self._upstreams, self._route, self._call = upstreams, route, call
-
-    async def __aenter__(self) -> "EngineAnswer":
-        self._answer = await self._upstreams.begin(self._route, self._call)
-        return self._answer
-
-    async def __aexit__(self, *failure: object) -> None:
-        self._answer.close()
-        self._upstreams.turns.give_back(self._call.tenant, self._answer.replica_id)
 
 
 def _engine_body(route: Route, request: EngineRequest, cache_salt: str) -> dict[str, Any]:
@@ -172,7 +164,7 @@ class _EngineFailed(Exception):
 
 
 class EngineAnswer:
-    """The chunks of one answer, metered as they arrive."""
+    """The chunks of one answer, metered as they arrive; iterated over, in batches of those that arrive together."""
 
     def __init__(self, response: Answer, request: EngineRequest, meter: Meter, *, replica_id: str) -> None:
         self.replica_id = replica_id
@@ -192,8 +184,8 @@ class EngineAnswer:
         try:
             while not self._is_done:
                 chunks = await self._read()
-                self._first.extend(chunks)
-                if any(choice.has_content or choice.finish_reason for chunk in chunks for choice in chunk.choices):
+                self._first += chunks
+                if _has_token(chunks):
                     return
         except _EngineFailed as failed:
             raise _meaning_of(failed.fault, failed.fault.code, self._request) from failed
@@ -201,12 +193,17 @@ class EngineAnswer:
             raise TryAnother(repr(error)) from error
         raise TryAnother("it ended its answer before the first token")
 
-    async def batches(self) -> AsyncIterator[list[EngineChunk]]:
-        """Yield chunks as they arrive, until the answer is complete. Raises EngineError when it never is."""
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[EngineChunk]:
+        """Raises EngineError when the answer is never complete."""
+        if self._first:
+            first, self._first = self._first, []
+            return first
         try:
-            yield self._first
-            while not self._is_done:
-                yield await self._read()
+            if not self._is_done:
+                return await self._read()
         except _EngineFailed as failed:
             logger.warning("the engine failed in the middle of an answer: %s", failed.fault.message[:500])
             raise EngineError(_FAILED) from failed
@@ -215,14 +212,19 @@ class EngineAnswer:
                 raise EngineError(_FAILED) from error
         if self._meter.total is None:
             raise EngineError(_FAILED)
+        raise StopAsyncIteration
 
     async def _read(self) -> list[EngineChunk]:
         if self._has_said_done:
             await self._read_end()
             return []
-        content = await self._response.read()
-        self._is_done = not content
-        return self._decode(content) if content else []
+        content = self._response.read_nowait() or await self._response.read()
+        if not content:
+            self._is_done = True
+            return []
+        chunks = self._decode(content)
+        self._is_done = self._has_said_done and self._response.has_ended
+        return chunks
 
     async def _read_end(self) -> None:
         """Behind [DONE] only the end of the body follows: read, so that the connection can be used again."""
@@ -233,20 +235,27 @@ class EngineAnswer:
         self._is_done = True
 
     def _decode(self, content: bytes) -> list[EngineChunk]:
-        chunks = []
-        for payload in self._parser.feed(content):
-            if payload == DONE:
-                self._has_said_done = True
-                break
-            chunk = decode_chunk(payload)
+        payloads = self._parser.feed(content)
+        if DONE in payloads:
+            self._has_said_done = True
+            del payloads[payloads.index(DONE) :]
+        try:
+            chunks = decode_chunks(payloads)
+        except msgspec.DecodeError:
+            for payload in payloads:  # what came before the broken one counts
+                self._observe([decode_chunk(payload)])
+            raise
+        self._observe(chunks)
+        return chunks
+
+    def _observe(self, chunks: list[EngineChunk]) -> None:
+        """Meter the chunks. Raises _EngineFailed when one of them tells of a failure."""
+        self._meter.observe(*chunks)
+        for chunk in chunks:
             if chunk.error is not None:  # the engine sends [DONE] after an error too: the error decides
                 raise _EngineFailed(chunk.error)
-            for choice in chunk.choices:
-                if choice.finish_reason not in _GOOD_OR_NONE:
-                    raise _EngineFailed(EngineFault("the answer was aborted"))
-            self._meter.observe(chunk)
-            chunks.append(chunk)
-        return chunks
+        if not self._meter.is_sound:
+            raise _EngineFailed(EngineFault("the answer was aborted"))
 
     def close(self) -> None:
         """Let go of the connection; of an answer that is not complete, meter what has arrived and abort the rest."""
@@ -257,7 +266,15 @@ class EngineAnswer:
 
 
 _FAILED = "The model failed while answering. Nothing of this request is charged; try it again."
-_GOOD_OR_NONE = GOOD_ENDS | {None}
+
+
+def _has_token(chunks: list[EngineChunk]) -> bool:
+    """Tell whether the answer has begun, or ended without any."""
+    for chunk in chunks:
+        for choice in chunk.choices:
+            if choice.finish_reason or choice.has_content:
+                return True
+    return False
 
 
 # --- Refusals ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
-"""What uvicorn writes together leaves the gateway together, and before the connection closes."""
+"""Requests are read and answered whatever way they come; what is written together leaves the gateway together."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from unittest.mock import Mock
 
 import pytest
 from uvicorn import Config
@@ -66,3 +69,277 @@ def test_an_answer_is_sent_before_its_connection_closes(request_bytes):
 
     assert first.startswith(b"HTTP/1.1 ")
     assert second == "close"
+
+
+# --- Requests as they come --------------------------------------------------------------------------------------------
+
+
+class Socket(Transport):
+    """A transport of which a test sees what was sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_reading = True
+
+    @property
+    def sent(self) -> bytes:
+        return b"".join(event for event in self.events if isinstance(event, bytes))
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+
+async def echo(scope, receive, send) -> None:
+    """Answer with the path and the body."""
+    body, message = b"", {"more_body": True}
+    while message.get("more_body"):
+        message = await receive()
+        body += message.get("body", b"")
+    content = scope["path"].encode() + b"=" + body
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(content))]})
+    await send({"type": "http.response.body", "body": content})
+
+
+@asynccontextmanager
+async def connected(application, **options):
+    """Give a connection and its socket; what the application still does at the end of the block is waited for."""
+    config = Config(application, lifespan="off", log_config=None, **options)
+    socket, state = Socket(), ServerState()
+    connection = Connection(config, state, {}, asyncio.get_running_loop())
+    connection.connection_made(socket)
+    yield connection, socket
+    connection.connection_lost(None)
+    await asyncio.gather(*state.tasks)
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def post(path: bytes, body: bytes, *lines: bytes) -> bytes:
+    head = b"\r\n".join([b"POST %b HTTP/1.1" % path, b"Host: x", b"Content-Length: %d" % len(body), *lines])
+    return head + b"\r\n\r\n" + body
+
+
+def test_requests_sent_at_once_are_answered_one_after_the_other():
+    async def scenario() -> None:
+        async with connected(echo) as (connection, socket):
+            connection.data_received(b"".join(post(b"/%d" % number, b"b") for number in range(40)))
+            assert not socket.is_reading  # no more are read before some are answered
+            while socket.sent.count(b"HTTP/1.1 200") < 40:
+                await asyncio.sleep(0)
+            assert socket.is_reading
+            assert [part.split(b"\r\n\r\n")[1] for part in socket.sent.split(b"HTTP/1.1")[1:]] == [
+                b"/%d=b" % number for number in range(40)
+            ]
+
+    asyncio.run(scenario())
+
+
+def test_a_body_that_is_asked_for_comes_when_it_is_read():
+    async def scenario() -> None:
+        async with connected(echo) as (connection, socket):
+            connection.data_received(
+                b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+            )
+            await settle()
+            assert socket.sent == b"HTTP/1.1 100 Continue\r\n\r\n"
+            connection.data_received(b"hi")
+            await settle()
+            assert socket.sent.endswith(b"/a=hi")
+
+    asyncio.run(scenario())
+
+
+def test_a_refusal_before_the_body_that_was_announced_ends_the_connection():
+    async def scenario() -> None:
+        async with connected(answer) as (connection, socket):
+            connection.data_received(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n")
+            await settle()
+            assert b"connection: close\r\n" in socket.sent
+            assert socket.events[-1] == "close"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "request_bytes, body",
+    [
+        (b"GET / HTTP/1.0\r\n\r\n", b"one two"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"4\r\none \r\n3\r\ntwo\r\n0\r\n\r\n"),
+        (b"HEAD / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b""),
+    ],
+)
+def test_an_answer_of_unknown_length_ends_as_its_client_understands(request_bytes, body):
+    async def parts(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b"one ", "more_body": True})
+        await send({"type": "http.response.body", "body": b"two"})
+
+    async def scenario() -> None:
+        async with connected(parts) as (connection, socket):
+            connection.data_received(request_bytes)
+            await settle()
+            assert socket.sent.partition(b"\r\n\r\n")[2] == body
+            assert socket.events[-1] == "close"
+
+    asyncio.run(scenario())
+
+
+def test_no_more_is_written_than_is_read():
+    written = []
+
+    async def endless(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        for number in range(3):
+            await send({"type": "http.response.body", "body": b"x", "more_body": number < 2})
+            written.append(number)
+
+    async def scenario() -> None:
+        async with connected(endless) as (connection, _):
+            connection.pause_writing()
+            connection.data_received(post(b"/", b""))
+            await settle()
+            assert not written
+            connection.resume_writing()
+            await settle()
+            assert len(written) == 3
+
+    asyncio.run(scenario())
+
+
+def test_a_large_body_is_read_no_faster_than_it_is_taken():
+    async def patient(scope, receive, send) -> None:
+        await may_go_on.wait()
+        await echo(scope, receive, send)
+
+    async def scenario() -> None:
+        nonlocal may_go_on
+        may_go_on = asyncio.Event()
+        async with connected(patient) as (connection, socket):
+            connection.data_received(post(b"/", b"x" * 100_000)[:-1])
+            await settle()
+            assert not socket.is_reading
+            may_go_on.set()
+            await settle()
+            assert socket.is_reading
+            connection.data_received(b"x")
+            await settle()
+            assert socket.sent.endswith(b"x" * 100_000)
+
+    may_go_on = None
+    asyncio.run(scenario())
+
+
+def test_a_head_without_end_is_refused():
+    async def scenario() -> None:
+        async with connected(answer) as (connection, socket):
+            connection.data_received(b"POST / HTTP/1.1\r\nHost: ")
+            while "close" not in socket.events:
+                connection.data_received(b"x" * 10_000)
+            assert socket.sent.startswith(b"HTTP/1.1 431 ")
+
+    asyncio.run(scenario())
+
+
+def test_a_customer_who_leaves_is_told_of_at_once():
+    seen = []
+
+    async def watching(scope, receive, send) -> None:
+        await receive()
+        seen.append((await receive())["type"])
+
+    async def scenario() -> None:
+        async with connected(watching) as (connection, _):
+            connection.data_received(post(b"/1", b"") + post(b"/2", b""))  # the second does not hide the first
+            await settle()
+            assert not seen
+            connection.connection_lost(None)
+            await settle()
+            assert seen == ["http.disconnect"]
+
+    asyncio.run(scenario())
+
+
+def test_an_application_that_fails_is_answered_for(caplog):
+    async def failing(scope, receive, send) -> None:
+        raise RuntimeError("a bug")
+
+    async def scenario() -> None:
+        async with connected(failing) as (connection, socket):
+            connection.data_received(post(b"/", b""))
+            await settle()
+            assert socket.sent.startswith(b"HTTP/1.1 500 ")
+            assert socket.events[-1] == "close"
+
+    asyncio.run(scenario())
+    assert "a bug" in caplog.text
+
+
+def test_a_connection_is_closed_when_nothing_came_for_long_and_not_before():
+    async def scenario() -> None:
+        async with connected(answer, timeout_keep_alive=75) as (connection, socket):
+            clock = connection.loop = Clock(connection.loop)
+            await asked(connection, post(b"/", b""))
+            clock.pass_to(50)
+            await asked(connection, post(b"/", b""))
+            clock.pass_to(124)
+            assert "close" not in socket.events
+            await asked(connection, b"POST / HTTP")  # slow, but not silent
+            clock.pass_to(500)
+            assert "close" not in socket.events
+            await asked(connection, b"/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+            clock.pass_to(574)
+            assert "close" not in socket.events
+            clock.pass_to(575)
+            assert socket.events[-1] == "close"
+
+    async def asked(connection: Connection, data: bytes) -> None:
+        connection.data_received(data)
+        await settle()
+
+    asyncio.run(scenario())
+
+
+class Clock:
+    """A loop whose time passes as a test says."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.create_task, self.create_future = loop.create_task, loop.create_future
+        self.now = 0.0
+        self._due: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> Mock:
+        self._due.append((self.now + seconds, call))
+        return Mock()
+
+    def pass_to(self, moment: float) -> None:
+        while self._due and min(self._due)[0] <= moment:
+            self.now, call = self._due.pop(self._due.index(min(self._due)))
+            call()
+        self.now = moment
+
+
+def test_stopping_lets_answers_end_and_closes_the_rest():
+    async def scenario() -> None:
+        async with connected(echo) as (connection, socket):
+            connection.data_received(post(b"/1", b"ab")[:-1])
+            await settle()
+            connection.shutdown()
+            assert "close" not in socket.events
+            connection.data_received(b"b")
+            await settle()
+            assert b"connection: close" in socket.sent
+            assert socket.events[-1] == "close"
+        async with connected(echo) as (connection, socket):
+            connection.shutdown()
+            assert socket.events == ["close"]
+
+    asyncio.run(scenario())
