@@ -15,6 +15,7 @@ from django.http import HttpResponse
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from apps.accounts.queries import KeyIdentity
 from apps.accounts.roles import Permission
 from apps.api.estimates import delivery_object, options_object, parse_needed_by
 from apps.api.fine_tuning_objects import checkpoint_object, dry_run_object, event_object, explained, job_object
@@ -35,6 +36,8 @@ from apps.finetuning.delivery import deliver
 from apps.finetuning.explanations import explain
 from apps.finetuning.operations import JobRequest
 from apps.finetuning.rehearsal import rehearse_job
+from apps.finetuning.retrying import retry_job
+from apps.finetuning.suggestions import suggest
 from apps.finetuning.tensorboard import event_file, file_name, read_points
 
 Auto = Any  # a number, or "auto"
@@ -129,6 +132,12 @@ class ResumeJob(msgspec.Struct, forbid_unknown_fields=True):
     budget: BudgetChoice | None = None
 
 
+class StartJobAgain(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /api/v1/fine_tuning/jobs/{id}/retry. Without a budget what the suggestion says is held."""
+
+    budget: BudgetChoice | None = None
+
+
 class JobList(ApiView):
     """List jobs, newest first; create one, or rehearse it."""
 
@@ -141,7 +150,7 @@ class JobList(ApiView):
 
     def post(self, request: Request) -> Response:
         body = read_body(request.data, CreateJob)
-        self._require_scope_of_judge(body)
+        require_scope_of_judge(self.identity, _evaluation_plan(body.evaluation))
         asked = parse_request(
             body,
             request.data,
@@ -158,13 +167,6 @@ class JobList(ApiView):
             raise InvalidValue(text, param="needed_by")
         job = operations.create_job(organization=self.organization, request=asked, by=self.actor, now=db_now())
         return Response(job_object(queries.get_job(organization=self.organization, id=job.pk)))
-
-    def _require_scope_of_judge(self, body: CreateJob) -> None:
-        """A judge's calls are inference in the name of the key: it must hold that scope itself."""
-        is_judged = body.evaluation is not None and body.evaluation.grader.type is GraderKind.JUDGE
-        if is_judged and Permission.INFERENCE not in self.identity.scopes:
-            message = "A judge asks a model in the name of this API key, which lacks the scope 'inference'."
-            raise PermissionDenied(message, param="evaluation.grader", required_scope=str(Permission.INFERENCE))
 
     def _rehearse(self, body: CreateJob, asked: JobRequest) -> dict[str, Any]:
         now = db_now()
@@ -214,6 +216,27 @@ class JobAction(ApiView):
         return Response(job_object(queries.get_job(organization=self.organization, id=job_id)))
 
 
+class JobRetry(ApiView):
+    """Start a failed job again with the suggested change. `error.suggestion` of the job tells it, and its price."""
+
+    required_scope = {"POST": "job.write"}
+
+    def post(self, request: Request, job_id: str) -> Response:
+        body = read_body(request.data, StartJobAgain)
+        job = queries.get_job(organization=self.organization, id=job_id)
+        require_scope_of_judge(self.identity, job.requested.get("evaluation"))
+        now = db_now()
+        if job.status == "failed" and suggest(job=job, now=now).change.repairs:
+            self._require_scope_of_files()
+        again = retry_job(job=job, by=self.actor, now=now, spend_cap_nano=_cap_nano(body.budget))
+        return Response(job_object(queries.get_job(organization=self.organization, id=again.pk)))
+
+    def _require_scope_of_files(self) -> None:
+        if Permission.DATASET_WRITE not in self.identity.scopes:
+            message = "The suggested change makes a new version of a file; this key lacks the scope 'dataset.write'."
+            raise PermissionDenied(message, required_scope=str(Permission.DATASET_WRITE))
+
+
 class JobEvents(ApiView):
     required_scope = {"GET": "view"}
 
@@ -250,6 +273,15 @@ class JobTensorBoard(ApiView):
         body = b"".join(event_file(read_points(job=job), began_at=job.created_at.timestamp()))
         headers = {"Content-Disposition": attachment(file_name(job)), "Cache-Control": "private, no-store"}
         return HttpResponse(body, content_type="application/octet-stream", headers=headers)
+
+
+def require_scope_of_judge(identity: KeyIdentity, evaluation: Any) -> None:
+    """A judge's calls are inference in the name of the key: it must hold that scope itself."""
+    plan = msgspec.convert(evaluation, EvaluationPlan | None)
+    is_judged = plan is not None and plan.grader.kind is GraderKind.JUDGE
+    if is_judged and Permission.INFERENCE not in identity.scopes:
+        message = "A judge asks a model in the name of this API key, which lacks the scope 'inference'."
+        raise PermissionDenied(message, param="evaluation.grader", required_scope=str(Permission.INFERENCE))
 
 
 def _idempotency_key(request: Request) -> str | None:

@@ -123,17 +123,17 @@ def _error(job: FineTuningJob) -> dict[str, Any] | None:
 
 def explained(why: Explanation) -> dict[str, Any]:
     advice = why.suggestion
-    price = advice.price_nano if advice else None
     return {
         "cause": why.cause,
         "evidence": msgspec.to_builtins(why.evidence),
         "log_tail": why.log_tail or None,
-        "suggestion": advice
-        and {
+        "suggestion": {
             "text": advice.text,
             "changes": advice.changes,
-            "estimated_cost_usd": None if price is None else str(nano_to_usd(price)),
+            "estimated_cost_usd": usd(advice.price_nano),
+            "hold_usd": usd(advice.hold_nano),
             "pool": advice.pool or None,
+            "obstacle": advice.obstacle or None,
         },
     }
 

@@ -6,6 +6,7 @@ import msgspec
 
 from apps.contracts.runs import Method, Objective
 from apps.core.errors import InvalidValue
+from apps.finetuning.limits import NOT_OFFERED
 
 
 class LoraChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -23,6 +24,7 @@ def parse_method(quantization: str | None, method: Any = None) -> Method:
         raise InvalidValue("quantization must be 'nf4' (QLoRA) or left out (LoRA).", param="quantization")
     if method is None:
         return Method.QLORA if quantization == "nf4" else Method.LORA
+    _require_offered(method, param="recipe.method")
     if method not in list(Method):
         raise InvalidValue(f"method must be one of {', '.join(Method)}.", param="recipe.method")
     if quantization == "nf4" and method != Method.QLORA:
@@ -34,10 +36,16 @@ def parse_objective(kind: str | None) -> Objective | None:
     """Return what `method.type` asks for, None for what the rows are for. Raises InvalidValue."""
     if kind is None:
         return None
+    _require_offered(kind, param="method.type")
     if kind not in list(Objective):
         offered = ", ".join(repr(objective.value) for objective in Objective)
         raise InvalidValue(f"method.type {kind!r} is not offered here: use {offered}.", param="method.type")
     return Objective(kind)
+
+
+def _require_offered(name: Any, *, param: str) -> None:
+    if isinstance(name, str) and (reason := NOT_OFFERED.get(name.lower())):
+        raise InvalidValue(reason, param=param)
 
 
 def adapter_fields(lora: LoraChoice | None) -> dict[str, Any]:

@@ -38,6 +38,7 @@ urlpatterns = [
     path(f"{_JOB}/resume", fine_tuning.JobAction.as_view(action="resume"), name="api_job_resume"),
     path(f"{_JOB}/events", fine_tuning.JobEvents.as_view(), name="api_job_events"),
     path(f"{_JOB}/checkpoints", fine_tuning.JobCheckpoints.as_view(), name="api_job_checkpoints"),
+    path(f"api/{_JOB}/retry", fine_tuning.JobRetry.as_view(), name="api_job_retry"),
     path(f"api/{_JOB}/tensorboard", fine_tuning.JobTensorBoard.as_view(), name="api_job_tensorboard"),
     path("api/v1/billing", billing.BillingView.as_view(), name="api_billing"),
     path("api/v1/estimates", estimates.Estimates.as_view(), name="api_estimates"),

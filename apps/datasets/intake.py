@@ -11,6 +11,7 @@ import msgspec
 from django.db import transaction
 from django.db.models import Max
 
+from apps.catalog.models import BaseModel
 from apps.core import audit, outbox
 from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded, Status
 from apps.core.ids import new_id
@@ -20,7 +21,7 @@ from apps.core.transitions import advance
 from apps.datasets.formats import Mapping
 from apps.datasets.models import VERSION_TRANSITIONS, Dataset, DatasetVersion
 from apps.datasets.queries import storage_used_bytes
-from apps.datasets.repair import RepairMode
+from apps.datasets.repair import FIT, RepairMode
 
 PURPOSES = ("fine-tune", "evals")
 MAX_FILE_BYTES = 512 * 1024 * 1024  # OpenAI's own limit for a file sent in one request
@@ -233,6 +234,37 @@ def repair_version(
         raise NotRepairable(f"{version.pk} is {version.status}: only a file with bad rows can be repaired.")
     if version.layout.get("is_rejected", True):
         raise NotRepairable("The file cannot be read as rows, so there are none to repair: see its first problem.")
+    return _derive(version, mode, by=by, now=now, storage_limit_bytes=storage_limit_bytes)
+
+
+@transaction.atomic
+def fit_version(
+    *,
+    version: DatasetVersion,
+    base_model: BaseModel,
+    by: str,
+    now: datetime.datetime,
+    storage_limit_bytes: int | None = None,
+) -> DatasetVersion:
+    """Return a new version without the rows that the model's chat template refuses; a task writes it.
+
+    Raises NotRepairable, StorageFull.
+    """
+    if version.status != "ready":
+        raise NotRepairable(f"{version.pk} is {version.status}: its own bad rows are mended first.")
+    limit = storage_limit_bytes
+    return _derive(version, FIT, by=by, now=now, storage_limit_bytes=limit, layout={"fits": base_model.pk})
+
+
+def _derive(
+    version: DatasetVersion,
+    mode: str,
+    *,
+    by: str,
+    now: datetime.datetime,
+    storage_limit_bytes: int | None,
+    layout: dict[str, Any] | None = None,
+) -> DatasetVersion:
     _serialize_uploads(version.organization_id)
     require_storage(
         organization=version.organization_id, limit_bytes=storage_limit_bytes, wanted_bytes=version.data_bytes
@@ -241,8 +273,8 @@ def repair_version(
     arrival = Arrival(filename=filename, purpose=version.purpose, by=by, now=now)
     repaired = new_version(organization=version.organization_id, arrival=arrival)
     repaired.dataset, repaired.derived_from, repaired.repair = version.dataset, version, mode
-    repaired.expires_at, repaired.bytes = version.expires_at, 0
-    return _save_next(repaired, "dataset.repaired", source=version.pk, mode=str(mode))
+    repaired.expires_at, repaired.bytes, repaired.layout = version.expires_at, 0, layout or {}
+    return _save_next(repaired, "dataset.repaired", source=version.pk, mode=mode)
 
 
 def remap_version(

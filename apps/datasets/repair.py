@@ -16,6 +16,7 @@ class RepairMode(StrEnum):
     REPAIR = "repair"  # mend what can be mended without guessing, leave the rest out
 
 
+FIT = "fit"  # how a version came to be that lacks the good rows which a base model's chat template refuses
 _MOST_MENDINGS = 16  # of one row, each for another problem
 _Mending = Callable[[Any, str], bool]
 

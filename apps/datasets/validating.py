@@ -7,14 +7,18 @@ from typing import Any
 import msgspec
 from django.db import transaction
 
+from apps.catalog.models import BaseModel
+from apps.catalog.queries import ModelNotInstalled, chat_renderer
 from apps.core import audit
 from apps.core.clock import db_now
 from apps.core.object_store import ObjectMissing, StoredObject, object_key, read_chunks, store
 from apps.core.transitions import try_advance
+from apps.datasets.fitting import Fitting
 from apps.datasets.formats import read_mapping
 from apps.datasets.models import VERSION_TRANSITIONS, DatasetVersion
 from apps.datasets.problems import FileErrorCode, LineError, as_json
-from apps.datasets.repair import REPAIRS, RepairMode
+from apps.datasets.repair import FIT, REPAIRS, RepairMode
+from apps.datasets.rows import kind_of
 from apps.datasets.validation import Pass, Report
 
 LEASE = datetime.timedelta(seconds=60)
@@ -37,7 +41,9 @@ def validate_version(*, version_id: str, now: datetime.datetime) -> DatasetVersi
         _write_repaired(version, lease)
         report, rows = _read(version, lease)
     except ObjectMissing:
-        report, rows = _lost_report(), None
+        report, rows = _unreadable("The stored file is gone.", "Upload it again."), None
+    except ModelNotInstalled as gone:
+        report, rows = _unreadable(gone.message, "Choose a base model that is installed."), None
     except LeaseLost:
         return None
     return _record_report(version, report, lease, rows=rows)
@@ -62,6 +68,14 @@ def _write_repaired(version: DatasetVersion, lease: "_Lease") -> None:
     source = version.derived_from
     if not version.repair or version.sha256 or source is None:
         return
+    write = _fit if version.repair == FIT else _mend
+    stored, outcome = write(version, source, lease)
+    version.bytes, version.sha256 = stored.bytes, stored.sha256
+    version.layout = version.layout | outcome
+    version.save(update_fields=["bytes", "sha256", "layout"])
+
+
+def _mend(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> tuple[StoredObject, dict[str, int]]:
     with store().open_stream(source.object_key) as stream:
         reading = Pass(
             read_chunks(stream),
@@ -72,10 +86,15 @@ def _write_repaired(version: DatasetVersion, lease: "_Lease") -> None:
         )
         reading.start()
         stored = store().put_stream(version.object_key, reading)
-    found = reading.report
-    version.bytes, version.sha256 = stored.bytes, stored.sha256
-    version.layout = {"repaired": found.repaired, "dropped": found.dropped}
-    version.save(update_fields=["bytes", "sha256", "layout"])
+    return stored, {"repaired": reading.report.repaired, "dropped": reading.report.dropped}
+
+
+def _fit(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> tuple[StoredObject, dict[str, int]]:
+    renderer = chat_renderer(base_model=BaseModel.objects.get(pk=version.layout["fits"]))
+    with store().open_stream(source.data_key) as stream:
+        fitting = Fitting(read_chunks(stream), kind=kind_of(source), renderer=renderer, on_progress=lease.renew)
+        stored = store().put_stream(version.object_key, fitting)
+    return stored, {"repaired": 0, "dropped": fitting.dropped}
 
 
 def _rows_key(version: DatasetVersion) -> str:
@@ -124,10 +143,8 @@ def take_over_from_the_dead(version: DatasetVersion, now: datetime.datetime) -> 
     )
 
 
-def _lost_report() -> Report:
-    error = LineError(
-        line=1, code=FileErrorCode.CONTENT_CHANGED, message="The stored file is gone.", fix="Upload it again."
-    )
+def _unreadable(message: str, fix: str) -> Report:
+    error = LineError(line=1, code=FileErrorCode.CONTENT_CHANGED, message=message, fix=fix)
     return Report(rows=0, error_count=1, errors=(error,), line_offsets=(), sha256="")
 
 

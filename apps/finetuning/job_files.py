@@ -100,7 +100,7 @@ def invalid_file(version: DatasetVersion, param: str) -> InvalidTrainingFile:
 
 def require_rows_to_train(training_file: DatasetVersion, validation_file: DatasetVersion | None) -> None:
     """Raise InvalidTrainingFile where every row is known to repeat one of the validation file."""
-    if validation_file is not None and _is_all_held_out(training_file, validation_file):
+    if validation_file is not None and is_all_held_out(training_file, validation_file):
         message = (
             "Every row of the training file repeats one of the validation file, or nearly does: nothing would be left "
             "to train on. Choose a validation file with other rows, or none."
@@ -108,7 +108,8 @@ def require_rows_to_train(training_file: DatasetVersion, validation_file: Datase
         raise InvalidTrainingFile(message, param="validation_file")
 
 
-def _is_all_held_out(training_file: DatasetVersion, validation_file: DatasetVersion) -> bool:
+def is_all_held_out(training_file: DatasetVersion, validation_file: DatasetVersion) -> bool:
+    """Return whether every row of the first is known to repeat one of the second."""
     if training_file.sha256 and training_file.sha256 == validation_file.sha256:
         return True
     compared = find_or_compare(version=training_file, other=validation_file)

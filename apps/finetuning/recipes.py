@@ -17,7 +17,7 @@ from apps.finetuning.limits import SCHEDULERS, SERVABLE_RANKS, Limits, get_limit
 
 __all__ = ["SCHEDULERS", "SERVABLE_RANKS", "Choice", "DataFacts", "Recipe", "choose", "resolve"]
 
-_CHOSEN_BY_US = ("method", "quantization", "objective", "gradient_accumulation_steps", "gradient_checkpointing")
+CHOSEN_BY_US = ("method", "quantization", "objective", "gradient_accumulation_steps", "gradient_checkpointing")
 _AUTO = (None, "auto")
 # Of the model's own recipe, which was found with adapters on answers, what holds for any way to train.
 _LONGEST_ROW = 2**24  # tokens: what is longer is a slip of the keyboard, and refused instead of cut to the context
@@ -105,7 +105,7 @@ def _scaled(choice: Choice, multiplier: float) -> Choice:
 
 def _require_settable(wanted: Mapping[str, Any], limits: Limits) -> None:
     for name in wanted:
-        if name in _CHOSEN_BY_US or limits.of(name) is None:
+        if name in CHOSEN_BY_US or limits.of(name) is None:
             raise InvalidValue(f"{name!r} is not a hyperparameter you can set.", param=f"hyperparameters.{name}")
 
 

@@ -26,6 +26,7 @@ from apps.finetuning.checkpoint_models import may_answer
 from apps.finetuning.explanations import explain
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import FineTuningJob, JobEvent
+from apps.finetuning.retrying import retry_job
 from apps.finetuning.scheduling import queue_position
 from apps.web import svg
 from apps.web.access import organization_view
@@ -159,6 +160,24 @@ def resume(request: HttpRequest, organization: Organization, membership: Members
     return _act(request, organization, membership, job_id, act, "The job is queued again.")
 
 
+@require_POST
+@organization_view(Permission.JOB_WRITE)
+def retry(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
+    """Start a failed job again with the suggested change, holding the `cap` that its button said."""
+    job = queries.get_job(organization=organization, id=job_id)
+    form = CapForm(request.POST)
+    if not form.is_valid():
+        messages.error(request, "The cap is an amount in dollars, such as 2.50.")
+        return redirect("web:job_detail", job_id=job_id)
+    try:
+        again = retry_job(job=job, by=membership.user_id, now=db_now(), spend_cap_nano=form.cap_nano)
+    except DomainError as refused:
+        messages.error(request, refused.message)
+        return redirect("web:job_detail", job_id=job_id)
+    messages.success(request, "Started again with the change.")
+    return redirect("web:job_detail", job_id=again.pk)
+
+
 def _act(
     request: HttpRequest, organization: Organization, membership: Membership, job_id: str, act: Any, words: str
 ) -> HttpResponse:
@@ -220,7 +239,8 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
         "pause": _pause_state(job),
         "evaluation": evaluation_of(job.adapter_version),
         "explanation": (why := explain(job=job, now=now)),
-        "retry_url": again_url(job, changes=why.suggestion.changes) if why and why.suggestion else "",
+        "retry_url": again_url(job, changes=why.suggestion.change.recipe) if why else "",
+        "retry_cap": f"{nano_to_usd(why.suggestion.hold_nano):f}" if why and why.suggestion.hold_nano else "",
         "checkpoints": list(queries.list_checkpoints(job=job)[:10]),
         "runs": list(job.runs.order_by("attempt").select_related("worker")),
         "peak_bytes": max((run.peak_memory_bytes or 0 for run in job.runs.all()), default=0),

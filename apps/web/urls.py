@@ -54,6 +54,7 @@ urlpatterns = [
     path("checkpoints/<str:checkpoint_id>/try", serving.try_checkpoint, name="checkpoint_try"),
     path("jobs/<str:job_id>/pause", jobs.pause, name="job_pause"),
     path("jobs/<str:job_id>/resume", jobs.resume, name="job_resume"),
+    path("jobs/<str:job_id>/retry", jobs.retry, name="job_retry"),
     path("datasets", datasets.index, name="dataset_list"),
     path("datasets/upload", datasets.upload, name="dataset_upload"),
     path("datasets/uploads", dataset_uploads.create, name="dataset_upload_create"),

@@ -247,6 +247,12 @@ def test_a_job_runs_to_a_model_and_its_events_tell_the_story(sdk, floor, file_id
     assert metrics[0].data["train_loss"] == 2.5
 
 
+@pytest.mark.parametrize("asked", [{"method": {"type": "kto"}}, {"extra_body": {"recipe": {"method": "KTO"}}}])
+def test_kto_is_refused_with_the_reason(sdk, file_id, asked):
+    with pytest.raises(openai.BadRequestError, match="pairs each prompt with its neighbour's answer"):
+        create(sdk, file_id, **asked)
+
+
 def test_a_failed_job_explains_itself(sdk, floor, file_id, claim):
     job = create(sdk, file_id)
     attempt: Attempt = claim()
@@ -262,6 +268,41 @@ def test_a_failed_job_explains_itself(sdk, floor, file_id, claim):
     assert float(extra["suggestion"]["estimated_cost_usd"]) > 0 and extra["log_tail"] == "the end"
     [listed] = sdk.fine_tuning.jobs.list()
     assert listed.error.model_extra["blame"] == "platform"
+
+    again = start_again(sdk, job.id)
+
+    assert (again["status"], again["recipe"]["method"]) == ("queued", "qlora")
+    assert again["held_usd"] == extra["suggestion"]["hold_usd"]
+    assert again["estimate"]["cost_nano_p50"] == round(float(extra["suggestion"]["estimated_cost_usd"]) * 1e9)
+    assert start_again(sdk, job.id)["id"] == again["id"]
+
+
+def start_again(sdk: openai.OpenAI, job_id: str, **body: object) -> dict:
+    address = f"{sdk.base_url}".replace("/v1/", f"/api/v1/fine_tuning/jobs/{job_id}/retry")
+    return sdk.post(address, body=body, cast_to=object)
+
+
+def test_only_a_failed_job_is_started_again_and_with_money_that_was_named(sdk, file_id):
+    job = create(sdk, file_id)
+
+    with pytest.raises(openai.BadRequestError) as refused:
+        start_again(sdk, job.id)
+    with pytest.raises(openai.BadRequestError) as misread:
+        start_again(sdk, job.id, budget={"max_cost_usd": "lots"})
+
+    assert (refused.value.code, misread.value.param) == ("invalid_state", "budget.max_cost_usd")
+
+
+def test_a_key_that_may_not_write_files_starts_no_mended_one(floor, alice, claim):
+    job = floor.job()
+    claim().finish(wire.Failed(code=FailureCode.INVALID_TRAINING_FILE, message="Line 3: no answer."))
+    scopes = frozenset({"view", "job.write"})
+
+    with pytest.raises(openai.PermissionDeniedError, match=r"dataset\.write"):
+        start_again(openai_client(make_key(floor.organization, alice, scopes=scopes)), job.pk)
+    again = start_again(openai_client(make_key(floor.organization, alice, scopes=scopes | {"dataset.write"})), job.pk)
+
+    assert again["status"] == "validating_files"
 
 
 def test_a_judge_needs_a_key_that_may_ask_models(floor, alice, file_id):

@@ -134,6 +134,7 @@ URLS: dict[str, Url] = {
     "web:checkpoint_try": page(post=P.ADAPTER_WRITE, ids={"checkpoint_id": "checkpoint"}),
     "web:job_pause": page(post=P.JOB_WRITE, ids=JOB),
     "web:job_resume": page(post=P.JOB_WRITE, ids=JOB),
+    "web:job_retry": page(post=P.JOB_WRITE, ids=JOB),
     # overview, the wizard, adapters, playground, usage
     "web:overview": page(get=P.VIEW),
     "web:job_new": page(
@@ -205,6 +206,7 @@ URLS: dict[str, Url] = {
     "api_job_cancel": api(POST=P.JOB_WRITE, ids=JOB),
     "api_job_pause": api(POST=P.JOB_WRITE, ids=JOB),
     "api_job_resume": api(POST=P.JOB_WRITE, ids=JOB),
+    "api_job_retry": api(POST=P.JOB_WRITE, ids=JOB),
     "api_job_events": api(GET=P.VIEW, ids=JOB),
     "api_job_checkpoints": api(GET=P.VIEW, ids=JOB),
     "web:styleguide": person("GET"),

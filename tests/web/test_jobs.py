@@ -11,8 +11,10 @@ from asgiref.sync import async_to_sync
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Method
+from apps.core.money import nano_to_usd
+from apps.core.templatetags.ui import usd
 from apps.core.tenancy import tenant
-from apps.finetuning.models import JobEvent
+from apps.finetuning.models import FineTuningJob, JobEvent
 from apps.web.job_curves import thinned
 from apps.web.live import follow_job
 from tests.factories.finetuning import Floor
@@ -168,6 +170,33 @@ def test_a_failed_job_says_why_and_what_was_paid(floor, client_for, alice, claim
     assert "Traceback: no room" in page
     assert "Our fault" in page and "Train with QLoRA" in page and "about $0.0" in page
     assert "method=qlora" in page
+
+
+def test_the_button_of_a_failed_job_starts_the_change_at_the_price_it_shows(floor, client_for, bob, vera, claim):  # noqa: F811
+    job = floor.job()
+    claim().finish(wire.Failed(code=FailureCode.LOSS_IS_ZERO, message="The loss is exactly zero at step 3."))
+    browser, address = client_for(bob), f"/jobs/{job.pk}/retry"
+    page = browser.get(f"/jobs/{job.pk}").content.decode()
+    [cap] = re.findall(r'name="cap" value="([0-9.]+)"', page)
+
+    assert address not in client_for(vera).get(f"/jobs/{job.pk}").content.decode()
+    refused = browser.post(address, {"cap": "a lot"})
+    answer = browser.post(address, {"cap": cap})
+
+    again = FineTuningJob.objects.get(idempotency_key=f"retry:{job.pk}")
+    assert (refused.headers["location"], answer.headers["location"]) == (f"/jobs/{job.pk}", f"/jobs/{again.pk}")
+    assert (again.status, again.hyperparameters["train_on"]) == ("queued", "all")
+    assert (f"{nano_to_usd(again.spend_cap_nano):f}", f"holds {usd(again.spend_cap_nano)}" in page) == (cap, True)
+
+
+def test_a_failure_that_only_another_file_mends_has_no_button_and_says_so(floor, client_for, bob, claim):  # noqa: F811
+    job = floor.job(hyperparameters={"train_on": "all", "epochs": 1})
+    claim().finish(wire.Failed(code=FailureCode.LOSS_IS_ZERO, message="The loss is exactly zero at step 3."))
+
+    page = client_for(bob).get(f"/jobs/{job.pk}").content.decode()
+
+    assert f"/jobs/{job.pk}/retry" not in page
+    assert "Train on other rows" in page and "quoted as soon as it is uploaded" in page
 
 
 def test_pause_and_resume_show_their_price(floor, client_for, bob, vera, claim, reload):  # noqa: F811

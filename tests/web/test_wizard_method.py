@@ -57,6 +57,11 @@ def shown(page: str, name: str) -> str:
     return re.search(rf'name="{name}"[^>]* value="([^"]*)"', page)[1]
 
 
+@pytest.mark.parametrize("asked", [{"method": "kto"}, {"objective": "kto"}])
+def test_kto_is_refused_with_the_reason(chosen, page, asked) -> None:
+    assert "pairs each prompt with its neighbour's answer" in page(chosen | asked | {"step": "method"}, status=422)
+
+
 def test_each_way_to_train_has_its_price_and_says_what_is_delivered(chosen, page) -> None:
     body = page(chosen | {"step": "method"})
     cards = dict(re.findall(r'name="method" value="(\w+)".*?<span class="d">(.*?)</span>', body))

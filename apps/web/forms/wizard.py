@@ -14,7 +14,7 @@ from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.money import usd_to_nano
 from apps.finetuning import recipes
-from apps.finetuning.limits import Kind, Limits, get_limits
+from apps.finetuning.limits import NOT_OFFERED, Kind, Limits, get_limits
 from apps.finetuning.operations import SUFFIX
 
 RECIPE_FIELDS = (
@@ -123,6 +123,7 @@ class RecipeForm(forms.Form):
         continued, {} for one that begins anew."""
         self._shape = shape
         given = {name: text for name, text in given.items() if name not in shape}
+        self._asked = [given[name].lower() for name in ("method", "objective") if name in given]
         self._choose_any = partial(recipes.choose, base_model=base_model, data=data)
         self._objectives = {objective.value: objective for objective in objectives}
         self.chosen_objective = self._objectives.get(given.get("objective", ""), objectives[0])
@@ -225,6 +226,8 @@ class RecipeForm(forms.Form):
 
     def clean(self) -> dict[str, Any]:
         cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+        for reason in filter(None, map(NOT_OFFERED.get, self._asked)):
+            self.add_error(None, reason)
         if self.errors:
             return cleaned
         asked = {name: cleaned[name] for name in RECIPE_FIELDS if cleaned.get(name) is not None}

@@ -163,7 +163,7 @@ def judging_server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             bodies.append(json.loads(body["messages"][1]["content"]))
-            content = json.dumps({"score": 4 if len(bodies) % 5 else 1})
+            content = "4" if len(bodies) % 5 else "1"
             usage = {"prompt_tokens": 10, "completion_tokens": 1}
             answer = json.dumps({"choices": [{"message": {"content": content}}], "usage": usage}).encode()
             self.send_response(200)

@@ -33,7 +33,7 @@ def test_scores_come_back_in_order_with_what_they_were_billed_for():
         body = json.loads(request.content)
         bodies.append(body)
         number = int(json.loads(body["messages"][1]["content"])["question"][1:])
-        return grade_of(json.dumps({"score": 1 + number % 5}))
+        return grade_of(str(1 + number % 5))
 
     found = judge(answer).judge(QUESTIONS)
 
@@ -43,7 +43,7 @@ def test_scores_come_back_in_order_with_what_they_were_billed_for():
     assert all(body["temperature"] == 0 and body["max_tokens"] <= 64 for body in bodies)
 
 
-@pytest.mark.parametrize("content", ["no json", '{"score": 9}', '{"score": "5"}', "[]", '{"score": true}'])
+@pytest.mark.parametrize("content", ["no json", "9", '"5"', "[]", "true", "5.0", '{"score": 5}'])
 def test_an_answer_that_is_no_grade_is_no_score(content):
     found = judge(lambda _: grade_of(content)).judge(QUESTIONS[:2])
 
@@ -65,7 +65,7 @@ def test_a_refusal_ends_the_asking_and_is_told():
 
 
 def test_a_busy_engine_is_asked_again_and_for_so_long_only():
-    answers = iter([httpx.Response(503, headers={"retry-after": "1"}), grade_of('{"score": 5}')])
+    answers = iter([httpx.Response(503, headers={"retry-after": "1"}), grade_of("5")])
     assert judge(lambda _: next(answers)).judge(QUESTIONS[:1]).scores == [1.0]
 
     def unreachable(request: httpx.Request) -> httpx.Response:
@@ -77,13 +77,13 @@ def test_a_busy_engine_is_asked_again_and_for_so_long_only():
 
 def test_a_limit_of_the_gateway_is_waited_for_while_there_is_time():
     limited = httpx.Response(429, json={"error": {"code": "rate_limit_exceeded", "message": "2 in progress."}})
-    answers = iter([*[limited] * 9, grade_of('{"score": 5}')])
+    answers = iter([*[limited] * 9, grade_of("5")])
 
     assert judge(lambda _: next(answers)).judge(QUESTIONS[:1]).scores == [1.0]
 
 
 def test_time_and_a_key_that_was_refused_are_reasons_too():
-    assert judge(lambda _: grade_of('{"score": 5}'), seconds=0.0).judge(QUESTIONS).trouble == "its time was over"
+    assert judge(lambda _: grade_of("5"), seconds=0.0).judge(QUESTIONS).trouble == "its time was over"
 
     found = Judge(GRADER, None, seconds=60.0, refusal="Who created the job has left.").judge(QUESTIONS)
     assert (found.scores, found.trouble) == ([None] * 6, "Who created the job has left.")
