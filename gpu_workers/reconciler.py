@@ -61,6 +61,7 @@ class Reconciler:
             self.engine, token=enrollment.replica_token, base_served_name=enrollment.base_model["served_name"]
         )
         self.changed = asyncio.Event()
+        self.said_not_ready = asyncio.Event()  # the control plane knows that it is on the way out
         self._trials = Trials(self._memory, changed=self.changed, clock=clock)
         self._met: MetEngine | None = None
         self._numbers = NumberWatch(self.engine, get_state=self._get_state, condemn=self._condemn)
@@ -117,6 +118,11 @@ class Reconciler:
         """Say from now on that this replica is not ready, while it goes on answering."""
         self._is_draining = True
         self.changed.set()
+
+    def note_reported(self, state: ObservedState) -> None:
+        """Hear that the control plane has taken in what `observe` returned."""
+        if self._is_draining and not state.is_ready:
+            self.said_not_ready.set()
 
     async def measure_load(self) -> None:
         """Look how the engine is doing."""

@@ -84,6 +84,11 @@ async def _drain(stopping: asyncio.Event, reconciler: Reconciler, seconds: float
     await stopping.wait()
     log.info("draining")
     reconciler.begin_draining()
+    try:
+        async with asyncio.timeout(seconds / 3):
+            await reconciler.said_not_ready.wait()
+    except TimeoutError:
+        log.warning("nobody was told that this replica is not ready")
     await asyncio.sleep(UNROUTED_SECONDS)  # until every gateway has read that it is not ready; what comes is answered
     reconciler.door.close("draining")
     try:
@@ -122,8 +127,10 @@ async def _repeat(action: Callable[[], Awaitable[None]], seconds: float) -> None
 async def _report_forever(reconciler: Reconciler, api: ApiClient) -> None:
     while True:
         reconciler.changed.clear()
+        seen = reconciler.observe()
         try:
-            await asyncio.to_thread(api.report_observed_state, reconciler.observe())
+            await asyncio.to_thread(api.report_observed_state, seen)
+            reconciler.note_reported(seen)
         except (Unavailable, ApiError) as error:
             log.warning("observed state not reported: %s", error)
             await asyncio.sleep(1.0)

@@ -105,7 +105,7 @@ def _check_schema(schema: dict[str, Any], param: str) -> None:
         raise InvalidValue(f"The schema is larger than {SCHEMA_BYTES} bytes.", param=param)
     properties = 0
     for depth, value in _walk(schema):
-        if depth > SCHEMA_DEPTH * 2:  # one level of a schema is an object in `properties`, hence two of JSON
+        if depth > SCHEMA_DEPTH * 2:  # a level of a schema is an object in `properties` or `anyOf`: two of JSON
             raise InvalidValue(f"The schema is nested deeper than {SCHEMA_DEPTH} levels.", param=param)
         if isinstance(value, dict):
             properties += _count_properties(value)
@@ -115,14 +115,13 @@ def _check_schema(schema: dict[str, Any], param: str) -> None:
 
 
 def _walk(schema: Any) -> Iterable[tuple[int, Any]]:
+    """Yield every object and list of the schema with its depth in JSON."""
     waiting: list[tuple[int, Any]] = [(0, schema)]
     while waiting:
         depth, value = waiting.pop()
         yield depth, value
-        if isinstance(value, dict):
-            waiting.extend((depth + 1, inner) for inner in value.values())
-        elif isinstance(value, list):
-            waiting.extend((depth, inner) for inner in value)
+        inside = value.values() if isinstance(value, dict) else value
+        waiting.extend((depth + 1, inner) for inner in inside if isinstance(inner, dict | list))
 
 
 def _count_properties(value: dict[str, Any]) -> int:
@@ -137,6 +136,7 @@ def _check_keywords(value: dict[str, Any], param: str) -> None:
             raise InvalidValue(f"`{name}` in the schema is above {SCHEMA_BOUND}.", param=param)
     if isinstance(value.get("enum"), list) and len(value["enum"]) > SCHEMA_ENUM:
         raise InvalidValue(f"An `enum` in the schema has more than {SCHEMA_ENUM} values.", param=param)
-    patterns = [value.get("pattern"), *(value.get("patternProperties") or {})]
+    named = value.get("patternProperties")
+    patterns = [value.get("pattern"), *(named if isinstance(named, dict) else ())]
     if any(isinstance(pattern, str) and len(pattern.encode()) > PATTERN_BYTES for pattern in patterns):
         raise InvalidValue(f"A pattern in the schema is longer than {PATTERN_BYTES} bytes.", param=param)

@@ -7,6 +7,8 @@ said in the wire types of apps.contracts.
 import hashlib
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,9 @@ class ControlPlane:
             base_model={"id": "base_test", "name": "demo", "path": base_model_path, "served_name": served_name},
         )
         self.observed: list[ObservedState] = []
+        self.desired_reads = 0
+        self._takes_not_ready = threading.Event()
+        self._takes_not_ready.set()
         self._files: dict[str, bytes] = {}
         self._desired = DesiredState(
             replica_id=REPLICA_ID,
@@ -87,6 +92,15 @@ class ControlPlane:
         self._desired = state
         return state.generation
 
+    @contextmanager
+    def keeping_not_ready_waiting(self) -> Iterator[None]:
+        """Leave a replica that says it is not ready without an answer meanwhile."""
+        self._takes_not_ready.clear()
+        try:
+            yield
+        finally:
+            self._takes_not_ready.set()
+
     def get_adapter(self, lora_name: str) -> ObservedAdapter | None:
         """Return what the last report says of an adapter."""
         rows = self.observed[-1].adapters if self.observed else ()
@@ -106,10 +120,14 @@ class ControlPlane:
         if credential != f"Bearer {CREDENTIAL}":
             return 401, {"error": {"code": "unauthorized", "message": ""}}
         if path == f"/internal/v1/replicas/{REPLICA_ID}/desired":
+            self.desired_reads += 1
             is_known = query == f"known_generation={self._desired.generation}"
             return (304, None) if is_known else (200, self._desired)
         if path == f"/internal/v1/replicas/{REPLICA_ID}/observed":
-            self.observed.append(msgspec.json.decode(body, type=ObservedState))
+            state = msgspec.json.decode(body, type=ObservedState)
+            self.observed.append(state)
+            if not state.is_ready:
+                self._takes_not_ready.wait(600)
             return 204, None
         return 404, {"error": {"code": "not_found", "message": path}}
 

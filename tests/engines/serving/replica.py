@@ -13,18 +13,28 @@ import httpx
 
 from gpu_workers.engine_state import EnginePaths, EngineState, read_engine_state
 from gpu_workers.process_tree import Process, list_descendants, list_session, read_title
-from tests.engines.serving.control_plane import ENROLL_TOKEN, REPLICA_TOKEN, ControlPlane, wait_until
+from tests.engines.serving.control_plane import ENROLL_TOKEN, ControlPlane, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 START_SECONDS = 600  # 25 s on two idle cores; the machine may be busy
+ANSWER_SECONDS = 300  # the machine may stand still meanwhile
+DRAIN_SECONDS = 180  # longer than a test keeps an engine from answering
 CACHED_ADAPTERS = 8  # in the engine's own cache
 
 
 class Replica:
     """Started whole; `stop` ends every process of it."""
 
-    def __init__(self, work_dir: Path, plane: ControlPlane) -> None:
+    def __init__(
+        self,
+        work_dir: Path,
+        plane: ControlPlane,
+        *,
+        python: str = sys.executable,
+        settings: dict[str, str] | None = None,
+    ) -> None:
         self.plane = plane
+        self._python = python
         self.paths = EnginePaths(work_dir)
         self.listen = work_dir / "door" / "replica.sock"
         token_file = work_dir / "token"
@@ -38,8 +48,10 @@ class Replica:
             "ANNEAL_ENGINE_MAX_CPU_LORAS": str(CACHED_ADAPTERS),
             "ANNEAL_ENGINE_MAX_LORA_RANK": "16",
             "ANNEAL_REPLICA_CACHE_BYTES": "1",
+            "ANNEAL_ENGINE_DRAIN_SECONDS": str(DRAIN_SECONDS),
             "ANNEAL_ENGINE_KV_CACHE_BYTES": str(64 * 2**20),
             "PYTHONPATH": str(ROOT),
+            **(settings or {}),
         }
         self._logs = work_dir
         self._is_stopping = threading.Event()
@@ -50,11 +62,11 @@ class Replica:
         self.http = httpx.Client(
             transport=httpx.HTTPTransport(uds=str(self.listen)),
             base_url="http://replica",
-            headers={"Authorization": f"Bearer {REPLICA_TOKEN}"},
-            timeout=60,
+            headers={"Authorization": f"Bearer {plane.enrollment.replica_token}"},
+            timeout=ANSWER_SECONDS,
         )
         self.engine_http = httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(self.paths.socket)), base_url="http://engine", timeout=60
+            transport=httpx.HTTPTransport(uds=str(self.paths.socket)), base_url="http://engine", timeout=ANSWER_SECONDS
         )
 
     def stop(self) -> None:
@@ -106,7 +118,7 @@ class Replica:
     def _start(self, module: str) -> subprocess.Popen[bytes]:
         with open(self._logs / f"{module}.log", "ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", f"gpu_workers.{module}"], env=self._environment, stdout=log, stderr=log, cwd=ROOT
+                [self._python, "-m", f"gpu_workers.{module}"], env=self._environment, stdout=log, stderr=log, cwd=ROOT
             )
 
     def _keep_launcher(self) -> None:

@@ -23,10 +23,12 @@ class Engine:
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
 
     @asynccontextmanager
     async def open_answer(self, path: str, body: bytes, headers: dict[str, str]) -> AsyncIterator[None]:
         self.bodies.append(json.loads(body))
+        self.headers.append(headers)
         raise EngineDown("none")
         yield
 
@@ -90,6 +92,18 @@ def test_fields_that_are_not_ours_stay_outside() -> None:
         body = {"model": GOOD, "prompt": "Hi", "max_tokens": 2, "cache_salt": "s"}
         await client.post("/v1/completions", json=body | private, headers=AUTHORIZED)
         assert engine.bodies == [body]
+
+    at_the_door(check)
+
+
+def test_no_header_of_the_callers_goes_further_but_a_plain_request_id() -> None:
+    private = {"X-Vllm-Priority": "-5", "X-data-parallel-rank": "1", "X-Session-ID": "s", "Cookie": "c"}
+
+    async def check(client: TestClient, engine: Engine) -> None:
+        for request_id in ("req_1", "two words", "é", "x" * 200):
+            headers = AUTHORIZED | private | {"X-Request-Id": request_id}
+            await client.post("/v1/completions", json={"model": GOOD, "prompt": "Hi"}, headers=headers)
+        assert engine.headers == [{"X-Request-Id": "req_1"}, {}, {}, {}]
 
     at_the_door(check)
 

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -9,11 +11,14 @@ import numpy as np
 import pytest
 
 from apps.contracts.serving import DesiredAdapter
+from gpu_workers.engine_socket import count_requests
 from gpu_workers.process_tree import Process, is_alive
 from tests.engines.serving.adapters import make_arrays, make_files
 from tests.engines.serving.control_plane import wait_until
-from tests.engines.serving.one_replica.world import BASE_MODEL, ENDLESS, GOOD, OTHER, SERVED_NAME
+from tests.engines.serving.one_replica.world import BASE_MODEL, ENDLESS, GOOD, OTHER, SERVED_NAME, name_of
 from tests.engines.serving.replica import Replica, pausing
+
+GATEWAYS_READ_ROUTES_SECONDS = 1.0  # apps.gateway.routes
 
 
 def test_invalid_numbers_in_the_engine_close_the_door_and_restart_it(
@@ -92,18 +97,47 @@ def test_kill_9_of_the_api_process_breaks_streams_closes_the_door_and_leaves_no_
 
 
 def test_sigterm_ends_routing_first_then_answers_then_the_agent(replica: Replica) -> None:
+    """The engine stands still from the first token until the door has closed, so that nothing ends by itself."""
     replica.wait_until_ready()
-    body = {"model": GOOD, "prompt": "My card", "stream": True} | ENDLESS
-    with replica.http.stream("POST", "/v1/completions", json=body) as answer:
+    engine_core = replica.wait_for_title("VLLM::EngineCor").pid
+    body = {"model": GOOD, "prompt": "My card", "stream": True} | ENDLESS | {"max_tokens": 64}
+    with ThreadPoolExecutor(1) as threads, replica.http.stream("POST", "/v1/completions", json=body) as answer:
         chunks = answer.iter_raw()
         next(chunks)
-        replica.agent.send_signal(signal.SIGTERM)
-        wait_until(lambda: not replica.plane.observed[-1].is_ready, seconds=5, what="the report")
-        assert replica.complete(GOOD).status_code == 200  # a gateway that has not read it yet is answered
+        os.kill(engine_core, signal.SIGSTOP)
+        try:
+            with replica.plane.keeping_not_ready_waiting():
+                replica.agent.send_signal(signal.SIGTERM)
+                wait_until(lambda: not replica.plane.observed[-1].is_ready, seconds=60, what="the report")
+                late = threads.submit(replica.complete, GOOD)  # by a gateway that has not read it yet
+                wait_until(lambda: count_requests(replica.paths.socket) == 2, seconds=60, what="the late request")
+                wait_for_passes(replica, 4)
+                assert not is_closed(replica)  # until it has been heard
+                told_at = time.monotonic()
+            wait_until(lambda: is_closed(replica), seconds=60, what="the door to close")
+            assert time.monotonic() - told_at > 2 * GATEWAYS_READ_ROUTES_SECONDS
+            wait_for_passes(replica, 2)
+            assert is_closed(replica)  # and stays so
+        finally:
+            os.kill(engine_core, signal.SIGCONT)
         rest = b"".join(chunks)
 
     assert rest.endswith(b"data: [DONE]\n\n")
-    assert replica.agent.wait(30) == 0
+    assert late.result().json()["choices"][0]["finish_reason"] == "length"
+    assert replica.agent.wait(60) == 0
+
+
+def wait_for_passes(replica: Replica, passes: int) -> None:
+    """Let the agent look at its engine some more times, a second apart."""
+    before = replica.plane.desired_reads
+    wait_until(lambda: replica.plane.desired_reads > before + passes, seconds=60, what=f"{passes} more passes")
+
+
+def is_closed(replica: Replica) -> bool:
+    """Ask for an adapter that is not there: an open door says so."""
+    answer = replica.complete(name_of("nobody"))
+    assert answer.status_code in (404, 503)
+    return answer.status_code == 503
 
 
 def parent_of(child: Process, processes: list[Process]) -> Process:
