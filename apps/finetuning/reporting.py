@@ -22,11 +22,13 @@ from apps.core.transitions import advance, try_advance
 from apps.finetuning import attempts, events, outcomes
 from apps.finetuning.leases import NO_LEASE, Lease, lock_run
 from apps.finetuning.lifecycle import RUN_TRANSITIONS
-from apps.finetuning.models import Checkpoint, FineTuningJob, Run, Upload
+from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent, Run, Upload
 
 MANIFEST_NAME = "manifest.json"
 _PUT_SECONDS = 900
 _KEPT_CHECKPOINTS = 2
+_EVENTS_OF_A_STEP = 20  # a checkpoint's own step and evaluation are among the last so many
+_OF_A_CHECKPOINT = ("train_mean_token_accuracy", "valid_loss", "valid_mean_token_accuracy")
 
 
 class UploadIncomplete(DomainError):
@@ -51,6 +53,8 @@ def record_events(*, lease: Lease, reported: tuple[wire.RunEvent, ...]) -> Event
 def _record(run: Run, job: FineTuningJob, event: wire.RunEvent) -> None:
     match event:
         case wire.PhaseChanged():
+            if run.phase == event.phase:
+                return  # the worker and its trainer both fetch
             run.phase = event.phase
             run.save(update_fields=["phase"])
             events.append(job, type="state", message=f"{event.phase.capitalize()}", phase=event.phase)
@@ -126,12 +130,21 @@ def _record_checkpoint(run: Run, job: FineTuningJob, event: wire.CheckpointSaved
             "job": job,
             "upload": upload,
             "bytes": event.bytes,
-            "metrics": {"step": event.step, "train_loss": event.train_loss},
+            "metrics": _metrics_at(job, event),
             "billed_gpu_ms": run.billed_gpu_ms,
         },
     )
     events.append(job, message=f"Checkpoint saved at step {event.step}", step=event.step, bytes=event.bytes)
     _forget_old_checkpoints(job)
+
+
+def _metrics_at(job: FineTuningJob, event: wire.CheckpointSaved) -> dict[str, Any]:
+    """Return what the latest events say of the checkpoint's step; its evaluation, where it had one, came before it."""
+    found: dict[str, Any] = {"step": event.step, "train_loss": event.train_loss}
+    for seen in JobEvent.objects.filter(job=job, type="metrics").order_by("-sequence")[:_EVENTS_OF_A_STEP]:
+        if seen.data.get("step") == event.step:
+            found |= {name: seen.data[name] for name in _OF_A_CHECKPOINT if seen.data.get(name) is not None}
+    return found
 
 
 def _make_durable(run: Run, job: FineTuningJob, *, step: int, training_seconds: float) -> None:

@@ -1,6 +1,6 @@
 """One file: its figures, its rows as a model sees them, and what to look at before training."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -37,6 +37,7 @@ from apps.web.dataset_viewer import (
 )
 from apps.web.svg import histogram
 
+_MOST_JOBS, _MOST_OVERLAPS = 50, 6
 _PENDING = ("uploaded", "validating")
 _WHAT_ROWS = {
     "chat": ("conversation", "Every row ends with an answer to learn from"),
@@ -276,11 +277,20 @@ def _overlaps(address: Address, looked: Looked) -> list[Check]:
         return []
     version, checks = address.version, []
     jobs = version.jobs.exclude(validation_file=None).exclude(validation_file=address.against or None)
-    for other_id in list(dict.fromkeys(jobs.values_list("validation_file", flat=True)))[:3]:
-        found = comparing.find_comparison(version=version, other=DatasetVersion(pk=other_id))
-        if found:
-            checks += _shared(found.equal_rows, found.near_rows, f"the validation file {other_id}")
+    used = {job.validation_file_id: job.validation_file for job in jobs.select_related("validation_file")[:_MOST_JOBS]}
+    for other in used.values():
+        found = comparing.find_comparison(version=version, other=other)
+        if found and len(checks) < _MOST_OVERLAPS:
+            checks += _shared(found.equal_rows, found.near_rows, other.filename, _shared_urls(address, other))
     return checks
+
+
+def _shared_urls(address: Address, other: DatasetVersion) -> tuple[str, str]:
+    """Return where the rows of both files are listed, equal and near ones; nothing is left of a deleted file."""
+    if other.status == "deleted":
+        return "", ""
+    looked = replace(address, against=other.pk)
+    return _find(looked, SHARED), _find(looked, NEARLY_SHARED)
 
 
 def _find(address: Address, code: str) -> str:

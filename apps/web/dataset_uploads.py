@@ -52,7 +52,7 @@ def create(request: HttpRequest, organization: Organization, membership: Members
         )
     except DomainError as error:
         return error_response(error)
-    return JsonResponse(_plan(upload))
+    return JsonResponse(_plan(upload, is_new=True))
 
 
 @require_http_methods(["GET", "HEAD"])
@@ -101,15 +101,17 @@ def cancel(request: HttpRequest, organization: Organization, membership: Members
         return error_response(error)
 
 
-def _plan(upload: Upload) -> dict[str, Any]:
+def _plan(upload: Upload, *, is_new: bool = False) -> dict[str, Any]:
+    # The store is not asked of a new one: were it away, the client would announce its file again and again.
     is_planned = upload.part_bytes is not None
+    is_listed = is_planned and not is_new and upload.status == "pending"
     return {
         "id": upload.pk,
         "status": upload.status,
         "bytes": upload.bytes,
         "part_bytes": upload.part_bytes,
         "parts": uploads.count_parts(upload) if is_planned else 0,
-        "present": uploads.list_present(upload=upload) if is_planned and upload.status == "pending" else [],
+        "present": uploads.list_present(upload=upload) if is_listed else [],
         "url": reverse("web:dataset_detail", args=[upload.version_id]) if upload.version_id else None,
     }
 

@@ -12,6 +12,7 @@ from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_POST, require_safe
 from django_htmx.middleware import HtmxDetails
 
@@ -93,8 +94,13 @@ def index(request: MemberRequest, organization: Organization, membership: Member
 def detail(request: MemberRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
     """Show one job; htmx asks again for the parts that change when its state does."""
     job = queries.get_job(organization=organization, id=job_id)
-    context = _detail(job, membership)
-    return render(request, "jobs/detail.html" + ("#state" if request.htmx else ""), context)
+    target = request.headers.get("HX-Target", "").partition("#")[2]
+    part = ("#news" if target == "events" else "#state") if request.htmx else ""
+    response = render(request, f"jobs/detail.html{part}", _detail(job, membership))
+    patch_vary_headers(response, ["HX-Request", "HX-Target"])
+    if part and job.status in JOB_TERMINAL:
+        response.headers["HX-Refresh"] = "true"  # its report, certificate and files stand all over the page
+    return response
 
 
 @require_safe
@@ -273,13 +279,18 @@ def _pause_state(job: FineTuningJob) -> dict[str, Any] | None:
 
 
 def _phases(job: FineTuningJob, now: datetime.datetime) -> list[Phase]:
+    """Return where the job is; what was queued again is told of the latest attempt."""
     run = job.runs.order_by("-attempt").first()
-    trained = run.training_started_at if run else None
-    moments = [job.created_at, job.queued_at, job.started_at, trained, job.finished_at]
-    names = ("Validate", "Queue", "Boot", "Train")
+    queued, taken, trained = (run.created_at, run.leased_at, run.training_started_at) if run else (None, None, None)
+    now = run.finished_at or now if run else now
+    spans = {
+        "Validate": (job.created_at, job.queued_at),
+        "Queue": (queued or job.queued_at, taken),
+        "Boot": (taken, trained),
+        "Train": (trained, job.finished_at),
+    }
     phases = []
-    for index, name in enumerate(names):
-        begun, ended = moments[index], moments[index + 1]
+    for name, (begun, ended) in spans.items():
         is_train = name == "Train"
         if begun is None:
             phases.append(Phase(name, long=is_train))

@@ -39,10 +39,12 @@
   const sendPart = async (run, number) => {
     const start = (number - 1) * run.plan.part_bytes, blob = run.file.slice(start, start + run.plan.part_bytes);
     for (let tries = 0; tries < TRIES; tries += 1) {
+      await run.going;
       if (run.stopped) throw new Stopped();
       if (!run.urls.has(number)) await sign(run, number);
       const status = await put(run, run.urls.get(number), blob, number);
       if (status >= 200 && status < 300) { run.sent += blob.size; run.draw(); return; }
+      if (run.resume) { tries = -1; continue; } // it was paused, which is no fault
       run.urls.delete(number); // expired, or the server it was for is gone
       if (!run.stopped) { run.say("Waiting for the server"); await pause(tries); }
     }
@@ -83,7 +85,11 @@
     }
     run.before = run.sent;
     run.draw();
+    const button = form.querySelector("[data-upload-pause]");
+    button.onclick = () => (run.resume ? run.resume() : run.pause());
+    button.hidden = false;
     await Promise.all(Array.from({ length: LANES }, () => lane(run)));
+    button.hidden = true;
     run.say("Sent, being put together");
     const { url } = await ask(run, `${run.base}/${run.plan.id}/complete`, {});
     localStorage.removeItem(remembered(run.file));
@@ -105,14 +111,29 @@
   };
   document.addEventListener("DOMContentLoaded", () => { document.querySelectorAll("form[data-upload-parts]").forEach(recall); });
 
-  window.sendInParts = (form, file, { show, fail, idle }) => {
-    const started = performance.now();
+  window.sendInParts = (form, file, { show, fail, idle, size }) => {
+    const label = (text) => { form.querySelector("[data-upload-pause]").textContent = text; };
     const run = {
+      started: performance.now(), going: null, resume: null,
       file, base: form.dataset.uploadParts, token: form.querySelector("[name=csrfmiddlewaretoken]").value,
       plan: null, queue: [], urls: new Map(), flying: new Map(), requests: new Set(), sent: 0, before: 0, stopped: false, abort: new AbortController(),
-      draw() { const flying = [...this.flying.values()].reduce((a, b) => a + b, 0); show(form, started, { loaded: Math.min(this.sent + flying, file.size), total: file.size, before: this.before }); },
-      say(text) { form.querySelector("[data-upload-note]").textContent = text; },
-      stop() { this.stopped = true; this.abort.abort(); this.requests.forEach((xhr) => xhr.abort()); },
+      draw() { const flying = [...this.flying.values()].reduce((a, b) => a + b, 0); if (!this.resume) show(form, this.started, { loaded: Math.min(this.sent + flying, file.size), total: file.size, before: this.before }); },
+      say(text, left = "") {
+        if (this.resume) return; // what is said of the pause stays
+        form.querySelector("[data-upload-note]").textContent = text;
+        form.querySelector("[data-upload-left]").textContent = left;
+      },
+      pause() {
+        this.say(`Paused: ${size(this.sent)} of ${size(file.size)} are safe`, "Goes on here, or when the same file is chosen again");
+        this.going = new Promise((done) => { this.resume = done; }).then(() => {
+          [this.resume, this.started, this.before] = [null, performance.now(), this.sent];
+          label("Pause");
+          this.draw();
+        });
+        label("Resume");
+        this.requests.forEach((xhr) => xhr.abort());
+      },
+      stop() { this.stopped = true; this.resume?.(); this.abort.abort(); this.requests.forEach((xhr) => xhr.abort()); },
     };
     form.querySelector("[data-upload-cancel]").onclick = async () => {
       run.stop();

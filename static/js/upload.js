@@ -24,7 +24,7 @@
     error.hidden = false;
   };
   const idle = (form) => {
-    $("[data-upload-row]", form).hidden = true;
+    $("[data-upload-row]", form).hidden = $("[data-upload-pause]", form).hidden = true;
     $("[data-drop]", form).hidden = false;
     form.querySelectorAll("[type=submit]").forEach((n) => { n.disabled = false; n.removeAttribute("aria-busy"); });
   };
@@ -72,7 +72,7 @@
     if (!form || e.defaultPrevented) return;
     e.preventDefault();
     const file = $("input[type=file]", form).files[0];
-    $("[data-upload-error]", form).hidden = true;
+    $("[data-upload-error]", form).hidden = $("[data-upload-resume]", form).hidden = true;
     $("[data-upload-name]", form).textContent = file?.name ?? "";
     $("[data-drop]", form).hidden = true;
     $("[data-upload-row]", form).hidden = false;

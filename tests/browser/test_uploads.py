@@ -116,6 +116,36 @@ def _note_part(request: Request, sent: list[str]) -> None:
         sent.append(request.url.split("?")[0])
 
 
+def test_a_large_file_can_be_paused_and_goes_on_after_it(open_page: Open, alice: User, file: Path) -> None:
+    page = open_page("/datasets/upload", user=alice)
+    sent: list[str] = []
+    page.on("request", lambda request: _note_part(request, sent))
+    page.route("**/objects/**/p00005*", lambda route: None)  # never answered: this part hangs
+    page.set_input_files("input[type=file]", file)
+    page.get_by_role("button", name="Upload").click()
+    _wait_for_parts(page, 4)
+    page.get_by_role("button", name="Pause").click()
+    expect(page.get_by_text("are safe")).to_be_visible()
+    page.wait_for_timeout(300)  # what was under way has ended: nothing more is sent
+    before = len(sent)
+    page.wait_for_timeout(700)
+    assert len(sent) == before
+    expect(page.get_by_text("are safe")).to_be_visible()
+
+    page.reload()  # a pause outlives the page; what told of it goes when the file goes on
+    expect(page.get_by_text("large.jsonl stopped at")).to_be_visible()
+    page.set_input_files("input[type=file]", file)
+    page.get_by_role("button", name="Upload").click()
+    page.get_by_role("button", name="Pause").click()
+    expect(page.get_by_text("are safe")).to_be_visible()
+    expect(page.get_by_text("large.jsonl stopped at")).to_be_hidden()
+    page.unroute_all(behavior="ignoreErrors")
+    page.get_by_role("button", name="Resume").click()
+
+    expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=240_000)
+    assert read_object(DatasetVersion.objects.get().object_key) == CONTENT
+
+
 # Django spools each request's body; a server that dies leaves some to the garbage collector.
 @pytest.mark.filterwarnings("ignore:.*SpooledTemporaryFile:pytest.PytestUnraisableExceptionWarning")
 def test_an_upload_outlives_the_server_it_began_on(

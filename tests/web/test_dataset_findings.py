@@ -1,5 +1,6 @@
 """What a dataset's page says of its rows: findings, the limit, the split, and what repeats a validation file."""
 
+import html
 import re
 
 import pytest
@@ -10,8 +11,10 @@ from apps.datasets import comparing
 from apps.datasets.inspecting import find_inspection, held_out_rows
 from apps.datasets.models import DatasetVersion
 from apps.datasets.tasks import compare, inspect
+from apps.finetuning.models import FineTuningJob
 from tests.factories.catalog import make_base_model
 from tests.factories.datasets import chat_row, jsonl, jsonl_of, make_ready_version
+from tests.factories.finetuning import Floor
 from tests.web.pages import page_of
 
 pytestmark = pytest.mark.django_db
@@ -82,6 +85,25 @@ def test_what_repeats_a_validation_file_is_counted_flagged_and_listed(
         assert listed.count(f">{flag}</span>") == count == len(re.findall(r'<span class="n">', listed))
     foreign = make_ready_version(rival)
     assert client_for(alice).get(page_of(looked_at, against=foreign.pk)).status_code == 404
+
+
+def test_a_file_that_a_job_validated_with_is_compared_by_name_and_what_it_shares_is_listed(
+    organization, alice, client_for
+) -> None:
+    job = Floor(organization).job()
+    version = make_ready_version(organization, jsonl(9) + jsonl_of(chat_row(LONG), chat_row("Something else.")))
+    held_out = make_ready_version(organization, jsonl(12), filename="held.jsonl")
+    FineTuningJob.objects.filter(pk=job.pk).update(training_file=version, validation_file=held_out)
+    inspect(version.pk)
+    compare(version.pk, held_out.pk)
+
+    body = client_for(alice).get(page_of(version)).content.decode()
+
+    assert "9 rows stand in held.jsonl too" in body
+    link = re.search(r'href="([^"]*find=shared&[^"]*|[^"]*find=shared)"', body)
+    assert link and f"against={held_out.pk}" in link[1]
+    listed = client_for(alice).get(html.unescape(link[1])).content.decode()
+    assert listed.count(">in both</span>") == 9
 
 
 def test_large_files_are_compared_by_a_task_and_the_page_looks_again(

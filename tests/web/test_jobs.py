@@ -1,6 +1,7 @@
 """The job pages: who sees them, what they show, and the live stream that misses nothing."""
 
 import asyncio
+import datetime
 import html
 import json
 import re
@@ -14,6 +15,7 @@ from apps.contracts.runs import Method
 from apps.core.money import nano_to_usd
 from apps.core.templatetags.ui import usd
 from apps.core.tenancy import tenant
+from apps.finetuning import leases
 from apps.finetuning.models import FineTuningJob, JobEvent
 from apps.web.job_curves import thinned
 from apps.web.live import follow_job
@@ -151,6 +153,60 @@ def test_htmx_gets_only_the_part_that_changes(floor, client_for, alice):
 
     assert "<html" not in part
     assert 'id="job-state"' in part
+
+
+def test_what_happened_comes_with_the_cards_it_changes(floor, client_for, alice, claim):  # noqa: F811
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    attempt.report(wire.StepCompleted, **step(4, 1.5), train_mean_token_accuracy=0.75)
+    attempt.report(wire.EvaluationCompleted, step=4, valid_loss=1.25, valid_mean_token_accuracy=0.5)
+    attempt.checkpoint(step=4, seconds=4.0)
+    asked = {"HX-Request": "true", "HX-Target": "section#events"}
+
+    answer = client_for(alice).get(f"/jobs/{job.pk}", headers=asked)
+
+    part = answer.content.decode()
+    assert part.startswith("<section") and "<html" not in part and 'id="job-state"' not in part
+    assert "Checkpoint saved at step 4" in part and "eval 1.250" in part
+    assert re.findall(r'hx-target="#(\w+)"', part) == ["checkpoints", "attempts"]
+    assert "HX-Refresh" not in answer.headers
+    assert job.checkpoints.get().metrics == {
+        "step": 4,
+        "train_loss": None,
+        "train_mean_token_accuracy": 0.75,
+        "valid_loss": 1.25,
+        "valid_mean_token_accuracy": 0.5,
+    }
+    attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="No room."))
+    assert client_for(alice).get(f"/jobs/{job.pk}", headers=asked).headers["HX-Refresh"] == "true"
+
+
+def test_the_phases_are_those_of_the_latest_attempt(floor, client_for, alice, claim):  # noqa: F811
+    job = floor.job()
+    first = claim()
+    first.start()
+    job.runs.update(leased_at=job.created_at - datetime.timedelta(hours=1))
+    first.checkpoint(step=2, seconds=4.0)
+    first.fall_silent()
+    leases.reclaim_expired_leases()
+    claim()
+
+    phases = {phase.name: phase for phase in client_for(alice).get(f"/jobs/{job.pk}").context["phases"]}
+
+    assert phases["Boot"].state == "now"
+    assert phases["Boot"].note.endswith("s") and "m" not in phases["Boot"].note, "not since the first attempt"
+
+
+def test_a_phase_that_is_told_twice_is_one_event(floor, claim):  # noqa: F811
+    job = floor.job()
+    attempt = claim()
+
+    for phase in (wire.Phase.DOWNLOADING, wire.Phase.DOWNLOADING, wire.Phase.LOADING):
+        attempt.report(wire.PhaseChanged, phase=phase)
+
+    told = JobEvent.objects.filter(job=job, type="state", data__has_key="phase").values_list("message", flat=True)
+    assert sorted(told) == ["Downloading", "Loading"]
 
 
 def test_a_failed_job_says_why_and_what_was_paid(floor, client_for, alice, claim):  # noqa: F811
