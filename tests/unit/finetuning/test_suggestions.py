@@ -121,7 +121,7 @@ FAILURES = {
     ),
 }  # fmt: skip
 # Ours or a provider's to mend: the same job again, at its price.
-SAME_AGAIN = set(FailureCode) - {failure.code for failure in FAILURES.values()}
+SAME_AGAIN = sorted(set(FailureCode) - {failure.code for failure in FAILURES.values()})
 FAILURES |= {str(code): Failure(code) for code in SAME_AGAIN}
 
 
