@@ -2,9 +2,9 @@
 
     uvicorn --http apps.gateway.connections:Connection
 
-uvicorn gives every request a timer, an event, a list of checked headers and two packets: together as much work as all
-else that the gateway does with it. Here the applications of the gateway take the `Exchange` out of the scope and ask
-for what they need; to any other application it speaks ASGI.
+uvicorn gives every request a timer, an event, a list of checked headers and two packets: together a sixth of all that
+the gateway does for it. Here the applications of the gateway take the `Exchange` out of the scope and ask for what they
+need; to any other application it speaks ASGI.
 """
 
 import asyncio
@@ -297,7 +297,7 @@ class Exchange:
         """Begin an answer, whose head is sent with the first part. Without a length it is sent in chunks."""
         self._has_started = True
         self._is_chunked = not has_length and self._has_body and self._version == "1.1" and status not in _WITHOUT_BODY
-        if self._waits_for_100:
+        if self._waits_for_100 and not self.is_whole:
             self.keeps_alive = False  # whether the body comes nevertheless is not known
         coding = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
         closing = b"" if self.keeps_alive else b"connection: close\r\n"

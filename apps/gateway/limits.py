@@ -5,8 +5,9 @@ Kept in this process: with several gateways a limit holds for each of them.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from apps.core.errors import RateLimited
 
@@ -39,7 +40,8 @@ class _Buckets:
     """A token bucket for each owner: full it holds a minute's worth."""
 
     def __init__(self, what: str) -> None:
-        self.what = what
+        self._what = what
+        self._rate_of: Callable[[Limits], int | None] = attrgetter(f"{what}_per_minute")
         self._buckets: dict[str, _Bucket] = {}
         self._swept_at = time.monotonic()
         lines = [f"x-ratelimit-{word}-{what}: %{form}\r\n" for word, form in _HEADERS]
@@ -61,34 +63,53 @@ class _Buckets:
             self._swept_at = now
             self._buckets = {k: v for k, v in self._buckets.items() if now - v.since < _FORGET_SECONDS}
 
-    def require(self, one: Limits, per_minute: int, amount: int, now: float) -> _Bucket:
-        """Return the bucket, in which there is the amount. Raises RateLimited."""
-        bucket = self._at(one.owner_id, per_minute, now)
-        # More than a minute's worth is let through when the bucket is full: it could never go otherwise.
-        missing = (amount if amount < per_minute else per_minute) - bucket.left
-        if missing > 0 or not per_minute:
-            wait = max(1, math.ceil(missing * 60 / per_minute)) if per_minute else 60
-            raise RateLimited(
-                f"{one.owner}'s limit is {per_minute} {self.what} per minute. Try again in {wait} s.",
-                retry_after_seconds=wait,
-                limit=f"{per_minute} {self.what} per minute",
-            )
-        return bucket
+    def take(self, limits: Sequence[Limits], amount: int) -> None:
+        """Take the amount of all, or of none when one of them has less. Raises RateLimited."""
+        now, found = time.monotonic(), []
+        for one in limits:
+            per_minute = self._rate_of(one)
+            if per_minute is None:
+                continue
+            bucket = self._at(one.owner_id, per_minute, now)
+            # More than a minute's worth is let through when the bucket is full: it could never go otherwise.
+            wanted = amount if amount < per_minute else per_minute
+            if wanted > bucket.left or not per_minute:
+                raise self._refusal(one, per_minute, wanted - bucket.left)
+            found.append((bucket, wanted))
+        for bucket, wanted in found:
+            bucket.left -= wanted
 
-    def correct(self, owner_id: str, per_minute: int, amount: int, now: float) -> None:
-        """Take the amount more, or give it back where it is negative. What was used unforeseen leaves a debt."""
-        bucket = self._at(owner_id, per_minute, now)
-        left = bucket.left - amount
-        bucket.left = left if left < per_minute else per_minute
+    def _refusal(self, one: Limits, per_minute: int, missing: float) -> RateLimited:
+        wait = max(1, math.ceil(missing * 60 / per_minute)) if per_minute else 60
+        return RateLimited(
+            f"{one.owner}'s limit is {per_minute} {self._what} per minute. Try again in {wait} s.",
+            retry_after_seconds=wait,
+            limit=f"{per_minute} {self._what} per minute",
+        )
 
-    def headers(self, limits: Sequence[tuple[Limits, int]], now: float) -> bytes:
-        left, per_minute = math.inf, 0
-        for one, limit in limits:
-            its_left = self._at(one.owner_id, limit, now).left
-            if its_left < left:
-                left, per_minute = its_left, limit
-        reset = (per_minute - left) * 60 / per_minute if per_minute else 60.0
-        return self._lines % (per_minute, left if left > 0 else 0, duration(reset).encode())
+    def correct(self, limits: Sequence[Limits], *, taken: int, used: int) -> None:
+        """Take what was used above what was taken, or give it back. What was used unforeseen leaves a debt."""
+        now = time.monotonic()
+        for one in limits:
+            per_minute = self._rate_of(one)
+            if per_minute is not None:
+                bucket = self._at(one.owner_id, per_minute, now)
+                left = bucket.left - used + (taken if taken < per_minute else per_minute)
+                bucket.left = left if left < per_minute else per_minute
+
+    def headers(self, limits: Sequence[Limits], now: float) -> bytes:
+        """Return the headers, as lines, of the one with less left; none where there is no limit."""
+        left, tightest = math.inf, None
+        for one in limits:
+            per_minute = self._rate_of(one)
+            if per_minute is not None:
+                its_left = self._at(one.owner_id, per_minute, now).left
+                if its_left < left:
+                    left, tightest = its_left, per_minute
+        if tightest is None:
+            return b""
+        reset = (tightest - left) * 60 / tightest if tightest else 60.0
+        return self._lines % (tightest, left if left > 0 else 0, duration(reset).encode())
 
 
 class Rates:
@@ -100,41 +121,19 @@ class Rates:
 
     def take_request(self, limits: Sequence[Limits]) -> None:
         """Count one request against each. Raises RateLimited with the seconds until the next may come."""
-        _take(self._requests, _of_requests(limits), 1)
+        self._requests.take(limits, 1)
 
     def take_tokens(self, limits: Sequence[Limits], tokens: int) -> None:
         """Count what a request may use at most; `correct` it when that is known. Raises RateLimited."""
-        _take(self._tokens, _of_tokens(limits), tokens)
+        self._tokens.take(limits, tokens)
 
     def correct(self, limits: Sequence[Limits], *, taken: int, used: int) -> None:
-        now = time.monotonic()
-        for one, per_minute in _of_tokens(limits):
-            self._tokens.correct(one.owner_id, per_minute, used - min(taken, per_minute), now)
+        self._tokens.correct(limits, taken=taken, used=used)
 
     def headers(self, limits: Sequence[Limits]) -> bytes:
         """Return the standard x-ratelimit-* headers, as lines: of organization and key the one with less left."""
-        now, found = time.monotonic(), b""
-        if of_requests := _of_requests(limits):
-            found = self._requests.headers(of_requests, now)
-        if of_tokens := _of_tokens(limits):
-            found += self._tokens.headers(of_tokens, now)
-        return found
-
-
-def _of_requests(limits: Sequence[Limits]) -> list[tuple[Limits, int]]:
-    return [(one, one.requests_per_minute) for one in limits if one.requests_per_minute is not None]
-
-
-def _of_tokens(limits: Sequence[Limits]) -> list[tuple[Limits, int]]:
-    return [(one, one.tokens_per_minute) for one in limits if one.tokens_per_minute is not None]
-
-
-def _take(buckets: _Buckets, limits: Sequence[tuple[Limits, int]], amount: int) -> None:
-    """Take the amount of all, or of none when one of them has less."""
-    now = time.monotonic()
-    found = [(buckets.require(one, per_minute, amount, now), per_minute) for one, per_minute in limits]
-    for bucket, per_minute in found:
-        bucket.left -= amount if amount < per_minute else per_minute
+        now = time.monotonic()
+        return self._requests.headers(limits, now) + self._tokens.headers(limits, now)
 
 
 def duration(seconds: float) -> str:

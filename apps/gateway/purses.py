@@ -90,7 +90,9 @@ class Purses:
         if not amount_nano:
             return Reservation(None, 0)
         owner = (organization_id, key_id)
-        purse = self._purses.setdefault(owner, _Purse())
+        purse = self._purses.get(owner)
+        if purse is None:
+            purse = self._purses[owner] = _Purse()
         # Again after each lease: others take from the slice without the lock while this one waits for the ledger.
         while not _can_give(purse, amount_nano):
             async with purse.lock:

@@ -162,6 +162,10 @@ def test_a_refusal_before_the_body_that_was_announced_ends_the_connection():
             await settle()
             assert b"connection: close\r\n" in socket.sent
             assert socket.events[-1] == "close"
+        async with connected(answer) as (connection, socket):
+            connection.data_received(post(b"/", b"hello", b"Expect: 100-continue"))  # did not wait for it
+            await settle()
+            assert "close" not in socket.events
 
     asyncio.run(scenario())
 
