@@ -23,7 +23,7 @@ from gpu_workers.private_files import write_private
 from gpu_workers.process_tree import Process, is_alive, list_descendants, list_session
 from gpu_workers.reconciler import Reconciler
 from tests.engines.serving.adapters import make_arrays, make_files
-from tests.engines.serving.replica import ROOT
+from tests.engines.serving.replica import ROOT, UNCOMPILED
 from tests.engines.serving.replica import START_SECONDS as REAL_START_SECONDS
 
 BASE = "b-demo"
@@ -401,6 +401,7 @@ def test_real_vllm_tries_both_is_ended_when_idle_and_leaves_no_process(tmp_path:
         "ANNEAL_ENGINE_MAX_LORAS": "2",
         "ANNEAL_ENGINE_MAX_LORA_RANK": "16",
         "ANNEAL_CANARY_KV_CACHE_BYTES": str(64 * 2**20),
+        "ANNEAL_ENGINE_EXTRA_ARGUMENTS": UNCOMPILED,
     }
 
     async def script(stage: Stage) -> None:
