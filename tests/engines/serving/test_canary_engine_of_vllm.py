@@ -14,7 +14,7 @@ from gpu_workers.engine_load import sum_samples
 from gpu_workers.engine_state import EnginePaths, read_engine_state
 from gpu_workers.process_tree import is_alive, list_descendants, list_session
 from tests.engines.serving.adapters import make_arrays, make_files
-from tests.engines.serving.replica import ROOT, START_SECONDS
+from tests.engines.serving.replica import ROOT, START_SECONDS, UNCOMPILED
 from tests.engines.serving.stage import GOOD, NOOP, Stage, adapter, make_stage
 
 REAL_ROOM = 512  # tokens, of the demo base model
@@ -46,6 +46,7 @@ def test_it_tries_both_is_ended_when_idle_and_leaves_no_process(tmp_path: Path) 
         "ANNEAL_ENGINE_MAX_LORAS": "2",
         "ANNEAL_ENGINE_MAX_LORA_RANK": "16",
         "ANNEAL_CANARY_KV_CACHE_BYTES": str(64 * 2**20),
+        "ANNEAL_ENGINE_EXTRA_ARGUMENTS": UNCOMPILED,
     }
 
     async def script(stage: Stage) -> None:

@@ -106,7 +106,7 @@ def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
         WIDE: publish_files(folder / "wide", seed=6, size=0.03, rank=16, dtype="F32", lora_alpha=20),
     }
     plane.want(*(plane.describe(name, data, rank=RANKS.get(name, RANK)) for name, data in files.items()))
-    replica = Replica(tmp_path_factory.mktemp("replica"), plane)
+    replica = Replica(tmp_path_factory.mktemp("replica"), plane, is_compiled=True)
     try:
         replica.wait_until_ready()
         yield replica

@@ -24,6 +24,7 @@ from gpu_workers.events import LOG_FILE
 from gpu_workers.executor import SubprocessExecutor
 from gpu_workers.preflight import GpuMemory, inspect_machine
 from gpu_workers.train.hardware import choose_engine, detect
+from tests.engines.training.zygote import ForkingExecutor
 from tests.twins.control_plane import CREDENTIAL, ControlPlane
 
 DATA = Path(__file__).parents[3] / "apps/catalog/data"
@@ -70,7 +71,9 @@ def test_a_made_up_model_computes_in_the_four_bits_the_trainer_loads(folder):
         assert torch.isfinite(quantized(input_ids=torch.arange(8)[None]).logits).all()
 
 
-def test_a_point_is_measured_in_a_child_and_reported(plane: ControlPlane, tmp_path, monkeypatch):
+def test_a_point_is_measured_in_a_child_and_reported(plane: ControlPlane, tmp_path, monkeypatch, zygote):
+    """The child is forked here; that a probe starts as an interpreter of its own is asserted of the prober."""
+    monkeypatch.setattr(calibrate, "SubprocessExecutor", lambda *, module, **_: ForkingExecutor(zygote, module))
     monkeypatch.setattr(calibrate, "CPU_GRID", (POINT,))
     monkeypatch.setattr("gpu_workers.bench.calibrate.os.getloadavg", lambda: (0.5, 0.5, 0.5))
     (tmp_path / "credential.json").write_text(

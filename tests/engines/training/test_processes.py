@@ -1,9 +1,8 @@
 """Several processes, and one with its shards in the host's memory, train as one does. Here on the CPU, over gloo."""
 
+import io
 import itertools
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,27 +14,30 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from apps.contracts.runs import Hyperparameters, Method, Objective, StepCompleted
 from gpu_workers.config import child_environment, rank_environment
 from gpu_workers.events import EVENTS_FILE, AdapterReady, read_outcome
+from gpu_workers.train import __main__ as entry
 from gpu_workers.train import callbacks, sharding
 from gpu_workers.train.model import load_model
 from tests.engines.training.attempts import SMALL, Tried, attempt, make_pairs, make_run_spec, prepare
 from tests.engines.training.conftest import make_rows
-from tests.engines.training.zygote import Zygote
+from tests.engines.training.zygote import Forked, Zygote
 
 ROWS, PAIRS = make_rows(32), make_pairs(32)
-REPOSITORY = Path(__file__).parents[3]
+MODULE = "gpu_workers.train"
 PLAIN = msgspec.structs.replace(SMALL, lora_dropout=0.0, epochs=2)
 
 
-def run_several(work_dir: Path, model: Path, zygote: Zygote | None, *, count: int = 2, **changes: object) -> Tried:
-    """Train with so many processes: forked, or without a zygote as outside of tests, by a process that starts all."""
+def run_several(
+    work_dir: Path, model: Path, zygote: Zygote, *, count: int = 2, starts_ranks: bool = False, **changes: object
+) -> Tried:
+    """Train with so many processes: all forked, or, as outside of tests, started by one that is given the run."""
     work_dir.mkdir()
     spec = make_run_spec(model, **({"recipe": PLAIN, "gpu_count": count} | changes))
     prepare(work_dir, rows_for(spec.hyperparameters))
     (work_dir / "spec.json").write_bytes(msgspec.json.encode(spec))
     arguments = [str(work_dir / "spec.json"), str(work_dir)]
     with (work_dir / "log").open("w+b") as log:
-        if zygote is None:
-            start(arguments, log)
+        if starts_ranks:
+            wait_for([zygote.fork(MODULE, arguments, log=log.fileno(), environment=child_environment(threads=1))])
         else:
             fork(zygote, arguments, log, count=count)
         log.seek(0)
@@ -49,36 +51,27 @@ def rows_for(recipe: Hyperparameters) -> bytes:
     return ROWS if recipe.objective is Objective.SUPERVISED else PAIRS
 
 
-def start(arguments: list[str], log: BinaryIO) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "gpu_workers.train", *arguments],
-        cwd=REPOSITORY,
-        env=child_environment(threads=1),
-        input=b"{}\n",
-        stdout=log,
-        stderr=log,
-        timeout=300,
-        check=False,
-    )
-
-
 def fork(zygote: Zygote, arguments: list[str], log: BinaryIO, *, count: int) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = [
         zygote.fork(
-            "gpu_workers.train",
+            MODULE,
             arguments,
             log=log.fileno(),
             environment=child_environment(threads=1, extra=rank_environment(index=index, count=count, port=port)),
         )
         for index in range(count)
     ]
-    for rank in ranks:
-        rank.stdin.close()
-    for rank in ranks:
-        rank.wait(300)
+    wait_for(ranks)
+
+
+def wait_for(started: list[Forked]) -> None:
+    for process in started:
+        process.stdin.close()
+    for process in started:
+        process.wait(300)
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +99,9 @@ def test_two_processes_lose_as_one_does(tiny_model, tmp_path, alone, zygote, par
     recipe = msgspec.structs.replace(PLAIN, method=method)
     single = alone(method)
 
-    forking = None if parallelism == "ddp" else zygote
-    tried = run_several(tmp_path / "two", tiny_model, forking, recipe=recipe, parallelism=parallelism)
+    tried = run_several(
+        tmp_path / "two", tiny_model, zygote, starts_ranks=parallelism == "ddp", recipe=recipe, parallelism=parallelism
+    )
 
     assert_trained_alike(tried, single)
 
@@ -127,11 +121,21 @@ def test_two_processes_prefer_as_one_does(tiny_model, tmp_path, alone, zygote, p
 @pytest.mark.parametrize("method", [Method.LORA, Method.FULL])
 def test_one_process_with_its_shards_in_the_hosts_memory_loses_as_without(tiny_model, tmp_path, alone, zygote, method):
     recipe = msgspec.structs.replace(PLAIN, method=method, cpu_offload=True)
-    forking = None if method is Method.LORA else zygote
 
-    tried = run_several(tmp_path / "one", tiny_model, forking, count=1, recipe=recipe, parallelism="fsdp")
+    tried = run_several(tmp_path / "one", tiny_model, zygote, count=1, recipe=recipe, parallelism="fsdp")
 
     assert_trained_alike(tried, alone(method))
+
+
+@pytest.mark.parametrize(("gpu_count", "parallelism"), [(1, "fsdp"), (2, "ddp")])
+def test_shards_and_several_gpus_are_trained_by_ranks(tiny_model, tmp_path, monkeypatch, gpu_count, parallelism):
+    started: list[int] = []
+    monkeypatch.setattr(entry, "run_ranks", lambda argv, *, count, secret_line: started.append(count) or 7)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"{}\n")))
+    spec = make_run_spec(tiny_model, PLAIN, gpu_count=gpu_count, parallelism=parallelism)
+    (tmp_path / "spec.json").write_bytes(msgspec.json.encode(spec))
+
+    assert (entry.main(tmp_path / "spec.json", tmp_path), started) == (7, [gpu_count])
 
 
 @pytest.mark.parametrize("is_offloaded", [True, False])
