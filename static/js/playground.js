@@ -82,7 +82,8 @@
       if (!choice.value) continue;
       const { messages } = request(column);
       if (messages.at(-1)?.role !== "user") messages.push({ role: "user", content: value("prompt") || "Hello" });
-      const text = make("pre", "code");
+      const text = make("pre", "raw");
+      text.tabIndex = 0; // a long one scrolls
       shelf.append(make("h3", "sm", choice.selectedOptions[0].textContent), text);
       try {
         text.textContent = (await tell(page.dataset.promptUrl, { model: choice.value, messages })).prompt;
@@ -214,13 +215,17 @@
     $("[data-play-add]").hidden = columns.length >= MOST;
     fill();
   };
+  const empty = (column) => {
+    const hint = make("p", "sm faint", "Replies stream in here, with tokens, time and cost.");
+    hint.dataset.playEmpty = "";
+    $("[data-play-log]", column).replaceChildren(hint);
+    history.set(column, []);
+  };
   const add = () => {
     const last = columns.at(-1), column = last.cloneNode(true), choice = $("[data-play-model]", column);
     const taken = columns.map((other) => $("[data-play-model]", other).value);
     choice.value = [...choice.options].find((option) => option.value && !taken.includes(option.value))?.value ?? taken[0];
-    $("[data-play-log]", column).replaceChildren(make("p", "sm faint", "Replies stream in here, with tokens, time and cost."));
-    $("[data-play-log] p", column).dataset.playEmpty = "";
-    history.set(column, []);
+    empty(column);
     last.after(column);
     number();
     choice.focus();
@@ -253,7 +258,7 @@
     if (copying) fill(copying.asked);
     if (e.target.closest("[data-play-raw]")) showPrompts().catch(regret);
     if (e.target.closest("[data-play-clear]") && !running) {
-      columns.forEach((column) => { history.set(column, []); $("[data-play-log]", column).replaceChildren(); });
+      columns.forEach(empty);
       fill();
     }
   });

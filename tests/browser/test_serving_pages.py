@@ -152,3 +152,6 @@ def test_an_answer_is_kept_and_the_prompt_shown_as_the_model_reads_it(
     page.get_by_role("button", name="Copy as").last.click()
     page.get_by_role("tab", name="JavaScript").click()
     expect(page.locator("#copy-as-javascript-code")).to_contain_text("new OpenAI")
+    page.get_by_role("dialog").get_by_role("button", name="Close").first.click()
+    page.get_by_role("button", name="Clear").click()
+    expect(page.get_by_role("region", name="Column 1")).to_contain_text("Replies stream in here")

@@ -58,7 +58,7 @@ def test_what_an_engine_counted_is_shown_beside_what_was_metered(console, old) -
 
     for path in ("/staff/replicas", f"/staff/replicas/{old.pk}"):
         page = console.get(path).content.decode()
-        assert "3 Nov 2026" in page and "15.00 % differ" in page and "4000 to 4250" in page
+        assert "3 Nov 2026" in page and "15.00 % differ" in page and "4,000 to 4,250" in page
     assert f'anneal_replica_metering_difference{{replica="{old.pk}",base_model="small"}} 0.15' in render_metrics()
 
 

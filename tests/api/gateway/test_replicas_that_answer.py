@@ -1,7 +1,9 @@
 """Where a request goes: cold and loading adapters, aliases, and replicas that fail."""
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from time import sleep
 
 import openai
@@ -23,7 +25,7 @@ from tests.api.gateway.process import (
     wait_for_usage,
     wait_until,
 )
-from tests.api.gateway.scripted_engine import Script
+from tests.api.gateway.scripted_engine import Script, ScriptedEngine
 
 pytestmark = pytest.mark.django_db
 
@@ -172,3 +174,71 @@ def test_a_stream_that_fails_midway_ends_in_an_error_without_done_and_costs_noth
     assert last["error"]["code"] == "engine_error"
     assert whole.status_code == 503
     assert {(event.finish, event.output_tokens) for event in wait_for_usage(tenant, 3)} == {("error", 0)}
+
+
+def says(status: int, message: str, code: str = "") -> Script:
+    return Script(status=status, error={"message": message, "code": code})
+
+
+NOBODYS_FAULT = {
+    "busy": says(503, "The replica is busy.", "replica_busy"),
+    "drifted": says(404, "The model is not served by this replica.", "model_not_found"),
+    "dying": says(500, "cannot schedule new futures after shutdown"),
+    "dead": says(500, "EngineCore encountered an issue."),
+    "aborted": Script(finish="abort", tokens=()),
+    "failed": Script(fails_after=0),
+    "broken": Script(breaks_after=0),
+    "nan": says(400, "Out of range float values are not JSON compliant"),
+}
+THE_REQUESTS_FAULT = {
+    "refused": (says(400, "no"), 400),
+    "unprocessable": (says(422, "no"), 400),
+    "fatal": (says(500, "KeyError"), 503),
+    "halfway": (Script(fails_after=1), 503),
+    "cut": (Script(breaks_after=1), 503),
+    "given up": (Script(finish="abort"), 503),
+}
+
+
+@pytest.fixture(scope="module")
+def trio(home) -> Iterator[list[ScriptedEngine]]:
+    with ExitStack() as running:
+        yield [running.enter_context(ScriptedEngine(home / f"trio-{n}.sock").running()) for n in range(3)]
+
+
+@pytest.fixture(scope="module")
+def models(gateway, world, trio) -> dict[str, str]:
+    """A model for each fault, on the same three engines: replicas that failed rest."""
+    names = {fault: f"trio-{n}" for n, fault in enumerate(NOBODYS_FAULT | THE_REQUESTS_FAULT)}
+    with transaction.atomic():
+        for name in names.values():
+            make_served_model(name, *(engine.url for engine in trio))
+    http = gateway.http(world.acme.key)
+    asked = "/v1/embeddings", {"model": "trio-0", "input": "Hi"}  # says that the name is known, without any replica
+    wait_until(lambda: http.post(asked[0], json=asked[1]).status_code == 400, "the models are not known")
+    return names
+
+
+def ask_one_of_three(gateway, tenant, model: str, trio, script: Script, *, failing: int) -> tuple[int, int]:
+    """Ask a model of three replicas, some of which answer by the script; return the status and how many were asked."""
+    for number, engine in enumerate(trio):
+        engine.scripts = {"Hi": script} if number < failing else {}
+        engine.bodies.clear()
+    answer = gateway.http(tenant.key).post("/v1/completions", json={"model": model, "prompt": "Hi"})
+    return answer.status_code, sum(len(engine.bodies) for engine in trio)
+
+
+@pytest.mark.parametrize("fault", NOBODYS_FAULT)
+def test_what_another_replica_may_do_better_is_tried_on_one_other_and_no_more(gateway, tenant, models, trio, fault):
+    """A request that kills its engine must not walk through all of them."""
+    model, script = models[fault], NOBODYS_FAULT[fault]
+
+    assert ask_one_of_three(gateway, tenant, model, trio, script, failing=3) == (503, 2)
+    assert ask_one_of_three(gateway, tenant, model, trio, script, failing=1)[0] == 200
+
+
+@pytest.mark.parametrize("fault", THE_REQUESTS_FAULT)
+def test_neither_a_bad_request_nor_one_whose_answer_began_is_tried_elsewhere(gateway, tenant, models, trio, fault):
+    script, status = THE_REQUESTS_FAULT[fault]
+
+    assert ask_one_of_three(gateway, tenant, models[fault], trio, script, failing=3) == (status, 1)
