@@ -8,6 +8,7 @@ import msgspec
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import ChatRenderer, Row, RowError
+from apps.core.object_store import ObjectMissing
 from apps.datasets.counting import Lengths, MeasuredRow, count_rows, measure_rows
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import read_rows
@@ -24,10 +25,13 @@ def foresee_repair(*, version: DatasetVersion, base_model: BaseModel) -> tuple[D
     """Return the file as it would be with every bad row mended, and its tokens; neither is saved.
 
     The tokens are those of the good ones among the first rows, scaled up to all of them: mending may still have to
-    leave rows out, so they are the most there can be. None where none of the first rows is good. Raises
-    ModelNotInstalled.
+    leave rows out, so they are the most there can be. None where none of the first rows is good, or the file is gone
+    from the store. Raises ModelNotInstalled.
     """
-    previews = read_rows(version=version, limit=_SAMPLE_ROWS)
+    try:
+        previews = read_rows(version=version, limit=_SAMPLE_ROWS)
+    except ObjectMissing:
+        return None
     renderer = chat_renderer(base_model=base_model)
     measured = list(_measured(renderer, [preview.row for preview in previews if preview.row is not None]))
     if not measured:

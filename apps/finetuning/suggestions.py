@@ -12,13 +12,14 @@ from typing import Any
 
 import msgspec
 
+from apps.catalog.models import BaseModel
 from apps.contracts.adapter_files import MAX_RANK, MAX_SCALE, get_scale
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.errors import DomainError
 from apps.datasets.counting import LIMITS
 from apps.datasets.foreseeing import foresee_repair, is_repairable
-from apps.datasets.models import DatasetVersion
+from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import find_token_count
 from apps.finetuning.job_files import InvalidTrainingFile, is_all_held_out, objectives_of
 from apps.finetuning.limits import LEAST_LEARNING_RATE
@@ -196,7 +197,8 @@ def _leave_out_refused(job: FineTuningJob) -> Iterator[Change]:
     text = (
         f"Leave out the rows that {job.base_model.display_name} cannot take in, and start on the version without them."
     )
-    yield Change(text=text, repairs=("training_file",))
+    files = ("training_file", "validation_file") if job.validation_file else ("training_file",)  # it may be in either
+    yield Change(text=text, repairs=files)
 
 
 def _other_objective(job: FineTuningJob) -> Iterator[Change]:
@@ -294,12 +296,20 @@ def _foreseen(change: Change, job: FineTuningJob) -> Counted:
     """Return the files as their repair will leave them. Raises InvalidTrainingFile where that may be nothing."""
     counting, version, validation = counting_model(job.base_model), job.training_file, job.validation_file
     if "training_file" in change.repairs:
-        mended = foresee_repair(version=version, base_model=counting)
-        if mended is None:
-            message = f"None of the first rows of {version.filename} is good as it is: mend them and upload it again."
-            raise InvalidTrainingFile(message, param="training_file")
-        return Counted(version=mended[0], count=mended[1], validation=validation)
-    count = find_token_count(version=version, base_model=counting)
-    counted = count_files(version=version, count=count, validation=None, counting=counting)
-    foreseen = foresee_repair(version=validation, base_model=counting) if validation else None
-    return replace(counted, validation=foreseen[0], validation_count=foreseen[1]) if foreseen else counted
+        mended, count = _mended(version, counting, "training_file")
+        counted = Counted(version=mended, count=count, validation=validation)
+    else:
+        known = find_token_count(version=version, base_model=counting)
+        counted = count_files(version=version, count=known, validation=None, counting=counting)
+    if "validation_file" in change.repairs and validation is not None:
+        mended, count = _mended(validation, counting, "validation_file")
+        counted = replace(counted, validation=mended, validation_count=count)
+    return counted
+
+
+def _mended(version: DatasetVersion, counting: BaseModel, param: str) -> tuple[DatasetVersion, TokenCount]:
+    found = foresee_repair(version=version, base_model=counting)
+    if found is None:
+        message = f"None of the first rows of {version.filename} is good as it is: mend them and upload it again."
+        raise InvalidTrainingFile(message, param=param)
+    return found

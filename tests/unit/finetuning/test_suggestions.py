@@ -11,6 +11,7 @@ from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Objective
 from apps.core.clock import db_now
 from apps.core.errors import InvalidState
+from apps.core.object_store import store
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.validating import validate_version
 from apps.finetuning.attempts import fail_job
@@ -268,3 +269,23 @@ def test_what_was_refused_before_it_ran_is_started_again_at_its_price(floor, rel
 def test_only_a_failed_job_is_started_again(floor):
     with pytest.raises(InvalidState):
         retry(floor.job())
+
+
+def test_a_refused_row_of_either_file_is_left_out(floor, organization, reload):
+    """Which of the two holds it is not told."""
+    job = floor.job(validation_file=make_ready_version(organization, jsonl_of(*GOOD, TOOL)).pk)
+    fail_job(job=job, code=INVALID, message="Line 41: The template refused it.", now=db_now())
+
+    again = retry(reload(job))
+    fitting = validate_version(version_id=again.validation_file_id, now=db_now())
+
+    assert (fitting.rows, again.training_file.repair, again.validation_file.repair) == (len(GOOD), "fit", "fit")
+
+
+def test_a_file_that_is_gone_from_the_store_is_no_broken_page(fail):
+    job = fail(FAILURES["bad rows"])
+    store().delete(job.training_file.data_key)
+
+    advice = why_of(job).suggestion
+
+    assert advice.hold_nano is None and "upload it again" in advice.obstacle
