@@ -3,6 +3,7 @@
 from typing import Any
 
 from django.core.files.uploadedfile import UploadedFile
+from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
@@ -13,14 +14,16 @@ from apps.api.pagination import page
 from apps.api.parsers import MissingParameter
 from apps.api.views import ApiView
 from apps.core.clock import db_now
-from apps.core.errors import InvalidValue
-from apps.core.object_store import CHUNK_BYTES
+from apps.core.errors import InvalidState, InvalidValue
+from apps.core.object_store import CHUNK_BYTES, attachment
 from apps.core.object_views import object_response
 from apps.datasets import intake, operations, queries
 from apps.datasets.formats import read_mapping
 from apps.datasets.models import DatasetVersion
 from apps.datasets.problems import KEPT_PROBLEMS
+from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotas import get_quota
+from apps.finetuning.result_file import FILENAME, PURPOSE, find_job_of, result_csv
 
 MAX_LIMIT = 10_000
 LISTED_ERRORS = 20  # of each file; all that are kept come with the file itself
@@ -67,10 +70,14 @@ class FileDetail(ApiView):
     required_scope = {"GET": Permission.VIEW, "DELETE": Permission.DATASET_WRITE}
 
     def get(self, request: Request, file_id: str) -> Response:
+        if job := find_job_of(organization=self.organization, file_id=file_id):
+            return Response(_result_object(job, file_id))
         version = queries.get_version(organization=self.organization, id=file_id)
         return Response(file_object(version, tokens=_tokens(version), most_errors=KEPT_PROBLEMS))
 
     def delete(self, request: Request, file_id: str) -> Response:
+        if find_job_of(organization=self.organization, file_id=file_id):
+            raise InvalidState("A result file is kept with its job and cannot be deleted alone.", param="file_id")
         version = queries.get_version(organization=self.organization, id=file_id)
         operations.delete_version(version=version, by=self.actor, now=db_now())
         return Response({"id": version.pk, "object": "file", "deleted": True})
@@ -80,7 +87,10 @@ class FileContent(ApiView):
     required_scope = {"GET": Permission.VIEW}
 
     def get(self, request: Request, file_id: str) -> HttpResponseBase:
-        """Stream the file as it was uploaded."""
+        """Stream the file as it was uploaded, or a job's metrics as CSV."""
+        if job := find_job_of(organization=self.organization, file_id=file_id):
+            headers = {"Content-Disposition": attachment(FILENAME), "Cache-Control": "private, no-store"}
+            return HttpResponse(result_csv(job=job), content_type="text/csv; charset=utf-8", headers=headers)
         version = queries.get_version(organization=self.organization, id=file_id)
         return object_response(request._request, version.object_key, filename=version.filename)
 
@@ -111,6 +121,20 @@ def file_object(
             "error_count": version.error_count,
             "errors": version.errors[:most_errors],
         },
+    }
+
+
+def _result_object(job: FineTuningJob, file_id: str) -> dict[str, Any]:
+    return {
+        "id": file_id,
+        "object": "file",
+        "bytes": len(result_csv(job=job)),
+        "created_at": int((job.finished_at or job.created_at).timestamp()),
+        "expires_at": None,
+        "filename": FILENAME,
+        "purpose": PURPOSE,
+        "status": "processed",
+        "status_details": None,
     }
 
 

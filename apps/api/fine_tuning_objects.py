@@ -16,6 +16,7 @@ from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
 from apps.finetuning.operations import JobRequest
 from apps.finetuning.rehearsal import Rehearsal
+from apps.finetuning.result_file import result_file_id
 from apps.finetuning.scheduling import queue_position
 
 
@@ -41,7 +42,7 @@ def job_object(job: FineTuningJob) -> dict[str, Any]:
         "hyperparameters": theirs,
         "method": _method_object(recipe, theirs),
         "trained_tokens": job.trained_tokens if job.status == "succeeded" else None,
-        "result_files": [],
+        "result_files": [file_id] if (file_id := result_file_id(job)) else [],
         "seed": job.seed,
         "error": _error(job),
         "estimated_finish": _estimated_finish(job),

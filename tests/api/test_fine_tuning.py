@@ -253,6 +253,50 @@ def test_kto_is_refused_with_the_reason(sdk, file_id, asked):
         create(sdk, file_id, **asked)
 
 
+def test_a_finished_jobs_metrics_are_its_result_file(sdk, floor, file_id, claim, rival, charlie):
+    job = create(sdk, file_id)
+    attempt: Attempt = claim()
+    attempt.start()
+    for step, loss in ((1, 2.5), (2, 2.0), (2, 1.75)):  # the last again, as after a resume
+        attempt.report(
+            wire.StepCompleted,
+            step=step,
+            total_steps=2,
+            epoch=0.1,
+            train_loss=loss,
+            learning_rate=1e-3,
+            grad_norm=1.0,
+            trained_tokens=50,
+            tokens_per_second=900.0,
+            training_seconds=1.0,
+            train_mean_token_accuracy=0.5,
+        )
+    attempt.report(wire.EvaluationCompleted, step=2, valid_loss=1.5, valid_mean_token_accuracy=0.25)
+    assert sdk.fine_tuning.jobs.retrieve(job.id).result_files == []
+    attempt.succeed(floor.base_model)
+
+    [result] = sdk.fine_tuning.jobs.retrieve(job.id).result_files
+
+    content = sdk.files.content(result).read()
+    assert content.decode().splitlines() == [
+        "step,train_loss,train_accuracy,valid_loss,valid_mean_token_accuracy",
+        "1,2.5,0.5,,",
+        "2,1.75,0.5,1.5,0.25",
+    ]
+    file = sdk.files.retrieve(result)
+    assert (file.purpose, file.status, file.bytes) == ("fine-tune-results", "processed", len(content))
+    with pytest.raises(openai.BadRequestError) as kept:
+        sdk.files.delete(result)
+    assert kept.value.param == "file_id"
+    for unknown in (f"{result[:-1]}!", "file-result-", result.upper()):
+        with pytest.raises(openai.NotFoundError):
+            sdk.files.retrieve(unknown)
+    stranger = openai_client(make_key(rival, charlie))
+    for ask in (stranger.files.retrieve, stranger.files.content):
+        with pytest.raises(openai.NotFoundError):
+            ask(result)
+
+
 def test_a_failed_job_explains_itself(sdk, floor, file_id, claim):
     job = create(sdk, file_id)
     attempt: Attempt = claim()

@@ -159,7 +159,7 @@ def test_a_judges_calls_are_metered_and_billed_like_any_other(gateway, tenant, e
     """The worker's own judge before the gateway's process, with the key that a run's worker is given."""
     question = Question(question="The colour?", reference="red", answer="It is red.")
     material = {"question": "The colour?", "reference_answer": "red", "answer": "It is red."}
-    engine.scripts[json.dumps(material)] = Script(tokens=('{"score', '": 4', "}"), prompt_tokens=40)
+    engine.scripts[json.dumps(material)] = Script(tokens=("4",), prompt_tokens=40)
     with transaction.atomic():
         issued = make_member_token(tenant.organization, tenant.owner, name="Judge")
     access = JudgeAccess(url="http://gateway/v1", key=issued.secret, model=tenant.model_name)
@@ -172,4 +172,4 @@ def test_a_judges_calls_are_metered_and_billed_like_any_other(gateway, tenant, e
     events = wait_for_usage(tenant, 3)
     assert {event.key_id for event in events} == {issued.key.pk}
     billed = sum(event.input_tokens for event in events), sum(event.output_tokens for event in events)
-    assert billed == (found.input_tokens, found.output_tokens) == (120, 9)
+    assert billed == (found.input_tokens, found.output_tokens) == (120, 3)

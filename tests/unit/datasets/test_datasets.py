@@ -173,7 +173,7 @@ class TestValidation:
         slow.take()
         validate_version(version_id=version.pk, now=db_now())
 
-        assert validating._record_report(version, validating._lost_report(), slow) is None
+        assert validating._record_report(version, validating._unreadable("Gone.", "Again."), slow) is None
         assert DatasetVersion.objects.get().status == "ready"
 
     def test_that_was_never_asked_for_is_found(self, organization: Organization) -> None:
