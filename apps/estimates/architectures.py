@@ -41,7 +41,13 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: str = ""  # "" | "head" (one vector of head_dim) | "full" (one vector of all heads)
     learned_positions: int = 0
     attention_sinks: bool = False
+    has_score_cap: bool = False
     mlp_gated: bool = True
+
+    @property
+    def has_own_attention(self) -> bool:
+        """Whether torch's fused kernels cannot compute its attention (gpu_workers/train/attention.py)."""
+        return self.attention_sinks or self.has_score_cap
 
     @property
     def query_size(self) -> int:

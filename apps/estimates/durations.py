@@ -18,9 +18,10 @@ from apps.estimates.timing import StepTime, step_time, timed
 # Packed rows are filled to this share on average (best-fit decreasing: Fewer Truncations Improve Language Modeling,
 # arXiv 2404.10830, table 1: above 99.9 % for documents of web length; chat rows are longer against the cap).
 _PACKING_SHARE = 0.97
-# Grouping rows of similar length out of 50 micro-batches leaves this much padding on skewed lengths (gpu_workers
-# train/data.py LengthGroupedSampler: each batch spans a fiftieth of the lengths).
-_GROUPED_PADDING = 1.03
+# Rows sorted by length as a whole set (PEFT's method comparison) leave this much padding on skewed lengths.
+_SORTED_PADDING = 1.03
+# Batches that our trainer sorts together where it pads (gpu_workers/train/data.py LengthGroupedSampler).
+_BATCHES_PER_POOL = 4
 # Writing a checkpoint: serialise, hash and store; bytes a second and a fixed part. Assumed, shown as such.
 _CHECKPOINT_BYTES_PER_SECOND, _CHECKPOINT_SECONDS = 500e6, 1.0
 # Our workers save five times a job, never more often than this, and spend at most this share of the time on it
@@ -64,7 +65,7 @@ def duration(task: Task, plan: TrainingPlan, pool: PoolFacts) -> Duration | None
     if pool.probe is None and not pool.gpu.reachable_flops:
         return None
     request, rows = task.request, _rows(task.request)
-    length = _row_length(task, plan)
+    length = _row_length(task, plan, pool.gpu)
     step = step_time(
         shape=task.shape,
         plan=plan,
@@ -136,17 +137,20 @@ def _probe_distance(probe: ProbeRow, task: Task, plan: TrainingPlan, length: flo
 
 
 def padded_mean(request: QuoteRequest, rows: int) -> float:
-    """Mean length of micro-batches of so many random rows, each padded to its longest.
+    """Mean length of micro-batches of so many random rows, each padded to its longest."""
+    rows *= request.sequences_per_row
+    return min(request.mean_tokens, float(padded_length(request))) if rows == 1 else longest_of(request, rows)
+
+
+def longest_of(request: QuoteRequest, rows: int) -> float:
+    """Expected length in tokens of the longest of so many random rows.
 
     From the histogram where there is one; else lengths are taken as exponential with their mean, whose largest of n
     is the mean times 1 + 1/2 + ... + 1/n, never more than the longest row.
     """
-    mean, longest = request.mean_tokens, float(padded_length(request))
-    rows *= request.sequences_per_row
-    if rows == 1:
-        return min(mean, longest)
+    longest = float(padded_length(request))
     if not request.row_lengths:
-        return min(longest, mean * sum(1 / n for n in range(1, rows + 1)))
+        return min(longest, request.mean_tokens * sum(1 / n for n in range(1, rows + 1)))
     total = sum(count for _, count in request.row_lengths)
     seen, expected, before = 0, 0.0, 0.0
     for length, count in sorted(request.row_lengths):
@@ -164,21 +168,62 @@ def _rows(request: QuoteRequest) -> float:
     return max(1.0, request.tokens / (request.max_length * _PACKING_SHARE))
 
 
-def _row_length(task: Task, plan: TrainingPlan) -> float:
+def _row_length(task: Task, plan: TrainingPlan, gpu: Gpu) -> float:
     request = task.request
     if request.packing:
         return float(min(request.max_length, request.tokens))
-    mean = max(request.mean_tokens, _longer_answer_mean(request))
+    mean, longest = max(request.mean_tokens, _longer_answer_mean(request)), float(padded_length(request))
+    if task.stack.packs_micro_batches:
+        return min(longest, mean * (pooled_padding(request, plan) if _is_padded(request, gpu) else 1.0))
     if task.stack.groups_lengths:
-        return min(float(padded_length(request)), mean * (_GROUPED_PADDING if plan.micro_batch_size > 1 else 1.0))
+        return min(longest, mean * (_SORTED_PADDING if plan.micro_batch_size > 1 else 1.0))
     return padded_mean(request, plan.micro_batch_size)
 
 
+def _is_padded(request: QuoteRequest, gpu: Gpu) -> bool:
+    """Whether our trainer pads here (gpu_workers/train/hardware.py): pairs, on request, for attention of the model's
+    own, and on cards before Ampere."""
+    is_asked = request.is_preference or request.pads_rows
+    return is_asked or request.architecture.has_own_attention or bool(gpu.fp16_flops and not gpu.bf16_flops)
+
+
+def pooled_padding(request: QuoteRequest, plan: TrainingPlan) -> float:
+    """Tokens that are computed for each that is there, where a few batches of rows are sorted by length together.
+
+    Cut into micro-batches, the sorted pool's longest rows stand at evenly spaced quantiles, the last of all at the
+    expected longest; lengths are the histogram's, or exponential with their mean, as in `longest_of`.
+    """
+    if plan.micro_batch_size == 1:
+        return 1.0
+    pool = min(request.rows, _BATCHES_PER_POOL * request.batch_size)
+    cuts = max(1, pool // plan.micro_batch_size)
+    ends = [_quantile(request, (cut * plan.micro_batch_size) / (pool + 1)) for cut in range(1, cuts)]
+    ends.append(longest_of(request, pool))
+    return max(1.0, (sum(ends) / cuts) / (_mean_of_bars(request) or request.mean_tokens))
+
+
+def _quantile(request: QuoteRequest, share: float) -> float:
+    """A row's length in tokens, longer than this share of all; within a bar of the histogram spread evenly."""
+    longest = float(padded_length(request))
+    if not request.row_lengths:
+        return min(longest, -request.mean_tokens * math.log1p(-share))
+    total, before, seen = sum(count for _, count in request.row_lengths), 0, 0
+    for bound, count in sorted(request.row_lengths):
+        if seen + count >= share * total:
+            return min(longest, before + (bound - before) * (share * total - seen) / count)
+        before, seen = bound, seen + count
+    return longest
+
+
 def _longer_answer_mean(request: QuoteRequest) -> float:
-    """Both answers of a pair are padded to the longer one, whose lengths the histogram tells: bars by their middle."""
-    if not request.is_preference or not request.row_lengths:
-        return 0.0
-    longest, total, weighted, before = padded_length(request), 0, 0.0, 0
+    """Both answers of a pair are padded to the longer one, whose lengths the histogram tells."""
+    return _mean_of_bars(request) if request.is_preference else 0.0
+
+
+def _mean_of_bars(request: QuoteRequest) -> float:
+    """Mean length in tokens after the histogram, bars by their middle; 0 without one."""
+    longest = padded_length(request)
+    total, weighted, before = 0, 0.0, 0
     for bound, rows in sorted(request.row_lengths):
         weighted += rows * min((before + bound) / 2, longest)
         total, before = total + rows, bound

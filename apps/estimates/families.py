@@ -56,7 +56,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"qk_norm": "head", "head_dim": 128},
     "qwen3_moe": {"qk_norm": "head", "head_dim": 128},
     "gemma": {"tie_word_embeddings": True, "head_dim": 256},
-    "gemma2": {"tie_word_embeddings": True, "head_dim": 256, "norms_per_layer": 4},
+    "gemma2": {"tie_word_embeddings": True, "head_dim": 256, "norms_per_layer": 4, "has_score_cap": True},
     "gemma3_text": {
         "tie_word_embeddings": True,
         "head_dim": 256,
@@ -204,6 +204,7 @@ def _family_traits(text: Mapping[str, Any], traits: Mapping[str, Any], family: s
     values["qkv_bias"] = biased or traits.get("qkv_bias", attention_bias)
     values["output_bias"] = biased or traits.get("output_bias", bool(text.get("attention_bias", False)))
     values["mlp_bias"] = biased or traits.get("mlp_bias", bool(text.get("mlp_bias", False)))
+    values["has_score_cap"] = bool(text.get("attn_logit_softcapping", traits.get("has_score_cap", False)))
     values["learned_positions"] = int(text.get("n_positions") or 1024) if family == "gpt2" else 0
     return values | _exceptions(text, family)
 

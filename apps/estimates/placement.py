@@ -171,6 +171,7 @@ def _base_plan(request: QuoteRequest, gpu: Gpu, gpu_count: int, parallelism: str
         use_dora=request.use_dora,
         use_rslora=request.use_rslora,
         is_packed=request.packing,
+        attention="eager" if request.stack == ANNEAL.key and request.architecture.has_own_attention else "flash",
         gpu_count=gpu_count,
         parallelism=parallelism,
         cpu_offload=request.cpu_offload and not gpu.is_cpu,  # a CPU's memory is the host's

@@ -49,7 +49,8 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
     use_rslora: bool = False
     lora_dropout: float = 0.05
     optimizer: str = "adamw"
-    packing: bool = False
+    packing: bool = False  # rows fill sequences of `max_length`
+    pads_rows: bool = False  # our trainer does not pack a micro-batch's rows, because its owner said so
     row_lengths: tuple[tuple[int, int], ...] = ()
     evaluations: int = 0
     evaluation_tokens: int = 0

@@ -43,6 +43,7 @@ class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
     fused_kernels: bool = False  # norms, gated activation and rotary in one kernel each
     repeats_key_values: bool = True  # grouped heads are expanded before attention
     groups_lengths: bool = False  # rows of similar length share a micro-batch: almost no padding
+    packs_micro_batches: bool = False  # a micro-batch's rows become one sequence: no padding where rows can be packed
     frees_cache: bool = False  # returns cached blocks, or grows segments: lengths that vary do not fragment
     ties_embeddings: bool = True  # as the model does; else embedding and head are two matrices in every model
     offloads_quantized: bool = True  # 4-bit weights may rest in the host's memory
@@ -58,7 +59,7 @@ ANNEAL = StackProfile(
     is_tiled_loss=True,
     expert_bytes=2,
     casts_trained_weights=True,
-    groups_lengths=True,
+    packs_micro_batches=True,
     offloads_quantized=False,
     reference_ahead=True,
     sources=(

@@ -126,6 +126,7 @@ def _request(base_model: BaseModel, data: TrainingData, recipe: Hyperparameters)
             use_dora=recipe.use_dora,
             use_rslora=recipe.use_rslora,
             cpu_offload=recipe.cpu_offload,
+            pads_rows=recipe.packing is False,
             is_preference=recipe.objective.is_preference,
             splits_rows=data.is_split,
             has_reference=recipe.objective is Objective.DPO,

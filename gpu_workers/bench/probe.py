@@ -25,6 +25,7 @@ from gpu_workers.bench import made_up
 from gpu_workers.events import EVENTS_FILE, EventWriter, replace_file
 from gpu_workers.preflight import inspect_machine
 from gpu_workers.probing import PROBE_FILE
+from gpu_workers.train.attention import attention_of
 from gpu_workers.train.callbacks import StopFlag
 from gpu_workers.train.data import Encoded
 from gpu_workers.train.hardware import choose_engine, detect
@@ -72,14 +73,16 @@ def main(spec_path: Path, work_dir: Path) -> int:
 def measure(request: ProbeRequest, work_dir: Path, *, hub_token: str | None) -> ProbeReport:
     spec = _run_spec(request)
     recipe = spec.hyperparameters
-    engine = choose_engine(detect(), recipe)
     set_seed(recipe.seed)
     watch = Stopwatch()
     if request.config is None:
         folder = fetch_base_model(request.base_model, hub_token=hub_token)
-        model = load_model(folder, recipe, engine=engine)
     else:
         folder = made_up.write_folder(work_dir / "shape", request.config)
+    engine = choose_engine(detect(), recipe, attention=attention_of(folder))
+    if request.config is None:
+        model = load_model(folder, recipe, engine=engine)
+    else:
         model = adapt(made_up.build_base(folder, method=recipe.method, engine=engine), recipe, engine)
     trainer = build_trainer(
         model=model,

@@ -25,6 +25,7 @@ from gpu_workers.events import (
     ChildOutcome,
     EventWriter,
 )
+from gpu_workers.train.attention import attention_of
 from gpu_workers.train.callbacks import StopFlag
 from gpu_workers.train.checkpoint import (
     IncompleteCheckpoint,
@@ -97,7 +98,8 @@ class Attempt:
 
     def _build(self, folder: Path, training: Rows, validation: Rows | None) -> RunTrainer:
         recipe = self._spec.hyperparameters
-        engine = choose_engine(detect(), recipe, steps=count_steps(len(training), recipe))
+        steps = count_steps(len(training), recipe)
+        engine = choose_engine(detect(), recipe, steps=steps, attention=attention_of(folder))
         self._tell(engine)
         set_seed(recipe.seed)
         trainer = build_trainer(

@@ -4,6 +4,7 @@ Each choice carries its reason in one sentence, which the run tells its owner.
 """
 
 import importlib.util
+from enum import StrEnum
 
 import torch
 
@@ -11,6 +12,14 @@ from apps.contracts.runs import Hyperparameters, Method, Struct
 
 FLASH_CAPABILITY = (8, 0)  # FlashAttention 2 needs Ampere
 _COMPILE_PAYS_STEPS = 1_000  # compiling takes a minute or two: as long as this many steps save
+
+
+class Attention(StrEnum):
+    """What a model asks of an attention kernel (`attention.attention_of` reads it)."""
+
+    PLAIN = "plain"  # softmax of the products, over all tokens before or a window of them
+    CAPPED = "capped"  # scores bent by a soft cap, as Gemma 2 does: flash_attn has it, torch's kernels do not
+    OWN = "own"  # sinks, chunks or states that only the model's own code computes
 
 
 class Hardware(Struct, frozen=True, kw_only=True):
@@ -40,6 +49,7 @@ class Engine(Struct, frozen=True, kw_only=True):
     autocast: str | None
     is_packing: bool
     uses_flash_attention: bool
+    uses_own_attention: bool
     uses_liger: bool
     is_compiled: bool
     optimizer: str
@@ -65,12 +75,15 @@ def detect() -> Hardware:
     )
 
 
-def choose_engine(hardware: Hardware, recipe: Hyperparameters, *, steps: int = 0) -> Engine:
-    """Return the fastest engine the hardware carries for this recipe."""
+def choose_engine(
+    hardware: Hardware, recipe: Hyperparameters, *, steps: int = 0, attention: Attention = Attention.PLAIN
+) -> Engine:
+    """Return the fastest engine the hardware carries for this recipe and model."""
     dtype, autocast, precision = _precision(hardware, recipe)
-    is_packing, packing = _packing(hardware, recipe)
+    flash, why_attention = _attention(hardware, dtype, attention)
+    is_own = attention is not Attention.PLAIN and not flash
+    is_packing, packing = _packing(hardware, recipe, is_own=is_own)
     is_compiled, compiling = _compiling(hardware, recipe, is_packing=is_packing, steps=steps)
-    flash, attention = _attention(hardware, dtype)
     liger = (
         "Kernels: Liger for norms, rotary embedding and activations."
         if hardware.has_liger
@@ -83,10 +96,11 @@ def choose_engine(hardware: Hardware, recipe: Hyperparameters, *, steps: int = 0
         autocast=autocast,
         is_packing=is_packing,
         uses_flash_attention=flash,
+        uses_own_attention=is_own,
         uses_liger=hardware.has_liger,
         is_compiled=is_compiled,
         optimizer="adamw_torch_fused",
-        reasons=(precision, packing, attention, liger, compiling, "Optimizer: AdamW, fused: one kernel a step."),
+        reasons=(precision, packing, why_attention, liger, compiling, "Optimizer: AdamW, fused: one kernel a step."),
     )
 
 
@@ -104,7 +118,16 @@ def _precision(hardware: Hardware, recipe: Hyperparameters) -> tuple[str, str | 
     return "float32", None, f"Precision: float32, because {hardware.name} multiplies nothing shorter."
 
 
-def _attention(hardware: Hardware, dtype: str) -> tuple[bool, str]:
+def _attention(hardware: Hardware, dtype: str, attention: Attention) -> tuple[bool, str]:
+    flash, why = _flash_attention(hardware, dtype)
+    if attention is Attention.OWN:
+        return False, "Attention: the model's own code; no fused kernel computes it."
+    if attention is Attention.CAPPED and not flash:
+        return False, "Attention: the model's own code; torch's kernels have no soft cap, and flash_attn is not used."
+    return flash, why
+
+
+def _flash_attention(hardware: Hardware, dtype: str) -> tuple[bool, str]:
     if not hardware.is_gpu:
         return False, "Attention: torch's own product, in float32; the CPU has no fast 16-bit backward."
     if not hardware.has_flash_attention:
@@ -116,15 +139,19 @@ def _attention(hardware: Hardware, dtype: str) -> tuple[bool, str]:
     return True, "Attention: the flash_attn package."
 
 
-def _packing(hardware: Hardware, recipe: Hyperparameters) -> tuple[bool, str]:
+def _packing(hardware: Hardware, recipe: Hyperparameters, *, is_own: bool) -> tuple[bool, str]:
     if recipe.objective.is_preference:
         return False, "Batches: pairs of similar length; preferences are compared row by row."
     if recipe.packing is False:
         return False, "Batches: rows of similar length, padded; packing was turned off."
+    if is_own:
+        return False, "Batches: rows of similar length, padded; the model's own attention takes no packed rows."
     if hardware.can_keep_rows_apart:
-        return True, "Batches: packed without padding; FlashAttention keeps the rows apart."
+        return True, "Batches: rows at random, packed without padding; FlashAttention keeps them apart."
+    if not hardware.is_gpu:
+        return True, "Batches: rows at random, packed without padding; attention goes row by row."
     if recipe.packing:
-        return True, "Batches: packed without padding, as asked; attention goes row by row."
+        return True, "Batches: rows at random, packed without padding, as asked; attention goes row by row."
     return False, f"Batches: rows of similar length, padded; {hardware.name} has no attention for packed rows."
 
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedMod
 
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import BaseModelRef, Hyperparameters, Method
-from gpu_workers.train.attention import register_attention
+from gpu_workers.train.attention import attention_of, register_attention
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.hardware import Engine, choose_engine, detect
 from gpu_workers.train.sharding import shard_model
@@ -87,7 +87,7 @@ def load_model(
 
     `start` holds an adapter or a whole model of an earlier job to begin with. Sharded, it lies on all processes.
     """
-    engine = engine or choose_engine(detect(), hyperparameters)
+    engine = engine or choose_engine(detect(), hyperparameters, attention=attention_of(folder))
     base = _load_base(folder, hyperparameters, engine, is_sharded=is_sharded)
     if start is not None:
         base = _begin_with(base, start, hyperparameters)
@@ -223,5 +223,7 @@ def attention_implementation(engine: Engine) -> str:
     """Return the name of the attention to load a model with, registered where it is ours."""
     if engine.uses_flash_attention:
         return "flash_attention_2"
+    if engine.uses_own_attention:
+        return "eager"
     is_plain = engine.dtype == "float32" or torch.cuda.is_available()
     return "sdpa" if is_plain and not engine.is_packing else register_attention()

@@ -20,7 +20,7 @@ from gpu_workers.artifacts import folder_bytes, read_manifest
 from gpu_workers.events import CHECKPOINTS_FOLDER, UNNUMBERED, CheckpointReady, EventWriter
 from gpu_workers.train.callbacks import ProgressCallback, StopFlag, as_rank_zero, is_distributed
 from gpu_workers.train.checkpoint import Progress, TrainingState, save_checkpoint
-from gpu_workers.train.data import LengthGroupedSampler
+from gpu_workers.train.data import ShuffledSampler
 from gpu_workers.train.early_stopping import BestWeights
 from gpu_workers.train.evaluate import Evaluation, evaluate
 from gpu_workers.train.rehearsal import checkpoint_interval_seconds, rehearse
@@ -49,13 +49,13 @@ class RunTrainer:
     events: EventWriter
     eval_collator: Any
 
-    def __init__(self, *args: Any, spec: RunSpec, work_dir: Path, sampler: LengthGroupedSampler, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, spec: RunSpec, work_dir: Path, sampler: ShuffledSampler, **kwargs: Any) -> None:
         self.spec = spec
         self.work_dir = work_dir
         self._sampler = sampler
         super().__init__(*args, **kwargs)
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> LengthGroupedSampler:
+    def _get_train_sampler(self, train_dataset: Any = None) -> ShuffledSampler:
         return self._sampler
 
     def loss_parts(
@@ -157,7 +157,7 @@ class RunCallback(ProgressCallback):
         events: EventWriter,
         stop: StopFlag,
         *,
-        sampler: LengthGroupedSampler,
+        sampler: ShuffledSampler,
         spec: RunSpec,
         training: Rows,
         validation: Rows | None,

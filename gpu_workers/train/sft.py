@@ -12,9 +12,10 @@ from trl import SFTConfig, SFTTrainer
 
 from apps.contracts.runs import Hyperparameters, Method, Objective, RunSpec
 from gpu_workers.events import CHECKPOINTS_FOLDER, EventWriter
+from gpu_workers.train.attention import attention_of
 from gpu_workers.train.callbacks import StopFlag
 from gpu_workers.train.cpu_lora import speed_up_lora
-from gpu_workers.train.data import IGNORED, LengthGroupedSampler, PaddingCollator
+from gpu_workers.train.data import IGNORED, LengthGroupedSampler, PaddingCollator, ShuffledSampler
 from gpu_workers.train.dpo import DpoTrainer, dpo_config
 from gpu_workers.train.hardware import Engine, choose_engine, detect
 from gpu_workers.train.orpo import OrpoTrainer, orpo_config
@@ -77,9 +78,9 @@ def build_trainer(
 ) -> RunTrainer:
     """Return a trainer ready to `train()`; its callback is at `.progress`."""
     recipe = spec.hyperparameters
-    engine = engine or choose_engine(detect(), recipe)
+    engine = engine or choose_engine(detect(), recipe, attention=attention_of(folder))
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    sampler = LengthGroupedSampler(training.lengths, batch_size=recipe.batch_size, seed=recipe.seed)
+    sampler = _sampler(training, spec, is_packing=engine.is_packing)
     callback = RunCallback(
         events,
         stop=stop,
@@ -137,6 +138,21 @@ def micro_batch_size(hyperparameters: Hyperparameters) -> int:
     return max(1, hyperparameters.batch_size // hyperparameters.gradient_accumulation_steps)
 
 
+def _rows_a_process(spec: RunSpec) -> int:
+    return max(1, micro_batch_size(spec.hyperparameters) // spec.gpu_count)
+
+
+def _sampler(training: Rows, spec: RunSpec, *, is_packing: bool) -> ShuffledSampler:
+    recipe = spec.hyperparameters
+    micro_batches = recipe.gradient_accumulation_steps * spec.gpu_count
+    return (ShuffledSampler if is_packing else LengthGroupedSampler)(
+        training.lengths,
+        batch_size=micro_batches * _rows_a_process(spec),
+        micro_batches=micro_batches,
+        seed=recipe.seed,
+    )
+
+
 def _arguments(work_dir: Path, spec: RunSpec, engine: Engine, *, total_steps: int) -> dict[str, Any]:
     """Return the arguments that every objective shares."""
     hyperparameters = spec.hyperparameters
@@ -144,7 +160,7 @@ def _arguments(work_dir: Path, spec: RunSpec, engine: Engine, *, total_steps: in
     return {
         "output_dir": str(work_dir / CHECKPOINTS_FOLDER),
         "num_train_epochs": hyperparameters.epochs,
-        "per_device_train_batch_size": max(1, micro_batch_size(hyperparameters) // spec.gpu_count),
+        "per_device_train_batch_size": _rows_a_process(spec),
         "gradient_accumulation_steps": hyperparameters.gradient_accumulation_steps,
         "learning_rate": hyperparameters.learning_rate,
         "lr_scheduler_type": hyperparameters.lr_scheduler,

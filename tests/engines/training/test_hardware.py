@@ -2,9 +2,12 @@
 
 import msgspec
 import pytest
+from transformers import Gemma2Config, GptOssConfig, LlamaConfig, MistralConfig, Qwen3Config, Qwen3NextConfig
 
 from apps.contracts.runs import Hyperparameters, Method, Objective
-from gpu_workers.train.hardware import Hardware, choose_engine, detect
+from gpu_workers.train.attention import attention_of
+from gpu_workers.train.hardware import Attention, Hardware, choose_engine, detect
+from gpu_workers.train.model import attention_implementation
 
 H100 = Hardware(
     name="H100", capability=(9, 0), has_bf16=True, has_flash_attention=True, has_liger=True, has_triton=True
@@ -42,8 +45,44 @@ def test_rows_are_packed_where_a_kernel_keeps_them_apart():
     assert not engine_of(H100, packing=False).is_packing
     assert not engine_of(H100, objective=Objective.DPO).is_packing
     assert not engine_of(T4).is_packing
-    assert not engine_of(CPU).is_packing
-    assert engine_of(CPU, packing=True).is_packing
+    assert engine_of(T4, packing=True).is_packing
+    assert engine_of(CPU).is_packing  # row by row
+    assert not engine_of(CPU, packing=False).is_packing
+
+
+@pytest.mark.parametrize(
+    ("hardware", "attention", "is_own", "is_packing"),
+    [
+        (H100, Attention.CAPPED, False, True),  # flash_attn has a soft cap
+        (msgspec.structs.replace(H100, has_flash_attention=False), Attention.CAPPED, True, False),
+        (CPU, Attention.CAPPED, True, False),
+        (H100, Attention.OWN, True, False),
+        (CPU, Attention.OWN, True, False),
+    ],
+)
+def test_what_no_kernel_computes_is_left_to_the_model_itself(hardware, attention, is_own, is_packing):
+    engine = choose_engine(hardware, Hyperparameters(packing=True), attention=attention)
+
+    assert (engine.uses_own_attention, engine.is_packing) == (is_own, is_packing)
+    assert (attention_implementation(engine) == "eager") is is_own
+
+
+@pytest.mark.parametrize(
+    ("config", "attention"),
+    [
+        (LlamaConfig(), Attention.PLAIN),
+        (Qwen3Config(), Attention.PLAIN),
+        (MistralConfig(sliding_window=4096), Attention.PLAIN),
+        (Gemma2Config(), Attention.CAPPED),
+        (Gemma2Config(attn_logit_softcapping=None), Attention.PLAIN),
+        (GptOssConfig(), Attention.OWN),  # sinks
+        (Qwen3NextConfig(), Attention.OWN),  # three layers of four keep a state
+    ],
+)
+def test_a_models_attention_is_read_from_its_config(config, attention, tmp_path):
+    config.save_pretrained(tmp_path)
+
+    assert attention_of(tmp_path) is attention
 
 
 def test_compiling_is_left_to_long_runs_of_plain_batches():

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import httpx
 import msgspec
-import numpy as np
 import pytest
 import torch
 from huggingface_hub.errors import GatedRepoError
@@ -26,7 +25,7 @@ from gpu_workers.probing import Prober
 from gpu_workers.train.callbacks import ProgressCallback, StopFlag
 from gpu_workers.train.checkpoint import IncompleteCheckpoint, explain_inexact_resume, geometry, open_checkpoint
 from gpu_workers.train.cpu_lora import speed_up_lora
-from gpu_workers.train.data import LengthGroupedSampler, PaddingCollator, encode_file, hold_out, split_keys_of
+from gpu_workers.train.data import PaddingCollator, encode_file, hold_out, split_keys_of
 from gpu_workers.train.export import adapter_config, check_finite
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.model import fetch_base_model
@@ -160,21 +159,6 @@ def test_a_bad_row_is_named_by_its_line(tmp_path):
         encode_file(tmp_path / "rows.jsonl", ChatRenderer.from_folder(DEMO), max_length=64)
 
     assert failure.value.code is FailureCode.INVALID_TRAINING_FILE
-
-
-def test_an_epoch_has_every_row_once_in_an_order_of_seed_and_epoch_alone():
-    lengths = np.random.default_rng(0).integers(5, 60, 1003)
-    sampler = LengthGroupedSampler(lengths, batch_size=8, seed=1)
-
-    first, again = list(sampler), list(sampler)
-    sampler.epoch = 1
-    second = list(sampler)
-
-    assert sorted(first) == list(range(1003))
-    assert first == again
-    assert first != second
-    padding = [max(lengths[first[i : i + 8]]) - lengths[first[i : i + 8]].mean() for i in range(0, 1000, 8)]
-    assert np.mean(padding) < 2
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

@@ -110,7 +110,9 @@ class MemoryOf:
         original = Trainer.loss_parts
 
         def loss_parts(trainer, model, inputs):
-            if len(inputs["input_ids"]) > rows and trainer.state.global_step >= from_step:
+            packed = inputs.get("cu_seq_lens_q")
+            n_rows = len(inputs["input_ids"] if packed is None else packed[1:])
+            if n_rows > rows and trainer.state.global_step >= from_step:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
             return original(trainer, model, inputs)
 

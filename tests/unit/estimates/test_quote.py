@@ -1,12 +1,14 @@
 """A quote: physics scaled by measurements, finish, cost, spot, and what several GPUs change."""
 
 import math
+import random
 
 import msgspec
 import pytest
 
-from apps.estimates.durations import padded_mean
+from apps.estimates.durations import padded_mean, pooled_padding
 from apps.estimates.placement import task_of
+from apps.estimates.plans import TrainingPlan
 from apps.estimates.quote import Correction, Estimate, quote, quote_placements
 from tests.unit.estimates.pools import pool
 
@@ -158,6 +160,54 @@ def test_packing_wastes_less_than_padding_and_a_histogram_says_how_much(ask):
     assert padded_mean(request, 1) == pytest.approx(145)
     assert padded_mean(request, 8) == pytest.approx(1000 - 950 * 0.9**8)
     assert padded_mean(msgspec.structs.replace(request, row_lengths=()), 4) == pytest.approx(145 * 25 / 12)
+
+
+@pytest.mark.parametrize(("batch", "micro_batch"), [(16, 16), (16, 4), (4, 4)])
+@pytest.mark.parametrize("knows_lengths", [True, False])
+def test_padding_of_pairs_is_that_of_the_pools_they_are_sorted_in(ask, batch, micro_batch, knows_lengths):
+    draw = random.Random(0)
+    lengths = [min(1000, 5 + round(draw.expovariate(1 / 100))) for _ in range(20_000)]
+    computed = present = 0
+    for _ in range(300):
+        pool = sorted(draw.sample(lengths, 4 * batch))
+        computed += sum(micro_batch * pool[end] for end in range(micro_batch - 1, len(pool), micro_batch))
+        present += sum(pool)
+    bars = tuple((end, sum(end - 20 < length <= end for length in lengths)) for end in range(20, 1001, 20))
+    request = ask(
+        rows=20_000, tokens=sum(lengths), longest_row_tokens=1000, max_length=1000, batch_size=batch,
+        row_lengths=bars if knows_lengths else (),
+    )  # fmt: skip
+
+    plan = TrainingPlan(method="lora", max_length=1000, micro_batch_size=micro_batch)
+    assert pooled_padding(request, plan) == pytest.approx(computed / present, rel=0.05)
+
+
+def test_rows_are_priced_as_our_trainer_lays_them(ask, models, probe, gpu_types):
+    """Packed on a CPU and from Ampere on; padded before it, by request, and where pairs are compared."""
+    t4, a100 = (pool(None, gpu=gpu_types[key]) for key in ("t4-16", "a100-sxm-80"))
+
+    def speed(facts, **changes):
+        model, size = models["Qwen2.5-0.5B"], {"tokens": 400_000, "longest_row_tokens": 2000, "max_length": 2000}
+        request = ask(architecture=model, micro_batch_size=4, **size | changes)
+        return quote(request=request, pool=facts).tokens_per_second
+
+    assert speed(pool(probe)) > 1.05 * speed(pool(probe), pads_rows=True)
+    assert speed(a100) > speed(a100, pads_rows=True)  # a little: so small a model waits for its launches
+    assert speed(t4) == speed(t4, pads_rows=True)
+
+
+def test_a_soft_cap_costs_the_square_of_the_row_in_memory(ask, models, gpu_types):
+    """No fused kernel has it, so our trainer leaves attention to the model: every score is kept for the way back."""
+    capped = models["Gemma-2-2b"]
+    size = {"tokens": 4_000_000, "longest_row_tokens": 4096, "max_length": 4096, "micro_batch_size": 1}
+
+    def peak(architecture):
+        return quote(
+            request=ask(architecture=architecture, **size), pool=pool(None, gpu=gpu_types["h100-sxm-80"])
+        ).peak_bytes
+
+    scores = capped.n_heads * 4096**2
+    assert peak(capped) - peak(msgspec.structs.replace(capped, has_score_cap=False)) > 10 * scores
 
 
 def test_evaluations_and_checkpoints_take_time_that_is_not_billed(ask, probe):
