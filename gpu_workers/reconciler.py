@@ -7,6 +7,7 @@ Where numbers went wrong all the same, the engine is given up: its cache keeps t
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ from gpu_workers.whole_model import withdraw_model
 
 log = logging.getLogger("anneal.serving")
 
+OLDEST_VLLM = (0, 25)  # an older one may answer with another customer's weights after a load (vllm-project/vllm#47724)
 QUARANTINE_SECONDS = 60.0  # adapters used this shortly before bad numbers appeared are suspects
 
 
@@ -210,6 +212,7 @@ class Reconciler:
         """Begin anew with an engine that has just started (or that this agent has just found)."""
         log.info("engine %s answers", state.generation)
         self._lose_engine("loading adapters")
+        await self._require_known_vllm()
         self._tokens.forget()
         await self._numbers.begin()
         met = self._met = MetEngine(state, await self._ask_base(state))
@@ -219,6 +222,12 @@ class Reconciler:
             await asyncio.to_thread(self._store.collect_garbage, keep)
             self._memory.change(cleaned_generation=state.generation)
         return met
+
+    async def _require_known_vllm(self) -> None:
+        version = await self.engine.get_version()
+        found = re.match(r"(\d+)\.(\d+)", version)
+        if found is None or (int(found[1]), int(found[2])) < OLDEST_VLLM:
+            raise EngineDown(f"its vLLM is {version[:40]}, older than {'.'.join(map(str, OLDEST_VLLM))}")
 
     async def _ask_base(self, state: EngineState) -> Canary:
         try:

@@ -238,7 +238,7 @@ PROGRAMS: tuple[Program, ...] = (
             ("ANNEAL_WORKER_CREDENTIAL_FILE", "${home}/replica/credential.json"),
             ("ANNEAL_ENROLL_TOKEN_FILE", "${home}/replica/enroll.token"),
         ),
-        stop_seconds=40,
+        stop_seconds=45,  # a third of ANNEAL_ENGINE_DRAIN_SECONDS to be heard, 2.5 s, and all of it for answers
     ),
     Program(
         "trainer",

@@ -37,6 +37,7 @@ class Engine:
         self.corrupted = 0
         self.starts = 0
         self.starts_never = False
+        self.version = "0.32.0"
         self._runner: web.AppRunner | None = None
 
     @property
@@ -60,6 +61,7 @@ class Engine:
         self.paths.socket.unlink(missing_ok=True)
         app = web.Application()
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/version", self._version)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/load_lora_adapter", self._load)
@@ -85,6 +87,9 @@ class Engine:
     async def _models(self, _: web.Request) -> web.Response:
         models = {BASE: self.model} | self.loaded
         return web.json_response({"data": [{"id": name, "root": root} for name, root in models.items()]})
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": self.version})
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(text=f'vllm:corrupted_requests_total{{engine="0"}} {self.corrupted}\n')
