@@ -13,6 +13,7 @@ from apps.catalog.models import BaseModel
 from apps.contracts.adapter_files import MAX_SCALE, get_scale
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.errors import InvalidValue
+from apps.datasets.counting import LIMITS
 from apps.finetuning.limits import SCHEDULERS, SERVABLE_RANKS, Limits, get_limits, require_within
 
 __all__ = ["SCHEDULERS", "SERVABLE_RANKS", "Choice", "DataFacts", "Recipe", "choose", "resolve"]
@@ -86,6 +87,22 @@ def choose(
     return Recipe(hyperparameters=recipe, choices=choices)
 
 
+def choose_longest_row(base_model: BaseModel, longest_row_tokens: int | None, *, is_text: bool) -> tuple[int, str]:
+    """Return the longest row, in tokens, where nobody sets it, and why: one that cuts no row, where the model can.
+
+    Running text is cut into pieces, all of them trained, so it needs no more than the model's own recipe has.
+    """
+    context, longest = base_model.context_length, longest_row_tokens
+    usual = min(base_model.default_recipe.get("max_length", context), context)
+    if longest is not None and not is_text:
+        limit = next((step for step in sorted({usual, *LIMITS, context}) if usual <= step and longest <= step), context)
+        if longest <= limit <= context:
+            return limit, f"{limit:,} tokens: your longest row has {longest:,}, so none is cut."
+        return context, f"{context:,} tokens: what the model takes in at once; your longest row has {longest:,}."
+    whose = "what the model takes in at once" if usual == context else "this model's own recipe, which was tried on it"
+    return usual, f"{usual:,} tokens: {whose}."
+
+
 def _choice(name: str, wanted: Mapping[str, Any], rules: "_Rules") -> Choice:
     if name in wanted:
         is_cut = name == "max_length" and _is_number(wanted[name]) and wanted[name] <= _LONGEST_ROW
@@ -142,6 +159,7 @@ class _Rules:
     def __init__(
         self, base_model: BaseModel, method: Method, objective: Objective, data: DataFacts, wanted: Mapping[str, Any]
     ) -> None:
+        self._base_model = base_model
         self._method = method
         self._objective = objective
         self._data = data
@@ -200,11 +218,8 @@ class _Rules:
         return 16, "16 rows a step: steady gradients, enough steps."
 
     def _max_length(self) -> tuple[int, str]:
-        longest = self._data.longest_row_tokens
-        limit = min(self._own.get("max_length", self.context), self.context)
-        if longest is not None and longest <= limit:
-            return limit, f"{limit:,} tokens: your longest row has {longest:,}, so none is cut."
-        return limit, f"{limit:,} tokens: what the model takes in at once."
+        is_text = self._objective is Objective.TEXT
+        return choose_longest_row(self._base_model, self._data.longest_row_tokens, is_text=is_text)
 
     def _lora_rank(self) -> tuple[int, str]:
         return 16, "16: enough for most tasks, and quick to serve."

@@ -74,12 +74,13 @@ def detail(request: HttpRequest, organization: Organization, membership: Members
     is at it."""
     version = queries.get_version(organization=organization, id=file_id)
     model = chosen_model(request)
-    address = read_address(request, version, model)
     part = request.headers.get("HX-Target", "") if request.headers.get("HX-Request") else ""
-    if part.endswith("#least-price"):
+    is_viewer, is_price = part.endswith("#viewer"), part.endswith("#least-price")
+    is_known = is_viewer or is_price
+    count, refusal, is_counting = (find_count(version, model), None, False) if is_known else _count(version, model)
+    address = read_address(request, version, model, count)
+    if is_price:
         return _part(request, "price", {"least_nano": least_nano(organization, training_choices(address, model))})
-    is_viewer = part.endswith("#viewer")
-    count, refusal, is_counting = (find_count(version, model), None, False) if is_viewer else _count(version, model)
     looked = look(version, model, address, count)
     context = viewer_context(address, looked, is_pending=version.status in _PENDING)
     if not is_viewer:

@@ -15,7 +15,7 @@ def training_choices(address: Address, model: BaseModel | None) -> dict[str, str
     chosen = {"dataset": address.version.pk}
     if model:
         chosen["model"] = model.name
-        if address.limit < model.context_length:
+        if address.limit != address.usual_limit:
             chosen["max_length"] = str(address.limit)
     if address.train_on is not TrainOn.ASSISTANT:
         chosen["train_on"] = address.train_on.value

@@ -20,6 +20,7 @@ from apps.datasets.inspection import hints_of
 from apps.datasets.models import DatasetVersion, TokenCount, VersionInspection
 from apps.datasets.queries import RowPreview
 from apps.datasets.rows import kind_of
+from apps.finetuning.recipes import choose_longest_row
 from apps.web.row_view import RowView, view_row
 
 ROWS_SHOWN = 20
@@ -44,6 +45,7 @@ class Address:
     version: DatasetVersion
     model: str
     limit: int
+    usual_limit: int  # what training takes where nobody sets one
     share: int
     seed: int
     first: int
@@ -116,19 +118,33 @@ def model_options() -> list[tuple[str, str]]:
 def limit_options(model: BaseModel | None) -> list[tuple[int, str]]:
     """Return the limits to choose from, the model's own last."""
     longest = model.context_length if model else LIMITS[-1]
-    return [(limit, f"{limit:,} tokens") for limit in sorted({longest, *(each for each in LIMITS if each < longest)})]
+    own = {min(model.default_recipe.get("max_length", longest), longest)} if model else set()
+    limits = {longest, *own, *(each for each in LIMITS if each < longest)}
+    return [(limit, f"{limit:,} tokens") for limit in sorted(limits)]
 
 
-def read_address(request: HttpRequest, version: DatasetVersion, model: BaseModel | None) -> Address:
+def _usual_limit(version: DatasetVersion, model: BaseModel | None, count: TokenCount | None) -> int:
+    """Return the limit that training takes where nobody sets one."""
+    if model is None:
+        return LIMITS[-1]
+    longest = count.longest_row_tokens if count else None
+    return choose_longest_row(model, longest, is_text=kind_of(version) is RowKind.TEXT)[0]
+
+
+def read_address(
+    request: HttpRequest, version: DatasetVersion, model: BaseModel | None, count: TokenCount | None
+) -> Address:
     view, line = request.GET.get("view", ""), _number(request, "line", 1)
     limits = [limit for limit, _ in limit_options(model)]
-    limit = _number(request, "limit", limits[-1])
+    usual = _usual_limit(version, model, count)
+    limit = _number(request, "limit", usual)
     share = _number(request, "share", 0)
     trains_inputs = request.GET.get("train_on") == TrainOn.ALL and kind_of(version) is RowKind.CHAT
     return Address(
         version=version,
         model=model.name if model else "",
-        limit=limit if limit in limits else limits[-1],
+        limit=limit if limit in limits else usual,
+        usual_limit=usual,
         share=share if share in dict(SHARES) else 0,
         seed=_number(request, "seed", DEFAULT_SEED),
         first=_number(request, "first", max(1, line - ROWS_BEFORE)),

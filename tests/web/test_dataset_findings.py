@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from apps.catalog.models import BaseModel
 from apps.contracts.split import Split
 from apps.core.models import OutboxMessage
 from apps.datasets import comparing
@@ -44,6 +45,18 @@ def test_findings_are_listed_and_lead_to_their_rows(looked_at, alice, client_for
     for code, line in (("exact_copy", 12), ("near_copy", 13), ("personal_email", 4), ("over", 14), ("untrained", 14)):
         shown = client_for(alice).get(page_of(looked_at, limit=256, find=code)).content.decode()
         assert re.findall(r'<span class="n">(\d+)</span>', shown) == [str(line)], code
+
+
+def test_the_page_begins_at_the_limit_that_training_takes(looked_at, organization, alice, client_for) -> None:
+    BaseModel.objects.update(default_recipe={"max_length": 256})
+    short = make_ready_version(organization, jsonl(12), filename="short.jsonl")
+    page = client_for(alice).get(page_of(short)).content.decode()
+    assert "Every row fits in 256 tokens" in page
+    assert "max_length" not in re.search(r'href="(/jobs/new[^"]*)"', page)[1]
+    longer = client_for(alice).get(page_of(short, limit=512)).content.decode()
+    assert "max_length=512" in re.search(r'href="(/jobs/new[^"]*)"', longer)[1]
+
+    assert "Every row fits in 512 tokens" in client_for(alice).get(page_of(looked_at)).content.decode()
 
 
 def test_what_lies_beyond_the_limit_is_struck_out_and_not_trained(looked_at, alice, client_for) -> None:

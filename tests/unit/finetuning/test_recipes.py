@@ -89,6 +89,25 @@ def test_what_lies_outside_the_limits_is_refused_by_name(asked, method):
     assert refused.value.param.endswith(name)
 
 
+@pytest.mark.parametrize(
+    ("longest", "objective", "chosen", "why"),
+    [
+        (None, Objective.SUPERVISED, 256, "256 tokens: this model's own recipe, which was tried on it."),
+        (99, Objective.SUPERVISED, 256, "256 tokens: your longest row has 99, so none is cut."),
+        (300, Objective.SUPERVISED, 512, "512 tokens: your longest row has 300, so none is cut."),
+        (600, Objective.DPO, 800, "800 tokens: your longest row has 600, so none is cut."),
+        (900, Objective.SUPERVISED, 800, "800 tokens: what the model takes in at once; your longest row has 900."),
+        (600, Objective.TEXT, 256, "256 tokens: this model's own recipe, which was tried on it."),
+    ],
+)
+def test_the_longest_row_cuts_nothing_where_the_model_can(longest, objective, chosen, why):
+    model = BaseModel(name="own", context_length=800, parameter_count=1, default_recipe={"max_length": 256})
+
+    recipe = recipe_of(model, objective=objective, data=DataFacts(rows=50, longest_row_tokens=longest))
+
+    assert (recipe.hyperparameters.max_length, reasons(recipe)["max_length"]) == (chosen, why)
+
+
 def test_limits_say_what_is_served_and_what_is_only_delivered():
     kinds = {kind.name: kind.delivered_as for kind in get_limits(base_model=MODEL).kinds}
 
