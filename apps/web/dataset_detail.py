@@ -276,9 +276,10 @@ def _overlaps(address: Address, looked: Looked) -> list[Check]:
     """Compare with the validation files this version was trained with."""
     if looked.inspection is None:
         return []
-    version, checks = address.version, []
+    version, checks = address.version, list[Check]()
     jobs = version.jobs.exclude(validation_file=None).exclude(validation_file=address.against or None)
-    used = {job.validation_file_id: job.validation_file for job in jobs.select_related("validation_file")[:_MOST_JOBS]}
+    latest = jobs.select_related("validation_file").order_by("-created_at")[:_MOST_JOBS]
+    used = {job.validation_file.pk: job.validation_file for job in latest if job.validation_file}
     for other in used.values():
         found = comparing.find_comparison(version=version, other=other)
         if found and len(checks) < _MOST_OVERLAPS:
