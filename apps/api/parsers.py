@@ -45,10 +45,10 @@ def read_body(data: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(data, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise _explained(str(error)) from error
+        raise _explained(str(error), kind) from error
 
 
-def _explained(message: str) -> DomainError:
+def _explained(message: str, kind: Any) -> DomainError:
     match = _AT_PATH.fullmatch(message)
     what, path = (match["what"], match["path"].lstrip(".")) if match else (message, "")
     if missing := _MISSING.fullmatch(what):
@@ -56,8 +56,13 @@ def _explained(message: str) -> DomainError:
         return MissingParameter(f"Missing required parameter: '{name}'.", param=name)
     if unknown := _UNKNOWN.fullmatch(what):
         name = f"{path}.{unknown['name']}".lstrip(".")
-        return InvalidValue(f"Unknown parameter: '{name}'.", param=name)
+        return InvalidValue(f"Unknown parameter: '{name}'.{'' if path else _taken(kind)}", param=name)
     return InvalidValue(f"Invalid value for '{path}': {what}." if path else f"{what}.", param=path or None)
+
+
+def _taken(kind: Any) -> str:
+    names = [field.encode_name for field in msgspec.structs.fields(kind)]
+    return f" This call takes {', '.join(names)}." if names else ""
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

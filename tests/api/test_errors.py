@@ -20,7 +20,7 @@ from apps.api.parsers import read_body
 from apps.api.views import ApiView
 from apps.config.urls import handler404, handler500  # noqa: F401 - Django looks for them in the URL module
 from apps.config.urls import urlpatterns as real_urls
-from apps.core.errors import InvalidState, QuotaExceeded, RateLimited, Unavailable
+from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded, RateLimited, Unavailable
 
 ApiClient = Callable[[IssuedKey | str | None], APIClient]
 _raised: list[Exception] = []
@@ -232,3 +232,15 @@ def test_nul_in_an_address_is_refused(path: str, api_client: Any, key: IssuedKey
 @pytest.mark.parametrize("path", ["/jobs/%00", "/adapters?page=%00", "/objects/%00"])
 def test_nul_in_an_address_is_refused_to_people_too(path: str, client_for: Any, alice: Any, organization: Any) -> None:
     assert client_for(alice).get(path).status_code == 400
+
+
+def test_an_unknown_field_is_named_with_those_that_are_taken() -> None:
+    class Asked(msgspec.Struct, forbid_unknown_fields=True):
+        mapping: dict[str, str] = {}
+        rest: int = 0
+
+    with pytest.raises(InvalidValue) as refused:
+        read_body({"format": "chat"}, Asked)
+
+    assert refused.value.param == "format"
+    assert refused.value.message == "Unknown parameter: 'format'. This call takes mapping, rest."
