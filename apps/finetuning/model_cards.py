@@ -80,7 +80,7 @@ def _training_facts(job: FineTuningJob, version: AdapterVersion) -> list[tuple[s
     recipe = job.hyperparameters
     used = energy(job=job)
     return [
-        ("Data", f"{job.training_file.rows} rows, SHA-256 `{job.training_file.sha256[:16]}…`"),
+        ("Data", _data(job)),
         ("Objective", str(recipe.get("objective", "supervised"))),
         *_method_facts(recipe, version),
         ("Epochs, steps", f"{recipe['epochs']}, {version.metrics.get('step')}"),
@@ -90,6 +90,15 @@ def _training_facts(job: FineTuningJob, version: AdapterVersion) -> list[tuple[s
         ("Cost", f"${nano_to_usd(job.cost_nano)} for {job.billed_gpu_ms / 1000:g} GPU-seconds"),
         ("Energy", f"at most {used['kwh']} kWh ({used['method']})" if used["kwh"] is not None else used["method"]),
     ]
+
+
+def _data(job: FineTuningJob) -> str:
+    left_out = ""
+    if job.validation_file_id:
+        left_out = ", without those that stand in the validation file too"
+    elif job.hyperparameters.get("validation_share"):
+        left_out = f", {job.hyperparameters['validation_share']:.0%} of them held out"
+    return f"a file of {job.training_file.rows:,} rows{left_out}, SHA-256 `{job.training_file.sha256[:16]}…`"
 
 
 def _method_facts(recipe: dict[str, Any], version: AdapterVersion) -> list[tuple[str, str]]:
