@@ -7,7 +7,6 @@ from apps.finetuning import accuracy, calibrations
 from apps.finetuning.models import FineTuningJob, GpuPool, PoolAccuracy
 from tests.factories.finetuning import Floor, give_credit, make_job
 from tests.factories.outcomes import leave_queue, teach
-from tests.unit.finetuning.conftest import claim  # noqa: F401 - fixture
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def taught(floor, rival) -> FineTuningJob:
     return job
 
 
-def test_a_finished_job_shows_its_estimate_beside_what_it_took(floor, claim, client_for, alice, charlie, rival):  # noqa: F811
+def test_a_finished_job_shows_its_estimate_beside_what_it_took(floor, claim, client_for, alice, charlie, rival):
     job = floor.job()
     attempt = claim()
     attempt.start()

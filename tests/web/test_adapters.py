@@ -21,7 +21,7 @@ from apps.serving.models import Deployment, LoadedAdapter, Replica
 from apps.serving.operations import deploy
 from apps.serving.queries import list_routes
 from tests.api.gateway.process import dedicate, make_replica, make_version, make_whole_model
-from tests.unit.finetuning.conftest import claim, floor  # noqa: F401 - fixtures
+from tests.unit.finetuning.conftest import floor  # noqa: F401 - a fixture
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from apps.core.object_store import read_object
 from apps.finetuning.models import Checkpoint
 from apps.serving.operations import deploy
 from tests.factories.finetuning import adapter_files, checkpoint_files
-from tests.unit.finetuning.conftest import claim, floor  # noqa: F401 - fixtures
+from tests.unit.finetuning.conftest import floor  # noqa: F401 - a fixture
 
 
 @pytest.fixture

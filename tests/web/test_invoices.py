@@ -21,7 +21,7 @@ from apps.catalog.queries import active_price
 from apps.core.clock import db_now
 from tests.factories.accounts import make_user
 from tests.factories.finetuning import make_pool
-from tests.unit.finetuning.conftest import claim, floor  # noqa: F401 - fixtures
+from tests.unit.finetuning.conftest import floor  # noqa: F401 - a fixture
 
 USD = 1_000_000_000
 

@@ -20,7 +20,6 @@ from apps.finetuning.models import FineTuningJob, JobEvent
 from apps.web.job_curves import thinned
 from apps.web.live import follow_job
 from tests.factories.finetuning import Floor
-from tests.unit.finetuning.conftest import claim, reload  # noqa: F401 - fixtures
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def test_another_tenants_jobs_are_not_in_the_list(floor, client_for, charlie, ri
     assert job.pk not in page
 
 
-def test_a_viewer_cannot_cancel_and_a_member_can(floor, client_for, bob, vera, reload):  # noqa: F811
+def test_a_viewer_cannot_cancel_and_a_member_can(floor, client_for, bob, vera, reload):
     job = floor.job()
 
     assert client_for(vera).post(f"/jobs/{job.pk}/cancel").status_code == 403
@@ -69,7 +68,7 @@ def test_a_viewer_cannot_cancel_and_a_member_can(floor, client_for, bob, vera, r
     assert reload(job).status == "cancelled"
 
 
-def test_the_page_shows_what_a_running_job_has_done(floor, client_for, alice, claim):  # noqa: F811
+def test_the_page_shows_what_a_running_job_has_done(floor, client_for, alice, claim):
     job = floor.job(suffix="triage")
     attempt = claim()
     attempt.start()
@@ -122,7 +121,7 @@ def test_a_job_is_named_by_its_method_and_its_call_would_create_the_same(
     assert body.get("lora", {}).get("use_dora", False) is has_rank
 
 
-def test_a_long_job_is_thinned_where_it_is_stored(floor, organization, client_for, alice, claim):  # noqa: F811
+def test_a_long_job_is_thinned_where_it_is_stored(floor, organization, client_for, alice, claim):
     job = floor.job()
     claim().start()
     JobEvent.objects.bulk_create(
@@ -155,7 +154,7 @@ def test_htmx_gets_only_the_part_that_changes(floor, client_for, alice):
     assert 'id="job-state"' in part
 
 
-def test_what_happened_comes_with_the_cards_it_changes(floor, client_for, alice, claim):  # noqa: F811
+def test_what_happened_comes_with_the_cards_it_changes(floor, client_for, alice, claim):
     job = floor.job()
     attempt = claim()
     attempt.start()
@@ -182,7 +181,7 @@ def test_what_happened_comes_with_the_cards_it_changes(floor, client_for, alice,
     assert client_for(alice).get(f"/jobs/{job.pk}", headers=asked).headers["HX-Refresh"] == "true"
 
 
-def test_the_phases_are_those_of_the_latest_attempt(floor, client_for, alice, claim):  # noqa: F811
+def test_the_phases_are_those_of_the_latest_attempt(floor, client_for, alice, claim):
     job = floor.job()
     first = claim()
     first.start()
@@ -198,7 +197,7 @@ def test_the_phases_are_those_of_the_latest_attempt(floor, client_for, alice, cl
     assert phases["Boot"].note.endswith("s") and "m" not in phases["Boot"].note, "not since the first attempt"
 
 
-def test_a_phase_that_is_told_twice_is_one_event(floor, claim):  # noqa: F811
+def test_a_phase_that_is_told_twice_is_one_event(floor, claim):
     job = floor.job()
     attempt = claim()
 
@@ -209,7 +208,7 @@ def test_a_phase_that_is_told_twice_is_one_event(floor, claim):  # noqa: F811
     assert sorted(told) == ["Downloading", "Loading"]
 
 
-def test_a_failed_job_says_why_and_what_was_paid(floor, client_for, alice, claim):  # noqa: F811
+def test_a_failed_job_says_why_and_what_was_paid(floor, client_for, alice, claim):
     job = floor.job()
     attempt = claim()
     attempt.start()
@@ -228,7 +227,7 @@ def test_a_failed_job_says_why_and_what_was_paid(floor, client_for, alice, claim
     assert "method=qlora" in page
 
 
-def test_the_button_of_a_failed_job_starts_the_change_at_the_price_it_shows(floor, client_for, bob, vera, claim):  # noqa: F811
+def test_the_button_of_a_failed_job_starts_the_change_at_the_price_it_shows(floor, client_for, bob, vera, claim):
     job = floor.job()
     claim().finish(wire.Failed(code=FailureCode.LOSS_IS_ZERO, message="The loss is exactly zero at step 3."))
     browser, address = client_for(bob), f"/jobs/{job.pk}/retry"
@@ -245,7 +244,7 @@ def test_the_button_of_a_failed_job_starts_the_change_at_the_price_it_shows(floo
     assert (f"{nano_to_usd(again.spend_cap_nano):f}", f"holds {usd(again.spend_cap_nano)}" in page) == (cap, True)
 
 
-def test_a_failure_that_only_another_file_mends_has_no_button_and_says_so(floor, client_for, bob, claim):  # noqa: F811
+def test_a_failure_that_only_another_file_mends_has_no_button_and_says_so(floor, client_for, bob, claim):
     job = floor.job(hyperparameters={"train_on": "all", "epochs": 1})
     claim().finish(wire.Failed(code=FailureCode.LOSS_IS_ZERO, message="The loss is exactly zero at step 3."))
 
@@ -255,7 +254,7 @@ def test_a_failure_that_only_another_file_mends_has_no_button_and_says_so(floor,
     assert "Train on other rows" in page and "quoted as soon as it is uploaded" in page
 
 
-def test_pause_and_resume_show_their_price(floor, client_for, bob, vera, claim, reload):  # noqa: F811
+def test_pause_and_resume_show_their_price(floor, client_for, bob, vera, claim, reload):
     job = floor.job(spend_cap_nano=60_000_000)
     attempt = claim()
     attempt.start()
@@ -273,7 +272,7 @@ def test_pause_and_resume_show_their_price(floor, client_for, bob, vera, claim, 
     assert reload(job).status == "queued"
 
 
-def test_a_job_at_its_cap_asks_for_a_higher_one(floor, client_for, bob, claim, reload):  # noqa: F811
+def test_a_job_at_its_cap_asks_for_a_higher_one(floor, client_for, bob, claim, reload):
     job = floor.job(spend_cap_nano=30_000_000)
     attempt = claim()
     attempt.start()
@@ -299,7 +298,7 @@ def test_the_stream_of_a_foreign_job_is_not_found(floor, client_for, charlie, ri
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_watcher_who_comes_back_gets_exactly_what_it_missed(floor, organization, claim):  # noqa: F811
+def test_a_watcher_who_comes_back_gets_exactly_what_it_missed(floor, organization, claim):
     job = floor.job()
     attempt = claim()
     attempt.start()
@@ -331,7 +330,7 @@ def test_a_browser_that_reconnects_goes_on_after_the_last_event_it_saw(
     floor,
     client_for,
     alice,
-    claim,  # noqa: F811
+    claim,
 ):
     """A browser repeats the address it began with and adds the header, which therefore goes before `after`."""
     job = floor.job()

@@ -13,7 +13,7 @@ from apps.core.clock import db_now
 from apps.core.object_store import read_object
 from apps.datasets.models import DatasetVersion
 from apps.serving.operations import deploy
-from tests.unit.finetuning.conftest import claim, floor  # noqa: F401 - fixtures
+from tests.unit.finetuning.conftest import floor  # noqa: F401 - a fixture
 
 
 def text(response) -> str:

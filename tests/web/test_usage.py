@@ -14,7 +14,7 @@ from apps.catalog.operations import set_price
 from apps.core.clock import db_now
 from apps.core.ids import new_id
 from apps.web.downloads import csv_chunks
-from tests.unit.finetuning.conftest import claim, floor  # noqa: F401 - fixtures
+from tests.unit.finetuning.conftest import floor  # noqa: F401 - a fixture
 
 
 @pytest.fixture
