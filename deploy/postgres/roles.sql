@@ -70,7 +70,14 @@ GRANT anneal_app, anneal_sys, anneal_internal, anneal_gateway TO anneal_owner WI
 SELECT format('GRANT anneal_owner TO %I WITH INHERIT TRUE, SET TRUE', current_user)
  WHERE NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
 \gexec
-SELECT format('CREATE DATABASE %I OWNER anneal_owner ENCODING ''UTF8'' TEMPLATE template0', :'database')
+-- Text is compared by its bytes: fast, the same on every machine, and one index serves LIKE as well.
+SELECT current_setting('server_version_num')::int >= 170000 AS has_builtin_locales \gset
+\if :has_builtin_locales
+  \set locale 'LOCALE_PROVIDER builtin BUILTIN_LOCALE ''C.UTF-8'' LOCALE ''C'''
+\else
+  \set locale 'LC_COLLATE ''C'' LC_CTYPE ''C.UTF-8'''
+\endif
+SELECT format('CREATE DATABASE %I OWNER anneal_owner ENCODING ''UTF8'' %s TEMPLATE template0', :'database', :'locale')
  WHERE NOT EXISTS (SELECT FROM pg_database WHERE datname = :'database')
 \gexec
 

@@ -135,7 +135,7 @@ def _database(url: str) -> dict[str, Any]:
     host = query.pop("host", None) or (unquote(parts.hostname) if parts.hostname else "")
     port = query.pop("port", None) or parts.port or ""
     return {
-        "ENGINE": "django.db.backends.postgresql",
+        "ENGINE": "apps.core.postgresql",
         "NAME": parts.path.lstrip("/"),
         "USER": unquote(parts.username or ""),
         "PASSWORD": unquote(parts.password or ""),

@@ -1,0 +1,18 @@
+"""Django's PostgreSQL backend without the second index that it gives every text key for LIKE.
+
+Our databases compare text by its bytes (collation C, `deploy/postgres/roles.sql`), where the first index serves LIKE
+too: of 532 indexes 211 were such copies, and each row written paid for them.
+"""
+
+from typing import Any
+
+from django.db.backends.postgresql import base, schema
+
+
+class SchemaEditor(schema.DatabaseSchemaEditor):
+    def _create_like_index_sql(self, model: Any, field: Any) -> None:
+        return None
+
+
+class DatabaseWrapper(base.DatabaseWrapper):
+    SchemaEditorClass = SchemaEditor
