@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from django.db import connection, transaction
+from django.db import IntegrityError, connection, transaction
 from django.db.models import F
 
 from apps.billing.budgets import attribution_of_key, note_spending
@@ -75,7 +75,7 @@ def price_ceiling(*, quantity: int, price_nano: int, per: int) -> int:
 # --- Recording --------------------------------------------------------------------------------------------------------
 
 # One table for each connection, empty outside a batch.
-_INCOMING = "CREATE TEMPORARY TABLE IF NOT EXISTS incoming_usage (sha256 text, body jsonb)"
+_INCOMING = "CREATE TEMPORARY TABLE IF NOT EXISTS incoming_usage (sha256 text, body json)"
 _RECORD = """
     WITH fresh AS (
         INSERT INTO billing_usageevent (id, organization_id, kind, key_id, model_name, adapter_version_id, slice_id,
@@ -85,7 +85,7 @@ _RECORD = """
             input_price_id, output_price_id, input_tokens, cached_input_tokens, output_tokens, finish, latency_ms,
             first_token_ms, occurred_at, sha256, coalesce(replica_id, ''), coalesce(engine_input_tokens, 0),
             coalesce(engine_output_tokens, 0)
-          FROM incoming_usage, jsonb_to_record(body) AS record(id text, organization_id text, key_id text,
+          FROM incoming_usage, json_to_record(body) AS record(id text, organization_id text, key_id text,
             model_name text, adapter_version_id text, slice_id text, input_price_id text, output_price_id text,
             input_tokens bigint, cached_input_tokens bigint, output_tokens bigint, finish text, latency_ms int,
             first_token_ms int, occurred_at timestamptz, replica_id text, engine_input_tokens bigint,
@@ -117,7 +117,10 @@ _RECORD = """
     )
     SELECT (SELECT count(*) FROM fresh),
            (SELECT coalesce(json_object_agg(slice_id, cost_nano), '{}')
-              FROM (SELECT slice_id, sum(cost_nano)::bigint AS cost_nano FROM used GROUP BY slice_id) AS by_slice)
+              FROM (SELECT slice_id, sum(cost_nano)::bigint AS cost_nano FROM used GROUP BY slice_id) AS by_slice),
+           (SELECT count(input_price_id) + count(output_price_id) FROM fresh) - (SELECT count(*) FROM used),
+           (SELECT count(*) FROM (SELECT DISTINCT organization_id AS id FROM fresh) AS named
+             WHERE NOT EXISTS (SELECT FROM accounts_organization AS known WHERE known.id = named.id))
 """
 
 
@@ -125,7 +128,8 @@ _RECORD = """
 def record_usage(*, records: Sequence[UsageRecord]) -> Recorded:
     """Store the records and add the new ones to their series; sending them again adds nothing.
 
-    A record whose id was used for another body is set aside as a UsageConflict and logged.
+    A record whose id was used for another body is set aside as a UsageConflict and logged. Raises IntegrityError, and
+    stores none, where one names a price or an organization that does not exist.
     """
     bodies: dict[tuple[str, str], UsageRecord] = {}
     lines: list[bytes] = []
@@ -140,7 +144,9 @@ def record_usage(*, records: Sequence[UsageRecord]) -> Recorded:
         with cursor.copy("COPY incoming_usage (sha256, body) FROM STDIN") as copy:
             copy.write(b"".join(lines))
         cursor.execute(_RECORD)
-        new, used_by_slice = cursor.fetchone()
+        new, used_by_slice, unpriced, unowned = cursor.fetchone()
+        if unpriced or unowned:
+            raise IntegrityError(f"usage names {unpriced} unknown prices and {unowned} unknown organizations")
         cursor.execute("TRUNCATE incoming_usage")
     _charge_slices(used_by_slice)
     conflicting = _set_conflicts_aside(bodies) if new < len(bodies) else 0

@@ -10,16 +10,27 @@ from apps.core.tenancy import OrganizationModel
 
 
 class UsageEvent(OrganizationModel):
-    """One metered request; its id comes from the gateway's spool, so that a replay adds nothing."""
+    """One metered request; its id comes from the gateway's spool, so that a replay adds nothing.
 
+    Written by the thousand a second: no index but what is asked by, and what it refers to is looked up once for a
+    batch, where it is recorded. A foreign key would look it up and lock it for each row.
+    """
+
+    organization = models.ForeignKey(
+        "accounts.Organization", on_delete=models.PROTECT, related_name="+", db_index=False, db_constraint=False
+    )
     id = models.CharField(max_length=40, primary_key=True)
     kind = models.CharField(max_length=16, default="inference")
     key_id = models.CharField(max_length=40)
     model_name = models.CharField(max_length=200)
     adapter_version_id = models.CharField(max_length=40, blank=True)
     slice_id = models.CharField(max_length=40, blank=True, help_text="The hold it was reserved from.")
-    input_price = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, related_name="+", null=True)
-    output_price = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, related_name="+", null=True)
+    input_price = models.ForeignKey(
+        "catalog.PriceRule", on_delete=models.PROTECT, related_name="+", null=True, db_index=False, db_constraint=False
+    )
+    output_price = models.ForeignKey(
+        "catalog.PriceRule", on_delete=models.PROTECT, related_name="+", null=True, db_index=False, db_constraint=False
+    )
     input_tokens = models.BigIntegerField()
     cached_input_tokens = models.BigIntegerField(default=0)
     output_tokens = models.BigIntegerField()

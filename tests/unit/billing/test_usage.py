@@ -8,7 +8,7 @@ from itertools import count
 
 import msgspec
 import pytest
-from django.db import connection, transaction
+from django.db import IntegrityError, connection, transaction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -147,6 +147,18 @@ def test_another_body_under_a_used_id_is_set_aside_and_charged_for_nothing(custo
     conflict = UsageConflict.objects.get()
     assert (conflict.event_id, conflict.body["output_tokens"]) == (record.id, 1_000_000)
     assert UsageEvent.objects.get(pk=record.id).output_tokens == 7
+
+
+@pytest.mark.parametrize("field", ["input_price_id", "output_price_id", "organization_id"])
+def test_usage_of_what_does_not_exist_is_refused_with_its_whole_batch(customer, field):
+    """No foreign key says so: it would be asked for every row."""
+    stray = customer.record(**{field: "nothing"})
+
+    with pytest.raises(IntegrityError, match="unknown"):
+        record_usage(records=[customer.record(), stray])
+
+    assert not UsageEvent.objects.exists()
+    assert record_usage(records=[customer.record()]).new == 1
 
 
 @settings(max_examples=25, deadline=None)
