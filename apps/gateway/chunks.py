@@ -4,7 +4,6 @@ The engine is always asked for a stream with usage in each chunk, so that an ans
 who did not ask for a stream gets its chunks put together again.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -106,8 +105,7 @@ def decode_chunks(payloads: list[bytes]) -> list[EngineChunk]:
 # --- What was used ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Meter:
+class Meter(msgspec.Struct):
     """Token counts of an answer as far as it got.
 
     A chunk's usage is cumulative for its own choice, with the tokens of the prompt that choice belongs to; the chunk
@@ -115,10 +113,10 @@ class Meter:
     """
 
     choice_count: int  # per prompt
-    prompts: dict[int, int] = field(default_factory=dict)
-    outputs: dict[int, int] = field(default_factory=dict)
+    prompts: dict[int, int] = {}
+    outputs: dict[int, int] = {}
     total: EngineUsage | None = None
-    finishes: dict[int, str] = field(default_factory=dict)
+    finishes: dict[int, str] = {}
 
     def observe(self, *chunks: EngineChunk) -> None:
         latest: dict[int, EngineUsage] = {}  # by choice
@@ -169,12 +167,8 @@ class Meter:
 
     def usage(self) -> "Usage":
         """Return what the customer is told: what is billed."""
-        return Usage(
-            prompt_tokens=self.input_tokens,
-            completion_tokens=self.output_tokens,
-            total_tokens=self.input_tokens + self.output_tokens,
-            prompt_tokens_details=CachedTokens(self.cached_input_tokens),
-        )
+        read, written = self.input_tokens, self.output_tokens
+        return Usage(read, written, read + written, CachedTokens(self.cached_input_tokens))
 
 
 # --- What the customer gets -------------------------------------------------------------------------------------------
@@ -260,14 +254,13 @@ def _completion(choice: EngineChoice) -> _CompletionChoice:
     return _CompletionChoice(choice.index, choice.text, choice.logprobs, choice.finish_reason)
 
 
-@dataclass(slots=True)
-class _Part:
+class _Part(msgspec.Struct):
     """One choice, put together from its chunks."""
 
     index: int
-    texts: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    texts: list[str] = []
+    reasoning: list[str] = []
+    calls: dict[int, dict[str, Any]] = {}
     logprobs: dict[str, list[Any]] | None = None
     finish_reason: str | None = None
 

@@ -30,9 +30,10 @@ class Client:
     def __init__(self, scope: Scope) -> None:
         self._exchange: Exchange = scope[EXCHANGE]
         headers = self._exchange.headers
-        self.authorization = _text(headers.get(b"authorization"))
+        self.authorization = headers.get(b"authorization", b"").decode("latin-1")
         self.ulid = new_ulid()
-        self.request_id = usable_request_id(_text(headers.get(_REQUEST_ID))) or f"req_{self.ulid}"
+        given = headers.get(_REQUEST_ID)
+        self.request_id = (given and usable_request_id(given.decode("latin-1"))) or f"req_{self.ulid}"
         self.limit_headers: Callable[[], bytes] = bytes  # asked when the answer begins, once the key is known
         self._has_started = False
 
@@ -68,7 +69,8 @@ class Client:
         self._exchange.write(content, more=False)
 
     async def send_json(self, content: bytes) -> None:
-        await self._readable()
+        if self._exchange.is_blocked:
+            await self._readable()
         self._has_started = True
         self._exchange.answer(200, _JSON_LINE + self._lines(), content)
 
@@ -120,7 +122,3 @@ class _Watched:
         if self._has_cancelled and kind is asyncio.CancelledError:
             self._task.uncancel()
             raise ClientGone from None
-
-
-def _text(value: bytes | None) -> str | None:
-    return value.decode("latin-1") if value is not None else None

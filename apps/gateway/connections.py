@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from apps.core.http import Application, Message, Scope
+from apps.gateway.transports import TurnTransport
 
 EXCHANGE = "anneal.exchange"  # where a scope has it
 _MOST_PIPELINED = 16  # requests read ahead of their turn; more are left in the socket
@@ -38,17 +39,23 @@ class Connection(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
+        # Of a line that is repeated the last one counts. The parser fills it without a frame of Python's for each line.
+        self._lines: dict[bytes, bytes] = {}
+        self.on_header = self._lines.__setitem__  # type: ignore[assignment,method-assign]
         super().__init__(config, server_state, app_state, _loop)
-        self.ws_protocol_class = None  # nothing here speaks WebSocket
+        self.headers = []  # uvicorn looks through them for a WebSocket, which nothing here speaks
+        self.ws_protocol_class = None
+        self._application = cast(Application, self.app)
+        self._incoming: Exchange  # the one that is read
         self._waiting: deque[tuple[Scope, Exchange]] = deque()
-        self._current: Exchange | None = None  # the one that is answered; `cycle` is the one that is read
+        self._current: Exchange | None = None  # the one that is answered
         self._is_in_head = False
         self._head_bytes = 0  # of a head that is not complete
         self._idle_since = math.inf
         self._idle_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(TurnTransport(transport, self.loop))
         self._scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
@@ -67,11 +74,13 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_writing()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        self.parser = self.cycle = self._current = None  # type: ignore[assignment]
+        self.parser = self._current = None  # type: ignore[assignment]
 
     # --- Reading a request.
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return  # what came with the end of the connection is nobody's request
         super().data_received(data)
         if self._is_in_head:
             self._head_bytes += len(data)
@@ -82,10 +91,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._is_in_head, self._head_bytes = True, 0
         self.url = b""
-        self.headers = []
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        self._lines.clear()
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
@@ -94,18 +100,19 @@ class Connection(HttpToolsProtocol):
         version = self.parser.get_http_version()
         method = self.parser.get_method().decode("ascii")
         keeps_alive = version == "1.1" and self.parser.should_keep_alive()
-        exchange = Exchange(self, dict(self.headers), version, keeps_alive=keeps_alive, has_body=method != "HEAD")
+        headers = {name.lower(): value for name, value in self._lines.items()}
+        exchange = Exchange(self, headers, version, keeps_alive=keeps_alive, has_body=method != "HEAD")
         scope = self._scope | {
             "http_version": version,
             "method": method,
             "path": urllib.parse.unquote(path) if "%" in path else path,
             "raw_path": raw_path,
             "query_string": query,
-            "headers": self.headers,
+            "headers": headers.items(),
             "state": self.app_state.copy(),
             EXCHANGE: exchange,
         }
-        self.cycle = cast(Any, exchange)
+        self._incoming = exchange
         if self._current is None:
             self._begin(scope, exchange)
             return
@@ -114,20 +121,19 @@ class Connection(HttpToolsProtocol):
             self.flow.pause_reading()
 
     def on_body(self, body: bytes) -> None:
-        exchange = cast(Exchange, self.cycle)
+        exchange = self._incoming
         if not exchange.response_complete and exchange.add_body(body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
-        cast(Exchange, self.cycle).end_body()
+        self._incoming.end_body()
 
     # --- Answering it.
 
     def _begin(self, scope: Scope, exchange: "Exchange") -> None:
         self._current = exchange
-        application = cast(Application, self.app)
-        exchange.task = self.loop.create_task(exchange.run(application, scope))
-        self.tasks.add(exchange.task)
+        exchange.task = task = self.loop.create_task(exchange.run(self._application, scope))
+        self.tasks.add(task)
 
     def opening(self, status: int) -> bytes:
         """Return how an answer begins: its status and the headers that all answers have."""
@@ -211,12 +217,14 @@ class Exchange:
         """Return how much waits to be taken."""
         self._parts.append(content)
         self.size_bytes += len(content)
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
         return self.size_bytes
 
     def end_body(self) -> None:
         self.is_whole = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def note_gone(self) -> None:
         self.is_gone = True
@@ -231,7 +239,7 @@ class Exchange:
         except BaseException as error:
             self._connection.logger.error("Exception in ASGI application\n", exc_info=error)
         finally:
-            self._connection.tasks.discard(cast("asyncio.Task[None]", self.task))
+            self._connection.tasks.discard(self.task)
             self.task = None
             if not (self.response_complete or self.is_gone):
                 self._break_off()
@@ -266,7 +274,8 @@ class Exchange:
         content = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         self.size_bytes = 0
-        self._connection.flow.resume_reading()
+        if self._connection.flow.read_paused:
+            self._connection.flow.resume_reading()
         return content
 
     async def receive(self) -> Message:
@@ -317,7 +326,8 @@ class Exchange:
         self._connection.transport.write(content)
         if not more:
             self.response_complete = True
-            self._wake()
+            if self._waiter is not None:
+                self._wake()
             if not self.keeps_alive:
                 self._connection.transport.close()
             self._connection.on_response_complete()

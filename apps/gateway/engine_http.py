@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from apps.gateway.transports import TurnTransport
+
 CONNECT_SECONDS = 5.0
 FIRST_BYTE_SECONDS = 600.0  # a queue of long answers may stand before it; the customer's own connection ends the wait
 IDLE_SECONDS = 120.0  # between two parts of an answer
@@ -231,7 +233,8 @@ class _Connection(asyncio.Protocol):
     # --- What asyncio and the parser tell it.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is no subclass
+        own = cast(asyncio.Transport, transport)  # uvloop's own class is no subclass
+        self._transport = TurnTransport(own, self._loop)
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:

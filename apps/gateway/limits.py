@@ -5,6 +5,7 @@ Kept in this process: with several gateways a limit holds for each of them.
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -63,8 +64,11 @@ class _Buckets:
             self._swept_at = now
             self._buckets = {k: v for k, v in self._buckets.items() if now - v.since < _FORGET_SECONDS}
 
-    def take(self, limits: Sequence[Limits], amount: int) -> None:
-        """Take the amount of all, or of none when one of them has less. Raises RateLimited."""
+    def take(self, limits: Sequence[Limits], amount: int = 1) -> None:
+        """Take the amount of all, or of none when one of them has less.
+
+        Raises RateLimited with the seconds until it can be had.
+        """
         now, found = time.monotonic(), []
         for one in limits:
             per_minute = self._rate_of(one)
@@ -118,17 +122,9 @@ class Rates:
     def __init__(self) -> None:
         self._requests = _Buckets("requests")
         self._tokens = _Buckets("tokens")
-
-    def take_request(self, limits: Sequence[Limits]) -> None:
-        """Count one request against each. Raises RateLimited with the seconds until the next may come."""
-        self._requests.take(limits, 1)
-
-    def take_tokens(self, limits: Sequence[Limits], tokens: int) -> None:
-        """Count what a request may use at most; `correct` it when that is known. Raises RateLimited."""
-        self._tokens.take(limits, tokens)
-
-    def correct(self, limits: Sequence[Limits], *, taken: int, used: int) -> None:
-        self._tokens.correct(limits, taken=taken, used=used)
+        self.take_request = self._requests.take
+        self.take_tokens = self._tokens.take  # what a request may use at most; `correct` it when that is known
+        self.correct = self._tokens.correct
 
     def headers(self, limits: Sequence[Limits]) -> bytes:
         """Return the standard x-ratelimit-* headers, as lines: of organization and key the one with less left."""
@@ -148,8 +144,8 @@ class OpenRequests:
     """Counts what each organization and each key has in progress."""
 
     def __init__(self) -> None:
-        self._open: dict[str, int] = {}
-        self._structured: dict[str, int] = {}
+        self._open: dict[str, int] = defaultdict(int)
+        self._structured: dict[str, int] = defaultdict(int)
 
     def one_more(self, limits: Sequence[Limits], *, is_structured: bool) -> "_Place":
         """Hold a place while the block runs; the organization's limits come first. Entering raises RateLimited."""
@@ -167,9 +163,9 @@ class OpenRequests:
         if is_structured:
             if self._structured.get(organization.owner_id, 0) >= MOST_OPEN_STRUCTURED:
                 raise _too_many(organization, MOST_OPEN_STRUCTURED, "requests with a response_format or tools")
-            _increase(self._structured, organization.owner_id)
+            self._structured[organization.owner_id] += 1
         for one in limits:
-            _increase(self._open, one.owner_id)
+            self._open[one.owner_id] += 1
 
     def give_back(self, limits: Sequence[Limits], *, is_structured: bool) -> None:
         for one in limits:
@@ -195,10 +191,6 @@ class _Place:
 
 def _too_many(limits: Limits, most: int, what: str) -> RateLimited:
     return RateLimited(f"{limits.owner} has {most} {what} in progress, the most allowed at once.")
-
-
-def _increase(counts: dict[str, int], owner_id: str) -> None:
-    counts[owner_id] = counts.get(owner_id, 0) + 1
 
 
 def _decrease(counts: dict[str, int], owner_id: str) -> None:

@@ -3,7 +3,8 @@
 import asyncio
 import datetime
 import time
-from dataclasses import dataclass, field
+
+import msgspec
 
 from apps.billing.usage import UsageRecord, price_ceiling
 from apps.core.errors import Unavailable
@@ -24,8 +25,7 @@ def cost_nano(prices: Prices, *, input_tokens: int, output_tokens: int) -> int:
     ) + price_ceiling(quantity=output_tokens, price_nano=prices.output.price_nano, per=prices.output.per)
 
 
-@dataclass(slots=True)
-class Ticket:
+class Ticket(msgspec.Struct):
     """An admitted request. Must be finished exactly once, however it ends."""
 
     metering: "Metering"
@@ -35,7 +35,7 @@ class Ticket:
     prices: Prices
     reservation: Reservation
     meter: Meter
-    started_at: float = field(default_factory=time.monotonic)
+    started_at: float = msgspec.field(default_factory=time.monotonic)
     first_token_ms: int | None = None
     replica_id: str = ""
     is_finished: bool = False
@@ -59,6 +59,7 @@ class Ticket:
 
     def _record(self, finish: str, *, is_charged: bool) -> UsageRecord:
         meter, caller, prices = self.meter, self.caller, self.prices
+        read, written = meter.input_tokens, meter.output_tokens
         return UsageRecord(
             id=self.id,
             organization_id=caller.organization_id,
@@ -68,16 +69,16 @@ class Ticket:
             slice_id=self.reservation.slice_id,
             input_price_id=prices.input.id,
             output_price_id=prices.output.id,
-            input_tokens=meter.input_tokens if is_charged else 0,
+            input_tokens=read if is_charged else 0,
             cached_input_tokens=meter.cached_input_tokens if is_charged else 0,
-            output_tokens=meter.output_tokens if is_charged else 0,
+            output_tokens=written if is_charged else 0,
             finish=finish,
             latency_ms=self._elapsed_ms(),
             first_token_ms=self.first_token_ms,
             occurred_at=self.metering.now(),
             replica_id=self.replica_id,
             engine_input_tokens=meter.engine_input_tokens if self.replica_id else 0,
-            engine_output_tokens=meter.output_tokens if self.replica_id else 0,
+            engine_output_tokens=written if self.replica_id else 0,
         )
 
 

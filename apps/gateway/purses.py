@@ -9,6 +9,8 @@ import logging
 import time
 from dataclasses import dataclass, field
 
+import msgspec
+
 from apps.billing.slices import SLICE_SECONDS, close_slice, lease_slice, renew_slices
 from apps.core.errors import QuotaExceeded, Unavailable
 from apps.gateway.database import DATABASE_ERRORS, Database
@@ -60,8 +62,7 @@ class _Purse:
     refused_at: float = 0.0
 
 
-@dataclass(frozen=True)
-class Reservation:
+class Reservation(msgspec.Struct, frozen=True):
     """The worst case of one request, set aside in a slice; in none when the model costs nothing."""
 
     slice: _Slice | None

@@ -106,11 +106,15 @@ class Recorder(asyncio.Protocol):
         batch = self._batch
         batch.contents.append(encode(End(record)))
         if not batch.ends and not self._is_writing:
-            self._loop.call_soon(self._hand_over)  # with what else ends in this turn of the loop
+            self._hand_over_soon()
         batch.ends.append(record)
         waiter: asyncio.Future[bool] = self._loop.create_future()
         batch.waiters.append(waiter)
         return waiter
+
+    def _hand_over_soon(self) -> None:
+        """Hand over behind what else this turn of the loop ends: a sync costs the same for one and for many."""
+        self._loop.call_soon(self._loop.call_soon, self._hand_over)
 
     def _hand_over(self) -> None:
         """Send what came in, unless the last batch is not written yet."""
@@ -169,7 +173,7 @@ class Recorder(asyncio.Protocol):
         for waiter in sent.waiters:
             if not waiter.done():
                 waiter.set_result(is_written)
-        self._hand_over()
+        self._hand_over_soon()
 
     def _note_unwritten(self, ends: list[UsageRecord]) -> None:
         for record in ends:

@@ -80,37 +80,31 @@ class Upstreams:
         attempts = 0
         while attempts < MOST_ATTEMPTS and (allowed := self._breaker.allowed(untried)):
             replica_id = self.turns.take_free(call.tenant, allowed) or await self.turns.take(call.tenant, allowed)
+            upstream = untried.pop(replica_id)
+            self._breaker.note_trial(replica_id)
             try:
-                return await self._try(untried.pop(replica_id), call, body)
+                answer = await self._begin(upstream, call, body)
             except BaseException as reason:
                 self.turns.give_back(call.tenant, replica_id)
+                self._note_failure(replica_id, call, reason)
                 if not isinstance(reason, TryAnother):
                     raise
                 attempts += not reason.is_unreached
+            else:
+                self._breaker.note_success(replica_id)
+                return answer
         raise Unavailable(
             "The model cannot answer at the moment: it is loading, busy or restarting. Try again shortly."
         )
 
-    async def _try(self, upstream: Upstream, call: Call, body: bytes) -> "EngineAnswer":
-        """Raises TryAnother, or what the request itself is at fault for."""
-        self._breaker.note_trial(upstream.replica_id)
-        try:
-            answer = await self._begin(upstream, call, body)
-        except TryAnother as reason:
-            logger.warning("replica %s does not answer %s: %s", upstream.replica_id, call.request_id, reason)
-            if reason.is_busy:
-                self._breaker.note_success(upstream.replica_id)
-            else:
-                self._breaker.note_failure(upstream.replica_id)
-            raise
-        except EngineError:
-            self._breaker.note_failure(upstream.replica_id)
-            raise
-        except DomainError:
-            self._breaker.note_success(upstream.replica_id)  # it is the request that is at fault
-            raise
-        self._breaker.note_success(upstream.replica_id)
-        return answer
+    def _note_failure(self, replica_id: str, call: Call, reason: BaseException) -> None:
+        """Hold against the replica what is not the fault of the request, of its customer, or of being busy."""
+        if isinstance(reason, TryAnother):
+            logger.warning("replica %s does not answer %s: %s", replica_id, call.request_id, reason)
+        if isinstance(reason, EngineError) or (isinstance(reason, TryAnother) and not reason.is_busy):
+            self._breaker.note_failure(replica_id)
+        elif isinstance(reason, TryAnother | DomainError):
+            self._breaker.note_success(replica_id)
 
     async def _begin(self, upstream: Upstream, call: Call, body: bytes) -> "EngineAnswer":
         replica = self._replicas.get(upstream.url)

@@ -27,9 +27,11 @@ class Transport:
     def is_closing(self) -> bool:
         return "close" in self.events
 
+    def pause_reading(self) -> None: ...
+
     def resume_reading(self) -> None: ...
 
-    def get_extra_info(self, name: str) -> None: ...
+    def get_extra_info(self, name: str, default: object = None) -> None: ...
 
 
 async def answer(scope, receive, send) -> None:
@@ -46,7 +48,7 @@ def events_of(request: bytes) -> list[bytes | str]:
         connection.connection_made(transport)
         connection.data_received(request)
         await asyncio.gather(*state.tasks)
-        await asyncio.sleep(0)
+        await settle()
         connection.connection_lost(None)
         return transport.events
 
@@ -69,6 +71,63 @@ def test_an_answer_is_sent_before_its_connection_closes(request_bytes):
 
     assert first.startswith(b"HTTP/1.1 ")
     assert second == "close"
+
+
+def test_what_is_answered_in_one_turn_is_sent_when_all_of_it_is_answered():
+    """A write wakes its reader, which would take the processor before the next request is answered."""
+    events: list[str] = []
+
+    async def noting(scope, receive, send) -> None:
+        await answer(scope, receive, send)
+        events.append("answered")
+
+    async def scenario() -> None:
+        async with connected(noting) as (one, its), connected(noting) as (other, others):
+            its.write = others.write = lambda data: events.append("sent")
+            one.data_received(post(b"/", b""))
+            other.data_received(post(b"/", b""))
+            await settle()
+
+    asyncio.run(scenario())
+    assert events == ["answered", "answered", "sent", "sent"]
+
+
+def test_an_answer_that_is_not_sent_yet_is_sent_before_the_gateway_stops():
+    async def scenario() -> None:
+        async with connected(answer) as (connection, socket):
+            connection.data_received(post(b"/", b""))
+            await answered(connection)
+            assert not socket.sent
+            connection.shutdown()
+            await settle()
+            assert socket.sent.endswith(b"hello")
+            assert socket.events[-1] == "close"
+
+    asyncio.run(scenario())
+
+
+def test_no_request_is_begun_on_a_connection_that_closes():
+    async def scenario() -> None:
+        async with connected(echo) as (connection, socket):
+            connection.shutdown()
+            connection.data_received(post(b"/late", b""))  # in the same turn of the loop
+            await settle()
+            assert connection.server_state.total_requests == 0
+            assert socket.events == ["close"]
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_to_a_customer_who_left_meanwhile_is_dropped():
+    async def scenario() -> None:
+        async with connected(answer) as (connection, socket):
+            connection.data_received(post(b"/", b""))
+            await answered(connection)
+            socket.close()
+            await settle()
+            assert not socket.sent
+
+    asyncio.run(scenario())
 
 
 # --- Requests as they come --------------------------------------------------------------------------------------------
@@ -113,6 +172,12 @@ async def connected(application, **options):
     yield connection, socket
     connection.connection_lost(None)
     await asyncio.gather(*state.tasks)
+
+
+async def answered(connection: Connection) -> None:
+    """Wait until the first request is answered, and no longer: what is sent with it is not sent yet."""
+    while connection.server_state.total_requests == 0:
+        await asyncio.sleep(0)
 
 
 async def settle() -> None:
@@ -243,9 +308,12 @@ def test_a_head_without_end_is_refused():
     async def scenario() -> None:
         async with connected(answer) as (connection, socket):
             connection.data_received(b"POST / HTTP/1.1\r\nHost: ")
-            while "close" not in socket.events:
+            for _ in range(20):
                 connection.data_received(b"x" * 10_000)
+            await settle()
             assert socket.sent.startswith(b"HTTP/1.1 431 ")
+            assert socket.sent.count(b"HTTP/1.1") == 1
+            assert socket.events[-1] == "close"
 
     asyncio.run(scenario())
 
@@ -300,6 +368,7 @@ def test_a_connection_is_closed_when_nothing_came_for_long_and_not_before():
             clock.pass_to(574)
             assert "close" not in socket.events
             clock.pass_to(575)
+            await settle()
             assert socket.events[-1] == "close"
 
     async def asked(connection: Connection, data: bytes) -> None:
@@ -313,7 +382,7 @@ class Clock:
     """A loop whose time passes as a test says."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.create_task, self.create_future = loop.create_task, loop.create_future
+        self.create_task, self.create_future, self.call_soon = loop.create_task, loop.create_future, loop.call_soon
         self.now = 0.0
         self._due: list[tuple[float, Callable[[], None]]] = []
 
@@ -344,6 +413,7 @@ def test_stopping_lets_answers_end_and_closes_the_rest():
             assert socket.events[-1] == "close"
         async with connected(echo) as (connection, socket):
             connection.shutdown()
+            await settle()
             assert socket.events == ["close"]
 
     asyncio.run(scenario())
