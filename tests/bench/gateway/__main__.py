@@ -3,9 +3,10 @@
     python -m tests.bench.gateway [--seconds 5] [--rounds 3] [--connections 16] [--streams 500]
 
 Our gateway runs as it is deployed and does all it does in production: it checks keys and rights, limits, reserves,
-meters, syncs each record to the disk before the answer ends, and ships to PostgreSQL. LiteLLM checks its master key;
-Portkey, the Rust sglang-router and nginx check nothing. All stand before the same static nginx, one process each; ours
-asks it for a stream, as it must to meter an answer that is cut off, the others for the whole answer.
+meters, syncs each record to the disk before the answer ends, and ships to PostgreSQL. LiteLLM, on the same Python as
+ours, checks its master key; Portkey, the Rust sglang-router and nginx check nothing. All stand before the same static
+nginx, one process each; ours asks it for a stream, as it must to meter an answer that is cut off, the others for the
+whole answer.
 A rival that cannot be installed or does not start fails the benchmark. The last line is one JSON object.
 """
 
@@ -24,6 +25,7 @@ from tests.bench.gateway import installing, load, stage
 from tests.bench.gateway.stage import Target
 
 OPEN_LOOP_PER_SECOND = 200
+_LATE_MS, _MOST_TRIES = 10.0, 3
 
 
 def bench(given: argparse.Namespace) -> dict[str, Any]:
@@ -39,7 +41,8 @@ def bench(given: argparse.Namespace) -> dict[str, Any]:
         closed = _closed_loop(targets, given)
         result: dict[str, Any] = _ratios(closed) | {"versions": installing.versions(), "closed_loop": closed}
         result |= {"rss_mib": {name: target.rss_mib() for name, target in targets.items()}}
-        result |= {"open_loop": asyncio.run(_open_loop(targets, engine, given.seconds))}
+        stage.settle()
+        result |= {"open_loop": asyncio.run(_open_loop(targets, engine, given))}
         if given.streams:
             slow_engine = Target("engine", engines.slow_port, 0, {"x-model": "slow"})
             result |= {"streams": asyncio.run(_streams(slow_gateway, slow_engine, given))}
@@ -76,16 +79,30 @@ def _ratios(closed: dict[str, Any]) -> dict[str, float]:
     }
 
 
-async def _open_loop(targets: dict[str, Target], engine: Target, seconds: float) -> dict[str, Any]:
-    direct = await load.open_loop(engine, per_second=OPEN_LOOP_PER_SECOND, seconds=seconds)
+async def _open_loop(targets: dict[str, Target], engine: Target, given: argparse.Namespace) -> dict[str, Any]:
+    """Measure all in turns but litellm, which is below this rate already: its queue would only grow."""
+    measured = {"direct": engine} | {name: target for name, target in targets.items() if name != "litellm"}
+    seen: dict[str, list[load.Percentiles]] = {name: [] for name in measured}
+    for _ in range(given.rounds):
+        for name, target in measured.items():
+            seen[name].append(await _open_round(target, given.seconds))
+    direct = load.Percentiles.median(seen.pop("direct"))
     found: dict[str, Any] = {"per_second": OPEN_LOOP_PER_SECOND}
-    for name, target in targets.items():
-        if name == "litellm":
-            continue  # below this rate already: its queue would only grow
-        through = await load.open_loop(target, per_second=OPEN_LOOP_PER_SECOND, seconds=seconds)
-        found[name] = _added(through, direct)
+    for name, rounds in seen.items():
+        found[name] = _added(load.Percentiles.median(rounds), direct)
+        found[name] |= {"p99_ms_of_rounds": [round(one.p99_ms, 2) for one in rounds]}
         _say(f"{name:14} {found[name]['added_p50_ms']:6.2f} ms added at {OPEN_LOOP_PER_SECOND} req/s, "
              f"p99 {found[name]['added_p99_ms']:6.2f}")  # fmt: skip
+    return found
+
+
+async def _open_round(target: Target, seconds: float) -> load.Percentiles:
+    """Measure once, and again where the generator itself stood still: what holds up both is the machine's doing."""
+    for _ in range(_MOST_TRIES):
+        found = await load.open_loop(target, per_second=OPEN_LOOP_PER_SECOND, seconds=seconds)
+        if found.late_ms <= _LATE_MS:
+            break
+        _say(f"{target.name:14} measured again: requests were sent up to {found.late_ms:.0f} ms late")
     return found
 
 

@@ -18,7 +18,9 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[3]
 CONFIGURATION = Path(__file__).with_name("configuration")
 FOLDER = REPOSITORY / ".anneal" / "bench-gateway"
-PYTHON_RIVALS = {"litellm": "litellm[proxy]", "sglang-router": "sglang-router"}
+_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+# LiteLLM's Redis client needs async-timeout where Python is older than 3.11.3, as Debian's is.
+PYTHON_RIVALS = {"litellm": ["litellm[proxy]", "async-timeout"], "sglang-router": ["sglang-router"]}
 
 
 class NotInstalled(Exception):
@@ -41,7 +43,9 @@ def versions() -> dict[str, str]:
         named[name.replace("-", "_")] = locked[name]
     packages = dict(line.split("=") for line in (CONFIGURATION / "debian.txt").read_text().split())
     lines = (CONFIGURATION / "portkey/package.json").read_text().split('"')
+    asked = [str(interpreter()), "-c", "import platform; print(platform.python_version())"]
     return named | {
+        "python": f"{_run('python', asked).strip()} ({interpreter()})",
         "portkey": lines[lines.index("@portkey-ai/gateway") + 2],
         "nginx": packages["nginx"],
         "wrk": packages["wrk"],
@@ -50,6 +54,21 @@ def versions() -> dict[str, str]:
 
 def python_of(name: str) -> Path:
     return FOLDER / name / "bin" / "python"
+
+
+def interpreter() -> Path:
+    """Return the Python that our gateway and LiteLLM run on: Debian's where the machine has the same version of it.
+
+    It is built with profile-guided optimisation, as the one in the images of deploy/ is; one that a version manager
+    compiled is not, and runs plain Python about a quarter slower.
+    """
+    debians = Path(f"/usr/bin/python{_VERSION}")
+    return debians if debians.exists() else Path(sys.executable)
+
+
+def packages(environment: Path) -> dict[str, str]:
+    """Return what lets `interpreter` find the packages of a virtual environment."""
+    return {"PYTHONPATH": str(environment / "lib" / f"python{_VERSION}" / "site-packages")}
 
 
 def debian_root() -> Path:
@@ -110,7 +129,7 @@ def write_locks() -> None:
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder, with_pip=True)
         pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-        _run(name, [*pip, "--quiet", "install", wanted])
+        _run(name, [*pip, "--quiet", "install", *wanted])
         frozen = _run(name, [*pip, "freeze", "--exclude=pip", "--exclude=setuptools"])
         (CONFIGURATION / f"{name}.lock").write_text(frozen)
         shutil.rmtree(folder)

@@ -56,24 +56,40 @@ class Percentiles:
     p50_ms: float
     p99_ms: float
     count: int
+    late_ms: float = 0.0  # how much later than planned the generator itself sent, p99
 
     @classmethod
-    def of(cls, seconds: list[float]) -> "Percentiles":
-        return cls(median(seconds) * 1000, quantiles(seconds, n=100)[98] * 1000, len(seconds))
+    def of(cls, seconds: list[float], late: list[float] | None = None) -> "Percentiles":
+        late_ms = _p99(late) * 1000 if late else 0.0
+        return cls(median(seconds) * 1000, _p99(seconds) * 1000, len(seconds), late_ms)
+
+    @classmethod
+    def median(cls, rounds: "list[Percentiles]") -> "Percentiles":
+        """Return what is in the middle of each; `count` is all of them."""
+        p50_ms, p99_ms = (median(getattr(one, name) for one in rounds) for name in ("p50_ms", "p99_ms"))
+        return cls(p50_ms, p99_ms, sum(one.count for one in rounds))
+
+
+def _p99(values: list[float]) -> float:
+    return quantiles(values, n=100)[98]
 
 
 async def open_loop(target: Target, *, per_second: int, seconds: float) -> Percentiles:
     """Send requests at fixed moments, whether or not the last was answered; measured from the moment planned."""
     taken: list[float] = []
+    late: list[float] = []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=_TIMEOUT) as session:
         start = time.perf_counter() + 0.1
         moments = [start + number / per_second for number in range(int(per_second * seconds))]
-        await asyncio.gather(*(_ask(session, target, moment, taken) for moment in moments))
-    return Percentiles.of(taken)
+        await asyncio.gather(*(_ask(session, target, moment, taken, late) for moment in moments))
+    return Percentiles.of(taken, late)
 
 
-async def _ask(session: aiohttp.ClientSession, target: Target, moment: float, taken: list[float]) -> None:
+async def _ask(
+    session: aiohttp.ClientSession, target: Target, moment: float, taken: list[float], late: list[float]
+) -> None:
     await asyncio.sleep(moment - time.perf_counter())
+    late.append(time.perf_counter() - moment)
     headers = target.headers | {"Content-Type": "application/json"}
     async with session.post(target.url + PATH, data=body(MODEL, is_streamed=False), headers=headers) as answer:
         content = await answer.read()
