@@ -85,6 +85,21 @@ def test_pages_are_accessible_and_reflow(
             assert overflow(page) == 0, f"{path} at {width} px"
 
 
+def test_an_alias_is_deleted_only_after_a_second_look(open_page: Open, version: AdapterVersion, alice: User) -> None:
+    page = open_page(f"/adapters/{version.pk}", user=alice)
+    dialog = page.get_by_role("dialog", name="Delete production?")
+
+    page.get_by_role("button", name="Delete production").click()
+    expect(dialog).to_contain_text(Alias.objects.get().model_name)
+    dialog.get_by_role("button", name="Keep it").click()
+    assert Alias.objects.exists()
+    page.get_by_role("button", name="Delete production").click()
+    dialog.get_by_role("button", name="Delete alias").click()
+
+    expect(page.locator("#aliases")).to_contain_text("A name that stays while versions change")
+    assert not Alias.objects.exists()
+
+
 def answer_with_the_models_name(page: Page) -> list[dict[str, Any]]:
     """Have each model answer with its own name; return what was asked, as it comes."""
     asked: list[dict[str, Any]] = []
