@@ -21,11 +21,10 @@ from apps.serving.models import Deployment, LoadedAdapter, Replica
 from apps.serving.operations import deploy
 from apps.serving.queries import list_routes
 from tests.api.gateway.process import dedicate, make_replica, make_version, make_whole_model
-from tests.unit.finetuning.conftest import floor  # noqa: F401 - a fixture
 
 
 @pytest.fixture
-def version(floor, claim) -> AdapterVersion:  # noqa: F811
+def version(floor, claim) -> AdapterVersion:
     """An adapter that a job named triage left."""
     job = floor.job(suffix="triage")
     attempt = claim()
@@ -57,7 +56,7 @@ def test_the_list_shows_lineage_and_state(version, client_for, vera, charlie, ri
 
 
 @pytest.mark.parametrize(("state", "words"), [("loaded", "Warm"), ("loading", "Loading"), ("failed", "Failed")])
-def test_the_state_is_what_a_replica_says(state, words, version, organization, floor, client_for, vera):  # noqa: F811
+def test_the_state_is_what_a_replica_says(state, words, version, organization, floor, client_for, vera):
     deploy(version=version, by="system")
     waiting = text(client_for(vera).get(f"/adapters/{version.pk}"))
     replica = make_replica(floor.base_model, "unix:///x")
@@ -72,7 +71,7 @@ def test_the_state_is_what_a_replica_says(state, words, version, organization, f
     assert "said the engine" in page
 
 
-def test_what_was_trained_further_names_both_ends(version, floor, claim, client_for, vera):  # noqa: F811
+def test_what_was_trained_further_names_both_ends(version, floor, claim, client_for, vera):
     job = floor.job(suffix="triage-more")
     attempt = claim()
     attempt.start()
@@ -107,7 +106,7 @@ def test_versions_tell_how_they_are_served_and_stand_beside_each_other(version, 
     ("lost", "words"),
     [({"is_ready": False}, "Loading"), ({"observed_at": "2000-01-01T00:00Z"}, "Waiting to load")],
 )
-def test_what_a_closed_or_lost_replica_has_loaded_is_not_called_warm(lost, words, version, floor, client_for, vera):  # noqa: F811
+def test_what_a_closed_or_lost_replica_has_loaded_is_not_called_warm(lost, words, version, floor, client_for, vera):
     deploy(version=version, by="system")
     replica = make_replica(floor.base_model, "unix:///x")
     LoadedAdapter.objects.create(
@@ -149,7 +148,7 @@ REPORT = EvaluationReport(
 
 
 @pytest.fixture
-def evaluated(floor, claim) -> AdapterVersion:  # noqa: F811
+def evaluated(floor, claim) -> AdapterVersion:
     """A version with a report and a merged model."""
     job = floor.job(suffix="evaluated")
     attempt = claim()
@@ -171,7 +170,7 @@ def test_base_and_tuned_stand_side_by_side_on_both_pages(evaluated, client_for, 
         assert "Being certified" in raw
 
 
-def test_a_merged_model_may_be_served_once_it_has_a_replica_of_its_own(organization, floor, client_for, bob):  # noqa: F811
+def test_a_merged_model_may_be_served_once_it_has_a_replica_of_its_own(organization, floor, client_for, bob):
     version = make_whole_model(organization, floor.base_model)
     url = f"/adapters/{version.pk}"
     client = client_for(bob)

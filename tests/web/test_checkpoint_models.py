@@ -9,11 +9,10 @@ from apps.core.object_store import read_object
 from apps.finetuning.models import Checkpoint
 from apps.serving.operations import deploy
 from tests.factories.finetuning import adapter_files, checkpoint_files
-from tests.unit.finetuning.conftest import floor  # noqa: F401 - a fixture
 
 
 @pytest.fixture
-def attempt(floor, claim):  # noqa: F811
+def attempt(floor, claim):
     floor.job(suffix="triage")
     attempt = claim()
     attempt.start()
@@ -44,7 +43,7 @@ def test_a_member_tries_a_checkpoint_in_the_playground_while_the_job_runs(checkp
 
 
 def test_the_api_names_it_and_what_answers_outlives_the_checkpoint(
-    floor,  # noqa: F811
+    floor,
     attempt,
     checkpoint,
     api_client,

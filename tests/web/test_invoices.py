@@ -21,7 +21,6 @@ from apps.catalog.queries import active_price
 from apps.core.clock import db_now
 from tests.factories.accounts import make_user
 from tests.factories.finetuning import make_pool
-from tests.unit.finetuning.conftest import floor  # noqa: F401 - a fixture
 
 USD = 1_000_000_000
 
@@ -149,7 +148,7 @@ def test_the_price_book_shows_what_this_customer_pays(rich, rival, client_for, v
     assert "$3.00" in theirs and "$2.00" not in theirs
 
 
-def test_a_job_is_explained_down_to_the_seconds_of_its_attempts(floor, claim, client_for, vera):  # noqa: F811
+def test_a_job_is_explained_down_to_the_seconds_of_its_attempts(floor, claim, client_for, vera):
     job = floor.job()
     attempt = claim()
     attempt.start()
@@ -163,7 +162,7 @@ def test_a_job_is_explained_down_to_the_seconds_of_its_attempts(floor, claim, cl
     assert "Settled, rest returned" in page
 
 
-def test_holds_from_before_learn_their_price_and_whose_they_are(floor, alice):  # noqa: F811
+def test_holds_from_before_learn_their_price_and_whose_they_are(floor, alice):
     job = floor.job(metadata={"team": "search"})
     Hold.objects.filter(source=job.pk).update(price_rule=None, member_id="", key_id="", labels={})
     fill = importlib.import_module("apps.billing.migrations.0009_holds_of_jobs").fill_holds
@@ -215,7 +214,7 @@ def test_the_margin_counts_what_gpus_cost(db, client_for, olga):
     assert console.get("/staff/margin?month=nonsense").status_code == 200
 
 
-def test_a_price_shows_what_it_would_change_before_it_is_set(floor, claim, client_for, olga):  # noqa: F811
+def test_a_price_shows_what_it_would_change_before_it_is_set(floor, claim, client_for, olga):
     floor.job()
     console = client_for(olga)
     body = {"sku": "training:local-cpu", "price_usd": "7.20"}

@@ -8,7 +8,6 @@ from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from tests.factories.accounts import make_key
 from tests.factories.datasets import make_ready_version
-from tests.unit.finetuning.conftest import floor  # noqa: F401 - a fixture
 from tests.web.test_jobs import step
 
 
@@ -16,7 +15,7 @@ def text(response) -> str:
     return html.unescape(response.content.decode())
 
 
-def test_every_member_sees_it_and_others_only_their_own(floor, client_for, alice, bob, vera, charlie, rival):  # noqa: F811
+def test_every_member_sees_it_and_others_only_their_own(floor, client_for, alice, bob, vera, charlie, rival):
     floor.job(suffix="canary")
 
     pages = [client_for(person).get("/") for person in (alice, bob, vera)]
@@ -27,7 +26,7 @@ def test_every_member_sees_it_and_others_only_their_own(floor, client_for, alice
     assert client_for(None).get("/").status_code == 302
 
 
-def test_a_new_organization_is_shown_three_steps(floor, organization, alice, client_for):  # noqa: F811
+def test_a_new_organization_is_shown_three_steps(floor, organization, alice, client_for):
     before = text(client_for(alice).get("/"))
     version = make_ready_version(organization, dataset_name="tickets")
     make_key(organization, alice)
@@ -41,13 +40,13 @@ def test_a_new_organization_is_shown_three_steps(floor, organization, alice, cli
     assert f"/jobs/new?dataset={version.pk}&model=anneal-demo" in after
 
 
-def test_the_steps_go_when_there_is_a_job(floor, alice, client_for):  # noqa: F811
+def test_the_steps_go_when_there_is_a_job(floor, alice, client_for):
     floor.job()
 
     assert "Make an API key" not in text(client_for(alice).get("/"))
 
 
-def test_a_running_job_shows_how_far_it_is_and_alone_to_htmx(floor, claim, alice, client_for):  # noqa: F811
+def test_a_running_job_shows_how_far_it_is_and_alone_to_htmx(floor, claim, alice, client_for):
     job = floor.job(suffix="triage")
     attempt = claim()
     attempt.start(total_steps=10)
@@ -61,7 +60,7 @@ def test_a_running_job_shows_how_far_it_is_and_alone_to_htmx(floor, claim, alice
     assert "4 of 10 steps" in part
 
 
-def test_a_failed_job_offers_to_try_again_with_its_own_recipe(floor, claim, bob, vera, client_for):  # noqa: F811
+def test_a_failed_job_offers_to_try_again_with_its_own_recipe(floor, claim, bob, vera, client_for):
     job = floor.job(suffix="triage", hyperparameters={"epochs": 4})
     attempt = claim()
     attempt.start()
@@ -75,7 +74,7 @@ def test_a_failed_job_offers_to_try_again_with_its_own_recipe(floor, claim, bob,
 
 
 @pytest.mark.parametrize("name", ["<b>bold</b>"])
-def test_a_name_is_text(name, floor, organization, alice, client_for):  # noqa: F811
+def test_a_name_is_text(name, floor, organization, alice, client_for):
     make_ready_version(organization, b'{"messages": []}\n' * 12, dataset_name=name)
 
     assert name not in client_for(alice).get("/").content.decode()

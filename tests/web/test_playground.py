@@ -13,7 +13,6 @@ from apps.core.clock import db_now
 from apps.core.object_store import read_object
 from apps.datasets.models import DatasetVersion
 from apps.serving.operations import deploy
-from tests.unit.finetuning.conftest import floor  # noqa: F401 - a fixture
 
 
 def text(response) -> str:
@@ -21,7 +20,7 @@ def text(response) -> str:
 
 
 @pytest.fixture
-def version(floor, claim):  # noqa: F811
+def version(floor, claim):
     job = floor.job(suffix="triage")
     attempt = claim()
     attempt.start()
@@ -73,7 +72,7 @@ def test_a_member_gets_a_token_for_inference_alone_and_for_minutes(organization,
     assert "no-store" in response["Cache-Control"]
 
 
-def test_a_viewer_gets_no_token_and_is_told_why(floor, client_for, vera):  # noqa: F811
+def test_a_viewer_gets_no_token_and_is_told_why(floor, client_for, vera):
     assert client_for(vera).post("/playground/token").status_code == 403
     assert "may look but not send" in text(client_for(vera).get("/playground"))
 

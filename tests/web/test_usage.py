@@ -14,7 +14,6 @@ from apps.catalog.operations import set_price
 from apps.core.clock import db_now
 from apps.core.ids import new_id
 from apps.web.downloads import csv_chunks
-from tests.unit.finetuning.conftest import floor  # noqa: F401 - a fixture
 
 
 @pytest.fixture
@@ -68,7 +67,7 @@ def rows(response) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("path", ["/usage", "/usage/export"])
-def test_members_see_their_own_usage(path, use, floor, client_for, alice, bob, vera, charlie, rival):  # noqa: F811
+def test_members_see_their_own_usage(path, use, floor, client_for, alice, bob, vera, charlie, rival):
     use("ft:anneal-demo:acme:canary:01")
 
     answers = [client_for(person).get(path) for person in (alice, bob, vera)]
@@ -80,7 +79,7 @@ def test_members_see_their_own_usage(path, use, floor, client_for, alice, bob, v
     assert client_for(None).get(path).status_code == 302
 
 
-def test_what_a_model_cost_is_shown_before_and_after_it_is_charged(use, floor, client_for, vera):  # noqa: F811
+def test_what_a_model_cost_is_shown_before_and_after_it_is_charged(use, floor, client_for, vera):
     use("ft:anneal-demo:acme:triage:01")
     before = text(client_for(vera).get("/usage"))
     rate_usage()
@@ -110,7 +109,7 @@ def test_storage_and_time_kept_warm_are_no_tokens(organization, use, client_for,
     assert "Storage" in text(page)
 
 
-def test_a_finished_job_is_in_the_sum_and_in_the_ledger(floor, claim, client_for, vera):  # noqa: F811
+def test_a_finished_job_is_in_the_sum_and_in_the_ledger(floor, claim, client_for, vera):
     job = floor.job(suffix="triage")
     attempt = claim()
     attempt.start()
@@ -131,7 +130,7 @@ def test_the_period_is_in_the_address(days, is_shown, use, client_for, vera):
     assert (">older<" in text(client_for(vera).get(f"/usage?days={days}"))) == is_shown
 
 
-def test_the_export_adds_up(use, floor, claim, client_for, vera):  # noqa: F811
+def test_the_export_adds_up(use, floor, claim, client_for, vera):
     use("anneal-demo")
     use("anneal-demo")
     job = floor.job()
