@@ -40,8 +40,9 @@
     const start = (number - 1) * run.plan.part_bytes, blob = run.file.slice(start, start + run.plan.part_bytes);
     for (let tries = 0; tries < TRIES; tries += 1) {
       await run.going;
-      if (run.stopped) throw new Stopped();
       if (!run.urls.has(number)) await sign(run, number);
+      await run.going; // it may have been paused meanwhile
+      if (run.stopped) throw new Stopped();
       const status = await put(run, run.urls.get(number), blob, number);
       if (status >= 200 && status < 300) { run.sent += blob.size; run.draw(); return; }
       if (run.resume) { tries = -1; continue; } // it was paused, which is no fault
@@ -89,6 +90,7 @@
     button.onclick = () => (run.resume ? run.resume() : run.pause());
     button.hidden = false;
     await Promise.all(Array.from({ length: LANES }, () => lane(run)));
+    await run.going;
     button.hidden = true;
     run.say("Sent, being put together");
     const { url } = await ask(run, `${run.base}/${run.plan.id}/complete`, {});

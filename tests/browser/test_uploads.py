@@ -27,6 +27,7 @@ from tests.factories.datasets import jsonl
 
 Open = Callable[..., Page]
 PART = 16 * 1024
+LANES = 3  # parts that the page sends at once
 CONTENT = jsonl(1_500)
 
 
@@ -104,11 +105,20 @@ def test_a_large_file_goes_in_parts_and_a_reload_resumes_it(open_page: Open, ali
 
 def _wait_for_parts(page: Page, count: int) -> None:
     def is_there() -> bool:
-        page.wait_for_timeout(50)
         upload = Upload.objects.first()
         return upload is not None and len(uploads.list_present(upload=upload)) >= count
 
-    _wait_until(is_there, seconds=60)
+    _wait_on(page, is_there)
+
+
+def _wait_on(page: Page, is_true: Callable[[], bool]) -> None:
+    """Wait while the page's events are handled."""
+
+    def happened() -> bool:
+        page.wait_for_timeout(50)
+        return is_true()
+
+    _wait_until(happened, seconds=60)
 
 
 def _note_part(request: Request, sent: list[str]) -> None:
@@ -146,6 +156,29 @@ def test_a_large_file_can_be_paused_and_goes_on_after_it(open_page: Open, alice:
     assert read_object(DatasetVersion.objects.get().object_key) == CONTENT
 
 
+def test_a_part_being_signed_when_its_file_is_paused_waits_for_it_to_go_on(
+    open_page: Open, alice: User, file: Path
+) -> None:
+    page = open_page("/datasets/upload", user=alice)
+    sent: list[str] = []
+    held: list[Route] = []
+    page.on("request", lambda request: _note_part(request, sent))
+    page.route("**/sign", lambda route: held.append(route) if len(held) < LANES else route.continue_())
+    page.set_input_files("input[type=file]", file)
+    page.get_by_role("button", name="Upload").click()
+    _wait_on(page, lambda: len(held) == LANES)
+    page.get_by_role("button", name="Pause").click()
+    with page.expect_response("**/sign"):
+        for route in held:
+            route.continue_()
+    page.wait_for_timeout(500)  # in which nothing is sent
+    assert sent == []
+
+    page.get_by_role("button", name="Resume").click()
+    expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=240_000)
+    assert read_object(DatasetVersion.objects.get().object_key) == CONTENT
+
+
 # Django spools each request's body; a server that dies leaves some to the garbage collector.
 @pytest.mark.filterwarnings("ignore:.*SpooledTemporaryFile:pytest.PytestUnraisableExceptionWarning")
 def test_an_upload_outlives_the_server_it_began_on(
@@ -160,7 +193,7 @@ def test_an_upload_outlives_the_server_it_began_on(
     page.set_input_files("input[type=file]", file)
     page.get_by_role("button", name="Upload").click()
     _wait_for_parts(page, 4)
-    _wait_until(lambda: page.wait_for_timeout(50) or held)
+    _wait_on(page, lambda: bool(held))
 
     server[0].kill()
     held.pop().abort()
