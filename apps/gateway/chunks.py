@@ -136,6 +136,13 @@ class Meter(msgspec.Struct):
             if written > self.outputs.get(index, -1):
                 self.outputs[index] = written
 
+    def reset(self) -> None:
+        """Forget the answer of an engine in whose place another is asked."""
+        self.prompts.clear()
+        self.outputs.clear()
+        self.finishes.clear()
+        self.total = None
+
     @property
     def input_tokens(self) -> int:
         return self.total.prompt_tokens if self.total else sum(self.prompts.values())

@@ -90,6 +90,7 @@ class Upstreams:
                 if not isinstance(reason, TryAnother):
                     raise
                 attempts += not reason.is_unreached
+                call.meter.reset()
             else:
                 self._breaker.note_success(replica_id)
                 return answer

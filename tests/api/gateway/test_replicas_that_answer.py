@@ -180,6 +180,7 @@ def says(status: int, message: str, code: str = "") -> Script:
     return Script(status=status, error={"message": message, "code": code})
 
 
+WELL = Script(delay_seconds=0.01)  # token by token: what a failed answer said must not be taken for its words
 NOBODYS_FAULT = {
     "busy": says(503, "The replica is busy.", "replica_busy"),
     "drifted": says(404, "The model is not served by this replica.", "model_not_found"),
@@ -220,9 +221,9 @@ def models(gateway, world, trio) -> dict[str, str]:
 
 
 def ask_one_of_three(gateway, tenant, model: str, trio, script: Script, *, failing: int) -> tuple[int, int]:
-    """Ask a model of three replicas, some of which answer by the script; return the status and how many were asked."""
+    """Ask a model of three replicas, the first of which fail; return the status and how many were asked."""
     for number, engine in enumerate(trio):
-        engine.scripts = {"Hi": script} if number < failing else {}
+        engine.scripts = {"Hi": script if number < failing else WELL}
         engine.bodies.clear()
     answer = gateway.http(tenant.key).post("/v1/completions", json={"model": model, "prompt": "Hi"})
     return answer.status_code, sum(len(engine.bodies) for engine in trio)
