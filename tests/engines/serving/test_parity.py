@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from apps.contracts.adapter_files import TARGET_MODULES
+from apps.contracts.adapter_files import CONFIG_FILE, TARGET_MODULES
 from apps.contracts.parity import PARITY_FILE, TOLERANCE, ParityProbe
 from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Manifest, RunSpec
 from apps.contracts.serving import LoadState, ObservedAdapter
@@ -34,7 +34,7 @@ def name_of(word: str) -> str:
 
 STRONG, WEAK, SWAPPED, ZERO = (name_of(word) for word in ("strong", "weak", "swapped", "zero"))
 RESHAPED, BROKEN, PLAIN = (name_of(word) for word in ("template", "broken", "plain"))
-ROOTED, NARROW, WIDE = (name_of(word) for word in ("rooted", "narrow", "wide"))
+ROOTED, UNROOTED, NARROW, WIDE = (name_of(word) for word in ("rooted", "unrooted", "narrow", "wide"))
 RANKS = {NARROW: 12, WIDE: 16}
 
 
@@ -86,12 +86,18 @@ def other_template(probe: bytes) -> bytes:
     return msgspec.json.encode(msgspec.structs.replace(found, chat=chat))
 
 
+def without_root(config: bytes) -> bytes:
+    """The configuration whose alpha is divided by the rank, as by an engine that does not know rsLoRA."""
+    return json.dumps(json.loads(config) | {"use_rslora": False}).encode()
+
+
 @pytest.fixture(scope="module")
 def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
     folder = tmp_path_factory.mktemp("parity")
     strong = publish_files(folder / "strong", seed=1, size=0.1)
     weak = publish_files(folder / "weak", seed=2, size=0.02)
     zero = publish_files(folder / "zero", seed=3, size=0.0)
+    rooted = publish_files(folder / "rooted", seed=4, size=0.02, use_rslora=True)
     plane = ControlPlane(base_model_path=str(shutil.copytree(BASE_MODEL, folder / "model")), served_name=SERVED_NAME)
     files = {
         STRONG: strong,
@@ -101,7 +107,8 @@ def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
         RESHAPED: weak | {PARITY_FILE: other_template(weak[PARITY_FILE])},
         BROKEN: weak | {PARITY_FILE: b'{"rows": 7}'},
         PLAIN: {name: content for name, content in weak.items() if name != PARITY_FILE},
-        ROOTED: publish_files(folder / "rooted", seed=4, size=0.02, use_rslora=True),
+        ROOTED: rooted,
+        UNROOTED: rooted | {CONFIG_FILE: without_root(rooted[CONFIG_FILE])},
         NARROW: publish_files(folder / "narrow", seed=5, size=0.1, rank=12, modules=("q_proj", "v_proj")),
         WIDE: publish_files(folder / "wide", seed=6, size=0.03, rank=16, dtype="F32", lora_alpha=20),
     }
@@ -134,12 +141,13 @@ def test_an_adapter_that_gives_the_trainers_numbers_is_certified(replica: Replic
     assert row.parity.engine.startswith("vllm ")
 
 
-def test_an_adapter_whose_weights_were_exchanged_is_refused(replica: Replica) -> None:
-    row = seen(replica, SWAPPED)
+@pytest.mark.parametrize("name", [SWAPPED, UNROOTED])
+def test_an_adapter_whose_weights_or_scale_were_exchanged_is_refused(replica: Replica, name: str) -> None:
+    row = seen(replica, name)
 
     assert row.state is LoadState.REJECTED and "not the weights that were trained" in row.reason
-    assert SWAPPED not in replica.list_loaded()
-    assert replica.complete(SWAPPED).status_code == 404
+    assert name not in replica.list_loaded()
+    assert replica.complete(name).status_code == 404
 
 
 def test_an_adapter_that_changes_nothing_is_refused(replica: Replica) -> None:
