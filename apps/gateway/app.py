@@ -106,7 +106,7 @@ class Gateway:
         tasks = [
             asyncio.create_task(work)
             for work in (
-                keep_listening(self._keys),
+                keep_listening(self._keys, self._database),
                 self._routes.keep_fresh(),
                 self._purses.tend(),
                 keep_adopting(self._database, self._spool_root),

@@ -7,7 +7,9 @@ from typing import Any
 import psycopg
 from django.conf import settings
 
+from apps.core.clock import db_now
 from apps.core.key_news import CHANNEL, EVERYBODY
+from apps.gateway.database import DATABASE_ERRORS, Database
 from apps.gateway.keys import Keys
 
 logger = logging.getLogger(__name__)
@@ -15,19 +17,20 @@ logger = logging.getLogger(__name__)
 _AGAIN_SECONDS = 1.0
 
 
-async def keep_listening(keys: Keys) -> None:
+async def keep_listening(keys: Keys, database: Database) -> None:
     """Forget keys as news of them comes, until cancelled. Without a connection they age as they always do."""
     while True:
         try:
             async with await psycopg.AsyncConnection.connect(autocommit=True, **_parameters()) as connection:
                 await connection.execute(f"LISTEN {CHANNEL}")
+                await database.call(db_now)  # after an outage its pool connects later: keys are needed until then
                 keys.forget_all()  # what changed before this
                 async for news in connection.notifies():
                     if news.payload == EVERYBODY:
                         keys.forget_all()
                     else:
                         keys.forget(news.payload)
-        except psycopg.OperationalError as error:
+        except (psycopg.OperationalError, *DATABASE_ERRORS) as error:
             logger.warning("no news of keys: %s", error)
         await asyncio.sleep(_AGAIN_SECONDS)
 
