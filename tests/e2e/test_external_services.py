@@ -2,12 +2,9 @@
 
 import json
 import os
-import random
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,18 +15,9 @@ from moto.server import ThreadedMotoServer
 
 from apps.core import embedded
 from tests.e2e.platform import Platform
+from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
-
-
-def free_port() -> int:
-    """Return one below those the kernel gives to outgoing connections, which none of them takes before its server."""
-    with socket.socket() as probe:
-        while True:
-            port = random.randrange(15_000, 32_000)
-            with suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                return port
 
 
 @pytest.fixture(scope="module")

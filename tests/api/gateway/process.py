@@ -138,8 +138,14 @@ class GatewayProcess:
         while self._clients:
             self._clients.pop().close()
 
-    def leftovers(self) -> list[Path]:
-        return [path for path in (self.home / "spool").rglob("*.[os]*") if any(path.read_bytes()[:8])]
+    def leftovers(self) -> dict[Path, bytes]:
+        """Return the files of the spool that hold entries, none of which another gateway took up meanwhile."""
+        found = {}
+        for folder, _, names in os.walk(self.home / "spool"):
+            for path in (Path(folder) / name for name in names if name.endswith((".open", ".seg"))):
+                with suppress(FileNotFoundError):
+                    found[path] = path.read_bytes().rstrip(b"\0")
+        return {path: content for path, content in found.items() if content}
 
 
 @contextmanager

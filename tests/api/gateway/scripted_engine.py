@@ -30,6 +30,7 @@ class Script:
     finish: str = "stop"
     calls: tuple[tuple[str, str, tuple[str, ...]], ...] = ()  # id, function, parts of the arguments
     delay_seconds: float = 0.0
+    is_paced: bool = False  # writes a token when the last one was read, as no socket's buffer lets others see
     status: int = 200
     error: dict[str, Any] = field(default_factory=dict)
     fails_after: int | None = None  # tokens, then an error event and [DONE]
@@ -119,6 +120,8 @@ class _Stream:
                     self.request.transport.abort()
                     return
                 await asyncio.sleep(self.script.delay_seconds)
+                if self.script.is_paced:
+                    await self._until_read()
                 sent += 1
                 self.engine.generated[self.text] = sent
                 await self._choice(index, token=token, count=place + 1)

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.django_db
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_a_customer_who_leaves_stops_the_engine_and_pays_for_what_it_wrote(gateway, tenant, engine, is_streamed):
     text = f"endless {is_streamed}"
-    engine.scripts[text] = Script(tokens=("word ",) * 400, delay_seconds=0.02, prompt_tokens=5)
+    engine.scripts[text] = Script(tokens=("word ",) * 400, delay_seconds=0.02, prompt_tokens=5, is_paced=True)
     body = {"model": BASE_MODEL, "messages": [{"role": "user", "content": text}], "stream": is_streamed}
 
     with gateway.left(tenant.key, "/v1/chat/completions", body):

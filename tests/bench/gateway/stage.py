@@ -15,6 +15,7 @@ from typing import Any
 from apps.core.embedded import ensure_running
 from scripts.processes import PROGRAMS
 from tests.bench.gateway import installing
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 PATH = "/v1/chat/completions"
@@ -84,12 +85,6 @@ def streamed_answer() -> str:
 
 
 # --- Processes --------------------------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ import redis
 
 from apps.core import embedded
 from apps.core.embedded import EmbeddedServiceError, EmbeddedServices, ensure_running
+from tests.ports import free_port
 
 
 @pytest.fixture(scope="module")
@@ -193,10 +193,7 @@ def test_sigterm_shuts_postgres_down_at_once_although_a_client_is_connected(tmp_
 
 
 def test_a_loopback_port_asks_for_the_password_of_the_role(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-
+    port = free_port()
     with ensure_running(tmp_path, durable=False, tcp_port=port):
         place = {"host": "127.0.0.1", "port": port, "dbname": "anneal", "user": "anneal_app"}
         psycopg.connect(**place, password=embedded.tcp_passwords(tmp_path)["app"]).close()

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,7 @@ from gpu_workers.agent import Agent
 from gpu_workers.api_client import ApiClient
 from gpu_workers.config import WorkerConfig
 from gpu_workers.executor import SubprocessExecutor
+from gpu_workers.lease_keeper import LeaseKeeper
 from gpu_workers.process_tree import identify, is_alive
 from gpu_workers.publishing import Publisher
 from tests.twins.control_plane import CREDENTIAL, ControlPlane, serve_control_plane
@@ -166,13 +168,16 @@ def test_a_stale_lease_kills_the_child_and_reports_nothing(plane, models, tmp_pa
 
 def test_an_agent_cut_off_ends_its_child_before_the_lease_ends(plane, models, tmp_path, monkeypatch):
     monkeypatch.setattr(run_attempt, "_KILL_AFTER_FENCE_SECONDS", 0.5)
-    plane.self_fence_seconds = 2
+    skew = [0.0]
+    keeper = partial(LeaseKeeper, clock=lambda: time.monotonic() + skew[0])
+    monkeypatch.setattr(run_attempt, "LeaseKeeper", keeper)
     add_run(plane, models)
     draining = Draining(make_agent(plane, tmp_path, "stubborn"))
     plane.wait_for(lambda: plane.events_of(StepCompleted))
     child = identify(child_pid(tmp_path))
 
     plane.is_down = True
+    skew[0] = plane.self_fence_seconds
     cut_off_at = time.monotonic()
     while is_alive(child):
         assert time.monotonic() - cut_off_at < 30  # of the 60 s of the lease

@@ -24,6 +24,7 @@ import stripe
 from apps.core.ids import new_id
 from apps.payments import stripe_gateway as gateway
 from apps.payments.stripe_errors import CardDeclined, StripeRefused
+from tests.ports import free_port
 
 pytestmark = pytest.mark.django_db
 FOLDER = Path(__file__).resolve().parents[3] / ".anneal/localstripe"
@@ -41,9 +42,7 @@ VISA, DECLINED, ASKS_ITS_OWNER = "4242424242424242", "4000000000000341", "400000
 def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if not FOLDER.exists():
         pytest.skip("localstripe is not installed: make setup-dev does it")
-    with socket.socket(socket.AF_INET6) as probe:
-        probe.bind(("::1", 0))
-        port = probe.getsockname()[1]
+    port = free_port("::1")
     log = tmp_path_factory.mktemp("localstripe") / "log"
     environ = os.environ | {"PYTHONPATH": str(FOLDER)}
     with log.open("wb") as output:

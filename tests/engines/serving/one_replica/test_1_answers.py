@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from apps.contracts.serving import EngineCount, LoadState
+from gpu_workers.engine_socket import count_requests
 from tests.engines.serving.adapters import make_arrays, make_files
 from tests.engines.serving.control_plane import wait_until
 from tests.engines.serving.one_replica.world import (
@@ -188,7 +189,7 @@ def test_what_an_abandoned_stream_said_it_used_is_what_the_engine_counted(replic
                     said = json.loads(line[6:])["usage"]["completion_tokens"]
                 if said >= 12:
                     os.kill(engine_core, signal.SIGSTOP)  # or it would write on until it hears that the client left
-        time.sleep(3)  # until that has come to its door
+        wait_until(lambda: count_requests(replica.paths.socket) == 0, seconds=60, what="the leaving to be heard")
     finally:
         os.kill(engine_core, signal.SIGCONT)
     wait_until(lambda: count(replica, "num_requests_running") == 0, seconds=60, what="the abandoned request to stop")
