@@ -130,15 +130,24 @@ def test_a_model_without_a_price_gives_nothing_away(gateway, world, engine):
     assert "price" in error_of(answer)["message"]
 
 
-def test_another_replica_answers_when_one_cannot_be_reached(gateway, world, home, engine):
-    make_served_model("pair", f"unix://{home}/nobody.sock", engine.url)
+def test_another_replica_answers_however_many_cannot_be_reached(gateway, world, home, engine):
+    make_served_model("alone", *(f"unix://{home}/nobody-{n}.sock" for n in range(3)), engine.url)
+    wait_until_known(gateway, world, "alone")
+
+    assert ask_again_and_again(gateway, world, "alone") == {200}
+
+
+def wait_until_known(gateway, world, *names: str) -> None:
     http = gateway.http(world.acme.key)
-    asked = "/v1/embeddings", {"model": "pair", "input": "Hi"}  # says that the name is known, without any replica
-    wait_until(lambda: http.post(asked[0], json=asked[1]).status_code == 400, "the model is not known")
+    for name in names:
+        asked = {"model": name, "input": "Hi"}  # of which no replica hears
+        wait_until(lambda asked=asked: http.post("/v1/embeddings", json=asked).status_code == 400, f"{name} is unknown")
 
-    answers = [http.post("/v1/completions", json={"model": "pair", "prompt": "Hi"}) for _ in range(4)]
 
-    assert {answer.status_code for answer in answers} == {200}
+def ask_again_and_again(gateway, world, model: str) -> set[int]:
+    """Return the statuses of twelve answers."""
+    http = gateway.http(world.acme.key)
+    return {http.post("/v1/completions", json={"model": model, "prompt": "Hi"}).status_code for _ in range(12)}
 
 
 @pytest.mark.parametrize("script", [Script(status=503), Script(finish="abort", tokens=()), Script(fails_after=0)])
@@ -214,9 +223,7 @@ def models(gateway, world, trio) -> dict[str, str]:
     with transaction.atomic():
         for name in names.values():
             make_served_model(name, *(engine.url for engine in trio))
-    http = gateway.http(world.acme.key)
-    asked = "/v1/embeddings", {"model": "trio-0", "input": "Hi"}  # says that the name is known, without any replica
-    wait_until(lambda: http.post(asked[0], json=asked[1]).status_code == 400, "the models are not known")
+    wait_until_known(gateway, world, *names.values())
     return names
 
 
@@ -243,3 +250,18 @@ def test_neither_a_bad_request_nor_one_whose_answer_began_is_tried_elsewhere(gat
     script, status = THE_REQUESTS_FAULT[fault]
 
     assert ask_one_of_three(gateway, tenant, models[fault], trio, script, failing=3) == (status, 1)
+
+
+@pytest.mark.parametrize(("fault", "is_left_alone"), [("dead", True), ("busy", False), ("drifted", False)])
+def test_a_replica_that_fails_again_and_again_is_left_alone_and_a_busy_one_is_not(
+    gateway, world, trio, fault, is_left_alone
+):
+    troubled, well, _ = trio
+    make_served_model(f"duo-{fault}", troubled.url, well.url)
+    wait_until_known(gateway, world, f"duo-{fault}")
+    troubled.scripts, well.scripts = {"Hi": NOBODYS_FAULT[fault]}, {}
+    troubled.bodies.clear()
+
+    assert ask_again_and_again(gateway, world, f"duo-{fault}") == {200}
+
+    assert (len(troubled.bodies) < 12) is is_left_alone
