@@ -31,6 +31,7 @@ class Script:
     calls: tuple[tuple[str, str, tuple[str, ...]], ...] = ()  # id, function, parts of the arguments
     delay_seconds: float = 0.0
     is_paced: bool = False  # writes a token when the last one was read, as no socket's buffer lets others see
+    has_usage: bool = True  # the sums at the end, without which an answer is not whole
     status: int = 200
     error: dict[str, Any] = field(default_factory=dict)
     fails_after: int | None = None  # tokens, then an error event and [DONE]
@@ -48,6 +49,7 @@ class ScriptedEngine:
         self.generated: dict[str, int] = {}
         self._socket_path = socket_path
         self._loop = asyncio.new_event_loop()
+        self._runner: web.AppRunner | None = None
 
     @contextmanager
     def running(self) -> Iterator["ScriptedEngine"]:
@@ -62,11 +64,15 @@ class ScriptedEngine:
             thread.join()
             self._loop.close()
 
+    def count_connections(self) -> int:
+        assert self._runner is not None and self._runner.server is not None
+        return len(self._runner.server.connections)
+
     async def _start(self) -> web.AppRunner:
         app = web.Application(client_max_size=8 * 2**20)
         app.router.add_post("/v1/chat/completions", self._answer)
         app.router.add_post("/v1/completions", self._answer)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1)
+        self._runner = runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1)
         await runner.setup()
         await web.UnixSite(runner, str(self._socket_path)).start()
         return runner
@@ -130,7 +136,8 @@ class _Stream:
             await self._until_read()
         for index in range(choices):
             await self._choice(index, token="", count=len(self.script.tokens), finish_reason=self.script.finish)
-        await self._event(self._chunk([], self._usage(self._prompts() * self.script.prompt_tokens, self._total())))
+        if self.script.has_usage:
+            await self._event(self._chunk([], self._usage(self._prompts() * self.script.prompt_tokens, self._total())))
         await self.response.write(b"data: [DONE]\n\n")
 
     async def _until_read(self) -> None:

@@ -1,5 +1,6 @@
 """Where a request goes: cold and loading adapters, aliases, and replicas that fail."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,12 +13,19 @@ from django.db import transaction
 
 from apps.adapters.models import AdapterVersion
 from apps.core.clock import db_now
+from apps.core.errors import DomainError
+from apps.core.ids import new_ulid
+from apps.gateway.chunks import Meter
 from apps.gateway.routes import LONGEST_LOAD_SECONDS, REFRESH_SECONDS
+from apps.gateway.schema import parse_completion
+from apps.gateway.upstreams import Call, Upstreams
 from apps.serving.aliases import point_alias
 from apps.serving.models import Alias, Deployment, LoadedAdapter
 from apps.serving.operations import desired_state
+from apps.serving.queries import Route, Upstream
 from tests.api.gateway.process import (
     BASE_MODEL,
+    CONTEXT_LENGTH,
     HI,
     error_of,
     make_adapter,
@@ -25,7 +33,7 @@ from tests.api.gateway.process import (
     wait_for_usage,
     wait_until,
 )
-from tests.api.gateway.scripted_engine import Script, ScriptedEngine
+from tests.api.gateway.scripted_engine import TOKEN, Script, ScriptedEngine
 
 pytestmark = pytest.mark.django_db
 
@@ -207,6 +215,7 @@ THE_REQUESTS_FAULT = {
     "halfway": (Script(fails_after=1), 503),
     "cut": (Script(breaks_after=1), 503),
     "given up": (Script(finish="abort"), 503),
+    "unsummed": (Script(has_usage=False), 503),
 }
 
 
@@ -265,3 +274,31 @@ def test_a_replica_that_fails_again_and_again_is_left_alone_and_a_busy_one_is_no
     assert ask_again_and_again(gateway, world, f"duo-{fault}") == {200}
 
     assert (len(troubled.bodies) < 12) is is_left_alone
+
+
+@pytest.mark.parametrize("fault", NOBODYS_FAULT | THE_REQUESTS_FAULT)
+def test_an_answer_that_failed_holds_neither_a_place_nor_a_connection(home, fault):
+    script = NOBODYS_FAULT.get(fault) or THE_REQUESTS_FAULT[fault][0]
+    request = parse_completion(b'{"model": "m", "prompt": "Hi"}')
+
+    async def scenario(engine: ScriptedEngine) -> None:
+        engine.scripts["Hi"] = script
+        route = Route("m", None, "m", "m", "", CONTEXT_LENGTH, (Upstream("rep_1", engine.url, TOKEN),))
+        upstreams = Upstreams(places_per_replica=1)
+        for _ in range(3):
+            call = Call("org_1", "/v1/completions", request, "salt", new_ulid(), Meter(1))
+            with pytest.raises(DomainError):
+                answer = await upstreams.begin(route, call)
+                try:
+                    async for _ in answer:
+                        pass
+                finally:
+                    upstreams.end(call, answer)
+        assert upstreams.turns.count_open("rep_1") == 0
+        async with asyncio.timeout(60):
+            while engine.count_connections() > 1:  # one may be kept for the next request
+                await asyncio.sleep(0.01)
+        upstreams.close()
+
+    with ScriptedEngine(home / "own.sock").running() as own:
+        asyncio.run(scenario(own))
