@@ -282,4 +282,5 @@
   };
   page.addEventListener("input", () => fill());
   number();
+  $("[data-play-send]").disabled = $("[data-play-prompt]").disabled; // sent before this script has run, the text would be lost
 })();

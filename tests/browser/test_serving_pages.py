@@ -17,7 +17,7 @@ from apps.serving.aliases import point_alias
 from apps.serving.models import Alias, LoadedAdapter, MeteringCheck, Replica
 from apps.serving.operations import deploy
 from tests.api.gateway.process import USD, make_replica
-from tests.browser.conftest import THEMES, overflow
+from tests.browser.conftest import THEMES, _wait_on, overflow
 from tests.factories.finetuning import Floor
 from tests.unit.finetuning.conftest import Attempt
 
@@ -149,6 +149,22 @@ def test_models_answer_beside_each_other_under_the_same_conditions(
     for _ in range(2):
         page.get_by_role("button", name="Add a model").click()
     expect(page.get_by_role("button", name="Add a model")).to_be_hidden()
+
+
+def test_nothing_is_sent_before_the_script_is_there(open_page: Open, version: AdapterVersion, alice: User) -> None:
+    page = open_page(f"/adapters/{version.pk}", user=alice)
+    asked, held = answer_with_the_models_name(page), list[Route]()
+    page.route("**/js/playground*.js", lambda route: held.append(route))
+
+    page.goto(f"/playground?model={version.model_name}", wait_until="commit")
+    page.get_by_label("Message", exact=True).fill("My card is lost")
+    expect(page.get_by_role("button", name="Send")).to_be_disabled()
+    _wait_on(page, lambda: bool(held))
+    held[0].continue_()
+    page.get_by_role("button", name="Send").click()
+
+    expect(page.get_by_role("region", name="Column 1")).to_contain_text("from anneal-demo")
+    assert [message["content"] for message in asked[0]["messages"]] == ["My card is lost"]
 
 
 def test_an_answer_is_kept_and_the_prompt_shown_as_the_model_reads_it(
