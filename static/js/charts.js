@@ -36,7 +36,7 @@
       const answer = await fetch(this.el.dataset.src, { headers: { Accept: "application/json" } });
       if (!answer.ok) return this.say(`The chart could not be loaded (${answer.status}). Reload the page to try again.`);
       this.data = { x: [], series: {}, epochs: [], checkpoints: [], ...(await answer.json()) };
-      this.pending?.forEach((m) => this.append(m));
+      this.pending?.forEach((late) => late());
       this.pending = null;
       this.draw();
       new ResizeObserver(() => this.plot?.setSize(this.size())).observe(this.el);
@@ -180,7 +180,7 @@
 
     // one SSE metric: a new step, or late values (evaluation) for a step already here
     append(metric) {
-      if (!this.data) { (this.pending ??= []).push(metric); return; }
+      if (!this.data) { (this.pending ??= []).push(() => this.append(metric)); return; }
       const { x, series } = this.data;
       let i = x.length;
       while (i > 0 && x[i - 1] > metric.step) i--;
@@ -204,7 +204,7 @@
     }
 
     mark(detail) {
-      if (!this.data) return;
+      if (!this.data) { (this.pending ??= []).push(() => this.mark(detail)); return; }
       if (detail.step != null && !this.data.checkpoints.includes(detail.step)) this.data.checkpoints.push(detail.step);
       if (detail.best != null) this.data.best = detail.best;
       this.redrawSoon();

@@ -74,23 +74,26 @@
     });
     return save;
   };
+  let latest = null;
   const showPrompts = async () => {
-    const shelf = $("[data-play-prompts]", document);
-    shelf.replaceChildren();
-    for (const column of columns) {
-      const choice = $("[data-play-model]", column);
-      if (!choice.value) continue;
-      const { messages } = request(column);
+    const turn = (latest = {}), made = [];
+    const asked = columns.filter((column) => $("[data-play-model]", column).value).map((column) => {
+      const { model, messages } = request(column);
       if (messages.at(-1)?.role !== "user") messages.push({ role: "user", content: value("prompt") || "Hello" });
+      return [$("[data-play-model]", column).selectedOptions[0].textContent, { model, messages }];
+    });
+    for (const [label, body] of asked) {
       const text = make("pre", "raw");
       text.tabIndex = 0; // a long one scrolls
-      shelf.append(make("h3", "sm", choice.selectedOptions[0].textContent), text);
+      made.push(make("h3", "sm", label), text);
       try {
-        text.textContent = (await tell(page.dataset.promptUrl, { model: choice.value, messages })).prompt;
+        text.textContent = (await tell(page.dataset.promptUrl, body)).prompt;
       } catch (error) {
         text.textContent = error.message;
       }
     }
+    if (turn !== latest) return; // asked once more meanwhile
+    $("[data-play-prompts]", document).replaceChildren(...made);
     document.getElementById("raw-prompt").showModal();
   };
   const complain = (box, text) => {
@@ -132,7 +135,7 @@
 
   const ask = async (column, signal, seed) => {
     const box = bubble(column, "assistant", ""), words = $(".txt", box), log = $("[data-play-log]", column), started = performance.now();
-    const body = request(column, seed), stopCounting = count(box, column);
+    const body = request(column, seed), stopCounting = count(box, column), prices = $("[data-play-model]", column).selectedOptions[0]?.dataset;
     let first = null, usage = null, reason = null, text = "";
     box.setAttribute("aria-busy", "true");
     try {
@@ -171,7 +174,7 @@
       first && `first token ${Math.round(first - started)} ms`,
       `${seconds.toFixed(2)} s`,
       usage && writing > 0.05 && usage.completion_tokens > 1 && `${((usage.completion_tokens - 1) / writing).toFixed(1)} tok/s`,
-      usage && cost(column, usage),
+      usage && cost(prices, usage),
       seed !== undefined && `seed ${seed}`,
       reason && reason !== "stop" && { length: "cut at the token limit", stopped: "stopped by you" }[reason],
     ]);
@@ -180,8 +183,7 @@
   };
 
   // list prices ride on the chosen option as nano-USD per million tokens; the ledger has the last word
-  const cost = (column, usage) => {
-    const { input, output } = $("[data-play-model]", column).selectedOptions[0]?.dataset ?? {};
+  const cost = ({ input, output } = {}, usage) => {
     if (!input || !output) return null;
     const usd = (usage.prompt_tokens * Number(input) + usage.completion_tokens * Number(output)) / 1e15;
     return `$${usd === 0 ? "0" : usd < 0.01 ? Number(usd.toPrecision(2)).toFixed(12).replace(/0+$/, "") : usd.toFixed(2)}`;
@@ -204,7 +206,6 @@
     await Promise.all(used.map((column) => ask(column, running.signal, seed)));
     running = null;
     busy(false);
-    fill();
     $("[data-play-prompt]").focus();
   };
 
@@ -282,4 +283,5 @@
   };
   page.addEventListener("input", () => fill());
   number();
+  $("[data-play-send]").disabled = $("[data-play-prompt]").disabled; // sent before this script has run, the text would be lost
 })();

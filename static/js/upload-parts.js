@@ -108,6 +108,7 @@
       if (found.status !== "pending") { localStorage.removeItem(key); continue; }
       const name = key.split(":").slice(1, -2).join(":"), percent = Math.floor((100 * found.present.length) / found.parts);
       note.textContent = `${name} stopped at ${percent} %: choose the same file and it goes on there.`;
+      if (!form.querySelector("[data-upload-row]").hidden) return; // it goes on already
       note.hidden = false;
     }
   };

@@ -71,6 +71,7 @@
     const form = e.target.closest("form[data-upload]");
     if (!form || e.defaultPrevented) return;
     e.preventDefault();
+    if (!$("[data-upload-row]", form).hidden) return; // a disabled button does not stop Ctrl+Enter
     const file = $("input[type=file]", form).files[0];
     $("[data-upload-error]", form).hidden = $("[data-upload-resume]", form).hidden = true;
     $("[data-upload-name]", form).textContent = file?.name ?? "";

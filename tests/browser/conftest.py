@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import uvicorn
@@ -47,12 +48,31 @@ def browser_type_launch_args() -> dict[str, Any]:
     return {"executable_path": CHROMIUM, "args": ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]}
 
 
+class Counted:
+    """The web application, and how many requests it is at: one whose caller left counts until its view has ended."""
+
+    def __init__(self) -> None:
+        self._application = ASGIStaticFilesHandler(get_asgi_application())
+        self.under_way = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.under_way += 1
+        try:
+            await self._application(scope, receive, send)
+        finally:
+            self.under_way -= 1
+
+
 @pytest.fixture(scope="session")
-def server_url(django_db_setup: None) -> Iterator[str]:
+def web_application() -> Counted:
+    return Counted()
+
+
+@pytest.fixture(scope="session")
+def server_url(django_db_setup: None, web_application: Counted) -> Iterator[str]:
     """Serve the web application; requests see what a test with `transactional_db` has committed."""
     listener = socket.create_server(("127.0.0.1", 0))
-    application = ASGIStaticFilesHandler(get_asgi_application())
-    config = uvicorn.Config(application, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
+    config = uvicorn.Config(web_application, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="uvicorn")
     thread.start()
@@ -64,7 +84,9 @@ def server_url(django_db_setup: None) -> Iterator[str]:
 
 
 @pytest.fixture
-def open_page(browser: Browser, server_url: str, transactional_db: None) -> Iterator[Callable[..., Page]]:
+def open_page(
+    browser: Browser, server_url: str, web_application: Counted, transactional_db: None
+) -> Iterator[Callable[..., Page]]:
     """Return a maker of pages: `open_page("/keys", user=alice, width=390, theme="dark")`."""
     contexts: list[BrowserContext] = []
     complaints: list[str] = []
@@ -96,6 +118,9 @@ def open_page(browser: Browser, server_url: str, transactional_db: None) -> Iter
         _wait_for_answers(page, waiting)
     for context in contexts:
         context.close()
+    with urlopen(f"{server_url}{settings.STATIC_URL}favicon.svg"):
+        pass  # by its answer the server has begun whatever was sent before
+    _wait_until(lambda: not web_application.under_way)
     _wait_until(_is_database_idle)
     assert complaints == []
 
@@ -154,3 +179,13 @@ def _wait_until(condition: Callable[[], Any], *, seconds: float = 60) -> None:
         if time.monotonic() > deadline:
             pytest.fail("The web server or its database did not get there.")
         time.sleep(0.02)
+
+
+def _wait_on(page: Page, is_true: Callable[[], bool]) -> None:
+    """Wait while the page's events are handled."""
+
+    def happened() -> bool:
+        page.wait_for_timeout(50)
+        return is_true()
+
+    _wait_until(happened, seconds=60)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from apps.accounts.models import User
 from apps.datasets.models import DatasetVersion
 from apps.datasets.tasks import inspect, validate
-from tests.browser.conftest import overflow
+from tests.browser.conftest import _wait_on, overflow
 from tests.factories.accounts import make_organization, make_user
 from tests.factories.catalog import make_base_model
 from tests.factories.datasets import chat_row, jsonl, make_ready_version
@@ -50,6 +50,35 @@ def test_an_uploaded_file_appears_checked_and_its_rows_can_be_walked(
     expect(page.locator(".chat mark")).to_contain_text("card_arrival")
 
 
+def test_what_is_shown_stays_while_the_page_follows_a_task(open_page: Open, alice: User) -> None:
+    version = make_ready_version(alice.memberships.get().organization)  # not looked through
+    page = open_page(f"/datasets/{version.pk}", user=alice)
+    held: list[Route] = []
+
+    def hold_first_poll(route: Route) -> None:
+        if held or route.request.headers.get("hx-target") != "div#dataset":
+            route.continue_()
+        else:
+            held.append(route)
+
+    page.route("**/datasets/*", hold_first_poll)
+    _wait_on(page, lambda: bool(held))
+    page.locator("nav.rows a", has_text="Where is card 6?").click()
+    expect(page.locator("nav.rows a[aria-current]")).to_contain_text("Where is card 6?")
+    held[0].continue_()
+
+    for _ in range(2):
+        _wait_for_poll(page)
+        assert "Where is card 6?" in page.locator("nav.rows a[aria-current]").inner_text()
+    expect(page).to_have_url(re.compile(r"line=7\b"))
+
+
+def _wait_for_poll(page: Page) -> None:
+    """Wait until the page is replaced by what it has asked for."""
+    page.evaluate("() => { document.querySelector('#dataset').dataset.old = '1'; }")
+    expect(page.locator("#dataset[data-old]")).to_have_count(0)
+
+
 def test_deleting_takes_the_whole_name(open_page: Open, alice: User) -> None:
     version = make_ready_version(alice.memberships.get().organization, filename="cards.jsonl")
     page = open_page(f"/datasets/{version.pk}", user=alice)
@@ -58,6 +87,8 @@ def test_deleting_takes_the_whole_name(open_page: Open, alice: User) -> None:
     confirm = page.locator("#delete-file").get_by_role("button", name="Delete", exact=True)
     page.get_by_label("Type cards.jsonl to confirm").fill("cards")
     expect(confirm).to_be_disabled()
+    _wait_for_poll(page)
+    expect(page.get_by_label("Type cards.jsonl to confirm")).to_have_value("cards")
     page.get_by_label("Type cards.jsonl to confirm").fill("cards.jsonl")
     confirm.click()
 
@@ -96,9 +127,11 @@ def test_limit_and_split_are_chosen_in_place_and_findings_lead_to_rows(
 ) -> None:
     page = open_page(f"/datasets/{looked_at.pk}", user=alice)
 
-    page.get_by_label("Longest row").select_option("256")
+    with page.expect_navigation():
+        page.get_by_label("Longest row").select_option("256")
     expect(page.get_by_text("1 row over 256 tokens will be cut").first).to_be_visible()
-    page.get_by_label("Held out for validation").select_option("20")
+    with page.expect_navigation():
+        page.get_by_label("Held out for validation").select_option("20")
     expect(page.get_by_text(re.compile(r"\d+ train, \d+ held out"))).to_be_visible()
     page.get_by_role("link", name="Show 1 row over 256 tokens will be cut").click()
     expect(page.locator("nav.rows a")).to_have_count(1)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from apps.accounts.models import Organization, User
 from apps.adapters.operations import record_verdict
@@ -18,7 +18,7 @@ from apps.core.templatetags.ui import usd
 from apps.finetuning import leases
 from apps.finetuning.models import FineTuningJob
 from apps.serving.operations import deploy
-from tests.browser.conftest import THEMES, overflow
+from tests.browser.conftest import THEMES, _wait_on, overflow
 from tests.factories.finetuning import Floor, make_pool, make_training_file, make_worker
 from tests.unit.finetuning.conftest import Attempt
 from tests.web.test_adapters import REPORT
@@ -99,6 +99,27 @@ def lived(floor: Floor) -> Lived:
     return Lived(floor, done, failed, running, capped)
 
 
+def test_a_job_shows_its_newest_state_when_answers_are_late(open_page: Open, lived: Lived, alice: User) -> None:
+    page = open_page(f"/jobs/{lived.running.pk}", user=alice)
+    held: list[Route] = []
+
+    def hold_first(route: Route) -> None:
+        if held or route.request.headers.get("hx-target") != "div#job-state":
+            route.continue_()
+        else:
+            held.append(route)
+
+    page.route(f"**/jobs/{lived.running.pk}", hold_first)
+    page.evaluate("() => htmx.trigger('#job-live', 'state')")
+    _wait_on(page, lambda: bool(held))
+    late = held[0].fetch()
+    FineTuningJob.objects.filter(pk=lived.running.pk).update(waiting_reason="Waiting for a machine.")
+    page.evaluate("() => htmx.trigger('#job-live', 'state')")
+    held[0].fulfill(response=late)
+
+    expect(page.locator("#job-state")).to_contain_text("Waiting for a machine.")
+
+
 @pytest.mark.parametrize("theme", THEMES)
 def test_every_page_is_accessible_reflows_and_breaks_no_policy(
     open_page: Open, violations: Callable[[Page], list[str]], lived: Lived, alice: User, theme: str
@@ -132,7 +153,8 @@ def test_the_wizard_leads_from_a_dataset_to_a_launched_job(
 
     proceed.click()
     expect(page.locator("h1")).to_have_text("Choose a base model")
-    proceed.click()
+    with page.expect_navigation():
+        proceed.click()
     expect(page.locator("h1")).to_have_text("Choose a method")
     first_price = page.locator(".price-hero b").inner_text()
     page.get_by_label("Epochs").fill("9")

@@ -17,7 +17,7 @@ from apps.serving.aliases import point_alias
 from apps.serving.models import Alias, LoadedAdapter, MeteringCheck, Replica
 from apps.serving.operations import deploy
 from tests.api.gateway.process import USD, make_replica
-from tests.browser.conftest import THEMES, overflow
+from tests.browser.conftest import DRAWN, THEMES, _wait_on, overflow
 from tests.factories.finetuning import Floor
 from tests.unit.finetuning.conftest import Attempt
 
@@ -151,6 +151,22 @@ def test_models_answer_beside_each_other_under_the_same_conditions(
     expect(page.get_by_role("button", name="Add a model")).to_be_hidden()
 
 
+def test_nothing_is_sent_before_the_script_is_there(open_page: Open, version: AdapterVersion, alice: User) -> None:
+    page = open_page(f"/adapters/{version.pk}", user=alice)
+    asked, held = answer_with_the_models_name(page), list[Route]()
+    page.route("**/js/playground*.js", lambda route: held.append(route))
+
+    page.goto(f"/playground?model={version.model_name}", wait_until="commit")
+    page.get_by_label("Message", exact=True).fill("My card is lost")
+    expect(page.get_by_role("button", name="Send")).to_be_disabled()
+    _wait_on(page, lambda: bool(held))
+    held[0].continue_()
+    page.get_by_role("button", name="Send").click()
+
+    expect(page.get_by_role("region", name="Column 1")).to_contain_text("from anneal-demo")
+    assert [message["content"] for message in asked[0]["messages"]] == ["My card is lost"]
+
+
 def test_an_answer_is_kept_and_the_prompt_shown_as_the_model_reads_it(
     open_page: Open, version: AdapterVersion, alice: User
 ) -> None:
@@ -170,3 +186,21 @@ def test_an_answer_is_kept_and_the_prompt_shown_as_the_model_reads_it(
     page.get_by_role("dialog").get_by_role("button", name="Close").first.click()
     page.get_by_role("button", name="Clear").click()
     expect(page.get_by_role("region", name="Column 1")).to_contain_text("Replies stream in here")
+
+
+def test_prompts_asked_for_twice_are_shown_once(open_page: Open, version: AdapterVersion, alice: User) -> None:
+    page = open_page(f"/playground?model={version.model_name}", user=alice)
+    held: list[Route] = []
+    page.route("**/playground/prompt", lambda route: route.continue_() if held else held.append(route))
+
+    page.get_by_role("button", name="Raw prompt").click()
+    _wait_on(page, lambda: bool(held))
+    page.get_by_role("button", name="Raw prompt").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    with page.expect_response(
+        lambda answer: answer.url.endswith("/prompt") and version.model_name in (answer.request.post_data or "")
+    ):
+        held[0].continue_()
+    page.evaluate(DRAWN)
+
+    expect(page.locator("#raw-prompt pre")).to_have_count(2)

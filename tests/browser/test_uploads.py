@@ -20,7 +20,7 @@ from apps.core.object_store import open_store, read_object
 from apps.datasets import uploads
 from apps.datasets.models import DatasetVersion, Upload
 from apps.web import datasets
-from tests.browser.conftest import _wait_until
+from tests.browser.conftest import DRAWN, _wait_on, _wait_until
 from tests.factories.accounts import make_organization, make_user
 from tests.factories.catalog import make_base_model
 from tests.factories.datasets import jsonl
@@ -111,16 +111,6 @@ def _wait_for_parts(page: Page, count: int) -> None:
     _wait_on(page, is_there)
 
 
-def _wait_on(page: Page, is_true: Callable[[], bool]) -> None:
-    """Wait while the page's events are handled."""
-
-    def happened() -> bool:
-        page.wait_for_timeout(50)
-        return is_true()
-
-    _wait_until(happened, seconds=60)
-
-
 def _note_part(request: Request, sent: list[str]) -> None:
     if request.method == "PUT":
         sent.append(request.url.split("?")[0])
@@ -179,6 +169,17 @@ def test_a_part_being_signed_when_its_file_is_paused_waits_for_it_to_go_on(
     assert read_object(DatasetVersion.objects.get().object_key) == CONTENT
 
 
+def test_a_file_sent_twice_at_once_is_uploaded_once(open_page: Open, alice: User, file: Path) -> None:
+    page = open_page("/datasets/upload", user=alice)
+    page.set_input_files("input[type=file]", file)
+    page.locator("input[name=name]").focus()
+    for _ in range(2):
+        page.keyboard.press("Control+Enter")
+
+    expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=240_000)
+    assert Upload.objects.count() == 1
+
+
 # Django spools each request's body; a server that dies leaves some to the garbage collector.
 @pytest.mark.filterwarnings("ignore:.*SpooledTemporaryFile:pytest.PytestUnraisableExceptionWarning")
 def test_an_upload_outlives_the_server_it_began_on(
@@ -202,6 +203,7 @@ def test_an_upload_outlives_the_server_it_began_on(
 
     expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=240_000)
     assert read_object(DatasetVersion.objects.get().object_key) == CONTENT
+    page.close()  # it would go on asking the server that is about to end
     open_page.complaints.clear()  # type: ignore[attr-defined] - requests refused meanwhile are what this is about
 
 
@@ -228,18 +230,27 @@ def test_parts_go_straight_to_a_bucket_by_presigned_addresses_and_resume_there(
     open_page: Open, alice: User, file: Path, bucket: str
 ) -> None:
     page = open_page("/datasets/upload", user=alice)
-    is_resumed: list[bool] = []
-    page.route(re.compile("p00005"), lambda route: route.continue_() if is_resumed else None)
+    held: list[Route] = []
+    page.route(re.compile("p00005"), lambda route: held.append(route))
     page.set_input_files("input[type=file]", file)
     page.get_by_role("button", name="Upload").click()
     _wait_for_parts(page, 4)
+    _wait_on(page, lambda: len(held) == 1)
 
+    asked: list[Route] = []
+    page.route("**/datasets/uploads/*", lambda route: asked.append(route) if not asked else route.continue_())
     page.reload()
-    is_resumed.append(True)
+    _wait_on(page, lambda: bool(asked))
     sent: list[str] = []
     page.on("request", lambda request: _note_part(request, sent))
     page.set_input_files("input[type=file]", file)
     page.get_by_role("button", name="Upload").click()
+    _wait_on(page, lambda: len(held) == 2)
+    with page.expect_response(asked[0].request.url):
+        asked[0].continue_()  # what the page asked as it came tells nothing any more
+    page.evaluate(DRAWN)
+    expect(page.get_by_text("large.jsonl stopped at")).to_be_hidden()
+    held[1].continue_()
 
     expect(page.get_by_text("being checked line by line")).to_be_visible(timeout=240_000)
     assert read_object(DatasetVersion.objects.get().object_key) == CONTENT

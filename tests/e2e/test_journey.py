@@ -60,7 +60,8 @@ def test_from_sign_up_to_an_answer(visit: Any, platform: Platform, file_id: str,
 
     launch(person)
     expect(person.get_by_role("link", name="Try it")).to_be_visible(timeout=TRAINING_MS)
-    person.get_by_role("link", name="Try it").click()
+    with person.expect_navigation():
+        person.get_by_role("link", name="Try it").click()
 
     person.get_by_label("Message", exact=True).fill("My card has not arrived yet")
     person.get_by_role("button", name="Send").click()
