@@ -138,13 +138,18 @@
       e.preventDefault();
       return $("#palette").open ? $("#palette").close() : openDialog("palette");
     }
-    if (command && e.key === "Enter") return el.closest?.("form")?.requestSubmit();
+    if (command && e.key === "Enter") return submitFrom(el);
     if (el === field()) return turnPalette(e);
     if (el.matches?.("[role=tab]")) return turnTabs(e, el);
     if (el.closest?.("[data-menu]") && ["ArrowDown", "ArrowUp"].includes(e.key)) return turnMenu(e);
     if (command || e.altKey || !singleKeys() || el.closest?.("input, textarea, select, [contenteditable], dialog[open]")) return;
     pressKey(e);
   });
+  // as Enter in a field does: not while the form's own button is disabled
+  const submitFrom = (el) => {
+    const form = el.closest?.("form"), button = form && [...form.elements].find((n) => n.type === "submit");
+    if (!button?.disabled) form?.requestSubmit();
+  };
   const pressKey = (e) => {
     const key = e.key.toLowerCase(), go = Date.now() - went < 1200;
     went = 0;

@@ -87,6 +87,7 @@ def test_deleting_takes_the_whole_name(open_page: Open, alice: User) -> None:
     confirm = page.locator("#delete-file").get_by_role("button", name="Delete", exact=True)
     page.get_by_label("Type cards.jsonl to confirm").fill("cards")
     expect(confirm).to_be_disabled()
+    page.keyboard.press("Control+Enter")
     _wait_for_poll(page)
     expect(page.get_by_label("Type cards.jsonl to confirm")).to_have_value("cards")
     page.get_by_label("Type cards.jsonl to confirm").fill("cards.jsonl")
