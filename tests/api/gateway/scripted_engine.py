@@ -27,7 +27,7 @@ class Script:
     tokens: tuple[str, ...] = ("Hello", " there", ".")
     prompt_tokens: int = 11
     cached_tokens: int = 0
-    finish: str = "stop"
+    finish: str | None = "stop"
     calls: tuple[tuple[str, str, tuple[str, ...]], ...] = ()  # id, function, parts of the arguments
     delay_seconds: float = 0.0
     is_paced: bool = False  # writes a token when the last one was read, as no socket's buffer lets others see

@@ -206,6 +206,7 @@ NOBODYS_FAULT = {
     "aborted": Script(finish="abort", tokens=()),
     "failed": Script(fails_after=0),
     "broken": Script(breaks_after=0),
+    "empty": Script(tokens=(), finish=None, has_usage=False),
     "nan": says(400, "Out of range float values are not JSON compliant"),
 }
 THE_REQUESTS_FAULT = {
