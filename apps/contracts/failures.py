@@ -48,7 +48,7 @@ class FailureCode(StrEnum):
 CAUSES: dict[FailureCode, str] = {
     FailureCode.INVALID_TRAINING_FILE: "A row of the training file cannot be used.",
     FailureCode.NO_TRAINABLE_TOKENS: "After rows were cut to max_length, none had a token left to train on.",
-    FailureCode.LOSS_NOT_FINITE: "The loss stopped being a number, as it does when the learning rate is too high.",
+    FailureCode.LOSS_NOT_FINITE: "Training diverged, as it does when the learning rate is too high.",
     FailureCode.LOSS_IS_ZERO: "The loss was zero: the rows hold nothing the model could still learn.",
     FailureCode.OUT_OF_MEMORY: "Training needed more memory than the machine has, also after it was made smaller.",
     FailureCode.BASE_MODEL_UNAVAILABLE: "The base model could not be fetched, or was not the one pinned.",

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from transformers.trainer_callback import TrainerState
 
+from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from apps.contracts.runs import Hyperparameters, Manifest, RunSpec
 from gpu_workers.artifacts import MANIFEST_FILE, seal_folder, verify_folder
-from gpu_workers.train.export import CONFIG_FILE, WEIGHTS_FILE
 from gpu_workers.train.weights import MODEL_FILE, write_weights
 
 PROGRESS_FILE = "progress.json"

@@ -8,12 +8,11 @@ import peft
 import torch
 from safetensors.torch import save_file
 
+from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import RunSpec
+from gpu_workers.adapter_store import find_bad_numbers, read_header
 from gpu_workers.train.failures import TrainingFailed
-
-WEIGHTS_FILE = "adapter_model.safetensors"
-CONFIG_FILE = "adapter_config.json"
 
 
 def write_adapter(
@@ -24,11 +23,16 @@ def write_adapter(
     dtype: torch.dtype,
     state_dict: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write weights and config; raises TrainingFailed when a weight is not a finite number."""
-    tensors = adapter_tensors(model, dtype=dtype, state_dict=state_dict)
-    check_finite(tensors)
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-    (folder / CONFIG_FILE).write_text(json.dumps(adapter_config(spec), indent=2, sort_keys=True) + "\n")
+    """Write weights and config; raises TrainingFailed for numbers that no replica would serve.
+
+    A run that diverges need not end in NaN: behind a normalization weights of 1e30 give a finite loss.
+    """
+    weights, config = folder / WEIGHTS_FILE, adapter_config(spec)
+    save_file(adapter_tensors(model, dtype=dtype, state_dict=state_dict), weights, metadata={"format": "pt"})
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    if problems := find_bad_numbers(weights, read_header(weights), config):
+        message = f"Training diverged: {problems[0]} Lower the learning rate."
+        raise TrainingFailed(FailureCode.LOSS_NOT_FINITE, message)
 
 
 def adapter_tensors(
@@ -37,14 +41,6 @@ def adapter_tensors(
     """Return the adapter's tensors alone (never embeddings), on the CPU, with PEFT's own names."""
     state = peft.get_peft_model_state_dict(model, state_dict=state_dict, save_embedding_layers=False)
     return {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in sorted(state.items())}
-
-
-def check_finite(tensors: dict[str, torch.Tensor]) -> None:
-    """Raise TrainingFailed for a NaN or infinite weight: one such adapter poisons its neighbours when served."""
-    for name, tensor in tensors.items():
-        if not torch.isfinite(tensor).all():
-            message = f"Training diverged: {name} holds values that are not finite. Lower the learning rate."
-            raise TrainingFailed(FailureCode.LOSS_NOT_FINITE, message)
 
 
 def adapter_config(spec: RunSpec) -> dict[str, Any]:

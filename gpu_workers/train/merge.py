@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from gpu_workers.train.export import CONFIG_FILE, WEIGHTS_FILE
+from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 
 INDEX_FILE = "model.safetensors.index.json"
 _ONE_FILE = "model.safetensors"

@@ -20,6 +20,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from apps.contracts.adapter_files import WEIGHTS_FILE
 from apps.contracts.chat import ChatRenderer
 from apps.contracts.evaluation import EvaluationPlan, EvaluationReport, GraderKind
 from apps.contracts.parity import PARITY_FILE, ParityProbe
@@ -37,7 +38,6 @@ from gpu_workers.publishing import (
 )
 from gpu_workers.train.comparison import Examiner
 from gpu_workers.train.data import load_renderer
-from gpu_workers.train.export import WEIGHTS_FILE
 from gpu_workers.train.gguf import NotConverted, convert_model
 from gpu_workers.train.judging import Judge
 from gpu_workers.train.merge import merge_adapter

@@ -8,9 +8,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Manifest, Method, RunSpec
 from gpu_workers.artifacts import seal_folder
-from gpu_workers.train.export import adapter_tensors, check_finite, write_adapter
+from gpu_workers.train.export import adapter_tensors, write_adapter
+from gpu_workers.train.failures import TrainingFailed
 
 MODEL_FILE = "model.safetensors"
 _OF_THE_BASE = (
@@ -60,7 +62,7 @@ def write_weights(
     dtype: torch.dtype,
     state_dict: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write what was trained, with its configuration; raises TrainingFailed when a weight is not a finite number."""
+    """Write what was trained, with its configuration; raises TrainingFailed for weights that cannot be served."""
     if spec.hyperparameters.method is not Method.FULL:
         write_adapter(folder, model, spec, dtype=dtype, state_dict=state_dict)
         return
@@ -72,6 +74,14 @@ def write_weights(
     model.save_pretrained(folder, state_dict=tensors, max_shard_size=_ONE_FILE)
     config = json.loads((folder / "config.json").read_text())  # transformers writes the dtype of the live model
     (folder / "config.json").write_text(json.dumps(config | {"dtype": str(dtype).removeprefix("torch.")}, indent=2))
+
+
+def check_finite(tensors: dict[str, torch.Tensor]) -> None:
+    """Raise TrainingFailed for a NaN or infinite weight."""
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            message = f"Training diverged: {name} holds values that are not finite. Lower the learning rate."
+            raise TrainingFailed(FailureCode.LOSS_NOT_FINITE, message)
 
 
 def trained_tensors(

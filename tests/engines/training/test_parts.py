@@ -26,11 +26,12 @@ from gpu_workers.train.callbacks import ProgressCallback, StopFlag
 from gpu_workers.train.checkpoint import IncompleteCheckpoint, explain_inexact_resume, geometry, open_checkpoint
 from gpu_workers.train.cpu_lora import speed_up_lora
 from gpu_workers.train.data import PaddingCollator, encode_file, hold_out, split_keys_of
-from gpu_workers.train.export import adapter_config, check_finite
+from gpu_workers.train.export import adapter_config, write_adapter
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.model import fetch_base_model
 from gpu_workers.train.selection import select_rows
 from gpu_workers.train.sft import _score_selected, build_trainer
+from gpu_workers.train.weights import check_finite
 from tests.engines.training.conftest import DEMO, RECIPE, make_rows
 from tests.twins.control_plane import CREDENTIAL, ControlPlane
 
@@ -216,9 +217,25 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
     assert EventTail(tmp_path / "events.jsonl").read() == []
 
 
-def test_an_adapter_with_a_weight_that_is_no_number_is_never_exported():
-    with pytest.raises(TrainingFailed, match="lora_A"):
-        check_finite({"lora_A": torch.tensor([1.0, math.inf])})
+def test_a_model_with_a_weight_that_is_no_number_is_never_exported():
+    with pytest.raises(TrainingFailed, match="lm_head"):
+        check_finite({"lm_head": torch.tensor([1.0, math.inf])})
+
+
+@pytest.mark.parametrize(
+    ("weight", "words"), [(math.nan, "NaN or infinite"), (6e30, "values above 1000"), (30.0, "changes")]
+)
+def test_an_adapter_that_no_replica_would_serve_is_never_exported(tiny_model, tmp_path, weight, words):
+    """Its loss may look well: behind a normalization weights of 1e30 give a finite one."""
+    model = make_peft_model(tiny_model)
+    for name, tensor in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.constant_(tensor, weight)
+
+    with pytest.raises(TrainingFailed, match=words) as failure:
+        write_adapter(tmp_path, model, make_spec(), dtype=torch.bfloat16)
+
+    assert failure.value.code is FailureCode.LOSS_NOT_FINITE
 
 
 def test_the_adapter_config_holds_known_keys_and_no_path():
