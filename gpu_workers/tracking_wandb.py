@@ -55,6 +55,7 @@ class WandbRun:
     def finish(self, status: str) -> None:
         with _told():
             self._run.finish(exit_code=_FAILED if status == "failed" else 0)
+            wandb.teardown()  # its service has written and sent everything only then
 
 
 @contextlib.contextmanager
