@@ -65,3 +65,5 @@ def _told() -> Iterator[None]:
         yield
     except wandb.Error as error:
         raise RuntimeError(str(error)) from error
+    except SystemExit as error:  # by which it answers a service that failed: other trackers go on
+        raise RuntimeError(f"its service ended with {error.code}") from error
