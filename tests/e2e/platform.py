@@ -114,7 +114,7 @@ class Platform:
     def messages(self, job_id: str) -> list[str]:
         return [event.message for event in self.client.fine_tuning.jobs.list_events(job_id, limit=100)]
 
-    def wait_for_end(self, job_id: str, seconds: float = 300) -> Any:
+    def wait_for_end(self, job_id: str, seconds: float = 600) -> Any:
         return until(lambda: self._ended(job_id), seconds, f"{job_id} did not end")
 
     def _ended(self, job_id: str) -> Any:
