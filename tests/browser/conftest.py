@@ -20,7 +20,7 @@ from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
 from django.core.asgi import get_asgi_application
 from django.db import connection
 from django.test import Client
-from playwright.sync_api import Browser, BrowserContext, Page, Request, expect
+from playwright.sync_api import Browser, BrowserContext, Page, Request, Route, expect
 
 from apps.accounts.models import User
 
@@ -189,3 +189,17 @@ def _wait_on(page: Page, is_true: Callable[[], bool]) -> None:
         return is_true()
 
     _wait_until(happened, seconds=60)
+
+
+def _hold_first(page: Page, url: str, *, target: str) -> list[Route]:
+    """Hold the first request that htmx sends for `target`, and return where it will be found."""
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        if held or route.request.headers.get("hx-target") != target:
+            route.continue_()
+        else:
+            held.append(route)
+
+    page.route(url, hold)
+    return held

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 
 from apps.accounts.models import User
 from apps.datasets.models import DatasetVersion
 from apps.datasets.tasks import inspect, validate
-from tests.browser.conftest import _wait_on, overflow
+from tests.browser.conftest import _hold_first, _wait_on, overflow
 from tests.factories.accounts import make_organization, make_user
 from tests.factories.catalog import make_base_model
 from tests.factories.datasets import chat_row, jsonl, make_ready_version
@@ -53,15 +53,7 @@ def test_an_uploaded_file_appears_checked_and_its_rows_can_be_walked(
 def test_what_is_shown_stays_while_the_page_follows_a_task(open_page: Open, alice: User) -> None:
     version = make_ready_version(alice.memberships.get().organization)  # not looked through
     page = open_page(f"/datasets/{version.pk}", user=alice)
-    held: list[Route] = []
-
-    def hold_first_poll(route: Route) -> None:
-        if held or route.request.headers.get("hx-target") != "div#dataset":
-            route.continue_()
-        else:
-            held.append(route)
-
-    page.route("**/datasets/*", hold_first_poll)
+    held = _hold_first(page, "**/datasets/*", target="div#dataset")
     _wait_on(page, lambda: bool(held))
     page.locator("nav.rows a", has_text="Where is card 6?").click()
     expect(page.locator("nav.rows a[aria-current]")).to_contain_text("Where is card 6?")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 
 from apps.accounts.models import Organization, User
 from apps.adapters.operations import record_verdict
@@ -18,7 +18,7 @@ from apps.core.templatetags.ui import usd
 from apps.finetuning import leases
 from apps.finetuning.models import FineTuningJob
 from apps.serving.operations import deploy
-from tests.browser.conftest import THEMES, _wait_on, overflow
+from tests.browser.conftest import THEMES, _hold_first, _wait_on, overflow
 from tests.factories.finetuning import Floor, make_pool, make_training_file, make_worker
 from tests.unit.finetuning.conftest import Attempt
 from tests.web.test_adapters import REPORT
@@ -101,15 +101,7 @@ def lived(floor: Floor) -> Lived:
 
 def test_a_job_shows_its_newest_state_when_answers_are_late(open_page: Open, lived: Lived, alice: User) -> None:
     page = open_page(f"/jobs/{lived.running.pk}", user=alice)
-    held: list[Route] = []
-
-    def hold_first(route: Route) -> None:
-        if held or route.request.headers.get("hx-target") != "div#job-state":
-            route.continue_()
-        else:
-            held.append(route)
-
-    page.route(f"**/jobs/{lived.running.pk}", hold_first)
+    held = _hold_first(page, f"**/jobs/{lived.running.pk}", target="div#job-state")
     page.evaluate("() => htmx.trigger('#job-live', 'state')")
     _wait_on(page, lambda: bool(held))
     late = held[0].fetch()
