@@ -7,6 +7,7 @@ checkpoint that was confirmed. So this process may be killed at any line.
 import logging
 import shutil
 import threading
+import time
 
 from apps.contracts.worker_api import ClaimRequest, ClaimResponse
 from gpu_workers.api_client import ApiClient, ApiError, Unavailable
@@ -20,6 +21,8 @@ from gpu_workers.publishing import Publisher
 from gpu_workers.run_attempt import Attempt
 
 log = logging.getLogger(__name__)
+
+_SECONDS_BETWEEN_LOOKS = 2.0  # for a run, while a measurement takes place
 
 
 class Agent:
@@ -36,12 +39,15 @@ class Agent:
     ) -> None:
         self._config = config
         self._api = api
-        self._executor = executor or SubprocessExecutor(threads=config.trainer_threads)
+        self._executor = executor or SubprocessExecutor(thread_limit=config.trainer_thread_limit)
         if publisher is None and executor is None:
-            publisher = Publisher(SubprocessExecutor(threads=config.trainer_threads, module=PUBLISHING_CHILD))
+            child = SubprocessExecutor(thread_limit=config.trainer_thread_limit, module=PUBLISHING_CHILD)
+            publisher = Publisher(child)
         self._publisher = publisher
         self._prober = prober
         self._stop = threading.Event()
+        self._waiting: ClaimResponse | None = None  # claimed while a measurement ran, and not begun
+        self._looked_at = 0.0
         self._runs_dir = config.work_dir / "runs"
 
     def request_stop(self) -> None:
@@ -60,12 +66,13 @@ class Agent:
     def drain(self) -> int:
         """Work on runs, then on missing measurements, until there is nothing to do; return how many runs."""
         done = 0
-        while not self._stop.is_set():
+        while self._waiting is not None or not self._stop.is_set():
             try:
-                claim = self._claim()
+                claim = self._waiting or self._claim()
             except (NotReady, Unavailable, ApiError) as error:
                 log.error("No claim: %s", error)
                 return done
+            self._waiting = None
             if claim is not None:
                 self._work_on(claim)
                 done += 1
@@ -78,7 +85,21 @@ class Agent:
         return self._api.claim(ClaimRequest(base_models=self._config.base_models, software=installed_software()))
 
     def _measure(self) -> bool:
-        return self._prober is not None and self._prober.run_one(should_stop=self._stop.is_set)
+        self._looked_at = time.monotonic()
+        return self._prober is not None and self._prober.run_one(should_stop=self._is_wanted_elsewhere)
+
+    def _is_wanted_elsewhere(self) -> bool:
+        """Whether to end a measurement: this process stops, or a run came, which goes first."""
+        if self._stop.is_set() or self._waiting is not None:
+            return True
+        if time.monotonic() - self._looked_at < _SECONDS_BETWEEN_LOOKS:
+            return False
+        self._looked_at = time.monotonic()
+        try:
+            self._waiting = self._claim()
+        except (NotReady, Unavailable, ApiError) as error:
+            log.warning("No claim during a measurement: %s", error)
+        return self._waiting is not None
 
     def _work_on(self, claim: ClaimResponse) -> None:
         spec = claim.spec

@@ -25,7 +25,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = "cpu"
     broker_url: str = ""
     broker_key_prefix: str = ""
-    trainer_threads: int = 0  # 0: every core
+    trainer_thread_limit: int = 0  # of a training child; 0: as many as there are free cores
     base_model_roots: tuple[Path, ...] = ()  # a base model's local path must lie inside one of these
     base_models: tuple[str, ...] | None = None  # ids installed here; None: will download
     self_check_gpu_key: str | None = None  # set where NVML's name is not a key of the catalog
@@ -51,7 +51,7 @@ def read_config(environ: Mapping[str, str] | None = None) -> WorkerConfig:
         pool=env.get("ANNEAL_POOL", "cpu"),
         broker_url=env.get("CELERY_BROKER_URL", ""),
         broker_key_prefix=env.get("ANNEAL_BROKER_KEY_PREFIX", ""),
-        trainer_threads=_integer(env, "ANNEAL_TRAINER_THREADS", 0),
+        trainer_thread_limit=_integer(env, "ANNEAL_TRAINER_THREADS", 0),
         base_model_roots=tuple(Path(p).resolve() for p in env.get("ANNEAL_BASE_MODEL_ROOTS", "").split(":") if p),
         base_models=_optional_list(env, "ANNEAL_BASE_MODELS"),
         self_check_gpu_key=env.get("ANNEAL_GPU_KEY") or None,

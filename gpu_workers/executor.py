@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from gpu_workers.config import child_environment
+from gpu_workers.cpu_threads import choose_threads
 from gpu_workers.events import LOG_FILE, SPEC_FILE, replace_file
 from gpu_workers.process_tree import Process, die_with_parent, identify, is_alive, kill_all, list_session
 
@@ -70,17 +71,20 @@ class Child:
 
 
 class SubprocessExecutor:
-    """Runs `python -m <module> SPEC WORK_DIR`. Call from a thread that outlives the child: PDEATHSIG follows it."""
+    """Runs `python -m <module> SPEC WORK_DIR`. Call from a thread that outlives the child: PDEATHSIG follows it.
+
+    `thread_limit`: the most CPU threads of a child, 0 for as many as the machine has free cores (cpu_threads.py).
+    """
 
     def __init__(
         self,
         *,
-        threads: int,
+        thread_limit: int,
         module: str = "gpu_workers.train",
         command: tuple[str, ...] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._threads = threads
+        self._thread_limit = thread_limit
         self._environment = {"TOKENIZERS_PARALLELISM": "false"} | dict(environment or {})
         self._command = command or (sys.executable, "-m", module)
 
@@ -96,7 +100,8 @@ class SubprocessExecutor:
 
         It sees `gpu_count` of this machine's GPUs, all of them for None.
         """
-        environment = child_environment(threads=self._threads, gpu_count=gpu_count, extra=self._environment)
+        threads = choose_threads(limit=self._thread_limit)
+        environment = child_environment(threads=threads, gpu_count=gpu_count, extra=self._environment)
         with (work_dir / LOG_FILE).open("ab") as log:
             popen = self._spawn([str(work_dir / SPEC_FILE), str(work_dir)], log, environment)
         process = identify(popen.pid) or Process(pid=popen.pid, started_ticks=0)

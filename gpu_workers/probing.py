@@ -22,7 +22,7 @@ _TIMEOUT_SECONDS = 180.0  # loading a large model from disk; the measured part i
 
 
 class Prober:
-    """Runs probes in a child of their own. One that failed is not tried again by this process."""
+    """Runs probes in a child of their own. This process does not repeat one that failed, but one that was stopped."""
 
     def __init__(
         self, config: WorkerConfig, api: ApiClient, *, gpu_key: str, executor: SubprocessExecutor | None = None
@@ -31,21 +31,25 @@ class Prober:
         self._api = api
         self._gpu_key = gpu_key
         self._executor = executor or SubprocessExecutor(
-            threads=config.trainer_threads, module="gpu_workers.bench.probe"
+            thread_limit=config.trainer_thread_limit, module="gpu_workers.bench.probe"
         )
         self._given_up: set[tuple[str, str]] = set()
+        self._was_interrupted = False
 
     def run_one(self, *, should_stop: Callable[[], bool]) -> bool:
-        """Take and report one missing measurement; returns whether there was one to take."""
+        """Take and report one missing measurement; returns whether there was one to take.
+
+        `should_stop` is asked every fifth of a second; where it is true, the measurement ends without a report.
+        """
         try:
             request = self._next()
             if request is None:
                 return False
             report = self._measure(request, should_stop)
-            if report is None:
-                self._given_up.add(_key(request))
-            else:
+            if report is not None:
                 self._api.report_probe(report)
+            elif not self._was_interrupted:
+                self._given_up.add(_key(request))
         except (ApiError, Unavailable) as error:
             log.warning("No measurement: %s", error)
             return False
@@ -75,10 +79,12 @@ class Prober:
         return msgspec.structs.replace(report, gpu_key=self._gpu_key)
 
     def _run_child(self, work_dir: Path, token: str | None, should_stop: Callable[[], bool]) -> None:
+        self._was_interrupted = False
         child = self._executor.start(work_dir, hub_token=token, gpu_count=1)
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         while child.wait(0.2) is None:
-            if should_stop() or time.monotonic() > deadline:
+            self._was_interrupted = should_stop()
+            if self._was_interrupted or time.monotonic() > deadline:
                 child.kill()
 
 

@@ -16,7 +16,7 @@ from scripts.processes import PROGRAMS, REPOSITORY, Place, Program
 SECRETS = ("ANNEAL_SECRET_KEY", "ANNEAL_KEY_PEPPER", "ANNEAL_SIGNING_KEY")
 WEB_PORT, INTERNAL_PORT = 8000, 8001
 LOCAL_POOL = "local-cpu"
-# torch loses more than it gains when its threads outnumber free cores, and a demo's matrices feed no more than this.
+# The demo's matrices feed no more than this; the trainer also keeps to the cores that it finds free.
 MOST_TRAINER_THREADS = 4
 DRAIN_SECONDS = "3"  # what Ctrl-C may wait for answers that are being written
 
@@ -128,7 +128,7 @@ def _known_variables(
         "ANNEAL_BASE_MODEL_ROOTS": f"{REPOSITORY}/demo",
         "ANNEAL_BROKER_KEY_PREFIX": "anneal:",
         "ANNEAL_POOL": LOCAL_POOL,
-        "ANNEAL_TRAINER_THREADS": str(min(os.cpu_count() or 1, MOST_TRAINER_THREADS)),
+        "ANNEAL_TRAINER_THREADS": str(MOST_TRAINER_THREADS),
         "ANNEAL_ENGINE_THREADS": "1",
         "ANNEAL_ENGINE_DRAIN_SECONDS": DRAIN_SECONDS,
         "ANNEAL_DEBUG": "1" if is_debug else "0",
@@ -162,7 +162,6 @@ def _embedded_place(
             "pool": known["ANNEAL_POOL"],
             "trainer_dir": str(home / "trainer"),
             "trainer_broker_url": known["ANNEAL_TRAINER_BROKER_URL"],
-            "trainer_threads": known["ANNEAL_TRAINER_THREADS"],
             "replica_dir": str(replica_dir),
             "replica_listen": str(runtime_dir / "replica.sock"),
             "engine_threads": known["ANNEAL_ENGINE_THREADS"],

@@ -254,7 +254,6 @@ PROGRAMS: tuple[Program, ...] = (
             ("ANNEAL_WORKER_CREDENTIAL_FILE", "${home}/trainer/credential.json"),
             ("ANNEAL_ENROLL_TOKEN_FILE", "${home}/trainer/enroll.token"),
         ),
-        threads="${trainer_threads}",
         stop_seconds=120,  # it checkpoints, reports and returns within 110 s
     ),
 )
@@ -296,7 +295,6 @@ CONTAINER = Place(
         "gateway_listen": "--host 0.0.0.0 --port 8002",
         "pool": "${ANNEAL_POOL}",
         "trainer_dir": "/var/lib/anneal/trainer",
-        "trainer_threads": "0",
         "replica_dir": "/var/lib/anneal/replica",
         "replica_listen": "0.0.0.0:8003",
         "engine_threads": "0",

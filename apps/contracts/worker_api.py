@@ -135,6 +135,7 @@ class ProbeReport(Struct, frozen=True, kw_only=True):
     peak_allocated_bytes: int | None = None
     device: str = ""  # the driver's or the processor's own name for it
     measured_steps: int = 0
+    waited_share: float = 0.0  # of its time, for a core that something else used; not in `tokens_per_second`
 
 
 class ProbeRequest(Struct, frozen=True, kw_only=True):

@@ -29,7 +29,9 @@ TIME = Interval(p10=0.89, p50=1.0, p90=1.40, origin="324 published runs of other
 # and GPU types of the same quantiles, each row predicted from another of its source and type.
 PROBED = Interval(p10=0.81, p50=1.0, p90=1.23, origin="spread of this pool's own probe, carried over to this job")
 # Repeats of one training loop on an otherwise idle machine still vary: clocks, allocator, data loader.
-_REPEATS = 0.02
+GPU_REPEATS = Interval(p10=0.98, p50=1.0, p90=1.02, origin="repeats of one training loop")
+# On a CPU the job shares its machine with this platform and other programs for minutes, the probe for seconds.
+CPU_REPEATS = Interval(p10=0.90, p50=1.0, p90=1.20, origin="spread of whole jobs on a CPU around its probe")
 # On a CPU resident memory was measured at 1.44 to 1.88 times what was alive; the reserve is the middle.
 CPU_MEMORY = Interval(p10=0.82, p50=1.0, p90=1.10, origin="four jobs measured on a CPU")
 
@@ -62,7 +64,7 @@ def memory_interval(pool: PoolFacts) -> MemoryInterval:
 
 def time_interval(pool: PoolFacts, times: Duration) -> Interval:
     """What finished runs taught; else the probe's spread; else that of the formulas alone."""
-    base = _probed(pool.probe, times) if pool.probe is not None else TIME
+    base = _probed(pool.probe, times, is_cpu=pool.gpu.is_cpu) if pool.probe is not None else TIME
     if pool.correction is not None:
         return _corrected(pool.correction, base)
     return base
@@ -77,13 +79,13 @@ def _corrected(learned: Correction, base: Interval) -> Interval:
     )
 
 
-def _probed(probe: ProbeRow, times: Duration) -> Interval:
+def _probed(probe: ProbeRow, times: Duration, *, is_cpu: bool) -> Interval:
     """The probe's repeats for its own job, growing to the full spread of a carried speed at twice or half its work."""
-    repeats, low, high = _REPEATS, probe.tokens_per_second_low, probe.tokens_per_second_high
-    if low and high and high > low:
-        repeats = max(_REPEATS, math.log(high / low) / 2)
+    low, high = probe.tokens_per_second_low, probe.tokens_per_second_high
+    repeats = math.log(high / low) / 2 if low and high and high > low else 0.0
     share = min(1.0, times.probe_distance)
-    down = math.hypot(repeats, share * math.log(PROBED.p10))
-    up = math.hypot(repeats, share * math.log(PROBED.p90))
+    least = CPU_REPEATS if is_cpu else GPU_REPEATS
+    down = math.hypot(max(repeats, -math.log(least.p10)), share * math.log(PROBED.p10))
+    up = math.hypot(max(repeats, math.log(least.p90)), share * math.log(PROBED.p90))
     origin = PROBED.origin if share > 0 else "spread of the probe's repeats"
     return Interval(p10=math.exp(-down), p50=1.0, p90=math.exp(up), origin=origin)

@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", type=Path, help="append the points, one JSON object a line")
     parser.add_argument("--post", action="store_true", help="report them with this worker's credential")
-    parser.add_argument("--threads", type=int, default=0, help="of the CPU for torch; 0: its own choice")
+    parser.add_argument("--threads", type=int, default=0, help="the most for torch; 0: one for each free core")
     parser.add_argument("--gpu-key", help="the catalogue's key, where the driver's name is not known to it")
     parser.add_argument("--budget-seconds", type=float, default=BUDGET_SECONDS)
     given = parser.parse_args(arguments)
@@ -125,7 +125,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         api = stack.enter_context(contextlib.closing(_connect())) if given.post else None
         if given.into:
             given.into.parent.mkdir(parents=True, exist_ok=True)
-        executor = SubprocessExecutor(threads=given.threads, module="gpu_workers.bench.probe", environment=_OFFLINE)
+        executor = SubprocessExecutor(
+            thread_limit=given.threads, module="gpu_workers.bench.probe", environment=_OFFLINE
+        )
         points = measure_grid(machine, executor, Path(folder), budget_seconds=given.budget_seconds)
         measured = [_keep(point, machine, given.into, api) for point in points]
     return 0 if any(measured) else 1

@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,31 +33,45 @@ from gpu_workers.train.memory import peak_allocated_bytes, peak_memory_bytes
 from gpu_workers.train.model import adapt, fetch_base_model, load_model
 from gpu_workers.train.sft import build_trainer
 
-WARM_UP_STEPS = 3
+WARM_UP_STEPS = 8  # as many as there are batches: each shape has been seen
 MEASURED_SECONDS = 6.0
 REPEATS = 5
 MIN_REPEATS = 3
 _BATCHES = 8
 _MAX_STEPS = 400
 _TRAINED_SHARE = 0.5
+_LENGTH_SPREAD = 0.75  # of the mean length; what is longer than the mean by so much is as frequent as shorter
+
+
+class StepEnd(NamedTuple):
+    """`at` and `waited` in seconds: the clock, and how long this process was ready and found no free core."""
+
+    at: float
+    waited: float
+    tokens: float
 
 
 class Stopwatch(TrainerCallback):
     """Notes when each step ended, and ends the training once there is enough to tell a spread."""
 
     def __init__(self) -> None:
-        self.ends: list[float] = []
+        self.ends: list[StepEnd] = []
+        self.trainer: Any = None
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self.ends.append(time.perf_counter())
+        progress = self.trainer.progress
+        tokens = (progress.tokens or 0) + float(progress.window.n_tokens)
+        self.ends.append(StepEnd(time.perf_counter(), _seconds_waited(), tokens))
         measured = self.ends[WARM_UP_STEPS:]
-        if len(measured) > MIN_REPEATS and measured[-1] - measured[0] >= MEASURED_SECONDS:
+        if len(measured) > MIN_REPEATS and measured[-1].at - measured[0].at >= MEASURED_SECONDS:
             control.should_training_stop = True
 
-    def step_seconds(self) -> list[float]:
-        return [later - earlier for earlier, later in itertools.pairwise(self.ends[WARM_UP_STEPS - 1 :])]
+    def steps(self) -> list[StepEnd]:
+        """Return what each measured step took."""
+        pairs = itertools.pairwise(self.ends[WARM_UP_STEPS - 1 :])
+        return [StepEnd(b.at - a.at, b.waited - a.waited, b.tokens - a.tokens) for a, b in pairs]
 
 
 def main(spec_path: Path, work_dir: Path) -> int:
@@ -95,16 +109,19 @@ def measure(request: ProbeRequest, work_dir: Path, *, hub_token: str | None) -> 
         stop=StopFlag(),
         engine=engine,
     )
+    watch.trainer = trainer
     trainer.add_callback(watch)
     startup_seconds = _seconds_since_start()
     trainer.train()
-    return _report(request, watch.step_seconds(), startup_seconds, work_dir)
+    return _report(request, watch.steps(), startup_seconds, work_dir)
 
 
-def _report(request: ProbeRequest, steps: list[float], startup_seconds: float, work_dir: Path) -> ProbeReport:
-    tokens = request.micro_batch_size * request.sequence_length
-    repeats = np.array_split(np.array(steps), min(REPEATS, len(steps)))
-    rates = sorted(tokens * len(part) / float(part.sum()) for part in repeats)
+def _report(request: ProbeRequest, steps: list[StepEnd], startup_seconds: float, work_dir: Path) -> ProbeReport:
+    """The speed is that of a core of its own: waiting for one is passing, and counts in the lowest speed alone."""
+    table = np.array(steps)
+    repeats = np.array_split(table, min(REPEATS, len(steps)))
+    rates = sorted(float(part[:, 2].sum() / (part[:, 0] - part[:, 1]).sum()) for part in repeats)
+    seconds, waited, tokens = table.sum(axis=0)
     return ProbeReport(
         base_model_id=request.base_model.id,
         method=request.method,
@@ -114,9 +131,10 @@ def _report(request: ProbeRequest, steps: list[float], startup_seconds: float, w
         lora_rank=request.lora_rank,
         threads=torch.get_num_threads(),
         tokens_per_second=statistics.median(rates),
-        tokens_per_second_low=rates[0],
+        tokens_per_second_low=min(rates[0], float(tokens / seconds)),
         tokens_per_second_high=rates[-1],
-        seconds_per_micro_step=statistics.median(steps),
+        seconds_per_micro_step=float(np.median(table[:, 0] - table[:, 1])),
+        waited_share=float(waited / seconds),
         peak_memory_bytes=peak_memory_bytes(),
         startup_seconds=startup_seconds,
         software=inspect_machine(work_dir).software,
@@ -130,13 +148,24 @@ def _report(request: ProbeRequest, steps: list[float], startup_seconds: float, w
 
 
 def _made_up_rows(folder: Path, request: ProbeRequest) -> Encoded:
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    length = request.sequence_length
-    tokens = np.random.default_rng(0).integers(
-        0, config.get_text_config().vocab_size, (request.micro_batch_size * _BATCHES, length)
-    )
-    trained = ((math.ceil(length * (1 - _TRAINED_SHARE)), length),)
-    rows = [RenderedRow(text="", spans=(), token_ids=row.tolist(), trained=trained) for row in tokens]
+    """Rows of a model's probe differ in length as a customer's do, with the asked mean; those of a shape are equal."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
+    length, count = request.sequence_length, request.micro_batch_size * _BATCHES
+    random = np.random.default_rng(0)
+    lengths = np.full(count, length)
+    if not request.shape:
+        room = getattr(config, "max_position_embeddings", 2 * length) - length
+        spread = random.integers(0, min(int(length * _LENGTH_SPREAD), room), count // 2, endpoint=True)
+        lengths[: 2 * len(spread)] += np.concatenate([spread, -spread])
+    rows = [
+        RenderedRow(
+            text="",
+            spans=(),
+            token_ids=random.integers(0, config.vocab_size, n).tolist(),
+            trained=((math.ceil(n * (1 - _TRAINED_SHARE)), n),),
+        )
+        for n in lengths.tolist()
+    ]
     return Encoded(rows, n_dropped=0, n_truncated=0)
 
 
@@ -154,7 +183,7 @@ def _run_spec(request: ProbeRequest) -> RunSpec:
             method=Method(request.method),
             epochs=_MAX_STEPS // _BATCHES,
             batch_size=request.micro_batch_size,
-            max_length=request.sequence_length,
+            max_length=2 * request.sequence_length,
             lora_rank=request.lora_rank,
             lora_alpha=2 * request.lora_rank,
             lora_dropout=0.0,
@@ -166,6 +195,11 @@ def _run_spec(request: ProbeRequest) -> RunSpec:
 def _processor_name() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _seconds_waited() -> float:
+    """Return how long this thread was ready to run while its core did something else (proc_pid_schedstat(5))."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 def _seconds_since_start() -> float:

@@ -9,6 +9,7 @@ from enum import StrEnum
 import torch
 
 from apps.contracts.runs import Hyperparameters, Method, Struct
+from gpu_workers.cpu_threads import count_cores
 
 FLASH_CAPABILITY = (8, 0)  # FlashAttention 2 needs Ampere
 _COMPILE_PAYS_STEPS = 1_000  # compiling takes a minute or two: as long as this many steps save
@@ -31,6 +32,8 @@ class Hardware(Struct, frozen=True, kw_only=True):
     has_flash_attention: bool = False
     has_liger: bool = False
     has_triton: bool = False
+    threads: int = 0  # of the CPU, that torch computes with
+    cores: int = 0
 
     @property
     def is_gpu(self) -> bool:
@@ -64,7 +67,7 @@ def detect() -> Hardware:
     """Return what torch and the installed packages find on this machine."""
     if not torch.cuda.is_available():
         has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        return Hardware(name="the CPU", has_bf16=has_bf16)
+        return Hardware(name="the CPU", has_bf16=has_bf16, threads=torch.get_num_threads(), cores=count_cores())
     return Hardware(
         name=torch.cuda.get_device_name(),
         capability=torch.cuda.get_device_capability(),
@@ -100,8 +103,24 @@ def choose_engine(
         uses_liger=hardware.has_liger,
         is_compiled=is_compiled,
         optimizer="adamw_torch_fused",
-        reasons=(precision, packing, why_attention, liger, compiling, "Optimizer: AdamW, fused: one kernel a step."),
+        reasons=(
+            precision,
+            packing,
+            why_attention,
+            liger,
+            compiling,
+            "Optimizer: AdamW, fused: one kernel a step.",
+            *_threads(hardware),
+        ),
     )
+
+
+def _threads(hardware: Hardware) -> list[str]:
+    if hardware.is_gpu:
+        return []
+    left = hardware.cores - hardware.threads
+    kept = f"{left} left to other programs" if left > 0 else "no core left to other programs"
+    return [f"Threads: {hardware.threads} of {hardware.cores} cores, {kept}."]
 
 
 def _precision(hardware: Hardware, recipe: Hyperparameters) -> tuple[str, str | None, str]:

@@ -25,6 +25,9 @@ from gpu_workers.train.running import RunCallback, RunTrainer
 
 # Models that change their logits after the head; their loss goes through TRL's own (slower on a CPU) path.
 _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
+# oneDNN compiles a kernel for each new shape of a product, which took as long as the product itself: a CPU gets its
+# packed tokens, and the trained ones of them, in multiples of these, so that a few shapes return again and again.
+_CPU_TOKENS, _CPU_TRAINED_TOKENS = 64, 32
 
 
 class Trainer(RunTrainer, SFTTrainer):
@@ -48,7 +51,7 @@ class Trainer(RunTrainer, SFTTrainer):
         window.n_correct += n_correct
         window.n_scored += n_trained
         window.n_trained += n_trained
-        window.n_tokens += inputs["attention_mask"].sum() if "attention_mask" in inputs else inputs["labels"].numel()
+        window.n_tokens += inputs["attention_mask"].sum() if "attention_mask" in inputs else inputs["cu_seq_lens_q"][-1]
         step_loss = loss / (n_trained if num_items_in_batch is None else num_items_in_batch)
         window.loss += step_loss.detach()
         # Gradients are averaged over the processes, and the divisor counts the tokens of all.
@@ -111,8 +114,9 @@ def build_trainer(
         else:
             trainer = DpoTrainer(args=dpo_config(arguments, recipe), **options)
     else:
-        padding = PaddingCollator(_pad_id(tokenizer), multiple_of=8 if torch.cuda.is_available() else 1)
-        collator = PackingCollator() if engine.is_packing else padding
+        on_gpu = torch.cuda.is_available()
+        padding = PaddingCollator(_pad_id(tokenizer), multiple_of=8 if on_gpu else 1)
+        collator = PackingCollator(multiple_of=1 if on_gpu else _CPU_TOKENS) if engine.is_packing else padding
         config = SFTConfig(**arguments, max_length=recipe.max_length, dataset_kwargs={"skip_prepare_dataset": True})
         trainer = Trainer(args=config, rows=training, data_collator=collator, **options)
         trainer.eval_collator = padding
@@ -219,9 +223,11 @@ def _score_selected(
     hidden = causal.base_model(**given, use_cache=False).last_hidden_state[:, :-1]
     labels = inputs["labels"][:, 1:]
     selected = labels != IGNORED
-    targets = labels[selected]
+    filling = -int(selected.sum()) % _CPU_TRAINED_TOKENS
+    pad = torch.nn.functional.pad
+    targets = pad(labels[selected], (0, filling), value=IGNORED)
     head = causal.get_output_embeddings()
-    logits = head(hidden[selected].to(head.weight.dtype)).float()
-    loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+    logits = head(pad(hidden[selected], (0, 0, 0, filling)).to(head.weight.dtype)).float()
+    loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
     n_correct = (logits.detach().argmax(-1) == targets).sum()
     return loss, n_correct, selected.sum()

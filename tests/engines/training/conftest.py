@@ -107,7 +107,7 @@ def make_agent(plane: ControlPlane, tiny_model: Path, tmp_path: Path, zygote: Zy
             credential_file=tmp_path / "credential.json",
             work_dir=tmp_path / "work",
             base_model_roots=(tiny_model.parent,),
-            trainer_threads=1,
+            trainer_thread_limit=1,
         )
         clients.append(ApiClient(plane.url, credential=CREDENTIAL))
         executor = ForkingExecutor(zygote, TRAINING_CHILD)

@@ -86,13 +86,24 @@ def test_packed_rows_have_the_loss_and_gradients_of_padded_ones(window: int | No
         for row in ([5, 9, 8, 7, 3, 2, 6], [4, 1, 2], [9, 3, 7, 7, 1])
     ]
     results = []
-    for collator in (PaddingCollator(0), PackingCollator()):
+    for collator in (PaddingCollator(0), PackingCollator(), PackingCollator(multiple_of=8)):
         model.zero_grad()
         loss, _, n_trained = _score_selected(model, collator(rows))
         loss.backward()
         results.append((loss.item() / n_trained, [parameter.grad.clone() for parameter in model.parameters()]))
 
-    (loss, gradients), (packed_loss, packed_gradients) = results
+    (loss, gradients), *packed = results
     tolerance = {"rtol": 1e-4, "atol": 1e-6} if dtype is torch.float32 else {"rtol": 0.05, "atol": 0.02}
-    torch.testing.assert_close(packed_loss, loss, **tolerance)
-    torch.testing.assert_close(packed_gradients, gradients, **tolerance)
+    for packed_loss, packed_gradients in packed:
+        torch.testing.assert_close(packed_loss, loss, **tolerance)
+        torch.testing.assert_close(packed_gradients, gradients, **tolerance)
+
+
+def test_a_filled_batch_has_a_round_length_and_counts_its_rows_alone():
+    rows = [{"input_ids": [5, 9, 8], "labels": [-100, 9, 8]}, {"input_ids": [4, 1], "labels": [-100, 1]}]
+
+    batch = PackingCollator(multiple_of=8)(rows)
+
+    assert batch["input_ids"].shape == batch["labels"].shape == batch["position_ids"].shape == (1, 8)
+    assert batch["cu_seq_lens_q"].tolist() == [0, 3, 5]
+    assert batch["labels"][0].tolist() == [-100, 9, 8, -100, 1, -100, -100, -100]

@@ -100,7 +100,7 @@ def test_a_point_is_measured_in_a_child_and_reported(plane: ControlPlane, tmp_pa
 
 def test_the_grid_stops_before_its_budget_and_says_what_was_left_out(tmp_path):
     machine = inspect_machine(tmp_path)
-    executor = SubprocessExecutor(threads=1, command=("true",))
+    executor = SubprocessExecutor(thread_limit=1, command=("true",))
 
     points = list(calibrate.measure_grid(machine, executor, tmp_path, budget_seconds=-1.0))
 
@@ -108,7 +108,9 @@ def test_the_grid_stops_before_its_budget_and_says_what_was_left_out(tmp_path):
 
 
 def test_a_child_that_ran_out_of_memory_is_a_point_too(tmp_path):
-    executor = SubprocessExecutor(threads=1, command=("sh", "-c", "echo torch.OutOfMemoryError: CUDA out of memory"))
+    executor = SubprocessExecutor(
+        thread_limit=1, command=("sh", "-c", "echo torch.OutOfMemoryError: CUDA out of memory")
+    )
 
     assert calibrate.measure_point(POINT, executor, tmp_path, timeout_seconds=20) == (None, "did_not_fit")
 
@@ -166,7 +168,7 @@ def test_a_refused_point_does_not_end_the_measuring(plane: ControlPlane, tmp_pat
 
 
 def test_a_point_sees_one_gpu_of_a_machine_with_several(tmp_path):
-    executor = SubprocessExecutor(threads=1, command=("sh", "-c", "echo seen=$CUDA_VISIBLE_DEVICES."))
+    executor = SubprocessExecutor(thread_limit=1, command=("sh", "-c", "echo seen=$CUDA_VISIBLE_DEVICES."))
 
     calibrate.measure_point(POINT, executor, tmp_path, timeout_seconds=20)
 

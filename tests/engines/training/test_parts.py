@@ -321,7 +321,7 @@ def test_a_missing_measurement_is_taken_and_reported(plane: ControlPlane, tiny_m
         credential_file=tmp_path / "credential.json",
         work_dir=tmp_path,
         base_model_roots=(tiny_model.parent,),
-        trainer_threads=1,
+        trainer_thread_limit=1,
     )
     api = ApiClient(plane.url, credential=CREDENTIAL)
     prober = Prober(config, api, gpu_key="cpu")

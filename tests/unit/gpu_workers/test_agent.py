@@ -13,6 +13,7 @@ import pytest
 
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import (
+    BaseModelRef,
     CheckpointSaved,
     Failed,
     Hyperparameters,
@@ -22,12 +23,14 @@ from apps.contracts.runs import (
     Stopped,
     Succeeded,
 )
+from apps.contracts.worker_api import ProbeRequest
 from gpu_workers import run_attempt
 from gpu_workers.agent import Agent
 from gpu_workers.api_client import ApiClient
 from gpu_workers.config import WorkerConfig
 from gpu_workers.executor import SubprocessExecutor
 from gpu_workers.lease_keeper import LeaseKeeper
+from gpu_workers.probing import Prober
 from gpu_workers.process_tree import identify, is_alive
 from gpu_workers.publishing import Publisher
 from tests.twins.control_plane import CREDENTIAL, ControlPlane, serve_control_plane
@@ -54,16 +57,27 @@ def models(tmp_path: Path) -> Path:
     return folder
 
 
-def make_agent(plane: ControlPlane, tmp_path: Path, behaviour: str, *, publisher: Publisher | None = None) -> Agent:
+def make_agent(
+    plane: ControlPlane,
+    tmp_path: Path,
+    behaviour: str,
+    *,
+    publisher: Publisher | None = None,
+    probe_command: tuple[str, ...] = (),
+) -> Agent:
     config = WorkerConfig(
         internal_url=plane.url,
         credential_file=tmp_path / "credential.json",
         work_dir=tmp_path / "work",
         base_model_roots=(tmp_path / "models",),
     )
-    executor = SubprocessExecutor(threads=1, command=(sys.executable, "-m", CHILD, behaviour))
+    executor = SubprocessExecutor(thread_limit=1, command=(sys.executable, "-m", CHILD, behaviour))
     CLIENTS.append(ApiClient(plane.url, credential=CREDENTIAL))
-    agent = Agent(config, CLIENTS[-1], executor=executor, publisher=publisher, prober=None)
+    prober = None
+    if probe_command:
+        probing = SubprocessExecutor(thread_limit=1, command=probe_command)
+        prober = Prober(config, CLIENTS[-1], gpu_key="cpu", executor=probing)
+    agent = Agent(config, CLIENTS[-1], executor=executor, publisher=publisher, prober=prober)
     agent.recover()
     return agent
 
@@ -115,6 +129,28 @@ def test_a_run_that_cannot_fit_here_is_refused_before_anything_is_downloaded(pla
     assert isinstance(outcome, Failed) and outcome.code is FailureCode.OUT_OF_MEMORY
     assert "by its estimate" in outcome.message and outcome.training_seconds == 0.0
     assert not (tmp_path / "work" / "secrets").exists()  # no child was started
+
+
+def test_a_run_ends_a_measurement_which_is_taken_again_later(plane, models, tmp_path):
+    started = tmp_path / "started"
+    plane.probes = [
+        ProbeRequest(
+            base_model=BaseModelRef(id="tiny", name="tiny", path=str(models)),
+            method="lora",
+            micro_batch_size=1,
+            sequence_length=8,
+        )
+    ]
+    command = ("sh", "-c", f"echo started >> {started}; [ $(wc -l < {started}) -gt 1 ] || exec sleep 120")
+    agent = make_agent(plane, tmp_path, "succeed", probe_command=command)
+    draining = Draining(agent)
+    plane.wait_for(started.exists)
+
+    add_run(plane, models)
+    draining.join()
+
+    assert isinstance(plane.outcomes[0], Succeeded)
+    assert started.read_text().count("started") == 2  # the second one wrote no report, and is not taken a third time
 
 
 def test_the_manifest_is_stored_last(plane, models, tmp_path):

@@ -16,7 +16,7 @@ PUBLISHER = "tests.unit.gpu_workers.scripted_publisher"
 
 
 def publisher(behaviour: str) -> Publisher:
-    return Publisher(SubprocessExecutor(threads=1, command=(sys.executable, "-m", PUBLISHER, behaviour)))
+    return Publisher(SubprocessExecutor(thread_limit=1, command=(sys.executable, "-m", PUBLISHER, behaviour)))
 
 
 def test_report_probe_and_merged_model_are_delivered_with_the_adapter(plane, models, tmp_path):  # noqa: F811

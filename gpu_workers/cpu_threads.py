@@ -1,0 +1,57 @@
+"""How many CPU threads a training child gets: as many as find a free core, and one core stays free for other work.
+
+torch's threads wait for each other after every operator. Where one of them has to share its core, all of them wait:
+with one of two cores busy, two threads computed a quarter of what one thread did alone.
+"""
+
+import math
+import os
+import time
+from pathlib import Path
+
+_MEASURED_SECONDS = 0.5
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+_STAT = Path("/proc/stat")
+
+
+def choose_threads(*, limit: int = 0) -> int:
+    """Return a number of threads from 1 to `limit` (0: no limit), after looking at the load for half a second.
+
+    The look is left out where the answer is 1 in any case.
+    """
+    cores = count_cores()
+    most = min(cores - 1, limit or cores)
+    if most <= 1:
+        return 1
+    return threads_for(cores=cores, busy_cores=measure_busy_cores(), limit=limit)
+
+
+def threads_for(*, cores: int, busy_cores: float, limit: int = 0) -> int:
+    """Return the number of threads for so many cores, of which `busy_cores` work on something else (a fraction)."""
+    free = cores - max(1, math.ceil(busy_cores - 0.25))  # a quarter of a core is the platform at rest
+    return max(1, min(free, limit or free))
+
+
+def count_cores() -> int:
+    """Return the number of cores this process may use, by its affinity and its control group."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = _CGROUP_LIMIT.read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def measure_busy_cores() -> float:
+    """Return how many cores of the machine were busy during half a second."""
+    busy, total = _read_ticks()
+    time.sleep(_MEASURED_SECONDS)
+    busy_later, total_later = _read_ticks()
+    return (os.cpu_count() or 1) * (busy_later - busy) / max(total_later - total, 1)
+
+
+def _read_ticks() -> tuple[int, int]:
+    """Return busy and all ticks of all cores since the start of the machine (proc_stat(5))."""
+    user, nice, system, idle, waiting, *rest = map(int, _STAT.read_text().split("\n", 1)[0].split()[1:9])
+    busy = user + nice + system + sum(rest)
+    return busy, busy + idle + waiting
