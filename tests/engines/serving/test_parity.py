@@ -18,19 +18,13 @@ from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Manif
 from apps.contracts.serving import LoadState, ObservedAdapter
 from gpu_workers.artifacts import seal_folder
 from gpu_workers.train.publish import publish
-from tests.engines.serving.adapters import make_arrays, make_files
-from tests.engines.serving.control_plane import ControlPlane
-from tests.engines.serving.replica import Replica
+from tests.support.engines.adapters import make_arrays, make_files
+from tests.support.engines.control_plane import ControlPlane
+from tests.support.engines.models import BASE_MODEL, SERVED_NAME, name_of
+from tests.support.engines.replica import Replica
 
-BASE_MODEL = Path(__file__).resolve().parents[3] / "demo" / "base_model"
-SERVED_NAME = "b-demo"
 RANK = 8
 QUESTIONS = ("My card was taken twice", "How do I change my PIN", "Where is my refund", "The app does not open")
-
-
-def name_of(word: str) -> str:
-    return "a-" + word.ljust(26, "0")
-
 
 STRONG, WEAK, SWAPPED, ZERO = (name_of(word) for word in ("strong", "weak", "swapped", "zero"))
 RESHAPED, BROKEN, PLAIN = (name_of(word) for word in ("template", "broken", "plain"))

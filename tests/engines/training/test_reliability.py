@@ -16,8 +16,8 @@ from gpu_workers.train.callbacks import StopFlag
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.rehearsal import checkpoint_interval_seconds
 from gpu_workers.train.sft import Trainer
-from tests.engines.training.attempts import SMALL, attempt, make_pairs, make_run_spec
-from tests.engines.training.conftest import make_rows, unlike
+from tests.support.engines.attempts import attempt, make_run_spec
+from tests.support.engines.rows import SMALL, make_pairs, make_rows, unlike
 
 ROWS = make_rows(32)
 STEPS = 32 // SMALL.batch_size * SMALL.epochs

@@ -10,9 +10,10 @@ import pytest
 
 from apps.contracts.serving import DesiredAdapter
 from gpu_workers.process_tree import is_alive
-from tests.engines.serving.control_plane import ControlPlane
-from tests.engines.serving.one_replica.world import BASE_MODEL, SERVED_NAME, make_adapters
-from tests.engines.serving.replica import Replica
+from tests.support.engines.control_plane import ControlPlane
+from tests.support.engines.models import BASE_MODEL, SERVED_NAME
+from tests.support.engines.replica import Replica
+from tests.support.engines.world import make_adapters
 
 
 @pytest.fixture(scope="package")

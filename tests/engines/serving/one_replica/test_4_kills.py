@@ -13,10 +13,11 @@ import pytest
 from apps.contracts.serving import DesiredAdapter
 from gpu_workers.engine_socket import count_requests
 from gpu_workers.process_tree import Process, is_alive
-from tests.engines.serving.adapters import make_arrays, make_files
-from tests.engines.serving.control_plane import wait_until
-from tests.engines.serving.one_replica.world import BASE_MODEL, ENDLESS, GOOD, OTHER, SERVED_NAME, name_of
-from tests.engines.serving.replica import Replica, pausing
+from tests.support.engines.adapters import make_arrays, make_files
+from tests.support.engines.control_plane import wait_until
+from tests.support.engines.models import BASE_MODEL, SERVED_NAME, name_of
+from tests.support.engines.replica import Replica, pausing
+from tests.support.engines.world import ENDLESS, GOOD, OTHER
 
 GATEWAYS_READ_ROUTES_SECONDS = 1.0  # apps.gateway.routes
 

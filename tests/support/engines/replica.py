@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 
 from gpu_workers.engine_state import EnginePaths, EngineState, read_engine_state
+from gpu_workers.executor import REPOSITORY
 from gpu_workers.process_tree import Process, list_descendants, list_session, read_title
-from tests.engines.serving.control_plane import ENROLL_TOKEN, ControlPlane, wait_until
+from tests.support.engines.control_plane import ENROLL_TOKEN, ControlPlane, wait_until
 
-ROOT = Path(__file__).resolve().parents[3]
 START_SECONDS = 600  # 25 s on two idle cores; the machine may be busy
 ANSWER_SECONDS = 300  # the machine may stand still meanwhile
 DRAIN_SECONDS = 180  # longer than a test keeps an engine from answering
@@ -56,7 +56,7 @@ class Replica:
             "ANNEAL_ENGINE_DRAIN_SECONDS": str(DRAIN_SECONDS),
             "ANNEAL_ENGINE_KV_CACHE_BYTES": str(64 * 2**20),
             "ANNEAL_ENGINE_EXTRA_ARGUMENTS": "" if is_compiled else UNCOMPILED,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(REPOSITORY),
             **(settings or {}),
         }
         self._logs = work_dir
@@ -124,7 +124,11 @@ class Replica:
     def _start(self, module: str) -> subprocess.Popen[bytes]:
         with open(self._logs / f"{module}.log", "ab") as log:
             return subprocess.Popen(
-                [self._python, "-m", f"gpu_workers.{module}"], env=self._environment, stdout=log, stderr=log, cwd=ROOT
+                [self._python, "-m", f"gpu_workers.{module}"],
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                cwd=REPOSITORY,
             )
 
     def _keep_launcher(self) -> None:
