@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 
+from apps.contracts.serving import DesiredAdapter, LoadState
 from gpu_workers.engine_state import EnginePaths, EngineState, read_engine_state
 from gpu_workers.executor import REPOSITORY
 from gpu_workers.process_tree import Process, list_descendants, list_session, read_title
@@ -62,7 +63,7 @@ class Replica:
         self._logs = work_dir
         self._is_stopping = threading.Event()
         self.launcher: subprocess.Popen[bytes] | None = None
-        self.agent = self._start("serving_agent")
+        self.start_agent()
         self._supervisor = threading.Thread(target=self._keep_launcher, daemon=True)
         self._supervisor.start()
         self.http = httpx.Client(
@@ -74,6 +75,9 @@ class Replica:
         self.engine_http = httpx.Client(
             transport=httpx.HTTPTransport(uds=str(self.paths.socket)), base_url="http://engine", timeout=ANSWER_SECONDS
         )
+
+    def start_agent(self) -> None:
+        self.agent = self._start("serving_agent")
 
     def stop(self) -> None:
         self._is_stopping.set()
@@ -99,6 +103,18 @@ class Replica:
         wait_until(
             lambda: self.plane.observed and self.plane.observed[-1].is_ready, seconds=START_SECONDS, what="ready"
         )
+
+    def serve(self, *adapters: DesiredAdapter) -> None:
+        """Want exactly these, and wait until each is loaded or rejected."""
+        generation = self.plane.want(*adapters)
+
+        def is_settled() -> bool:
+            seen = self.plane.observed[-1]
+            states = {row.state for row in seen.adapters}
+            return seen.generation == generation and seen.is_ready and states <= {LoadState.LOADED, LoadState.REJECTED}
+
+        self.wait_until_ready()
+        wait_until(is_settled, seconds=START_SECONDS, what="a verdict on every adapter")
 
     def wait_for_title(self, title: str) -> Process:
         def find() -> Process | None:

@@ -1,6 +1,7 @@
 """One replica of real processes for all files of this folder: their tests run in order, the last ones kill it.
 
-The engine starts twice.
+The engine starts four times, and is killed in two of these starts. It is compiled, because the certificates compare its
+numbers with the trainer's.
 """
 
 import shutil
@@ -25,16 +26,9 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 @pytest.fixture(scope="package")
-def adapters(plane: ControlPlane) -> dict[str, DesiredAdapter]:
-    return make_adapters(plane)
-
-
-@pytest.fixture(scope="package")
-def replica(
-    plane: ControlPlane, adapters: dict[str, DesiredAdapter], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Replica]:
-    plane.want(*adapters.values())
-    replica = Replica(tmp_path_factory.mktemp("replica"), plane)
+def started(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
+    """The replica, with whatever the tests before left on it."""
+    replica = Replica(tmp_path_factory.mktemp("replica"), plane, is_compiled=True)
     try:
         replica.wait_until_ready()
         yield replica
@@ -42,3 +36,15 @@ def replica(
         left = replica.list_processes()
         replica.stop()
         assert not [p for p in left if is_alive(p)]
+
+
+@pytest.fixture(scope="package")
+def adapters(plane: ControlPlane) -> dict[str, DesiredAdapter]:
+    return make_adapters(plane)
+
+
+@pytest.fixture(scope="package")
+def replica(started: Replica, adapters: dict[str, DesiredAdapter]) -> Replica:
+    """The replica with the adapters of `world`."""
+    started.serve(*adapters.values())
+    return started
