@@ -13,7 +13,10 @@ from gpu_workers.api_client import ApiClient
 from gpu_workers.config import WorkerConfig
 from gpu_workers.publishing import MODULE as PUBLISHING_CHILD
 from gpu_workers.publishing import Publisher
+from gpu_workers.train import callbacks
+from tests.support.engines.attempts import Tried, attempt
 from tests.support.engines.models import BASE_MODEL
+from tests.support.engines.rows import make_rows
 from tests.support.engines.zygote import ForkingExecutor, Zygote
 from tests.twins.control_plane import CREDENTIAL, ControlPlane, serve_control_plane
 
@@ -40,6 +43,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(BASE_MODEL / name, folder / name)
     return folder
+
+
+@pytest.fixture(scope="session")
+def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Tried:
+    """A run of SMALL that nothing disturbed, and its report of every step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callbacks, "REPORT_INTERVAL_SECONDS", 0.0)
+        return attempt(tmp_path_factory.mktemp("trained"), tiny_model, make_rows(32))
 
 
 @pytest.fixture

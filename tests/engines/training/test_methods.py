@@ -185,21 +185,18 @@ def test_a_bad_preference_row_is_named_by_its_line(tmp_path):
     assert failure.value.code is FailureCode.INVALID_TRAINING_FILE
 
 
-def test_a_job_begins_with_the_adapter_it_continues(tiny_model, tmp_path):
-    first = attempt(tmp_path / "first", tiny_model, ROWS)
+def test_a_job_begins_with_the_adapter_it_continues(tiny_model, trained, tmp_path):
+    second = attempt(tmp_path, tiny_model, ROWS, start=trained.result)
 
-    second = attempt(tmp_path / "second", tiny_model, ROWS, start=first.result)
-
-    assert second.of(StepCompleted)[0].train_loss < first.of(StepCompleted)[2].train_loss
-    assert second.outcome.train_loss < first.outcome.train_loss
+    assert second.of(StepCompleted)[0].train_loss < trained.of(StepCompleted)[2].train_loss
+    assert second.outcome.train_loss < trained.outcome.train_loss
 
 
-def test_full_training_begins_with_a_model_or_with_an_adapter_merged(tiny_model, tmp_path):
+def test_full_training_begins_with_a_model_or_with_an_adapter_merged(tiny_model, trained, tmp_path):
     full = recipe_of(method=Method.FULL, learning_rate=1e-3)
-    adapter = attempt(tmp_path / "adapter", tiny_model, ROWS)
     model = attempt(tmp_path / "model", tiny_model, ROWS, recipe=full)
 
-    after_adapter = attempt(tmp_path / "a", tiny_model, ROWS, recipe=full, start=adapter.result)
+    after_adapter = attempt(tmp_path / "a", tiny_model, ROWS, recipe=full, start=trained.result)
     after_model = attempt(tmp_path / "m", tiny_model, ROWS, recipe=full, start=model.result)
 
     fresh = model.of(StepCompleted)[0].train_loss
@@ -207,8 +204,6 @@ def test_full_training_begins_with_a_model_or_with_an_adapter_merged(tiny_model,
     assert after_model.of(StepCompleted)[0].train_loss < fresh - 0.1
 
 
-def test_an_adapter_of_another_rank_is_refused_as_a_beginning(tiny_model, tmp_path):
-    first = attempt(tmp_path / "first", tiny_model, ROWS)
-
+def test_an_adapter_of_another_rank_is_refused_as_a_beginning(tiny_model, trained, tmp_path):
     with pytest.raises(TrainingFailed, match="another rank"):
-        attempt(tmp_path / "second", tiny_model, ROWS, recipe=recipe_of(lora_rank=8), start=first.result)
+        attempt(tmp_path, tiny_model, ROWS, recipe=recipe_of(lora_rank=8), start=trained.result)

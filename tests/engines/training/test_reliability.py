@@ -221,8 +221,8 @@ def test_the_cadence_of_checkpoints_is_youngs_and_dalys():
     assert interval(2.0, **often | {"seconds_between_failures": 1e9}) == 300
 
 
-def test_progress_says_memory_and_time_left(tiny_model, tmp_path):
-    steps = attempt(tmp_path, tiny_model, ROWS).of(StepCompleted)
+def test_progress_says_memory_and_time_left(trained):
+    steps = trained.of(StepCompleted)
 
     assert all(step.memory_bytes > 10**8 for step in steps)
     assert steps[-1].eta_seconds == 0.0
