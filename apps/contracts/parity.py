@@ -15,7 +15,7 @@ PARITY_FILE = "parity.json"
 MAX_PARITY_BYTES = 4 * 2**20
 
 # Mean over tokens of |difference| in nats. Measured with vLLM on a CPU against PEFT, both in bfloat16: see
-# tests/engines/serving/test_parity.py, which prints its figures.
+# the figures in tests/engines/serving/one_replica/test_1_certificates.py.
 TOLERANCE = 0.05
 # Below it an adapter cannot be told from its base: a zero adapter gives 0 exactly.
 LEAST_EFFECT = 1e-3

@@ -31,8 +31,8 @@ from tests.api.gateway.process import (
     wait_until,
 )
 from tests.api.gateway.scripted_engine import TOKEN
-from tests.engines.serving.control_plane import ControlPlane
-from tests.engines.serving.replica import Replica
+from tests.support.engines.control_plane import ControlPlane
+from tests.support.engines.replica import Replica
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db]
 

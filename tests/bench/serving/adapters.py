@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from tests.engines.serving.adapters import make_arrays, make_files
+from tests.support.engines.adapters import make_arrays, make_files
+from tests.support.engines.models import BASE_MODEL
 
-BASE_MODEL = Path(__file__).resolve().parents[3] / "demo" / "base_model"
 RANK = 8
 
 

@@ -15,24 +15,24 @@ from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from apps.contracts.parity import PARITY_FILE
 from apps.contracts.serving import DesiredAdapter
 from gpu_workers.adapter_store import AdapterRejected, AdapterStore, AdapterUnavailable, BaseIdentity
-from tests.engines.serving.adapters import Arrays, make_arrays, make_files
-from tests.engines.serving.control_plane import ControlPlane
+from tests.support.engines.adapters import Arrays, make_arrays, make_files
+from tests.support.engines.control_plane import ControlPlane
+from tests.support.engines.models import BASE_MODEL, SERVED_NAME
 
-BASE_MODEL = Path(__file__).resolve().parents[3] / "demo" / "base_model"
 NAME = "a-" + "0" * 26
 A_TENSOR = "base_model.model.model.layers.2.self_attn.v_proj.lora_A.weight"
 
 
 @pytest.fixture
 def plane() -> Iterator[ControlPlane]:
-    plane = ControlPlane(base_model_path=str(BASE_MODEL), served_name="b-demo")
+    plane = ControlPlane(base_model_path=str(BASE_MODEL), served_name=SERVED_NAME)
     yield plane
     plane.close()
 
 
 @pytest.fixture
 def base() -> BaseIdentity:
-    return BaseIdentity(path=str(BASE_MODEL), served_name="b-demo", max_lora_rank=16)
+    return BaseIdentity(path=str(BASE_MODEL), served_name=SERVED_NAME, max_lora_rank=16)
 
 
 @contextmanager

@@ -6,7 +6,8 @@ import pytest
 
 from apps.contracts.serving import LoadState
 from gpu_workers.canary_engine import DEADLY, IDLE_SECONDS, START_SECONDS
-from tests.engines.serving.stage import (
+from tests.support.engines.models import name_of
+from tests.support.engines.stage import (
     COUNTED_NAN,
     DEADLY_ONE,
     GOOD,
@@ -18,7 +19,6 @@ from tests.engines.serving.stage import (
     Stage,
     adapter,
     make_stage,
-    name_of,
 )
 
 

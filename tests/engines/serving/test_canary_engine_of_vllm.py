@@ -12,10 +12,12 @@ from gpu_workers.canary_engine import IDLE_SECONDS
 from gpu_workers.engine_client import EngineClient
 from gpu_workers.engine_load import sum_samples
 from gpu_workers.engine_state import EnginePaths, read_engine_state
+from gpu_workers.executor import REPOSITORY
 from gpu_workers.process_tree import is_alive, list_descendants, list_session
-from tests.engines.serving.adapters import make_arrays, make_files
-from tests.engines.serving.replica import ROOT, START_SECONDS, UNCOMPILED
-from tests.engines.serving.stage import GOOD, NOOP, Stage, adapter, make_stage
+from tests.support.engines.adapters import make_arrays, make_files
+from tests.support.engines.models import BASE_MODEL
+from tests.support.engines.replica import START_SECONDS, UNCOMPILED
+from tests.support.engines.stage import GOOD, NOOP, Stage, adapter, make_stage
 
 REAL_ROOM = 512  # tokens, of the demo base model
 
@@ -34,8 +36,7 @@ def read_log(folder: Path) -> str:
 
 
 def test_it_tries_both_is_ended_when_idle_and_leaves_no_process(tmp_path: Path) -> None:
-    model = ROOT / "demo" / "base_model"
-    arrays = make_arrays(model)
+    arrays = make_arrays(BASE_MODEL)
     idle = {name: array * 0 if ".lora_B." in name else array for name, array in arrays.items()}
     for name, files in ((GOOD, make_files(arrays)), (NOOP, make_files(idle))):
         (tmp_path / name).mkdir()
@@ -50,7 +51,7 @@ def test_it_tries_both_is_ended_when_idle_and_leaves_no_process(tmp_path: Path) 
     }
 
     async def script(stage: Stage) -> None:
-        stage.shared.model = str(model)
+        stage.shared.model = str(BASE_MODEL)
         await stage.shared.restart()
         stage.trial.starts_never = True  # the real launcher reads its files instead
         deadline = time.monotonic() + START_SECONDS
@@ -74,7 +75,7 @@ def test_it_tries_both_is_ended_when_idle_and_leaves_no_process(tmp_path: Path) 
 
     with open(tmp_path / "canary.log", "wb") as log:
         command = [sys.executable, "-m", "gpu_workers.engine", "canary"]
-        launcher = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=ROOT)
+        launcher = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=REPOSITORY)
     try:
         make_stage(tmp_path, adapter(GOOD), adapter(NOOP))(script)
     finally:

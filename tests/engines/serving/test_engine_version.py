@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.serving.stage import GOOD, Stage, adapter, make_stage
+from tests.support.engines.stage import GOOD, Stage, adapter, make_stage
 
 
 @pytest.mark.parametrize(

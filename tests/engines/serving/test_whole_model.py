@@ -7,11 +7,11 @@ import pytest
 
 from gpu_workers.process_tree import is_alive
 from gpu_workers.train.merge import merge_adapter
-from tests.engines.serving.adapters import make_arrays, make_files
-from tests.engines.serving.control_plane import ControlPlane, wait_until
-from tests.engines.serving.replica import Replica
+from tests.support.engines.adapters import make_arrays, make_files
+from tests.support.engines.control_plane import ControlPlane, wait_until
+from tests.support.engines.models import BASE_MODEL, SERVED_NAME
+from tests.support.engines.replica import Replica
 
-BASE_MODEL = Path(__file__).resolve().parents[3] / "demo" / "base_model"
 OWN = "b-" + "own".ljust(26, "0")
 
 
@@ -27,7 +27,7 @@ def merged_files(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
-    plane = ControlPlane(base_model_path=str(BASE_MODEL), served_name="b-demo")
+    plane = ControlPlane(base_model_path=str(BASE_MODEL), served_name=SERVED_NAME)
     plane.serve_whole(merged_files(tmp_path_factory.mktemp("model")), served_name=OWN)
     replica = Replica(tmp_path_factory.mktemp("replica"), plane)
     try:
@@ -41,7 +41,7 @@ def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
 
 
 def test_the_merged_model_answers_under_its_own_name_alone(replica: Replica) -> None:
-    answers = {model: replica.complete(model) for model in (OWN, "b-demo", "a-" + "0" * 26)}
+    answers = {model: replica.complete(model) for model in (OWN, SERVED_NAME, "a-" + "0" * 26)}
 
     assert [answer.status_code for answer in answers.values()] == [200, 404, 404]
     assert answers[OWN].json()["choices"][0]["text"]

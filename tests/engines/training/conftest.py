@@ -1,7 +1,5 @@
 """A small Llama with the demo's tokenizer, made once, and the agent running real training children on it."""
 
-import json
-import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,55 +8,19 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from apps.contracts.runs import Hyperparameters
 from gpu_workers.agent import Agent
 from gpu_workers.api_client import ApiClient
 from gpu_workers.config import WorkerConfig
 from gpu_workers.publishing import MODULE as PUBLISHING_CHILD
 from gpu_workers.publishing import Publisher
-from tests.engines.training.zygote import ForkingExecutor, Zygote
+from gpu_workers.train import callbacks
+from tests.support.engines.attempts import Tried, attempt
+from tests.support.engines.models import BASE_MODEL
+from tests.support.engines.rows import make_rows
+from tests.support.engines.zygote import ForkingExecutor, Zygote
 from tests.twins.control_plane import CREDENTIAL, ControlPlane, serve_control_plane
 
 TRAINING_CHILD = "gpu_workers.train"
-DEMO = Path(__file__).parents[3] / "demo" / "base_model"
-
-RECIPE = Hyperparameters(
-    epochs=8,
-    batch_size=8,
-    learning_rate=5e-3,
-    lora_rank=4,
-    lora_alpha=8,
-    lora_dropout=0.1,  # draws random numbers in every step, so that a resume must restore them
-    max_length=64,
-    target_modules=("q_proj", "v_proj", "down_proj"),
-)
-COLOURS = ("red", "green", "blue", "black", "white")
-
-
-def make_rows(count: int, *, seed: int = 0) -> bytes:
-    """Rows a small model can learn: the answer repeats a word of the question."""
-    draw = random.Random(seed)
-    lines = []
-    for _ in range(count):
-        colour = draw.choice(COLOURS)
-        question = f"My {draw.choice(('car', 'house', 'hat'))} is {colour}" + " indeed" * draw.randint(0, 6)
-        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": colour}]
-        lines.append(json.dumps({"messages": messages}))
-    return ("\n".join(lines) + "\n").encode()
-
-
-def unlike(rows: bytes) -> bytes:
-    """The same rows in other words, so that none of them repeats one of the training file, nor nearly."""
-    other = (
-        (b"My ", b"Our "),
-        (b" is ", b" was "),
-        (b"indeed", b"truly"),
-        (b"The card", b"A card"),
-        (b" the ", b" a "),
-    )
-    for mine, theirs in other:
-        rows = rows.replace(mine, theirs)
-    return rows
 
 
 @pytest.fixture(scope="session")
@@ -79,8 +41,16 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(DEMO / name, folder / name)
+        shutil.copy(BASE_MODEL / name, folder / name)
     return folder
+
+
+@pytest.fixture(scope="session")
+def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Tried:
+    """A run of SMALL that nothing disturbed, and its report of every step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callbacks, "REPORT_INTERVAL_SECONDS", 0.0)
+        return attempt(tmp_path_factory.mktemp("trained"), tiny_model, make_rows(32))
 
 
 @pytest.fixture

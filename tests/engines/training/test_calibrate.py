@@ -24,7 +24,7 @@ from gpu_workers.events import LOG_FILE
 from gpu_workers.executor import SubprocessExecutor
 from gpu_workers.preflight import GpuMemory, inspect_machine
 from gpu_workers.train.hardware import choose_engine, detect
-from tests.engines.training.zygote import ForkingExecutor
+from tests.support.engines.zygote import ForkingExecutor
 from tests.twins.control_plane import CREDENTIAL, ControlPlane
 
 DATA = Path(__file__).parents[3] / "apps/catalog/data"

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from gpu_workers.executor import REPOSITORY
+from tests.support.engines.models import BASE_MODEL
 from tests.twins.hub import COMMIT, Hub, serve_hub
-
-ROOT = Path(__file__).resolve().parents[3]
-MODEL = ROOT / "demo/base_model"
 
 _FETCH = """
 import json, sys
@@ -47,10 +46,10 @@ def fetching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dic
     """One trainer for all cases, because its imports take seconds; each finds the hub whole and nothing kept."""
     home = tmp_path_factory.mktemp("home")
     with (
-        serve_hub(MODEL) as hub,
+        serve_hub(BASE_MODEL) as hub,
         subprocess.Popen(
             [sys.executable, "-c", _FETCH],
-            cwd=ROOT,
+            cwd=REPOSITORY,
             env=environment_of(hub, home),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -85,7 +84,7 @@ def fetching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dic
     ],
 )
 def test_the_trainer_takes_only_the_files_the_job_was_created_with(fetching, token, spoiled, answer):
-    names = [path for path in MODEL.iterdir() if path.name.endswith((".json", ".safetensors", ".jinja"))]
+    names = [path for path in BASE_MODEL.iterdir() if path.name.endswith((".json", ".safetensors", ".jinja"))]
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in names}
     reference = {"id": "bm_1", "name": "tiny", "repo": "acme/tiny", "revision": COMMIT, "files_sha256": files}
 
@@ -97,11 +96,11 @@ def test_the_trainer_takes_only_the_files_the_job_was_created_with(fetching, tok
 
 
 def test_the_engine_downloads_the_pinned_commit_and_no_code(tmp_path):
-    with serve_hub(MODEL) as hub:
+    with serve_hub(BASE_MODEL) as hub:
         hub.files["modeling_tiny.py"] = b"raise SystemExit"
         command = [sys.executable, "-c", _RESOLVE, COMMIT]
         environment = environment_of(hub, tmp_path)
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
         folder = Path(done.stdout.strip().splitlines()[-1])
 
         assert (folder / "config.json").is_file() and (folder / "model.safetensors").is_file()

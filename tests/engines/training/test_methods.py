@@ -16,8 +16,9 @@ from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.model import load_model
 from gpu_workers.train.orpo import OrpoTrainer, orpo_config
 from gpu_workers.train.rows import Pairs, encode_pairs, encode_text
-from tests.engines.training.attempts import SMALL, attempt, make_pairs, make_texts
-from tests.engines.training.conftest import DEMO, make_rows, unlike
+from tests.support.engines.attempts import attempt
+from tests.support.engines.models import BASE_MODEL
+from tests.support.engines.rows import SMALL, make_pairs, make_rows, make_texts, unlike
 
 ROWS = make_rows(32)
 
@@ -162,10 +163,10 @@ def test_a_pair_costs_what_trl_says_without_a_reference(tiny_model, tmp_path):
 
 def test_pairs_are_tokenised_as_trl_does_it(tmp_path):
     (tmp_path / "pairs.jsonl").write_bytes(make_pairs(4))
-    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    tokenizer = AutoTokenizer.from_pretrained(BASE_MODEL)
     source = [json.loads(line) for line in make_pairs(4).splitlines()]
 
-    ours = encode_pairs(tmp_path / "pairs.jsonl", ChatRenderer.from_folder(DEMO), max_length=64).columns
+    ours = encode_pairs(tmp_path / "pairs.jsonl", ChatRenderer.from_folder(BASE_MODEL), max_length=64).columns
 
     for index, row in enumerate(source):
         prompt = tokenizer.apply_chat_template(row["input"]["messages"], add_generation_prompt=True)["input_ids"]
@@ -179,26 +180,23 @@ def test_a_bad_preference_row_is_named_by_its_line(tmp_path):
     (tmp_path / "pairs.jsonl").write_bytes(make_pairs(2) + b'\n{"input": {"messages": []}}\n')
 
     with pytest.raises(TrainingFailed, match="Line 3") as failure:
-        encode_pairs(tmp_path / "pairs.jsonl", ChatRenderer.from_folder(DEMO), max_length=64)
+        encode_pairs(tmp_path / "pairs.jsonl", ChatRenderer.from_folder(BASE_MODEL), max_length=64)
 
     assert failure.value.code is FailureCode.INVALID_TRAINING_FILE
 
 
-def test_a_job_begins_with_the_adapter_it_continues(tiny_model, tmp_path):
-    first = attempt(tmp_path / "first", tiny_model, ROWS)
+def test_a_job_begins_with_the_adapter_it_continues(tiny_model, trained, tmp_path):
+    second = attempt(tmp_path, tiny_model, ROWS, start=trained.result)
 
-    second = attempt(tmp_path / "second", tiny_model, ROWS, start=first.result)
-
-    assert second.of(StepCompleted)[0].train_loss < first.of(StepCompleted)[2].train_loss
-    assert second.outcome.train_loss < first.outcome.train_loss
+    assert second.of(StepCompleted)[0].train_loss < trained.of(StepCompleted)[2].train_loss
+    assert second.outcome.train_loss < trained.outcome.train_loss
 
 
-def test_full_training_begins_with_a_model_or_with_an_adapter_merged(tiny_model, tmp_path):
+def test_full_training_begins_with_a_model_or_with_an_adapter_merged(tiny_model, trained, tmp_path):
     full = recipe_of(method=Method.FULL, learning_rate=1e-3)
-    adapter = attempt(tmp_path / "adapter", tiny_model, ROWS)
     model = attempt(tmp_path / "model", tiny_model, ROWS, recipe=full)
 
-    after_adapter = attempt(tmp_path / "a", tiny_model, ROWS, recipe=full, start=adapter.result)
+    after_adapter = attempt(tmp_path / "a", tiny_model, ROWS, recipe=full, start=trained.result)
     after_model = attempt(tmp_path / "m", tiny_model, ROWS, recipe=full, start=model.result)
 
     fresh = model.of(StepCompleted)[0].train_loss
@@ -206,8 +204,6 @@ def test_full_training_begins_with_a_model_or_with_an_adapter_merged(tiny_model,
     assert after_model.of(StepCompleted)[0].train_loss < fresh - 0.1
 
 
-def test_an_adapter_of_another_rank_is_refused_as_a_beginning(tiny_model, tmp_path):
-    first = attempt(tmp_path / "first", tiny_model, ROWS)
-
+def test_an_adapter_of_another_rank_is_refused_as_a_beginning(tiny_model, trained, tmp_path):
     with pytest.raises(TrainingFailed, match="another rank"):
-        attempt(tmp_path / "second", tiny_model, ROWS, recipe=recipe_of(lora_rank=8), start=first.result)
+        attempt(tmp_path, tiny_model, ROWS, recipe=recipe_of(lora_rank=8), start=trained.result)

@@ -32,7 +32,8 @@ from gpu_workers.train.model import fetch_base_model
 from gpu_workers.train.selection import select_rows
 from gpu_workers.train.sft import _score_selected, build_trainer
 from gpu_workers.train.weights import check_finite
-from tests.engines.training.conftest import DEMO, RECIPE, make_rows
+from tests.support.engines.models import BASE_MODEL
+from tests.support.engines.rows import RECIPE, make_rows
 from tests.twins.control_plane import CREDENTIAL, ControlPlane
 
 NOTHING = DatasetRef(id="ds", sha256="", bytes=0, rows=0, url="")
@@ -75,20 +76,22 @@ def make_batch() -> dict[str, torch.Tensor]:
     ],
 )
 def test_our_tokens_are_those_of_apply_chat_template(messages):
-    theirs = AutoTokenizer.from_pretrained(DEMO).apply_chat_template(messages, tokenize=True)["input_ids"]
+    theirs = AutoTokenizer.from_pretrained(BASE_MODEL).apply_chat_template(messages, tokenize=True)["input_ids"]
 
-    ours = ChatRenderer.from_folder(DEMO).render(parse_row(json.dumps({"messages": messages}).encode(), line_number=1))
+    ours = ChatRenderer.from_folder(BASE_MODEL).render(
+        parse_row(json.dumps({"messages": messages}).encode(), line_number=1)
+    )
 
     assert list(ours.token_ids) == theirs
 
 
 def test_labels_stand_on_the_answer_and_its_end_alone(tmp_path):
     (tmp_path / "rows.jsonl").write_bytes(make_rows(3))
-    renderer = ChatRenderer.from_folder(DEMO)
+    renderer = ChatRenderer.from_folder(BASE_MODEL)
 
     rows = encode_file(tmp_path / "rows.jsonl", renderer, max_length=64)
 
-    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    tokenizer = AutoTokenizer.from_pretrained(BASE_MODEL)
     for labels in rows.labels:
         text = tokenizer.decode([label for label in labels if label != -100])
         assert text.removesuffix("<|end|>") in ("red", "green", "blue", "black", "white")
@@ -98,7 +101,7 @@ def test_rows_without_a_trained_token_left_end_the_job_with_a_reason(tmp_path):
     (tmp_path / "rows.jsonl").write_bytes(make_rows(3))
 
     with pytest.raises(TrainingFailed) as failure:
-        encode_file(tmp_path / "rows.jsonl", ChatRenderer.from_folder(DEMO), max_length=3)
+        encode_file(tmp_path / "rows.jsonl", ChatRenderer.from_folder(BASE_MODEL), max_length=3)
 
     assert failure.value.code is FailureCode.NO_TRAINABLE_TOKENS
 
@@ -106,7 +109,7 @@ def test_rows_without_a_trained_token_left_end_the_job_with_a_reason(tmp_path):
 def test_the_held_out_rows_are_those_of_the_preview_and_no_row_is_on_both_sides(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(make_rows(40, seed=1) + make_rows(10, seed=1))  # ten rows twice
-    renderer = ChatRenderer.from_folder(DEMO)
+    renderer = ChatRenderer.from_folder(BASE_MODEL)
     previewed = Split(0.2, 7).held_out(split_keys(parse_line(line) for line in split_lines([path.read_bytes()])))
 
     held = hold_out(split_keys_of(path), Split(0.2, 7))
@@ -157,7 +160,7 @@ def test_a_bad_row_is_named_by_its_line(tmp_path):
     (tmp_path / "rows.jsonl").write_bytes(make_rows(2) + b'{"messages": []}\n')
 
     with pytest.raises(TrainingFailed, match="Line 3") as failure:
-        encode_file(tmp_path / "rows.jsonl", ChatRenderer.from_folder(DEMO), max_length=64)
+        encode_file(tmp_path / "rows.jsonl", ChatRenderer.from_folder(BASE_MODEL), max_length=64)
 
     assert failure.value.code is FailureCode.INVALID_TRAINING_FILE
 

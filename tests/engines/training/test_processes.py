@@ -17,9 +17,9 @@ from gpu_workers.events import EVENTS_FILE, AdapterReady, read_outcome
 from gpu_workers.train import __main__ as entry
 from gpu_workers.train import callbacks, sharding
 from gpu_workers.train.model import load_model
-from tests.engines.training.attempts import SMALL, Tried, attempt, make_pairs, make_run_spec, prepare
-from tests.engines.training.conftest import make_rows
-from tests.engines.training.zygote import Forked, Zygote
+from tests.support.engines.attempts import Tried, attempt, make_run_spec, prepare
+from tests.support.engines.rows import SMALL, make_pairs, make_rows
+from tests.support.engines.zygote import Forked, Zygote
 
 ROWS, PAIRS = make_rows(32), make_pairs(32)
 MODULE = "gpu_workers.train"

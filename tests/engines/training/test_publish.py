@@ -29,7 +29,7 @@ from gpu_workers.train.graders import grade, rouge_l
 from gpu_workers.train.intervals import compare_ratio, compare_scores, wilson
 from gpu_workers.train.merge import NotMergeable, merge_adapter
 from gpu_workers.train.publish import publish
-from tests.engines.training.conftest import RECIPE, make_rows, unlike
+from tests.support.engines.rows import RECIPE, make_rows, unlike
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from gpu_workers.train.callbacks import StopFlag
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.rehearsal import checkpoint_interval_seconds
 from gpu_workers.train.sft import Trainer
-from tests.engines.training.attempts import SMALL, attempt, make_pairs, make_run_spec
-from tests.engines.training.conftest import make_rows, unlike
+from tests.support.engines.attempts import attempt, make_run_spec
+from tests.support.engines.rows import SMALL, make_pairs, make_rows, unlike
 
 ROWS = make_rows(32)
 STEPS = 32 // SMALL.batch_size * SMALL.epochs
@@ -221,8 +221,8 @@ def test_the_cadence_of_checkpoints_is_youngs_and_dalys():
     assert interval(2.0, **often | {"seconds_between_failures": 1e9}) == 300
 
 
-def test_progress_says_memory_and_time_left(tiny_model, tmp_path):
-    steps = attempt(tmp_path, tiny_model, ROWS).of(StepCompleted)
+def test_progress_says_memory_and_time_left(trained):
+    steps = trained.of(StepCompleted)
 
     assert all(step.memory_bytes > 10**8 for step in steps)
     assert steps[-1].eta_seconds == 0.0

@@ -26,7 +26,7 @@ from apps.contracts.runs import (
     TrainingStarted,
 )
 from gpu_workers.agent import Agent
-from tests.engines.training.conftest import RECIPE, make_rows, unlike
+from tests.support.engines.rows import RECIPE, make_rows, unlike
 from tests.twins.control_plane import ControlPlane
 
 ROWS = make_rows(240)

@@ -1,6 +1,7 @@
 """One replica of real processes for all files of this folder: their tests run in order, the last ones kill it.
 
-The engine starts twice.
+The engine starts four times, and is killed in two of these starts. It is compiled, because the certificates compare its
+numbers with the trainer's.
 """
 
 import shutil
@@ -10,9 +11,10 @@ import pytest
 
 from apps.contracts.serving import DesiredAdapter
 from gpu_workers.process_tree import is_alive
-from tests.engines.serving.control_plane import ControlPlane
-from tests.engines.serving.one_replica.world import BASE_MODEL, SERVED_NAME, make_adapters
-from tests.engines.serving.replica import Replica
+from tests.support.engines.control_plane import ControlPlane
+from tests.support.engines.models import BASE_MODEL, SERVED_NAME
+from tests.support.engines.replica import Replica
+from tests.support.engines.world import make_adapters
 
 
 @pytest.fixture(scope="package")
@@ -24,16 +26,9 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 @pytest.fixture(scope="package")
-def adapters(plane: ControlPlane) -> dict[str, DesiredAdapter]:
-    return make_adapters(plane)
-
-
-@pytest.fixture(scope="package")
-def replica(
-    plane: ControlPlane, adapters: dict[str, DesiredAdapter], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Replica]:
-    plane.want(*adapters.values())
-    replica = Replica(tmp_path_factory.mktemp("replica"), plane)
+def started(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
+    """The replica, with whatever the tests before left on it."""
+    replica = Replica(tmp_path_factory.mktemp("replica"), plane, is_compiled=True)
     try:
         replica.wait_until_ready()
         yield replica
@@ -41,3 +36,15 @@ def replica(
         left = replica.list_processes()
         replica.stop()
         assert not [p for p in left if is_alive(p)]
+
+
+@pytest.fixture(scope="package")
+def adapters(plane: ControlPlane) -> dict[str, DesiredAdapter]:
+    return make_adapters(plane)
+
+
+@pytest.fixture(scope="package")
+def replica(started: Replica, adapters: dict[str, DesiredAdapter]) -> Replica:
+    """The replica with the adapters of `world`."""
+    started.serve(*adapters.values())
+    return started

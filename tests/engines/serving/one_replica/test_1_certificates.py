@@ -5,8 +5,7 @@ adapter (0.04 from its base) by 0.014, a strong one (1.1 from its base) by 0.020
 """
 
 import json
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,19 +17,13 @@ from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Manif
 from apps.contracts.serving import LoadState, ObservedAdapter
 from gpu_workers.artifacts import seal_folder
 from gpu_workers.train.publish import publish
-from tests.engines.serving.adapters import make_arrays, make_files
-from tests.engines.serving.control_plane import ControlPlane
-from tests.engines.serving.replica import Replica
+from tests.support.engines.adapters import make_arrays, make_files
+from tests.support.engines.control_plane import ControlPlane
+from tests.support.engines.models import BASE_MODEL, name_of
+from tests.support.engines.replica import Replica
 
-BASE_MODEL = Path(__file__).resolve().parents[3] / "demo" / "base_model"
-SERVED_NAME = "b-demo"
 RANK = 8
 QUESTIONS = ("My card was taken twice", "How do I change my PIN", "Where is my refund", "The app does not open")
-
-
-def name_of(word: str) -> str:
-    return "a-" + word.ljust(26, "0")
-
 
 STRONG, WEAK, SWAPPED, ZERO = (name_of(word) for word in ("strong", "weak", "swapped", "zero"))
 RESHAPED, BROKEN, PLAIN = (name_of(word) for word in ("template", "broken", "plain"))
@@ -92,13 +85,13 @@ def without_root(config: bytes) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
+def replica(started: Replica, plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Replica:
+    """The replica with these adapters."""
     folder = tmp_path_factory.mktemp("parity")
     strong = publish_files(folder / "strong", seed=1, size=0.1)
     weak = publish_files(folder / "weak", seed=2, size=0.02)
     zero = publish_files(folder / "zero", seed=3, size=0.0)
     rooted = publish_files(folder / "rooted", seed=4, size=0.02, use_rslora=True)
-    plane = ControlPlane(base_model_path=str(shutil.copytree(BASE_MODEL, folder / "model")), served_name=SERVED_NAME)
     files = {
         STRONG: strong,
         WEAK: weak,
@@ -112,14 +105,8 @@ def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
         NARROW: publish_files(folder / "narrow", seed=5, size=0.1, rank=12, modules=("q_proj", "v_proj")),
         WIDE: publish_files(folder / "wide", seed=6, size=0.03, rank=16, dtype="F32", lora_alpha=20),
     }
-    plane.want(*(plane.describe(name, data, rank=RANKS.get(name, RANK)) for name, data in files.items()))
-    replica = Replica(tmp_path_factory.mktemp("replica"), plane, is_compiled=True)
-    try:
-        replica.wait_until_ready()
-        yield replica
-    finally:
-        replica.stop()
-        plane.close()
+    started.serve(*(plane.describe(name, data, rank=RANKS.get(name, RANK)) for name, data in files.items()))
+    return started
 
 
 def seen(replica: Replica, name: str) -> ObservedAdapter:

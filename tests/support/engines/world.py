@@ -1,21 +1,12 @@
 """What the one replica of these tests serves, and questions to its engine."""
 
-from pathlib import Path
-
 import numpy as np
 
 from apps.contracts.serving import DesiredAdapter
-from tests.engines.serving.adapters import make_arrays, make_files
-from tests.engines.serving.control_plane import ControlPlane
-from tests.engines.serving.replica import Replica
-
-BASE_MODEL = Path(__file__).resolve().parents[4] / "demo" / "base_model"
-SERVED_NAME = "b-demo"
-
-
-def name_of(word: str) -> str:
-    return "a-" + word.ljust(26, "0")
-
+from tests.support.engines.adapters import make_arrays, make_files
+from tests.support.engines.control_plane import ControlPlane
+from tests.support.engines.models import BASE_MODEL, name_of
+from tests.support.engines.replica import Replica
 
 GOOD, OTHER, THIRD = name_of("good"), name_of("other"), name_of("third")
 ENDLESS = {"max_tokens": 480, "logit_bias": {"1": -100}}  # 1 ends the text

@@ -13,23 +13,11 @@ import pytest
 
 from apps.contracts.serving import EngineCount, LoadState
 from gpu_workers.engine_socket import count_requests
-from tests.engines.serving.adapters import make_arrays, make_files
-from tests.engines.serving.control_plane import wait_until
-from tests.engines.serving.one_replica.world import (
-    BASE_MODEL,
-    BOMB,
-    ENDLESS,
-    GOOD,
-    NAN,
-    NOOP,
-    OTHER,
-    PREFIX,
-    SERVED_NAME,
-    THIRD,
-    count,
-    name_of,
-)
-from tests.engines.serving.replica import CACHED_ADAPTERS, Replica
+from tests.support.engines.adapters import make_arrays, make_files
+from tests.support.engines.control_plane import wait_until
+from tests.support.engines.models import BASE_MODEL, SERVED_NAME, name_of
+from tests.support.engines.replica import CACHED_ADAPTERS, Replica
+from tests.support.engines.world import BOMB, ENDLESS, GOOD, NAN, NOOP, OTHER, PREFIX, THIRD, count
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.serving.control_plane import REPLICA_TOKEN
-from tests.engines.serving.one_replica.world import BASE_MODEL, GOOD, NAN, NOOP, OTHER, SERVED_NAME, THIRD, name_of
-from tests.engines.serving.replica import Replica
+from tests.support.engines.control_plane import REPLICA_TOKEN
+from tests.support.engines.models import BASE_MODEL, SERVED_NAME, name_of
+from tests.support.engines.replica import Replica
+from tests.support.engines.world import GOOD, NAN, NOOP, OTHER, THIRD
 
 
 @pytest.mark.parametrize("model", [None, "", 7, ["x"], {}])

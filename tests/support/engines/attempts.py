@@ -1,6 +1,5 @@
 """A training attempt in this process, on a few rows."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -22,29 +21,9 @@ from gpu_workers.events import (
 )
 from gpu_workers.train.attempt import Attempt
 from gpu_workers.train.callbacks import StopFlag
-from tests.engines.training.conftest import RECIPE, make_rows
+from tests.support.engines.rows import SMALL
 
-SMALL = msgspec.structs.replace(RECIPE, epochs=3, batch_size=4)
 ELSEWHERE = CheckpointRef(id="ckpt_1", step=0, manifest_sha256="", files=())
-
-
-def make_texts(count: int) -> bytes:
-    lines = [json.dumps({"text": f"the {word} is red and the {word} is red. " * 6}) for word in ("car", "hat")]
-    return "\n".join((lines * count)[:count]).encode()
-
-
-def make_pairs(count: int) -> bytes:
-    """The better answer repeats the question's colour; the other one is always the same."""
-    lines = []
-    for row in make_rows(count).splitlines():
-        question, answer = json.loads(row)["messages"]
-        wrong = {"role": "assistant", "content": "I do not know"}
-        lines.append(
-            json.dumps(
-                {"input": {"messages": [question]}, "preferred_output": [answer], "non_preferred_output": [wrong]}
-            )
-        )
-    return "\n".join(lines).encode()
 
 
 class Tried:

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from apps.contracts.serving import DesiredAdapter, LoadState
-from tests.engines.serving.adapters import make_arrays, make_files
-from tests.engines.serving.control_plane import wait_until
-from tests.engines.serving.one_replica.world import BASE_MODEL, GOOD, NAN, OTHER, THIRD
-from tests.engines.serving.replica import Replica
+from tests.support.engines.adapters import make_arrays, make_files
+from tests.support.engines.control_plane import wait_until
+from tests.support.engines.models import BASE_MODEL
+from tests.support.engines.replica import Replica
+from tests.support.engines.world import GOOD, NAN, OTHER, THIRD
 
 
 def test_unwanted_adapter_is_unloaded_but_its_files_stay_while_the_engine_lives(

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import httpx
 
+from apps.contracts.serving import DesiredAdapter, LoadState
 from gpu_workers.engine_state import EnginePaths, EngineState, read_engine_state
+from gpu_workers.executor import REPOSITORY
 from gpu_workers.process_tree import Process, list_descendants, list_session, read_title
-from tests.engines.serving.control_plane import ENROLL_TOKEN, ControlPlane, wait_until
+from tests.support.engines.control_plane import ENROLL_TOKEN, ControlPlane, wait_until
 
-ROOT = Path(__file__).resolve().parents[3]
 START_SECONDS = 600  # 25 s on two idle cores; the machine may be busy
 ANSWER_SECONDS = 300  # the machine may stand still meanwhile
 DRAIN_SECONDS = 180  # longer than a test keeps an engine from answering
@@ -56,13 +57,13 @@ class Replica:
             "ANNEAL_ENGINE_DRAIN_SECONDS": str(DRAIN_SECONDS),
             "ANNEAL_ENGINE_KV_CACHE_BYTES": str(64 * 2**20),
             "ANNEAL_ENGINE_EXTRA_ARGUMENTS": "" if is_compiled else UNCOMPILED,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(REPOSITORY),
             **(settings or {}),
         }
         self._logs = work_dir
         self._is_stopping = threading.Event()
         self.launcher: subprocess.Popen[bytes] | None = None
-        self.agent = self._start("serving_agent")
+        self.start_agent()
         self._supervisor = threading.Thread(target=self._keep_launcher, daemon=True)
         self._supervisor.start()
         self.http = httpx.Client(
@@ -74,6 +75,9 @@ class Replica:
         self.engine_http = httpx.Client(
             transport=httpx.HTTPTransport(uds=str(self.paths.socket)), base_url="http://engine", timeout=ANSWER_SECONDS
         )
+
+    def start_agent(self) -> None:
+        self.agent = self._start("serving_agent")
 
     def stop(self) -> None:
         self._is_stopping.set()
@@ -100,6 +104,18 @@ class Replica:
             lambda: self.plane.observed and self.plane.observed[-1].is_ready, seconds=START_SECONDS, what="ready"
         )
 
+    def serve(self, *adapters: DesiredAdapter) -> None:
+        """Want exactly these, and wait until each is loaded or rejected."""
+        generation = self.plane.want(*adapters)
+
+        def is_settled() -> bool:
+            seen = self.plane.observed[-1]
+            states = {row.state for row in seen.adapters}
+            return seen.generation == generation and seen.is_ready and states <= {LoadState.LOADED, LoadState.REJECTED}
+
+        self.wait_until_ready()
+        wait_until(is_settled, seconds=START_SECONDS, what="a verdict on every adapter")
+
     def wait_for_title(self, title: str) -> Process:
         def find() -> Process | None:
             return next((p for p in self.list_processes() if read_title(p).startswith(title)), None)
@@ -124,7 +140,11 @@ class Replica:
     def _start(self, module: str) -> subprocess.Popen[bytes]:
         with open(self._logs / f"{module}.log", "ab") as log:
             return subprocess.Popen(
-                [self._python, "-m", f"gpu_workers.{module}"], env=self._environment, stdout=log, stderr=log, cwd=ROOT
+                [self._python, "-m", f"gpu_workers.{module}"],
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                cwd=REPOSITORY,
             )
 
     def _keep_launcher(self) -> None:

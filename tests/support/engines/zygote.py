@@ -1,6 +1,6 @@
 """Training children without ten seconds of imports each: one process imports the trainer and forks for every run.
 
-`python -m tests.engines.training.zygote FD` answers on the socket FD. It runs no torch operation itself, so that what
+`python -m tests.support.engines.zygote FD` answers on the socket FD. It runs no torch operation itself, so that what
 it forks has no thread pool to miss.
 """
 
@@ -36,7 +36,7 @@ class Zygote:
         self._ended: dict[int, int] = {}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.engines.training.zygote", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.support.engines.zygote", str(theirs.fileno())],
                 cwd=REPOSITORY,
                 env=child_environment(threads=1, extra={"TOKENIZERS_PARALLELISM": "false"}),
                 pass_fds=[theirs.fileno()],

@@ -15,13 +15,7 @@ from gpu_workers.engine_state import EnginePaths, EngineState
 from gpu_workers.private_files import write_private
 from gpu_workers.process_tree import Process
 from gpu_workers.reconciler import Reconciler
-
-BASE = "b-demo"
-
-
-def name_of(word: str) -> str:
-    return "a-" + word.ljust(26, "0")
-
+from tests.support.engines.models import SERVED_NAME, name_of
 
 GOOD, NAN, DEADLY_ONE, UNLOADABLE = (name_of(word) for word in ("good", "nan", "deadly", "unloadable"))
 LONG_NAN, COUNTED_NAN, MUTE, NOOP = (name_of(word) for word in ("longnan", "countednan", "mute", "noop"))
@@ -70,7 +64,7 @@ class Engine:
         await self._runner.setup()
         await web.UnixSite(self._runner, str(self.paths.socket)).start()
         state = EngineState(
-            generation=self.generation, served_name=BASE, model_path=self.model, launcher=Process(1, 1),
+            generation=self.generation, served_name=SERVED_NAME, model_path=self.model, launcher=Process(1, 1),
             keeper=Process(1, 1), max_loras=2, max_lora_rank=16, max_cpu_loras=8,
         )  # fmt: skip
         write_private(self.paths.state, msgspec.json.encode(state))
@@ -85,7 +79,7 @@ class Engine:
         self._runner = None
 
     async def _models(self, _: web.Request) -> web.Response:
-        models = {BASE: self.model} | self.loaded
+        models = {SERVED_NAME: self.model} | self.loaded
         return web.json_response({"data": [{"id": name, "root": root} for name, root in models.items()]})
 
     async def _version(self, _: web.Request) -> web.Response:
@@ -120,7 +114,7 @@ class Engine:
         if model == NAN or (model == LONG_NAN and "truncate_prompt_tokens" in body):
             self.corrupted += 1
             return web.json_response({"error": {"message": "not finite"}}, status=400)
-        number = None if model == MUTE else -1.0 if model in (BASE, NOOP) else -2.0
+        number = None if model == MUTE else -1.0 if model in (SERVED_NAME, NOOP) else -2.0
         answer = {"tokens": ["x"], "token_logprobs": [number]}
         usage = {"prompt_tokens": 5, "completion_tokens": 1}
         return web.json_response({"choices": [{"logprobs": answer}], "usage": usage})
@@ -131,7 +125,7 @@ class Plane:
 
     def __init__(self, adapters: list[DesiredAdapter]) -> None:
         self.desired = DesiredState(
-            replica_id="rep_1", base_lora_served_name=BASE, base_model_sha256="", generation=1,
+            replica_id="rep_1", base_lora_served_name=SERVED_NAME, base_model_sha256="", generation=1,
             adapters=tuple(adapters),
         )  # fmt: skip
 
@@ -168,7 +162,7 @@ class Stage:
         self.canary = CanaryEngine(folder / "canary", clock=lambda: self.now) if has_canary else None
         enrollment = EnrollResponse(
             worker_id="wrk_1", credential="c", pool="cpu", replica_id="rep_1",
-            replica_token="a-token-long-enough", base_model={"served_name": BASE},
+            replica_token="a-token-long-enough", base_model={"served_name": SERVED_NAME},
         )  # fmt: skip
         worker = WorkerConfig(internal_url="http://x", credential_file=folder / "c", work_dir=folder)
         self.reconciler = Reconciler(

@@ -13,10 +13,11 @@ import pytest
 from apps.contracts.serving import DesiredAdapter
 from gpu_workers.engine_socket import count_requests
 from gpu_workers.process_tree import Process, is_alive
-from tests.engines.serving.adapters import make_arrays, make_files
-from tests.engines.serving.control_plane import wait_until
-from tests.engines.serving.one_replica.world import BASE_MODEL, ENDLESS, GOOD, OTHER, SERVED_NAME, name_of
-from tests.engines.serving.replica import Replica, pausing
+from tests.support.engines.adapters import make_arrays, make_files
+from tests.support.engines.control_plane import wait_until
+from tests.support.engines.models import BASE_MODEL, SERVED_NAME, name_of
+from tests.support.engines.replica import Replica, pausing
+from tests.support.engines.world import ENDLESS, GOOD, OTHER
 
 GATEWAYS_READ_ROUTES_SECONDS = 1.0  # apps.gateway.routes
 
@@ -80,25 +81,8 @@ def test_agent_reloads_everything_into_the_next_engine_and_then_clears_old_files
     assert replica.complete(GOOD).json()["choices"][0]["text"] != replica.complete(OTHER).json()["choices"][0]["text"]
 
 
-def test_kill_9_of_the_api_process_breaks_streams_closes_the_door_and_leaves_no_orphan(replica: Replica) -> None:
-    processes = replica.list_processes()
-    engine_core = replica.wait_for_title("VLLM::EngineCor")
-    api = parent_of(engine_core, processes)
-    body = {"model": GOOD, "prompt": "My card", "stream": True} | ENDLESS
-
-    with pytest.raises(httpx.TransportError), replica.http.stream("POST", "/v1/completions", json=body) as answer:
-        for number, _ in enumerate(answer.iter_raw()):
-            if number == 1:
-                kill(api)
-
-    wait_until(lambda: not any(map(is_alive, processes)), seconds=10, what="every process to be gone")
-    assert replica.complete(GOOD).status_code == 503
-    wait_until(lambda: not replica.plane.observed[-1].is_ready, seconds=10, what="the report")
-
-
 def test_sigterm_ends_routing_first_then_answers_then_the_agent(replica: Replica) -> None:
     """The engine stands still from the first token until the door has closed, so that nothing ends by itself."""
-    replica.wait_until_ready()
     engine_core = replica.wait_for_title("VLLM::EngineCor").pid
     body = {"model": GOOD, "prompt": "My card", "stream": True} | ENDLESS | {"max_tokens": 64}
     with ThreadPoolExecutor(1) as threads, replica.http.stream("POST", "/v1/completions", json=body) as answer:
@@ -125,6 +109,33 @@ def test_sigterm_ends_routing_first_then_answers_then_the_agent(replica: Replica
     assert rest.endswith(b"data: [DONE]\n\n")
     assert late.result().json()["choices"][0]["finish_reason"] == "length"
     assert replica.agent.wait(60) == 0
+
+
+def test_the_next_agent_takes_the_engine_as_it_runs(replica: Replica) -> None:
+    state, loaded = replica.get_state(), replica.list_loaded()
+
+    replica.start_agent()
+    replica.wait_until_ready()
+
+    assert replica.plane.observed[-1].engine_generation == state.generation == replica.get_state().generation
+    assert replica.list_loaded() == loaded
+    assert replica.complete(GOOD).status_code == 200
+
+
+def test_kill_9_of_the_api_process_breaks_streams_closes_the_door_and_leaves_no_orphan(replica: Replica) -> None:
+    processes = replica.list_processes()
+    engine_core = replica.wait_for_title("VLLM::EngineCor")
+    api = parent_of(engine_core, processes)
+    body = {"model": GOOD, "prompt": "My card", "stream": True} | ENDLESS
+
+    with pytest.raises(httpx.TransportError), replica.http.stream("POST", "/v1/completions", json=body) as answer:
+        for number, _ in enumerate(answer.iter_raw()):
+            if number == 1:
+                kill(api)
+
+    wait_until(lambda: not any(map(is_alive, processes)), seconds=10, what="every process to be gone")
+    assert replica.complete(GOOD).status_code == 503
+    wait_until(lambda: not replica.plane.observed[-1].is_ready, seconds=10, what="the report")
 
 
 def wait_for_passes(replica: Replica, passes: int) -> None:
