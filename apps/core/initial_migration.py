@@ -1,7 +1,7 @@
 """The base of each app's first migration: Django renders all models once for it, not once for each operation.
 
-Rendering was nearly all that a migration of an empty database cost: every table here leads to an organization, so that
-each operation renders half of all models again.
+Rendering was nearly all that the migration of an empty database cost: most tables here lead to an organization, so that
+each operation renders dozens of models again.
 """
 
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
