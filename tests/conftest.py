@@ -3,7 +3,6 @@
 alice owns Acme, ann is an admin, bob a member, vera a viewer; charlie owns Rival; olga operates the installation.
 """
 
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,10 +11,12 @@ from django.core.cache import cache
 from django.test import Client
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
+from pytest_django import DjangoDbBlocker
 from rest_framework.test import APIClient
 
 from apps.accounts.models import Organization, User
 from apps.accounts.operations import IssuedKey
+from tests.database import own_database
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
 
 # No example is too slow: a busy moment of the machine is no bug of ours.
@@ -28,10 +29,10 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(scope="session")
-def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None) -> None:
-    """Name the test database after this process: two runs on one machine share the server and nothing else."""
-    test = settings.DATABASES["default"].setdefault("TEST", {})
-    test["NAME"] = f"test_anneal_{os.environ.get('PYTEST_XDIST_TESTRUNUID', '')[:8]}{os.getpid()}"
+def django_db_setup(django_test_environment: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """Give this process a database of its own: two runs on one machine share the server and nothing else."""
+    with django_db_blocker.unblock(), own_database():
+        yield
 
 
 @pytest.fixture(autouse=True)

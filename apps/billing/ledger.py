@@ -19,7 +19,7 @@ from apps.billing.models import AccountKind, Hold, LedgerAccount, LedgerTransact
 from apps.core.audit import require_transaction
 from apps.core.errors import DomainError
 
-# Both functions are in the migration ledger_functions.
+# Both functions are at the end of billing's first migration.
 _LOCK = "SELECT * FROM ledger_lock_wallet(%s)"
 _LOCK_OF_HOLD = "SELECT * FROM ledger_lock_wallet((SELECT organization_id FROM billing_hold WHERE id = %s))"
 _FIND = "SELECT id FROM billing_ledgertransaction WHERE idempotency_key = %s"

@@ -196,7 +196,7 @@ def serve_postgres(
     or this one does not come up.
     """
     where = services(data_dir, postgres_port=tcp_port or POSTGRES_PORT)
-    _make_cluster(data_dir)
+    _make_cluster(data_dir, durable=durable)
     command = _postgres_command(data_dir, where, tcp_port=tcp_port, durable=durable)
 
     def start() -> subprocess.Popen[bytes]:
@@ -230,7 +230,7 @@ def _postgres_command(data_dir: Path, where: EmbeddedServices, *, tcp_port: int 
     return command
 
 
-def _make_cluster(data_dir: Path) -> None:
+def _make_cluster(data_dir: Path, *, durable: bool) -> None:
     cluster = data_dir.resolve() / "postgres"
     if (cluster / "PG_VERSION").exists():
         return
@@ -241,7 +241,7 @@ def _make_cluster(data_dir: Path) -> None:
         _let_walk(draft)
         os.chown(draft, account.pw_uid, account.pw_gid)
     _run_or_explain(
-        [str(_postgres_bin() / "initdb"), "-D", str(draft), *INITDB_OPTIONS],
+        [str(_postgres_bin() / "initdb"), "-D", str(draft), *INITDB_OPTIONS, *([] if durable else ["--no-sync"])],
         account=account,
         cwd=draft,
     )

@@ -57,8 +57,7 @@ def write_policies() -> None:
         for model in django_apps.get_models():
             if model._meta.managed and not model._meta.proxy:
                 with transaction.atomic():
-                    for statement in _statements(model):
-                        cursor.execute(statement)
+                    cursor.execute(";\n".join(_statements(model)))
         cursor.execute(f"GRANT SELECT ON django_migrations TO {', '.join(ROLES)}")
 
 

@@ -2,16 +2,14 @@
 
 import datetime
 import html
-import importlib
 
 import pytest
-from django.apps import apps
 
 from apps.billing.adjustments import request_adjustment
 from apps.billing.budgets import Attribution
 from apps.billing.invoicing import close_month
 from apps.billing.metered import record_storage
-from apps.billing.models import Adjustment, BillingProfile, Budget, Hold, KeyLabel, PoolCost, UsageSeries
+from apps.billing.models import Adjustment, BillingProfile, Budget, KeyLabel, PoolCost, UsageSeries
 from apps.billing.operations import grant_credit, hold, settle_hold
 from apps.billing.queries import get_balance
 from apps.billing.reconciliation import reconcile
@@ -160,18 +158,6 @@ def test_a_job_is_explained_down_to_the_seconds_of_its_attempts(floor, claim, cl
     assert "20.000 GPU seconds" in page and job.pk in page
     assert job.price_rule_id in page
     assert "Settled, rest returned" in page
-
-
-def test_holds_from_before_learn_their_price_and_whose_they_are(floor, alice):
-    job = floor.job(metadata={"team": "search"})
-    Hold.objects.filter(source=job.pk).update(price_rule=None, member_id="", key_id="", labels={})
-    fill = importlib.import_module("apps.billing.migrations.0009_holds_of_jobs").fill_holds
-
-    for _ in range(2):
-        fill(apps, None)
-
-    held = Hold.objects.get(source=job.pk)
-    assert (held.price_rule_id, held.labels) == (job.price_rule_id, {"team": "search"})
 
 
 # --- operators --------------------------------------------------------------------------------------------------------

@@ -104,9 +104,7 @@ def _make_world(prepared: Prepared, home: Path, *, warm: int, cold: int) -> tupl
     from apps.core.clock import db_now
     from apps.finetuning.quotas import set_quota
 
-    call_command("migrate", verbosity=0)
-    call_command("seed_catalog", verbosity=0)
-    call_command("seed_demo", verbosity=0)
+    call_command("prepare", demo=True, verbosity=0)
     account = json.loads((home / "demo.json").read_text())
     base = BaseModel.objects.get(name=account["base_model"])
     organization = Organization.objects.get(pk=account["organization_id"])

@@ -1,12 +1,10 @@
 """Whose credit is spent first, what a paid lot can give back, what expires, and that lots always are the balance."""
 
 import datetime
-import importlib
 from typing import Any
 
 import pgtrigger
 import pytest
-from django.apps import apps
 from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.db.models import Sum
 
@@ -233,37 +231,6 @@ def test_what_remains_of_a_lot_moves_only_through_postings(organization):
 
     with pytest.raises(DatabaseError), transaction.atomic():
         CreditLot.objects.filter(pk=lot.pk).update(remaining_nano=0)
-
-
-# --- what was there before --------------------------------------------------------------------------------------------
-
-
-def test_credit_from_before_lots_gets_them_and_goes_on_as_any_other(organization):
-    grant(organization, 10)
-    grant(organization, 5)
-    spend(organization, 12)
-    refund_source(organization=organization, source="ftjob-1", by="system", reason="")
-    spend(organization, 11, source="ftjob-2")
-    _forget_lots()
-
-    fill = importlib.import_module("apps.billing.migrations.0006_fill_lots").fill_lots
-    for _ in range(2):  # a second time finds nothing to do
-        fill(apps, None)
-
-    assert sorted(CreditLot.objects.values_list("amount_nano", "remaining_nano")) == [
-        (5 * USD, 4 * USD),
-        (10 * USD, 0),
-    ]
-    assert_lots_are_the_balance(organization)
-    spend(organization, 4, source="ftjob-3")
-    assert_lots_are_the_balance(organization)
-
-
-def _forget_lots() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        cursor.execute("SET CONSTRAINTS ALL DEFERRED")
-        cursor.execute("TRUNCATE billing_lotmovement, billing_creditlot, billing_hold")
 
 
 # --- the chain --------------------------------------------------------------------------------------------------------

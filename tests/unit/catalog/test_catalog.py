@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from django.core.management import call_command
 from django.db import ProgrammingError, transaction
 from django.test import override_settings
 
@@ -21,6 +20,8 @@ from apps.catalog.queries import (
     list_base_models,
     open_hub_token,
 )
+from apps.catalog.seeding import seed_catalog
+from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.models import AuditEntry
 from apps.core.object_store import store
@@ -48,8 +49,8 @@ def add(path: Path, name: str = "local-model") -> BaseModel:
 
 
 class TestSeed:
-    def test_fills_an_empty_catalogue_and_keeps_the_sources(self, capsys: pytest.CaptureFixture[str]) -> None:
-        call_command("seed_catalog")
+    def test_fills_an_empty_catalogue_and_keeps_the_sources(self) -> None:
+        seed_catalog(by="system", now=db_now())
 
         assert GpuType.objects.filter(key="cpu").exists()
         h100 = GpuType.objects.get(key="h100-sxm-80")
@@ -61,12 +62,12 @@ class TestSeed:
         assert active_price(sku="inference:input:anneal-demo") and active_price(sku="inference:output:anneal-demo")
 
     def test_again_changes_nothing_even_a_price_the_operator_set(self) -> None:
-        call_command("seed_catalog")
+        seed_catalog(by="system", now=db_now())
         sku, later = "inference:input:anneal-demo", NOW + datetime.timedelta(9999)
         set_price(sku=sku, unit="tokens", price_nano=5, per=1, by="user_1", now=later)
         before = (BaseModel.objects.count(), GpuType.objects.count(), PriceRule.objects.count())
 
-        call_command("seed_catalog")
+        seed_catalog(by="system", now=db_now())
 
         assert (BaseModel.objects.count(), GpuType.objects.count(), PriceRule.objects.count()) == before
         rule = active_price(sku=sku, now=later)

@@ -1,12 +1,8 @@
 """Text is compared by its bytes, so that the one index of a text key serves LIKE too."""
 
-import importlib
-
 from django.db import connection
 
 from apps.accounts.models import Organization
-
-migration = importlib.import_module("apps.core.migrations.0002_one_index_for_like")
 
 
 def indexes_for_like() -> list[str]:
@@ -20,12 +16,3 @@ def test_a_search_for_a_beginning_uses_the_plain_index(db: None) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")
     assert "Index Cond" in Organization.objects.filter(pk__startswith="org_").explain()
-
-
-def test_an_older_databases_indexes_for_like_are_dropped(transactional_db: None) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute('CREATE INDEX "old_Name_like" ON core_outboxmessage (topic varchar_pattern_ops)')
-    with connection.schema_editor(atomic=False) as editor:
-        migration.drop(None, editor)
-
-    assert not indexes_for_like()
