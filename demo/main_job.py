@@ -35,6 +35,7 @@ LEAST_CAP_USD = Decimal(1)
 CAP_OVER_QUOTE = 20  # a busy machine makes a job slower; what is not spent returns
 MOST_JOBS = 3  # of one kind in one run of this program
 HINT_SECONDS = 20.0
+RUNNING_HINT_SECONDS = 120.0  # steps are reported in bundles
 GIVE_UP_SECONDS = 900.0
 PAUSED_BY_PERSON_SECONDS = 20.0
 POLL_SECONDS = 0.5
@@ -340,7 +341,9 @@ def follow(platform: Platform, stage: Stage, job_id: str, *, seen: str = "") -> 
         if job.status == "paused":
             resume(platform, stage, job, is_watched=quiet.is_begun)
         ours = _extra(job)
-        quiet.look((job.status, ours["step"], ours["queue_position"], ours["waiting_reason"], seen))
+        hint_after = RUNNING_HINT_SECONDS if job.status == "running" else HINT_SECONDS
+        now = (job.status, ours["step"], ours["queue_position"], ours["waiting_reason"], seen)
+        quiet.look(now, hint_after=hint_after)
         if quiet.is_too_long:
             text = f"{job.id} has been {job.status.replace('_', ' ')} for {quiet.seconds:.0f} s and nothing changed."
             raise DemoFailed(text, process=_process_of(job))
@@ -357,9 +360,9 @@ class Quiet:
         self._since = time.monotonic()
         self._hint_after = HINT_SECONDS
 
-    def look(self, value: Any) -> None:
+    def look(self, value: Any, *, hint_after: float = HINT_SECONDS) -> None:
         if value != self._last:
-            self._last, self._since, self._hint_after = value, time.monotonic(), HINT_SECONDS
+            self._last, self._since, self._hint_after = value, time.monotonic(), hint_after
 
     @property
     def is_begun(self) -> bool:

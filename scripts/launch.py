@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,25 +45,33 @@ WATCHED = {
 class Starting:
     """Which programs do not answer yet; one line for each that begins to, with the seconds since the start."""
 
-    def __init__(self, prepared: Prepared, supervision: Supervision) -> None:
+    def __init__(self, prepared: Prepared, supervision: Supervision, *, checks: Executor) -> None:
+        """Each check runs in a thread of `checks`: one that waits for its answer holds up no other."""
         self.began_at = time.time()
         self.seconds: dict[str, float] = {}
-        self._prepared, self._supervision = prepared, supervision
-        self._missing: dict[Program, Callable[[], bool]] = {}
+        self._prepared, self._supervision, self._checks = prepared, supervision, checks
+        self._missing: dict[Program, Future[bool]] = {}
         self._late_at: dict[Program, float] = {}
 
     def expect(self, programs: Iterable[Program]) -> None:
         for program in programs:
-            self._missing[program] = _health_check(self._prepared, self._supervision, program)
+            self._missing[program] = self._ask(program)
             self._late_at[program] = time.monotonic() + START_SECONDS[program.tier]
+
+    def _ask(self, program: Program) -> Future[bool]:
+        return self._checks.submit(_health_check(self._prepared, self._supervision, program))
 
     def look(self) -> bool:
         """Whether every program that was started answers now. Raises LaunchFailed where supervisord has ended."""
         self._supervision.check()
-        for program, is_healthy in list(self._missing.items()):
-            if is_healthy():
+        for program, check in list(self._missing.items()):
+            if not check.done():
+                continue
+            if check.result():
                 del self._missing[program]
                 self.line(program.name, _address(self._prepared, program) or "is up")
+            else:
+                self._missing[program] = self._ask(program)
         return not self._missing
 
     def wait(self, *, only_early: bool = False) -> None:
@@ -125,7 +134,8 @@ def _run(given: argparse.Namespace, home: Path) -> int:
     is_new = not (home / "demo.json").exists()
     prepared = prepare(home, is_debug=given.reload, is_launch=True)
     supervision = Supervision(prepared)
-    starting = Starting(prepared, supervision)
+    checks = ThreadPoolExecutor(len(prepared.programs))
+    starting = Starting(prepared, supervision, checks=checks)
     code, figures = 0, {}
     try:
         bring_up(prepared, supervision, starting)
@@ -141,6 +151,7 @@ def _run(given: argparse.Namespace, home: Path) -> int:
         sys.stderr.write(f"{failure}\n")
     finally:
         ready_file.unlink(missing_ok=True)
+        checks.shutdown(wait=False, cancel_futures=True)
         left = _shut_down(supervision)
     if given.ci and figures:
         ended_at = figures.pop("main_job_ended_at", None)
@@ -220,7 +231,7 @@ def _health_check(prepared: Prepared, supervision: Supervision, program: Program
             engine = prepared.place.fill("${replica_dir}/engine/vllm.sock")
             return lambda: _answers(f"unix://{engine}", "/health")
         case _:
-            return lambda: supervision.states()[program.name]["statename"] == "RUNNING"
+            return lambda: supervision.is_running(program)
 
 
 def _answers(url: str, path: str) -> bool:
@@ -364,8 +375,7 @@ def _shut_down(supervision: Supervision) -> int:
 
 def _remove_earlier(home: Path) -> None:
     """This function will end what a launcher that was killed left behind; we hold the lock, so nobody uses it."""
-    earlier = find_leftovers(home)
-    if earlier:
+    while earlier := find_leftovers(home):  # again for what a supervisor started while it was ending
         sys.stdout.write(f"ending {len(earlier)} processes of an interrupted run\n")
         end(earlier)
 

@@ -96,6 +96,13 @@ class Supervision:
         """What supervisord says of each program: statename, pid, start, …"""
         return {info["name"]: info for info in self._rpc.getAllProcessInfo()}
 
+    def is_running(self, program: Program) -> bool:
+        """Whether the program has run for long enough to count as started."""
+        try:
+            return bool(self.states()[program.name]["statename"] == "RUNNING")
+        except (OSError, Fault):  # supervisord is on its way up or down
+            return False
+
     def memory_bytes(self) -> dict[str, int]:
         """The proportional memory of each program with all its children, largest first."""
         found = {name: _tree_memory_bytes(info["pid"]) for name, info in self.states().items() if info["pid"]}

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -145,6 +146,15 @@ class Supervised:
         return {program.name: {"pid": 7} for program in PROGRAMS}
 
 
+class AtOnce(Executor):
+    """Does at once what it is given, in the caller's thread."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
 class Started:
     """A start whose programs answer, except the `silent` ones; time passes only while it sleeps."""
 
@@ -158,7 +168,7 @@ class Started:
         monkeypatch.setattr(launch, "_health_check", lambda _, __, program: lambda: program.name not in self.silent)
         monkeypatch.setattr(launch, "_prepare_data", lambda _: self.supervised.started.append("data"))
         self.supervision = cast(Supervision, self.supervised)
-        self.starting = launch.Starting(prepared, self.supervision)
+        self.starting = launch.Starting(prepared, self.supervision, checks=AtOnce())
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -216,6 +226,7 @@ def test_programs_that_answer_later_are_waited_for_side_by_side(
     assert "trainer        is up" in capsys.readouterr().out and not (started.prepared.home / "ready.json").exists()
 
     started.now, started.silent = started.now + 55.0, set()
+    started.starting.look()  # asks again
     assert launch._look(started.prepared, started.supervision, started.starting)
 
     assert "55.0 s  vllm           is up" in capsys.readouterr().out
@@ -299,7 +310,7 @@ def test_the_seconds_of_a_start_that_did_not_finish_are_not_said(started: Starte
 def test_an_external_place_waits_for_no_embedded_service(started: Started) -> None:
     programs = tuple(program for program in started.prepared.programs if not program.is_embedded_only)
     external = replace(started.prepared, programs=programs)
-    starting = launch.Starting(external, started.supervision)
+    starting = launch.Starting(external, started.supervision, checks=AtOnce())
 
     launch.bring_up(external, started.supervision, starting)
 
