@@ -318,7 +318,10 @@ def _pool_line(pool: dict[str, Any]) -> str:
 def _trainer_hint(platform: Platform, file_id: str) -> str:
     """Say why no job of the pool starts now."""
     body = {"model": platform.account["base_model"], "training_file": file_id}
-    pools = _own_pools(platform, platform.post("/estimates", body))
+    try:
+        pools = _own_pools(platform, platform.post("/estimates", body))
+    except openai.NotFoundError:  # the file of an earlier job was deleted
+        return "The trainer has not taken it yet."
     if not any(pool["live_workers"] for pool in pools):
         return "No trainer has reported lately. The process trainer is missing, still starts or measures its speed."
     reason = pools[0]["block_reason"]
