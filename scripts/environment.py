@@ -9,6 +9,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from apps.core.embedded import ROLES, EmbeddedServices, services
 from scripts.processes import PROGRAMS, REPOSITORY, Place, Program
@@ -39,6 +40,7 @@ class Prepared:
     known: Mapping[str, str]
     database_urls: Mapping[str, str]
     services: EmbeddedServices | None
+    notes: tuple[str, ...] = ()  # what a launch decided otherwise than expected, in sentences
 
     @property
     def public_url(self) -> str:
@@ -63,7 +65,8 @@ def prepare(home: Path, *, is_debug: bool, is_launch: bool) -> Prepared:
     given = _given_variables(home)
     embedded = None if _is_external(given, own) else own
     runtime_dir = Path(own.runtime_dir)
-    ports = _choose_ports(home) if is_launch else _last_ports(home)
+    wanted = _last_ports(home)
+    ports = _choose_ports(wanted) if is_launch else wanted
     known = _known_variables(home, runtime_dir, embedded, given, ports=ports, is_debug=is_debug)
     database_urls: dict[str, str] = {role: known.pop(f"DATABASE_{role.upper()}_URL") for role in ROLES}
     if is_launch:
@@ -81,6 +84,11 @@ def prepare(home: Path, *, is_debug: bool, is_launch: bool) -> Prepared:
         known=known,
         database_urls=database_urls,
         services=embedded,
+        notes=tuple(
+            f"Port {old} is taken: the {name} uses port {new}."
+            for name, old, new in zip(("dashboard", "internal API"), wanted, ports, strict=True)
+            if new != old
+        ),
     )
 
 
@@ -173,20 +181,19 @@ def _embedded_place(
 # --- ports and secrets, kept between runs -----------------------------------------------------------------------------
 
 
-def _choose_ports(home: Path) -> tuple[int, int]:
-    web, internal = _last_ports(home)
-    web = _free_port(web, taken=0)
-    return web, _free_port(internal, taken=web)
+def _choose_ports(wanted: tuple[int, int]) -> tuple[int, int]:
+    web = _free_port(wanted[0], taken=0)
+    return web, _free_port(wanted[1], taken=web)
 
 
 def _last_ports(home: Path) -> tuple[int, int]:
-    path = home / "ports.json"
-    ports = json.loads(path.read_text()) if path.exists() else {}
+    ports = _read_object(home / "ports.json")
     return ports.get("web", WEB_PORT), ports.get("internal", INTERNAL_PORT)
 
 
 def _free_port(wanted: int, *, taken: int) -> int:
-    for port in (wanted, 0):
+    """The first free port from `wanted` on; any free one where the next hundred are not."""
+    for port in (*range(wanted, min(wanted + 100, 65_536)), 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -200,10 +207,20 @@ def _free_port(wanted: int, *, taken: int) -> int:
 
 def _kept_secrets(home: Path) -> dict[str, str]:
     path = home / "secrets.json"
-    if not path.exists():
-        _write_private(path, json.dumps({name: secrets.token_urlsafe(48) for name in SECRETS}, indent=1) + "\n")
-    kept: dict[str, str] = json.loads(path.read_text())
+    kept = _read_object(path)
+    if missing := [name for name in SECRETS if not kept.get(name)]:
+        kept |= {name: secrets.token_urlsafe(48) for name in missing}
+        _write_private(path, json.dumps(kept, indent=1) + "\n")
     return kept
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; an empty one where there is none, or none that can be read (a disk was full)."""
+    try:
+        found = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _env_file(home: Path, known: Mapping[str, str], database_urls: Mapping[str, str]) -> str:
@@ -227,4 +244,6 @@ def _write_private(path: Path, text: str) -> None:
     draft = path.with_name(path.name + ".part")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     draft.rename(path)

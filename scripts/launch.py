@@ -7,23 +7,34 @@ import argparse
 import http.client
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from apps.core.embedded import is_postgres_ready, is_redis_ready
-from scripts.environment import EnvironmentIncomplete, Prepared, prepare
+from scripts.environment import EnvironmentIncomplete, Prepared, plain_environment, prepare
 from scripts.processes import REPOSITORY, Program, Tier
-from scripts.supervision import LaunchFailed, Supervision, end, find_leftovers, lock
+from scripts.supervision import (
+    LAUNCH_MARK,
+    LaunchFailed,
+    Supervision,
+    end,
+    end_with_launcher,
+    find_leftovers,
+    lock,
+)
 
 MANAGE = (str(REPOSITORY / ".venv/bin/python"), "manage.py")
-MAIN_JOB = (str(REPOSITORY / ".venv/bin/python"), "demo/main_job.py")
-START_SECONDS = {Tier.SERVICES: 60.0, Tier.CONTROL: 90.0, Tier.SERVING: 300.0, Tier.TRAINING: 60.0}
+MAIN_JOB = (".venv/bin/python", "demo/main_job.py")
+START_SECONDS = {Tier.SERVICES: 60.0, Tier.CONTROL: 120.0, Tier.SERVING: 300.0, Tier.TRAINING: 60.0}
 CI_ROWS = "1000"
 WATCHED = {
     ".venv": ("apps", "templates", "static"),
@@ -31,17 +42,62 @@ WATCHED = {
 }
 
 
-class Progress:
-    """One line per stage with its seconds."""
+class Starting:
+    """Which programs do not answer yet; one line for each that begins to, with the seconds since the start."""
 
-    def __init__(self) -> None:
-        self._stage_started = self.started = time.monotonic()
+    def __init__(self, prepared: Prepared, supervision: Supervision, *, checks: Executor) -> None:
+        """Each check runs in a thread of `checks`: one that waits for its answer holds up no other."""
+        self.began_at = time.time()
+        self.seconds: dict[str, float] = {}
+        self._prepared, self._supervision, self._checks = prepared, supervision, checks
+        self._missing: dict[Program, Future[bool]] = {}
+        self._late_at: dict[Program, float] = {}
 
-    def done(self, name: str, note: str = "") -> None:
-        seconds = time.monotonic() - self._stage_started
-        sys.stdout.write(f"  {name:<28} {seconds:6.1f} s  {note}".rstrip() + "\n")
-        sys.stdout.flush()
-        self._stage_started = time.monotonic()
+    def expect(self, programs: Iterable[Program]) -> None:
+        for program in programs:
+            self._missing[program] = self._ask(program)
+            self._late_at[program] = time.monotonic() + START_SECONDS[program.tier]
+
+    def _ask(self, program: Program) -> Future[bool]:
+        return self._checks.submit(_health_check(self._prepared, self._supervision, program))
+
+    def look(self) -> bool:
+        """Whether every program that was started answers now. Raises LaunchFailed where supervisord has ended."""
+        self._supervision.check()
+        for program, check in list(self._missing.items()):
+            if not check.done():
+                continue
+            if check.result():
+                del self._missing[program]
+                self.line(program.name, _address(self._prepared, program) or "is up")
+            else:
+                self._missing[program] = self._ask(program)
+        return not self._missing
+
+    def wait(self, *, only_early: bool = False) -> None:
+        """This method will return when all answer, or those that are early. Raises LaunchFailed with a log."""
+        while not self.look() and not (only_early and not any(program.is_early for program in self._missing)):
+            if late := self.late():
+                raise LaunchFailed(f"{late.name} did not become healthy{self._supervision.tail(late.name)}")
+            time.sleep(0.1)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether everything was started and has answered."""
+        return {program.name for program in self._prepared.programs} <= self.seconds.keys()
+
+    def late(self) -> Program | None:
+        """A program that should answer by now; each is returned once in every span that it may take."""
+        for program in self._missing:
+            if time.monotonic() > self._late_at[program]:
+                self._late_at[program] = time.monotonic() + START_SECONDS[program.tier]
+                return program
+        return None
+
+    def line(self, name: str, note: str) -> None:
+        self.seconds[name] = round(time.time() - self.began_at, 1)
+        clear = "\r\033[K" if sys.stdout.isatty() else ""  # the main job's bar
+        _say(f"{clear}{self.seconds[name]:7.1f} s  {name:<14} {note}")
 
 
 def main() -> int:
@@ -67,6 +123,7 @@ def _arguments() -> argparse.Namespace:
     mode.add_argument("--ci", action="store_true", help="main job, 1,000 rows, QLoRA job, one JSON line, exit")
     mode.add_argument("--reload", action="store_true", help="no main job; restart processes when their code changes")
     mode.add_argument("--no-main-job", action="store_true", help="only keep running")
+    parser.add_argument("--began-at", type=float, help=argparse.SUPPRESS)  # Unix time; set-up comes before us
     return parser.parse_args()
 
 
@@ -74,66 +131,72 @@ def _run(given: argparse.Namespace, home: Path) -> int:
     ready_file = home / "ready.json"
     ready_file.unlink(missing_ok=True)
     _remove_earlier(home)
+    is_new = not (home / "demo.json").exists()
     prepared = prepare(home, is_debug=given.reload, is_launch=True)
     supervision = Supervision(prepared)
-    code, figures = 1, None
+    checks = ThreadPoolExecutor(len(prepared.programs))
+    starting = Starting(prepared, supervision, checks=checks)
+    code, figures = 0, {}
     try:
-        bring_up(prepared, supervision)
-        ready_file.write_text(json.dumps(_ready(prepared, supervision), indent=1) + "\n")
-        code, figures = _use(given, prepared, supervision)
+        bring_up(prepared, supervision, starting)
+        if given.ci:
+            figures = _run_main_job_for_figures(prepared, supervision, starting)
+            code = 1 if "error" in figures else 0
+        else:
+            _keep_running(given, prepared, supervision, starting)
     except KeyboardInterrupt:
-        code = 0 if not given.ci else 130
+        code = 130 if given.ci else 0
+    except LaunchFailed as failure:
+        code, figures = 1, {"error": str(failure)}
+        sys.stderr.write(f"{failure}\n")
     finally:
         ready_file.unlink(missing_ok=True)
+        checks.shutdown(wait=False, cancel_futures=True)
         left = _shut_down(supervision)
-    if figures is not None:
-        sys.stdout.write(json.dumps(_seconds_install() | figures | {"processes_left": left}) + "\n")
+    if given.ci and figures:
+        ended_at = figures.pop("main_job_ended_at", None)
+        start = _figures_of_start(starting, given.began_at, is_new=is_new, ended_at=ended_at)
+        _say(json.dumps(start | figures | {"processes_left": left}))
     return code if not left else 1
-
-
-def _use(
-    given: argparse.Namespace, prepared: Prepared, supervision: Supervision
-) -> tuple[int, dict[str, object] | None]:
-    if given.ci:
-        return _run_main_job_for_figures(prepared)
-    if not (given.reload or given.no_main_job):
-        _run_main_job(prepared)
-    sys.stdout.write(f"\n{prepared.public_url}  is running; Ctrl-C stops everything\n")
-    sys.stdout.write(f"{_memory_line(supervision)}\n")
-    sys.stdout.flush()
-    _keep_running(supervision, is_reloading=given.reload)
-    return 0, None
 
 
 # --- up ---------------------------------------------------------------------------------------------------------------
 
 
-def bring_up(prepared: Prepared, supervision: Supervision) -> None:
-    """This function will return when every process answers. Raises LaunchFailed with the log of one that does not."""
-    sys.stdout.write(f"Anneal in {prepared.home}\n")
-    progress = Progress()
+def bring_up(prepared: Prepared, supervision: Supervision, starting: Starting) -> None:
+    """This function will return when the control plane answers, with the engine and the trainer on their way.
+
+    The web process loads while the database is prepared. The engine loads while the main job uploads and trains.
+    Raises LaunchFailed with the log of a process that does not answer.
+    """
+
+    def start(tier: Tier) -> None:
+        supervision.start_tier(tier)
+        starting.expect(program for program in prepared.programs if program.tier is tier)
+
+    _say(f"Anneal in {prepared.home}")
+    for note in prepared.notes:
+        _say(note)
     supervision.start()
-    for tier in Tier:
-        programs = [program for program in prepared.programs if program.tier == tier]
-        if programs:
-            supervision.start_tier(tier)
-        for program in programs:
-            _wait_until_healthy(prepared, supervision, program)
-            progress.done(program.name, _address(prepared, program))
-        if tier is Tier.SERVICES:
-            supervision.start_early()
-            _prepare_data(prepared, progress)
+    start(Tier.SERVICES)
+    starting.wait()
+    supervision.start_early()
+    _prepare_data(prepared)
+    starting.line("database", "tables, static files, catalogue and demo account are ready")
+    start(Tier.CONTROL)
+    starting.wait(only_early=True)
+    _say(_sign_in(prepared))
+    starting.wait()
+    start(Tier.SERVING)
+    start(Tier.TRAINING)
 
 
-def _prepare_data(prepared: Prepared, progress: Progress) -> None:
+def _prepare_data(prepared: Prepared) -> None:
     _manage(prepared, "owner", "migrate", "--verbosity", "0")
-    progress.done("migrations")
     if prepared.known["ANNEAL_DEBUG"] != "1" and _static_files_changed(prepared.home):
         _manage(prepared, "sys", "collectstatic", "--noinput", "--verbosity", "0")
-        progress.done("static files")
     _manage(prepared, "sys", "seed_catalog")
     _manage(prepared, "sys", "seed_demo")
-    progress.done("catalogue and demo data")
 
 
 def _static_files_changed(home: Path) -> bool:
@@ -149,16 +212,6 @@ def _manage(prepared: Prepared, role: str, *arguments: str) -> None:
     )
     if done.returncode:
         raise LaunchFailed(f"manage.py {arguments[0]} failed:\n{(done.stdout + done.stderr).strip()[-3000:]}")
-
-
-def _wait_until_healthy(prepared: Prepared, supervision: Supervision, program: Program) -> None:
-    is_healthy = _health_check(prepared, supervision, program)
-    give_up_at = time.monotonic() + START_SECONDS[program.tier]
-    while not is_healthy():
-        supervision.check()
-        if time.monotonic() > give_up_at:
-            raise LaunchFailed(f"{program.name} did not become healthy{supervision.tail(program.name)}")
-        time.sleep(0.1)
 
 
 def _health_check(prepared: Prepared, supervision: Supervision, program: Program) -> Callable[[], bool]:
@@ -178,7 +231,7 @@ def _health_check(prepared: Prepared, supervision: Supervision, program: Program
             engine = prepared.place.fill("${replica_dir}/engine/vllm.sock")
             return lambda: _answers(f"unix://{engine}", "/health")
         case _:
-            return lambda: supervision.states()[program.name]["statename"] == "RUNNING"
+            return lambda: supervision.is_running(program)
 
 
 def _answers(url: str, path: str) -> bool:
@@ -214,57 +267,76 @@ def _address(prepared: Prepared, program: Program) -> str:
 # --- the main job -----------------------------------------------------------------------------------------------------
 
 
-def _run_main_job(prepared: Prepared) -> None:
-    """This function will run the main job for people. Raises LaunchFailed when it does not get through."""
-    sys.stdout.write("\nThe main job, through the public interfaces\n")
-    sys.stdout.flush()
-    child = _start_main_job(prepared, [], output=None)
-    if _wait_or_end(child):
-        raise LaunchFailed(f"the main job failed; the logs are in {prepared.home / 'logs'}")
-
-
-def _run_main_job_for_figures(prepared: Prepared) -> tuple[int, dict[str, object] | None]:
-    child = _start_main_job(prepared, ["--rows", CI_ROWS, "--qlora", "--json"], output=subprocess.PIPE)
-    assert child.stdout
-    last_line = ""
+def _run_main_job_for_figures(prepared: Prepared, supervision: Supervision, starting: Starting) -> dict[str, Any]:
+    path = prepared.home / "demo/figures.json"
+    path.unlink(missing_ok=True)
+    options = ["--rows", CI_ROWS, "--qlora", "--figures", str(path)]
+    child = _start_main_job(prepared, starting, options)
     try:
-        for line in child.stdout:
-            sys.stdout.write(line if not line.startswith("{") else "")
-            sys.stdout.flush()
-            last_line = line
-    except KeyboardInterrupt:
-        child.terminate()
-        raise
-    code = _wait_or_end(child)
-    return code, None if code else json.loads(last_line)
+        while child.poll() is None:
+            _look(prepared, supervision, starting)
+            time.sleep(0.2)
+    finally:
+        _end_child(child)
+    if not path.exists():
+        return {"error": f"the main job ended with code {child.returncode}; its output is above"}
+    figures: dict[str, Any] = json.loads(path.read_text())
+    return figures
 
 
-def _start_main_job(prepared: Prepared, options: Sequence[str], *, output: int | None) -> subprocess.Popen[str]:
+def _start_main_job(prepared: Prepared, starting: Starting, options: Sequence[str]) -> subprocess.Popen[bytes]:
+    _say("The main job, through the public interfaces: upload, estimate, train, serve, compare, bill\n")
+    command = [*MAIN_JOB, "--home", str(prepared.home), "--began-at", str(starting.began_at), *options]
     # In a group of its own: Ctrl-C reaches the launcher, which decides the order.
-    command = [*MAIN_JOB, "--home", str(prepared.home), *options]
-    return subprocess.Popen(command, cwd=REPOSITORY, stdout=output, text=True, process_group=0)
+    return subprocess.Popen(
+        command,
+        cwd=REPOSITORY,
+        env=plain_environment() | {LAUNCH_MARK: str(prepared.home)},
+        process_group=0,
+        preexec_fn=end_with_launcher,
+    )
 
 
-def _wait_or_end(child: subprocess.Popen[str]) -> int:
-    try:
-        return child.wait()
-    except KeyboardInterrupt:
+def _end_child(child: subprocess.Popen[bytes] | None) -> None:
+    if child and child.poll() is None:
         child.terminate()
         child.wait()
-        raise
 
 
 # --- running and stopping ---------------------------------------------------------------------------------------------
 
 
-def _keep_running(supervision: Supervision, *, is_reloading: bool) -> None:
-    seen = _newest_changes() if is_reloading else {}
-    while True:
-        time.sleep(1.0)
-        supervision.check()
-        if is_reloading and (now := _newest_changes()) != seen:
-            _restart_changed(supervision, {venv for venv in now if now[venv] != seen[venv]})
-            seen = now
+def _keep_running(given: argparse.Namespace, prepared: Prepared, supervision: Supervision, starting: Starting) -> None:
+    """This function will run until it is interrupted; a main job that fails stops nothing. Raises LaunchFailed."""
+    has_main_job = not (given.reload or given.no_main_job)
+    child = _start_main_job(prepared, starting, []) if has_main_job else None
+    is_said, seen = False, _newest_changes() if given.reload else {}
+    try:
+        while True:
+            is_up = _look(prepared, supervision, starting)
+            if child and child.poll() is not None:
+                _say(_after_main_job(prepared, child.returncode))
+                child = None
+            if is_up and not child and not is_said:
+                is_said = True
+                _say(f"\n{prepared.public_url}  is running; Ctrl-C stops everything\n{_memory_line(supervision)}")
+            if given.reload and (now := _newest_changes()) != seen:
+                _restart_changed(supervision, {venv for venv in now if now[venv] != seen[venv]})
+                seen = now
+            time.sleep(1.0 if is_up else 0.2)
+    finally:
+        _end_child(child)
+
+
+def _look(prepared: Prepared, supervision: Supervision, starting: Starting) -> bool:
+    """Whether every process answers; says once what is late, and writes ready.json when nothing is missing."""
+    is_up, ready_file = starting.look(), prepared.home / "ready.json"
+    if late := starting.late():
+        log = supervision.logs / f"{late.name}.log"
+        _say(f"{late.name} does not answer after {START_SECONDS[late.tier]:.0f} s. Everything else runs. Log: {log}")
+    if is_up and not ready_file.exists():
+        ready_file.write_text(json.dumps(_ready(prepared, supervision), indent=1) + "\n")
+    return is_up
 
 
 def _newest_changes() -> dict[str, tuple[int, int]]:
@@ -303,8 +375,7 @@ def _shut_down(supervision: Supervision) -> int:
 
 def _remove_earlier(home: Path) -> None:
     """This function will end what a launcher that was killed left behind; we hold the lock, so nobody uses it."""
-    earlier = find_leftovers(home)
-    if earlier:
+    while earlier := find_leftovers(home):  # again for what a supervisor started while it was ending
         sys.stdout.write(f"ending {len(earlier)} processes of an interrupted run\n")
         end(earlier)
 
@@ -314,6 +385,30 @@ def _interrupt(*_: object) -> None:
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _sign_in(prepared: Prepared) -> str:
+    account = json.loads((prepared.home / "demo.json").read_text())
+    return (
+        f"\n  The dashboard is open:  {prepared.public_url}\n"
+        f"  Sign in as              {account['email']}\n"
+        f"  with the password       {account['password']}\n"
+    )
+
+
+def _after_main_job(prepared: Prepared, code: int) -> str:
+    if not code:
+        return ""
+    command = shlex.join([*MAIN_JOB, "--home", str(prepared.home)])
+    return (
+        f"\nThe main job did not finish; the reason is above. Everything keeps running: {prepared.public_url}\n"
+        f"To run the main job again, in another terminal:\n  cd {shlex.quote(str(REPOSITORY))} && {command}"
+    )
 
 
 def _ready(prepared: Prepared, supervision: Supervision) -> dict[str, object]:
@@ -327,9 +422,26 @@ def _memory_line(supervision: Supervision) -> str:
     return f"memory {sum(memory.values()) / 1e6:,.0f} MB: {parts}"
 
 
-def _seconds_install() -> dict[str, object]:
-    path = REPOSITORY / ".anneal/setup.json"
-    return json.loads(path.read_text()) if path.exists() else {"seconds_install": None}
+def _figures_of_start(
+    starting: Starting, began_at: float | None, *, is_new: bool, ended_at: float | None
+) -> dict[str, Any]:
+    """The seconds of set-up and start. Those since the clone are None where packages or data were there before."""
+    setup = REPOSITORY / ".anneal/setup.json"
+    has_installed = began_at is not None and setup.exists() and setup.stat().st_mtime >= began_at
+    cloned_at = began_at if has_installed and is_new else None
+
+    def since_clone(moment: float | None) -> float | None:
+        return None if cloned_at is None or moment is None else round(moment - cloned_at, 1)
+
+    web = starting.seconds.get("web")
+    return {
+        "seconds_install": json.loads(setup.read_text())["seconds_install"] if has_installed else None,
+        "seconds_clone_to_dashboard": since_clone(None if web is None else starting.began_at + web),
+        "seconds_clone_to_end_of_main_job": since_clone(ended_at),
+        "seconds_start_to_dashboard": web,
+        "seconds_start": max(starting.seconds.values()) if starting.is_up else None,
+        "seconds_until_up": starting.seconds,
+    }
 
 
 if __name__ == "__main__":

@@ -62,9 +62,9 @@ WORKER = frozenset({"ANNEAL_INTERNAL_URL", "ANNEAL_WORK_DIR", "ANNEAL_POOL", "AN
 
 
 class Tier(StrEnum):
-    """Programs of a tier start and stop together, each tier after the one before answers; the last stops first.
+    """Programs of a tier start and stop together; the last tier stops first.
 
-    The trainer waits for the engine: it begins by measuring its speed, which an engine that loads would falsify.
+    Control starts when the services answer and the database is prepared, serving and training when control answers.
     """
 
     SERVICES = "services"
@@ -80,7 +80,7 @@ class Program:
     `command` begins with a module of `venv`'s Python; ${names} are filled by the place it runs in. Its variables are
     `needs` and those of `options` that are set. `role` is its database login; `stop_seconds` what it may take to stop.
     Where the variable `only_with` is not set it has nothing to do and is left out. One that `is_early` loads while the
-    tiers before its own start.
+    database is being prepared.
     """
 
     name: str
@@ -145,6 +145,7 @@ PROGRAMS: tuple[Program, ...] = (
         f"{_UVICORN} apps.config.asgi:application ${{web_listen}}",
         role="app",
         options=CONTROL_OPTIONS | {"STRIPE_WEBHOOK_SECRET"},
+        is_early=True,
     ),
     Program(
         "internal",
@@ -201,7 +202,6 @@ PROGRAMS: tuple[Program, ...] = (
         variables=(("ANNEAL_WORK_DIR", "${replica_dir}"),),
         threads="${engine_threads}",
         stop_seconds=60,
-        is_early=True,
     ),
     Program(
         # Waits until the serving agent has a new adapter version to try; runs a minute longer than that.

@@ -51,6 +51,7 @@ class Supervision:
     def start(self) -> None:
         """This method will start supervisord with all programs stopped. Raises LaunchFailed."""
         self.logs.mkdir(exist_ok=True)
+        self._socket.unlink(missing_ok=True)  # of a supervisord that was killed
         config = self.prepared.home / "supervisord.conf"
         with os.fdopen(os.open(config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(self._render())
@@ -58,10 +59,10 @@ class Supervision:
         self._daemon = subprocess.Popen(
             command,
             cwd=REPOSITORY,
-            env=plain_environment(),
+            env=plain_environment() | {LAUNCH_MARK: str(self.prepared.home)},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=_end_with_launcher,
+            preexec_fn=end_with_launcher,
         )
         give_up_at = time.monotonic() + 15
         while not self._answers():
@@ -74,7 +75,7 @@ class Supervision:
         self._rpc.startProcessGroup(str(tier), False)
 
     def start_early(self) -> None:
-        """This method will start the programs that need nothing of the tiers before theirs."""
+        """This method will start the programs that need the services and no table."""
         for program in self.prepared.programs:
             if program.is_early:
                 self._rpc.startProcess(f"{program.tier}:{program.name}", False)
@@ -95,6 +96,13 @@ class Supervision:
     def states(self) -> dict[str, dict[str, Any]]:
         """What supervisord says of each program: statename, pid, start, …"""
         return {info["name"]: info for info in self._rpc.getAllProcessInfo()}
+
+    def is_running(self, program: Program) -> bool:
+        """Whether the program has run for long enough to count as started."""
+        try:
+            return bool(self.states()[program.name]["statename"] == "RUNNING")
+        except (OSError, Fault):  # supervisord is on its way up or down
+            return False
 
     def memory_bytes(self) -> dict[str, int]:
         """The proportional memory of each program with all its children, largest first."""
@@ -124,7 +132,9 @@ class Supervision:
         return f"; the end of {path}:\n" + "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
 
     def _render(self) -> str:
-        shared = {"ANNEAL_HOME": str(self.prepared.home), LAUNCH_MARK: str(self.prepared.home), "PYTHONUNBUFFERED": "1"}
+        home = str(self.prepared.home)
+        # SPT_NOENV: a process that changes its title keeps its environment, and with it the mark.
+        shared = {"ANNEAL_HOME": home, LAUNCH_MARK: home, "SPT_NOENV": "1", "PYTHONUNBUFFERED": "1"}
         variables = {program.name: self.prepared.variables(program) | shared for program in self.prepared.programs}
         return render_supervisor(
             self.prepared.programs,
@@ -146,7 +156,8 @@ class Supervision:
             return False
 
 
-def _end_with_launcher() -> None:
+def end_with_launcher() -> None:
+    """To be called in a child between fork and exec: it is asked to end when the launcher was killed."""
     die_with_parent(signal.SIGTERM)
 
 
@@ -171,18 +182,17 @@ def lock(home: Path) -> IO[str]:
 
 
 def find_leftovers(home: Path) -> tuple[Process, ...]:
-    """Living processes of `home`: our descendants, orphans included, and programs of a launcher that was killed."""
-    found = {process.pid: process for process in list_descendants(os.getpid())}
+    """Living processes of `home`: our descendants, orphans included, and those of a launcher that was killed."""
     mark = f"{LAUNCH_MARK}={home}".encode()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid() and _belongs(entry, mark, home):
-            process = identify(int(entry.name))
-            if process:
-                found[process.pid] = process
-    return tuple(found.values())
+    marked = [int(entry.name) for entry in Path("/proc").iterdir() if _belongs(entry, mark, home)]
+    found = [identify(pid) for pid in marked]
+    found += [process for pid in (os.getpid(), *marked) for process in list_descendants(pid)]
+    return tuple({process.pid: process for process in found if process and process.pid != os.getpid()}.values())
 
 
 def _belongs(entry: Path, mark: bytes, home: Path) -> bool:
+    if not entry.name.isdigit():
+        return False
     try:
         # PostgreSQL overwrites its environment; it works in its cluster.
         return mark in (entry / "environ").read_bytes().split(b"\0") or (entry / "cwd").readlink() == home / "postgres"

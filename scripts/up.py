@@ -8,6 +8,7 @@ Standard library only: it runs under whatever Python 3.11 or newer the machine h
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,6 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def main() -> NoReturn:
+    began_at = time.time()
     if not {"-h", "--help"} & set(sys.argv):
         setup = subprocess.run([sys.executable, REPOSITORY / "scripts/setup.py"], cwd=REPOSITORY, check=False)
         if setup.returncode:
@@ -22,7 +24,7 @@ def main() -> NoReturn:
     python = REPOSITORY / ".venv/bin/python"
     os.chdir(REPOSITORY)
     sys.stdout.flush()
-    os.execv(python, [str(python), "-m", "scripts.launch", *sys.argv[1:]])  # noqa: S606  no shell wanted
+    os.execv(python, [str(python), "-m", "scripts.launch", f"--began-at={began_at}", *sys.argv[1:]])  # noqa: S606  no shell wanted
 
 
 if __name__ == "__main__":

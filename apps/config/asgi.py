@@ -9,6 +9,7 @@ from django.core.asgi import get_asgi_application
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "apps.config.settings.dev")  # noqa: TID251 - Django's own entry point
 django_application = get_asgi_application()
 
+import apps.config.urls  # noqa: E402, F401 - else the first request imports every page
 from apps.config.startup import guard_roles  # noqa: E402 - needs the app registry
 from apps.core.http import Application  # noqa: E402
 from apps.web.front_door import FrontDoor  # noqa: E402

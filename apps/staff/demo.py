@@ -18,10 +18,11 @@ from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.operations import set_price
 from apps.catalog.queries import active_price
 from apps.catalog.seeding import DEMO_MODEL
+from apps.contracts.worker_api import EnrollResponse
 from apps.core.money import NANO_PER_USD, usd_to_nano
-from apps.finetuning.models import GpuPool, Worker
+from apps.finetuning.models import GpuPool
 from apps.finetuning.pool_facts import training_sku
-from apps.finetuning.pools import create_pool, issue_worker_token
+from apps.finetuning.pools import UnknownWorker, authenticate, create_pool, issue_worker_token
 
 EMAIL, PASSWORD = "demo@anneal.localhost", "anneal-demo-password"
 ORGANIZATION = "Northline Support"
@@ -63,9 +64,10 @@ def seed_demo(*, home: Path, now: datetime.datetime) -> Seeded:
 
 
 def _kept_account(path: Path) -> DemoAccount | None:
-    if not path.exists():
+    try:
+        account = msgspec.json.decode(path.read_bytes(), type=DemoAccount)
+    except (FileNotFoundError, msgspec.DecodeError):
         return None
-    account = msgspec.json.decode(path.read_bytes(), type=DemoAccount)
     return account if find_key(secret=account.api_key) else None
 
 
@@ -123,14 +125,27 @@ def _seed_worker_tokens(home: Path) -> None:
     base_model = BaseModel.objects.get(name=DEMO_MODEL)
     for kind, model in (("trainer", None), ("replica", base_model)):
         credential, token = home / kind / "credential.json", home / kind / "enroll.token"
-        is_enrolled = credential.exists() and Worker.objects.filter(pool=pool, kind=kind, revoked_at=None).exists()
-        if not is_enrolled:
+        if not _is_enrolled(credential):
             credential.unlink(missing_ok=True)
             _write_private(token, issue_worker_token(pool=pool, kind=kind, base_model=model, by="system").encode())
 
 
+def _is_enrolled(credential: Path) -> bool:
+    """Whether the file holds a credential that this database accepts."""
+    try:
+        authenticate(credential=msgspec.json.decode(credential.read_bytes(), type=EnrollResponse).credential)
+    except (FileNotFoundError, msgspec.DecodeError, UnknownWorker):
+        return False
+    return True
+
+
 def _write_private(path: Path, content: bytes) -> None:
+    """Replace the file at once: a kill at any moment leaves the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    draft = path.with_name(path.name + ".part")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(path)

@@ -169,6 +169,7 @@ def wait(check):
 wait(lambda: pid_of("steady") and Path(home, "escaped").exists())
 wait(lambda: supervision.states()["steady"]["statename"] == "RUNNING")  # from now on an exit is a crash
 import os, signal
+environ = Path(f"/proc/{supervision._daemon.pid}/environ").read_bytes().split(b"\\0")
 killed = pid_of("steady")
 os.kill(killed, signal.SIGKILL)
 wait(lambda: pid_of("steady") not in (0, killed))
@@ -176,7 +177,7 @@ supervision.stop()
 escaped = int(Path(home, "escaped").read_text())
 print(json.dumps({
     "refusal": refusal, "left": [p.pid for p in supervision.leftovers], "escaped": escaped,
-    "alive": Path(f"/proc/{escaped}").exists(),
+    "alive": Path(f"/proc/{escaped}").exists(), "is_marked": f"LAUNCHED_BY_ANNEAL={home}".encode() in environ,
 }))
 """
 
@@ -190,6 +191,7 @@ def test_a_killed_program_comes_back_and_an_escaped_process_is_found_counted_and
     found = json.loads(done.stdout.splitlines()[-1])
     assert "already runs" in found["refusal"]
     assert found["left"] == [found["escaped"]] and not found["alive"]
+    assert found["is_marked"]  # after kill -9 of its launcher the next one finds supervisord, and all below it
 
 
 def test_the_stamp_of_an_environment_changes_with_its_locks(tmp_path: Path) -> None:

@@ -1,0 +1,447 @@
+"""The main job has a next step for every state of a job, explains it, and comes to an end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from demo import main_job
+from demo.main_job import DemoFailed
+from tests.support.scripted_main_job import Clock, ScriptedPlatform, become, nothing, say, succeed
+
+CAP_EVENT = "The spend cap is reached: saving a checkpoint and pausing"
+FAILURE = {"code": "internal_error", "message": "KeyError: 'x'", "cause": "A fault of our own software."}
+Train = Callable[[], Any]
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(main_job, "time", clock.as_module())
+    return clock
+
+
+@pytest.fixture
+def scripted() -> ScriptedPlatform:
+    scripted = ScriptedPlatform()
+    scripted.add_file()
+    return scripted
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    account = {"api_key": "ann_live_x", "base_model": "demo", "pool": "local-cpu", "email": "e", "password": "p"}
+    (tmp_path / "demo.json").write_text(json.dumps(account))
+    (tmp_path / "ports.json").write_text(json.dumps({"public_url": "http://127.0.0.1:8000"}))
+    (tmp_path / "demo").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def platform(home: Path, scripted: ScriptedPlatform) -> main_job.Platform:
+    return main_job.Platform(home, transport=httpx2.MockTransport(scripted.answer))
+
+
+@pytest.fixture
+def state(home: Path) -> main_job.State:
+    return main_job.State(home / "demo/state.json")
+
+
+@pytest.fixture
+def stage(clock: Clock) -> main_job.Stage:
+    return main_job.Stage(began_at=clock.now)
+
+
+@pytest.fixture
+def train(platform: main_job.Platform, state: main_job.State, stage: main_job.Stage) -> Train:
+    return lambda: main_job.train(platform, state, stage, "file-1", name="lora", quantization=None)
+
+
+# --- a job's states -----------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_created_with_a_cap_far_above_its_quote(scripted: ScriptedPlatform, train: Train) -> None:
+    scripted.fates = [[nothing, become("running"), succeed]]
+
+    assert train().status == "succeeded"
+
+    [body] = scripted.sent("/jobs$")
+    assert float(body["budget"]["max_cost_usd"]) == pytest.approx(20 * 0.06)
+
+
+def test_a_job_at_its_cap_continues_with_a_higher_one_and_says_why(
+    scripted: ScriptedPlatform, train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pause = [say(CAP_EVENT), become("pausing"), become("paused", cost_usd="1.19")]
+    scripted.fates = [[become("running"), *pause, become("running"), succeed]]
+
+    assert train().status == "succeeded"
+
+    [body] = scripted.sent("/resume$")
+    assert float(body["budget"]["max_cost_usd"]) == pytest.approx(2.4)
+    assert (
+        "because it reached its spend cap: $1.1900 of $1.2000 are spent. The cap is now $2.40"
+        in capsys.readouterr().out
+    )
+
+
+def test_a_job_kept_from_before_that_is_paused_at_its_cap_continues(
+    scripted: ScriptedPlatform, train: Train, state: main_job.State
+) -> None:
+    kept = scripted.add_job("paused", nothing, nothing, nothing, become("running"), succeed, spend_cap_usd="0.06")
+    kept["cost_usd"] = "0.058"
+    say(CAP_EVENT)(scripted, kept)
+    state["lora"] = kept["id"]
+
+    assert train().id == kept["id"]
+
+    assert scripted.sent("/resume$") == [{"budget": {"max_cost_usd": "1"}}]
+    assert not scripted.sent("/jobs$")
+
+
+def test_a_job_that_a_person_paused_continues_after_a_moment_under_its_own_cap(
+    scripted: ScriptedPlatform, train: Train, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted.fates = [
+        [become("running"), say("Pause requested"), become("paused", cost_usd="0.01"), *[nothing] * 42, succeed]
+    ]
+    began_at = clock.now
+
+    assert train().status == "succeeded"
+
+    assert scripted.sent("/resume$") == [{}]
+    assert clock.now - began_at >= main_job.PAUSED_BY_PERSON_SECONDS
+    assert "Somebody paused the job. It continues in 20 s, or when you press Resume." in capsys.readouterr().out
+
+
+def test_a_job_that_a_person_resumes_is_left_alone(scripted: ScriptedPlatform, train: Train) -> None:
+    paused = [say("Pause requested"), become("paused", cost_usd="0.01"), nothing]
+    scripted.fates = [[become("running"), *paused, become("running"), succeed]]
+
+    assert train().status == "succeeded"
+
+    assert not scripted.sent("/resume$")
+
+
+def test_a_paused_job_that_may_not_continue_fails_with_the_reason(scripted: ScriptedPlatform, train: Train) -> None:
+    scripted.fates = [[say("The organization is suspended: pausing"), become("paused", cost_usd="0.01")]]
+    refused = {"message": "Add at least $0.99.", "code": "insufficient_quota"}
+    scripted.refusals["/resume$"] = [(429, refused)]
+
+    with pytest.raises(DemoFailed, match=r"the organization is suspended, and it cannot .* Add at least .* grant"):
+        train()
+
+
+def test_old_events_of_a_running_job_are_not_acted_on(
+    scripted: ScriptedPlatform, train: Train, state: main_job.State, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = scripted.add_job("running", nothing, nothing, say("Step 7"), succeed)
+    say(CAP_EVENT)(scripted, kept)
+    state["lora"] = kept["id"]
+
+    assert train().status == "succeeded"
+
+    assert not scripted.sent("/resume$")
+    said = capsys.readouterr().out
+    assert "Step 7" in said and CAP_EVENT not in said
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (become("failed", error=FAILURE), "failed: A fault of our own software. Reported: KeyError: 'x'"),
+        (become("cancelled"), "was cancelled."),
+    ],
+)
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_after_a_job_without_an_adapter_a_new_one_starts(
+    end: Any,
+    words: str,
+    is_kept: bool,
+    scripted: ScriptedPlatform,
+    train: Train,
+    state: main_job.State,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if is_kept:
+        state["lora"] = scripted.add_job("queued", end)["id"]
+    scripted.fates = [*([] if is_kept else [[become("running"), end]]), [succeed]]
+
+    assert train().id == state["lora"] == "ftjob-2"
+
+    assert f"ftjob-1 {words} A new job starts." in capsys.readouterr().out
+
+
+def test_jobs_that_keep_failing_end_the_main_job(scripted: ScriptedPlatform, train: Train) -> None:
+    scripted.fates = [[become("failed", error=FAILURE)] for _ in range(main_job.MOST_JOBS)]
+
+    with pytest.raises(DemoFailed, match="3 jobs ended without an adapter") as failed:
+        train()
+
+    assert failed.value.process == "trainer" and len(scripted.jobs) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "changes", "words", "log"),
+    [
+        (
+            "queued",
+            {"live_workers": 0},
+            "No trainer has reported lately. The process trainer is missing",
+            "trainer.log",
+        ),
+        ("queued", {}, "The trainer is online and busy.", "trainer.log"),
+        ("queued", {"waiting_reason": "2 jobs run already."}, "The job is queued: 2 jobs run already.", "trainer.log"),
+        ("queued", {"queue_position": 4}, "The job is queued behind 3 other jobs of local-cpu.", "trainer.log"),
+        ("validating_files", {}, "The files are still being checked.", "celery-data.log"),
+        ("pausing", {}, "The trainer saves a checkpoint before the job pauses.", "trainer.log"),
+        ("running", {}, "The trainer has reported nothing new for a while.", "trainer.log"),
+    ],
+)
+def test_a_job_that_does_not_move_names_what_is_missing_and_gives_up_in_the_end(
+    status: str,
+    changes: dict[str, Any],
+    words: str,
+    log: str,
+    scripted: ScriptedPlatform,
+    train: Train,
+    state: main_job.State,
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    scripted.live_workers = changes.pop("live_workers", 1)
+    state["lora"] = scripted.add_job(status, **changes)["id"]
+
+    with pytest.raises(DemoFailed, match=f"has been {status.replace('_', ' ')} for .* and nothing changed"):
+        train()
+
+    hints = [line for line in capsys.readouterr().out.splitlines() if words in line]
+    assert 2 <= len(hints) <= 5 and all(line.endswith(f"Log: {home}/logs/{log}") for line in hints)
+
+
+def test_a_trainer_that_is_not_ready_yet_is_waited_for_before_the_job_is_created(
+    scripted: ScriptedPlatform, train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted.fates = [[succeed]]
+    scripted.live_workers = 0
+    busy = {"message": "local-cpu: No worker of this pool is online.", "code": "cannot_launch"}
+    scripted.refusals["/jobs$"] = [(400, busy)]
+    scripted.refusals["/estimates$"] = []
+
+    class Later(list):  # type: ignore[type-arg]
+        """Answers nothing of its own, and brings the worker online at the 60th look."""
+
+        looks = 0
+
+        def __bool__(self) -> bool:
+            self.looks += 1
+            scripted.live_workers = int(self.looks > 60)
+            return False
+
+    scripted.refusals["/estimates$"] = Later()
+
+    assert train().status == "succeeded"
+
+    assert len(scripted.sent("/jobs$")) == 2
+    assert "No trainer has reported lately. The process trainer is missing" in capsys.readouterr().out
+
+
+def test_a_wallet_that_cannot_pay_says_who_can_grant_credit(scripted: ScriptedPlatform, train: Train) -> None:
+    scripted.balance = "0.02"
+
+    with pytest.raises(DemoFailed, match=r"up to \$0.0600, and the balance is \$0.0200.*/staff/organizations"):
+        train()
+
+
+# --- the stages before and after ----------------------------------------------------------------------------------
+
+
+def test_what_another_database_knew_is_made_again(
+    scripted: ScriptedPlatform,
+    platform: main_job.Platform,
+    state: main_job.State,
+    stage: main_job.Stage,
+    train: Train,
+    home: Path,
+) -> None:
+    state["file_id"], state["lora"] = "file-of-yesterday", "ftjob-of-yesterday"
+    scripted.fates = [[succeed]]
+
+    assert main_job.upload(platform, state, stage, home / "demo") == "file-2"
+    assert train().id == "ftjob-1"
+
+    assert json.loads((home / "demo/state.json").read_text()) == {"file_id": "file-2", "lora": "ftjob-1"}
+
+
+def test_a_file_whose_check_was_interrupted_is_waited_for_and_not_sent_twice(
+    scripted: ScriptedPlatform, platform: main_job.Platform, state: main_job.State, stage: main_job.Stage, home: Path
+) -> None:
+    state["file_id"] = scripted.add_file("uploaded")["id"]
+
+    assert main_job.upload(platform, state, stage, home / "demo") == "file-2"
+    assert len(scripted.files) == 2
+
+
+def serve_job(scripted: ScriptedPlatform, **changes: Any) -> Any:
+    return argparse.Namespace(fine_tuned_model="ft:one", **changes)
+
+
+def test_an_adapter_that_was_deleted_is_trained_again(
+    scripted: ScriptedPlatform, platform: main_job.Platform, state: main_job.State, stage: main_job.Stage
+) -> None:
+    state["lora"] = scripted.add_job("succeeded", fine_tuned_model="ft:deleted")["id"]
+    scripted.fates = [[succeed]]
+
+    model, job = main_job.train_and_serve(platform, state, stage, "file-1", name="lora", quantization=None)
+
+    assert (model, job.id) == ("ft:ftjob-2", "ftjob-2")
+
+
+def test_an_adapter_that_is_refused_again_and_again_ends_the_main_job(
+    scripted: ScriptedPlatform, platform: main_job.Platform, state: main_job.State, stage: main_job.Stage
+) -> None:
+    def refuse(platform: ScriptedPlatform, job: dict[str, Any]) -> None:
+        succeed(platform, job)
+        platform.models[job["fine_tuned_model"]] |= {"status": "refused", "state": "off"}
+
+    scripted.fates = [[refuse]] * main_job.MOST_JOBS
+
+    with pytest.raises(DemoFailed, match="No adapter of 3 jobs could be served") as failed:
+        main_job.train_and_serve(platform, state, stage, "file-1", name="lora", quantization=None)
+
+    assert failed.value.process == "serving-agent"
+
+
+def test_an_adapter_that_was_taken_out_of_service_is_served_again(
+    scripted: ScriptedPlatform, platform: main_job.Platform, stage: main_job.Stage
+) -> None:
+    scripted.add_model("ft:one", state="off")
+
+    assert main_job.serve(platform, stage, serve_job(scripted)) == "ft:one"
+
+    assert scripted.sent("/serving$") == [{"is_served": True}]
+
+
+def test_an_engine_that_still_loads_is_waited_for_with_a_sentence(
+    scripted: ScriptedPlatform,
+    platform: main_job.Platform,
+    stage: main_job.Stage,
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    scripted.add_model("ft:one", state="waiting")
+    scripted.models["ft:one"]["silent"] = 100
+
+    assert main_job.serve(platform, stage, serve_job(scripted)) == "ft:one"
+
+    said = capsys.readouterr().out
+    assert "The engine (the process vllm) is still loading the base model or the adapter." in said
+    assert f"{home}/logs/vllm.log" in said
+
+
+def test_the_bill_says_what_was_quoted_charged_and_returned() -> None:
+    job = {
+        "cost_usd": "0.0403",
+        "spend_cap_usd": "1.20",
+        "billed_gpu_seconds": 241.8,
+        "estimate": {"train_seconds_p10": 200.4, "train_seconds_p50": 230.0, "train_seconds_p90": 265.2},
+    }
+    bill = {"tokens_billed": 61_234, "inference_usd": "0.0012", "available_usd": "24.96", "held_usd": "0"}
+
+    lines = [text for _, text in main_job.bill_lines(job, bill | {"ledger_sum_nano": 0})]
+
+    assert lines == [
+        "training was quoted at 230 s (200 to 265 s)",
+        "training took 241.8 s = $0.0403; $1.1597 of the $1.20 set aside returned",
+        "all inference so far: 61,234 tokens = $0.0012",
+        "balance $24.9600, held $0.0000; all ledger entries add up to 0, as they must",
+    ]
+
+
+# --- its file, and how it fails -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"lora": "ftj'])
+def test_a_state_file_that_was_cut_off_counts_as_none(text: str, home: Path) -> None:
+    path = home / "demo/state.json"
+    path.write_text(text)
+
+    state = main_job.State(path)
+    assert state["lora"] is None
+    state["lora"] = "ftjob-1"
+
+    assert main_job.State(path)["lora"] == "ftjob-1"
+
+
+def test_a_write_of_the_state_that_is_cut_off_keeps_the_old_one(
+    home: Path, state: main_job.State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state["lora"] = "ftjob-1"
+
+    def die(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main_job.os, "fsync", die)
+    with pytest.raises(KeyboardInterrupt):
+        state["lora"] = "ftjob-2"
+
+    assert main_job.State(home / "demo/state.json")["lora"] == "ftjob-1"
+
+
+def asked_for(home: Path) -> argparse.Namespace:
+    return argparse.Namespace(home=home, began_at=0.0, rows=1, qlora=False)
+
+
+def failure(error: Exception) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def test_a_failure_names_its_reason_and_the_log(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main_job, "run_main_job", failure(DemoFailed("It is broken.", process="trainer")))
+
+    assert main_job.run(asked_for(home)) == {"error": "It is broken."}
+
+    said = capsys.readouterr().out
+    assert "It is broken." in said and f"The log to read: {home}/logs/trainer.log" in said
+
+
+def test_a_revoked_key_says_how_to_get_a_new_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    response = httpx2.Response(401, request=httpx2.Request("GET", "http://127.0.0.1:8000/v1/files"))
+    revoked = openai.AuthenticationError("revoked", response=response, body=None)
+    monkeypatch.setattr(main_job, "run_main_job", failure(revoked))
+
+    reason = main_job.run(asked_for(home))["error"]
+
+    assert "is not accepted any more" in reason and "run `make demo` again: it makes a new key" in reason
+
+
+@pytest.mark.parametrize("name", ["demo.json", "ports.json"])
+def test_without_a_platform_it_says_how_to_start_one(home: Path, name: str) -> None:
+    (home / name).write_text("{")
+
+    assert "start it with `make demo`" in main_job.run(asked_for(home))["error"]
+
+
+def test_a_second_main_job_waits_for_the_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner: list[dict[str, Any]] = []
+
+    def run_main_job(*_: Any, **__: Any) -> dict[str, Any]:
+        inner.append(main_job.run(asked_for(home)))
+        raise DemoFailed("over")
+
+    monkeypatch.setattr(main_job, "run_main_job", run_main_job)
+    main_job.run(asked_for(home))
+
+    assert "runs already, in another process" in inner[0]["error"]
