@@ -3,6 +3,7 @@
 import logging
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,11 +19,12 @@ from gpu_workers.executor import SubprocessExecutor
 log = logging.getLogger(__name__)
 
 PROBE_FILE = "probe.json"
-_TIMEOUT_SECONDS = 180.0  # loading a large model from disk; the measured part itself takes some ten seconds
+_TIMEOUT_SECONDS = 600.0  # loading a large model from disk; the measured part itself takes some ten seconds
+_MOST_FAILURES = 3  # of one measurement in this process
 
 
 class Prober:
-    """Runs probes in a child of their own. This process does not repeat one that failed, but one that was stopped."""
+    """Runs probes in a child of their own. This process repeats one that failed twice, and one that was stopped."""
 
     def __init__(
         self, config: WorkerConfig, api: ApiClient, *, gpu_key: str, executor: SubprocessExecutor | None = None
@@ -33,7 +35,7 @@ class Prober:
         self._executor = executor or SubprocessExecutor(
             thread_limit=config.trainer_thread_limit, module="gpu_workers.bench.probe"
         )
-        self._given_up: set[tuple[str, str]] = set()
+        self._failures: Counter[tuple[str, str]] = Counter()
         self._was_interrupted = False
 
     def run_one(self, *, should_stop: Callable[[], bool]) -> bool:
@@ -49,7 +51,7 @@ class Prober:
             if report is not None:
                 self._api.report_probe(report)
             elif not self._was_interrupted:
-                self._given_up.add(_key(request))
+                self._failures[_key(request)] += 1
         except (ApiError, Unavailable) as error:
             log.warning("No measurement: %s", error)
             return False
@@ -57,7 +59,7 @@ class Prober:
 
     def _next(self) -> ProbeRequest | None:
         missing = self._api.list_missing_probes().probes
-        return next((request for request in missing if _key(request) not in self._given_up), None)
+        return next((request for request in missing if self._failures[_key(request)] < _MOST_FAILURES), None)
 
     def _measure(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> ProbeReport | None:
         work_dir = self._config.work_dir / "runs" / "probe"

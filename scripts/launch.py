@@ -192,26 +192,14 @@ def bring_up(prepared: Prepared, supervision: Supervision, starting: Starting) -
 
 
 def _prepare_data(prepared: Prepared) -> None:
-    _manage(prepared, "owner", "migrate", "--verbosity", "0")
-    if prepared.known["ANNEAL_DEBUG"] != "1" and _static_files_changed(prepared.home):
-        _manage(prepared, "sys", "collectstatic", "--noinput", "--verbosity", "0")
-    _manage(prepared, "sys", "seed_catalog")
-    _manage(prepared, "sys", "seed_demo")
-
-
-def _static_files_changed(home: Path) -> bool:
-    # Compressing them takes seconds; the manifest is written last.
-    manifest = home / "static/staticfiles.json"
-    return not manifest.exists() or manifest.stat().st_mtime_ns < _newest_change(["static"])[1]
-
-
-def _manage(prepared: Prepared, role: str, *arguments: str) -> None:
-    environment = {**os.environ, **prepared.management_variables(role=role)}
+    """This function will migrate, collect changed static files and seed, in one process. Raises LaunchFailed."""
+    command = ["prepare", "--demo", "--verbosity", "0"]
+    environment = {**os.environ, **prepared.management_variables(role="owner")}
     done = subprocess.run(
-        [*MANAGE, *arguments], cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+        [*MANAGE, *command], cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise LaunchFailed(f"manage.py {arguments[0]} failed:\n{(done.stdout + done.stderr).strip()[-3000:]}")
+        raise LaunchFailed(f"manage.py prepare failed:\n{(done.stdout + done.stderr).strip()[-3000:]}")
 
 
 def _health_check(prepared: Prepared, supervision: Supervision, program: Program) -> Callable[[], bool]:

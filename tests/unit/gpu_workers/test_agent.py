@@ -150,7 +150,7 @@ def test_a_run_ends_a_measurement_which_is_taken_again_later(plane, models, tmp_
     draining.join()
 
     assert isinstance(plane.outcomes[0], Succeeded)
-    assert started.read_text().count("started") == 2  # the second one wrote no report, and is not taken a third time
+    assert started.read_text().count("started") == 1 + 3  # those after it wrote no report, and three are enough
 
 
 def test_the_manifest_is_stored_last(plane, models, tmp_path):
