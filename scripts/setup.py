@@ -83,6 +83,10 @@ class Environment:
         return self.directory / "bin/python"
 
     @property
+    def lock_files(self) -> list[Path]:
+        return [REQUIREMENTS / lock for lock in self.locks]
+
+    @property
     def stamp_file(self) -> Path:
         return self.directory / ".anneal-stamp"
 
@@ -207,8 +211,7 @@ def _pythons() -> Iterator[str]:
 
 
 def _install_locks(environment: Environment) -> None:
-    locks = [REQUIREMENTS / lock for lock in environment.locks]
-    install_locked(environment.python, locks, fallback_index=environment.fallback_index)
+    install_locked(environment.python, environment.lock_files, fallback_index=environment.fallback_index)
 
 
 def install_locked(
@@ -217,7 +220,7 @@ def install_locked(
     """This function will install locks with pip: from the addresses of an earlier time, else from the indexes.
 
     pip asks an index for each package even when it keeps the wheel, so a full cache alone does not help where no index
-    answers. The addresses lie in pip's cache beside the wheels. Raises NoWheel, or SetupFailed naming a silent index.
+    answers. The addresses lie in pip's cache beside the wheels. Raises NoWheel, or SetupFailed, naming a silent index.
     """
     into = ["--target", str(target)] if target else []
     wanted = [line.split()[0] for lock in locks for line in lock.read_text().splitlines() if "==" in line]
@@ -235,10 +238,13 @@ def install_locked(
         check_indexes(indexes_of(python))
         try:
             run(command)
-        except NoWheel:
+        except NoWheel as failure:
             if not fallback_index:
                 raise
-            check_indexes([fallback_index])
+            try:
+                check_indexes([fallback_index])
+            except SetupFailed as silence:
+                raise NoWheel(f"{failure}; {silence}") from silence
             run([*command, "--extra-index-url", fallback_index])
         installed = json.loads(report.read_text())["install"]
     if kept and len(installed) == len(wanted):  # what was there before is not in the report
@@ -266,10 +272,12 @@ def _address(entry: dict[str, Any]) -> str:
 
 def indexes_of(python: Path) -> list[str]:
     """The package indexes that pip would ask, by its own configuration."""
-    listed = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False).stdout
+    asked = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
+    if asked.returncode:
+        return []  # Debian's Python has no pip; that of the new environment will tell
     settings: dict[str, str] = {}
     for section in ("global", "install", ":env:"):  # each overrules the one before it
-        for name, value in re.findall(rf"^{section}\.([a-z-]+)=(.*)$", listed, re.MULTILINE):
+        for name, value in re.findall(rf"^{section}\.([a-z-]+)=(.*)$", asked.stdout, re.MULTILINE):
             settings[name] = ast.literal_eval(value)
     if "proxy" in settings or settings.get("no-index", "") in ("1", "true"):
         return []  # through pip's own proxy we cannot look
@@ -364,7 +372,8 @@ def run(command: Sequence[str], *, environment: dict[str, str] | None = None) ->
         text=True,
         check=False,
     )
-    if match := re.search(r"No matching distribution found for (\S+)", done.stdout):
+    # The second is what pip says where a constraints file names the package too.
+    if match := re.search(r"ERROR: (?:No matching distribution found for|Cannot install) (\S+)", done.stdout):
         raise NoWheel(f"the package indexes have no wheel of {match[1]} for this Python: see `pip config list`")
     if done.returncode:
         last_lines = "\n".join(done.stdout.strip().splitlines()[-12:])
@@ -388,6 +397,17 @@ def check_machine() -> None:
         raise SetupFailed(f"set-up has not begun, because of: {', '.join(missing)}")
 
 
+def check_sources(stale: Sequence[Environment]) -> None:
+    """This function will make sure that an index answers, where pip's cache is not known to have everything.
+
+    Before environments are made, which takes longer. Raises SetupFailed.
+    """
+    python = Path(sys.executable)
+    kept = [_addresses_file(python, environment.lock_files) for environment in stale]
+    if not all(path and path.exists() for path in kept):
+        check_indexes(indexes_of(python))
+
+
 @contextmanager
 def alone() -> Iterator[None]:
     """Let one set-up of this folder run at a time; the next waits and finds its work done."""
@@ -405,6 +425,7 @@ def set_up(*, dev: bool, browser: bool) -> float | None:
     stale = [environment for environment in wanted if not environment.is_up_to_date()]
     if stale:
         check_machine()
+        check_sources(stale)
         sys.stdout.write("Installing the locked dependencies\n")
         with ThreadPoolExecutor(len(stale)) as pool:
             for done in [pool.submit(stage, e.name, partial(install, e)) for e in stale]:

@@ -156,6 +156,18 @@ def test_an_index_that_refuses_is_named_with_what_to_set(
     assert time.monotonic() - started < 60
 
 
+def test_where_no_index_answers_and_nothing_is_kept_set_up_makes_no_environment(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{closed_port()}/simple")
+    monkeypatch.setattr(setup, "check_machine", lambda: None)
+    monkeypatch.setattr(setup, "environments", lambda *, dev: [environment])
+
+    with pytest.raises(SetupFailed, match="does not answer"):
+        setup.set_up(dev=False, browser=False)
+    assert not environment.directory.exists()
+
+
 def test_an_index_that_says_nothing_is_named_after_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "INDEX_ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -169,7 +181,7 @@ def test_pytorchs_index_is_asked_for_what_the_others_lack_and_named_where_it_is_
 ) -> None:
     dead = f"http://127.0.0.1:{closed_port()}/whl/cpu"
     monkeypatch.setattr(setup, "PYTORCH_CPU_INDEX", dead)
-    with pytest.raises(SetupFailed, match=rf"{dead}.*PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS"):
+    with pytest.raises(NoWheel, match=rf"gamma==1.0.*{dead}.*PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS"):
         setup.install_locked(Path(sys.executable), [setup.REQUIREMENTS / "more.lock"], fallback_index=dead)
 
 
