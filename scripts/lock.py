@@ -4,8 +4,10 @@
     python scripts/lock.py engines   engines.lock, engines-cpu.lock, engines-dev.lock
     python scripts/lock.py gpu       engines-gpu.lock, resolved on Linux x86-64 without installing it
     python scripts/lock.py clients   litellm.lock, localstripe.lock: complete in themselves, in folders of their own
+    python scripts/lock.py wheels    wheels.json: the wheels of all of these, for every machine we support
 
-Each lock holds only what the ones before it do not.
+Each lock holds only what the ones before it do not. Run `wheels` after any other: it asks the index, takes minutes, and
+fails where a supported machine would have to compile.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import tempfile
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import unquote
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 REQUIREMENTS = REPOSITORY / "requirements"
@@ -26,6 +29,12 @@ PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 NOT_WITH_CPU_TORCH = {"torch", "torchvision", "torchaudio", "torchcodec", "intel-openmp"}
 # A lock is made under one Python and installed under others. redis asks for this before 3.11.3 (Debian 12 has 3.11.2).
 FOR_OLDER_PYTHONS = ("async-timeout",)
+# Not installed by set-up: rival estimators, of which one has no wheels.
+NOT_FOR_EVERY_MACHINE = {"bench.lock"}
+SOURCE_ONLY = {"localstripe"}  # plain Python, for tests: no compiler needed
+SUPPORTED_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+SUPPORTED_ARCHITECTURES = ("x86_64", "aarch64")
+GLIBC_MINOR = 36  # Debian 12 has glibc 2.36
 
 VLLM_REQUIREMENTS = """
 import json
@@ -115,6 +124,66 @@ def lock_clients(environment: CleanEnvironment) -> None:
             _write(name, [line for line in own.versions() if not line.startswith("setuptools==")])
 
 
+def locked_lines() -> list[str]:
+    """Every `name==version` that set-up may install, once."""
+    paths = [path for path in REQUIREMENTS.glob("*.lock") if path.name not in NOT_FOR_EVERY_MACHINE]
+    words = {line.split()[0] for path in paths for line in path.read_text().splitlines() if "==" in line}
+    # PyTorch's own index has the CPU build of each release for the machines that PyPI has the release for.
+    lines = {word.removesuffix("+cpu") for word in words if word.split("==")[0] not in SOURCE_ONLY}
+    return sorted(lines, key=str.lower)
+
+
+def lock_wheels(environment: CleanEnvironment) -> None:
+    """This function will write wheels.json: for each locked line the wheels that the supported machines would install.
+
+    Ends with what uv says where a machine would have to compile.
+    """
+    environment.pip("install", "uv")
+    wheels: dict[str, set[str]] = {}
+    for python in SUPPORTED_PYTHONS:
+        for architecture in SUPPORTED_ARCHITECTURES:
+            for lines in _one_version_each(locked_lines()):
+                for line, names in _wheels_of(environment, lines, python, architecture).items():
+                    wheels.setdefault(line, set()).update(names)
+    text = json.dumps({line: sorted(names) for line, names in sorted(wheels.items())}, indent=0)
+    (REQUIREMENTS / "wheels.json").write_text(text + "\n")
+    sys.stdout.write(f"requirements/wheels.json: {len(wheels)} packages\n")
+
+
+def _one_version_each(lines: Sequence[str]) -> list[list[str]]:
+    """The lines in as few groups as hold one version of a package each: the locks differ in a few."""
+    groups: list[dict[str, str]] = []
+    for line in lines:
+        name = _canonical(line.split("==")[0])
+        group = next((group for group in groups if name not in group), None)
+        if group is None:
+            groups.append(group := {})
+        group[name] = line
+    return [list(group.values()) for group in groups]
+
+
+def _wheels_of(
+    environment: CleanEnvironment, lines: Sequence[str], python: str, architecture: str
+) -> dict[str, list[str]]:
+    """The file names of the wheels that a machine with Debian 12's glibc or a newer one can install, for each line."""
+    command = [str(environment.python.with_name("uv")), "pip", "compile", "--quiet", "--no-config", "--no-deps"]
+    command += [f"--python-version={python}", f"--python-platform={architecture}-manylinux_2_{GLIBC_MINOR}"]
+    command += ["--only-binary=:all:", "--format=pylock.toml", "-"]
+    text = "\n".join(lines)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, env=environment.environ, check=False)
+    if done.returncode:
+        sys.exit(f"Python {python} on {architecture}: {done.stderr}")
+    named = {_canonical(line.split("==")[0]): line for line in lines}
+    return {
+        named[package["name"]]: [unquote(wheel["url"].rsplit("/", 1)[-1]) for wheel in package["wheels"]]
+        for package in tomllib.loads(done.stdout)["packages"]
+    }
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def _write(name: str, lines: list[str]) -> Path:
     path = REQUIREMENTS / f"{name}.lock"
     path.write_text("".join(f"{line}\n" for line in sorted(lines, key=str.lower)))
@@ -124,13 +193,19 @@ def _write(name: str, lines: list[str]) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=["web", "engines", "gpu", "clients"])
+    parser.add_argument("kind", choices=["web", "engines", "gpu", "clients", "wheels"])
     kind = parser.parse_args().kind
     with tempfile.TemporaryDirectory() as directory:
-        lock = {"web": lock_web, "engines": lock_engines, "gpu": lock_gpu, "clients": lock_clients}[kind]
-        # A machine configured for CPU builds would find one of torch: the GPU lock comes from PyPI alone.
+        lock = {
+            "web": lock_web,
+            "engines": lock_engines,
+            "gpu": lock_gpu,
+            "clients": lock_clients,
+            "wheels": lock_wheels,
+        }[kind]
+        # A machine configured for CPU builds would find one of torch: these two come from PyPI alone.
         pypi = os.environ | {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
-        lock(CleanEnvironment(Path(directory), environ=pypi if kind == "gpu" else None))
+        lock(CleanEnvironment(Path(directory), environ=pypi if kind in ("gpu", "wheels") else None))
 
 
 if __name__ == "__main__":

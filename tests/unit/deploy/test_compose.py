@@ -89,7 +89,9 @@ def test_the_example_of_settings_names_every_variable_the_file_asks_for() -> Non
 def test_every_file_and_lock_that_is_mounted_copied_or_built_exists() -> None:
     root = DEPLOY.parent
     copied = re.findall(
-        r"^COPY (?!--from)(\S+)", "".join(p.read_text() for p in DEPLOY.glob("*.Dockerfile")), re.MULTILINE
+        r"^COPY (?!--from)(?:--chown=\S+ )?(\S+)",
+        "".join(p.read_text() for p in DEPLOY.glob("*.Dockerfile")),
+        re.MULTILINE,
     )
     mounted = [v.split(":")[0] for s in SERVICES.values() for v in s.get("volumes", []) if v.startswith("./")]
 

