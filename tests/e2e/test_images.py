@@ -34,7 +34,7 @@ from tests.api.gateway.scripted_engine import TOKEN
 from tests.engines.serving.control_plane import ControlPlane
 from tests.engines.serving.replica import Replica
 
-pytestmark = [pytest.mark.e2e, pytest.mark.django_db]
+pytestmark = [pytest.mark.nightly, pytest.mark.django_db]
 
 ENGINES_PYTHON = str(ROOT / ".venv-engines" / "bin" / "python")
 IMAGE_TOKENS = 8  # of seeing_model.py: four, three around them, and a line's end

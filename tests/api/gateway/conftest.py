@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from django.core.management import call_command
 
 from tests.api.gateway.process import GatewayProcess, Tenant, World, make_tenant, make_world, running_gateway
 from tests.api.gateway.scripted_engine import ScriptedEngine
+from tests.support.database import empty_database
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def _django_db_helper() -> None:
 def _database(django_db_setup, django_db_blocker) -> Iterator[None]:
     with django_db_blocker.unblock():
         yield
-        call_command("flush", verbosity=0, interactive=False)
+        empty_database()
 
 
 @pytest.fixture(scope="module")
