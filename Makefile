@@ -44,7 +44,7 @@ test-quick: setup-dev ## the tests nearest to the current change, within a minut
 	$(WEB) -m scripts.test --quick
 
 test-unit: setup-dev # unit, API, web and guard tests on both cores
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "not chaos" tests/unit tests/api tests/guards tests/web
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "not chaos" tests/unit tests/integration tests/api tests/guards tests/web
 
 test-engines: setup-dev # trainer and vLLM in their own environment
 	$(WEB) -m scripts.test training serving
@@ -62,7 +62,7 @@ nightly: setup-dev ## before a release: external PostgreSQL, Redis and S3, image
 	$(WEB) -m scripts.test --nightly
 
 chaos: setup-dev ## kill -9 of every process at every point (long)
-	$(PYTEST) -m chaos tests/e2e tests/unit/payments tests/unit/billing tests/api/gateway
+	$(PYTEST) -m chaos tests/e2e tests/unit/payments tests/integration/billing tests/api/gateway
 
 bench-quotes: setup-dev # distinct quotes a second on one core, placement search included
 	$(WEB) -m tests.bench.quote_rate

@@ -11,6 +11,7 @@ The output of each part goes to .anneal/test-logs and is shown where the part fa
 
 import argparse
 import json
+import math
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
@@ -33,6 +34,7 @@ DURATIONS = ROOT / "tests" / "durations.json"
 PYTHONS = {"web": ROOT / ".venv/bin/python", "engines": ROOT / ".venv-engines/bin/python"}
 # Each environment has its own settings of pytest; paths are written from the repository's root in both.
 CONFIGURATIONS = {"web": "pyproject.toml", "engines": "tests/engines/pytest.ini"}
+WITH_NIGHTLY = ("e2e",)
 QUICK_SECONDS = 60
 STOP_SECONDS = 60
 SLOWEST = 10
@@ -50,8 +52,8 @@ class Part:
     is_alone: bool = False
 
     def seconds(self, durations: dict[str, float]) -> float:
-        """What its files took when they were recorded."""
-        return sum(taken for file, taken in durations.items() if self.holds(file))
+        """What its files took when they were recorded; one that never was may be the longest."""
+        return sum(taken for file, taken in durations.items() if self.holds(file)) or math.inf
 
     def holds(self, file: str) -> bool:
         """Whether a file of tests belongs to this part."""
@@ -60,6 +62,7 @@ class Part:
 
 PARTS = (
     Part("unit", ("tests/unit",)),
+    Part("integration", ("tests/integration",)),
     Part("api", ("tests/api", "tests/guards")),
     Part("web", ("tests/web",)),
     Part("browser", ("tests/browser",)),
@@ -113,10 +116,10 @@ class Run:
         self.cases = _read_cases(report) if report.exists() else []
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, all_parts: Sequence[Part] = PARTS) -> int:
     """Run the parts that the command line names and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [part.name for part in PARTS]
+    names = [part.name for part in all_parts]
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(names)}; all by default")
     parser.add_argument("--at-once", type=int, default=max(2, os.cpu_count() or 2), help="parts side by side")
     parser.add_argument("--quick", action="store_true", help="what the current change touches, within a minute")
@@ -126,11 +129,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(given.parts) - set(names):
         parser.error(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     durations: dict[str, float] = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
-    parts = [part for part in PARTS if not given.parts or part.name in given.parts]
+    parts = [part for part in all_parts if not given.parts or part.name in given.parts]
     if given.quick:
         parts = _quick_parts(durations)
     if given.nightly:
-        parts = [Part("nightly", ("tests/e2e",), marks="nightly", is_alone=True)]
+        parts = [replace(part, marks="nightly", is_alone=True) for part in parts if part.name in WITH_NIGHTLY]
     if not parts:
         print("No test belongs to this change.\n0 passed, 0 failed, 0 skipped")
         return 0
@@ -180,7 +183,7 @@ def _start(part: Part) -> Run:
     """Start pytest for one part in a process group of its own: Ctrl-C reaches it through us, once."""
     report = _report_of(part)
     report.unlink(missing_ok=True)
-    command = [PYTHONS[part.environment], "-m", "pytest", "-c", CONFIGURATIONS[part.environment], "--rootdir", "."]
+    command = [str(PYTHONS[part.environment]), "-m", "pytest", "-c", CONFIGURATIONS[part.environment], "--rootdir", "."]
     command += ["-m", part.marks, f"--junitxml={report}", "-o", "junit_family=xunit1", *part.paths]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     with (LOGS / f"{part.name}.log").open("wb") as log:

@@ -10,8 +10,8 @@ from apps.core.clock import db_now
 from apps.finetuning import accuracy, calibrations, leases
 from tests.factories.finetuning import Floor, give_credit, make_job
 from tests.factories.outcomes import leave_queue, teach
+from tests.support.attempts import Attempt
 from tests.support.browser import check_page
-from tests.unit.finetuning.conftest import Attempt
 
 WIDTHS = (1440, 390)
 

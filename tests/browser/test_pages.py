@@ -19,10 +19,8 @@ from apps.finetuning import leases
 from apps.finetuning.models import FineTuningJob
 from apps.serving.operations import deploy
 from tests.factories.finetuning import Floor, make_pool, make_training_file, make_worker
+from tests.support.attempts import REPORT, Attempt, step
 from tests.support.browser import check_page, hold_first, wait_on
-from tests.unit.finetuning.conftest import Attempt
-from tests.web.test_adapters import REPORT
-from tests.web.test_jobs import step
 
 Open = Callable[..., Page]
 WIDTHS = (1440, 390)

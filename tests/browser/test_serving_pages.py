@@ -16,10 +16,10 @@ from apps.finetuning.models import Checkpoint
 from apps.serving.aliases import point_alias
 from apps.serving.models import Alias, LoadedAdapter, MeteringCheck, Replica
 from apps.serving.operations import deploy
-from tests.api.gateway.process import USD, make_replica
 from tests.factories.finetuning import Floor
+from tests.factories.serving import USD, make_replica
+from tests.support.attempts import Attempt
 from tests.support.browser import DRAWN, check_page, wait_on
-from tests.unit.finetuning.conftest import Attempt
 
 WIDTHS = (1440, 390)
 Open = Callable[..., Page]

@@ -20,6 +20,10 @@ DRAWN = """() => new Promise((done) => {
   requestAnimationFrame(() => requestAnimationFrame(done));
 })"""
 _SWITCH_THEME = """() => {
+  // However short, a transition takes a frame, and a busy machine draws one late.
+  const still = new CSSStyleSheet();
+  still.replaceSync("*, ::before, ::after { transition-property: none !important }");
+  document.adoptedStyleSheets = [still];
   const root = document.documentElement;
   root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
   document.dispatchEvent(new CustomEvent("themechange"));
@@ -47,13 +51,12 @@ def check_page(page: Page, widths: Sequence[int], *, height: int = 900) -> None:
     """
     for width in widths:
         page.set_viewport_size({"width": width, "height": height})
-        assert find_overflow(page) == 0, f"{page.url} at {width} px"
-        assert find_violations(page) == [], f"{page.url} at {width} px"
+        seen = [find_overflow(page), *find_violations(page)]
         if width in (max(widths), min(widths)):
             page.evaluate(_SWITCH_THEME)
-            page.evaluate(DRAWN)
-            assert find_violations(page, COLOUR_RULES) == [], f"{page.url} at {width} px in the other theme"
+            seen += find_violations(page, COLOUR_RULES)
             page.evaluate(_SWITCH_THEME)
+        assert seen == [0], f"{page.url} at {width} px: {seen}"
 
 
 def find_overflow(page: Page) -> int:
