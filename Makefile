@@ -9,8 +9,8 @@ MANAGE := $(WEB) -m scripts.with_services manage.py
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-gguf demo demo-ci dev test test-unit test-browser test-engines test-e2e chaos check fix \
-        migrations shell screenshots clean
+.PHONY: help setup setup-dev setup-gguf demo demo-ci dev test test-quick test-unit test-browser test-engines test-e2e \
+        test-durations nightly chaos check fix migrations shell screenshots clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/; s/%/NAME/' | expand -t 16
@@ -37,22 +37,32 @@ dev: ## start everything with reload, without the main job
 setup-dev: # what the tests and checks need on top
 	@$(PYTHON) scripts/setup.py --dev --browser
 
-test: setup-dev test-unit test-engines test-browser test-e2e ## all tests; installs Chromium when it is missing
+test: setup-dev ## all tests side by side; the last line counts them
+	$(WEB) -m scripts.test
 
-test-unit: setup-dev # unit, API and guard tests on both cores
-	$(PYTEST) -n 2 --dist loadfile -m "not e2e and not chaos" --ignore=tests/browser --ignore=tests/engines --ignore=tests/e2e
+test-quick: setup-dev ## the tests nearest to the current change, within a minute
+	$(WEB) -m scripts.test --quick
+
+test-unit: setup-dev # unit, API, web and guard tests on both cores
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "not chaos" tests/unit tests/integration tests/api tests/guards tests/web
 
 test-engines: setup-dev # trainer and vLLM in their own environment
-	$(ENGINES) -m pytest tests/engines
+	$(WEB) -m scripts.test training serving
 
 test-browser: setup-dev # journeys on system Chromium
-	$(PYTEST) tests/browser
+	$(WEB) -m scripts.test browser
 
 test-e2e: setup-dev # the whole platform as processes, short selection
-	$(PYTEST) -m "e2e and not chaos" tests/e2e
+	$(WEB) -m scripts.test e2e
+
+test-durations: setup-dev # all tests; keeps what each file took, by which the longest start first
+	$(WEB) -m scripts.test --record
+
+nightly: setup-dev ## before a release: external PostgreSQL, Redis and S3, images through vLLM
+	$(WEB) -m scripts.test --nightly
 
 chaos: setup-dev ## kill -9 of every process at every point (long)
-	$(PYTEST) -m chaos tests/e2e tests/unit/payments tests/unit/billing tests/api/gateway
+	$(PYTEST) -m chaos tests/e2e tests/unit/payments tests/integration/billing tests/api/gateway
 
 bench-quotes: setup-dev # distinct quotes a second on one core, placement search included
 	$(WEB) -m tests.bench.quote_rate

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from django.conf import settings
 from django.core.cache import cache
-from django.test import Client
+from django.test import Client, TransactionTestCase
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from pytest_django import DjangoDbBlocker
@@ -18,6 +18,7 @@ from apps.accounts.models import Organization, User
 from apps.accounts.operations import IssuedKey
 from tests.database import own_database
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
+from tests.support.database import empty_database
 
 # No example is too slow: a busy moment of the machine is no bug of ours.
 hypothesis_settings.register_profile("anneal", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -26,6 +27,8 @@ hypothesis_settings.load_profile("anneal")
 
 def pytest_configure() -> None:
     settings.STATIC_ROOT.mkdir(parents=True, exist_ok=True)  # WhiteNoise warns without it; warnings are errors
+    # After each test that commits: `transaction=True`, `transactional_db` and all that uses it.
+    TransactionTestCase._fixture_teardown = lambda self: empty_database()  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="session")

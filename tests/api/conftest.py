@@ -5,7 +5,7 @@ import pytest
 
 from tests.api.sdk import openai_client
 from tests.factories.finetuning import Floor, make_training_file
-from tests.unit.finetuning.conftest import claim  # noqa: F401 - a fixture
+from tests.support.attempts import claim  # noqa: F401 - a fixture
 
 
 @pytest.fixture

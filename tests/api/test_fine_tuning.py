@@ -11,7 +11,7 @@ from apps.finetuning.models import FineTuningJob
 from tests.api.sdk import create, openai_client
 from tests.factories.accounts import make_key
 from tests.factories.datasets import make_ready_version
-from tests.unit.finetuning.conftest import Attempt
+from tests.support.attempts import Attempt
 
 
 def test_a_job_is_created_with_everything_client_code_reads(sdk, file_id):

@@ -7,7 +7,7 @@ from apps.core.models import AuditEntry
 from apps.finetuning.models import FineTuningJob, JobEvent, TrackerKey
 from tests.api.sdk import openai_client
 from tests.factories.accounts import make_key
-from tests.unit.finetuning.conftest import Attempt
+from tests.support.attempts import Attempt
 
 SECRET = "wandb-key-0123456789abcdef"
 WANDB = {"type": "wandb", "wandb": {"project": "triage", "name": "first", "entity": "acme", "tags": ["a", "b"]}}

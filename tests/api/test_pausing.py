@@ -6,7 +6,7 @@ import pytest
 from apps.contracts import runs as wire
 from tests.api.sdk import create
 from tests.factories.accounts import make_key
-from tests.unit.finetuning.conftest import Attempt
+from tests.support.attempts import Attempt
 
 
 def test_pausing_a_queued_job_is_a_wrong_state(sdk, file_id):

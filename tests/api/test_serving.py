@@ -8,7 +8,7 @@ from apps.catalog.operations import set_price
 from apps.core.clock import db_now
 from apps.serving.models import LoadedAdapter
 from apps.serving.operations import undeploy
-from tests.api.gateway.process import dedicate, make_adapter, make_served_model, make_whole_model
+from tests.factories.serving import dedicate, make_adapter, make_served_model, make_whole_model
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
@@ -20,25 +19,16 @@ from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
 from django.core.asgi import get_asgi_application
 from django.db import connection
 from django.test import Client
-from playwright.sync_api import Browser, BrowserContext, Page, Request, Route, expect
+from playwright.sync_api import Browser, BrowserContext, Page, Request, expect
 
 from apps.accounts.models import User
+from tests.support.browser import wait_until
 
 # Playwright's loop runs in this thread; the ORM is still used from it alone, one call at a time.
 os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-AXE = (Path(__file__).parent / "vendor" / "axe-4.14.1.min.js").read_text()
-AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-THEMES = ("light", "dark")
-WIDTHS = (1440, 390, 320)
 expect.set_options(timeout=30_000)  # a busy machine
-
-# Two frames; a page that draws none has nothing to wait for.
-DRAWN = """() => new Promise((done) => {
-  setTimeout(done, 1000);
-  requestAnimationFrame(() => requestAnimationFrame(done));
-})"""
 
 
 @pytest.fixture(scope="session")
@@ -76,7 +66,7 @@ def server_url(django_db_setup: None, web_application: Counted) -> Iterator[str]
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="uvicorn")
     thread.start()
-    _wait_until(lambda: server.started)
+    wait_until(lambda: server.started)
     yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     server.should_exit = True
     thread.join(timeout=60)
@@ -120,8 +110,8 @@ def open_page(
         context.close()
     with urlopen(f"{server_url}{settings.STATIC_URL}favicon.svg"):
         pass  # by its answer the server has begun whatever was sent before
-    _wait_until(lambda: not web_application.under_way)
-    _wait_until(_is_database_idle)
+    wait_until(lambda: not web_application.under_way)
+    wait_until(_is_database_idle)
     assert complaints == []
 
 
@@ -145,25 +135,6 @@ def _is_database_idle() -> bool:
         return not cursor.fetchone()[0]
 
 
-@pytest.fixture
-def violations() -> Callable[[Page], list[str]]:
-    """Return what axe holds against the page as it stands, one line per rule."""
-
-    def check(page: Page) -> list[str]:
-        expect(page.locator(".htmx-request")).to_have_count(0)  # what waits for an answer is dimmed
-        page.evaluate(AXE)
-        found = page.evaluate("(tags) => axe.run({runOnly: tags})", AXE_TAGS)["violations"]
-        return [f"{rule['id']}: {rule['help']}: {[node['html'][:160] for node in rule['nodes'][:3]]}" for rule in found]
-
-    return check
-
-
-def overflow(page: Page) -> int:
-    """Return by how many pixels the page is wider than the window (WCAG 1.4.10: none, down to 320)."""
-    page.evaluate(DRAWN)  # what follows a resize by script has followed
-    return page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth")
-
-
 def _session(user: User | None, url: str) -> list[dict[str, str]]:
     if user is None:
         return []
@@ -171,35 +142,3 @@ def _session(user: User | None, url: str) -> list[dict[str, str]]:
     client.force_login(user, backend=settings.AUTHENTICATION_BACKENDS[0])
     name = settings.SESSION_COOKIE_NAME
     return [{"name": name, "value": client.cookies[name].value, "url": url}]
-
-
-def _wait_until(condition: Callable[[], Any], *, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail("The web server or its database did not get there.")
-        time.sleep(0.02)
-
-
-def _wait_on(page: Page, is_true: Callable[[], bool]) -> None:
-    """Wait while the page's events are handled."""
-
-    def happened() -> bool:
-        page.wait_for_timeout(50)
-        return is_true()
-
-    _wait_until(happened, seconds=60)
-
-
-def _hold_first(page: Page, url: str, *, target: str) -> list[Route]:
-    """Hold the first request that htmx sends for `target`, and return where it will be found."""
-    held: list[Route] = []
-
-    def hold(route: Route) -> None:
-        if held or route.request.headers.get("hx-target") != target:
-            route.continue_()
-        else:
-            held.append(route)
-
-    page.route(url, hold)
-    return held

@@ -8,10 +8,10 @@ from playwright.sync_api import Page, expect
 from apps.accounts.models import Organization, User
 from apps.core.clock import db_now
 from apps.finetuning import accuracy, calibrations, leases
-from tests.browser.conftest import THEMES, overflow
 from tests.factories.finetuning import Floor, give_credit, make_job
 from tests.factories.outcomes import leave_queue, teach
-from tests.unit.finetuning.conftest import Attempt
+from tests.support.attempts import Attempt
+from tests.support.browser import check_page
 
 WIDTHS = (1440, 390)
 
@@ -33,26 +33,17 @@ def job_id(transactional_db: None, organization: Organization, rival: Organizati
     return job.pk
 
 
-@pytest.mark.parametrize("theme", THEMES)
 def test_the_pages_of_accuracy_are_accessible_and_reflow(
-    open_page: Callable[..., Page],
-    violations: Callable[[Page], list[str]],
-    job_id: str,
-    alice: User,
-    olga: User,
-    theme: str,
+    open_page: Callable[..., Page], job_id: str, alice: User, olga: User
 ) -> None:
-    staff = open_page("/staff/pools", user=olga, theme=theme)
+    staff = open_page("/staff/pools", user=olga)
     staff.get_by_role("link", name="local-cpu").click()
     staff.get_by_role("link", name="Calibrations").click()
     expect(staff.locator("tr", has_text="In use")).to_be_visible()
-    pages = (open_page("/accuracy", theme=theme), open_page(f"/jobs/{job_id}", user=alice, theme=theme), staff)
+    pages = (open_page("/accuracy"), open_page(f"/jobs/{job_id}", user=alice), staff)
 
     for page in pages:
-        for width in WIDTHS:
-            page.set_viewport_size({"width": width, "height": 900})
-            assert violations(page) == [], f"{page.url} at {width} px"
-            assert overflow(page) == 0, f"{page.url} at {width} px"
+        check_page(page, WIDTHS)
 
 
 def test_an_operator_takes_a_calibration_back_and_the_newest_again(

@@ -10,11 +10,10 @@ from playwright.sync_api import Page, Request, Route, expect
 from apps.accounts.models import Organization, User
 from apps.billing.models import Hold
 from apps.finetuning.models import FineTuningJob
-from tests.browser.conftest import THEMES, _wait_until, overflow
 from tests.factories.market import Market
+from tests.support.browser import WIDTHS, check_page, find_violations, wait_until
 
 Open = Callable[..., Page]
-WIDTHS = (1440, 390, 320)
 RECORD_SHIFTS = """() => { window.shifted = 0; new PerformanceObserver((list) => {
   for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shifted += entry.value;
 }).observe({ type: "layout-shift", buffered: true }); }"""
@@ -25,24 +24,18 @@ def market(transactional_db: None, organization: Organization) -> Market:
     return Market(organization)
 
 
-@pytest.mark.parametrize("theme", THEMES)
-def test_the_compute_step_is_accessible_in_every_state(
-    open_page: Open, violations: Callable[[Page], list[str]], market: Market, alice: User, theme: str
-) -> None:
+def test_the_compute_step_is_accessible_in_every_state(open_page: Open, market: Market, alice: User) -> None:
     due = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=2)
-    page = open_page(f"{market.wizard}&step=compute&several=1&needed_by={due:%Y-%m-%dT%H:%MZ}", user=alice, theme=theme)
+    page = open_page(f"{market.wizard}&step=compute&several=1&needed_by={due:%Y-%m-%dT%H:%MZ}", user=alice)
     for summary in page.locator("summary").all():
         if summary.is_visible() and not summary.evaluate("(node) => node.parentElement.open"):
             summary.click()
 
-    for width in WIDTHS:
-        page.set_viewport_size({"width": width, "height": 900})
-        assert violations(page) == [], f"{width} px"
-        assert overflow(page) == 0, f"{width} px"
+    check_page(page, WIDTHS)
 
 
 def test_changing_the_recipe_updates_the_panel_and_leaves_what_is_being_typed(
-    open_page: Open, violations: Callable[[Page], list[str]], market: Market, alice: User
+    open_page: Open, market: Market, alice: User
 ) -> None:
     page = open_page(f"{market.wizard}&step=compute", user=alice)
     asked: list[Request] = []
@@ -73,7 +66,7 @@ def test_changing_the_recipe_updates_the_panel_and_leaves_what_is_being_typed(
     expect(page.locator("#recipe-strip")).to_contain_text("1,024 tokens")
     page.get_by_label("Batch").fill("8")
     expect(page.locator("#recipe-strip")).to_contain_text("batch 8")
-    assert violations(page) == []
+    assert find_violations(page) == []
 
 
 def test_waiting_for_the_answer_dims_what_is_stale_and_moves_nothing(
@@ -91,7 +84,7 @@ def test_waiting_for_the_answer_dims_what_is_stale_and_moves_nothing(
     expect(page.locator("#wizard")).to_have_class(re.compile("htmx-request"))
     expect(page.locator("#compute-live")).to_have_css("opacity", "0.55")
     assert [place.bounding_box() for place in places] == before
-    _wait_until(lambda: page.wait_for_timeout(50) or held)
+    wait_until(lambda: page.wait_for_timeout(50) or held)
     held[0].continue_()
     expect(page.locator("#recipe-strip")).to_contain_text("4 epochs")
     expect(page.locator("#compute-live")).to_have_css("opacity", "1")
@@ -99,7 +92,7 @@ def test_waiting_for_the_answer_dims_what_is_stale_and_moves_nothing(
 
 
 def test_a_bad_value_is_said_and_a_good_one_brings_the_prices_back(
-    open_page: Open, violations: Callable[[Page], list[str]], market: Market, alice: User
+    open_page: Open, market: Market, alice: User
 ) -> None:
     page = open_page(f"{market.wizard}&step=compute", user=alice)
 
@@ -107,7 +100,7 @@ def test_a_bad_value_is_said_and_a_good_one_brings_the_prices_back(
     expect(page.locator("#compute-live")).to_contain_text("epochs must be a whole number from 1 to 100.")
     expect(page.locator("#price-live")).to_contain_text("Mend the marked fields")
     expect(page.locator("#price-act button")).to_be_disabled()
-    assert violations(page) == []
+    assert find_violations(page) == []
     page.get_by_label("Epochs").fill("2")
     expect(page.locator("#g-h100")).to_be_visible()
     expect(page.locator("#price-act button")).to_be_enabled()
@@ -170,7 +163,7 @@ def test_without_script_the_button_updates_the_table(open_page: Open, market: Ma
 
 
 def test_another_method_renews_what_was_only_shown_and_keeps_what_was_typed(
-    open_page: Open, violations: Callable[[Page], list[str]], market: Market, alice: User
+    open_page: Open, market: Market, alice: User
 ) -> None:
     page = open_page(f"{market.wizard}&step=method", user=alice)
     page.get_by_label("Epochs").fill("7")
@@ -183,4 +176,4 @@ def test_another_method_renews_what_was_only_shown_and_keeps_what_was_typed(
     expect(page.get_by_role("radio", name="Full fine-tuning")).to_be_focused()
     expect(page.get_by_label("Pattern")).to_be_visible()
     expect(page.get_by_label("Rank", exact=True)).to_be_hidden()
-    assert violations(page) == []
+    assert find_violations(page) == []

@@ -11,10 +11,10 @@ from playwright.sync_api import Page, expect
 from apps.accounts.models import User
 from apps.datasets.models import DatasetVersion
 from apps.datasets.tasks import inspect, validate
-from tests.browser.conftest import _hold_first, _wait_on, overflow
 from tests.factories.accounts import make_organization, make_user
 from tests.factories.catalog import make_base_model
 from tests.factories.datasets import chat_row, jsonl, make_ready_version
+from tests.support.browser import WIDTHS, check_page, hold_first, wait_on
 
 Open = Callable[..., Page]
 BAD_LINE = b'{"messages": [{"role": "robot", "content": "x"}]}\n'
@@ -53,8 +53,8 @@ def test_an_uploaded_file_appears_checked_and_its_rows_can_be_walked(
 def test_what_is_shown_stays_while_the_page_follows_a_task(open_page: Open, alice: User) -> None:
     version = make_ready_version(alice.memberships.get().organization)  # not looked through
     page = open_page(f"/datasets/{version.pk}", user=alice)
-    held = _hold_first(page, "**/datasets/*", target="div#dataset")
-    _wait_on(page, lambda: bool(held))
+    held = hold_first(page, "**/datasets/*", target="div#dataset")
+    wait_on(page, lambda: bool(held))
     page.locator("nav.rows a", has_text="Where is card 6?").click()
     expect(page.locator("nav.rows a[aria-current]")).to_contain_text("Where is card 6?")
     held[0].continue_()
@@ -88,18 +88,14 @@ def test_deleting_takes_the_whole_name(open_page: Open, alice: User) -> None:
     expect(page.get_by_text("No datasets yet")).to_be_visible()
 
 
-@pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (390, "dark"), (320, "light")])
-def test_every_page_is_accessible_and_fits(
-    open_page: Open, violations: Callable[[Page], list[str]], alice: User, width: int, theme: str
-) -> None:
+def test_every_page_is_accessible_and_fits(open_page: Open, alice: User) -> None:
     organization = alice.memberships.get().organization
     good = make_ready_version(organization)
     bad = make_ready_version(organization, jsonl() + BAD_LINE, filename=f"{'long-' * 20}.jsonl")
     paths = ["", "/upload", f"/{good.pk}", f"/{good.pk}?view=tokens", f"/{bad.pk}?line=13", f"/{good.pk}/delete"]
 
     for path in paths:
-        page = open_page(f"/datasets{path}", user=alice, width=width, theme=theme)
-        assert (path, overflow(page), violations(page)) == (path, 0, [])
+        check_page(open_page(f"/datasets{path}", user=alice), WIDTHS)
 
 
 @pytest.fixture
@@ -133,17 +129,6 @@ def test_limit_and_split_are_chosen_in_place_and_findings_lead_to_rows(
     expect(page.locator("nav.rows a")).to_have_count(20)
 
 
-@pytest.mark.parametrize(
-    ("width", "theme"), [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark"), (320, "light")]
-)
-def test_the_viewer_is_accessible_and_fits(
-    open_page: Open,
-    violations: Callable[[Page], list[str]],
-    alice: User,
-    looked_at: DatasetVersion,
-    width: int,
-    theme: str,
-) -> None:
+def test_the_viewer_is_accessible_and_fits(open_page: Open, alice: User, looked_at: DatasetVersion) -> None:
     for query in ("?limit=256&share=20&line=21&first=19", "?limit=256&find=over", "?limit=256&find=over&view=tokens"):
-        page = open_page(f"/datasets/{looked_at.pk}{query}", user=alice, width=width, theme=theme)
-        assert (query, overflow(page), violations(page)) == (query, 0, [])
+        check_page(open_page(f"/datasets/{looked_at.pk}{query}", user=alice), WIDTHS)

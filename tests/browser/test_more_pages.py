@@ -9,10 +9,10 @@ from apps.accounts.models import Organization, User
 from apps.billing.budgets import set_budget
 from apps.core.clock import db_now
 from apps.serving.operations import register_replica
-from tests.browser.conftest import THEMES, WIDTHS, overflow
 from tests.factories.accounts import make_key
 from tests.factories.catalog import make_listed_model
 from tests.factories.finetuning import Floor
+from tests.support.browser import WIDTHS, check_page, find_overflow
 
 Open = Callable[..., Page]
 SIGNED_OUT = ("/accounts/login/", "/accounts/signup/", "/accounts/password/reset/", "/accuracy")
@@ -41,24 +41,20 @@ def floor(transactional_db: None, organization: Organization, alice: User) -> Fl
     return floor
 
 
-@pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize(("who", "paths"), [("nobody", SIGNED_OUT), ("alice", CUSTOMERS), ("olga", OPERATORS)])
 def test_pages_around_the_work_are_accessible_and_reflow(
     open_page: Open,
-    violations: Callable[[Page], list[str]],
     floor: Floor,
     request: pytest.FixtureRequest,
     who: str,
     paths: tuple[str, ...],
-    theme: str,
 ) -> None:
     user = None if who == "nobody" else request.getfixturevalue(who)
-    page = open_page(paths[0], user=user, theme=theme)
+    page = open_page(paths[0], user=user)
 
     for path in paths:
         page.goto(path)
         for width in WIDTHS:
             page.set_viewport_size({"width": width, "height": 900})
-            page.wait_for_timeout(50)  # the header folds its search box after the resize
-            assert overflow(page) == 0, f"{path} at {width} px"
-        assert violations(page) == [], path
+            assert find_overflow(page) == 0, f"{path} at {width} px"
+        check_page(page, WIDTHS[-1:])

@@ -16,10 +16,10 @@ from apps.finetuning.models import Checkpoint
 from apps.serving.aliases import point_alias
 from apps.serving.models import Alias, LoadedAdapter, MeteringCheck, Replica
 from apps.serving.operations import deploy
-from tests.api.gateway.process import USD, make_replica
-from tests.browser.conftest import DRAWN, THEMES, _wait_on, overflow
 from tests.factories.finetuning import Floor
-from tests.unit.finetuning.conftest import Attempt
+from tests.factories.serving import USD, make_replica
+from tests.support.attempts import Attempt
+from tests.support.browser import DRAWN, check_page, wait_on
 
 WIDTHS = (1440, 390)
 Open = Callable[..., Page]
@@ -61,15 +61,7 @@ def _make_checkpoint(floor: Floor) -> None:
     attempt.checkpoint(4, 8.0)
 
 
-@pytest.mark.parametrize("theme", THEMES)
-def test_pages_are_accessible_and_reflow(
-    open_page: Open,
-    violations: Callable[[Page], list[str]],
-    version: AdapterVersion,
-    alice: User,
-    olga: User,
-    theme: str,
-) -> None:
+def test_pages_are_accessible_and_reflow(open_page: Open, version: AdapterVersion, alice: User, olga: User) -> None:
     replica = Replica.objects.get()
     for user, path in (
         (alice, f"/adapters/{version.pk}"),
@@ -78,11 +70,7 @@ def test_pages_are_accessible_and_reflow(
         (olga, "/staff/replicas"),
         (olga, f"/staff/replicas/{replica.pk}"),
     ):
-        page = open_page(path, user=user, theme=theme)
-        for width in WIDTHS:
-            page.set_viewport_size({"width": width, "height": 900})
-            assert violations(page) == [], f"{path} at {width} px"
-            assert overflow(page) == 0, f"{path} at {width} px"
+        check_page(open_page(path, user=user), WIDTHS)
 
 
 def test_an_alias_is_deleted_only_after_a_second_look(open_page: Open, version: AdapterVersion, alice: User) -> None:
@@ -159,7 +147,7 @@ def test_nothing_is_sent_before_the_script_is_there(open_page: Open, version: Ad
     page.goto(f"/playground?model={version.model_name}", wait_until="commit")
     page.get_by_label("Message", exact=True).fill("My card is lost")
     expect(page.get_by_role("button", name="Send")).to_be_disabled()
-    _wait_on(page, lambda: bool(held))
+    wait_on(page, lambda: bool(held))
     held[0].continue_()
     page.get_by_role("button", name="Send").click()
 
@@ -194,7 +182,7 @@ def test_prompts_asked_for_twice_are_shown_once(open_page: Open, version: Adapte
     page.route("**/playground/prompt", lambda route: route.continue_() if held else held.append(route))
 
     page.get_by_role("button", name="Raw prompt").click()
-    _wait_on(page, lambda: bool(held))
+    wait_on(page, lambda: bool(held))
     page.get_by_role("button", name="Raw prompt").click()
     expect(page.get_by_role("dialog")).to_be_visible()
     with page.expect_response(

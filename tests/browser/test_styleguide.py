@@ -6,8 +6,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from apps.accounts.models import User
-from tests.browser.conftest import THEMES, WIDTHS, overflow
 from tests.factories.accounts import make_organization
+from tests.support.browser import WIDTHS, check_page
 
 Open = Callable[..., Page]
 
@@ -18,17 +18,11 @@ def reader(olga: User) -> User:
     return olga
 
 
-@pytest.mark.parametrize("theme", THEMES)
-def test_every_component_is_accessible_and_reflows(
-    open_page: Open, violations: Callable[[Page], list[str]], reader: User, theme: str
-) -> None:
-    page = open_page("/styleguide", user=reader, theme=theme)
+def test_every_component_is_accessible_and_reflows(open_page: Open, reader: User) -> None:
+    page = open_page("/styleguide", user=reader)
     page.locator("#loss-chart canvas").wait_for()
 
-    for width in WIDTHS:
-        page.set_viewport_size({"width": width, "height": 800})
-        assert violations(page) == [], f"at {width} px"
-        assert overflow(page) == 0, f"at {width} px"
+    check_page(page, WIDTHS, height=800)
 
 
 def test_the_palette_filters_by_words_and_opens_what_is_chosen(open_page: Open, reader: User) -> None:

@@ -20,10 +20,10 @@ from apps.core.object_store import open_store, read_object
 from apps.datasets import uploads
 from apps.datasets.models import DatasetVersion, Upload
 from apps.web import datasets
-from tests.browser.conftest import DRAWN, _wait_on, _wait_until
 from tests.factories.accounts import make_organization, make_user
 from tests.factories.catalog import make_base_model
 from tests.factories.datasets import jsonl
+from tests.support.browser import DRAWN, wait_on, wait_until
 
 Open = Callable[..., Page]
 PART = 16 * 1024
@@ -60,7 +60,7 @@ class Server:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
         self._thread.start()
-        _wait_until(lambda: self._server.started)
+        wait_until(lambda: self._server.started)
 
     def kill(self) -> None:
         self._server.should_exit = self._server.force_exit = True
@@ -108,7 +108,7 @@ def _wait_for_parts(page: Page, count: int) -> None:
         upload = Upload.objects.first()
         return upload is not None and len(uploads.list_present(upload=upload)) >= count
 
-    _wait_on(page, is_there)
+    wait_on(page, is_there)
 
 
 def _note_part(request: Request, sent: list[str]) -> None:
@@ -156,7 +156,7 @@ def test_a_part_being_signed_when_its_file_is_paused_waits_for_it_to_go_on(
     page.route("**/sign", lambda route: held.append(route) if len(held) < LANES else route.continue_())
     page.set_input_files("input[type=file]", file)
     page.get_by_role("button", name="Upload").click()
-    _wait_on(page, lambda: len(held) == LANES)
+    wait_on(page, lambda: len(held) == LANES)
     page.get_by_role("button", name="Pause").click()
     with page.expect_response("**/sign"):
         for route in held:
@@ -194,7 +194,7 @@ def test_an_upload_outlives_the_server_it_began_on(
     page.set_input_files("input[type=file]", file)
     page.get_by_role("button", name="Upload").click()
     _wait_for_parts(page, 4)
-    _wait_on(page, lambda: bool(held))
+    wait_on(page, lambda: bool(held))
 
     server[0].kill()
     held.pop().abort()
@@ -235,17 +235,17 @@ def test_parts_go_straight_to_a_bucket_by_presigned_addresses_and_resume_there(
     page.set_input_files("input[type=file]", file)
     page.get_by_role("button", name="Upload").click()
     _wait_for_parts(page, 4)
-    _wait_on(page, lambda: len(held) == 1)
+    wait_on(page, lambda: len(held) == 1)
 
     asked: list[Route] = []
     page.route("**/datasets/uploads/*", lambda route: asked.append(route) if not asked else route.continue_())
     page.reload()
-    _wait_on(page, lambda: bool(asked))
+    wait_on(page, lambda: bool(asked))
     sent: list[str] = []
     page.on("request", lambda request: _note_part(request, sent))
     page.set_input_files("input[type=file]", file)
     page.get_by_role("button", name="Upload").click()
-    _wait_on(page, lambda: len(held) == 2)
+    wait_on(page, lambda: len(held) == 2)
     with page.expect_response(asked[0].request.url):
         asked[0].continue_()  # what the page asked as it came tells nothing any more
     page.evaluate(DRAWN)

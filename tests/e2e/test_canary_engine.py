@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.platform import Platform, find_processes, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.chaos]
+pytestmark = pytest.mark.chaos
 
 CANARY_SOCKET = "canary/engine/vllm.sock"
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.platform import Platform, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.chaos]
+pytestmark = pytest.mark.chaos
 
 PROCESSES = ("trainer", "training-child", "web", "internal", "gateway", "celery", "vllm")
 POINTS = ("queued", "first step", "after a checkpoint", "uploading", "finishing")

@@ -17,7 +17,7 @@ from apps.core import embedded
 from tests.e2e.platform import Platform
 from tests.ports import free_port
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

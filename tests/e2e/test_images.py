@@ -16,25 +16,23 @@ import pytest
 from django.db import transaction
 
 from apps.catalog.models import BaseModel
-from tests.api.gateway.conftest import _database, _django_db_helper  # noqa: F401 - fixtures
-from tests.api.gateway.process import (
+from tests.factories.serving import Tenant, make_replica, make_served_model, make_tenant
+from tests.support.engines.control_plane import ControlPlane
+from tests.support.engines.replica import Replica
+from tests.support.gateway import (  # noqa: F401 - fixtures
     ROOT,
     GatewayProcess,
-    Tenant,
+    committed_database,
     error_of,
-    make_replica,
-    make_served_model,
-    make_tenant,
+    no_transaction,
     running_gateway,
     usage_of,
     wait_for_usage,
     wait_until,
 )
-from tests.api.gateway.scripted_engine import TOKEN
-from tests.support.engines.control_plane import ControlPlane
-from tests.support.engines.replica import Replica
+from tests.twins.scripted_engine import TOKEN
 
-pytestmark = [pytest.mark.e2e, pytest.mark.django_db]
+pytestmark = [pytest.mark.nightly, pytest.mark.django_db]
 
 ENGINES_PYTHON = str(ROOT / ".venv-engines" / "bin" / "python")
 IMAGE_TOKENS = 8  # of seeing_model.py: four, three around them, and a line's end
@@ -100,7 +98,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def base_model(folder: Path, _database: None) -> BaseModel:  # noqa: F811
+def base_model(folder: Path, _database: None) -> BaseModel:
     return make_served_model("seeing", **json.loads((folder / "config.json").read_text()))
 
 

@@ -11,8 +11,6 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.e2e.platform import BANKING, Platform, chat_rows
 
-pytestmark = pytest.mark.e2e
-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PASSWORD = "correct-horse-battery"
 TRAINING_MS = 240_000

@@ -10,9 +10,6 @@ import pytest
 from gpu_workers.process_tree import identify, is_alive, list_descendants, read_command
 from tests.e2e.platform import ROOT, Platform, until
 
-pytestmark = pytest.mark.e2e
-
-
 _JUDGED_ROWS = 4
 
 

@@ -105,6 +105,20 @@ def test_the_base_template_links_every_layer_in_order() -> None:
     assert linked == sorted(path.name for path in (STATIC / "css").glob("*.css"))
 
 
+def test_themes_differ_in_colours_alone_and_widths_between_those_that_are_tried() -> None:
+    """What `check_page` in tests/support/browser.py relies on: `light-dark()` takes nothing but colours."""
+    styles = "".join(path.read_text() for path in (STATIC / "css").glob("*.css"))
+    pages = [path.name for path in PAGES if re.search(r"\{[%{][^}]*\btheme\b", path.read_text())]
+    breakpoints = {int(pixels) for pixels in re.findall(r"\((?:min|max)-width: (\d+)px\)", styles)}
+
+    assert re.findall(r"\[data-theme[^{]*\{[^}]*\}|prefers-color-scheme", styles) == [
+        '[data-theme="light"] { color-scheme: light; }',
+        '[data-theme="dark"] { color-scheme: dark; }',
+    ]
+    assert sorted(pages) == ["base.html", "theme_switch.html"]  # the attribute, and the value that the button sends
+    assert breakpoints and min(breakpoints) >= 390 and max(breakpoints) <= 1440
+
+
 def _without_comments(text: str) -> str:
     return re.sub(r"\{% comment %\}.*?\{% endcomment %\}|\{#.*?#\}", "", text, flags=re.DOTALL)
 

@@ -211,7 +211,7 @@ URLS: dict[str, Url] = {
     "api_job_checkpoints": api(GET=P.VIEW, ids=JOB),
     "web:styleguide": person("GET"),
     "web:styleguide_metrics": person("GET"),
-    "signed_object": signed("the signature in the address; tests/unit/core/test_object_store.py", "GET", "PUT"),
+    "signed_object": signed("the signature in the address; tests/integration/core/test_object_store.py", "GET", "PUT"),
     "api_file_list": api(GET=P.VIEW, POST=P.DATASET_WRITE),
     "api_file_detail": api(GET=P.VIEW, DELETE=P.DATASET_WRITE, ids=FILE),
     "api_file_columns": api(GET=P.VIEW, POST=P.DATASET_WRITE, ids=FILE, data={"mapping": {"format": "chat"}}),

@@ -32,11 +32,11 @@ from apps.finetuning.trackers import store_tracker_key
 from apps.payments.models import HostedPage, ReconciliationDifference, StripeCustomer, TopUp
 from apps.serving.models import Alias
 from apps.serving.operations import deploy
-from tests.api.gateway.process import make_replica
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
 from tests.factories.catalog import make_base_model, make_listed_model
 from tests.factories.datasets import make_ready_version, make_upload, make_version
 from tests.factories.finetuning import give_credit, make_job, make_pool, make_worker
+from tests.factories.serving import make_replica
 
 
 @dataclass

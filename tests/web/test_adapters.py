@@ -13,14 +13,14 @@ from django.test import AsyncClient
 
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel
-from apps.contracts.evaluation import Comparison, EvaluationReport, Interval, WorseRow
 from apps.contracts.runs import Export
 from apps.core.models import AuditEntry
 from apps.finetuning.models import FineTuningJob
 from apps.serving.models import Deployment, LoadedAdapter, Replica
 from apps.serving.operations import deploy
 from apps.serving.queries import list_routes
-from tests.api.gateway.process import dedicate, make_replica, make_version, make_whole_model
+from tests.factories.serving import dedicate, make_replica, make_version, make_whole_model
+from tests.support.attempts import REPORT
 
 
 @pytest.fixture
@@ -126,25 +126,6 @@ def test_the_page_shows_where_it_came_from_and_how_to_use_it(version, client_for
     assert "client.chat.completions.create" in page
     assert "/jobs/ftjob-" in page
     assert "adapter_model.safetensors" in page
-
-
-REPORT = EvaluationReport(
-    rows=40,
-    answers=40,
-    grader="exact_match",
-    comparisons=(
-        Comparison(
-            name="exact_match",
-            base=Interval(value=0.1, low=0.04, high=0.23),
-            tuned=Interval(value=0.8, low=0.65, high=0.9),
-            difference=Interval(value=0.7, low=0.5, high=0.85),
-            method="Wilson 95 %",
-            rows=40,
-        ),
-    ),
-    worse_rows=1,
-    worse=(WorseRow(row=7, prompt="Where is <b>it</b>?", reference="here", base_loss=1.0, tuned_loss=2.0),),
-)
 
 
 @pytest.fixture

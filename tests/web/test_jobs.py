@@ -20,25 +20,12 @@ from apps.finetuning.models import FineTuningJob, JobEvent
 from apps.web.job_curves import thinned
 from apps.web.live import follow_job
 from tests.factories.finetuning import Floor
+from tests.support.attempts import step
 
 
 @pytest.fixture
 def floor(organization) -> Floor:
     return Floor(organization)
-
-
-def step(number: int, loss: float) -> dict:
-    return {
-        "step": number,
-        "total_steps": 10,
-        "epoch": number / 10,
-        "train_loss": loss,
-        "learning_rate": 1e-3,
-        "grad_norm": 1.0,
-        "trained_tokens": 50 * number,
-        "tokens_per_second": 900.0,
-        "training_seconds": float(number),
-    }
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/jobs/{id}", "/jobs/{id}/chart"])

@@ -8,7 +8,7 @@ from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from tests.factories.accounts import make_key
 from tests.factories.datasets import make_ready_version
-from tests.web.test_jobs import step
+from tests.support.attempts import step
 
 
 def text(response) -> str:

@@ -8,13 +8,7 @@ from apps.core.clock import db_now
 from apps.serving.metrics import metrics_token, render_metrics
 from apps.serving.models import LoadedAdapter, MeteringCheck, Replica
 from apps.serving.queries import list_routes
-from tests.api.gateway.process import (
-    dedicate,
-    make_adapter,
-    make_replica,
-    make_served_model,
-    make_whole_model,
-)
+from tests.factories.serving import dedicate, make_adapter, make_replica, make_served_model, make_whole_model
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from apps.core.models import AuditEntry, OutboxMessage
 from apps.finetuning import stopping
 from apps.finetuning.models import GpuPool, Worker, WorkerToken
 from apps.finetuning.quotas import get_quota
-from tests.api.gateway.process import make_whole_model
 from tests.factories.finetuning import Floor, give_credit, make_job
+from tests.factories.serving import make_whole_model
 from tests.twins.control_plane import serve_control_plane
 
 PAGES = ("pools", "base-models", "prices", "quotas", "jobs", "organizations")

@@ -15,9 +15,9 @@ from apps.datasets.tasks import compare
 from apps.finetuning.models import FineTuningJob, Worker
 from apps.finetuning.trackers import store_tracker_key
 from apps.web.wizard import again_url
-from tests.api.gateway.process import make_adapter
 from tests.factories.datasets import chat_row, jsonl, jsonl_of, make_ready_version
 from tests.factories.finetuning import Floor, make_training_file
+from tests.factories.serving import make_adapter
 
 URL = "/jobs/new"
 

@@ -8,22 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from django.core.management import call_command
 
-from tests.api.gateway.process import GatewayProcess, Tenant, World, make_tenant, make_world, running_gateway
-from tests.api.gateway.scripted_engine import ScriptedEngine
-
-
-@pytest.fixture
-def _django_db_helper() -> None:
-    """Neither a transaction around each test nor a flush after it."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _database(django_db_setup, django_db_blocker) -> Iterator[None]:
-    with django_db_blocker.unblock():
-        yield
-        call_command("flush", verbosity=0, interactive=False)
+from tests.factories.serving import Tenant, World, make_tenant, make_world
+from tests.support.gateway import GatewayProcess, committed_database, no_transaction, running_gateway  # noqa: F401 - fixtures
+from tests.twins.scripted_engine import ScriptedEngine
 
 
 @pytest.fixture(scope="module")

@@ -10,19 +10,9 @@ import openai
 import pytest
 from django.db import transaction
 
-from tests.api.gateway.process import (
-    BASE_MODEL,
-    HI,
-    MEDIA_HOST,
-    WEATHER,
-    error_of,
-    make_adapter,
-    make_served_model,
-    usage_of,
-    wait_for_usage,
-    wait_until,
-)
-from tests.api.gateway.scripted_engine import Script
+from tests.factories.serving import BASE_MODEL, make_adapter, make_served_model
+from tests.support.gateway import HI, MEDIA_HOST, WEATHER, error_of, usage_of, wait_for_usage, wait_until
+from tests.twins.scripted_engine import Script
 
 pytestmark = pytest.mark.django_db
 

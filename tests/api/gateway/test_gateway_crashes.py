@@ -22,20 +22,9 @@ from apps.catalog.models import BaseModel
 from apps.core.money import rated
 from apps.gateway.database import Database
 from apps.gateway.shipper import adopt
-from tests.api.gateway.process import (
-    BASE_MODEL,
-    INPUT_NANO,
-    OUTPUT_NANO,
-    PER,
-    USD,
-    GatewayProcess,
-    Tenant,
-    make_tenant,
-    usage_of,
-    wait_for_usage,
-    wait_until,
-)
-from tests.api.gateway.scripted_engine import Script
+from tests.factories.serving import BASE_MODEL, INPUT_NANO, OUTPUT_NANO, PER, USD, Tenant, make_tenant
+from tests.support.gateway import GatewayProcess, usage_of, wait_for_usage, wait_until
+from tests.twins.scripted_engine import Script
 
 # A customer who connects to a gateway just killed is refused, and httpcore leaves the refused socket to be collected.
 _REFUSED = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

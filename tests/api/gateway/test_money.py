@@ -18,21 +18,10 @@ from apps.core.clock import db_now
 from apps.core.money import rated
 from apps.finetuning.quotas import set_quota
 from gpu_workers.train.judging import Judge, Question
-from tests.api.gateway.process import (
-    BASE_MODEL,
-    HI,
-    INPUT_NANO,
-    OUTPUT_NANO,
-    PER,
-    USD,
-    error_of,
-    make_tenant,
-    usage_of,
-    wait_for_usage,
-    wait_until,
-)
-from tests.api.gateway.scripted_engine import Script
 from tests.factories.accounts import make_key, make_member_token
+from tests.factories.serving import BASE_MODEL, INPUT_NANO, OUTPUT_NANO, PER, USD, make_tenant
+from tests.support.gateway import HI, error_of, usage_of, wait_for_usage, wait_until
+from tests.twins.scripted_engine import Script
 
 pytestmark = pytest.mark.django_db
 

@@ -8,16 +8,10 @@ import pytest
 from apps.accounts.operations import revoke_key
 from apps.core.clock import db_now
 from apps.gateway.keys import FRESH_SECONDS
-from tests.api.gateway.process import (
-    BASE_MODEL,
-    HI,
-    WEATHER,
-    error_of,
-    wait_for_usage,
-    wait_until,
-)
-from tests.api.gateway.scripted_engine import Script
 from tests.factories.accounts import make_key
+from tests.factories.serving import BASE_MODEL
+from tests.support.gateway import HI, WEATHER, error_of, wait_for_usage, wait_until
+from tests.twins.scripted_engine import Script
 
 pytestmark = pytest.mark.django_db
 

@@ -23,17 +23,9 @@ from apps.serving.aliases import point_alias
 from apps.serving.models import Alias, Deployment, LoadedAdapter
 from apps.serving.operations import desired_state
 from apps.serving.queries import Route, Upstream
-from tests.api.gateway.process import (
-    BASE_MODEL,
-    CONTEXT_LENGTH,
-    HI,
-    error_of,
-    make_adapter,
-    make_served_model,
-    wait_for_usage,
-    wait_until,
-)
-from tests.api.gateway.scripted_engine import TOKEN, Script, ScriptedEngine
+from tests.factories.serving import BASE_MODEL, CONTEXT_LENGTH, make_adapter, make_served_model
+from tests.support.gateway import HI, error_of, wait_for_usage, wait_until
+from tests.twins.scripted_engine import TOKEN, Script, ScriptedEngine
 
 pytestmark = pytest.mark.django_db
 

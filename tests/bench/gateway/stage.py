@@ -205,8 +205,8 @@ def _make_world(engines: Engines) -> str:
 
     from apps.core.clock import db_now
     from apps.finetuning.quotas import set_quota
-    from tests.api.gateway.process import USD, give_credit, make_served_model
     from tests.factories.accounts import make_key, make_organization, make_user
+    from tests.factories.serving import USD, give_credit, make_served_model
 
     call_command("migrate", verbosity=0)
     make_served_model(MODEL, f"http://127.0.0.1:{engines.streamed_port}")

@@ -123,7 +123,7 @@ def _make_world(prepared: Prepared, home: Path, *, warm: int, cold: int) -> tupl
 def _publish(organization: Any, base: Any, folder: Path) -> Any:
     from apps.core.object_store import object_key, store
     from apps.serving.models import Deployment
-    from tests.api.gateway.process import make_version
+    from tests.factories.serving import make_version
 
     prefix, files = object_key(organization.pk, "adapters", f"bench-{folder.name}"), []
     for path in sorted(folder.iterdir()):

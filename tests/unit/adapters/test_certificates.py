@@ -12,7 +12,7 @@ from apps.core.outbox import deliver_due
 from apps.finetuning.models import FineTuningJob
 from apps.serving.models import Replica
 from apps.serving.operations import deploy, record_observed
-from tests.unit.finetuning.conftest import claim, floor, reload  # noqa: F401 - fixtures
+from tests.support.attempts import claim, floor, reload  # noqa: F401 - fixtures
 
 GOOD = ParityResult(
     tokens=300, tuned_difference=0.014, base_difference=0.013, largest_difference=0.1, effect=1.1, tolerance=0.05

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from apps.contracts.chat import ChatRenderer, RowError, RowKind, TemplateRejectedRow, TrainOn, parse_row, parse_row_as
 from apps.contracts.chat.parsing import parse_row_strictly
 from apps.contracts.templating.process import TemplateProcess
-from tests.unit.contracts.test_chat import CHATML, LLAMA3, MARKED, TOKENIZER, assistant, line, user
+from tests.factories.chat import CHATML, LLAMA3, MARKED, TOKENIZER, assistant, line, user
 
 DEMO = Path(__file__).parents[3] / "demo" / "base_model"
 STRIPPING = (

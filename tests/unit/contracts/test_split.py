@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from apps.contracts.chat import RowKind, parse_row, parse_row_as
 from apps.contracts.split import Split, row_identity, split_keys
-from tests.unit.contracts.test_chat import assistant, line, user
+from tests.factories.chat import assistant, line, user
 
 
 def identity(question: str, answer: str = "yes") -> int:

@@ -1,6 +1,5 @@
 """Ids, money, errors, audit: the small values everything else is built of."""
 
-import os
 from decimal import Decimal
 
 import pytest
@@ -29,20 +28,6 @@ def test_ids_sort_by_time_and_never_repeat(monkeypatch: pytest.MonkeyPatch) -> N
 
     assert ids == sorted(ids)
     assert len({new_ulid() for _ in range(1000)}) == 1000
-
-
-def test_a_forked_process_makes_other_ids_than_the_one_it_came_from() -> None:
-    new_ulid()
-    reading, writing = os.pipe()
-    if (child := os.fork()) == 0:
-        os.write(writing, new_ulid().encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    made_there = os.read(reading, 100).decode()
-    os.close(reading)
-    os.close(writing)
-
-    assert made_there[10:] != new_ulid()[10:]
 
 
 def test_the_ulid_of_an_id() -> None:

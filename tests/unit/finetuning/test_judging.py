@@ -15,9 +15,9 @@ from apps.finetuning import operations
 from apps.finetuning.judging import open_judge
 from apps.finetuning.leases import Lease, StaleLease
 from apps.finetuning.operations import JobRequest
-from tests.api.gateway.process import make_adapter
 from tests.factories.accounts import make_key, make_organization, make_user
 from tests.factories.finetuning import make_training_file
+from tests.factories.serving import make_adapter
 
 pytestmark = pytest.mark.django_db
 

@@ -10,7 +10,7 @@ from apps.finetuning.margins import list_margins
 from apps.finetuning.models import FineTuningJob, Run, Worker
 from apps.finetuning.scheduling import queue_position
 from apps.finetuning.stopping import pause_jobs_of
-from tests.unit.finetuning.conftest import Floor
+from tests.support.attempts import Floor
 
 
 def test_what_a_suspended_organization_queued_waits_until_it_has_paid(floor: Floor, claim) -> None:

@@ -5,7 +5,7 @@ from django.db import OperationalError
 
 from apps.gateway import shipper as shipping
 from apps.gateway.shipper import Shipper
-from tests.unit.gateway.test_spool import make_record
+from tests.factories.usage import make_record
 
 
 class Database:

@@ -1,10 +1,8 @@
 """What is written to the spool comes back whole; what was not confirmed may be torn."""
 
-import datetime
 import json
 import os
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -12,37 +10,8 @@ import pytest
 
 from apps.billing.usage import UsageRecord
 from apps.gateway import spool as spooling
-from apps.gateway.spool import End, Segments, Start, adopt_orphans, claim_folder, encode, read_entries
-
-_numbers = count(1)
-
-
-def make_record(**fields) -> UsageRecord:
-    values = {
-        "id": f"use_{next(_numbers)}",
-        "organization_id": "org_1",
-        "key_id": "key_1",
-        "model_name": "tiny",
-        "adapter_version_id": "",
-        "slice_id": "hold_1",
-        "input_price_id": "price_1",
-        "output_price_id": "price_2",
-        "input_tokens": 3,
-        "cached_input_tokens": 0,
-        "output_tokens": 4,
-        "finish": "stop",
-        "latency_ms": 1,
-        "first_token_ms": None,
-        "occurred_at": datetime.datetime(2026, 11, 3, tzinfo=datetime.UTC),
-    }
-    return UsageRecord(**(values | fields))
-
-
-def make_start(record: UsageRecord) -> Start:
-    return Start(
-        id=record.id, organization_id="org_1", key_id="key_1", model_name="tiny", slice_id="hold_1",
-        worst_case_nano=9, at=1_762_000_000.0,
-    )  # fmt: skip
+from apps.gateway.spool import End, Segments, adopt_orphans, claim_folder, encode, read_entries
+from tests.factories.usage import make_record, make_start
 
 
 def write(segments: Segments, *records: UsageRecord) -> None:

@@ -13,9 +13,9 @@ from apps.payments import stripe_gateway, topups
 from apps.payments.customers import ensure_customer, keep_card
 from apps.payments.models import HostedPage, StripeCustomer
 from apps.payments.stripe_objects import CardLeft
+from tests.support.payments import deliver, open_topup
 from tests.twins.stripe import money
 from tests.twins.stripe.twin import Twin
-from tests.unit.payments.test_webhooks import deliver, open_topup
 
 pytestmark = pytest.mark.django_db
 

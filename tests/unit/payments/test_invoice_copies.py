@@ -12,9 +12,9 @@ from apps.billing.models import Invoice
 from apps.core.clock import db_now
 from apps.payments import invoice_copies
 from apps.payments.stripe_errors import StripeUnavailable
+from tests.support.payments import paid_topup, spend
 from tests.twins.stripe import invoices
 from tests.twins.stripe.twin import _HANDLERS, Fault, Twin
-from tests.unit.payments.test_webhooks import paid_topup, spend
 
 pytestmark = pytest.mark.django_db
 

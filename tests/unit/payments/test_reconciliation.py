@@ -13,9 +13,9 @@ from apps.core.errors import NotFound
 from apps.core.money import NANO_PER_CENT
 from apps.payments import reconciliation, refunds
 from apps.payments.models import ReconciliationDifference, TopUp
+from tests.support.payments import open_topup, paid_topup, total
 from tests.twins.stripe import money
 from tests.twins.stripe.twin import DISPUTE_FEE_CENTS, Twin
-from tests.unit.payments.test_webhooks import open_topup, paid_topup, total
 
 pytestmark = pytest.mark.django_db
 LATER = datetime.timedelta(minutes=20)

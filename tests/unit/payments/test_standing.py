@@ -12,9 +12,9 @@ from apps.core.models import OutboxMessage
 from apps.core.money import NANO_PER_CENT
 from apps.payments import standing
 from apps.payments.models import Standing
+from tests.support.payments import deliver, paid_topup, spend
 from tests.twins.stripe import money
 from tests.twins.stripe.twin import Twin
-from tests.unit.payments.test_webhooks import deliver, paid_topup, spend
 
 pytestmark = pytest.mark.django_db
 

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 from django.db import transaction
-from django.db.models import Sum
 
 from apps.accounts.models import Organization
-from apps.billing.models import AccountKind, LedgerEntry
-from apps.billing.operations import hold, settle_hold
+from apps.billing.models import AccountKind
 from apps.billing.queries import get_balance, get_ledger_sum_nano
 from apps.core.clock import db_now
 from apps.core.models import OutboxMessage
@@ -21,49 +19,16 @@ from apps.payments import refunds, topups, webhooks
 from apps.payments.customers import ensure_customer
 from apps.payments.models import CardDispute, CardRefund, HostedPage, StripeEvent, TopUp
 from apps.payments.stripe_errors import BadSignature, StripeUnavailable
+from tests.support.payments import deliver, open_topup, paid_topup, spend, total
 from tests.twins.stripe import money
 from tests.twins.stripe.twin import Fault, Twin, signed
 
 pytestmark = pytest.mark.django_db
 
 
-def open_topup(organization: Organization, cents: int) -> TopUp:
-    page = topups.request_topup(organization=organization, amount_cents=cents, by="user_1")
-    topups.make_page(page_id=page.pk)
-    return TopUp.objects.get(page=page)
-
-
-def paid_topup(twin: Twin, organization: Organization, cents: int) -> TopUp:
-    topup = open_topup(organization, cents)
-    money.pay_checkout(twin, topup.checkout_id or "")
-    topups.sync_topup(topup_id=topup.pk)
-    return TopUp.objects.get(pk=topup.pk)
-
-
-def deliver(event: dict[str, Any]) -> None:
-    body, signature = signed(event)
-    webhooks.receive(body=body, signature=signature)
-    webhooks.handle(event_id=event["id"])
-
-
-def total(kind: AccountKind) -> int:
-    """Return an account's balance in cents over all organizations."""
-    nano = LedgerEntry.objects.filter(account__kind=kind).aggregate(nano=Sum("amount_nano"))["nano"] or 0
-    assert nano % NANO_PER_CENT == 0
-    return nano // NANO_PER_CENT
-
-
 def books() -> dict[str, int]:
     kinds = ("wallet", "hold", "receivable", "cash_clearing", "tax_payable", "revenue")
     return {kind: total(AccountKind(kind)) for kind in kinds}
-
-
-def spend(organization: Organization, cents: int) -> None:
-    held = hold(
-        organization=organization, purpose="job", source=f"ftjob-{cents}", amount_nano=cents * NANO_PER_CENT,
-        by="system", idempotency_key=f"spend:{cents}",
-    )  # fmt: skip
-    settle_hold(hold_id=held.pk, capture_nano=cents * NANO_PER_CENT, by="system")
 
 
 # --- Any order --------------------------------------------------------------------------------------------------------

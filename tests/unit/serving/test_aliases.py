@@ -12,7 +12,7 @@ from apps.serving.models import Alias, Deployment, LoadedAdapter
 from apps.serving.operations import delete_model, undeploy
 from apps.serving.placing import replan
 from apps.serving.queries import list_alias_routes
-from tests.api.gateway.process import make_adapter, make_served_model
+from tests.factories.serving import make_adapter, make_served_model
 
 
 @pytest.fixture

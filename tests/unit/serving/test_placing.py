@@ -14,7 +14,7 @@ from apps.serving.models import Deployment, LoadedAdapter, Replica
 from apps.serving.operations import desired_state, record_observed
 from apps.serving.placing import note_requests, replan
 from apps.serving.queries import list_routes, serving_states
-from tests.api.gateway.process import make_adapter, make_replica, make_served_model
+from tests.factories.serving import make_adapter, make_replica, make_served_model
 
 
 @pytest.fixture

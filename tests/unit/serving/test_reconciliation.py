@@ -11,7 +11,7 @@ from apps.contracts.serving import EngineCount, ObservedState
 from apps.serving.models import EngineTokens, MeteringCheck, Replica
 from apps.serving.operations import record_observed
 from apps.serving.reconciliation import list_checks, note_count, reconcile
-from tests.api.gateway.process import make_served_model
+from tests.factories.serving import make_served_model
 
 DAY = datetime.date(2026, 11, 3)
 MIDNIGHT = datetime.datetime(2026, 11, 3, tzinfo=datetime.UTC)

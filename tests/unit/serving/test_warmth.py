@@ -14,7 +14,7 @@ from apps.core.errors import InvalidState
 from apps.serving.models import Deployment, LoadedAdapter
 from apps.serving.placing import replan
 from apps.serving.warmth import NoPlaceLeft, charge_warm, keep_warm, let_cool
-from tests.api.gateway.process import USD, give_credit, make_adapter, make_served_model
+from tests.factories.serving import USD, give_credit, make_adapter, make_served_model
 
 HOUR_MS = 3_600_000
 HOUR = datetime.timedelta(hours=1)

@@ -21,8 +21,8 @@ from apps.serving.operations import (
 from apps.serving.placing import note_requests, replan
 from apps.serving.queries import Route, list_routes, serving_states
 from apps.serving.warmth import keep_warm
-from tests.api.gateway.process import make_adapter, make_replica, make_whole_model
 from tests.factories.finetuning import Floor
+from tests.factories.serving import make_adapter, make_replica, make_whole_model
 
 
 @pytest.fixture

@@ -155,7 +155,7 @@ try:
 except LaunchFailed as failure:
     refusal = str(failure)
 def module(name, command): return Program(name, Tier.CONTROL, command, needs=frozenset(), options=frozenset())
-programs = (module("steady", "http.server 0 --bind 127.0.0.1"), module("escaping", "tests.unit.deploy.escaping"))
+programs = (module("steady", "http.server 0 --bind 127.0.0.1"), module("escaping", "tests.integration.deploy.escaping"))
 supervision = Supervision(replace(prepare(home, is_debug=False, is_launch=True), programs=programs))
 supervision.start()
 supervision.start_tier(Tier.CONTROL)

@@ -2,9 +2,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,86 +14,17 @@ from apps.contracts.runs import (
     BaseModelRef,
     CheckpointSaved,
     Failed,
-    Hyperparameters,
     LogLine,
-    RunSpec,
     StepCompleted,
     Stopped,
     Succeeded,
 )
 from apps.contracts.worker_api import ProbeRequest
 from gpu_workers import run_attempt
-from gpu_workers.agent import Agent
-from gpu_workers.api_client import ApiClient
-from gpu_workers.config import WorkerConfig
-from gpu_workers.executor import SubprocessExecutor
 from gpu_workers.lease_keeper import LeaseKeeper
-from gpu_workers.probing import Prober
 from gpu_workers.process_tree import identify, is_alive
-from gpu_workers.publishing import Publisher
-from tests.twins.control_plane import CREDENTIAL, ControlPlane, serve_control_plane
-
-CHILD = "tests.unit.gpu_workers.scripted_child"
-ROWS = b'{"messages": []}\n'
-CLIENTS: list[ApiClient] = []
-
-
-@pytest.fixture
-def plane() -> Iterator[ControlPlane]:
-    with serve_control_plane() as plane:
-        yield plane
-        for client in CLIENTS:
-            client.close()
-        CLIENTS.clear()
-
-
-@pytest.fixture
-def models(tmp_path: Path) -> Path:
-    folder = tmp_path / "models" / "tiny"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    return folder
-
-
-def make_agent(
-    plane: ControlPlane,
-    tmp_path: Path,
-    behaviour: str,
-    *,
-    publisher: Publisher | None = None,
-    probe_command: tuple[str, ...] = (),
-) -> Agent:
-    config = WorkerConfig(
-        internal_url=plane.url,
-        credential_file=tmp_path / "credential.json",
-        work_dir=tmp_path / "work",
-        base_model_roots=(tmp_path / "models",),
-    )
-    executor = SubprocessExecutor(thread_limit=1, command=(sys.executable, "-m", CHILD, behaviour))
-    CLIENTS.append(ApiClient(plane.url, credential=CREDENTIAL))
-    prober = None
-    if probe_command:
-        probing = SubprocessExecutor(thread_limit=1, command=probe_command)
-        prober = Prober(config, CLIENTS[-1], gpu_key="cpu", executor=probing)
-    agent = Agent(config, CLIENTS[-1], executor=executor, publisher=publisher, prober=prober)
-    agent.recover()
-    return agent
-
-
-def add_run(plane: ControlPlane, models: Path, **options: object) -> RunSpec:
-    return plane.add_run(ROWS, base_model=models, hyperparameters=Hyperparameters(), **options)
-
-
-class Draining:
-    """`agent.drain()` in a thread that lives until the end: the child dies with the thread that started it."""
-
-    def __init__(self, agent: Agent) -> None:
-        self.thread = threading.Thread(target=agent.drain)
-        self.thread.start()
-
-    def join(self, timeout_seconds: float = 120) -> None:
-        self.thread.join(timeout_seconds)
-        assert not self.thread.is_alive()
+from tests.support.agent import ROWS, Draining, add_run, make_agent
+from tests.twins.control_plane import CREDENTIAL
 
 
 def child_pid(tmp_path: Path) -> int:
@@ -376,7 +305,7 @@ def test_heartbeats_carry_the_progress(plane, models, tmp_path):
 AGENT_PROCESS = """
 import sys
 from pathlib import Path
-from tests.unit.gpu_workers.test_agent import make_agent
+from tests.support.agent import make_agent
 
 class Plane: url = sys.argv[1]
 make_agent(Plane, Path(sys.argv[2]), "stubborn").drain()

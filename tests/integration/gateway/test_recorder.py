@@ -20,7 +20,7 @@ from apps.gateway.metering import Metering, Ticket
 from apps.gateway.purses import Reservation
 from apps.gateway.recorder import Recorder
 from apps.gateway.spool import Orphan, adopt_orphans
-from tests.unit.gateway.test_spool import make_record, make_start
+from tests.factories.usage import make_record, make_start
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -161,9 +161,10 @@ GATEWAY = textwrap.dedent(
     import asyncio, sys, pathlib
     import django; django.setup()
     from apps.gateway import recorder as recording
-    from tests.unit.gateway.test_recorder import PROGRAM, Recorder, make_record, make_start
+    from apps.gateway.recorder import Recorder
+    from tests.factories.usage import make_record, make_start
 
-    recording._COMMAND = (sys.executable, "-c", PROGRAM)
+    recording._COMMAND = (sys.executable, "-c", sys.argv[2])
 
     async def one(recorder, lane):
         for number in range(100_000):
@@ -187,7 +188,7 @@ GATEWAY = textwrap.dedent(
 @pytest.mark.parametrize("victim", ["gateway", "recorder"])
 def test_nothing_confirmed_is_lost_by_kill_9(tmp_path, victim):
     environ = os.environ | {"DJANGO_SETTINGS_MODULE": "apps.config.settings.test", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", GATEWAY, str(tmp_path)]
+    command = [sys.executable, "-c", GATEWAY, str(tmp_path), PROGRAM]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environ) as gateway:
         recorder_pid = int(gateway.stdout.readline())
         confirmed = {gateway.stdout.readline().strip() for _ in range(500)}

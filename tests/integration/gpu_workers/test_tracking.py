@@ -14,7 +14,7 @@ from gpu_workers import tracking_mlflow
 from gpu_workers.events import EventTail
 from gpu_workers.tracking import TRACKING_FILE, Assignment, Point, Tracking, points_of
 from gpu_workers.tracking_mlflow import MlflowRefused, MlflowRun, public_address
-from tests.unit.gpu_workers.test_agent import add_run, make_agent, models, plane  # noqa: F401 - fixtures
+from tests.support.agent import add_run, make_agent
 
 SECRET = "token-0123456789"
 
@@ -161,7 +161,7 @@ def test_a_tracker_that_fails_is_told_once_without_the_key_and_left_alone(tmp_pa
     assert SECRET not in warning.message
 
 
-def test_a_run_with_a_tracker_that_cannot_be_reached_succeeds_and_says_so(plane, models, tmp_path):  # noqa: F811
+def test_a_run_with_a_tracker_that_cannot_be_reached_succeeds_and_says_so(plane, models, tmp_path):
     spec = add_run(plane, models)
     plane.queue[0] = msgspec.structs.replace(spec, trackers=(tracker("https://127.0.0.1"),))
 

@@ -32,7 +32,7 @@ def start_rater() -> subprocess.Popen[bytes]:
         "DATABASE_URL": urlunsplit(parts._replace(path=f"/{connection.settings_dict['NAME']}")),
         "DJANGO_SETTINGS_MODULE": "apps.config.settings.dev",
     }
-    return subprocess.Popen([sys.executable, "-m", "tests.unit.billing.rater"], cwd=ROOT, env=environ)
+    return subprocess.Popen([sys.executable, "-m", "tests.integration.billing.rater"], cwd=ROOT, env=environ)
 
 
 def wait_for_the_killed() -> None:

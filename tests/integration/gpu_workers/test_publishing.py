@@ -10,16 +10,16 @@ from apps.contracts.runs import CheckpointSaved, LogLine, Phase, PhaseChanged, S
 from apps.contracts.worker_api import JudgeAccess
 from gpu_workers.executor import SubprocessExecutor
 from gpu_workers.publishing import Publisher, PublishSecrets
-from tests.unit.gpu_workers.test_agent import Draining, add_run, make_agent, models, plane  # noqa: F401 - fixtures
+from tests.support.agent import Draining, add_run, make_agent
 
-PUBLISHER = "tests.unit.gpu_workers.scripted_publisher"
+PUBLISHER = "tests.integration.gpu_workers.scripted_publisher"
 
 
 def publisher(behaviour: str) -> Publisher:
     return Publisher(SubprocessExecutor(thread_limit=1, command=(sys.executable, "-m", PUBLISHER, behaviour)))
 
 
-def test_report_probe_and_merged_model_are_delivered_with_the_adapter(plane, models, tmp_path):  # noqa: F811
+def test_report_probe_and_merged_model_are_delivered_with_the_adapter(plane, models, tmp_path):
     add_run(plane, models)
 
     make_agent(plane, tmp_path, "succeed", publisher=publisher("publish")).drain()
@@ -35,7 +35,7 @@ def test_report_probe_and_merged_model_are_delivered_with_the_adapter(plane, mod
 
 
 @pytest.mark.parametrize("judge", [JudgeAccess(url="http://x/v1", key="ann_web_secret", model="demo"), None])
-def test_a_judges_key_reaches_the_child_alone_and_its_refusal_costs_no_lease(plane, models, tmp_path, judge):  # noqa: F811
+def test_a_judges_key_reaches_the_child_alone_and_its_refusal_costs_no_lease(plane, models, tmp_path, judge):
     plane.judge = judge
     spec = add_run(plane, models)
     plan = EvaluationPlan(grader=Grader(kind=GraderKind.JUDGE, model="demo"))
@@ -50,7 +50,7 @@ def test_a_judges_key_reaches_the_child_alone_and_its_refusal_costs_no_lease(pla
     assert "ann_web_secret" not in (tmp_path / "work" / "secrets").read_text()  # what the training child was told
 
 
-def test_a_failed_evaluation_costs_the_report_and_not_the_adapter(plane, models, tmp_path):  # noqa: F811
+def test_a_failed_evaluation_costs_the_report_and_not_the_adapter(plane, models, tmp_path):
     add_run(plane, models)
 
     make_agent(plane, tmp_path, "succeed", publisher=publisher("fail")).drain()
@@ -61,7 +61,7 @@ def test_a_failed_evaluation_costs_the_report_and_not_the_adapter(plane, models,
     assert "could not be evaluated" in plane.events_of(LogLine)[-1].message
 
 
-def test_a_worker_that_must_go_skips_the_evaluation_and_delivers(plane, models, tmp_path):  # noqa: F811
+def test_a_worker_that_must_go_skips_the_evaluation_and_delivers(plane, models, tmp_path):
     add_run(plane, models)
     draining = Draining(make_agent(plane, tmp_path, "succeed", publisher=publisher("hang")))
     plane.wait_for(lambda: any(event.phase is Phase.EVALUATING for event in plane.events_of(PhaseChanged)))
@@ -73,7 +73,7 @@ def test_a_worker_that_must_go_skips_the_evaluation_and_delivers(plane, models, 
     assert isinstance(outcome, Succeeded) and outcome.report is None
 
 
-def test_a_cancellation_during_the_evaluation_is_obeyed(plane, models, tmp_path):  # noqa: F811
+def test_a_cancellation_during_the_evaluation_is_obeyed(plane, models, tmp_path):
     add_run(plane, models)
     draining = Draining(make_agent(plane, tmp_path, "succeed", publisher=publisher("hang")))
     plane.wait_for(lambda: any(event.phase is Phase.EVALUATING for event in plane.events_of(PhaseChanged)))
@@ -85,7 +85,7 @@ def test_a_cancellation_during_the_evaluation_is_obeyed(plane, models, tmp_path)
     assert isinstance(outcome, Stopped) and outcome.reason == "cancelled"
 
 
-def test_a_cancellation_during_the_upload_is_obeyed(plane, models, tmp_path, monkeypatch):  # noqa: F811
+def test_a_cancellation_during_the_upload_is_obeyed(plane, models, tmp_path, monkeypatch):
     add_run(plane, models)
     store = plane._object
 
@@ -108,7 +108,7 @@ def test_a_cancellation_during_the_upload_is_obeyed(plane, models, tmp_path, mon
     assert not any(path.endswith("/manifest.json") for path in plane.puts if "/adapter-" in path)
 
 
-def test_a_pause_after_the_last_step_changes_nothing(plane, models, tmp_path):  # noqa: F811
+def test_a_pause_after_the_last_step_changes_nothing(plane, models, tmp_path):
     add_run(plane, models)
     draining = Draining(make_agent(plane, tmp_path, "succeed", publisher=publisher("slow")))
     plane.wait_for(lambda: any(event.phase is Phase.EVALUATING for event in plane.events_of(PhaseChanged)))

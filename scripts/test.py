@@ -1,0 +1,296 @@
+"""Run the tests: parts side by side on all cores, the longest first; what needs the whole machine runs alone, last.
+
+    python -m scripts.test                   every part
+    python -m scripts.test unit api          these parts
+    python -m scripts.test --quick           what the current change touches, within a minute
+    python -m scripts.test --record          every part, and keep what each file took in tests/durations.json
+
+The output of each part goes to .anneal/test-logs and is shown where the part fails. The last line is
+`N passed, N failed, N skipped`; the exit code is 0 only if each part ran at least one test and none failed.
+"""
+
+import argparse
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from xml.etree import ElementTree
+
+from gpu_workers.process_tree import die_with_parent
+from scripts.touched import pick_tests
+
+ROOT = Path(__file__).resolve().parents[1]
+LOGS = ROOT / ".anneal" / "test-logs"
+DURATIONS = ROOT / "tests" / "durations.json"
+PYTHONS = {"web": ROOT / ".venv/bin/python", "engines": ROOT / ".venv-engines/bin/python"}
+# Each environment has its own settings of pytest; paths are written from the repository's root in both.
+CONFIGURATIONS = {"web": "pyproject.toml", "engines": "tests/engines/pytest.ini"}
+WITH_NIGHTLY = ("e2e",)
+QUICK_SECONDS = 60
+STOP_SECONDS = 60
+SLOWEST = 10
+_PERCENT = re.compile(rb"\[ *(\d+)%\]")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some folders or files of tests that one process of pytest runs, one test after the other."""
+
+    name: str
+    paths: tuple[str, ...]
+    environment: str = "web"
+    marks: str = "not chaos and not nightly"
+    is_alone: bool = False
+
+    def seconds(self, durations: dict[str, float]) -> float:
+        """What its files took when they were recorded; one that never was may be the longest."""
+        return sum(taken for file, taken in durations.items() if self.holds(file)) or math.inf
+
+    def holds(self, file: str) -> bool:
+        """Whether a file of tests belongs to this part."""
+        return any(file == path or file.startswith(f"{path}/") for path in self.paths)
+
+
+PARTS = (
+    Part("unit", ("tests/unit",)),
+    Part("integration", ("tests/integration",)),
+    Part("api", ("tests/api", "tests/guards")),
+    Part("web", ("tests/web",)),
+    Part("browser", ("tests/browser",)),
+    Part("training", ("tests/engines/training", "tests/engines/estimates"), "engines"),
+    Part("serving", ("tests/engines/serving",), "engines"),
+    # The whole platform trains and answers against its own quotes: nothing else may run.
+    Part("e2e", ("tests/e2e",), is_alone=True),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test as pytest reported it: passed, failed or skipped; its time includes its fixtures."""
+
+    file: str
+    name: str
+    seconds: float
+    outcome: str
+
+
+@dataclass
+class Run:
+    """A part under way or done."""
+
+    part: Part
+    process: subprocess.Popen[bytes]
+    started: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+    cases: list[Case] = field(default_factory=list)
+
+    @property
+    def log(self) -> Path:
+        """Where its output goes."""
+        return LOGS / f"{self.part.name}.log"
+
+    @property
+    def failures(self) -> int:
+        """How many tests failed; a part that broke down or found no test counts as one."""
+        failed = sum(case.outcome == "failed" for case in self.cases)
+        return failed or int(self.process.returncode != 0 or not self.cases)
+
+    def progress(self) -> str:
+        """How far it is, by what pytest wrote last."""
+        found = _PERCENT.findall(self.log.read_bytes())
+        return f"{self.part.name} {int(found[-1]) if found else 0}%"
+
+    def finish(self) -> None:
+        """Read the report of a process that has ended."""
+        self.seconds = time.monotonic() - self.started
+        report = _report_of(self.part)
+        self.cases = _read_cases(report) if report.exists() else []
+
+
+def main(arguments: Sequence[str] | None = None, *, all_parts: Sequence[Part] = PARTS) -> int:
+    """Run the parts that the command line names and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [part.name for part in all_parts]
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(names)}; all by default")
+    parser.add_argument("--at-once", type=int, default=max(2, os.cpu_count() or 2), help="parts side by side")
+    parser.add_argument("--quick", action="store_true", help="what the current change touches, within a minute")
+    parser.add_argument("--record", action="store_true", help="keep what each file took in tests/durations.json")
+    parser.add_argument("--nightly", action="store_true", help="the tests marked nightly, in place of the others")
+    given = parser.parse_args(arguments)
+    if unknown := set(given.parts) - set(names):
+        parser.error(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    durations: dict[str, float] = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+    parts = [part for part in all_parts if not given.parts or part.name in given.parts]
+    if given.quick:
+        parts = _quick_parts(durations)
+    if given.nightly:
+        parts = [replace(part, marks="nightly", is_alone=True) for part in parts if part.name in WITH_NIGHTLY]
+    if not parts:
+        print("No test belongs to this change.\n0 passed, 0 failed, 0 skipped")
+        return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        runs = _run(parts, durations, given.at_once)
+    except KeyboardInterrupt:
+        print("\nStopped.")
+        return 130
+    if given.record:
+        _record(runs, durations)
+    return _conclude(runs)
+
+
+def _quick_parts(durations: dict[str, float]) -> list[Part]:
+    """Return the parts cut down to the nearest files of tests of the current change."""
+    chosen = pick_tests(ROOT, durations, seconds=QUICK_SECONDS * 0.75)  # the rest is for starting
+    parts = [part for part in PARTS if not part.is_alone]
+    cut = [(part, tuple(file for file in chosen if part.holds(file))) for part in parts]
+    return [Part(part.name, files, part.environment, part.marks) for part, files in cut if files]
+
+
+def _run(parts: Iterable[Part], durations: dict[str, float], at_once: int) -> list[Run]:
+    """Run the parts side by side, then those that run alone; stop all of them when asked to stop."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    waiting = sorted(parts, key=lambda part: (part.is_alone, -part.seconds(durations)))
+    going: list[Run] = []
+    done: list[Run] = []
+    screen = _Screen()
+    try:
+        while waiting or going:
+            while waiting and len(going) < at_once and not (going and (waiting[0].is_alone or going[0].part.is_alone)):
+                going.append(_start(waiting.pop(0)))
+            time.sleep(0.2)
+            screen.show(going, waiting)
+            for run in [run for run in going if run.process.poll() is not None]:
+                going.remove(run)
+                run.finish()
+                done.append(run)
+                screen.end(run)
+    finally:
+        _stop(going)
+    return done
+
+
+def _start(part: Part) -> Run:
+    """Start pytest for one part in a process group of its own: Ctrl-C reaches it through us, once."""
+    report = _report_of(part)
+    report.unlink(missing_ok=True)
+    command = [str(PYTHONS[part.environment]), "-m", "pytest", "-c", CONFIGURATIONS[part.environment], "--rootdir", "."]
+    command += ["-m", part.marks, f"--junitxml={report}", "-o", "junit_family=xunit1", *part.paths]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    with (LOGS / f"{part.name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            preexec_fn=partial(die_with_parent, signal.SIGINT),
+        )
+    return Run(part, process)
+
+
+def _stop(runs: Sequence[Run]) -> None:
+    """Let pytest take its fixtures down, as Ctrl-C does; kill what is left after a minute."""
+    for run in runs:
+        run.process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + STOP_SECONDS
+    for run in runs:
+        try:
+            run.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(run.process.pid, signal.SIGKILL)
+            run.process.wait()
+
+
+def _report_of(part: Part) -> Path:
+    return LOGS / f"{part.name}.xml"
+
+
+def _read_cases(report: Path) -> list[Case]:
+    """Return the tests of a JUnit report; one that failed and whose teardown failed too is one test."""
+    found: dict[tuple[str, str], Case] = {}
+    for node in ElementTree.parse(report).iter("testcase"):  # noqa: S314  pytest wrote it a moment ago
+        outcomes = {child.tag for child in node}
+        outcome = "failed" if outcomes & {"failure", "error"} else "skipped" if "skipped" in outcomes else "passed"
+        file, name = node.get("file", node.get("classname", "")), f"{node.get('classname')}::{node.get('name')}"
+        known = found.get((file, name))
+        if known is None or known.outcome != "failed":
+            found[file, name] = Case(file, str(node.get("name")), float(node.get("time", 0)), outcome)
+    return list(found.values())
+
+
+class _Screen:
+    """One line that says how far the parts are; where nobody watches, a line now and then."""
+
+    def __init__(self) -> None:
+        self._is_watched = sys.stdout.isatty()
+        self._started = self._shown = time.monotonic()
+
+    def show(self, going: Sequence[Run], waiting: Sequence[Part]) -> None:
+        """Show the parts under way and those that wait."""
+        if time.monotonic() - self._shown < (1 if self._is_watched else 60):
+            return
+        self._shown = time.monotonic()
+        words = [_clock(self._shown - self._started), *(run.progress() for run in going)]
+        words += [f"({', '.join(part.name for part in waiting)} to come)"] if waiting else []
+        line = "  ".join(words)
+        print(f"\r\033[K{line}" if self._is_watched else line, end="" if self._is_watched else "\n", flush=True)
+
+    def end(self, run: Run) -> None:
+        """Say how a part ended, with all of its output where it failed."""
+        if self._is_watched:
+            print("\r\033[K", end="")
+        if run.failures:
+            print(f"\n--- {run.part.name} failed: {run.log}\n{run.log.read_text(errors='replace')}")
+        print(f"{run.part.name:10} {_clock(run.seconds)}  {_summary(run.cases, run.failures)}", flush=True)
+
+
+def _summary(cases: Sequence[Case], failures: int) -> str:
+    passed, skipped = (sum(case.outcome == outcome for case in cases) for outcome in ("passed", "skipped"))
+    return f"{passed} passed, {failures} failed, {skipped} skipped"
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+def _conclude(runs: Sequence[Run]) -> int:
+    """Print the slowest tests and the time of each part, then the sum of all."""
+    for run in runs:
+        print(f"\n{run.part.name}: {_clock(run.seconds)}, slowest tests")
+        for case in sorted(run.cases, key=lambda case: -case.seconds)[:SLOWEST]:
+            print(f"{case.seconds:8.1f} s  {case.file}::{case.name}")
+    failures = sum(run.failures for run in runs)
+    print("\n" + _summary([case for run in runs for case in run.cases], failures))
+    return int(failures > 0)
+
+
+def _record(runs: Sequence[Run], durations: dict[str, float]) -> None:
+    """Write what each file of the parts that ran took; keep the others and forget files that are gone."""
+    taken: dict[str, float] = defaultdict(float)
+    for run in runs:
+        for case in run.cases:
+            taken[case.file] += case.seconds
+    ran = [run.part for run in runs]
+    kept = {
+        file: seconds
+        for file, seconds in durations.items()
+        if not any(part.holds(file) for part in ran) and (ROOT / file).exists()
+    }
+    new = kept | {file: round(seconds, 1) for file, seconds in taken.items()}
+    DURATIONS.write_text(json.dumps(new, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""Records of metered requests."""
+
+import datetime
+from itertools import count
+
+from apps.billing.usage import UsageRecord
+from apps.gateway.spool import Start
+
+_numbers = count(1)
+
+
+def make_record(**fields) -> UsageRecord:
+    values = {
+        "id": f"use_{next(_numbers)}",
+        "organization_id": "org_1",
+        "key_id": "key_1",
+        "model_name": "tiny",
+        "adapter_version_id": "",
+        "slice_id": "hold_1",
+        "input_price_id": "price_1",
+        "output_price_id": "price_2",
+        "input_tokens": 3,
+        "cached_input_tokens": 0,
+        "output_tokens": 4,
+        "finish": "stop",
+        "latency_ms": 1,
+        "first_token_ms": None,
+        "occurred_at": datetime.datetime(2026, 11, 3, tzinfo=datetime.UTC),
+    }
+    return UsageRecord(**(values | fields))
+
+
+def make_start(record: UsageRecord) -> Start:
+    return Start(
+        id=record.id, organization_id="org_1", key_id="key_1", model_name="tiny", slice_id="hold_1",
+        worst_case_nano=9, at=1_762_000_000.0,
+    )  # fmt: skip

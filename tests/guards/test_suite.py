@@ -1,0 +1,43 @@
+"""What keeps the suite in order: tests stand alone, and what they share stands where all may take it from."""
+
+import ast
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_no_test_module_or_conftest_is_imported() -> None:
+    """Shared helpers stand in tests/support, builders in tests/factories, services that are not ours in tests/twins."""
+    files = [path for folder in ("tests", "scripts") for path in (ROOT / folder).rglob("*.py")]
+
+    found = [f"{path.relative_to(ROOT)} imports {name}" for path in files for name in _imports_of_tests(path)]
+
+    assert found == []
+
+
+def _imports_of_tests(path: Path) -> Iterator[str]:
+    """Yield the test modules that a module imports, in the programs it holds as text too."""
+    trees = [ast.parse(path.read_text())]
+    for node in ast.walk(trees[0]):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "import " in node.value:
+            try:
+                trees.append(ast.parse(textwrap.dedent(node.value)))
+            except SyntaxError:
+                continue
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for module in modules:
+            if module.startswith("tests.") and _is_test(module.rpartition(".")[2]) and _is_file(module):
+                yield module
+
+
+def _is_test(name: str) -> bool:
+    return name == "conftest" or name.startswith("test_")
+
+
+def _is_file(module: str) -> bool:
+    return (ROOT / module.replace(".", "/")).with_suffix(".py").is_file()

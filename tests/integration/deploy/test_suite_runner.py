@@ -1,0 +1,109 @@
+"""`make test`: what fails, breaks down or finds nothing fails the suite, and the last line counts every test."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import test as runner
+
+ROOT = Path(__file__).resolve().parents[3]
+PASSES = "def test_that_passes(): pass\n"
+FAILS = "import pytest\ndef test_that_fails(): assert 1 == 2\ndef test_that_is_skipped(): pytest.skip('not here')\n"
+BREAKS_DOWN = "import os\ndef test_that_passes(): pass\ndef test_that_ends_the_process(): os._exit(9)\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -q -p no:cacheprovider --import-mode=importlib\n")
+    monkeypatch.setattr(runner, "LOGS", tmp_path / "logs")
+    monkeypatch.setattr(runner, "DURATIONS", tmp_path / "durations.json")
+    monkeypatch.setattr(runner, "CONFIGURATIONS", {"web": str(tmp_path / "pytest.ini")})
+    return tmp_path
+
+
+def make_part(folder: Path, name: str, content: str, *, is_alone: bool = False) -> runner.Part:
+    path = folder / name / f"test_{name}.py"
+    path.parent.mkdir()
+    path.write_text(content)
+    return runner.Part(name, (str(path),), is_alone=is_alone)
+
+
+def test_the_last_line_counts_every_part_and_one_failure_fails_all(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = [
+        make_part(folder, "good", PASSES),
+        make_part(folder, "bad", FAILS),
+        make_part(folder, "alone", PASSES, is_alone=True),
+    ]
+
+    assert runner.main([], all_parts=parts) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "2 passed, 1 failed, 1 skipped"
+    assert any("assert 1 == 2" in line for line in lines)  # the output of what failed, and of nothing else
+    assert not any("that_passes" in line and "PASSED" in line for line in lines)
+    assert [line.split()[0] for line in lines if line.endswith(" skipped")][-2] == "alone"  # it came last
+
+    assert runner.main(["good"], all_parts=parts) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
+
+
+@pytest.mark.parametrize("content", [BREAKS_DOWN, "", "import nothing_of_this_name\n"])
+def test_a_part_that_breaks_down_or_finds_no_test_fails_the_suite(
+    folder: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    assert runner.main([], all_parts=[make_part(folder, "broken", content)]) == 1
+
+    assert capsys.readouterr().out.splitlines()[-1].split(", ")[1] == "1 failed"
+
+
+def test_what_was_recorded_decides_what_starts_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = [make_part(folder, name, PASSES) for name in ("short", "long")]
+    assert runner.main(["--record"], all_parts=parts) == 0
+    recorded = runner.DURATIONS.read_text()
+    assert "short/test_short.py" in recorded and "long/test_long.py" in recorded
+
+    runner.DURATIONS.write_text(json.dumps({parts[0].paths[0]: 1.0, parts[1].paths[0]: 9.0}))
+    capsys.readouterr()
+    assert runner.main(["--at-once", "1"], all_parts=parts) == 0
+    ended = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.endswith(" skipped")]
+    assert ended[:2] == ["long", "short"]
+
+
+STOPPED = """
+import sys
+from pathlib import Path
+from scripts import test as runner
+
+folder = Path(sys.argv[1])
+runner.LOGS, runner.CONFIGURATIONS = folder / "logs", {"web": str(folder / "pytest.ini")}
+sys.exit(runner.main([], all_parts=[runner.Part("slow", (sys.argv[2],))]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_lets_the_tests_take_down_what_they_started(folder: Path, number: signal.Signals) -> None:
+    mark, ended = folder / "started", folder / "ended"
+    content = f"""
+import pathlib, time, pytest
+@pytest.fixture
+def server():
+    pathlib.Path({str(mark)!r}).touch()
+    yield
+    pathlib.Path({str(ended)!r}).touch()
+def test_that_waits(server): time.sleep(600)
+"""
+    part = make_part(folder, "slow", content)
+    with subprocess.Popen([sys.executable, "-c", STOPPED, folder, part.paths[0]], cwd=ROOT) as process:
+        while not mark.exists():
+            assert process.poll() is None
+            os.sched_yield()
+        process.send_signal(number)
+        assert process.wait(timeout=120) == 130
+
+    assert ended.exists()

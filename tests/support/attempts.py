@@ -1,0 +1,158 @@
+"""A worker that speaks the domain's language, one call at a time."""
+
+import datetime
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from apps.contracts import runs as wire
+from apps.contracts.evaluation import Comparison, EvaluationReport, Interval, WorseRow
+from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, HeartbeatResponse
+from apps.core.object_store import store
+from apps.finetuning import leases, reporting
+from apps.finetuning.leases import Lease
+from apps.finetuning.models import FineTuningJob, Run, Upload, Worker
+from tests.factories.finetuning import Floor, adapter_files, checkpoint_files, manifest_of
+
+
+@dataclass
+class Attempt:
+    """One attempt as its worker drives it."""
+
+    claimed: ClaimResponse
+    sequence: int = field(default=0)
+
+    @property
+    def lease(self) -> Lease:
+        return Lease(id=self.claimed.lease_id, token=self.claimed.lease_token)
+
+    @property
+    def run(self) -> Run:
+        return Run.objects.get(pk=self.claimed.spec.run_id)
+
+    def report(self, kind: type, **fields: Any) -> None:
+        self.sequence += 1
+        reporting.record_events(lease=self.lease, reported=(kind(sequence=self.sequence, **fields),))
+
+    def start(self, total_steps: int = 10, start_step: int = 0) -> None:
+        self.report(
+            wire.TrainingStarted, total_steps=total_steps, start_step=start_step, rows=100, trained_tokens_per_epoch=500
+        )
+        # Half an hour ago, so that the time a worker counts is never more than the time that passed.
+        Run.objects.filter(pk=self.claimed.spec.run_id).update(training_started_at=_long_ago())
+
+    def upload(self, kind: str, step: int, files: dict[str, bytes]) -> Upload:
+        spec = self.claimed.spec
+        manifest = manifest_of(kind, spec.run_id, spec.attempt, step, files)
+        body = msgspec.json.encode(manifest)
+        answer = reporting.create_upload(
+            lease=self.lease, manifest=manifest, manifest_sha256=hashlib.sha256(body).hexdigest()
+        )
+        upload = Upload.objects.get(pk=answer.upload_id)
+        for name, content in [*files.items(), ("manifest.json", body)]:
+            store().put_stream(f"{upload.object_prefix}/{name}", [content])
+        return upload
+
+    def checkpoint(self, step: int, seconds: float, *, files: dict[str, bytes] | None = None) -> None:
+        upload = self.upload("checkpoint", step, files or checkpoint_files())
+        self.report(
+            wire.CheckpointSaved,
+            step=step,
+            upload_id=upload.pk,
+            manifest_sha256=upload.manifest_sha256,
+            bytes=12,
+            trained_tokens=100,
+            training_seconds=seconds,
+        )
+
+    def succeed(
+        self, base_model: Any, *, seconds: float = 20.0, files: dict[str, bytes] | None = None, **fields: Any
+    ) -> None:
+        files = files or adapter_files(base_model, rank=self.claimed.spec.hyperparameters.lora_rank)
+        upload = self.upload("adapter", 10, files)
+        self.finish(
+            wire.Succeeded(
+                upload_id=upload.pk,
+                manifest_sha256=upload.manifest_sha256,
+                step=10,
+                training_seconds=seconds,
+                trained_tokens=500,
+                **fields,
+            )
+        )
+
+    def finish(self, outcome: wire.RunOutcome) -> None:
+        reporting.finish_run(lease=self.lease, outcome=outcome)
+
+    def beat(self, **fields: Any) -> HeartbeatResponse:
+        return leases.heartbeat(lease=self.lease, beat=HeartbeatRequest(**fields))
+
+    def fall_silent(self) -> None:
+        Run.objects.filter(pk=self.claimed.spec.run_id).update(lease_expires_at=_long_ago())
+
+
+def _long_ago() -> Any:
+
+    from apps.core.clock import db_now
+
+    return db_now() - datetime.timedelta(minutes=30)
+
+
+@pytest.fixture
+def floor(organization) -> Floor:
+    return Floor(organization)
+
+
+@pytest.fixture
+def claim(floor):
+    """Return a function that claims the next run, or None."""
+
+    def take(worker: Worker | None = None) -> Attempt | None:
+        claimed = leases.claim(worker=worker or floor.worker, base_models=None)
+        return Attempt(claimed) if claimed else None
+
+    return take
+
+
+@pytest.fixture
+def reload():
+    def again(job: FineTuningJob) -> FineTuningJob:
+        return FineTuningJob.objects.get(pk=job.pk)
+
+    return again
+
+
+REPORT = EvaluationReport(
+    rows=40,
+    answers=40,
+    grader="exact_match",
+    comparisons=(
+        Comparison(
+            name="exact_match",
+            base=Interval(value=0.1, low=0.04, high=0.23),
+            tuned=Interval(value=0.8, low=0.65, high=0.9),
+            difference=Interval(value=0.7, low=0.5, high=0.85),
+            method="Wilson 95 %",
+            rows=40,
+        ),
+    ),
+    worse_rows=1,
+    worse=(WorseRow(row=7, prompt="Where is <b>it</b>?", reference="here", base_loss=1.0, tuned_loss=2.0),),
+)
+
+
+def step(number: int, loss: float) -> dict:
+    return {
+        "step": number,
+        "total_steps": 10,
+        "epoch": number / 10,
+        "train_loss": loss,
+        "learning_rate": 1e-3,
+        "grad_norm": 1.0,
+        "trained_tokens": 50 * number,
+        "tokens_per_second": 900.0,
+        "training_seconds": float(number),
+    }

@@ -1,0 +1,98 @@
+"""What browser tests share: how a page is judged and how a test waits for it."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+WIDTHS = (1440, 390, 320)
+AXE = (Path(__file__).parents[1] / "browser" / "vendor" / "axe-4.14.1.min.js").read_text()
+AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+# Of the rules with these tags, those that read colours.
+COLOUR_RULES = ["color-contrast", "link-in-text-block"]
+
+# Two frames; a page that draws none has nothing to wait for.
+DRAWN = """() => new Promise((done) => {
+  setTimeout(done, 1000);
+  requestAnimationFrame(() => requestAnimationFrame(done));
+})"""
+_SWITCH_THEME = """() => {
+  // However short, a transition takes a frame, and a busy machine draws one late.
+  const still = new CSSStyleSheet();
+  still.replaceSync("*, ::before, ::after { transition-property: none !important }");
+  document.adoptedStyleSheets = [still];
+  const root = document.documentElement;
+  root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
+  document.dispatchEvent(new CustomEvent("themechange"));
+}"""
+
+
+def find_violations(page: Page, rules: Sequence[str] = AXE_TAGS) -> list[str]:
+    """Return what axe holds against the page as it stands, one line per rule."""
+    expect(page.locator(".htmx-request")).to_have_count(0)  # what waits for an answer is dimmed
+    if not page.evaluate("() => 'axe' in window"):
+        page.evaluate(AXE)
+    # axe describes what passed in full only when asked: most of its time and of the answer.
+    found = page.evaluate(
+        "(rules) => axe.run({runOnly: rules, resultTypes: ['violations']}).then((found) => found.violations)", rules
+    )
+    return [f"{rule['id']}: {rule['help']}: {[node['html'][:160] for node in rule['nodes'][:3]]}" for rule in found]
+
+
+def check_page(page: Page, widths: Sequence[int], *, height: int = 900) -> None:
+    """Assert that the page fits each width and is accessible there in both themes.
+
+    A width shows, hides and moves elements: all rules run at each. A theme changes colours and nothing else
+    (tests/guards/test_frontend.py holds the style sheets to that): in the theme that the page was not opened in, the
+    rules that read colours run, at the widest and the narrowest, between which lie all breakpoints.
+    """
+    for width in widths:
+        page.set_viewport_size({"width": width, "height": height})
+        seen = [find_overflow(page), *find_violations(page)]
+        if width in (max(widths), min(widths)):
+            page.evaluate(_SWITCH_THEME)
+            seen += find_violations(page, COLOUR_RULES)
+            page.evaluate(_SWITCH_THEME)
+        assert seen == [0], f"{page.url} at {width} px: {seen}"
+
+
+def find_overflow(page: Page) -> int:
+    """Return by how many pixels the page is wider than the window (WCAG 1.4.10: none, down to 320)."""
+    page.evaluate(DRAWN)  # what follows a resize by script has followed
+    return page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth")
+
+
+def wait_until(condition: Callable[[], Any], *, seconds: float = 60) -> None:
+    """Wait for the server; for what a page does, `wait_on`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail("The web server or its database did not get there.")
+        time.sleep(0.02)
+
+
+def wait_on(page: Page, is_true: Callable[[], bool]) -> None:
+    """Wait while the page's events are handled."""
+
+    def happened() -> bool:
+        page.wait_for_timeout(50)
+        return is_true()
+
+    wait_until(happened, seconds=60)
+
+
+def hold_first(page: Page, url: str, *, target: str) -> list[Route]:
+    """Hold the first request that htmx sends for `target`, and return where it will be found."""
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        if held or route.request.headers.get("hx-target") != target:
+            route.continue_()
+        else:
+            held.append(route)
+
+    page.route(url, hold)
+    return held

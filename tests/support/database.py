@@ -1,0 +1,24 @@
+"""Empty the test database after a test that commits: in milliseconds, where Django's `flush` takes a second.
+
+`flush` truncates every table, in use or not, and lets `post_migrate` write content types, permissions and the policies
+of all tables again. Here the rows are deleted, and what `post_migrate` wrote stays.
+"""
+
+import psycopg
+from django.db import connection
+from psycopg import sql
+
+KEPT = {"django_migrations", "django_content_type", "auth_permission"}
+
+
+def empty_database() -> None:
+    """Delete the rows of all models.
+
+    As a superuser and a replica: no trigger, no foreign key and no policy asks why an append-only row goes.
+    """
+    tables = sorted(set(connection.introspection.django_table_names(only_existing=True)) - KEPT)
+    settings = connection.settings_dict
+    place = {"host": settings["HOST"], "port": settings["PORT"], "dbname": settings["NAME"]}
+    with psycopg.connect(**place, user="postgres") as superuser:
+        superuser.execute("SET session_replication_role = replica")
+        superuser.execute(sql.SQL(";").join(sql.SQL("DELETE FROM {}").format(sql.Identifier(name)) for name in tables))
