@@ -62,7 +62,7 @@ class Part:
 
 PARTS = (
     Part("unit", ("tests/unit",)),
-    Part("integration", ("tests/integration",)),
+    Part("integration", ("tests/integration", "tests/setting_up")),
     Part("api", ("tests/api", "tests/guards")),
     Part("web", ("tests/web",)),
     Part("browser", ("tests/browser",)),
