@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 import httpx2
 
+platform.processor()  # openai's client asks for it; Python starts `uname` the first time and keeps the answer
 Answer = tuple[int, Any]
 Step = Callable[["ScriptedPlatform", dict[str, Any]], None]
 

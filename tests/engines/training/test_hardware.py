@@ -13,7 +13,7 @@ H100 = Hardware(
     name="H100", capability=(9, 0), has_bf16=True, has_flash_attention=True, has_liger=True, has_triton=True
 )
 T4 = Hardware(name="T4", capability=(7, 5), has_triton=True)
-CPU = Hardware(name="the CPU", has_bf16=True)
+CPU = Hardware(name="the CPU", has_bf16=True, threads=1, cores=2)
 OLD_CPU = Hardware(name="the CPU")
 
 
@@ -103,6 +103,7 @@ def test_every_choice_says_why(hardware):
         "Kernels",
         "torch.compile",
         "Optimizer",
+        *([] if hardware.is_gpu else ["Threads"]),
     ]
     assert all(reason.endswith(".") for reason in engine.reasons)
 

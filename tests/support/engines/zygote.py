@@ -96,7 +96,7 @@ class ForkingExecutor(SubprocessExecutor):
     """SubprocessExecutor but for the fresh interpreter."""
 
     def __init__(self, zygote: Zygote, module: str) -> None:
-        super().__init__(threads=1, module=module)
+        super().__init__(thread_limit=1, module=module)
         self._zygote = zygote
         self._module = module
 
