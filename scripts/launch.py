@@ -74,9 +74,9 @@ class Starting:
                 self._missing[program] = self._ask(program)
         return not self._missing
 
-    def wait(self, *, only_early: bool = False) -> None:
-        """This method will return when all answer, or those that are early. Raises LaunchFailed with a log."""
-        while not self.look() and not (only_early and not any(program.is_early for program in self._missing)):
+    def wait(self, *, only_for: str = "") -> None:
+        """This method will return when all answer, or the one of that name. Raises LaunchFailed with a log."""
+        while not self.look() and only_for not in self.seconds:
             if late := self.late():
                 raise LaunchFailed(f"{late.name} did not become healthy{self._supervision.tail(late.name)}")
             time.sleep(0.1)
@@ -166,8 +166,8 @@ def _run(given: argparse.Namespace, home: Path) -> int:
 def bring_up(prepared: Prepared, supervision: Supervision, starting: Starting) -> None:
     """This function will return when the control plane answers, with the engine and the trainer on their way.
 
-    The web process loads while the database is prepared. The engine loads while the main job uploads and trains.
-    Raises LaunchFailed with the log of a process that does not answer.
+    The engine loads while the main job uploads and trains. Raises LaunchFailed with the log of a process that does not
+    answer.
     """
 
     def start(tier: Tier) -> None:
@@ -180,11 +180,10 @@ def bring_up(prepared: Prepared, supervision: Supervision, starting: Starting) -
     supervision.start()
     start(Tier.SERVICES)
     starting.wait()
-    supervision.start_early()
     _prepare_data(prepared)
     starting.line("database", "tables, static files, catalogue and demo account are ready")
     start(Tier.CONTROL)
-    starting.wait(only_early=True)
+    starting.wait(only_for="web")
     _say(_sign_in(prepared))
     starting.wait()
     start(Tier.SERVING)

@@ -79,8 +79,7 @@ class Program:
 
     `command` begins with a module of `venv`'s Python; ${names} are filled by the place it runs in. Its variables are
     `needs` and those of `options` that are set. `role` is its database login; `stop_seconds` what it may take to stop.
-    Where the variable `only_with` is not set it has nothing to do and is left out. One that `is_early` loads while the
-    database is being prepared.
+    Where the variable `only_with` is not set it has nothing to do and is left out.
     """
 
     name: str
@@ -95,7 +94,6 @@ class Program:
     threads: str = "1"
     stop_seconds: int = 15
     is_embedded_only: bool = False
-    is_early: bool = False
     only_with: str = ""
 
 
@@ -145,7 +143,6 @@ PROGRAMS: tuple[Program, ...] = (
         f"{_UVICORN} apps.config.asgi:application ${{web_listen}}",
         role="app",
         options=CONTROL_OPTIONS | {"STRIPE_WEBHOOK_SECRET"},
-        is_early=True,
     ),
     Program(
         "internal",

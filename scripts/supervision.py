@@ -74,12 +74,6 @@ class Supervision:
     def start_tier(self, tier: Tier) -> None:
         self._rpc.startProcessGroup(str(tier), False)
 
-    def start_early(self) -> None:
-        """This method will start the programs that need the services and no table."""
-        for program in self.prepared.programs:
-            if program.is_early:
-                self._rpc.startProcess(f"{program.tier}:{program.name}", False)
-
     def restart(self, program: Program) -> None:
         name = f"{program.tier}:{program.name}"
         try:

@@ -121,7 +121,8 @@ def main(arguments: Sequence[str] | None = None, *, all_parts: Sequence[Part] = 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [part.name for part in all_parts]
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(names)}; all by default")
-    parser.add_argument("--at-once", type=int, default=max(2, os.cpu_count() or 2), help="parts side by side")
+    # One more than there are cores: each part waits for half of its time.
+    parser.add_argument("--at-once", type=int, default=(os.cpu_count() or 1) + 1, help="parts side by side")
     parser.add_argument("--quick", action="store_true", help="what the current change touches, within a minute")
     parser.add_argument("--record", action="store_true", help="keep what each file took in tests/durations.json")
     parser.add_argument("--nightly", action="store_true", help="the tests marked nightly, in place of the others")

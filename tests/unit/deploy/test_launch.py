@@ -133,9 +133,6 @@ class Supervised:
     def start_tier(self, tier: Tier) -> None:
         self.started.append(tier)
 
-    def start_early(self) -> None:
-        self.started.append("early")
-
     def check(self) -> None:
         pass
 
@@ -184,9 +181,7 @@ def started(tmp_path: Path, take: Take, monkeypatch: pytest.MonkeyPatch) -> Star
     return Started(prepare(tmp_path, is_debug=False, is_launch=True), monkeypatch)
 
 
-def test_the_web_process_loads_beside_the_preparation_and_the_engine_beside_the_main_job(
-    started: Started, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_web_process_starts_on_prepared_data_and_the_engine_loads_beside_the_main_job(started: Started) -> None:
     started.silent = {"vllm", "serving-agent", "trainer"}
 
     started.bring_up()
@@ -194,13 +189,11 @@ def test_the_web_process_loads_beside_the_preparation_and_the_engine_beside_the_
     assert started.supervised.started == [
         "supervisord",
         Tier.SERVICES,
-        "early",
         "data",
         Tier.CONTROL,
         Tier.SERVING,
         Tier.TRAINING,
     ]
-    assert [program.name for program in PROGRAMS if program.is_early] == ["web"]
     assert not started.starting.is_up
 
 
