@@ -434,13 +434,13 @@ def resume(platform: Platform, stage: Stage, job: Any, *, is_watched: bool) -> N
             raise DemoFailed(
                 f"{text} {_grant(platform)}" if refused.code == "insufficient_quota" else text
             ) from refused
-        return  # somebody else resumed or cancelled it
+        return  # a person resumed or cancelled it
     stage.line("job", text)
 
 
 def _is_resumed_by_a_person(platform: Platform, stage: Stage, job: Any) -> bool:
     seconds = PAUSED_BY_PERSON_SECONDS
-    stage.line("job", f"Somebody paused the job. It continues in {seconds:.0f} s, or when you press Resume.")
+    stage.line("job", f"A person paused the job. It continues in {seconds:.0f} s, or when you press Resume.")
     give_up_at = time.monotonic() + seconds
     while time.monotonic() < give_up_at:
         if platform.openai.fine_tuning.jobs.retrieve(job.id).status != "paused":
@@ -453,7 +453,7 @@ PAUSE_REASONS = {
     "The spend cap is reached": "it reached its spend cap",
     "A budget of the organization is used up": "a budget of the organization is used up",
     "The organization is suspended": "the organization is suspended",
-    "Pause requested": "somebody paused it",
+    "Pause requested": "a person paused it",
 }
 
 
@@ -463,7 +463,7 @@ def why_it_paused(platform: Platform, job: Any) -> str:
         for words, reason in PAUSE_REASONS.items():
             if event.message.startswith(words):
                 return reason
-    return "of a reason that its events do not give"
+    return "of a reason that its events do not name"
 
 
 def _grant(platform: Platform) -> str:

@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY))  # it is run as a file, by whatever Python there is
+sys.path.insert(0, str(REPOSITORY))  # it runs as a file, under any Python
 
 from scripts import machine  # noqa: E402
 
@@ -122,7 +122,7 @@ class Environment:
         self.stamp_file.write_text(json.dumps(stamped) + "\n")
 
     def make_anew(self, python: str) -> None:
-        """This method will replace whatever lies there by an empty environment of that Python. Raises SetupFailed."""
+        """This method will replace the folder by an empty environment of that Python. Raises SetupFailed."""
         if self.directory.is_symlink():
             self.directory.unlink()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -303,7 +303,7 @@ def _without_login(address: str) -> str:
 
 
 def _silence(address: str) -> str:
-    """Why an index does not answer; nothing where it does, with whatever status."""
+    """Why an index does not answer; nothing where it answers with any status."""
     if not address.startswith(("http://", "https://")):
         return ""
     page = Request(f"{_without_login(address).rstrip('/')}/pip/", method="HEAD")

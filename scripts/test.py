@@ -232,7 +232,7 @@ def _read_cases(report: Path) -> list[Case]:
 
 
 class _Screen:
-    """One line that says how far the parts are; where nobody watches, a line now and then."""
+    """One line that shows how far the parts are; without a terminal, a line every minute."""
 
     def __init__(self) -> None:
         self._is_watched = sys.stdout.isatty()

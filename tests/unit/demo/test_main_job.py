@@ -118,7 +118,7 @@ def test_a_job_that_a_person_paused_continues_after_a_moment_under_its_own_cap(
 
     assert scripted.sent("/resume$") == [{}]
     assert clock.now - began_at >= main_job.PAUSED_BY_PERSON_SECONDS
-    assert "Somebody paused the job. It continues in 20 s, or when you press Resume." in capsys.readouterr().out
+    assert "A person paused the job. It continues in 20 s, or when you press Resume." in capsys.readouterr().out
 
 
 def test_a_job_that_a_person_resumes_is_left_alone(scripted: ScriptedPlatform, train: Train) -> None:

@@ -1,4 +1,4 @@
-"""What set-up says of a machine before it downloads anything."""
+"""What set-up reports about a machine before it downloads anything."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every locked version is a wheel on every supported machine: nobody needs a compiler."""
+"""Every locked version has a wheel on every supported machine, so that set-up needs no compiler."""
 
 import json
 from itertools import chain
