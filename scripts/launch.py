@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,14 @@ from scripts.supervision import (
 
 MANAGE = (str(REPOSITORY / ".venv/bin/python"), "manage.py")
 MAIN_JOB = (".venv/bin/python", "demo/main_job.py")
-START_SECONDS = {Tier.SERVICES: 60.0, Tier.CONTROL: 120.0, Tier.SERVING: 300.0, Tier.TRAINING: 60.0}
+START_SECONDS = {
+    Tier.SERVICES: 60.0,
+    Tier.WEB: 120.0,
+    Tier.CONTROL: 120.0,
+    Tier.SERVING: 300.0,
+    Tier.TRAINING: 60.0,
+}
+QUOTE_SECONDS = 120.0
 CI_ROWS = "1000"
 WATCHED = {
     ".venv": ("apps", "templates", "static"),
@@ -52,11 +59,18 @@ class Starting:
         self._prepared, self._supervision, self._checks = prepared, supervision, checks
         self._missing: dict[Program, Future[bool]] = {}
         self._late_at: dict[Program, float] = {}
+        self._started: set[Tier] = set()
 
-    def expect(self, programs: Iterable[Program]) -> None:
-        for program in programs:
-            self._missing[program] = self._ask(program)
-            self._late_at[program] = time.monotonic() + START_SECONDS[program.tier]
+    def start(self, tier: Tier) -> None:
+        """Start the programs of `tier` and expect them to answer. A second call for the same tier does nothing."""
+        if tier in self._started:
+            return
+        self._started.add(tier)
+        self._supervision.start_tier(tier)
+        for program in self._prepared.programs:
+            if program.tier is tier:
+                self._missing[program] = self._ask(program)
+                self._late_at[program] = time.monotonic() + START_SECONDS[tier]
 
     def _ask(self, program: Program) -> Future[bool]:
         return self._checks.submit(_health_check(self._prepared, self._supervision, program))
@@ -74,9 +88,9 @@ class Starting:
                 self._missing[program] = self._ask(program)
         return not self._missing
 
-    def wait(self, *, only_for: str = "") -> None:
-        """This method will return when all answer, or the one of that name. Raises LaunchFailed with a log."""
-        while not self.look() and only_for not in self.seconds:
+    def wait(self) -> None:
+        """This method will return when all answer. Raises LaunchFailed with a log."""
+        while not self.look():
             if late := self.late():
                 raise LaunchFailed(f"{late.name} did not become healthy{self._supervision.tail(late.name)}")
             time.sleep(0.1)
@@ -139,6 +153,8 @@ def _run(given: argparse.Namespace, home: Path) -> int:
     code, figures = 0, {}
     try:
         bring_up(prepared, supervision, starting)
+        if given.reload or given.no_main_job:
+            starting.start(Tier.SERVING)
         if given.ci:
             figures = _run_main_job_for_figures(prepared, supervision, starting)
             code = 1 if "error" in figures else 0
@@ -164,30 +180,24 @@ def _run(given: argparse.Namespace, home: Path) -> int:
 
 
 def bring_up(prepared: Prepared, supervision: Supervision, starting: Starting) -> None:
-    """This function will return when the control plane answers, with the engine and the trainer on their way.
+    """This function will return when the control plane answers, with the trainer on its way and the engine not started.
 
-    The engine loads while the main job uploads and trains. Raises LaunchFailed with the log of a process that does not
-    answer.
+    Raises LaunchFailed with the log of a process that does not answer.
     """
-
-    def start(tier: Tier) -> None:
-        supervision.start_tier(tier)
-        starting.expect(program for program in prepared.programs if program.tier is tier)
-
     _say(f"Anneal in {prepared.home}")
     for note in prepared.notes:
         _say(note)
     supervision.start()
-    start(Tier.SERVICES)
+    starting.start(Tier.SERVICES)
     starting.wait()
     _prepare_data(prepared)
     starting.line("database", "tables, static files, catalogue and demo account are ready")
-    start(Tier.CONTROL)
-    starting.wait(only_for="web")
-    _say(_sign_in(prepared))
+    starting.start(Tier.WEB)
     starting.wait()
-    start(Tier.SERVING)
-    start(Tier.TRAINING)
+    _say(_sign_in(prepared))
+    starting.start(Tier.CONTROL)
+    starting.wait()
+    starting.start(Tier.TRAINING)
 
 
 def _prepare_data(prepared: Prepared) -> None:
@@ -261,6 +271,7 @@ def _run_main_job_for_figures(prepared: Prepared, supervision: Supervision, star
     child = _start_main_job(prepared, starting, options)
     try:
         while child.poll() is None:
+            _start_engine_when_quoted(prepared, starting)
             _look(prepared, supervision, starting)
             time.sleep(0.2)
     finally:
@@ -284,6 +295,18 @@ def _start_main_job(prepared: Prepared, starting: Starting, options: Sequence[st
     )
 
 
+def _start_engine_when_quoted(prepared: Prepared, starting: Starting) -> None:
+    """This function will start the engine when the training job exists, or after the time that a quote may take.
+
+    The trainer measures its speed for the quote. An engine that loads at the same time makes it up to 20 % slower, also
+    where each has a core for itself.
+    """
+    state = prepared.home / "demo/state.json"
+    has_job = state.exists() and "ftjob-" in state.read_text()
+    if has_job or time.time() - starting.began_at > QUOTE_SECONDS:
+        starting.start(Tier.SERVING)
+
+
 def _end_child(child: subprocess.Popen[bytes] | None) -> None:
     if child and child.poll() is None:
         child.terminate()
@@ -300,10 +323,13 @@ def _keep_running(given: argparse.Namespace, prepared: Prepared, supervision: Su
     is_said, seen = False, _newest_changes() if given.reload else {}
     try:
         while True:
+            if child:
+                _start_engine_when_quoted(prepared, starting)
             is_up = _look(prepared, supervision, starting)
             if child and child.poll() is not None:
                 _say(_after_main_job(prepared, child.returncode))
                 child = None
+                starting.start(Tier.SERVING)
             if is_up and not child and not is_said:
                 is_said = True
                 _say(f"\n{prepared.public_url}  is running; Ctrl-C stops everything\n{_memory_line(supervision)}")

@@ -64,10 +64,12 @@ WORKER = frozenset({"ANNEAL_INTERNAL_URL", "ANNEAL_WORK_DIR", "ANNEAL_POOL", "AN
 class Tier(StrEnum):
     """Programs of a tier start and stop together; the last tier stops first.
 
-    Control starts when the services answer and the database is prepared, serving and training when control answers.
+    Web starts when the services answer and the database is prepared, and has the cores for itself: its address is what
+    people wait for. Control starts when web answers, serving and training when control answers.
     """
 
     SERVICES = "services"
+    WEB = "web"
     CONTROL = "control"
     SERVING = "serving"
     TRAINING = "training"
@@ -139,7 +141,7 @@ PROGRAMS: tuple[Program, ...] = (
     ),
     Program(
         "web",
-        Tier.CONTROL,
+        Tier.WEB,
         f"{_UVICORN} apps.config.asgi:application ${{web_listen}}",
         role="app",
         options=CONTROL_OPTIONS | {"STRIPE_WEBHOOK_SECRET"},

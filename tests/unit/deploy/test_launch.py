@@ -170,8 +170,10 @@ class Started:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def bring_up(self) -> None:
+    def bring_up(self, *, has_engine: bool = True) -> None:
         launch.bring_up(self.prepared, self.supervision, self.starting)
+        if has_engine:
+            self.starting.start(Tier.SERVING)
         self.starting.look()
 
 
@@ -181,20 +183,44 @@ def started(tmp_path: Path, take: Take, monkeypatch: pytest.MonkeyPatch) -> Star
     return Started(prepare(tmp_path, is_debug=False, is_launch=True), monkeypatch)
 
 
-def test_the_web_process_starts_on_prepared_data_and_the_engine_loads_beside_the_main_job(started: Started) -> None:
-    started.silent = {"vllm", "serving-agent", "trainer"}
+def test_the_web_process_starts_first_on_prepared_data_and_the_trainer_before_the_engine(started: Started) -> None:
+    started.silent = {"trainer"}
 
-    started.bring_up()
+    started.bring_up(has_engine=False)
 
     assert started.supervised.started == [
         "supervisord",
         Tier.SERVICES,
         "data",
+        Tier.WEB,
         Tier.CONTROL,
-        Tier.SERVING,
         Tier.TRAINING,
     ]
     assert not started.starting.is_up
+
+
+def test_the_engine_starts_once_when_the_training_job_exists(started: Started) -> None:
+    started.bring_up(has_engine=False)
+    state = started.prepared.home / "demo/state.json"
+    state.parent.mkdir(exist_ok=True)
+
+    launch._start_engine_when_quoted(started.prepared, started.starting)
+    assert Tier.SERVING not in started.supervised.started
+
+    for text in ('{"file_id": "file-01"}', '{"file_id": "file-01", "lora": "ftjob-01"}', '{"lora": "ftjob-01"}'):
+        state.write_text(text)
+        launch._start_engine_when_quoted(started.prepared, started.starting)
+        assert (Tier.SERVING in started.supervised.started) is ("ftjob" in text)
+    assert started.supervised.started.count(Tier.SERVING) == 1
+
+
+def test_the_engine_waits_for_a_quote_that_does_not_come_no_longer_than_two_minutes(started: Started) -> None:
+    started.bring_up(has_engine=False)
+
+    started.sleep(121.0)
+    launch._start_engine_when_quoted(started.prepared, started.starting)
+
+    assert Tier.SERVING in started.supervised.started
 
 
 def test_the_dashboard_is_announced_when_the_web_server_answers_and_before_anything_else_does(
