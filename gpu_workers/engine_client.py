@@ -246,6 +246,14 @@ class EngineClient:
         finally:
             self.questions = msgspec.structs.replace(self.questions, ended=self.questions.ended + 1)
 
+    async def is_well(self) -> bool:
+        """Tell whether the engine says of itself that it serves."""
+        try:
+            await self._request("GET", "/health", timeout_seconds=5)
+        except (EngineDown, EngineRefused):
+            return False
+        return True
+
     async def read_metrics(self) -> str:
         return (await self._request("GET", "/metrics", timeout_seconds=10)).decode()
 

@@ -22,6 +22,7 @@ log = logging.getLogger("anneal.front_door")
 
 ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
 MAX_BODY_BYTES = 2 * 2**20
+_DYING = (b"cannot schedule new futures", b"EngineCore encountered an issue")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _COMMON_FIELDS = frozenset(
     {
@@ -168,7 +169,10 @@ class FrontDoor:
         self._last_used_at[model] = time.monotonic()
 
     async def _explain(self, answer: ClientResponse) -> web.Response:
-        """Hand on what the caller can mend; hide paths and traces of the engine's own trouble."""
+        """Hand on what the caller can correct; hide paths and traces of the engine's own trouble.
+
+        An engine that is well after a 500 failed on this request alone.
+        """
         body = await answer.read()
         if answer.status == 404:
             return _refuse(503, "model_loading", "The adapter is being loaded.")
@@ -177,7 +181,9 @@ class FrontDoor:
         if answer.status == 503:
             return _refuse(503, "replica_busy", "The replica is busy.")
         log.warning("engine answered %d: %s", answer.status, body[:500])
-        return _refuse(503, "engine_error", "The replica's engine failed on this request.")
+        if answer.status == 500 and not any(words in body for words in _DYING) and await self._engine.is_well():
+            return _refuse(500, "request_failed", "The replica's engine failed on this request.")
+        return _refuse(503, "replica_not_ready", "The replica's engine failed.")
 
 
 async def _relay(request: web.Request, answer: ClientResponse) -> web.StreamResponse:

@@ -56,6 +56,19 @@ class EngineError(DomainError):
     is_retryable = True
 
 
+class RequestFailed(DomainError):
+    """The engine is well and failed on this request alone; it would fail on it again, on every replica."""
+
+    code = "request_failed"
+    status = Status.UNPROCESSABLE
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The model's engine fails on this request and would fail on it again, so it was not repeated. Look for "
+            "unusual values in the messages, tools or response_format."
+        )
+
+
 def body_of(error: DomainError) -> bytes:
     return msgspec.json.encode(error.as_openai(), enc_hook=str)
 

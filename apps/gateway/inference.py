@@ -8,13 +8,14 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from apps.core.errors import DomainError
 from apps.core.http import Receive, Scope, Send, ServerFault
 from apps.gateway.chunks import Assembler, EngineChunk, Meter, Renderer
 from apps.gateway.client import Client, ClientGone
-from apps.gateway.errors import EngineError
+from apps.gateway.errors import EngineError, RequestFailed
 from apps.gateway.keys import Caller, Keys
 from apps.gateway.limits import OpenRequests, Rates
 from apps.gateway.media import require_allowed
@@ -93,6 +94,7 @@ class Inference:
             caller = await self._services.keys.identify(client.authorization)
             client.limit_headers = lambda: self._services.rates.headers(caller.limits)
             self._services.rates.take_request(caller.limits)
+            self._services.rates.require_failures_left(caller.limits)
             request = self._surface.parse(await client.read_body())
             one_more = self._services.open_requests.one_more(caller.limits, is_structured=request.is_structured)
             with one_more, client.watch():
@@ -124,7 +126,10 @@ class Inference:
         ticket = await self._services.metering.admit(caller, route, request, meter, usage_id=f"use_{ulid}")
         renderer = self._surface.renderer(ulid, route.model_name, request)
         try:
-            call = Call(caller.organization_id, self._surface.engine_path, request, caller.cache_salt, ulid, meter)
+            call = Call(
+                caller.organization_id, self._surface.engine_path, request, caller.cache_salt, ulid, meter,
+                partial(self._services.rates.note_failure, caller.limits),
+            )  # fmt: skip
             answer = await upstreams.begin(route, call)
             try:
                 ticket.note_first_token(answer.replica_id)
@@ -132,7 +137,9 @@ class Inference:
                 await deliver(answer, ticket, renderer, client)
             finally:
                 upstreams.end(call, answer)
-        except DomainError:
+        except DomainError as error:
+            if isinstance(error, EngineError | RequestFailed):
+                call.note_failure()
             _finish(ticket, "error", is_charged=False)
             raise
         finally:

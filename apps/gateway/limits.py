@@ -15,6 +15,7 @@ from apps.core.errors import RateLimited
 MOST_OPEN = 512
 # The engine compiles grammars in a pool all tenants share; a slow one holds a place for tens of seconds.
 MOST_OPEN_STRUCTURED = 2
+MOST_ENGINE_FAILURES = 30  # a minute, of one organization
 _FORGET_SECONDS = 120.0
 
 _HEADERS = (("limit", "d"), ("remaining", "d"), ("reset", "b"))
@@ -40,9 +41,8 @@ class _Bucket:
 class _Buckets:
     """A token bucket for each owner: full it holds a minute's worth."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._rate_of: Callable[[Limits], int | None] = attrgetter(f"{what}_per_minute")
+    def __init__(self, what: str, rate_of: Callable[[Limits], int | None]) -> None:
+        self._what, self._rate_of = what, rate_of
         self._buckets: dict[str, _Bucket] = {}
         self._swept_at = time.monotonic()
         lines = [f"x-ratelimit-{word}-{what}: %{form}\r\n" for word, form in _HEADERS]
@@ -120,11 +120,20 @@ class Rates:
     """Requests and tokens per minute of organizations and keys."""
 
     def __init__(self) -> None:
-        self._requests = _Buckets("requests")
-        self._tokens = _Buckets("tokens")
+        self._requests = _Buckets("requests", attrgetter("requests_per_minute"))
+        self._tokens = _Buckets("tokens", attrgetter("tokens_per_minute"))
+        self._failures = _Buckets("requests on which an engine fails", lambda _: MOST_ENGINE_FAILURES)
         self.take_request = self._requests.take
         self.take_tokens = self._tokens.take  # what a request may use at most; `correct` it when that is known
         self.correct = self._tokens.correct
+
+    def require_failures_left(self, limits: Sequence[Limits]) -> None:
+        """Raises RateLimited for an organization on whose requests engines failed too often."""
+        self._failures.take(limits[:1], 0)
+
+    def note_failure(self, limits: Sequence[Limits]) -> None:
+        """Count a request on which an engine failed, against its organization."""
+        self._failures.correct(limits[:1], taken=0, used=1)
 
     def headers(self, limits: Sequence[Limits]) -> bytes:
         """Return the standard x-ratelimit-* headers, as lines: of organization and key the one with less left."""

@@ -5,11 +5,13 @@ Nothing is stored, so whatever refers to an earlier response is refused.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from apps.core.errors import InvalidValue
+from apps.gateway.calls import read_arguments
 from apps.gateway.chunks import Assembler, EngineChunk, Meter, ToolCallPart
 from apps.gateway.errors import MissingParameter, UnsupportedParameter
 from apps.gateway.schema import NOT_MODERATED, EngineRequest, chat_request, decode_body, read_chat
@@ -30,6 +32,11 @@ IGNORED = (
 _LOGPROBS = "message.output_text.logprobs"  # the one thing to `include` that answers have here
 
 
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+
+
 class Format(msgspec.Struct, omit_defaults=True):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -40,7 +47,7 @@ class Format(msgspec.Struct, omit_defaults=True):
 
 class Text(msgspec.Struct, forbid_unknown_fields=True):
     format: Format | None = None
-    verbosity: Any = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class FlatTool(msgspec.Struct, omit_defaults=True):
@@ -93,13 +100,13 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
     background: Any = None
     prompt: Any = None
     moderation: Any = None
+    metadata: Metadata | None = None  # repeated in the answer
     # Accepted and ignored.
     access_programs: Any = None
     background_options: Any = None
     context_management: Any = None
     image: Any = None
     max_tool_calls: Any = None
-    metadata: Any = None
     prompt_cache_key: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
@@ -155,7 +162,8 @@ def _message(number: int, item: Item) -> dict[str, Any]:
             raise MissingParameter("A message needs `role`.", param=f"{place}.role")
         return {"role": item.role, "content": _content(item.content, f"{place}.content")}
     if item.type == "function_call":
-        function = {"name": item.name or "", "arguments": item.arguments or "{}"}
+        arguments = read_arguments(item.arguments or "", param=f"{place}.arguments")
+        function = {"name": item.name or "", "arguments": arguments}
         call = {"id": item.call_id or "", "type": "function", "function": function}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
     if item.type == "function_call_output":
@@ -200,7 +208,7 @@ def _echoed(body: ResponsesBody) -> dict[str, Any]:
     return {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "metadata": body.metadata if isinstance(body.metadata, dict) else {},
+        "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
         "store": False,

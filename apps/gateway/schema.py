@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from apps.core.errors import DomainError, InvalidValue
+from apps.gateway.calls import read_arguments
 from apps.gateway.errors import MissingParameter, UnknownParameter, UnsupportedParameter
 from apps.gateway.media import MEDIA_TOKENS_ESTIMATE, ContentPart, Medium, read_parts
 from apps.gateway.structured import MOST_TOOLS, NamedTool, ResponseFormat, Tool, response_format_field, tools_fields
@@ -18,6 +19,8 @@ from apps.gateway.structured import MOST_TOOLS, NamedTool, ResponseFormat, Tool,
 MOST_CHOICES = 4
 MOST_PROMPTS = 8
 MOST_LOGPROBS = 5
+MOST_MESSAGES = 2048
+MOST_TOKENS = 2**24  # longer than any model's context
 NOT_MODERATED = "Nothing here judges requests or answers."
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions, and the engine's
 
@@ -26,10 +29,11 @@ _TEMPLATE_TOKENS = 256
 
 _Probability = Annotated[float, Meta(ge=0, le=1)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
-_TokenCount = Annotated[int, Meta(ge=1)]
+_TokenCount = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 _Bias = Annotated[float, Meta(ge=-100, le=100)]
 _Stop = Annotated[str, Meta(min_length=1, max_length=256)]
-_TokenId = Annotated[int, Meta(ge=0)]
+_TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+_CallId = Annotated[str, Meta(max_length=256)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,7 +64,7 @@ class CalledFunction(msgspec.Struct):
 
 
 class ToolCall(msgspec.Struct):
-    id: str
+    id: _CallId
     function: CalledFunction
     type: Literal["function"] = "function"
 
@@ -70,12 +74,12 @@ class Message(msgspec.Struct):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MOST_TOOLS)] | None = None
-    tool_call_id: str | None = None
+    tool_call_id: _CallId | None = None
 
 
 class ChatBody(Sampling, forbid_unknown_fields=True):
     model: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], Meta(max_length=MOST_MESSAGES)] | None = None
     max_completion_tokens: _TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)] | None = None
@@ -280,7 +284,7 @@ def _invalid(text: str) -> DomainError:
     """Turn msgspec's "Expected `int` >= 1 - at `$.n`" into an error that names the field."""
     found = _AT.match(text)
     what, place = (found["what"], found["place"] or "$") if found else (text, "$")
-    param = place.removeprefix("$").removeprefix(".") or None
+    param = place.removeprefix("$").removeprefix(".").replace("[...]", "") or None
     if what.startswith("Object contains unknown field") and (unknown := _FIELD.search(what)):
         param = f"{param}.{unknown[1]}" if param else unknown[1]
         return UnknownParameter(f"Unknown parameter: `{param}`. Remove it.", param=param)
@@ -323,12 +327,20 @@ def _message(number: int, message: Message, media: list[Medium]) -> dict[str, An
         content = read_parts(content, place=place, may_hold_media=is_users, media=media)
     written: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
     if message.role == "assistant" and message.tool_calls:
-        written["tool_calls"] = msgspec.to_builtins(message.tool_calls)
+        written["tool_calls"] = [
+            _called(call, f"messages[{number}].tool_calls[{place}].function.arguments")
+            for place, call in enumerate(message.tool_calls)
+        ]
     if message.role == "tool":
         if not message.tool_call_id:
             raise MissingParameter("A tool's message needs `tool_call_id`.", param=f"messages[{number}].tool_call_id")
         written["tool_call_id"] = message.tool_call_id
     return written
+
+
+def _called(call: ToolCall, param: str) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": read_arguments(call.function.arguments, param=param)}
+    return {"id": call.id, "function": function, "type": call.type}
 
 
 def _prompts(prompt: str | list[Any] | None) -> tuple[str | list[Any], int]:

@@ -147,8 +147,15 @@ _SHORTEST_REST_SECONDS, _LONGEST_REST_SECONDS = 1.0, 10.0
 
 @dataclass(slots=True)
 class _Health:
-    failures: int = 0
+    failures: int = 0  # in a row
+    tenants: set[str] = field(default_factory=set)  # whose requests failed
+    is_replicas: bool = False  # one of them was the replica's own, whatever it was asked
     rests_until: float = 0.0
+
+    @property
+    def is_unwell(self) -> bool:
+        """One tenant's requests alone do not show that a replica is broken: they may be what breaks."""
+        return self.failures >= _FAILURES and (self.is_replicas or len(self.tenants) > 1)
 
 
 class Breaker:
@@ -167,15 +174,18 @@ class Breaker:
     def note_success(self, replica_id: str) -> None:
         self._health.pop(replica_id, None)
 
-    def note_failure(self, replica_id: str) -> None:
+    def note_failure(self, replica_id: str, tenant: str, *, is_replicas: bool = False) -> None:
+        """Count a failure of this tenant's request; `is_replicas`: no request could have caused it."""
         health = self._health.setdefault(replica_id, _Health())
         health.failures += 1
-        if health.failures >= _FAILURES:
+        health.tenants.add(tenant)
+        health.is_replicas |= is_replicas
+        if health.is_unwell:
             rest = min(_SHORTEST_REST_SECONDS * 2 ** (health.failures - _FAILURES), _LONGEST_REST_SECONDS)
             health.rests_until = time.monotonic() + rest
 
     def note_trial(self, replica_id: str) -> None:
         """Keep others away from a replica that rested, until the one asking now knows."""
         health = self._health.get(replica_id)
-        if health is not None and health.failures >= _FAILURES:
+        if health is not None and health.is_unwell:
             health.rests_until = time.monotonic() + _SHORTEST_REST_SECONDS

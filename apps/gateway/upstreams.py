@@ -8,6 +8,7 @@ retried.
 import asyncio
 import logging
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
 
@@ -24,7 +25,7 @@ from apps.gateway.chunks import (
     decode_chunks,
 )
 from apps.gateway.engine_http import Answer, Broken, Replica, Unreachable
-from apps.gateway.errors import ContextLengthExceeded, EngineError
+from apps.gateway.errors import ContextLengthExceeded, EngineError, RequestFailed
 from apps.gateway.schema import EngineRequest
 from apps.gateway.turns import Breaker, Turns
 from apps.serving.queries import Route, Upstream
@@ -44,12 +45,15 @@ _TRUNCATED = (Broken, TimeoutError, ValueError, msgspec.DecodeError)
 class TryAnother(Exception):
     """This replica cannot answer, another might.
 
-    `is_unreached`: it never saw the request. `is_busy`: it is well, only full or without this adapter.
+    `is_unreached`: it never saw the request. `is_busy`: it is well, only full or without this adapter. `is_down`: it
+    says itself that it serves nothing now.
     """
 
-    def __init__(self, reason: str, *, is_unreached: bool = False, is_busy: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, is_unreached: bool = False, is_busy: bool = False, is_down: bool = False
+    ) -> None:
         super().__init__(reason)
-        self.is_unreached, self.is_busy = is_unreached, is_busy
+        self.is_unreached, self.is_busy, self.is_down = is_unreached, is_busy, is_down
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -61,6 +65,7 @@ class Call(msgspec.Struct, frozen=True):
     cache_salt: str
     request_id: str
     meter: Meter
+    note_failure: Callable[[], None] = lambda: None  # told of each engine that failed on it
 
 
 class Upstreams:
@@ -73,7 +78,7 @@ class Upstreams:
         """Return the answer of the first replica that gives one, its first token there.
 
         Its place is taken, and the engine at work, until it is ended. Raises Unavailable, RateLimited,
-        ContextLengthExceeded, InvalidValue.
+        ContextLengthExceeded, InvalidValue, RequestFailed.
         """
         body = msgspec.json.encode(_engine_body(route, call.request, call.cache_salt))
         untried = {upstream.replica_id: upstream for upstream in route.upstreams}
@@ -100,12 +105,15 @@ class Upstreams:
 
     def _note_failure(self, replica_id: str, call: Call, reason: BaseException) -> None:
         """Hold against the replica what is not the fault of the request, of its customer, or of being busy."""
-        if isinstance(reason, TryAnother):
-            logger.warning("replica %s does not answer %s: %s", replica_id, call.request_id, reason)
-        if isinstance(reason, EngineError) or (isinstance(reason, TryAnother) and not reason.is_busy):
-            self._breaker.note_failure(replica_id)
-        elif isinstance(reason, TryAnother | DomainError):
+        if isinstance(reason, DomainError) or (isinstance(reason, TryAnother) and reason.is_busy):
             self._breaker.note_success(replica_id)
+        if not isinstance(reason, TryAnother):
+            return
+        logger.warning("replica %s does not answer %s: %s", replica_id, call.request_id, reason)
+        if not reason.is_busy:
+            self._breaker.note_failure(replica_id, call.tenant, is_replicas=reason.is_unreached or reason.is_down)
+            if not (reason.is_unreached or reason.is_down):
+                call.note_failure()
 
     async def _begin(self, upstream: Upstream, call: Call, body: bytes) -> "EngineAnswer":
         replica = self._replicas.get(upstream.url)
@@ -281,7 +289,9 @@ class _ErrorEnvelope(msgspec.Struct):
 
 _CONTEXT = re.compile(r"maximum context length is (\d+) tokens|max_model_len\D*(\d+)|max_total_tokens\D*(\d+)")
 _COUNTED = re.compile(r"contains (at least )?(\d+) (input tokens|characters)")
-_WELL = ("replica_busy", "model_loading", "model_not_found")  # how a replica's proxy says that only this request waits
+# How a replica's proxy says that only this request waits, and that all do.
+_WELL = ("replica_busy", "model_loading", "model_not_found")
+_DOWN = "replica_not_ready"
 _OUTPUT_FIELDS = ("max_tokens", "max_completion_tokens")
 
 
@@ -305,10 +315,13 @@ def _meaning_of(found: EngineFault, status: int | str | None, request: EngineReq
         return _bad_request(found, request)
     if status == 413:
         return ContextLengthExceeded("The request is too long for this model.", param=request.prompt_param)
-    is_permanent = status == 500 and not any(text in found.message for text in _DYING)
-    if is_permanent:
-        return EngineError(_FAILED)
-    return TryAnother(f"{status}: {found.message[:200]}", is_busy=status in (404, 503) and found.code in _WELL)
+    if status == 500 and not any(text in found.message for text in _DYING):
+        return RequestFailed()
+    return TryAnother(
+        f"{status}: {found.message[:200]}",
+        is_busy=status in (404, 503) and found.code in _WELL,
+        is_down=status == 503 and found.code == _DOWN,
+    )
 
 
 def _bad_request(found: EngineFault, request: EngineRequest) -> DomainError:

@@ -1,5 +1,6 @@
 """Who may ask, and what is wrong with a request: told by name, in one shape, without the engine's inside."""
 
+import json
 from time import monotonic
 
 import openai
@@ -117,9 +118,26 @@ def nested(depth: int) -> dict:
     return {"type": "object", "properties": {"a": nested(depth - 1)}} if depth else {}
 
 
+def called(arguments: str) -> dict:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"messages": [*HI, {"role": "assistant", "content": None, "tool_calls": [call]}, *HI]}
+
+
+ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
+        (called("[" * 1500 + "]" * 1500), ARGUMENTS),
+        (called('{"a":' * 33 + "1" + "}" * 33), ARGUMENTS),
+        (called('{"a": "' + "x" * 65_536 + '"}'), ARGUMENTS),
+        (called("[1]"), ARGUMENTS),
+        (called('{"a": '), ARGUMENTS),
+        (called('{"a": ' + "1" * 5000 + "}"), ARGUMENTS),
+        (called('{"a": "\\ud800"}'), ARGUMENTS),
+        ({"messages": HI * 2049}, "messages"),
+        ({"max_tokens": 2**80}, "max_tokens"),
         ({"model": None}, "model"),
         ({"model": ""}, "model"),
         ({"model": 3}, "model"),
@@ -161,6 +179,32 @@ def test_a_bad_field_is_named(gateway, world, change, param):
 
     assert refused.value.param == param
     assert refused.value.body["message"]
+
+
+@pytest.mark.parametrize("arguments", ["", "{}", '{"a": [1, {"b": null}]}'])
+def test_arguments_of_a_called_function_reach_the_engine_as_an_object(gateway, world, engine, arguments):
+    answer = gateway.http(world.acme.key).post(
+        "/v1/chat/completions", json={"model": BASE_MODEL} | called(arguments) | {"tools": [WEATHER]}
+    )
+
+    assert answer.status_code == 200
+    call = engine.bodies[-1]["messages"][1]["tool_calls"][0]
+    assert isinstance(json.loads(call["function"]["arguments"]), dict)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"input": [{"type": "function_call", "name": "f", "arguments": "[" * 1500}]}, "input[0].arguments"),
+        ({"input": [{"role": "user", "content": "Hi"}] * 2049}, "input"),
+        ({"metadata": {"a": {"b": 1}}}, "metadata"),
+        ({"metadata": {str(n): "x" for n in range(17)}}, "metadata"),
+    ],
+)
+def test_a_bad_field_of_a_response_is_named(gateway, world, change, param):
+    answer = gateway.http(world.acme.key).post("/v1/responses", json={"model": BASE_MODEL, "input": "Hi"} | change)
+
+    assert (answer.status_code, error_of(answer)["param"]) == (400, param)
 
 
 @pytest.mark.parametrize("prompt", [None, [], ["a"] * 9, ["a", 1], [[]]])

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from time import sleep
 
+import httpx
 import openai
 import pytest
 from django.db import transaction
@@ -16,6 +17,7 @@ from apps.core.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.ids import new_ulid
 from apps.gateway.chunks import Meter
+from apps.gateway.limits import MOST_ENGINE_FAILURES
 from apps.gateway.routes import LONGEST_LOAD_SECONDS, REFRESH_SECONDS
 from apps.gateway.schema import parse_completion
 from apps.gateway.upstreams import Call, Upstreams
@@ -192,6 +194,7 @@ def says(status: int, message: str, code: str = "") -> Script:
 WELL = Script(delay_seconds=0.01)  # token by token: what a failed answer said must not be taken for its words
 NOBODYS_FAULT = {
     "busy": says(503, "The replica is busy.", "replica_busy"),
+    "down": says(503, "The replica is not ready.", "replica_not_ready"),
     "drifted": says(404, "The model is not served by this replica.", "model_not_found"),
     "dying": says(500, "cannot schedule new futures after shutdown"),
     "dead": says(500, "EngineCore encountered an issue."),
@@ -204,7 +207,7 @@ NOBODYS_FAULT = {
 THE_REQUESTS_FAULT = {
     "refused": (says(400, "no"), 400),
     "unprocessable": (says(422, "no"), 400),
-    "fatal": (says(500, "KeyError"), 503),
+    "fatal": (says(500, "KeyError"), 422),
     "halfway": (Script(fails_after=1), 503),
     "cut": (Script(breaks_after=1), 503),
     "given up": (Script(finish="abort"), 503),
@@ -254,9 +257,11 @@ def test_neither_a_bad_request_nor_one_whose_answer_began_is_tried_elsewhere(gat
     assert ask_one_of_three(gateway, tenant, models[fault], trio, script, failing=3) == (status, 1)
 
 
-@pytest.mark.parametrize(("fault", "is_left_alone"), [("dead", True), ("busy", False), ("drifted", False)])
+@pytest.mark.parametrize(
+    ("fault", "is_left_alone"), [("dead", True), ("down", True), ("busy", False), ("drifted", False)]
+)
 def test_a_replica_that_fails_again_and_again_is_left_alone_and_a_busy_one_is_not(
-    gateway, world, trio, fault, is_left_alone
+    gateway, world, tenant, trio, fault, is_left_alone
 ):
     troubled, well, _ = trio
     make_served_model(f"duo-{fault}", troubled.url, well.url)
@@ -264,9 +269,27 @@ def test_a_replica_that_fails_again_and_again_is_left_alone_and_a_busy_one_is_no
     troubled.scripts, well.scripts = {"Hi": NOBODYS_FAULT[fault]}, {}
     troubled.bodies.clear()
 
+    http = gateway.http(tenant.key)
+    assert http.post("/v1/completions", json={"model": f"duo-{fault}", "prompt": "Hi"}).status_code == 200
     assert ask_again_and_again(gateway, world, f"duo-{fault}") == {200}
 
-    assert (len(troubled.bodies) < 12) is is_left_alone
+    assert (len(troubled.bodies) < 13) is is_left_alone
+
+
+def test_requests_that_engines_fail_on_harm_their_organization_alone(gateway, world, tenant, engine):
+    engine.scripts["poison"] = says(500, "RecursionError")
+    hostile, other = gateway.http(tenant.key), gateway.http(world.rival.key)
+
+    def ask(http, prompt: str) -> httpx.Response:
+        return http.post("/v1/completions", json={"model": BASE_MODEL, "prompt": prompt})
+
+    answers = [ask(hostile, "poison") for _ in range(MOST_ENGINE_FAILURES + 5)]
+
+    assert [error_of(answer)["code"] for answer in answers[:2]] == ["request_failed"] * 2
+    assert "vllm" not in answers[0].text and "Recursion" not in answers[0].text
+    assert {answer.status_code for answer in answers} == {422, 429}
+    assert answers[-1].headers["retry-after"]
+    assert {ask(other, "Hi").status_code for _ in range(5)} == {200}
 
 
 @pytest.mark.parametrize("fault", NOBODYS_FAULT | THE_REQUESTS_FAULT)

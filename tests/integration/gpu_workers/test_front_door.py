@@ -5,7 +5,9 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -19,18 +21,25 @@ AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 
 
 class Engine:
-    """Takes requests down and answers none."""
+    """Takes requests down and answers none, or with the refusal it is given."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.answer: tuple[int, dict[str, Any]] | None = None
+        self.is_healthy = True
 
     @asynccontextmanager
-    async def open_answer(self, path: str, body: bytes, headers: dict[str, str]) -> AsyncIterator[None]:
+    async def open_answer(self, path: str, body: bytes, headers: dict[str, str]) -> AsyncIterator[Any]:
         self.bodies.append(json.loads(body))
         self.headers.append(headers)
-        raise EngineDown("none")
-        yield
+        if self.answer is None:
+            raise EngineDown("none")
+        status, content = self.answer
+        yield SimpleNamespace(status=status, read=AsyncMock(return_value=json.dumps(content).encode()))
+
+    async def is_well(self) -> bool:
+        return self.is_healthy
 
 
 def at_the_door(check: Callable[[TestClient, Engine], Awaitable[None]]) -> None:
@@ -104,6 +113,27 @@ def test_no_header_of_the_callers_goes_further_but_a_plain_request_id() -> None:
             headers = AUTHORIZED | private | {"X-Request-Id": request_id}
             await client.post("/v1/completions", json={"model": GOOD, "prompt": "Hi"}, headers=headers)
         assert engine.headers == [{"X-Request-Id": "req_1"}, {}, {}, {}]
+
+    at_the_door(check)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "is_well", "answered"),
+    [
+        (500, "maximum recursion depth exceeded at /opt/vllm/x.py", True, (500, "request_failed")),
+        (500, "maximum recursion depth exceeded at /opt/vllm/x.py", False, (503, "replica_not_ready")),
+        (500, "EngineCore encountered an issue.", True, (503, "replica_not_ready")),
+        (500, "cannot schedule new futures after shutdown", True, (503, "replica_not_ready")),
+        (503, "The engine is currently busy", True, (503, "replica_busy")),
+    ],
+)
+def test_a_failure_on_one_request_is_told_apart_from_one_of_the_engine(status, message, is_well, answered) -> None:
+    async def check(client: TestClient, engine: Engine) -> None:
+        engine.is_healthy = is_well
+        engine.answer = status, {"error": {"message": message, "code": status}}
+        answer = await client.post("/v1/completions", json={"model": GOOD, "prompt": "Hi"}, headers=AUTHORIZED)
+        told = (await answer.json())["error"]
+        assert ((answer.status, told["code"]), "vllm" in told["message"]) == (answered, False)
 
     at_the_door(check)
 

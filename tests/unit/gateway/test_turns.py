@@ -213,11 +213,11 @@ def clock(monkeypatch):
 
 def test_a_replica_that_fails_again_and_again_rests_and_is_tried_by_one(clock):
     breaker = Breaker()
-    for _ in range(4):
-        breaker.note_failure("r1")
+    for tenant in ("a", "a", "a", "b"):
+        breaker.note_failure("r1", tenant)
     assert breaker.allowed(["r1", "r2"]) == ["r1", "r2"]
 
-    breaker.note_failure("r1")
+    breaker.note_failure("r1", "a")
     assert breaker.allowed(["r1", "r2"]) == ["r2"]
 
     clock.now += 1.1
@@ -229,10 +229,21 @@ def test_a_replica_that_fails_again_and_again_rests_and_is_tried_by_one(clock):
     assert breaker.allowed(["r1", "r2"]) == ["r1", "r2"]
 
 
-def test_its_rests_grow_to_a_bound(clock):
+@pytest.mark.parametrize(("is_replicas", "rests"), [(False, False), (True, True)])
+def test_the_failures_of_one_tenants_requests_rest_no_replica_and_those_of_its_own_do(clock, is_replicas, rests):
     breaker = Breaker()
     for _ in range(40):
-        breaker.note_failure("r")
+        breaker.note_failure("r", "hostile")
+    assert breaker.allowed(["r"]) == ["r"]
+
+    breaker.note_failure("r", "hostile", is_replicas=is_replicas)
+    assert (breaker.allowed(["r"]) == []) is rests
+
+
+def test_its_rests_grow_to_a_bound(clock):
+    breaker = Breaker()
+    for n in range(40):
+        breaker.note_failure("r", f"tenant-{n}")
     clock.now += turning._LONGEST_REST_SECONDS + 0.1
 
     assert breaker.allowed(["r"]) == ["r"]

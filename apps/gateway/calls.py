@@ -1,0 +1,39 @@
+"""The arguments of functions that were called, as a conversation repeats them.
+
+A chat template takes them as an object, so the engine parses them; what it cannot parse it answers with a 500.
+"""
+
+import msgspec
+
+from apps.core.errors import InvalidValue
+
+ARGUMENTS_BYTES = 64 * 1024
+ARGUMENTS_DEPTH = 32
+
+
+def read_arguments(text: str, *, param: str) -> str:
+    """Return the arguments as the engine can parse them. Raises InvalidValue."""
+    if not text:
+        return "{}"
+    if len(text) > ARGUMENTS_BYTES or len(raw := text.encode()) > ARGUMENTS_BYTES:
+        raise InvalidValue(f"`{param}` is larger than {ARGUMENTS_BYTES // 1024} KiB. Shorten it.", param=param)
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidValue(f"`{param}` must be a JSON object, as a string.", param=param) from error
+    if not isinstance(value, dict):
+        raise InvalidValue(f"`{param}` must be a JSON object, as a string.", param=param)
+    if is_deeper(value, ARGUMENTS_DEPTH):
+        raise InvalidValue(f"`{param}` is nested deeper than {ARGUMENTS_DEPTH} levels. Flatten it.", param=param)
+    return text
+
+
+def is_deeper(value: object, levels: int) -> bool:
+    """Tell whether objects and lists are nested in more than so many levels."""
+    layer = [value]
+    for _ in range(levels + 1):
+        layer = [one for one in layer if isinstance(one, dict | list)]
+        if not layer:
+            return False
+        layer = [inner for one in layer for inner in (one.values() if isinstance(one, dict) else one)]
+    return True
