@@ -2,7 +2,7 @@
 
     python3 scripts/setup.py             what `make demo` needs
     python3 scripts/setup.py --dev       and the tools of `make check` and `make test`
-    python3 scripts/setup.py --browser   and Chromium, by apt-get where we are root
+    python3 scripts/setup.py --browser   and Chromium and Node.js, by apt-get where we are root
 
 Standard library only. Under a Python that Anneal does not support it goes on under one of the path that it does.
 """
@@ -48,6 +48,8 @@ OLD_OPENAI_NEEDS = ("distro==1.9.0",)
 # Complete in themselves: a client to be tested, with its own openai; and a second opinion on Stripe, GPL, run as a
 # process of its own and never imported.
 APART = ("litellm", "localstripe")
+# OpenAI's clients for Node.js, at the versions of a lock file of npm's.
+NODE_CLIENTS = REPOSITORY / "tests/api/node"
 # `anneal` from any folder; -P: an `apps` folder of the place it is called from is not ours.
 COMMAND = """#!/bin/sh
 here=$(dirname "$(readlink -f "$0")")
@@ -350,15 +352,31 @@ def install_clients(python: Path) -> None:
             stamp.write_text(wanted)
 
 
-def install_browser() -> None:
-    """This function will make sure that a Chromium or Chrome is on the path. Raises SetupFailed with the command."""
-    if any(shutil.which(name) for name in BROWSERS):
+def install_node_clients() -> None:
+    """This function will put OpenAI's clients for Node.js into a folder of their own, for the tests that use them."""
+    target, lock = DATA / "node", (NODE_CLIENTS / "package-lock.json").read_text()
+    stamp = target / ".anneal-stamp"
+    if stamp.exists() and stamp.read_text() == lock:
+        return
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(NODE_CLIENTS / name, target)
+    run(["npm", "ci", "--prefix", str(target), "--no-audit", "--no-fund", "--ignore-scripts"])
+    stamp.write_text(lock)
+
+
+def install_programs() -> None:
+    """This function will make sure that a browser and Node.js are on the path. Raises SetupFailed with the command."""
+    missing = [] if any(shutil.which(name) for name in BROWSERS) else ["chromium"]
+    missing += [package for package, program in (("nodejs", "node"), ("npm", "npm")) if not shutil.which(program)]
+    if not missing:
         return
     if os.getuid() != 0 or not shutil.which("apt-get"):
-        raise SetupFailed("the browser tests need Chromium: sudo apt-get install -y chromium")
+        raise SetupFailed(f"the tests need Chromium and Node.js: sudo apt-get install -y {' '.join(missing)}")
     quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     run(["apt-get", "update", "-qq"], environment=quiet)
-    run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium"], environment=quiet)
+    run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], environment=quiet)
 
 
 def run(command: Sequence[str], *, environment: dict[str, str] | None = None) -> None:
@@ -434,14 +452,15 @@ def set_up(*, dev: bool, browser: bool) -> float | None:
     if dev:
         install_clients(wanted[-1].python)
     if browser:
-        install_browser()
+        install_programs()
+        install_node_clients()
     return time.monotonic() - started if stale else None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dev", action="store_true", help="the tools of `make check` and `make test`")
-    parser.add_argument("--browser", action="store_true", help="Chromium for the browser tests")
+    parser.add_argument("--browser", action="store_true", help="Chromium and Node.js, for the tests that use them")
     given = parser.parse_args()
     if foreign := machine.foreign_system():
         sys.stdout.write(f"{foreign}\n")

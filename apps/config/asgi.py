@@ -1,18 +1,17 @@
 """The web process: dashboard and public API, with inference passed through to the gateway."""
 
 import os
-from typing import cast
 
+import django
 from django.conf import settings
-from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "apps.config.settings.dev")  # noqa: TID251 - Django's own entry point
-django_application = get_asgi_application()
+django.setup(set_prefix=False)
 
 import apps.config.urls  # noqa: E402, F401 - else the first request imports every page
 from apps.config.startup import guard_roles  # noqa: E402 - needs the app registry
-from apps.core.http import Application  # noqa: E402
+from apps.core.http import DjangoApplication  # noqa: E402
 from apps.web.front_door import FrontDoor  # noqa: E402
 
 guard_roles()
-application = FrontDoor(cast(Application, django_application), gateway_url=settings.GATEWAY_URL)
+application = FrontDoor(DjangoApplication(), gateway_url=settings.GATEWAY_URL)

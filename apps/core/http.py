@@ -3,13 +3,17 @@
 Machine paths (the public APIs, the worker API, signed objects) get OpenAI-shaped JSON; people get a page.
 """
 
+import asyncio
+import json
+import os
 import re
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 from urllib.parse import unquote
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.core.handlers.asgi import ASGIHandler, ASGIRequest
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.template.loader import render_to_string
 from django.utils.deprecation import MiddlewareMixin
@@ -30,12 +34,23 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{8,64}")
 MIB = 1024 * 1024
 DEFAULT_BODY_BYTES = 4 * MIB
 
+# How slowly a body may come: never silent for so long, and after a minute at least so many bytes a second.
+_IDLE_SECONDS, _FREE_SECONDS, _LEAST_BYTES_PER_SECOND = 30.0, 60.0, 8 * 1024
+
 
 class TooLarge(DomainError):
     """The body of a request exceeds the limit of its path."""
 
     code = "request_too_large"
     status = Status.TOO_LARGE
+
+
+class TooSlow(DomainError):
+    """The body of a request did not come in time."""
+
+    code = "request_timeout"
+    status = Status.TIMEOUT
+    is_retryable = True
 
 
 class ServerFault(DomainError):
@@ -52,6 +67,24 @@ def request_id_from(value: str | None) -> str:
 
 def usable_request_id(value: str | None) -> str | None:
     return value if value and _REQUEST_ID.fullmatch(value) else None
+
+
+class MeasuredRequest(ASGIRequest):
+    """A request whose length is that of its body as it arrived.
+
+    Django and REST framework read no body without a length, and a chunked one comes without (RFC 9112 §7.1).
+    """
+
+    def __init__(self, scope: Scope, body_file: IO[bytes]) -> None:
+        super().__init__(scope, body_file)
+        self.META["CONTENT_LENGTH"] = str(body_file.seek(0, os.SEEK_END))
+        body_file.seek(0)
+
+
+class DjangoApplication(ASGIHandler):
+    """Django as an ASGI application; `django.setup()` comes first."""
+
+    request_class = MeasuredRequest
 
 
 class RequestIdMiddleware:
@@ -143,6 +176,8 @@ class LimitBodies:
         await self._application(scope, counted.receive, counted.send)
         if counted.is_exceeded and not counted.has_answered:
             await send_error(send, error)
+        elif counted.is_late and not counted.has_answered:
+            await send_error(send, TooSlow("The request body did not arrive in time. Send it again."))
 
     async def _allowance(self, scope: Scope) -> Allowance:
         limit = self._limit_of(scope)
@@ -163,22 +198,37 @@ class LimitBodies:
 
 
 class _CountedBody:
-    """Counts what the application reads; past the limit the application sees a client that went away."""
+    """Counts what the application reads; past the limits the application sees a client that went away."""
 
     def __init__(self, receive: Receive, send: Send, *, limit_bytes: int) -> None:
         self._receive, self._send = receive, send
         self.limit_bytes = limit_bytes
         self.read_bytes = 0
-        self.has_answered = False
+        self.is_late = self.has_answered = False
+        self._is_whole = False
+        self._began = asyncio.get_running_loop().time()
 
     @property
     def is_exceeded(self) -> bool:
         return self.read_bytes > self.limit_bytes
 
     async def receive(self) -> Message:
-        message = await self._receive()
+        try:
+            async with asyncio.timeout(self._patience_seconds()):
+                message = await self._receive()
+        except TimeoutError:
+            self.is_late = True
+            return {"type": "http.disconnect"}
         self.read_bytes += len(message.get("body", b""))
+        self._is_whole = not message.get("more_body", False)
         return {"type": "http.disconnect"} if self.is_exceeded else message
+
+    def _patience_seconds(self) -> float | None:
+        """Return how long to wait for more; for ever once the body is whole, as what comes then is the client's end."""
+        if self._is_whole:
+            return None
+        spent = asyncio.get_running_loop().time() - self._began
+        return max(0.0, min(_IDLE_SECONDS, _FREE_SECONDS + self.read_bytes / _LEAST_BYTES_PER_SECOND - spent))
 
     async def send(self, message: Message) -> None:
         self.has_answered = True
@@ -224,6 +274,17 @@ async def send_error(send: Send, error: DomainError, *, request_id: str | None =
     headers = [(name.lower().encode(), value.encode()) for name, value in response.items()]
     await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
     await send({"type": "http.response.body", "body": response.content})
+
+
+async def send_page(send: Send, error: DomainError, page: str, *, notice: str = "") -> None:
+    """Answer an ASGI request with a page, or with a notice that htmx shows over the page it is on."""
+    headers = error_headers(error) | {"content-type": "text/html; charset=utf-8", "cache-control": "no-store"}
+    headers |= {REQUEST_ID_HEADER: new_id("req"), "connection": "close"}
+    if notice:
+        headers |= {"hx-reswap": "none", "hx-trigger": json.dumps({"toast": {"text": notice, "tone": "error"}})}
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": int(error.status), "headers": raw})
+    await send({"type": "http.response.body", "body": page.encode()})
 
 
 def is_machine_path(path: str) -> bool:
