@@ -3,11 +3,13 @@
 from typing import Any
 
 from allauth.account.adapter import DefaultAccountAdapter
+from allauth.account.authentication import get_authentication_records
 from django.conf import settings
 from django.db import transaction
 from django.http import HttpRequest
 
 from apps.accounts.models import User
+from apps.accounts.person_audit import NOBODY, record_for_person
 from apps.core import outbox
 from apps.core.ids import new_id
 
@@ -21,9 +23,30 @@ class AccountAdapter(DefaultAccountAdapter):
     def format_email_subject(self, subject: str) -> str:
         return subject
 
-    def send_password_reset_mail(self, user: User, email: str, context: dict[str, Any]) -> None:
-        """Queue the mail without its token, which is made when the mail is sent."""
-        self._queue({"kind": "password_reset", "user_id": user.pk, "email": email})
+    def login(self, request: HttpRequest, user: User) -> None:
+        """Open the session and record how the person signed in."""
+        super().login(request, user)
+        methods = [record.get("type") or record["method"] for record in get_authentication_records(request, user)]
+        record_for_person(user=user, action="person.sign_in", methods=methods)
+
+    def logout(self, request: HttpRequest) -> None:
+        user = request.user
+        super().logout(request)
+        if isinstance(user, User):
+            record_for_person(user=user, action="person.sign_out")
+
+    def authentication_failed(self, request: HttpRequest, **credentials: Any) -> None:
+        """Record the attempt; the address that was typed is kept only where it is that of an account."""
+        user = User.objects.filter(email=str(credentials.get("email", "")).strip().lower()).first()
+        record_for_person(user=user, action="person.sign_in_failed", by=NOBODY)
+
+    def queue_password_reset(self, *, user: User | None, email: str) -> None:
+        """Queue the mail without its token, which is made when the mail is sent; without an account none is sent."""
+        self._queue({"kind": "password_reset", "user_id": user.pk if user else "", "email": email})
+
+    def send_account_already_exists_mail(self, email: str) -> None:
+        """Queue the mail to somebody who signs up with the address of an account."""
+        self._queue({"kind": "account_exists", "email": email})
 
     def send_confirmation_mail(self, request: HttpRequest, emailconfirmation: Any, signup: bool) -> None:
         """Queue the mail without its link, which is made when the mail is sent."""

@@ -14,8 +14,8 @@ from django.core.mail import EmailMessage
 from django.template.loader import render_to_string
 from django.urls import reverse
 
+from apps.accounts.invitations import invitation_token
 from apps.accounts.models import Invitation, User
-from apps.accounts.operations import invitation_token
 
 Payload = dict[str, Any]
 
@@ -46,6 +46,11 @@ def _password_reset(payload: Payload) -> EmailMessage | None:
     return _written("password_reset", to=payload["email"], user=user, link=link)
 
 
+def _account_exists(payload: Payload) -> EmailMessage:
+    links = {"sign_in": _link("account_login"), "reset": _link("account_reset_password")}
+    return _written("account_exists", to=payload["email"], email=payload["email"], **links)
+
+
 def _email_confirmation(payload: Payload) -> EmailMessage | None:
     address = EmailAddress.objects.filter(pk=payload["address_id"], verified=False).select_related("user").first()
     if address is None:
@@ -73,6 +78,7 @@ def _link(name: str, **arguments: str) -> str:
 _KINDS: dict[str, Callable[[Payload], EmailMessage | None]] = {
     "invitation": _invitation,
     "password_reset": _password_reset,
+    "account_exists": _account_exists,
     "email_confirmation": _email_confirmation,
     "plain": _plain,
 }

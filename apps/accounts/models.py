@@ -91,6 +91,12 @@ class Membership(OrganizationModel):
         ]
 
 
+class InvitationQuerySet(OrganizationQuerySet):
+    def still_open(self) -> "InvitationQuerySet":
+        """Return only invitations neither accepted nor revoked; some of them may have expired."""
+        return self.filter(accepted_at=None, revoked_at=None)
+
+
 class Invitation(OrganizationModel):
     """A mailed link that makes its reader a member. Only the hash of its token is kept."""
 
@@ -104,6 +110,11 @@ class Invitation(OrganizationModel):
     accepted_at = models.DateTimeField(null=True)
     accepted_by = models.ForeignKey(User, on_delete=models.PROTECT, null=True, related_name="+")
     revoked_at = models.DateTimeField(null=True)
+    only_for_address = models.BooleanField(
+        default=False, help_text="Only an account that has verified this address may accept it."
+    )
+
+    objects: ClassVar[Any] = InvitationQuerySet.as_manager()
 
     def is_open(self, *, now: datetime.datetime) -> bool:
         return self.accepted_at is None and self.revoked_at is None and self.expires_at > now

@@ -1,14 +1,11 @@
-"""Changing organizations, memberships, invitations and keys. Each change is audited in its own transaction."""
+"""Changing organizations, memberships and keys. Each change is audited in its own transaction."""
 
 import datetime
-import hashlib
-import hmac
 import secrets
 from dataclasses import asdict, dataclass
 
-from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import Q, QuerySet
+from django.db.models import Q
 from django.utils.text import slugify
 
 from apps.accounts import keys
@@ -18,16 +15,14 @@ from apps.accounts.queries import (
     KeyIdentity,
     KeyLimits,
     find_membership,
-    get_invitation,
     get_key,
     get_membership,
 )
 from apps.accounts.roles import ROLES, SCOPES, Owner, Permission, has_permission
-from apps.core import audit, outbox
+from apps.core import audit
 from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied
 from apps.core.tenancy import set_organization
 
-INVITATION_LIFETIME = datetime.timedelta(days=7)
 MEMBER_TOKEN_LIFETIME = datetime.timedelta(minutes=10)
 USE_NOTED_EVERY = datetime.timedelta(minutes=1)
 _SLUG_LENGTH = 40
@@ -38,16 +33,6 @@ class LastOwner(InvalidState):
     """An organization keeps at least one owner, who alone can give its management away."""
 
     code = "last_owner"
-
-
-class AlreadyMember(InvalidState):
-    code = "already_member"
-
-
-class InvitationClosed(InvalidState):
-    """The invitation was accepted, withdrawn or has expired."""
-
-    code = "invitation_closed"
 
 
 @dataclass(frozen=True)
@@ -118,40 +103,65 @@ def _clean_name(name: str) -> str:
 
 
 @transaction.atomic
-def change_role(*, organization: Organization, membership_id: str, role: str, by: User) -> Membership:
-    """Give a member another role. Raises PermissionDenied, LastOwner, NotFound, InvalidValue."""
-    acting = _lock_members(organization, by)
+def change_role(
+    *, organization: Organization, membership_id: str, role: str, by: User, now: datetime.datetime
+) -> Membership:
+    """Give a member another role, and close the invitations that the member could no longer send.
+
+    Raises PermissionDenied, LastOwner, NotFound, InvalidValue.
+    """
+    acting = lock_members(organization, by)
     membership = get_membership(organization=organization, id=membership_id)
-    _require_grantable(acting, _known_role(role), membership.role)
+    require_grantable(acting, known_role(role), membership.role)
     if membership.role == Owner.name and role != Owner.name:
         _require_another_owner(membership)
     before, membership.role = membership.role, role
     membership.save(update_fields=["role"])
+    revoked = _revoke_invitations_by(membership, now, keep=_grantable_roles(role))
     audit.record(
         organization=organization, by=by.pk, action="member.change_role", target=membership.user_id,
-        before=before, after=role,
+        before=before, after=role, invitations_revoked=revoked,
     )  # fmt: skip
     return membership
 
 
 @transaction.atomic
 def remove_member(*, organization: Organization, membership_id: str, by: User, now: datetime.datetime) -> None:
-    """End a membership and revoke the member's keys. Anybody may leave; others need the right to manage members."""
-    acting = _lock_members(organization, by)
+    """End a membership, revoke the member's keys, and close the invitations that the member sent or could use.
+
+    Anybody may leave; to remove others, a member needs the right to manage members.
+    """
+    acting = lock_members(organization, by)
     membership = get_membership(organization=organization, id=membership_id)
     if membership.user_id != by.pk:
-        _require_grantable(acting, membership.role)
+        require_grantable(acting, membership.role)
     if membership.role == Owner.name:
         _require_another_owner(membership)
     kept = ApiKey.objects.for_organization(organization).filter(created_by=membership.user_id, revoked_at=None)
-    revoked = kept.update(revoked_at=now, revoked_by=by)
+    keys_revoked = kept.update(revoked_at=now, revoked_by=by)
+    invitations_revoked = _revoke_invitations_by(membership, now) + _revoke_invitations_to(membership, now)
     membership.delete()
     audit.record(
-        organization=organization, by=by.pk, action="member.remove", target=membership.user_id, keys_revoked=revoked
-    )
+        organization=organization, by=by.pk, action="member.remove", target=membership.user_id,
+        keys_revoked=keys_revoked, invitations_revoked=invitations_revoked,
+    )  # fmt: skip
 
 
-def _lock_members(organization: Organization, by: User) -> Membership:
+def _revoke_invitations_by(
+    membership: Membership, now: datetime.datetime, *, keep: frozenset[str] = frozenset()
+) -> int:
+    """Close the open invitations a member sent, but for those of the roles in `keep`; return how many."""
+    rows = Invitation.objects.for_organization(membership.organization_id).still_open()
+    return rows.filter(invited_by=membership.user_id).exclude(role__in=keep).update(revoked_at=now)
+
+
+def _revoke_invitations_to(membership: Membership, now: datetime.datetime) -> int:
+    """Close the open invitations to the member's address, which would let them come back; return how many."""
+    rows = Invitation.objects.for_organization(membership.organization_id).still_open()
+    return rows.filter(email__iexact=membership.user.email).update(revoked_at=now)
+
+
+def lock_members(organization: Organization, by: User) -> Membership:
     """Serialise changes to who is a member, so that two owners cannot remove each other; return the actor's own row."""
     members = Membership.objects.for_organization(organization).select_for_update().order_by("id")
     acting = next((member for member in members if member.user_id == by.pk), None)
@@ -160,7 +170,14 @@ def _lock_members(organization: Organization, by: User) -> Membership:
     return acting
 
 
-def _require_grantable(acting: Membership, *roles: str) -> None:
+def _grantable_roles(role: str) -> frozenset[str]:
+    """Return the roles that a member with `role` may give."""
+    if not has_permission(role, Permission.MEMBER_MANAGE):
+        return frozenset()
+    return frozenset(name for name, each in ROLES.items() if each.permissions <= ROLES[role].permissions)
+
+
+def require_grantable(acting: Membership, *roles: str) -> None:
     """A member manages only roles that hold no more than the member's own: an admin makes and unmakes no owner."""
     if not has_permission(acting.role, Permission.MEMBER_MANAGE):
         raise PermissionDenied(f"Your role, {acting.role}, does not allow managing members.")
@@ -172,101 +189,13 @@ def _require_grantable(acting: Membership, *roles: str) -> None:
 def _require_another_owner(membership: Membership) -> None:
     owners = Membership.objects.for_organization(membership.organization_id).filter(role=Owner.name)
     if not owners.exclude(pk=membership.pk).exists():
-        raise LastOwner("An organization needs an owner: make somebody else one first.", param="role")
+        raise LastOwner("An organization needs an owner: give another member that role first.", param="role")
 
 
-def _known_role(role: str) -> str:
+def known_role(role: str) -> str:
     if role not in ROLES:
         raise InvalidValue(f"A role is one of {', '.join(ROLES)}.", param="role")
     return role
-
-
-# --- Invitations ------------------------------------------------------------------------------------------------------
-
-
-@transaction.atomic
-def invite_member(*, organization: Organization, email: str, role: str, by: User, now: datetime.datetime) -> Invitation:
-    """Mail somebody a link that makes its reader a member; an open invitation of the same address is replaced.
-
-    Raises AlreadyMember, PermissionDenied, InvalidValue.
-    """
-    acting = _lock_members(organization, by)
-    _require_grantable(acting, _known_role(role))
-    email = email.strip().lower()
-    if Membership.objects.for_organization(organization).filter(user__email=email).exists():
-        raise AlreadyMember(f"{email} is already a member.", param="email")
-    _open_invitations(organization, email).update(revoked_at=now)
-    invitation = Invitation(
-        organization=organization, email=email, role=role, invited_by=by,
-        created_at=now, expires_at=now + INVITATION_LIFETIME,
-    )  # fmt: skip
-    invitation.token_sha256 = _sha256(invitation_token(invitation.pk))
-    invitation.save(force_insert=True)
-    outbox.publish(
-        topic="mail",
-        key=f"invitation:{invitation.pk}",
-        payload={"kind": "invitation", "invitation_id": invitation.pk},
-    )
-    audit.record(
-        organization=organization, by=by.pk, action="member.invite", target=invitation.pk, email=email, role=role
-    )
-    return invitation
-
-
-def _open_invitations(organization: Organization, email: str) -> QuerySet[Invitation]:
-    rows = Invitation.objects.for_organization(organization)
-    return rows.filter(email__iexact=email, accepted_at=None, revoked_at=None)
-
-
-def invitation_token(invitation_id: str) -> str:
-    """Return the secret of an invitation's link, derived and so kept nowhere: neither in the row nor in the outbox."""
-    digest = hmac.new(settings.SIGNING_KEY.encode(), f"invitation:{invitation_id}".encode(), hashlib.sha256)
-    return digest.hexdigest()
-
-
-def _sha256(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
-
-
-def find_invitation(*, token: str) -> Invitation:
-    """Return the invitation of a link. Run it under `system()`: its reader is no member yet. Raises NotFound."""
-    rows = Invitation.objects.filter(token_sha256=_sha256(token))
-    invitation = rows.select_related("organization", "invited_by").first()
-    if invitation is None:
-        raise NotFound("No such invitation.")
-    return invitation
-
-
-@transaction.atomic
-def accept_invitation(*, token: str, user: User, now: datetime.datetime) -> Membership:
-    """Make `user` a member. Run it under `system()`. Raises NotFound, InvitationClosed, AlreadyMember.
-
-    Whoever holds the link may use it once: the address it was mailed to need not be the reader's login.
-    """
-    invitation = find_invitation(token=token)
-    open_now = Invitation.objects.filter(pk=invitation.pk, accepted_at=None, revoked_at=None, expires_at__gt=now)
-    if not open_now.update(accepted_at=now, accepted_by=user):
-        raise InvitationClosed("This invitation was used, withdrawn or has expired. Ask for a new one.")
-    if find_membership(organization=invitation.organization, user=user):
-        raise AlreadyMember(f"You are already a member of {invitation.organization.name}.")
-    membership = Membership.objects.create(
-        organization=invitation.organization, user=user, role=invitation.role, created_at=now
-    )
-    audit.record(
-        organization=invitation.organization, by=user.pk, action="member.join", target=user.pk,
-        invitation=invitation.pk, role=invitation.role,
-    )  # fmt: skip
-    return membership
-
-
-@transaction.atomic
-def revoke_invitation(*, organization: Organization, invitation_id: str, by: User, now: datetime.datetime) -> None:
-    """Withdraw an open invitation. Raises NotFound, InvitationClosed."""
-    invitation = get_invitation(organization=organization, id=invitation_id)
-    open_now = Invitation.objects.filter(pk=invitation.pk, accepted_at=None, revoked_at=None)
-    if not open_now.update(revoked_at=now):
-        raise InvitationClosed("This invitation was already used or withdrawn.")
-    audit.record(organization=organization, by=by.pk, action="member.uninvite", target=invitation.pk)
 
 
 # --- Keys -------------------------------------------------------------------------------------------------------------
@@ -356,6 +285,19 @@ def revoke_key(*, organization: Organization, key_id: str, by: User, now: dateti
         audit.record(organization=organization, by=by.pk, action="key.revoke", target=key.pk)
     key.refresh_from_db()
     return key
+
+
+@transaction.atomic
+def revoke_keys_of(*, user: User, now: datetime.datetime) -> int:
+    """Revoke every key a person made, in all organizations; return how many API keys. Run it under `system()`."""
+    alive = ApiKey.objects.filter(created_by=user, revoked_at=None)
+    shown = alive.filter(kind=KeyKind.SECRET).count()
+    for organization_id in list(alive.order_by().values_list("organization_id", flat=True).distinct()):
+        revoked = alive.for_organization(organization_id).update(revoked_at=now, revoked_by=user)
+        audit.record(
+            organization=organization_id, by=user.pk, action="key.revoke_all", target=user.pk, keys_revoked=revoked
+        )
+    return shown
 
 
 def note_key_use(*, identity: KeyIdentity, now: datetime.datetime) -> None:

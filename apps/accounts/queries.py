@@ -110,8 +110,8 @@ def list_members(*, organization: Organization) -> QuerySet[Membership]:
 
 def list_open_invitations(*, organization: Organization, now: datetime.datetime) -> QuerySet[Invitation]:
     """Return invitations that can still be accepted, newest first."""
-    rows = Invitation.objects.for_organization(organization)
-    return rows.filter(accepted_at=None, revoked_at=None, expires_at__gt=now).order_by("-created_at", "id")
+    rows = Invitation.objects.for_organization(organization).still_open()
+    return rows.filter(expires_at__gt=now).order_by("-created_at", "id")
 
 
 def get_invitation(*, organization: Organization, id: str) -> Invitation:

@@ -16,13 +16,19 @@ class AuditEntry(models.Model):
     action = models.CharField(max_length=64)
     target = models.CharField(max_length=128)
     details = models.JSONField(default=dict)
+    ip = models.GenericIPAddressField(null=True, help_text="Where the request came from; null outside of a request.")
+    user_agent = models.CharField(max_length=200, blank=True, db_default="")
     created_at = models.DateTimeField(db_default=Now())
 
     is_append_only = True
     tenant_condition = OWN_ORGANIZATION
 
     class Meta:
-        indexes = [models.Index(fields=["organization", "-id"], name="audit_by_organization")]
+        indexes = [
+            models.Index(fields=["organization", "-id"], name="audit_by_organization"),
+            models.Index(fields=["organization", "actor", "-id"], name="audit_by_actor"),
+            models.Index(fields=["organization", "target", "-id"], name="audit_by_target"),
+        ]
         triggers = [pgtrigger.Protect(name="append_only", operation=pgtrigger.Update | pgtrigger.Delete)]
 
 

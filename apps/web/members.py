@@ -1,12 +1,13 @@
 """Who belongs to an organization: list, invite, change role, remove, and the page behind a mailed invitation."""
 
+from allauth.account.adapter import get_adapter
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from apps.accounts import operations, queries
+from apps.accounts import invitations, operations, queries
 from apps.accounts.forms import SESSION_INVITATION
 from apps.accounts.models import Membership, Organization, User
 from apps.accounts.roles import Permission, has_permission
@@ -47,10 +48,11 @@ def invite(request: HttpRequest, organization: Organization, membership: Members
     form = InviteForm(request.POST, by=membership)
     if form.is_valid():
         try:
-            operations.invite_member(
+            invitations.invite_member(
                 organization=organization,
                 email=form.cleaned_data["email"],
                 role=form.cleaned_data["role"],
+                only_for_address=form.only_for_address(),
                 by=membership.user,
                 now=db_now(),
             )
@@ -68,7 +70,11 @@ def change_role(
     request: HttpRequest, organization: Organization, membership: Membership, membership_id: str
 ) -> HttpResponse:
     changed = operations.change_role(
-        organization=organization, membership_id=membership_id, role=request.POST.get("role", ""), by=membership.user
+        organization=organization,
+        membership_id=membership_id,
+        role=request.POST.get("role", ""),
+        by=membership.user,
+        now=db_now(),
     )
     messages.success(request, f"The role is now {changed.role}.")
     return redirect("web:member_list")
@@ -84,7 +90,7 @@ def remove(
     if membership_id == membership.pk:
         messages.success(request, f"You have left {organization.name}.")
         return redirect("/")
-    messages.success(request, "Member removed; their API keys no longer work.")
+    messages.success(request, "Member removed. Their API keys and open invitations no longer work.")
     return redirect("web:member_list")
 
 
@@ -93,7 +99,7 @@ def remove(
 def revoke_invitation(
     request: HttpRequest, organization: Organization, membership: Membership, invitation_id: str
 ) -> HttpResponse:
-    operations.revoke_invitation(
+    invitations.revoke_invitation(
         organization=organization, invitation_id=invitation_id, by=membership.user, now=db_now()
     )
     messages.success(request, "Invitation withdrawn.")
@@ -110,21 +116,23 @@ def accept_invitation(request: HttpRequest, token: str) -> HttpResponse:
     """
     with system():
         try:
-            invitation = operations.find_invitation(token=token)
+            invitation = invitations.find_invitation(token=token)
         except NotFound:
             return render(request, "members/invitation_closed.html", {"reason": ""}, status=404)
         if request.method == "POST" and isinstance(request.user, User):
             return _join(request, token, request.user)
-        if not request.user.is_authenticated:
-            request.session[SESSION_INVITATION] = token
         is_open = invitation.is_open(now=db_now())
+        if is_open and not request.user.is_authenticated:
+            request.session[SESSION_INVITATION] = token
+            # The link was mailed there and nowhere else: who opens it reads mail at that address.
+            get_adapter().stash_verified_email(request, invitation.email)
     template = "members/invitation.html" if is_open else "members/invitation_closed.html"
     return render(request, template, {"invitation": invitation, "next": request.path})
 
 
 def _join(request: HttpRequest, token: str, user: User) -> HttpResponse:
     try:
-        membership = operations.accept_invitation(token=token, user=user, now=db_now())
+        membership = invitations.accept_invitation(token=token, user=user, now=db_now())
     except DomainError as error:
         return render(request, "members/invitation_closed.html", {"reason": error.message}, status=error.status)
     request.session.pop(SESSION_INVITATION, None)

@@ -5,6 +5,7 @@ from itertools import count
 
 from django.db import transaction
 
+from apps.accounts.addresses import mark_verified
 from apps.accounts.models import Membership, Organization, User
 from apps.accounts.operations import IssuedKey, create_organization, issue_key, issue_member_token
 from apps.accounts.queries import NO_LIMITS, KeyLimits
@@ -15,10 +16,12 @@ PASSWORD = "correct-horse-battery"
 _numbers = count(1)
 
 
-def make_user(name: str = "somebody", *, is_operator: bool = False) -> User:
-    return User.objects.create_user(
-        f"{name}-{next(_numbers)}@example.com", PASSWORD, name=name.capitalize(), is_operator=is_operator
-    )
+def make_user(name: str = "somebody", *, is_operator: bool = False, is_verified: bool = True) -> User:
+    email = f"{name}-{next(_numbers)}@example.com"
+    user = User.objects.create_user(email, PASSWORD, name=name.capitalize(), is_operator=is_operator)
+    if is_verified:
+        mark_verified(user=user)
+    return user
 
 
 def make_organization(name: str = "Acme", *, owner: User | None = None) -> Organization:

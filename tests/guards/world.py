@@ -12,8 +12,8 @@ from typing import Any
 from django.apps import apps
 from django.db import connection, models, transaction
 
+from apps.accounts.invitations import invitation_token, invite_member
 from apps.accounts.models import Membership, Organization, User
-from apps.accounts.operations import invitation_token, invite_member
 from apps.accounts.roles import ROLES, SCOPES
 from apps.adapters.models import Adapter, AdapterVersion
 from apps.billing.adjustments import request_adjustment

@@ -9,6 +9,7 @@ ROOT_URLCONF = "apps.config.urls_internal"
 ALLOWED_HOSTS = ["*"]  # a private listener; workers reach it under whatever name the network gives it
 MIDDLEWARE = [
     "apps.core.http.RequestIdMiddleware",
+    "apps.core.origin.OriginMiddleware",
     "django.middleware.common.CommonMiddleware",
     "apps.core.http.RefuseNulMiddleware",
 ]

@@ -34,6 +34,16 @@ class OrganizationForm(forms.Form):
 class InviteForm(forms.Form):
     email = forms.EmailField(label="E-mail", widget=forms.EmailInput({"autocomplete": "off"}))
     role = forms.ChoiceField(label="Role", initial="member")
+    accepted_by = forms.ChoiceField(
+        label="Who can accept",
+        required=False,
+        choices=[("address", "Only the owner of this address"), ("anyone", "Anyone with the link, once")],
+    )
+
+    def only_for_address(self) -> bool | None:
+        """Return what was chosen, None to decide by the role."""
+        chosen = self.cleaned_data["accepted_by"]
+        return chosen == "address" if chosen else None
 
     def __init__(self, *args: Any, by: Membership, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -8,28 +8,63 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import transaction
 
+from apps.accounts.addresses import has_verified_address, mark_verified
 from apps.accounts.models import User
+from apps.accounts.operations import revoke_keys_of
 from apps.core import audit
+from apps.core.clock import db_now
 
 
 class Command(BaseCommand):
-    help = "Create an operator, or make the person with this e-mail address one. Reads the password from the terminal."
+    help = (
+        "Create an operator, or make the person with this e-mail address one. Reads the password of a new account from "
+        "the terminal."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("email")
         parser.add_argument("--password-stdin", action="store_true", help="read the password from standard input")
+        parser.add_argument(
+            "--new-password",
+            action="store_true",
+            help="take over an existing account: set a new password, end its sessions and revoke its API keys",
+        )
 
     @transaction.atomic
     def handle(self, *args: Any, **options: Any) -> None:
         email = options["email"].strip().lower()
-        user = User.objects.filter(email=email).first()
+        user = User.objects.select_for_update().filter(email=email).first()
         if user is None:
-            user = User.objects.create_user(email, _password(options["password_stdin"]), is_operator=True)
+            user = User.objects.create_user(email, _password(options["password_stdin"]))
+            mark_verified(user=user)
+        elif options["new_password"]:
+            _take_over(user, _password(options["password_stdin"]))
         else:
-            user.is_operator = True
-            user.save(update_fields=["is_operator"])
+            _require_known_owner(user)
+        user.is_operator = True
+        user.save(update_fields=["is_operator"])
         audit.record(organization=None, by="system", action="operator.created", target=user.pk)
         self.stdout.write(f"{email} may open the operator console.")
+
+
+def _require_known_owner(user: User) -> None:
+    """Raise CommandError unless the account is open and its owner has shown to read mail at its address."""
+    if not user.is_active:
+        raise CommandError(f"The account {user.email} is closed.")
+    if not has_verified_address(user=user, email=user.email):
+        raise CommandError(
+            f"An account with the address {user.email} exists, and the address was never verified: anyone could have "
+            "created it. Verify the address first, or take the account over with --new-password."
+        )
+
+
+def _take_over(user: User, password: str) -> None:
+    """Lock out everybody who could use the account so far; a new password ends its sessions."""
+    user.is_active = True
+    user.set_password(password)
+    user.save(update_fields=["is_active", "password"])
+    revoke_keys_of(user=user, now=db_now())
+    mark_verified(user=user)
 
 
 def _password(from_stdin: bool) -> str:

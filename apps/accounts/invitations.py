@@ -1,0 +1,155 @@
+"""Invitations: mailed links that make their reader a member.
+
+An invitation is worth no more than the person who sent it. It closes when that person leaves or loses the right to give
+its role, and the right is checked again when it is accepted.
+"""
+
+import datetime
+import hashlib
+import hmac
+
+from django.conf import settings
+from django.db import transaction
+
+from apps.accounts.addresses import has_verified_address
+from apps.accounts.models import Invitation, Membership, Organization, User
+from apps.accounts.operations import known_role, lock_members, require_grantable
+from apps.accounts.queries import get_invitation
+from apps.accounts.roles import Permission, has_permission
+from apps.core import audit, outbox
+from apps.core.errors import InvalidState, NotFound, PermissionDenied
+
+INVITATION_LIFETIME = datetime.timedelta(days=7)
+
+
+class AlreadyMember(InvalidState):
+    code = "already_member"
+
+
+class InvitationClosed(InvalidState):
+    """The invitation was accepted, withdrawn or has expired, or its sender may no longer give its role."""
+
+    code = "invitation_closed"
+
+
+class WrongAddress(PermissionDenied):
+    """The invitation is for the owner of one address, and the reader has not shown to be that person."""
+
+    code = "wrong_address"
+
+
+@transaction.atomic
+def invite_member(
+    *,
+    organization: Organization,
+    email: str,
+    role: str,
+    by: User,
+    now: datetime.datetime,
+    only_for_address: bool | None = None,
+) -> Invitation:
+    """Mail a link that makes its reader a member; an open invitation of the same address is replaced.
+
+    With `only_for_address` the reader's account must have that address, verified. By default this holds for roles that
+    manage members. Raises AlreadyMember, PermissionDenied, InvalidValue.
+    """
+    acting = lock_members(organization, by)
+    require_grantable(acting, known_role(role))
+    email = email.strip().lower()
+    if Membership.objects.for_organization(organization).filter(user__email=email).exists():
+        raise AlreadyMember(f"{email} is already a member.", param="email")
+    if only_for_address is None:
+        only_for_address = has_permission(role, Permission.MEMBER_MANAGE)
+    Invitation.objects.for_organization(organization).still_open().filter(email__iexact=email).update(revoked_at=now)
+    invitation = Invitation(
+        organization=organization, email=email, role=role, invited_by=by, only_for_address=only_for_address,
+        created_at=now, expires_at=now + INVITATION_LIFETIME,
+    )  # fmt: skip
+    invitation.token_sha256 = _sha256(invitation_token(invitation.pk))
+    invitation.save(force_insert=True)
+    outbox.publish(
+        topic="mail",
+        key=f"invitation:{invitation.pk}",
+        payload={"kind": "invitation", "invitation_id": invitation.pk},
+    )
+    audit.record(
+        organization=organization, by=by.pk, action="member.invite", target=invitation.pk, email=email, role=role,
+        only_for_address=only_for_address,
+    )  # fmt: skip
+    return invitation
+
+
+def invitation_token(invitation_id: str) -> str:
+    """Return the secret of an invitation's link, derived and so kept nowhere: neither in the row nor in the outbox."""
+    digest = hmac.new(settings.SIGNING_KEY.encode(), f"invitation:{invitation_id}".encode(), hashlib.sha256)
+    return digest.hexdigest()
+
+
+def _sha256(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def find_invitation(*, token: str) -> Invitation:
+    """Return the invitation of a link. Run it under `system()`: its reader is no member yet. Raises NotFound."""
+    rows = Invitation.objects.filter(token_sha256=_sha256(token))
+    invitation = rows.select_related("organization", "invited_by").first()
+    if invitation is None:
+        raise NotFound("No such invitation.")
+    return invitation
+
+
+@transaction.atomic
+def accept_invitation(*, token: str, user: User, now: datetime.datetime) -> Membership:
+    """Make `user` a member. Run it under `system()`.
+
+    Raises NotFound, InvitationClosed, WrongAddress, AlreadyMember. Unless the invitation is only for its address, the
+    link may be used once from any account.
+    """
+    invitation = find_invitation(token=token)
+    if invitation.organization.suspended_at:
+        raise InvitationClosed(f"{invitation.organization.name} is suspended. Ask for a new invitation later.")
+    members = _lock_for_acceptance(invitation)
+    if any(member.user_id == user.pk for member in members):
+        raise AlreadyMember(f"You are already a member of {invitation.organization.name}.")
+    _require_sender_may_still_grant(invitation, members)
+    if invitation.only_for_address and not has_verified_address(user=user, email=invitation.email):
+        raise WrongAddress(f"This invitation is for {invitation.email}. Sign in with that address to accept it.")
+    open_now = Invitation.objects.filter(pk=invitation.pk, expires_at__gt=now).still_open()
+    if not open_now.update(accepted_at=now, accepted_by=user):
+        raise InvitationClosed("This invitation was used, withdrawn or has expired. Ask for a new one.")
+    membership = Membership.objects.create(
+        organization=invitation.organization, user=user, role=invitation.role, created_at=now
+    )
+    audit.record(
+        organization=invitation.organization, by=user.pk, action="member.join", target=user.pk,
+        invitation=invitation.pk, role=invitation.role,
+    )  # fmt: skip
+    return membership
+
+
+def _lock_for_acceptance(invitation: Invitation) -> list[Membership]:
+    """Take the locks of a removal, in its order: after this the sender either is still a member or is not."""
+    rows = Membership.objects.for_organization(invitation.organization_id)
+    return list(rows.select_for_update(of=("self",)).select_related("user").order_by("id"))
+
+
+def _require_sender_may_still_grant(invitation: Invitation, members: list[Membership]) -> None:
+    sender = next((member for member in members if member.user_id == invitation.invited_by_id), None)
+    try:
+        if sender is None or not sender.user.is_active:
+            raise PermissionDenied("The sender is no longer a member.")
+        require_grantable(sender, invitation.role)
+    except PermissionDenied as error:
+        raise InvitationClosed(
+            "The person who invited you can no longer give this role. Ask for a new invitation."
+        ) from error
+
+
+@transaction.atomic
+def revoke_invitation(*, organization: Organization, invitation_id: str, by: User, now: datetime.datetime) -> None:
+    """Withdraw an open invitation. Raises NotFound, InvitationClosed."""
+    invitation = get_invitation(organization=organization, id=invitation_id)
+    open_now = Invitation.objects.filter(pk=invitation.pk).still_open()
+    if not open_now.update(revoked_at=now):
+        raise InvitationClosed("This invitation was already used or withdrawn.")
+    audit.record(organization=organization, by=by.pk, action="member.uninvite", target=invitation.pk)

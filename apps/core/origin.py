@@ -1,0 +1,71 @@
+"""Where the request in progress came from: address and browser, for the audit log."""
+
+import ipaddress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction
+from django.http import HttpRequest
+from django.utils.decorators import sync_and_async_middleware
+
+USER_AGENT_LENGTH = 200
+
+
+@dataclass(frozen=True)
+class Origin:
+    """`ip` is None where the server does not know it, such as behind a Unix socket."""
+
+    ip: str | None = None
+    user_agent: str = ""
+
+
+_current: ContextVar[Origin | None] = ContextVar("origin", default=None)
+
+
+def current() -> Origin:
+    """Return the origin of the request in progress, an empty one outside of a request."""
+    return _current.get() or Origin()
+
+
+@sync_and_async_middleware
+def OriginMiddleware(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:  # noqa: N802 - as Django names middleware
+    """Remember the origin of each request while it is answered. The front door's address counts as the client's."""
+
+    async def answer_async(request: HttpRequest) -> Any:
+        with _remembered(request):
+            return await get_response(request)
+
+    def answer(request: HttpRequest) -> Any:
+        with _remembered(request):
+            return get_response(request)
+
+    return answer_async if iscoroutinefunction(get_response) else answer
+
+
+@contextmanager
+def _remembered(request: HttpRequest) -> Iterator[None]:
+    token = _current.set(
+        Origin(
+            ip=_address(request.META.get("REMOTE_ADDR", "")),
+            user_agent=_printable(request.META.get("HTTP_USER_AGENT", "")),
+        )
+    )
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def _address(text: str) -> str | None:
+    """Return an IP address as PostgreSQL takes it, without the zone of a link-local one; None for anything else."""
+    try:
+        return str(ipaddress.ip_address(text.partition("%")[0]))
+    except ValueError:
+        return None
+
+
+def _printable(text: str) -> str:
+    return "".join(character for character in text if character.isprintable())[:USER_AGENT_LENGTH]

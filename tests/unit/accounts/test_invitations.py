@@ -1,0 +1,175 @@
+"""Who an invitation lets in, and what closes it."""
+
+import pytest
+from django.db import connection, transaction
+
+from apps.accounts.addresses import mark_verified
+from apps.accounts.invitations import (
+    AlreadyMember,
+    InvitationClosed,
+    WrongAddress,
+    accept_invitation,
+    invitation_token,
+    invite_member,
+)
+from apps.accounts.models import Invitation, Membership, Organization, User
+from apps.accounts.operations import change_role, remove_member
+from apps.core.clock import db_now
+from apps.core.models import AuditEntry, OutboxMessage
+from tests.factories.accounts import make_member, make_organization, make_user
+
+
+def invite(organization: Organization, by: User, email: str = "new@example.com", role: str = "viewer") -> Invitation:
+    return invite_member(organization=organization, email=email, role=role, by=by, now=db_now(), only_for_address=False)
+
+
+def accept(invitation: Invitation, user: User) -> Membership:
+    return accept_invitation(token=invitation_token(invitation.pk), user=user, now=db_now())
+
+
+def give(organization: Organization, user: User, role: str, by: User) -> None:
+    membership = Membership.objects.get(organization=organization, user=user)
+    change_role(organization=organization, membership_id=membership.pk, role=role, by=by, now=db_now())
+
+
+def remove(organization: Organization, user: User, by: User) -> None:
+    membership = Membership.objects.get(organization=organization, user=user)
+    remove_member(organization=organization, membership_id=membership.pk, by=by, now=db_now())
+
+
+def test_inviting_twice_leaves_one_open_invitation(organization: Organization, alice: User) -> None:
+    for role in ("viewer", "member"):
+        invite_member(organization=organization, email="New@example.com ", role=role, by=alice, now=db_now())
+
+    assert Invitation.objects.get(revoked_at=None).role == "member"
+    assert OutboxMessage.objects.filter(topic="mail").count() == 2
+
+
+def test_a_member_is_not_invited_again(organization: Organization, alice: User, bob: User) -> None:
+    with pytest.raises(AlreadyMember):
+        invite_member(organization=organization, email=bob.email.upper(), role="viewer", by=alice, now=db_now())
+
+
+def test_a_removed_admin_does_not_come_back_by_an_invitation_of_their_own(organization, alice, ann):
+    invitation = invite(organization, ann, role="admin")
+
+    remove(organization, ann, by=alice)
+
+    with pytest.raises(InvitationClosed):
+        accept(invitation, ann)
+    assert AuditEntry.objects.get(action="member.remove").details["invitations_revoked"] == 1
+
+
+def test_the_invitations_of_a_member_who_leaves_are_closed(organization, alice, ann):
+    invitation = invite(organization, ann)
+
+    remove(organization, ann, by=ann)
+
+    with pytest.raises(InvitationClosed):
+        accept(invitation, make_user("friend"))
+
+
+def test_a_removed_member_does_not_come_back_by_an_invitation_to_their_address(organization, alice, ann):
+    member = make_user("guest")
+    accepted, kept = invite(organization, alice, "other@example.com"), invite(organization, ann, member.email.upper())
+    accept(accepted, member)
+
+    remove(organization, member, by=alice)
+
+    with pytest.raises(InvitationClosed):
+        accept(kept, member)
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "closed", "open_still"),
+    [
+        ("admin", "member", ["viewer", "admin"], []),
+        ("owner", "admin", ["owner"], ["viewer", "admin"]),
+        ("owner", "viewer", ["viewer", "owner"], []),
+        ("admin", "owner", [], ["viewer", "admin"]),
+    ],
+)
+def test_a_new_role_closes_the_invitations_that_it_could_not_send(
+    organization, alice, was, becomes, closed, open_still
+):
+    sender = make_member(organization, was)
+    sent = {role: invite(organization, sender, f"{role}@example.com", role) for role in {*closed, *open_still}}
+
+    give(organization, sender, becomes, by=alice)
+
+    for role in closed:
+        with pytest.raises(InvitationClosed):
+            accept(sent[role], make_user())
+    for role in open_still:
+        assert accept(sent[role], make_user()).role == role
+
+
+def test_invitations_of_other_people_and_other_organizations_stay_open(organization, alice, ann, bob):
+    second = make_organization("Second", owner=ann)
+    by_alice, elsewhere = invite(organization, alice), invite(second, ann)
+
+    remove(organization, ann, by=alice)
+
+    assert accept(by_alice, make_user()).organization == organization
+    assert accept(elsewhere, make_user()).organization == second
+
+
+@pytest.mark.parametrize("loss", ["membership", "role", "account"])
+def test_acceptance_asks_again_whether_the_sender_may_give_the_role(organization, alice, ann, loss):
+    """However the sender lost the right, even by a change that revoked nothing."""
+    invitation = invite(organization, ann, role="admin")
+    match loss:
+        case "membership":
+            Membership.objects.filter(user=ann).delete()
+        case "role":
+            Membership.objects.filter(user=ann).update(role="member")
+        case "account":
+            User.objects.filter(pk=ann.pk).update(is_active=False)
+
+    with pytest.raises(InvitationClosed, match="can no longer give this role"):
+        accept(invitation, make_user())
+    invitation.refresh_from_db()
+    assert invitation.accepted_at is None
+
+
+def test_a_suspended_organization_takes_nobody_in(organization, alice):
+    invitation = invite(organization, alice)
+    Organization.objects.filter(pk=organization.pk).update(suspended_at=db_now())
+
+    with pytest.raises(InvitationClosed, match="suspended"):
+        accept(invitation, make_user())
+
+
+@pytest.mark.parametrize(("role", "is_bound"), [("viewer", False), ("member", False), ("admin", True), ("owner", True)])
+def test_roles_that_manage_members_are_for_the_invited_address_by_default(organization, alice, role, is_bound):
+    invitation = invite_member(organization=organization, email="new@example.com", role=role, by=alice, now=db_now())
+
+    assert invitation.only_for_address is is_bound
+
+
+def test_a_bound_invitation_is_for_the_verified_owner_of_its_address(organization, alice):
+    invited, stranger = make_user("invited", is_verified=False), make_user("stranger")
+    invitation = invite_member(organization=organization, email=invited.email, role="admin", by=alice, now=db_now())
+
+    for user in (stranger, invited):
+        with pytest.raises(WrongAddress, match=invited.email):
+            accept(invitation, user)
+    mark_verified(user=invited)
+
+    assert accept(invitation, invited).role == "admin"
+
+
+def test_acceptance_locks_members_before_the_invitation_as_a_removal_does(organization, alice, ann):
+    """The same order in both, so that neither can slip between the other's check and change, nor deadlock with it."""
+    invitation, guest = invite(organization, ann), make_user()
+    locks: list[str] = []
+
+    def note(execute, sql, params, many, context):
+        if "FOR UPDATE" in sql or sql.startswith("UPDATE"):
+            locks.append("members" if "accounts_membership" in sql.split("WHERE")[0] else "invitation")
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(note), transaction.atomic():
+        accept(invitation, guest)
+
+    assert locks[:2] == ["members", "invitation"]
