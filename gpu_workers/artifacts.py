@@ -18,7 +18,7 @@ from apps.contracts.runs import Manifest, ManifestFile, SignedFile
 from gpu_workers.events import replace_file
 
 MANIFEST_FILE = "manifest.json"
-_CHUNK_BYTES = 1024 * 1024
+_CHUNK_BYTES = 256 * 1024
 _TRIES = 6
 
 
@@ -111,12 +111,14 @@ class Transfers:
         *,
         base_url: str = "",
         should_stop: Callable[[], bool] = lambda: False,
+        note_bytes: Callable[[int], None] = lambda number: None,
         sleep: Callable[[float], None] = time.sleep,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         timeout = httpx.Timeout(60.0, connect=5.0)
         self._http = httpx.Client(base_url=base_url, timeout=timeout, transport=transport, trust_env=False)
         self._should_stop = should_stop
+        self._note_bytes = note_bytes
         self._sleep = sleep
 
     def close(self) -> None:
@@ -149,8 +151,9 @@ class Transfers:
         with self._http.stream("GET", file.url) as response, partial.open("wb") as target:
             response.raise_for_status()
             received = 0
-            for chunk in response.iter_bytes(_CHUNK_BYTES):
+            for chunk in response.iter_bytes():  # as they come: a store that trickles must not keep us in here
                 self._check()
+                self._note_bytes(len(chunk))
                 received += len(chunk)
                 if received > file.bytes:
                     raise BrokenArtifact(f"{file.name} is longer than the {file.bytes} bytes registered.")
@@ -165,6 +168,7 @@ class Transfers:
             while chunk := file.read(_CHUNK_BYTES):
                 self._check()
                 yield chunk
+                self._note_bytes(len(chunk))  # it asked for more: these are sent
 
     def _retry(self, transfer: Callable[[], None]) -> None:
         for attempt in range(_TRIES):

@@ -1,6 +1,7 @@
 """Start, watch and end the training child: its own process group, a fresh interpreter and CUDA context each run."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -52,6 +53,21 @@ class Child:
         self._signal(signal.SIGKILL)
         self._popen.wait()
 
+    def end_with_stacks(self, *, patience_seconds: float = 5.0) -> None:
+        """Have each Python process of the group write its threads' stacks to the log, then end the group.
+
+        faulthandler does so on SIGABRT, in C: it needs no thread of the child to answer.
+        """
+        self._signal(signal.SIGABRT)
+        self._signal(signal.SIGCONT)
+        self.wait(patience_seconds)
+        self.kill()
+
+    @property
+    def leader(self) -> Process:
+        """The process that began the child's session."""
+        return self._process
+
     def memory_bytes(self) -> int | None:
         try:
             pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
@@ -85,7 +101,7 @@ class SubprocessExecutor:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._thread_limit = thread_limit
-        self._environment = {"TOKENIZERS_PARALLELISM": "false"} | dict(environment or {})
+        self._environment = {"TOKENIZERS_PARALLELISM": "false", "PYTHONFAULTHANDLER": "1"} | dict(environment or {})
         self._command = command or (sys.executable, "-m", module)
 
     def start(
@@ -129,6 +145,7 @@ class SubprocessExecutor:
 
 def _bind_to(parent: int) -> None:
     die_with_parent(signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold a customer's rows, and fill the disk
     if os.getppid() != parent:  # the parent died before the request took hold
         os._exit(1)
 

@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +14,12 @@ from gpu_workers.base_models import NotInstalled, locate_base_model
 from gpu_workers.config import WorkerConfig
 from gpu_workers.events import LOG_FILE, SPEC_FILE, replace_file
 from gpu_workers.executor import SubprocessExecutor
+from gpu_workers.progress_watch import ChildActivity, ProgressWatch
 
 log = logging.getLogger(__name__)
 
 PROBE_FILE = "probe.json"
-_TIMEOUT_SECONDS = 600.0  # loading a large model from disk; the measured part itself takes some ten seconds
+_STALL_SECONDS = 600.0  # without progress
 _MOST_FAILURES = 3  # of one measurement in this process
 
 
@@ -83,11 +83,15 @@ class Prober:
     def _run_child(self, work_dir: Path, token: str | None, should_stop: Callable[[], bool]) -> None:
         self._was_interrupted = False
         child = self._executor.start(work_dir, hub_token=token, gpu_count=1)
-        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        watch = ProgressWatch(least_seconds=_STALL_SECONDS)
+        watch.follow(ChildActivity(child.leader, work_dir))
         while child.wait(0.2) is None:
             self._was_interrupted = should_stop()
-            if self._was_interrupted or time.monotonic() > deadline:
+            if self._was_interrupted:
                 child.kill()
+            elif watch.look():
+                log.warning("The measurement made no progress for %.0f s: ended", watch.still_seconds)
+                child.end_with_stacks()
 
 
 def _key(request: ProbeRequest) -> tuple[str, str]:

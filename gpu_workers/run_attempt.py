@@ -42,6 +42,7 @@ from gpu_workers.events import (
 from gpu_workers.executor import Child, SubprocessExecutor
 from gpu_workers.lease_keeper import LeaseKeeper
 from gpu_workers.preparing import CheckpointBroken, prepare
+from gpu_workers.progress_watch import ChildActivity, ProgressWatch
 from gpu_workers.publishing import Published, Publisher, PublishSecrets, alone, deliver
 from gpu_workers.redaction import redact
 from gpu_workers.reporter import CheckpointUploader, Reporter, Uploader
@@ -57,6 +58,7 @@ _AFTER_CHILD_SECONDS = 45.0
 _TRACKING_IN_HASTE_SECONDS = 5.0
 _TRACKING_SECONDS = 30.0
 _KILL_AFTER_FENCE_SECONDS = 10.0
+_TRANSFER_SECONDS = 120.0  # most that one read or write of a transfer may wait, with its retries
 _LOG_TAIL_BYTES = 8000
 
 
@@ -95,9 +97,12 @@ class Attempt:
         self._keeper = LeaseKeeper(api, claim, status=self._current_status)
         self._reporter = Reporter(api, self._lease, self._keeper)
         self._is_delivering = False
-        self._transfers = Transfers(should_stop=self._must_end_transfers)
+        self._watch = ProgressWatch(least_seconds=claim.stall_seconds)
+        self._transfers = Transfers(should_stop=self._must_end_transfers, note_bytes=self._watch.count_bytes)
         self._uploader = Uploader(api, self._lease, self._transfers)
-        self._checkpoints = CheckpointUploader(self._uploader, self._reporter, self._keeper, work_dir)
+        self._side_transfers = Transfers(should_stop=lambda: self._keeper.is_lost)
+        side_uploader = Uploader(api, self._lease, self._side_transfers)
+        self._checkpoints = CheckpointUploader(side_uploader, self._reporter, self._keeper, work_dir)
         self._tail = EventTail(work_dir / EVENTS_FILE)
         self._tracking: TrackingChild | None = None
 
@@ -126,6 +131,7 @@ class Attempt:
             self._reporter.close()
             self._keeper.close()
             self._transfers.close()
+            self._side_transfers.close()
 
     # --- phases --------------------------------------------------------------------------------------------------
 
@@ -147,7 +153,7 @@ class Attempt:
         except Interrupted:
             if self._keeper.is_lost:
                 raise Forgotten from None
-            return self._stopped()
+            return self._stalled(self._still()) if self._watch.is_stalled else self._stopped()
         except OSError as error:
             log.exception("The attempt failed on this machine")
             code = FailureCode.DISK_FULL if error.errno in (28, 122) else FailureCode.INTERNAL_ERROR
@@ -168,11 +174,14 @@ class Attempt:
         child = self._child = self._executor.start(
             self._work_dir, hub_token=self._spec.base_model.hub_token, gpu_count=self._spec.gpu_count
         )
+        self._watch.follow(ChildActivity(child.leader, self._work_dir))
         asked_at: float | None = None
         while child.poll() is None:
             self._pump()
             if self._keeper.is_lost:
                 self._fence(child)
+            if asked_at is None and self._watch.look():
+                return self._end_stalled(child)
             if asked_at is None and self._stop_reason() is not None:
                 log.info("Stopping the child: %s", self._stop_reason())
                 asked_at = time.monotonic()
@@ -191,7 +200,28 @@ class Attempt:
         child.kill()
         raise Forgotten
 
+    def _end_stalled(self, child: Child) -> RunOutcome:
+        """End a child that does nothing any more, with its stacks in the log; what it stored stays durable."""
+        message = self._still()
+        with (self._work_dir / LOG_FILE).open("a") as file:
+            file.write(f"{message}\n{ChildActivity(child.leader, self._work_dir).describe()}\n")
+        child.end_with_stacks()
+        self._pump()
+        self._checkpoints.finish(timeout_seconds=_AFTER_CHILD_SECONDS)
+        self._reporter.flush(timeout_seconds=20)
+        return self._stalled(message)
+
+    def _stalled(self, message: str) -> RunOutcome:
+        if self._keeper.is_lost:
+            raise Forgotten
+        return self._stopped() if self._stop_reason() else self._failed(FailureCode.STALLED, message)
+
+    def _still(self) -> str:
+        phase = self._status.phase or "preparing"
+        return f"No progress for {self._watch.still_seconds:.0f} s while {phase}, after step {self._status.step}."
+
     def _conclude(self, child: Child) -> RunOutcome:
+        self._watch.follow(None)
         outcome = read_outcome(self._work_dir)
         if self._keeper.is_lost:
             raise Forgotten
@@ -251,7 +281,8 @@ class Attempt:
 
     def _must_end_transfers(self) -> bool:
         """A result nobody wants any more is not delivered; the checkpoints before it are."""
-        return self._keeper.is_lost or (self._is_delivering and self._stop_reason() == "cancelled")
+        is_unwanted = self._is_delivering and self._stop_reason() == "cancelled"
+        return self._keeper.is_lost or is_unwanted or self._watch.look(most_seconds=_TRANSFER_SECONDS)
 
     def _finish(self, outcome: RunOutcome) -> None:
         """Report the end; raises StaleLease, Unauthorized, Unavailable or Forgotten."""
@@ -287,11 +318,14 @@ class Attempt:
 
     def _note(self, event: ChildEvent) -> None:
         replace = msgspec.structs.replace
+        if not isinstance(event, LogLine):  # words alone are no progress
+            self._watch.note()
         match event:
             case PhaseChanged():
                 self._status = replace(self._status, phase=event.phase.value)
             case TrainingStarted():
                 self._status = replace(self._status, step=event.start_step)
+                self._watch.expect((self._spec.expected_training_seconds or 0.0) / max(event.total_steps, 1))
             case StepCompleted():
                 self._status = replace(self._status, step=event.step, training_seconds=event.training_seconds)
             case LogLine():
@@ -299,7 +333,7 @@ class Attempt:
 
     def _current_status(self) -> HeartbeatRequest:
         memory = self._child.memory_bytes() if self._child is not None else None
-        return msgspec.structs.replace(self._status, memory_bytes=memory)
+        return msgspec.structs.replace(self._status, memory_bytes=memory, work=self._watch.work)
 
     def _stop_reason(self) -> str | None:
         """Who asked for a stop: a customer's wish goes before this machine's."""

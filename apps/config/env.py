@@ -43,6 +43,7 @@ class Env:
     replica_places: int
     media_hosts: tuple[str, ...]
     max_upload_bytes: int
+    stall_seconds: int
 
 
 @cache
@@ -81,6 +82,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         replica_places=int(environ.get("ANNEAL_REPLICA_PLACES", "128")),
         media_hosts=tuple(h.strip().lower() for h in environ.get("ANNEAL_MEDIA_HOSTS", "").split(",") if h.strip()),
         max_upload_bytes=int(environ.get("ANNEAL_MAX_UPLOAD_BYTES", 8 * 1024**3)),
+        stall_seconds=max(int(environ.get("ANNEAL_STALL_SECONDS", "900")), 60),
     )
 
 

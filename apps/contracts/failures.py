@@ -27,6 +27,7 @@ class FailureCode(StrEnum):
     GPU_FAULT = "gpu_fault"
     WORKER_LOST = "worker_lost"
     PREEMPTED = "preempted"
+    STALLED = "stalled"  # alive, and without progress: tried once more
     INCOMPLETE_TRAINING = "incomplete_training"
     ADAPTER_REJECTED = "adapter_rejected"
     CRASH_LOOP = "crash_loop"
@@ -58,6 +59,7 @@ CAUSES: dict[FailureCode, str] = {
     FailureCode.GPU_FAULT: "The GPU reported a fault.",
     FailureCode.WORKER_LOST: "The machines that trained the job were lost too often.",
     FailureCode.PREEMPTED: "The machines that trained the job were taken away too often.",
+    FailureCode.STALLED: "The run stood still twice: no step, no transferred byte and no new phase for far too long.",
     FailureCode.INCOMPLETE_TRAINING: "Training ended before its last step.",
     FailureCode.ADAPTER_REJECTED: "The finished adapter is not one that the serving engine takes.",
     FailureCode.CRASH_LOOP: "Three attempts in a row ended without getting further.",
@@ -88,6 +90,7 @@ _RETRYABLE = frozenset(
         FailureCode.GPU_FAULT,
         FailureCode.WORKER_LOST,
         FailureCode.PREEMPTED,
+        FailureCode.STALLED,
         FailureCode.INCOMPLETE_TRAINING,
         FailureCode.INTERNAL_ERROR,
     }

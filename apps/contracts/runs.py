@@ -175,6 +175,7 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     validation: DatasetRef | None = None
     resume_from: CheckpointRef | None = None
     checkpoint_interval_seconds: int = 300
+    expected_training_seconds: float | None = None  # of all steps, by the quote
     estimated_peak_bytes: int | None = None
     code_version: str = ""
     start_from: CheckpointRef | None = None  # weights to begin with; nothing else of it is taken over

@@ -53,12 +53,14 @@ class ClaimResponse(Struct, frozen=True, kw_only=True):
     lease_seconds: int
     heartbeat_seconds: int
     self_fence_seconds: int
+    stall_seconds: float = 900.0  # without progress, after which the worker ends the run as stalled
 
 
 class HeartbeatRequest(Struct, frozen=True, kw_only=True):
     step: int = 0
     phase: str = ""
     training_seconds: float = 0.0
+    work: int = 0  # units done in this attempt, counted up: without any for long, the run is stalled
     gpu_utilization: float | None = None
     memory_bytes: int | None = None
 

@@ -20,6 +20,7 @@ from apps.finetuning.lifecycle import (
     LEASE_SECONDS,
     MAX_ATTEMPTS_WITHOUT_PROGRESS,
     MAX_LOST_ATTEMPTS,
+    MAX_STALLED_ATTEMPTS,
 )
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run
 
@@ -48,6 +49,8 @@ def continue_or_give_up(*, job: FineTuningJob, run: Run, code: FailureCode, now:
         cancel_job(job=job, now=now)
     elif job.pause_requested_at:
         pause_job(job=job, now=now)
+    elif code is FailureCode.STALLED and job.runs.filter(failure_code=code).count() >= MAX_STALLED_ATTEMPTS:
+        fail_job(job=job, code=code, message=run.failure_message, now=now)
     elif run.attempt >= MAX_LOST_ATTEMPTS:
         fail_job(job=job, code=code, message="", now=now)
     elif _attempts_without_progress(job) >= MAX_ATTEMPTS_WITHOUT_PROGRESS and code is not FailureCode.PREEMPTED:

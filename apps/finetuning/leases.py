@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
+from django.conf import settings
 from django.db import transaction
 
 from apps.catalog.queries import open_hub_token
@@ -20,7 +21,7 @@ from apps.core.ids import new_id
 from apps.core.object_store import store
 from apps.core.transitions import advance, try_advance
 from apps.datasets.models import DatasetVersion
-from apps.finetuning import attempts, events
+from apps.finetuning import attempts, events, stalls
 from apps.finetuning.beginnings import signed_ref, start_ref
 from apps.finetuning.failure_rates import seconds_between_failures
 from apps.finetuning.lifecycle import (
@@ -28,6 +29,7 @@ from apps.finetuning.lifecycle import (
     JOB_TRANSITIONS,
     LEASE_SECONDS,
     MOST_CHECKPOINT_SECONDS,
+    NO_LEASE,
     RUN_HOLDING_LEASE,
     RUN_TRANSITIONS,
     SELF_FENCE_SECONDS,
@@ -41,7 +43,6 @@ _URL_SECONDS = 3600
 _LEAST_CHECKPOINT_SECONDS = 15.0
 # Placements of an estimate that keep the model whole on every GPU; the others lie in shards.
 _WHOLE_ON_EACH = {"single": "single", "ddp": "ddp"}
-NO_LEASE = {"lease_id": None, "lease_token_sha256": None, "lease_expires_at": None}
 
 
 class StaleLease(DomainError):
@@ -125,6 +126,7 @@ def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime)
         lease_seconds=LEASE_SECONDS,
         heartbeat_seconds=HEARTBEAT_SECONDS,
         self_fence_seconds=SELF_FENCE_SECONDS,
+        stall_seconds=settings.STALL_SECONDS,
     )
 
 
@@ -155,6 +157,7 @@ def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -
         parallelism=_WHOLE_ON_EACH.get(job.estimate.get("parallelism") or "single", "fsdp"),
         start_from=start_ref(job=job, expires_seconds=_URL_SECONDS),
         seconds_between_failures=seconds_between_failures(pool=run.pool, now=db_now()),
+        expected_training_seconds=job.estimate.get("train_seconds_p50"),
         checkpoint_interval_seconds=checkpoint_interval(job.estimate.get("train_seconds_p50")),
         estimated_peak_bytes=job.estimate.get("peak_bytes"),
         evaluation=msgspec.convert(job.requested.get("evaluation"), EvaluationPlan | None),
@@ -215,8 +218,11 @@ def heartbeat(*, lease: Lease, beat: HeartbeatRequest) -> HeartbeatResponse:
     """Prolong the lease and say whether somebody asked the run to stop. Raises StaleLease."""
     run, job = lock_run(lease=lease)
     now = db_now()
-    run.lease_expires_at, run.heartbeat_at = now + datetime.timedelta(seconds=LEASE_SECONDS), now
-    run.save(update_fields=["lease_expires_at", "heartbeat_at"])
+    changes = stalls.note_beat(run=run, beat=beat, now=now) | {
+        "lease_expires_at": now + datetime.timedelta(seconds=LEASE_SECONDS),
+        "heartbeat_at": now,
+    }
+    Run.objects.filter(pk=run.pk).update(**changes)
     Worker.objects.filter(pk=run.worker_id).update(last_seen_at=now)
     if _is_at_cap(job, run, beat):
         attempts.request_pause_at_cap(job=job, now=now)

@@ -27,6 +27,7 @@ RUN_TRANSITIONS: Transitions = {
 RUN_TERMINAL = terminal_states(RUN_TRANSITIONS)
 RUN_HOLDING_LEASE = ("leased", "running")
 RUN_ACTIVE = ("queued", "leased", "running")
+NO_LEASE = {"lease_id": None, "lease_token_sha256": None, "lease_expires_at": None}
 
 LEASE_SECONDS = 60
 HEARTBEAT_SECONDS = 10
@@ -35,3 +36,4 @@ REAPER_SECONDS = 15
 MOST_CHECKPOINT_SECONDS = 300.0
 MAX_LOST_ATTEMPTS = 20
 MAX_ATTEMPTS_WITHOUT_PROGRESS = 3
+MAX_STALLED_ATTEMPTS = 2

@@ -248,6 +248,11 @@ class Run(OrganizationModel):
     worker = models.ForeignKey(Worker, on_delete=models.PROTECT, null=True, related_name="runs")
     resume_from = models.ForeignKey("Checkpoint", on_delete=models.SET_NULL, null=True, related_name="+")
     last_sequence = models.BigIntegerField(default=0, help_text="Highest worker event sequence taken in.")
+    work = models.BigIntegerField(
+        default=0, help_text="Units of work, as its worker counts them: without any for long, it is stalled."
+    )
+    idle_ms = models.BigIntegerField(default=0, help_text="Time between heartbeats since the last work.")
+    stepless_ms = models.BigIntegerField(default=0, help_text="Time between heartbeats since the last new step.")
     training_started_at = models.DateTimeField(null=True)
     durable_step = models.PositiveIntegerField(default=0)
     billed_gpu_ms = models.BigIntegerField(default=0, help_text="Time whose steps are durable, of all its GPUs.")

@@ -19,9 +19,9 @@ from apps.core.errors import DomainError, InvalidValue
 from apps.core.ids import ulid_of
 from apps.core.object_store import ObjectMissing, hash_object, object_key, read_object, store
 from apps.core.transitions import advance, try_advance
-from apps.finetuning import attempts, events, outcomes
-from apps.finetuning.leases import NO_LEASE, Lease, lock_run
-from apps.finetuning.lifecycle import RUN_TRANSITIONS
+from apps.finetuning import attempts, events, outcomes, stalls
+from apps.finetuning.leases import Lease, lock_run
+from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent, Run, Upload
 
 MANIFEST_NAME = "manifest.json"
@@ -43,10 +43,12 @@ def record_events(*, lease: Lease, reported: tuple[wire.RunEvent, ...]) -> Event
     run, job = lock_run(lease=lease)
     fresh = [event for event in sorted(reported, key=lambda e: e.sequence) if event.sequence > run.last_sequence]
     for event in fresh:
+        if stalls.is_step(event, job):
+            run.idle_ms = run.stepless_ms = 0
         _record(run, job, event)
     if fresh:
         run.last_sequence = fresh[-1].sequence
-        run.save(update_fields=["last_sequence"])
+        run.save(update_fields=["last_sequence", "idle_ms", "stepless_ms"])
     return EventsResponse(accepted=len(fresh), last_sequence=run.last_sequence)
 
 

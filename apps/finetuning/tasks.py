@@ -11,6 +11,7 @@ from apps.finetuning.calibrations import refit_pools
 from apps.finetuning.leases import reclaim_expired_leases
 from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.operations import admit_when_ready
+from apps.finetuning.stalls import end_stalled_runs
 from apps.finetuning.stopping import pause_jobs_of, pause_jobs_of_budget
 from apps.finetuning.sweeping import sweep_checkpoints
 from apps.finetuning.verdicts import tell_of_verdict
@@ -19,6 +20,7 @@ from apps.finetuning.verdicts import tell_of_verdict
 @shared_task(name="finetuning.reclaim_expired_leases")
 def reclaim(**_: Any) -> None:
     reclaim_expired_leases()
+    end_stalled_runs()
 
 
 @shared_task(name="finetuning.ring_doorbells")

@@ -25,6 +25,7 @@ from gpu_workers.bench import made_up
 from gpu_workers.events import EVENTS_FILE, EventWriter, replace_file
 from gpu_workers.preflight import inspect_machine
 from gpu_workers.probing import PROBE_FILE
+from gpu_workers.pulse import open_pulse
 from gpu_workers.train.attention import attention_of
 from gpu_workers.train.callbacks import StopFlag
 from gpu_workers.train.data import Encoded
@@ -79,6 +80,7 @@ def main(spec_path: Path, work_dir: Path) -> int:
     torch.set_num_interop_threads(1)
     request = msgspec.json.decode(spec_path.read_bytes(), type=ProbeRequest)
     secrets = msgspec.json.decode(sys.stdin.buffer.readline() or b"{}", type=dict[str, str | None])
+    open_pulse(work_dir)
     report = measure(request, work_dir, hub_token=secrets.get("hub_token"))
     replace_file(work_dir / PROBE_FILE, msgspec.json.encode(report))
     return 0

@@ -15,6 +15,7 @@ import torch
 
 from apps.contracts.runs import Failed, RunSpec, Stopped
 from gpu_workers.events import ChildOutcome, write_outcome
+from gpu_workers.pulse import open_pulse
 from gpu_workers.train.attempt import Attempt
 from gpu_workers.train.callbacks import StopFlag
 from gpu_workers.train.failures import StopRequested, classify
@@ -39,6 +40,8 @@ def main(spec_path: Path, work_dir: Path) -> int:
     torch.set_num_interop_threads(1)  # the number of intra-op threads is OMP_NUM_THREADS, from the executor
     secrets = msgspec.json.decode(secret_line, type=dict[str, str | None])
     rank = rank or Rank()
+    if rank.is_first:
+        open_pulse(work_dir)
     outcome = _outcome(Attempt(spec, work_dir, stop, hub_token=secrets.get("hub_token"), rank=rank))
     if rank.is_first:
         write_outcome(work_dir, outcome)

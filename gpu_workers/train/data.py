@@ -22,6 +22,7 @@ from apps.contracts.chat import (
 )
 from apps.contracts.failures import FailureCode
 from apps.contracts.split import Split, split_keys
+from gpu_workers.pulse import beat
 from gpu_workers.train.failures import TrainingFailed
 
 IGNORED = -100
@@ -116,6 +117,7 @@ def read_rows(path: Path, kind: RowKind) -> Iterator[Row]:
     """Parse a file's rows as they are needed; raises RowError."""
     with path.open("rb") as file:
         for line in split_lines(iter(lambda: file.read(_CHUNK_BYTES), b"")):
+            beat()
             yield parse_line_as(line, kind)
 
 

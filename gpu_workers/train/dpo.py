@@ -11,6 +11,7 @@ import torch
 from trl import DPOConfig, DPOTrainer
 
 from apps.contracts.runs import Hyperparameters, Method
+from gpu_workers.pulse import beat
 from gpu_workers.train.preferences import PairTrainer
 from gpu_workers.train.rows import Pairs
 
@@ -44,6 +45,7 @@ class DpoTrainer(PairTrainer, DPOTrainer):
     def _precompute_ref_logps(self, dataset: datasets.Dataset, name: str, batch_size: int) -> datasets.Dataset:
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []
         for at in range(0, len(dataset), batch_size):
+            beat()
             rows = [dataset[index] for index in range(at, min(at + batch_size, len(dataset)))]
             parts.append(self.compute_ref_log_probs(self.model, self._prepare_inputs(self.eval_collator(rows))))
         for column, values in zip(_REFERENCES, zip(*parts, strict=True), strict=True):

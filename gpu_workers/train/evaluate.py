@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from apps.contracts.runs import Struct
+from gpu_workers.pulse import beat
 from gpu_workers.train.data import Encoded, PaddingCollator
 
 LossParts = Callable[[torch.nn.Module, dict[str, torch.Tensor]], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
@@ -36,6 +37,7 @@ def evaluate(
                 if should_stop():
                     return None
                 batch = _to_device(collate(rows.items(indices)), model)
+                beat()
                 totals += [float(part) for part in loss_parts(model, batch)]
     finally:
         model.train(was_training)

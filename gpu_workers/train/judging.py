@@ -15,6 +15,7 @@ import msgspec
 
 from apps.contracts.evaluation import Grader
 from apps.contracts.worker_api import JudgeAccess
+from gpu_workers.pulse import beat
 
 DEFAULT_INSTRUCTIONS = "How well does the answer say what the reference answer says, in meaning rather than in words?"
 _SYSTEM = (
@@ -94,6 +95,7 @@ class Judge:
             if time.monotonic() >= self._ends:
                 self._give_up("its time was over")
                 return None
+            beat()
             try:
                 response = client.post(f"{self._url}/chat/completions", json=self._body(question))
             except httpx.TransportError as error:

@@ -18,6 +18,7 @@ from apps.contracts.runs import (
 )
 from gpu_workers.artifacts import folder_bytes, read_manifest
 from gpu_workers.events import CHECKPOINTS_FOLDER, UNNUMBERED, CheckpointReady, EventWriter
+from gpu_workers.pulse import beat
 from gpu_workers.train.callbacks import ProgressCallback, StopFlag, as_rank_zero, is_distributed
 from gpu_workers.train.checkpoint import Progress, TrainingState, save_checkpoint
 from gpu_workers.train.data import ShuffledSampler
@@ -74,6 +75,11 @@ class RunTrainer:
         self.progress.window.grad_norm = norm
         self.progress.window.steps += 1
         return norm
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().training_step(*args, **kwargs)  # type: ignore[misc]
+        beat()
+        return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Keep nothing: the log history would grow with every step and travel in every checkpoint."""

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import torch
 
+from gpu_workers.pulse import beat
 from gpu_workers.train.data import IGNORED
 
 
@@ -63,6 +64,7 @@ def token_logprobs(model: torch.nn.Module, token_ids: Sequence[int]) -> tuple[fl
 
 
 def _logits(model: torch.nn.Module, token_ids: Sequence[int]) -> torch.Tensor:
+    beat()
     return model(input_ids=torch.tensor([list(token_ids)], device=model.device), use_cache=False).logits[0]
 
 
@@ -106,8 +108,15 @@ def _write_batch(
         max_new_tokens=max_tokens,
         eos_token_id=list(stop_ids),
         pad_token_id=pad_id,
+        stopping_criteria=[_beat_per_token],
     )
     return [_until(row, set(stop_ids)) for row in written[:, width:].tolist()]
+
+
+def _beat_per_token(ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    """Stop no answer, and count each token of a batch as work."""
+    beat()
+    return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
 
 def _until(ids: list[int], stop_ids: set[int]) -> list[int]:

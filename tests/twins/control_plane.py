@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -68,11 +68,13 @@ class ControlPlane:
         self.claims = 0
         self.heartbeat_seconds = 1
         self.self_fence_seconds = 45
+        self.stall_seconds = 900.0
         self.is_lease_stale = False
         self.is_cancel_requested = False
         self.is_pause_requested = False
         self.is_drain_requested = False
         self.failures_left = 0  # so many requests get 503 first
+        self.trickle_seconds = 0.0  # objects are sent byte by byte, with so long between two
         self.is_down = False  # every request gets 503
         self.refuse_event: Callable[[RunEvent], bool] = lambda event: False
         self._last_sequence = 0
@@ -220,6 +222,7 @@ class ControlPlane:
                 lease_seconds=60,
                 heartbeat_seconds=self.heartbeat_seconds,
                 self_fence_seconds=self.self_fence_seconds,
+                stall_seconds=self.stall_seconds,
             )
         )
 
@@ -283,7 +286,16 @@ def serve_control_plane() -> Iterator[ControlPlane]:
             self.send_response(status)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
-            self.wfile.write(answer)
+            if plane.trickle_seconds and self.path.startswith("/objects/") and self.command == "GET":
+                self._trickle(answer)
+            else:
+                self.wfile.write(answer)
+
+        def _trickle(self, answer: bytes) -> None:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                for byte in answer:
+                    self.wfile.write(bytes([byte]))
+                    time.sleep(plane.trickle_seconds)
 
         do_GET = do_POST = do_PUT = _handle  # noqa: N815
 

@@ -35,6 +35,8 @@ REPLICA_PLACES = ENV.replica_places
 MEDIA_HOSTS = frozenset(ENV.media_hosts)
 # The longest file that an upload in parts may make, as it is sent: of a gzip archive its own size.
 MAX_UPLOAD_BYTES = ENV.max_upload_bytes
+# Without progress, after which a worker ends its run; the control plane ends it after twice as long.
+STALL_SECONDS = ENV.stall_seconds
 
 ALLOWED_HOSTS = [urlsplit(PUBLIC_URL).hostname, "localhost", "127.0.0.1", *ENV.allowed_hosts]
 CSRF_TRUSTED_ORIGINS = [PUBLIC_URL]

@@ -10,9 +10,20 @@ from pathlib import Path
 import msgspec
 
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import Failed, Manifest, Phase, PhaseChanged, RunSpec, StepCompleted, Stopped, TrainingStarted
+from apps.contracts.runs import (
+    Failed,
+    LogLine,
+    Manifest,
+    Phase,
+    PhaseChanged,
+    RunSpec,
+    StepCompleted,
+    Stopped,
+    TrainingStarted,
+)
 from gpu_workers.artifacts import folder_bytes, read_manifest, seal_folder
 from gpu_workers.events import AdapterReady, CheckpointReady, EventWriter, write_outcome
+from gpu_workers.pulse import beat, open_pulse
 
 behaviour, spec_path, work_dir = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 spec = msgspec.json.decode(spec_path.read_bytes(), type=RunSpec)
@@ -105,6 +116,24 @@ elif behaviour == "fail":
 elif behaviour == "hang":
     checkpoint(5)
     time.sleep(600)
+elif behaviour.startswith("hang-in-"):  # a phase; words in its log and in its events are no progress
+    events.write(PhaseChanged(sequence=0, phase=Phase(behaviour.removeprefix("hang-in-"))))
+    while True:
+        time.sleep(0.2)
+        events.write(LogLine(sequence=0, level="info", message="Still waiting."))
+        sys.stderr.write("still waiting\n")
+elif behaviour == "stand-still":  # what a debugger or a lost GPU does to it
+    os.kill(os.getpid(), signal.SIGSTOP)
+elif behaviour in ("beat", "read"):  # slow, and without an event
+    open_pulse(work_dir)
+    ends = time.monotonic() + 6.0
+    while time.monotonic() < ends:
+        time.sleep(0.1)
+        if behaviour == "beat":
+            beat()
+        else:
+            os.read(os.open("/dev/zero", os.O_RDONLY), 2**20)
+    finish(20)
 else:  # wait, stubborn: train until told to stop
     number = 0
     while not is_stopping:

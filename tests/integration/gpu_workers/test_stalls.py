@@ -1,0 +1,95 @@
+"""Children that are alive and do nothing: ended with evidence; and slow ones, which are left alone."""
+
+import sys
+
+import msgspec
+import pytest
+
+from apps.contracts.failures import Blame, FailureCode
+from apps.contracts.runs import BaseModelRef, CheckpointSaved, Failed, Hyperparameters, Phase, Succeeded
+from apps.contracts.worker_api import ProbeRequest
+from gpu_workers import probing
+from gpu_workers.process_tree import list_descendants, read_command
+from tests.support.agent import CHILD, ROWS, add_run, make_agent
+
+STALL_SECONDS = 3.0
+
+
+@pytest.fixture(autouse=True)
+def impatience(plane, monkeypatch):
+    plane.stall_seconds = STALL_SECONDS
+    monkeypatch.setattr(probing, "_STALL_SECONDS", STALL_SECONDS)
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_child_that_hangs_is_ended_with_its_stacks_in_the_log(plane, models, tmp_path, phase):
+    add_run(plane, models)
+
+    make_agent(plane, tmp_path, f"hang-in-{phase}").drain()
+
+    [outcome] = plane.outcomes
+    assert isinstance(outcome, Failed)
+    assert (outcome.code, outcome.code.blame) == (FailureCode.STALLED, Blame.PLATFORM)
+    assert outcome.code.is_retryable
+    assert f"s while {phase}, after step 0" in outcome.message
+    assert "scripted_child.py" in outcome.log_tail and "Fatal Python error: Aborted" in outcome.log_tail
+    assert "state S" in outcome.log_tail
+
+
+def test_a_hang_after_a_checkpoint_counts_what_was_stored_and_no_second_more(plane, models, tmp_path):
+    add_run(plane, models)
+
+    make_agent(plane, tmp_path, "hang").drain()
+
+    [outcome], [saved] = plane.outcomes, plane.events_of(CheckpointSaved)
+    assert (outcome.code, outcome.training_seconds) == (FailureCode.STALLED, saved.training_seconds)
+
+
+def test_a_stopped_process_is_ended_too(plane, models, tmp_path):
+    add_run(plane, models)
+
+    make_agent(plane, tmp_path, "stand-still").drain()
+
+    [outcome] = plane.outcomes
+    assert outcome.code is FailureCode.STALLED and "state T" in outcome.log_tail
+    assert not any(CHILD in read_command(process) for process in list_descendants(1))
+
+
+@pytest.mark.parametrize("sign", ["beat", "read"])
+def test_a_slow_child_without_events_is_left_alone(plane, models, tmp_path, sign):
+    add_run(plane, models)
+
+    make_agent(plane, tmp_path, sign).drain()
+
+    assert isinstance(plane.outcomes[0], Succeeded)
+    assert max(beat.work for beat in plane.beats) > 3
+
+
+def test_a_step_that_should_take_long_has_ten_times_as_long(plane, models, tmp_path):
+    spec = add_run(plane, models)
+    plane.queue[0] = msgspec.structs.replace(spec, expected_training_seconds=20 * 0.6)
+
+    make_agent(plane, tmp_path, "hang").drain()
+
+    assert "No progress for 6 s" in plane.outcomes[0].message
+
+
+def test_a_store_that_trickles_ends_the_run(plane, models, tmp_path):
+    """Bytes come, but so few that the file would take years."""
+    plane.add_run(ROWS * 1000, base_model=models, hyperparameters=Hyperparameters())
+    plane.trickle_seconds = 0.1
+
+    make_agent(plane, tmp_path, "succeed").drain()
+
+    [outcome] = plane.outcomes
+    assert outcome.code is FailureCode.STALLED and "while downloading" in outcome.message
+
+
+def test_a_measurement_that_hangs_is_ended(plane, models, tmp_path):
+    base_model = BaseModelRef(id="tiny", name="tiny", path=str(models))
+    plane.probes = [ProbeRequest(base_model=base_model, method="lora", micro_batch_size=1, sequence_length=8)]
+    hang = (sys.executable, "-c", "import time; time.sleep(600)")
+
+    assert make_agent(plane, tmp_path, "succeed", probe_command=hang).drain() == 0
+
+    assert plane.reports == []

@@ -1,0 +1,150 @@
+"""A run that stands still is tried once more; the second time the job fails with the evidence, and is not billed."""
+
+import datetime
+
+import pytest
+from django.db.models import F
+
+from apps.contracts import runs as wire
+from apps.contracts.failures import FailureCode
+from apps.core.clock import db_now
+from apps.finetuning import leases, stalls
+from apps.finetuning.explanations import explain
+from apps.finetuning.leases import StaleLease
+from apps.finetuning.models import Run
+from tests.support.attempts import step
+
+BEAT_SECONDS = 50  # less than a lease
+STALLED = wire.Failed(code=FailureCode.STALLED, message="No progress for 900 s while training, after step 4.")
+
+
+@pytest.fixture(autouse=True)
+def impatience(settings):
+    settings.STALL_SECONDS = 100
+
+
+def beat_for(attempt, seconds, **fields):
+    """Send heartbeats for so long, as the database's clock has it."""
+    for _ in range(seconds // BEAT_SECONDS):
+        earlier = F("heartbeat_at") - datetime.timedelta(seconds=BEAT_SECONDS)
+        Run.objects.filter(pk=attempt.run.pk).update(heartbeat_at=earlier)
+        attempt.beat(**fields)
+
+
+def test_a_stalled_run_resumes_once_from_its_checkpoint_and_fails_the_second_time(floor, claim, reload):
+    job = floor.job()
+    first = claim()
+    first.start()
+    first.checkpoint(step=4, seconds=8.0)
+
+    first.finish(STALLED)
+    assert reload(job).status == "queued"
+    second = claim()
+    second.start(start_step=4)
+    second.checkpoint(step=6, seconds=4.0)
+    second.finish(STALLED)
+
+    job = reload(job)
+    assert second.claimed.spec.resume_from.step == 4
+    assert (job.status, job.error_code, job.cost_nano) == ("failed", "stalled", 0)
+    explanation = explain(job=job, now=db_now())
+    assert explanation.blame == "platform" and "stood still twice" in explanation.cause
+    assert ("Reported", STALLED.message) in [(each.name, each.value) for each in explanation.evidence]
+    assert "start the job again" in explanation.suggestion.text
+
+
+def test_a_stall_that_another_attempt_got_past_is_not_billed(floor, claim, reload):
+    job = floor.job()
+    first = claim()
+    first.start()
+    first.checkpoint(step=4, seconds=8.0)
+    first.finish(STALLED)
+
+    second = claim()
+    second.start(start_step=4)
+    second.succeed(floor.base_model, seconds=11.0)
+
+    assert (reload(job).status, reload(job).billed_gpu_ms) == ("succeeded", 19_000)
+
+
+def test_a_worker_that_beats_and_does_nothing_loses_its_run(floor, claim, reload):
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    attempt.beat(step=3, work=17)
+
+    beat_for(attempt, 150, step=3, work=17)
+    assert stalls.end_stalled_runs() == 0
+    beat_for(attempt, 100, step=3, work=17)
+    assert stalls.end_stalled_runs() == 1
+
+    assert (attempt.run.status, attempt.run.failure_code) == ("failed", "stalled")
+    assert "No progress for" in attempt.run.failure_message
+    assert reload(job).status == "queued"
+    with pytest.raises(StaleLease):
+        attempt.beat(step=4, work=18)
+
+
+def test_words_and_steps_that_were_reached_before_are_no_progress(floor, claim):
+    floor.job()
+    attempt = claim()
+    attempt.start()
+    attempt.report(wire.StepCompleted, **step(5, 1.0))
+
+    beat_for(attempt, 300)
+    attempt.report(wire.LogLine, level="info", message="Still here")
+    attempt.report(wire.PhaseChanged, phase=wire.Phase.EVALUATING)
+    attempt.report(wire.StepCompleted, **step(5, 1.0))
+
+    assert stalls.end_stalled_runs() == 1
+
+
+@pytest.mark.parametrize("sign", ["work", "step"])
+def test_a_run_that_gets_on_is_left_alone(floor, claim, sign):
+    floor.job()
+    attempt = claim()
+    attempt.start()
+
+    for number in range(1, 6):
+        beat_for(attempt, 150, work=number if sign == "work" else 0)
+        if sign == "step":
+            attempt.report(wire.StepCompleted, **step(number, 1.0))
+
+    assert stalls.end_stalled_runs() == 0
+
+
+def test_a_step_that_takes_long_by_the_quote_has_its_time(floor, claim, reload):
+    job = floor.job()
+    attempt = claim()
+    attempt.start(total_steps=10)
+    job = reload(job)
+    job.estimate |= {"train_seconds_p50": 10 * 60.0}
+    job.save(update_fields=["estimate"])
+
+    beat_for(attempt, 1_000)
+    assert stalls.end_stalled_runs() == 0
+    beat_for(attempt, 250)
+
+    assert stalls.end_stalled_runs() == 1
+
+
+def test_work_without_a_step_ends_after_a_day(floor, claim):
+    """Whatever a worker says that it does."""
+    floor.job()
+    attempt = claim()
+    Run.objects.update(stepless_ms=24 * 3_600_000)
+
+    beat_for(attempt, 50, work=10**9)
+
+    assert stalls.end_stalled_runs() == 1
+
+
+def test_a_machine_that_slept_did_not_stand_still(floor, claim):
+    floor.job()
+    attempt = claim()
+    Run.objects.update(heartbeat_at=F("heartbeat_at") - datetime.timedelta(hours=8))
+
+    attempt.beat()
+
+    assert stalls.end_stalled_runs() == 0
+    assert attempt.run.idle_ms == leases.LEASE_SECONDS * 1000
