@@ -450,7 +450,7 @@ def _is_resumed_by_a_person(platform: Platform, stage: Stage, job: Any) -> bool:
 
 
 PAUSE_REASONS = {
-    "The spend cap is reached": "it reached its spend cap",
+    "Paused at the spend cap": "it reached its spend cap",
     "A budget of the organization is used up": "a budget of the organization is used up",
     "The organization is suspended": "the organization is suspended",
     "Pause requested": "a person paused it",

@@ -16,7 +16,7 @@ from demo import main_job
 from demo.main_job import DemoFailed
 from tests.support.scripted_main_job import Clock, ScriptedPlatform, become, nothing, say, succeed
 
-CAP_EVENT = "The spend cap is reached: saving a checkpoint and pausing"
+CAP_EVENT = "Paused at the spend cap; the last checkpoint is kept"
 FAILURE = {"code": "internal_error", "message": "KeyError: 'x'", "cause": "A fault of our own software."}
 Train = Callable[[], Any]
 
