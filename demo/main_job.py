@@ -615,7 +615,7 @@ def bill_lines(job: dict[str, Any], bill: dict[str, Any]) -> Iterator[tuple[str,
         low, middle, high = (quote[f"train_seconds_{name}"] for name in ("p10", "p50", "p90"))
         yield "quote", f"training was quoted at {middle:.0f} s ({low:.0f} to {high:.0f} s)"
     returned = f"${cap - spent:.4f} of the ${cap:.2f} set aside returned"
-    yield "bill", f"training took {job['billed_gpu_seconds']:.1f} s = ${spent:.4f}; {returned}"
+    yield "bill", f"the job is billed {job['billed_gpu_seconds']:.1f} s = ${spent:.4f}; {returned}"
     yield "", f"all inference so far: {bill['tokens_billed']:,} tokens = ${Decimal(bill['inference_usd']):.4f}"
     balance, held = (Decimal(bill[name]) for name in ("available_usd", "held_usd"))
     books = f"all ledger entries add up to {bill['ledger_sum_nano']}, as they must"

@@ -264,7 +264,8 @@ def _cap_nano(estimate: Estimate, price: PriceRule | None) -> int | None:
         return None
     step_seconds = (estimate.train_seconds_p90 or 0.0) / max(estimate.steps, 1)
     seconds = max(math.ceil(estimate.billed_seconds_p90 * _CAP_OVER_P90), least_seconds(step_seconds=step_seconds))
-    return rated(quantity=seconds * estimate.gpu_count * 1000, price_nano=price.price_nano, per=price.per)
+    cap_nano = rated(quantity=seconds * estimate.gpu_count * 1000, price_nano=price.price_nano, per=price.per)
+    return max(cap_nano, 1)  # a pool that costs nothing holds something all the same
 
 
 def _block_reason(state: PoolState, estimate: Estimate, base_model: BaseModel) -> str:

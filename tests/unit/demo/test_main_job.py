@@ -359,7 +359,7 @@ def test_the_bill_says_what_was_quoted_charged_and_returned() -> None:
 
     assert lines == [
         "training was quoted at 230 s (200 to 265 s)",
-        "training took 241.8 s = $0.0403; $1.1597 of the $1.20 set aside returned",
+        "the job is billed 241.8 s = $0.0403; $1.1597 of the $1.20 set aside returned",
         "all inference so far: 61,234 tokens = $0.0012",
         "balance $24.9600, held $0.0000; all ledger entries add up to 0, as they must",
     ]
