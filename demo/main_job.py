@@ -450,7 +450,7 @@ def _is_resumed_by_a_person(platform: Platform, stage: Stage, job: Any) -> bool:
 
 
 PAUSE_REASONS = {
-    "The spend cap is reached": "it reached its spend cap",
+    "Paused at the spend cap": "it reached its spend cap",
     "A budget of the organization is used up": "a budget of the organization is used up",
     "The organization is suspended": "the organization is suspended",
     "Pause requested": "a person paused it",
@@ -615,7 +615,7 @@ def bill_lines(job: dict[str, Any], bill: dict[str, Any]) -> Iterator[tuple[str,
         low, middle, high = (quote[f"train_seconds_{name}"] for name in ("p10", "p50", "p90"))
         yield "quote", f"training was quoted at {middle:.0f} s ({low:.0f} to {high:.0f} s)"
     returned = f"${cap - spent:.4f} of the ${cap:.2f} set aside returned"
-    yield "bill", f"training took {job['billed_gpu_seconds']:.1f} s = ${spent:.4f}; {returned}"
+    yield "bill", f"the job is billed {job['billed_gpu_seconds']:.1f} s = ${spent:.4f}; {returned}"
     yield "", f"all inference so far: {bill['tokens_billed']:,} tokens = ${Decimal(bill['inference_usd']):.4f}"
     balance, held = (Decimal(bill[name]) for name in ("available_usd", "held_usd"))
     books = f"all ledger entries add up to {bill['ledger_sum_nano']}, as they must"

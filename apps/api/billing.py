@@ -6,7 +6,7 @@ from rest_framework.response import Response
 from apps.accounts.roles import Permission
 from apps.api.views import ApiView
 from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
-from apps.core.money import nano_to_usd
+from apps.core.money import usd_decimal
 
 
 class BillingView(ApiView):
@@ -22,16 +22,12 @@ class BillingView(ApiView):
         return Response(
             {
                 "object": "billing",
-                "available_usd": _usd(balance.available_nano),
-                "held_usd": _usd(balance.held_nano),
+                "available_usd": usd_decimal(balance.available_nano),
+                "held_usd": usd_decimal(balance.held_nano),
                 "ledger_sum_nano": get_ledger_sum_nano(),
                 "tokens_billed": spending.tokens_billed,
                 "unrated_requests": spending.unrated_requests,
-                "inference_usd": _usd(spending.inference_nano),
-                "training_usd": _usd(spending.training_nano),
+                "inference_usd": usd_decimal(spending.inference_nano),
+                "training_usd": usd_decimal(spending.training_nano),
             }
         )
-
-
-def _usd(nano: int) -> str:
-    return f"{nano_to_usd(nano):f}"

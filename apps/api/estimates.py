@@ -16,7 +16,7 @@ from apps.catalog.queries import get_base_model
 from apps.contracts.runs import Method
 from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
-from apps.core.money import nano_to_usd
+from apps.core.money import usd_decimal
 from apps.datasets.queries import find_token_count, get_version
 from apps.estimates.ranking import Ranking
 from apps.finetuning.delivery import Delivery, deliver
@@ -125,6 +125,7 @@ def options_object(
 def option_object(quoted: PoolQuote, ranking: Ranking, deadline_seconds: float | None) -> dict[str, Any]:
     """Return one row of the table; money in dollars as decimal strings, exact.
 
+    `cost_usd` holds the minimum charge; `least_cap_usd` is the least that `budget.max_cost_usd` may be.
     `finish_seconds` run from now, with queue, start-up and download; where no worker is online, as if one were free.
     """
     estimate, finish = quoted.estimate, finish_seconds(quoted.estimate)
@@ -144,6 +145,7 @@ def option_object(quoted: PoolQuote, ranking: Ranking, deadline_seconds: float |
         "badges": badges,
         "meets_needed_by": meets,
         "hold_usd": usd(quoted.cap_nano),
+        "least_cap_usd": usd(quoted.least_cap_nano),
         "cost_usd": _percentiles([usd(getattr(estimate, f"cost_nano_{name}")) for name in _PERCENTILES]),
         "cost_usd_per_million_trained_tokens": usd(estimate.cost_nano_per_million_trained_tokens),
         "price_usd_per_hour": usd(quoted.price.price_nano * 3_600_000 // quoted.price.per) if quoted.price else None,
@@ -200,4 +202,5 @@ def _percentiles(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def usd(nano: int | None) -> str | None:
-    return None if nano is None else str(nano_to_usd(nano))
+    """Return an exact amount in dollars, None for none."""
+    return None if nano is None else usd_decimal(nano)

@@ -8,13 +8,13 @@ from apps.api.estimates import usd
 from apps.contracts.failures import Blame, FailureCode
 from apps.contracts.runs import Hyperparameters, Objective
 from apps.core.clock import db_now
-from apps.core.money import nano_to_usd
 from apps.finetuning import attempts, queries
-from apps.finetuning.checkpoint_models import name_of
+from apps.finetuning.checkpoint_models import may_answer, name_of
 from apps.finetuning.explanations import Explanation
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
 from apps.finetuning.operations import JobRequest
+from apps.finetuning.progress import Progress, finish_of, get_progress
 from apps.finetuning.rehearsal import Rehearsal
 from apps.finetuning.result_file import result_file_id
 from apps.finetuning.scheduling import queue_position
@@ -22,7 +22,8 @@ from apps.finetuning.scheduling import queue_position
 
 def job_object(job: FineTuningJob) -> dict[str, Any]:
     """Return the job as OpenAI's object, with what we know beyond it."""
-    recipe = job.hyperparameters
+    recipe, now = job.hyperparameters, db_now()
+    progress = get_progress(job=job, now=now)
     theirs = {
         "n_epochs": recipe["epochs"],
         "batch_size": recipe["batch_size"],
@@ -45,10 +46,10 @@ def job_object(job: FineTuningJob) -> dict[str, Any]:
         "result_files": [file_id] if (file_id := result_file_id(job)) else [],
         "seed": job.seed,
         "error": _error(job),
-        "estimated_finish": _estimated_finish(job),
+        "estimated_finish": _unix(finish_of(progress, now=now)),
         "integrations": job.requested.get("integrations") or [],
         "metadata": job.metadata,
-        **_ours(job, recipe),
+        **_ours(job, recipe, progress),
     }
 
 
@@ -77,7 +78,7 @@ def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> dict[str, Any]:
     }
 
 
-def _ours(job: FineTuningJob, recipe: dict[str, Any]) -> dict[str, Any]:
+def _ours(job: FineTuningJob, recipe: dict[str, Any], progress: Progress) -> dict[str, Any]:
     return {
         "recipe": recipe,
         "recipe_choices": job.requested.get("choices", []),
@@ -89,12 +90,13 @@ def _ours(job: FineTuningJob, recipe: dict[str, Any]) -> dict[str, Any]:
         "estimate": job.estimate or None,
         "step": job.step,
         "total_steps": job.total_steps,
+        "seconds_remaining": None if progress.seconds_left is None else round(progress.seconds_left, 1),
         "queue_position": _queue_position(job),
         "waiting_reason": job.waiting_reason or None,
-        "spend_cap_usd": str(nano_to_usd(job.spend_cap_nano)) if job.hold_id else None,
-        "held_usd": str(nano_to_usd(_held_nano(job))) if job.hold_id else None,
+        "spend_cap_usd": usd(job.spend_cap_nano) if job.hold_id else None,
+        "held_usd": usd(_held_nano(job)) if job.hold_id else None,
         "billed_gpu_seconds": job.billed_gpu_ms / 1000,
-        "cost_usd": str(nano_to_usd(job.cost_nano)),
+        "cost_usd": usd(job.cost_nano),
         "adapter_status": job.adapter_version.status if job.adapter_version else None,
     }
 
@@ -144,13 +146,6 @@ def _blame(code: str) -> str:
     return FailureCode(code).blame.value if code in list(FailureCode) else Blame.CUSTOMER.value
 
 
-def _estimated_finish(job: FineTuningJob) -> int | None:
-    seconds = job.estimate.get("run_seconds_p50") or job.estimate.get("train_seconds_p50")
-    if job.status not in ("queued", "running") or seconds is None or job.started_at is None:
-        return None
-    return int(job.started_at.timestamp() + seconds)
-
-
 def event_object(event: JobEvent) -> dict[str, Any]:
     return {
         "id": event.pk,
@@ -164,12 +159,13 @@ def event_object(event: JobEvent) -> dict[str, Any]:
 
 
 def checkpoint_object(row: Checkpoint) -> dict[str, Any]:
+    """Return OpenAI's object. Its model answers when it is asked for; None where no engine loads such an adapter."""
     metrics = {name: value for name, value in row.metrics.items() if value is not None}
     return {
         "id": row.pk,
         "object": "fine_tuning.job.checkpoint",
         "created_at": _unix(row.created_at),
-        "fine_tuned_model_checkpoint": name_of(row),
+        "fine_tuned_model_checkpoint": name_of(row) if may_answer(row.job) else None,
         "fine_tuning_job_id": row.job_id,
         "step_number": row.step,
         "metrics": metrics,

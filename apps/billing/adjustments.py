@@ -1,10 +1,10 @@
-"""What operators give and take by hand: with a reason always, and above a limit only when a second one approves."""
+"""What operators give and take by hand: always with a reason, and above a daily limit only with a second operator."""
 
 import datetime
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, Q, Sum
 
 from apps.billing.budgets import Attribution, note_spending
 from apps.billing.ledger import account, lock_wallet, post
@@ -18,36 +18,52 @@ from apps.billing.models import (
     LedgerTransaction,
     LotKind,
 )
-from apps.core import audit
+from apps.core import audit, locks
 from apps.core.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue, PermissionDenied
-from apps.core.money import NANO_PER_USD, nano_to_usd
+from apps.core.ids import new_id
+from apps.core.money import NANO_PER_USD, dollars
 from apps.core.transitions import advance
 
-SECOND_APPROVER_ABOVE_NANO = 100 * NANO_PER_USD
+SECOND_APPROVER_ABOVE_NANO = 100 * NANO_PER_USD  # posted alone within a day, by one operator or to one organization
+_DAY = datetime.timedelta(hours=24)
 
 
 @transaction.atomic
 def request_adjustment(
-    *, organization: Any, amount_nano: int, reason: str, by: str, now: datetime.datetime, refund_of: str = ""
+    *,
+    organization: Any,
+    amount_nano: int,
+    reason: str,
+    by: str,
+    now: datetime.datetime,
+    refund_of: str = "",
+    id: str | None = None,
 ) -> Adjustment:
-    """Give (or, negative, take) credit, or refund part of what a job was charged; at once up to the limit, else once
-    another operator approves. Raises InvalidValue.
+    """Give (or, negative, take) credit, or refund part of what a job was charged.
+
+    It is posted at once while what one operator gave alone in the last 24 hours, and what the organization was given
+    by operators alone, stay within the limit; else once another operator approves. What is taken is counted apart.
+    The same `id` twice is one adjustment. Raises InvalidValue, InvalidState.
     """
     if not amount_nano or (refund_of and amount_nano < 0):
         raise InvalidValue("Give an amount; a refund is positive.", param="amount_usd")
     if not reason.strip():
         raise InvalidValue("Give a reason: the customer reads it.", param="reason")
+    locks.lock(f"adjustments:{by}")
     wallet = lock_wallet(organization=organization)
+    if id is not None and (found := Adjustment.objects.filter(pk=id).first()):
+        return _same(found, wallet, amount_nano=amount_nano, source=refund_of, by=by)
     if refund_of:
         _require_refundable(wallet, refund_of, amount_nano)
     wanted = Adjustment.objects.create(
+        id=id or new_id("adj"),
         organization_id=str(wallet.organization_id),
         kind="refund" if refund_of else "adjustment",
         source=refund_of,
         amount_nano=amount_nano,
         reason=reason.strip(),
-        needs_approval=abs(amount_nano) > SECOND_APPROVER_ABOVE_NANO,
+        needs_approval=_needs_approval(wallet, amount_nano, by=by, now=now),
         requested_by=by,
     )
     audit.record(
@@ -65,13 +81,13 @@ def approve_adjustment(*, adjustment_id: str, by: str, now: datetime.datetime) -
     wanted.refresh_from_db()
     _require_open(wanted)
     if wanted.requested_by == by:
-        raise PermissionDenied("Somebody else has to approve what you asked for.")
+        raise PermissionDenied("Another operator must approve what you asked for.")
     return _post(wanted, wallet, by=by, now=now)
 
 
 @transaction.atomic
 def reject_adjustment(*, adjustment_id: str, by: str, now: datetime.datetime) -> Adjustment:
-    """Let it be; whoever asked may take it back. Raises InvalidState when it was decided."""
+    """Post nothing; the operator who asked may take it back. Raises InvalidState when it was decided."""
     wanted = Adjustment.objects.get(pk=adjustment_id)
     lock_wallet(organization=wanted.organization_id)
     wanted.refresh_from_db()
@@ -79,6 +95,23 @@ def reject_adjustment(*, adjustment_id: str, by: str, now: datetime.datetime) ->
     advance(wanted, to="rejected", transitions=ADJUSTMENT_TRANSITIONS, decided_by=by, decided_at=now)
     audit.record(organization=wanted.organization_id, by=by, action="adjustment.rejected", target=wanted.pk)
     return wanted
+
+
+def _needs_approval(wallet: LedgerAccount, amount_nano: int, *, by: str, now: datetime.datetime) -> bool:
+    alone = Adjustment.objects.filter(status="posted", needs_approval=False, decided_at__gt=now - _DAY)
+    alone = alone.filter(amount_nano__gt=0) if amount_nano > 0 else alone.filter(amount_nano__lt=0)
+    sums = alone.aggregate(
+        of_operator=Sum("amount_nano", filter=Q(requested_by=by)),
+        of_organization=Sum("amount_nano", filter=Q(organization_id=wallet.organization_id)),
+    )
+    return any(abs((posted or 0) + amount_nano) > SECOND_APPROVER_ABOVE_NANO for posted in sums.values())
+
+
+def _same(found: Adjustment, wallet: LedgerAccount, *, amount_nano: int, source: str, by: str) -> Adjustment:
+    asked = (wallet.organization_id, amount_nano, source, by)
+    if (found.organization_id, found.amount_nano, found.source, found.requested_by) != asked:
+        raise InvalidState("This form was sent before with other values: open it again.", param="amount_usd")
+    return found
 
 
 def _require_open(wanted: Adjustment) -> None:
@@ -95,7 +128,7 @@ def _require_refundable(wallet: LedgerAccount, source: str, amount_nano: int) ->
     most = sum(hold.captured_nano - hold.refunded_nano for hold in _refundable(wallet, source))
     if amount_nano > most:
         raise InvalidValue(
-            f"${nano_to_usd(most):.4f} was charged for {source} and not given back: that is the most.",
+            f"{dollars(most)} was charged for {source} and not given back: that is the most.",
             param="amount_usd",
         )
 
@@ -125,7 +158,7 @@ def _post_adjustment(wanted: Adjustment, wallet: LedgerAccount, by: str) -> Ledg
         lot = open_lot(organization_id=wanted.organization_id, kind=LotKind.PROMOTIONAL, amount_nano=amount)
         lots = {lot.pk: amount}
     elif wallet.balance_nano + amount < 0:
-        raise InvalidValue(f"Only ${nano_to_usd(wallet.balance_nano):.4f} is available to take.", param="amount_usd")
+        raise InvalidValue(f"Only {dollars(wallet.balance_nano)} is available to take.", param="amount_usd")
     return post(
         organization=wanted.organization_id,
         kind="adjustment",

@@ -27,7 +27,7 @@ from apps.core import audit, outbox
 from apps.core.audit import require_transaction
 from apps.core.clock import db_now
 from apps.core.errors import InvalidValue, QuotaExceeded
-from apps.core.money import nano_to_usd
+from apps.core.money import dollars
 
 DEFAULT_THRESHOLDS = (50, 80, 100)
 
@@ -91,8 +91,8 @@ def require_room(*, organization: Any, attribution: Attribution, amount_nano: in
     if room is not None and room[0] < amount_nano:
         left, budget = max(room[0], 0), room[1]
         raise BudgetExceeded(
-            f"The budget of {describe(budget)} has ${nano_to_usd(left):.4f} of ${nano_to_usd(budget.limit_nano):.2f} "
-            f"left this month and this needs ${nano_to_usd(amount_nano):.4f}. Raise it, or wait for next month.",
+            f"The budget of {describe(budget)} has {dollars(left)} of {dollars(budget.limit_nano)} "
+            f"left this month and this needs {dollars(amount_nano)}. Raise it, or wait for next month.",
             budget=budget.pk,
         )
 

@@ -14,7 +14,7 @@ from apps.billing.models import AccountKind, CreditLot, Hold, LedgerAccount, Led
 from apps.core import audit
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded
-from apps.core.money import nano_to_usd
+from apps.core.money import dollars
 
 
 class InsufficientBalance(QuotaExceeded):
@@ -322,10 +322,9 @@ def set_spending(*, organization: Any, stopped_because: str) -> None:
 
 def insufficient_balance(balance_nano: int, required_nano: int) -> InsufficientBalance:
     """Return the refusal, with what is missing."""
-    missing = nano_to_usd(required_nano - balance_nano)
     return InsufficientBalance(
-        f"This needs ${nano_to_usd(required_nano):.4f} and ${nano_to_usd(balance_nano):.4f} is available: "
-        f"add ${missing:.4f} of credit, or lower the spend cap.",
+        f"This needs {dollars(required_nano)} and {dollars(balance_nano)} is available: "
+        f"add {dollars(required_nano - balance_nano)} of credit.",
         balance_nano=balance_nano,
         required_nano=required_nano,
     )

@@ -79,6 +79,7 @@ class Hyperparameters(Struct, frozen=True, kw_only=True):
     use_rslora: bool = False
     dpo_beta: float = 0.1
     orpo_beta: float = 0.1  # the paper's lambda: how much the odds of the two answers count beside the preferred one
+    eval_steps: int | None = None  # steps between evaluations of the validation rows; None: at each epoch's end
     early_stopping_patience: int | None = None  # evaluations without a better loss; None: train to the last step
     train_on: str = "assistant"  # "all": inputs are trained too
     validation_share: float = 0.0  # held out of the training file by apps.contracts.split, with `seed`

@@ -29,3 +29,18 @@ def usd_to_nano(usd: Decimal) -> int:
 
 def nano_to_usd(nano: int) -> Decimal:
     return Decimal(nano) / NANO_PER_USD
+
+
+def usd_decimal(nano: int) -> str:
+    """Return the exact amount as an API gives it: plain decimal digits, such as 0.0000001, never an exponent."""
+    return f"{nano_to_usd(nano).normalize():f}"
+
+
+def dollars(nano: int) -> str:
+    """Return the exact amount as a message names it, to the cent at least: $2.50, -$0.07, $0.0000001.
+
+    A rounded amount in a message could be too little to act on, or read as nothing.
+    """
+    amount = nano_to_usd(abs(nano)).normalize()
+    places = max(2, -int(amount.as_tuple().exponent))
+    return f"{'-' if nano < 0 else ''}${amount:,.{places}f}"

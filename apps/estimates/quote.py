@@ -50,7 +50,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     Memory is of one GPU: `peak_bytes` is the median of `peak_bytes_p10` to `peak_bytes_p90`, and a job fits where the
     p90 does. Times are of the whole job; `queue_seconds` and `finish_seconds_*` are None without live workers: nobody
     knows when one comes; `run_seconds_*` run from a worker's claim to the end. Billing covers training seconds of all
-    GPUs, on spot redone work too where the pool bills it; never queue, start-up, download, evaluations or checkpoints.
+    GPUs, on spot redone work too where the pool bills it; queue, start-up, download, evaluations and checkpoints only
+    as far as a minimum charge covers them.
     """
 
     gpu_key: str
@@ -286,8 +287,10 @@ def _billing(pool: PoolFacts, times: Duration, interval: Interval, gpu_count: in
     wanted = tuple(times.train_seconds * factor for factor in (interval.p10, interval.p50, interval.p90))
     whole = (wanted[0] * stretch, wanted[1] * stretch, wanted[2] * stretch)
     seconds = whole if pool.bills_redone_work else (wanted[0], wanted[1], wanted[2])
-    billed = (math.ceil(seconds[0]), math.ceil(seconds[1]), math.ceil(seconds[2]))
-    costs = tuple(_cost(pool, each, gpu_count) for each in seconds)
+    beside = _beside_seconds(pool, times)
+    due = [max(each, min(pool.minimum_seconds, beside + held)) for each, held in zip(seconds, whole, strict=True)]
+    billed = (math.ceil(due[0]), math.ceil(due[1]), math.ceil(due[2]))
+    costs = tuple(_cost(pool, each, gpu_count) for each in due)
     return _Billing(seconds, whole, billed, (costs[0], costs[1], costs[2]), whole[1] * rate, whole[1] - wanted[1])
 
 
@@ -305,10 +308,15 @@ def _run_seconds(
     """From the claim to the end: the model's download, start-up, training, evaluations, checkpoints."""
     if times is None or bill is None:
         return None, None, None
-    beside = _download_seconds(pool) + pool.startup_seconds + times.reference_seconds
-    beside += times.evaluation_seconds + times.checkpoint_seconds
+    beside = _beside_seconds(pool, times)
     low, middle, high = bill.whole
     return beside + low, beside + middle, beside + high
+
+
+def _beside_seconds(pool: PoolFacts, times: Duration) -> float:
+    """What a run takes beside training."""
+    before = _download_seconds(pool) + pool.startup_seconds + times.reference_seconds
+    return before + times.evaluation_seconds + times.checkpoint_seconds
 
 
 def queue_seconds(pool: PoolFacts, gpu_count: int) -> float | None:

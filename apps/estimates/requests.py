@@ -138,7 +138,8 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     `seconds_ahead` is the expected training time of the runs waiting or running before this one, over all workers.
     `gpus_per_worker` bounds the GPUs of one job within a machine; `max_gpu_count` over machines. `download_bytes` still
     to fetch (0: cached). `bills_redone_work`: whoever rents a spot GPU pays for what an interruption undid; a platform
-    that bills durable steps alone does not charge it.
+    that bills durable steps alone does not charge it. `minimum_seconds` of each GPU are billed at least, or the whole
+    time from claim to end where that is less.
     """
 
     gpu: Gpu
@@ -159,6 +160,7 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     restart_seconds: float = 180.0
     checkpoint_seconds_apart: float = 600.0
     bills_redone_work: bool = True
+    minimum_seconds: float = 0.0
     download_bytes: int = 0
     download_bytes_per_second: float = 200e6
     correction: Correction | None = None

@@ -3,8 +3,6 @@
 import datetime
 from typing import Any
 
-from django.db.models import Sum
-
 from apps.billing.budgets import Attribution, attribution_of_actor
 from apps.billing.models import Hold
 from apps.billing.operations import InsufficientBalance, hold, refund_source, settle_hold
@@ -12,19 +10,16 @@ from apps.billing.queries import get_captured_nano
 from apps.catalog.models import PriceRule
 from apps.contracts.failures import CAUSES, Blame, FailureCode
 from apps.core import audit, outbox
-from apps.core.money import rated
 from apps.core.transitions import advance, try_advance
 from apps.finetuning import events
+from apps.finetuning.charges import billed_ms, cost_of, is_at_cap, least_cap_nano
 from apps.finetuning.lifecycle import (
     JOB_TRANSITIONS,
-    LEASE_SECONDS,
     MAX_ATTEMPTS_WITHOUT_PROGRESS,
     MAX_LOST_ATTEMPTS,
     MAX_STALLED_ATTEMPTS,
 )
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run
-
-STOP_IN_ORDER_MS = LEASE_SECONDS // 4 * 1000  # from the heartbeat that asks for it to the checkpoint
 
 
 def latest_checkpoint(*, job: FineTuningJob) -> Checkpoint | None:
@@ -74,20 +69,14 @@ def _attempts_without_progress(job: FineTuningJob) -> int:
     return count
 
 
-def billed_before(*, run: Run) -> int:
-    """Return the GPU milliseconds billed to the job's other attempts."""
-    others = run.job.runs.exclude(pk=run.pk)
-    return others.aggregate(total=Sum("billed_gpu_ms"))["total"] or 0
-
-
 def fail_job(*, job: FineTuningJob, code: FailureCode, message: str, now: datetime.datetime, param: str = "") -> None:
     """End the job as failed; the customer pays for durable steps only when the cause is theirs to fix."""
-    billed_ms = _billed_ms(job) if code.blame is Blame.CUSTOMER else 0
+    gpu_ms = billed_ms(job=job) if code.blame is Blame.CUSTOMER else 0
     text = message or CAUSES[code]
     _end_job(
         job,
         "failed",
-        billed_ms,
+        gpu_ms,
         now,
         message=f"Failed: {text}",
         level="error",
@@ -99,27 +88,29 @@ def fail_job(*, job: FineTuningJob, code: FailureCode, message: str, now: dateti
 
 def cancel_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
     """End the job as cancelled; the customer pays for what was made durable."""
-    _end_job(job, "cancelled", _billed_ms(job), now, message="Cancelled")
+    _end_job(job, "cancelled", billed_ms(job=job), now, message="Cancelled")
 
 
 def succeed_job(*, job: FineTuningJob, now: datetime.datetime, **changes: Any) -> None:
-    _end_job(job, "succeeded", _billed_ms(job), now, message="The job has successfully completed", **changes)
+    _end_job(job, "succeeded", billed_ms(job=job), now, message="The job has successfully completed", **changes)
 
 
 def pause_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
     """Park the job with its checkpoint: what is durable is paid, the rest of the hold goes back to the wallet."""
     try_advance(job, to="pausing", transitions=JOB_TRANSITIONS)
-    billed_ms = _billed_ms(job)
-    cost = cost_of(job=job, gpu_ms=billed_ms)
-    advance(job, to="paused", transitions=JOB_TRANSITIONS, billed_gpu_ms=billed_ms, cost_nano=cost, waiting_reason="")
+    gpu_ms = billed_ms(job=job)
+    cost = cost_of(job=job, gpu_ms=gpu_ms)
+    advance(job, to="paused", transitions=JOB_TRANSITIONS, billed_gpu_ms=gpu_ms, cost_nano=cost, waiting_reason="")
     _settle(job, cost, "paused")
-    events.append(job, type="state", message="Paused; the last checkpoint is kept", status="paused", cost_nano=cost)
+    is_capped = job.pause_requested_by == "system" and is_at_cap(job=job, gpu_ms=gpu_ms)
+    message = "Paused at the spend cap" if is_capped else "Paused"
+    events.append(job, type="state", message=f"{message}; the last checkpoint is kept", status="paused", cost_nano=cost)
     audit.record(
         organization=job.organization_id,
         by=job.pause_requested_by or "system",
         action="job.paused",
         target=job.pk,
-        billed_gpu_ms=billed_ms,
+        billed_gpu_ms=gpu_ms,
         cost_nano=cost,
     )
 
@@ -127,7 +118,10 @@ def pause_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
 def hold_cap(
     *, job: FineTuningJob, price_rule: PriceRule | None, amount_nano: int, by: str, idempotency_key: str
 ) -> Hold:
-    """Set the job's cap aside. Raises InsufficientBalance naming the field that lowers it, BudgetExceeded."""
+    """Set the job's cap aside. Raises InsufficientBalance naming the field that lowers it, BudgetExceeded.
+
+    A lower cap is advised only where the balance pays for one start.
+    """
     try:
         return hold(
             organization=job.organization_id,
@@ -141,6 +135,9 @@ def hold_cap(
         )
     except InsufficientBalance as short:
         short.param = "budget.max_cost_usd"
+        least_nano = least_cap_nano(price=price_rule, gpu_count=job.gpu_count) if price_rule else 0
+        if short.data["balance_nano"] >= least_nano:
+            short.message += " A lower spend cap also helps."
         raise
 
 
@@ -154,35 +151,19 @@ def resume_hold_nano(*, job: FineTuningJob) -> int:
     return job.spend_cap_nano - get_captured_nano(source=job.pk)
 
 
-def is_at_cap(*, job: FineTuningJob, gpu_ms: int) -> bool:
-    """Return whether going on past so much GPU time, for as long as stopping in order takes, would pass the cap."""
-    if job.price_rule is None:
-        return False
-    quantity = gpu_ms + STOP_IN_ORDER_MS * job.gpu_count
-    return rated(quantity=quantity, price_nano=job.price_rule.price_nano, per=job.price_rule.per) >= job.spend_cap_nano
-
-
 def request_pause_at_cap(*, job: FineTuningJob, now: datetime.datetime) -> None:
-    """Ask the run to checkpoint and stop, because going on would cost more than the customer's cap."""
+    """Ask the run to checkpoint and stop, because going on would cost more than the customer's cap.
+
+    A run that ends before it is asked succeeds: the event says what was asked, `pause_job` that it happened.
+    """
     changed = FineTuningJob.objects.filter(pk=job.pk, pause_requested_at=None).update(
         pause_requested_at=now, pause_requested_by="system"
     )
     if changed:
         job.refresh_from_db()
         try_advance(job, to="pausing", transitions=JOB_TRANSITIONS)
-        events.append(job, level="warn", message="The spend cap is reached: saving a checkpoint and pausing")
-
-
-def _billed_ms(job: FineTuningJob) -> int:
-    return job.runs.aggregate(total=Sum("billed_gpu_ms"))["total"] or 0
-
-
-def cost_of(*, job: FineTuningJob, gpu_ms: int) -> int:
-    """Return the price of so much GPU time at the job's own price, never above its cap."""
-    if job.price_rule is None:
-        return 0
-    cost = rated(quantity=gpu_ms, price_nano=job.price_rule.price_nano, per=job.price_rule.per)
-    return min(cost, job.spend_cap_nano)
+        message = "The spend cap is close: asked the worker to save a checkpoint"
+        events.append(job, type="state", level="warn", message=message)
 
 
 def _settle(job: FineTuningJob, cost: int, status: str) -> None:
@@ -194,21 +175,21 @@ def _settle(job: FineTuningJob, cost: int, status: str) -> None:
 def _end_job(
     job: FineTuningJob,
     status: str,
-    billed_ms: int,
+    gpu_ms: int,
     now: datetime.datetime,
     *,
     message: str,
     level: str = "info",
     **changes: Any,
 ) -> None:
-    cost = cost_of(job=job, gpu_ms=billed_ms)
+    cost = cost_of(job=job, gpu_ms=gpu_ms)
     is_held = bool(job.hold_id) and job.status != "paused"
     advance(
         job,
         to=status,
         transitions=JOB_TRANSITIONS,
         finished_at=now,
-        billed_gpu_ms=billed_ms,
+        billed_gpu_ms=gpu_ms,
         cost_nano=cost,
         waiting_reason="",
         **changes,
@@ -223,6 +204,6 @@ def _end_job(
         by="system",
         action=f"job.{status}",
         target=job.pk,
-        billed_gpu_ms=billed_ms,
+        billed_gpu_ms=gpu_ms,
         cost_nano=cost,
     )

@@ -21,7 +21,7 @@ from apps.core.ids import new_id
 from apps.core.object_store import store
 from apps.core.transitions import advance, try_advance
 from apps.datasets.models import DatasetVersion
-from apps.finetuning import attempts, events, stalls
+from apps.finetuning import attempts, charges, events, stalls
 from apps.finetuning.beginnings import signed_ref, start_ref
 from apps.finetuning.failure_rates import seconds_between_failures
 from apps.finetuning.lifecycle import (
@@ -238,8 +238,8 @@ def heartbeat(*, lease: Lease, beat: HeartbeatRequest) -> HeartbeatResponse:
 def _is_at_cap(job: FineTuningJob, run: Run, beat: HeartbeatRequest) -> bool:
     if beat.training_seconds <= 0 or job.pause_requested_at or job.cancel_requested_at:
         return False
-    spent_ms = attempts.billed_before(run=run) + int(beat.training_seconds * 1000) * job.gpu_count
-    return attempts.is_at_cap(job=job, gpu_ms=spent_ms)
+    spent_ms = charges.billed_ms(job=job, before=run) + int(beat.training_seconds * 1000) * job.gpu_count
+    return charges.is_at_cap(job=job, gpu_ms=spent_ms)
 
 
 def reclaim_expired_leases() -> int:

@@ -2,7 +2,6 @@
 
 import datetime
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from django.db.models import Sum
@@ -11,6 +10,7 @@ from apps.billing.models import Hold, PoolCost
 from apps.core import audit
 from apps.core.errors import InvalidValue
 from apps.finetuning.models import GpuPool, Run, Worker
+from apps.finetuning.occupancy import held_gpu_seconds, seconds_between
 
 _HOUR_SECONDS = 3600
 
@@ -54,7 +54,8 @@ def list_margins(*, month: datetime.date, now: datetime.datetime) -> list[Margin
     end = min(
         datetime.datetime.combine((month + datetime.timedelta(32)).replace(day=1), datetime.time(), datetime.UTC), now
     )
-    online, busy, billed = _online(begin, end), _busy(begin, end), _billed(begin, end)
+    online, billed = _online(begin, end), _billed(begin, end)
+    busy = held_gpu_seconds(Run.objects.all(), by="pool_id", begin=begin, end=end)
     revenue = _revenue(begin, end)
     return [
         Margin(pool, revenue[pool.pk], online[pool.pk], busy[pool.pk], billed[pool.pk], cost_of_hour(pool.name, month))
@@ -80,28 +81,12 @@ def set_pool_cost(*, pool: GpuPool, nano_per_gpu_hour: int, from_day: datetime.d
     return cost
 
 
-def _overlap(spans: Iterable[tuple[datetime.datetime | None, datetime.datetime | None]], begin: datetime.datetime,
-             end: datetime.datetime) -> float:  # fmt: skip
-    return sum(
-        max((min(until or end, end) - max(since, begin)).total_seconds(), 0.0) for since, until in spans if since
-    )
-
-
 def _online(begin: datetime.datetime, end: datetime.datetime) -> dict[str, float]:
     sums: dict[str, float] = defaultdict(float)
     workers = Worker.objects.filter(kind="trainer", created_at__lt=end, last_seen_at__gte=begin)
     for worker in workers:
-        sums[worker.pool_id] += max(len(worker.gpus), 1) * _overlap(
-            [(worker.created_at, worker.last_seen_at)], begin, end
-        )
-    return sums
-
-
-def _busy(begin: datetime.datetime, end: datetime.datetime) -> dict[str, float]:
-    sums: dict[str, float] = defaultdict(float)
-    runs = Run.objects.filter(leased_at__lt=end).exclude(finished_at__lt=begin)
-    for pool_id, gpus, since, until in runs.values_list("pool_id", "job__gpu_count", "leased_at", "finished_at"):
-        sums[pool_id] += gpus * _overlap([(since, until)], begin, end)
+        seconds = seconds_between(worker.created_at, worker.last_seen_at, begin=begin, end=end)
+        sums[worker.pool_id] += max(len(worker.gpus), 1) * seconds
     return sums
 
 

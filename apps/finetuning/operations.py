@@ -20,6 +20,7 @@ from apps.datasets.operations import request_count
 from apps.datasets.queries import find_token_count
 from apps.finetuning import attempts, events, outcomes, recipes
 from apps.finetuning.beginnings import Beginning, find_beginning
+from apps.finetuning.charges import cheapest_start_nano, require_cap
 from apps.finetuning.delivery import required_exports
 from apps.finetuning.job_files import data_facts, invalid_file, require_objective, require_rows_to_train, usable_file
 from apps.finetuning.judging import require_judge
@@ -133,7 +134,9 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
     _check_metadata(request.metadata)
     require_judge(organization=organization, evaluation=request.requested.get("evaluation"))
     if request.spend_cap_nano is not None and request.spend_cap_nano <= 0:
-        raise InvalidValue("The spend cap must be above zero.", param="budget.max_cost")
+        raise InvalidValue("The spend cap must be above zero.", param="budget.max_cost_usd")
+    if request.spend_cap_nano is not None:  # what a start costs on the chosen pool is known when the job is admitted
+        require_cap(cap_nano=request.spend_cap_nano, least_nano=cheapest_start_nano(organization=organization))
     return FineTuningJob.objects.create(
         organization_id=getattr(organization, "pk", organization),
         base_model=base_model,
@@ -216,8 +219,10 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     cap_nano = job.requested.get("spend_cap_nano") or quoted.cap_nano
     if quoted.price is None or cap_nano is None:
         raise CannotLaunch("The job has no price.", param="compute.pool")
+    require_cap(cap_nano=cap_nano, least_nano=quoted.least_cap_nano or 0)
     job.gpu_count = estimate.gpu_count
-    require_room_for_job(job=job, seconds=(estimate.train_seconds_p50 or 0.0) * job.gpu_count, now=now)
+    run_seconds = estimate.run_seconds_p50 or estimate.train_seconds_p50 or 0.0
+    require_room_for_job(job=job, seconds=run_seconds * job.gpu_count, now=now)
     recipe = with_plan(msgspec.convert(job.hyperparameters, Hyperparameters), estimate)
     held = attempts.hold_cap(
         job=job,

@@ -12,6 +12,7 @@ from apps.estimates.gpus import GIB
 from apps.estimates.quote import Estimate
 from apps.estimates.ranking import Choice, Ranking, rank
 from apps.estimates.requests import Correction
+from apps.finetuning.charges import least_cap_nano
 from apps.finetuning.models import GpuPool
 
 
@@ -35,6 +36,19 @@ class PoolQuote:
     @property
     def gpu_count(self) -> int:
         return self.estimate.gpu_count
+
+    @property
+    def is_minimum(self) -> bool:
+        """Whether the minimum charge of a start is more than the training it is expected to take."""
+        return (self.estimate.billed_seconds_p50 or 0) - 1 > (self.estimate.train_seconds_p50 or 0.0)
+
+    @property
+    def least_cap_nano(self) -> int | None:
+        """The least spend cap that pays for one start here; None without a price."""
+        if self.price is None:
+            return None
+        step_seconds = (self.estimate.train_seconds_p50 or 0.0) / max(self.estimate.steps, 1)
+        return least_cap_nano(price=self.price, gpu_count=self.gpu_count, step_seconds=step_seconds)
 
     @property
     def key(self) -> str:

@@ -8,6 +8,7 @@ import msgspec
 from apps.catalog.models import BaseModel
 from apps.estimates.calibration import PHYSICS
 from apps.estimates.requests import Correction
+from apps.finetuning.charges import trained_ms
 from apps.finetuning.models import CalibrationPoint, FineTuningJob, Run
 from apps.finetuning.quoting import architecture_of
 
@@ -28,7 +29,7 @@ _ESTIMATED = {
 
 def record_success(*, run: Run, job: FineTuningJob, tokens: int | None, now: datetime.datetime) -> None:
     """Keep what the job took. Call when the job is billed: time and cost are those of all its attempts."""
-    seconds = job.billed_gpu_ms / 1000 / job.gpu_count
+    seconds = trained_ms(job=job) / 1000 / job.gpu_count
     _record(
         run,
         job,

@@ -7,7 +7,7 @@ import msgspec
 
 from apps.adapters.models import AdapterVersion
 from apps.contracts.evaluation import EvaluationReport
-from apps.core.money import nano_to_usd
+from apps.core.money import usd_decimal
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import FineTuningJob
 
@@ -65,7 +65,7 @@ def reproducibility(*, job: FineTuningJob, version: AdapterVersion) -> dict[str,
             "step": version.metrics.get("step"),
             "trained_tokens": job.trained_tokens,
         },
-        "cost_usd": str(nano_to_usd(job.cost_nano)),
+        "cost_usd": usd_decimal(job.cost_nano),
         "billed_gpu_seconds": job.billed_gpu_ms / 1000,
         "energy": energy(job=job),
         "evaluation": version.report or None,

@@ -3,12 +3,13 @@
 import datetime
 from typing import Any
 
-from django.db.models import Max, Q, QuerySet, Sum
+from django.db.models import Q, QuerySet, Sum
 
 from apps.core import audit, locks
 from apps.core.errors import QuotaExceeded
 from apps.finetuning.lifecycle import JOB_TERMINAL, RUN_HOLDING_LEASE
-from apps.finetuning.models import Checkpoint, FineTuningJob, Quota, Run
+from apps.finetuning.models import FineTuningJob, Quota, Run
+from apps.finetuning.occupancy import held_gpu_seconds
 
 LIMITS = (
     "concurrent_gpus", "queued_jobs", "gpu_seconds_per_month", "storage_bytes", "requests_per_minute",
@@ -35,20 +36,10 @@ def set_quota(*, organization: Any, by: str, now: datetime.datetime, **limits: i
 
 
 def used_gpu_seconds(*, organization: Any, now: datetime.datetime) -> int:
-    """Return the GPU-seconds billed since the start of the month (UTC).
-
-    A job that began before counts with what its last checkpoint of the old month does not hold.
-    """
+    """Return the GPU-seconds that attempts held since the start of the month (UTC), from claim to end."""
     month = now.astimezone(datetime.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    jobs = FineTuningJob.objects.for_organization(organization).filter(
-        Q(finished_at=None) | Q(finished_at__gte=month), billed_gpu_ms__gt=0
-    )
-    used_ms = dict(jobs.values_list("pk", "billed_gpu_ms"))
-    old = Checkpoint.objects.filter(job__in=used_ms, created_at__lt=month, quarantined_at=None)
-    by_run = old.values("job_id", "run_id").annotate(before_ms=Max("billed_gpu_ms"))
-    for each in by_run:
-        used_ms[each["job_id"]] -= each["before_ms"]
-    return sum(max(left_ms, 0) for left_ms in used_ms.values()) // 1000
+    runs = Run.objects.for_organization(organization)
+    return int(sum(held_gpu_seconds(runs, by="job_id", begin=month, end=now).values()))
 
 
 def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.datetime) -> None:
@@ -72,7 +63,7 @@ def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.da
             "choose fewer, or ask the operator for more.",
             param="compute.gpu_count",
         )
-    promised = _expected_seconds(others.exclude(status__in=JOB_TERMINAL))
+    promised = _expected_seconds(others.exclude(status__in=JOB_TERMINAL), now)
     if quota.gpu_seconds_per_month is not None and used + promised + seconds > quota.gpu_seconds_per_month:
         raise QuotaExceeded(
             f"This job needs about {seconds:.0f} GPU-seconds; of {quota.gpu_seconds_per_month} this month {used} are "
@@ -97,18 +88,21 @@ def reason_to_wait(*, job: FineTuningJob, now: datetime.datetime) -> str:
     if quota.gpu_seconds_per_month is None:
         return ""
     used = used_gpu_seconds(organization=job.organization_id, now=now)
-    going_on = FineTuningJob.objects.filter(pk__in=running.values("job_id"))
-    if used + _expected_seconds(going_on) + _gpu_seconds_of(job.estimate, job.gpu_count) > quota.gpu_seconds_per_month:
+    expected = _expected_seconds(FineTuningJob.objects.filter(Q(pk__in=running.values("job_id")) | Q(pk=job.pk)), now)
+    if used + expected > quota.gpu_seconds_per_month:
         return f"Waiting for next month: your {quota.gpu_seconds_per_month} GPU-seconds of this one are used or in use."
     return ""
 
 
-def _expected_seconds(jobs: QuerySet[FineTuningJob]) -> float:
-    return sum(_gpu_seconds_of(estimate, count) for estimate, count in jobs.values_list("estimate", "gpu_count"))
+def _expected_seconds(jobs: QuerySet[FineTuningJob], now: datetime.datetime) -> float:
+    """Return the GPU-seconds that unfinished jobs will yet hold, by their estimates."""
+    held = held_gpu_seconds(Run.objects.filter(job__in=jobs), by="job_id", begin=None, end=now)
+    rows = jobs.values_list("pk", "estimate", "gpu_count")
+    return sum(max(_seconds_of(estimate) * gpus - held.get(pk, 0.0), 0.0) for pk, estimate, gpus in rows)
 
 
-def _gpu_seconds_of(estimate: dict[str, Any], gpu_count: int) -> float:
-    return (estimate.get("train_seconds_p50") or 0.0) * gpu_count
+def _seconds_of(estimate: dict[str, Any]) -> float:
+    return estimate.get("run_seconds_p50") or estimate.get("train_seconds_p50") or 0.0
 
 
 def _lock_name(organization_id: str) -> str:

@@ -13,10 +13,12 @@ from apps.contracts.worker_api import ProbeReport
 from apps.core.errors import InvalidValue
 from apps.core.money import rated
 from apps.estimates import architectures, gpus, published
+from apps.estimates.durations import step_count
 from apps.estimates.errors import EstimateError
 from apps.estimates.placement import Task, task_of
 from apps.estimates.quote import Estimate, PoolFacts, QuoteRequest, quote_placements
 from apps.estimates.throughput import ProbeRow, SpeedSource
+from apps.finetuning.charges import MINIMUM_SECONDS, least_seconds
 from apps.finetuning.lifecycle import LEASE_SECONDS, MOST_CHECKPOINT_SECONDS, REAPER_SECONDS
 from apps.finetuning.models import GpuPool, ThroughputProbe
 from apps.finetuning.options import PoolQuote, by_use, give_ways
@@ -24,7 +26,6 @@ from apps.finetuning.pool_facts import OpenPools, PoolState
 from apps.finetuning.training_data import TrainingData
 
 _CAP_OVER_P90 = 1.25  # room for a slow day before a run pauses at its cap
-_LEAST_CAP_SECONDS = 60
 _WEIGHT_BYTES = 2  # of each parameter in a hub repository, by any method
 _NOTICED_SECONDS = LEASE_SECONDS + REAPER_SECONDS / 2  # until a machine taken away is missed
 _DATA = Path(__file__).resolve().parents[1] / "catalog" / "data"
@@ -131,12 +132,20 @@ def _request(base_model: BaseModel, data: TrainingData, recipe: Hyperparameters)
             splits_rows=data.is_split,
             has_reference=recipe.objective is Objective.DPO,
             row_lengths=data.row_lengths,
-            evaluations=recipe.epochs if data.evaluation_tokens else 0,
+            evaluations=_evaluations(recipe, data) if data.evaluation_tokens else 0,
             evaluation_tokens=data.evaluation_tokens,
             checkpoints=None,
         )
     except EstimateError as error:
         raise as_invalid(error) from error
+
+
+def _evaluations(recipe: Hyperparameters, data: TrainingData) -> int:
+    """Return how often the held-out rows are evaluated."""
+    if recipe.eval_steps is None:
+        return recipe.epochs
+    steps = step_count(rows=data.rows, batch_size=recipe.batch_size, epochs=recipe.epochs)
+    return -(-steps // recipe.eval_steps)
 
 
 def _task(request: QuoteRequest) -> Task:
@@ -173,6 +182,7 @@ def _facts(state: PoolState, base_model: BaseModel) -> PoolFacts:
         checkpoint_seconds_apart=MOST_CHECKPOINT_SECONDS,
         download_bytes=0 if base_model.path or state.has_weights else _WEIGHT_BYTES * base_model.parameter_count,
         bills_redone_work=False,  # an attempt is billed up to its last durable step
+        minimum_seconds=MINIMUM_SECONDS,
     )
 
 
@@ -252,8 +262,10 @@ def _pool_quote(state: PoolState, estimate: Estimate, base_model: BaseModel) -> 
 def _cap_nano(estimate: Estimate, price: PriceRule | None) -> int | None:
     if price is None or estimate.billed_seconds_p90 is None:
         return None
-    seconds = max(math.ceil(estimate.billed_seconds_p90 * _CAP_OVER_P90), _LEAST_CAP_SECONDS)
-    return rated(quantity=seconds * estimate.gpu_count * 1000, price_nano=price.price_nano, per=price.per)
+    step_seconds = (estimate.train_seconds_p90 or 0.0) / max(estimate.steps, 1)
+    seconds = max(math.ceil(estimate.billed_seconds_p90 * _CAP_OVER_P90), least_seconds(step_seconds=step_seconds))
+    cap_nano = rated(quantity=seconds * estimate.gpu_count * 1000, price_nano=price.price_nano, per=price.per)
+    return max(cap_nano, 1)  # a pool that costs nothing holds something all the same
 
 
 def _block_reason(state: PoolState, estimate: Estimate, base_model: BaseModel) -> str:

@@ -63,7 +63,7 @@ def _record(run: Run, job: FineTuningJob, event: wire.RunEvent) -> None:
         case wire.TrainingStarted():
             _start_training(run, job, event)
         case wire.StepCompleted():
-            _record_step(job, event)
+            _record_step(run, job, event)
         case wire.EvaluationCompleted():
             _record_evaluation(job, event)
         case wire.CheckpointSaved():
@@ -100,7 +100,7 @@ def _start_training(run: Run, job: FineTuningJob, event: wire.TrainingStarted) -
     )
 
 
-def _record_step(job: FineTuningJob, event: wire.StepCompleted) -> None:
+def _record_step(run: Run, job: FineTuningJob, event: wire.StepCompleted) -> None:
     job.step, job.total_steps, job.trained_tokens = event.step, event.total_steps, event.trained_tokens
     job.save(update_fields=["step", "total_steps", "trained_tokens"])
     data: dict[str, Any] = {
@@ -115,6 +115,8 @@ def _record_step(job: FineTuningJob, event: wire.StepCompleted) -> None:
         "memory_bytes": event.memory_bytes,
         "gpu_utilization": event.gpu_utilization,
         "eta_seconds": event.eta_seconds,
+        "training_seconds": event.training_seconds,
+        "attempt": run.attempt,
     }
     message = f"Step {event.step}/{event.total_steps}: training loss={event.train_loss:.4f}"
     events.append(job, type="metrics", message=message, **data)

@@ -10,12 +10,12 @@ from django.db.models.functions import RowNumber
 from apps.billing.queries import stopped_organizations
 from apps.core.tenancy import system
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
-from apps.finetuning.models import FineTuningJob, GpuPool, Quota, Run
+from apps.finetuning.models import GpuPool, Quota, Run
+from apps.finetuning.occupancy import held_gpu_seconds
 
 _RECENT = datetime.timedelta(hours=1)
 # Of each organization only its oldest runs are looked at, so that nobody's many hide another's first.
 _CANDIDATES = 20
-_MS_PER_HOUR = 3_600_000
 
 
 def queue_order(*, pool: GpuPool, now: datetime.datetime) -> list[Run]:
@@ -51,15 +51,19 @@ def queue_position(*, run: Run, now: datetime.datetime) -> int | None:
 
 
 def _shares(organizations: set[str], now: datetime.datetime) -> dict[str, float]:
-    """GPUs held now plus GPU-hours used in the last hour, for each unit of weight."""
+    """GPUs held now plus GPU-hours that ended attempts held in the last hour, for each unit of weight.
+
+    The hours are those of the machines, not of the bill: a job that costs little takes its turn all the same.
+    """
     held = Run.objects.filter(organization_id__in=organizations, status__in=RUN_HOLDING_LEASE)
-    used = FineTuningJob.objects.filter(organization_id__in=organizations, finished_at__gte=now - _RECENT)
+    ended = Run.objects.filter(organization_id__in=organizations, finished_at__isnull=False)
+    used = held_gpu_seconds(ended, by="organization_id", begin=now - _RECENT, end=now)
     weights = dict(Quota.objects.filter(organization_id__in=organizations).values_list("organization_id", "weight"))
     loads: dict[str, float] = defaultdict(float)
     for organization, count in held.values_list("organization_id").annotate(Sum("job__gpu_count")).order_by():
         loads[organization] += count
-    for organization, used_ms in used.values_list("organization_id").annotate(Sum("billed_gpu_ms")).order_by():
-        loads[organization] += used_ms / _MS_PER_HOUR
+    for organization, seconds in used.items():
+        loads[organization] += seconds / 3600
     return {pk: loads[pk] / max(weights.get(pk, 1), 1) for pk in organizations}
 
 

@@ -7,9 +7,9 @@ from django.db import transaction
 from apps.billing.budgets import holds_of_budget
 from apps.core import audit
 from apps.core.errors import InvalidState
-from apps.core.money import nano_to_usd
+from apps.core.money import dollars
 from apps.core.transitions import advance, try_advance
-from apps.finetuning import attempts, events
+from apps.finetuning import attempts, charges, events
 from apps.finetuning.lifecycle import JOB_TERMINAL, JOB_TRANSITIONS, RUN_TRANSITIONS
 from apps.finetuning.models import FineTuningJob, Run
 
@@ -50,11 +50,12 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nan
     job = _locked(job)
     if job.status != "paused":
         raise InvalidState(f"Only a paused job can be resumed; this one is {job.status}.", param="status")
-    job.spend_cap_nano = spend_cap_nano or job.spend_cap_nano
-    if attempts.is_at_cap(job=job, gpu_ms=job.billed_gpu_ms):
-        spent, cap = nano_to_usd(job.cost_nano), nano_to_usd(job.spend_cap_nano)
+    job.spend_cap_nano = job.spend_cap_nano if spend_cap_nano is None else spend_cap_nano
+    least_nano = charges.least_cap_of(job=job)
+    if job.spend_cap_nano < least_nano:
         raise InvalidState(
-            f"The job has spent ${spent:.4f} of its cap of ${cap:.4f}: raise the cap to go on.",
+            f"The job has spent {dollars(job.cost_nano)}, and a cap of {dollars(job.spend_cap_nano)} does not pay for "
+            f"another start: raise the cap to {dollars(least_nano)} or more.",
             param="budget.max_cost_usd",
         )
     run = attempts.queue_attempt(job=job)

@@ -277,7 +277,8 @@ def _priced(change: Change, job: FineTuningJob, now: datetime.datetime) -> Sugge
         obstacle = f"{best.pool.name}: {best.block_reason}"
         return Suggestion(change=change, price_nano=price_nano, pool=best.key, obstacle=obstacle)
     own_cap = job.requested.get("spend_cap_nano") or 0
-    hold_nano = own_cap if price_nano is not None and own_cap >= price_nano else best.cap_nano
+    least_nano = max(price_nano or 0, best.least_cap_nano or 0)
+    hold_nano = own_cap if price_nano is not None and own_cap >= least_nano else best.cap_nano
     return Suggestion(change=change, price_nano=price_nano, hold_nano=hold_nano, pool=best.key)
 
 

@@ -19,7 +19,7 @@ from apps.billing.models import AccountKind, LedgerEntry
 from apps.billing.operations import collect_receivable, set_spending
 from apps.core import audit, outbox
 from apps.core.ids import new_id
-from apps.core.money import nano_to_usd
+from apps.core.money import dollars
 from apps.core.transitions import advance
 from apps.payments.lifecycle import STANDING
 from apps.payments.models import Standing
@@ -81,7 +81,7 @@ def _restore(row: Standing | None, now: datetime.datetime) -> Standing | None:
 
 
 def _suspend(row: Standing, now: datetime.datetime, owed_nano: int) -> None:
-    why = f"${nano_to_usd(owed_nano):.2f} is owed. Top up to go on."
+    why = f"{dollars(owed_nano)} is owed. Top up to go on."
     set_spending(organization=row.organization_id, stopped_because=why)
     _move(row, "suspended", now, owed_nano)
     _mail(row, "Your organization is suspended", f"{why} Running jobs keep a checkpoint and pause. Your data is kept.")
@@ -101,7 +101,7 @@ def _remind(row: Standing, now: datetime.datetime, owed_nano: int) -> None:
     last_day = row.since_at + SUSPENDED_AFTER
     _mail(
         row,
-        f"${nano_to_usd(owed_nano):.2f} is owed",
+        f"{dollars(owed_nano)} is owed",
         "A payment was taken back after its credit was spent. "
         f"Top up by {last_day:%-d %B %Y}, or jobs and requests stop.",
     )

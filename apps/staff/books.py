@@ -58,7 +58,7 @@ def show(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @operator_view
 def adjust(request: HttpRequest, organization_id: str) -> HttpResponse:
-    """Give or take credit, or refund a job's charge; above the limit it waits for somebody else."""
+    """Give or take credit, or refund a job's charge; above the limit it waits for another operator."""
     organization = get_object_or_404(Organization, pk=organization_id)
     form = AdjustmentForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
@@ -70,6 +70,7 @@ def adjust(request: HttpRequest, organization_id: str) -> HttpResponse:
                 refund_of=form.cleaned_data["refund_of"].strip(),
                 by=operator_id(request),
                 now=db_now(),
+                id=form.cleaned_data["once"],  # a double click is one adjustment
             )
         except DomainError as error:
             add_domain_error(form, error)

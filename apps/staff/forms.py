@@ -1,6 +1,7 @@
 """Forms of the operator console."""
 
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from django import forms
@@ -10,6 +11,7 @@ from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.pricing import Tier
 from apps.catalog.queries import list_base_models, list_gpu_types
+from apps.core.ids import new_id
 from apps.core.money import usd_to_nano
 from apps.finetuning.models import GpuPool
 from apps.finetuning.quotas import LIMITS
@@ -199,11 +201,12 @@ class QuotaForm(forms.Form):
 
 
 class AdjustmentForm(forms.Form):
+    once = forms.RegexField(r"^adj_[0-9a-z]{26}$", widget=forms.HiddenInput, initial=partial(new_id, "adj"))
     amount_usd = forms.DecimalField(
         label="Amount in dollars",
         max_digits=15,
         decimal_places=9,
-        help_text="Negative takes credit away. Above $100 somebody else approves it.",
+        help_text="Negative takes credit away. Above $100 in 24 hours, by you or for them, a second operator approves.",
     )
     refund_of = forms.CharField(
         max_length=64, required=False, label="Refund of a job", help_text="Its id, to give back what it was charged."
@@ -219,8 +222,3 @@ class PoolCostForm(forms.Form):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.fields["pool"].queryset = GpuPool.objects.order_by("name")  # type: ignore[attr-defined]
-
-
-class CreditForm(forms.Form):
-    amount_usd = forms.DecimalField(label="Amount in dollars", **(_MONEY | {"min_value": Decimal("0.01")}))  # type: ignore[arg-type]
-    reason = forms.CharField(max_length=300, label="Reason", help_text="Kept in the ledger and shown to the customer.")

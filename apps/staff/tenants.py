@@ -7,18 +7,13 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
 
 from apps.accounts.models import Organization
-from apps.billing.operations import grant_credit
 from apps.billing.queries import get_balance
 from apps.core.clock import db_now
-from apps.core.errors import DomainError
-from apps.core.forms import add_domain_error
-from apps.core.ids import new_id
-from apps.core.money import usd_to_nano
 from apps.datasets.queries import storage_used_bytes
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotas import LIMITS, get_quota, set_quota, used_gpu_seconds
 from apps.staff.access import operator_id, operator_view
-from apps.staff.forms import CreditForm, QuotaForm
+from apps.staff.forms import QuotaForm
 
 _PAGE = 50
 _STATES = [("", "All"), ("queued", "Queued"), ("running", "Running"), ("succeeded", "Succeeded"), ("failed", "Failed")]
@@ -55,36 +50,6 @@ def organizations(request: HttpRequest) -> HttpResponse:
         for each in Organization.objects.order_by("name")
     ]
     return render(request, "staff/organizations.html", {"rows": rows})
-
-
-@require_http_methods(["GET", "HEAD", "POST"])
-@operator_view
-def credit(request: HttpRequest, organization_id: str) -> HttpResponse:
-    """Grant credit to one organization."""
-    organization = get_object_or_404(Organization, pk=organization_id)
-    form = CreditForm(request.POST or None)
-    if request.method == "POST" and form.is_valid():
-        try:
-            grant_credit(
-                organization=organization,
-                amount_nano=usd_to_nano(form.cleaned_data["amount_usd"]),
-                by=operator_id(request),
-                reason=form.cleaned_data["reason"],
-                # The form carries its own key: a double click is one grant.
-                idempotency_key=f"grant:{organization.pk}:{request.POST.get('once', new_id('once'))[:60]}",
-            )
-        except DomainError as error:
-            add_domain_error(form, error)
-        else:
-            messages.success(request, f"{organization.name} has ${form.cleaned_data['amount_usd']:f} more.")
-            return redirect("staff:organization_list")
-    context = {
-        "tenant": organization,
-        "balance": get_balance(organization=organization),
-        "form": form,
-        "once": new_id("once"),
-    }
-    return render(request, "staff/credit.html", context, status=422 if request.method == "POST" else 200)
 
 
 @require_safe

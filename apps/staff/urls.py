@@ -35,5 +35,4 @@ urlpatterns = [
     path("quotas/<str:organization_id>", tenants.quota, name="quota_edit"),
     path("jobs", tenants.jobs, name="job_list"),
     path("organizations", tenants.organizations, name="organization_list"),
-    path("organizations/<str:organization_id>/credit", tenants.credit, name="organization_credit"),
 ]

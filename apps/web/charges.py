@@ -12,6 +12,7 @@ from apps.accounts.roles import Permission
 from apps.billing.explaining import Charge, find_charge, list_hours, list_postings
 from apps.billing.invoice_files import quantity_in_words
 from apps.core.money import rated
+from apps.finetuning.charges import MINIMUM_SECONDS
 from apps.finetuning.models import FineTuningJob, Run
 from apps.web.access import organization_view
 from apps.web.usage import MOVEMENTS
@@ -56,7 +57,9 @@ def _job(organization: Organization, charge: Charge) -> dict[str, Any]:
         "job": job,
         "price": price,
         "attempts": attempts,
-        "billed_seconds": sum(run.billed_gpu_ms for run in runs) / 1000,
+        "billed_seconds": job.billed_gpu_ms / 1000 if job else 0,
+        "is_minimum": job is not None and job.billed_gpu_ms > sum(run.billed_gpu_ms for run in runs),
+        "minimum_seconds": MINIMUM_SECONDS,
         "postings": [
             (MOVEMENTS.get(posted.kind, posted.kind), posted)
             for posted in list_postings(organization=organization, hold=charge.hold)

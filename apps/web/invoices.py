@@ -19,6 +19,7 @@ from apps.billing.spending import forecast_month
 from apps.catalog.queries import list_active_prices
 from apps.core.clock import db_now
 from apps.core.object_store import attachment
+from apps.finetuning.charges import MINIMUM_SECONDS
 from apps.web.access import organization_view, require
 from apps.web.downloads import csv_chunks, stream_download
 from apps.web.forms.spending import ProfileForm
@@ -60,7 +61,8 @@ def prices(request: HttpRequest, organization: Organization, membership: Members
     rules = list_active_prices(prefix="", organization=organization)
     groups = {"training": "GPU time", "inference": "Tokens", "warm": "Kept warm", "storage": "Storage"}
     grouped = [(title, [rule for rule in rules if rule.sku.startswith(f"{kind}:")]) for kind, title in groups.items()]
-    return render(request, "invoices/prices.html", {"groups": [group for group in grouped if group[1]]})
+    context = {"groups": [group for group in grouped if group[1]], "minimum_seconds": MINIMUM_SECONDS}
+    return render(request, "invoices/prices.html", context)
 
 
 @require_safe

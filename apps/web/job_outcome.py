@@ -20,11 +20,14 @@ class OutcomeRow:
     is_within: bool | None
 
 
-def outcome_rows(job: FineTuningJob) -> list[OutcomeRow]:
-    """Return memory, speed, time and cost of a job that succeeded; nothing for any other."""
-    point = (
-        CalibrationPoint.objects.for_organization(job.organization_id).filter(run__job=job, outcome="succeeded").first()
-    )
+def find_outcome(job: FineTuningJob) -> CalibrationPoint | None:
+    """Return what a job that succeeded took; None of any other."""
+    points = CalibrationPoint.objects.for_organization(job.organization_id)
+    return points.filter(run__job=job, outcome="succeeded").first()
+
+
+def outcome_rows(point: CalibrationPoint | None) -> list[OutcomeRow]:
+    """Return memory, speed, time and cost beside their estimates; nothing without an outcome."""
     if point is None:
         return []
     seconds = (point.estimated_seconds, point.estimated_seconds_p10, point.estimated_seconds_p90)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from apps.contracts.runs import Hyperparameters, Method, Objective
-from apps.core.money import nano_to_usd
+from apps.core.money import usd_decimal
 from apps.finetuning.judging import list_judges
 from apps.finetuning.limits import kind_of
 from apps.finetuning.models import FineTuningJob
@@ -72,7 +72,7 @@ def recipe_samples(job: FineTuningJob, *, model: str) -> list[dict[str, str]]:
         integrations=asked.get("integrations") or (),
         pool=job.pool.name if job.pool and asked.get("pool") else "",
         gpu_count=job.gpu_count,
-        cap_usd=f"{nano_to_usd(cap_nano).normalize():f}" if cap_nano else "",
+        cap_usd=usd_decimal(cap_nano) if cap_nano else "",
     )
 
 

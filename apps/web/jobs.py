@@ -3,7 +3,6 @@
 import datetime
 import re
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -20,13 +19,14 @@ from apps.accounts.models import Membership, Organization
 from apps.accounts.roles import Permission, has_permission
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
-from apps.core.money import nano_to_usd
+from apps.core.money import NANO_PER_CENT, usd_decimal
 from apps.datasets.queries import download_url as file_url
-from apps.finetuning import attempts, queries, stopping
+from apps.finetuning import attempts, charges, queries, stopping
 from apps.finetuning.checkpoint_models import may_answer
 from apps.finetuning.explanations import explain
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import FineTuningJob, JobEvent
+from apps.finetuning.progress import get_progress, percent_of
 from apps.finetuning.retrying import retry_job
 from apps.finetuning.scheduling import queue_position
 from apps.web import svg
@@ -35,7 +35,7 @@ from apps.web.compute_table import memory_parts
 from apps.web.evaluation import evaluation_of
 from apps.web.forms.wizard import CapForm
 from apps.web.job_curves import curves_of, metrics_of, with_number
-from apps.web.job_outcome import outcome_rows
+from apps.web.job_outcome import find_outcome, outcome_rows
 from apps.web.job_recipe import method_words, recipe_lines, recipe_reasons, recipe_samples
 from apps.web.live import follow_job
 from apps.web.wizard import again_url, beginning_of
@@ -73,8 +73,9 @@ def index(request: MemberRequest, organization: Organization, membership: Member
     status = request.GET.get("status", "")
     page = Paginator(rows.filter(status=status) if status else rows, _PAGE).get_page(request.GET.get("page"))
     address = f"{reverse('web:job_list')}?status={status}"
+    now = db_now()
     context = {
-        "jobs": [_summary(job) for job in page.object_list],
+        "jobs": [_summary(job, now) for job in page.object_list],
         "page": page,
         "tabs": [
             {"label": label, "url": f"{reverse('web:job_list')}?status={value}", "current": value == status}
@@ -204,23 +205,8 @@ def title_of(job: FineTuningJob) -> str:
     return job.suffix or f"{job.base_model.display_name} on {job.training_file.dataset.name}"
 
 
-def _summary(job: FineTuningJob) -> dict[str, Any]:
-    return {
-        "job": job,
-        "title": title_of(job),
-        "percent": percent_of(job),
-        "spent_nano": job.cost_nano if job.status in JOB_TERMINAL else _spent_nano(job),
-    }
-
-
-def percent_of(job: FineTuningJob) -> int:
-    if job.status == "succeeded":
-        return 100
-    return round(100 * job.step / job.total_steps) if job.total_steps else 0
-
-
-def _spent_nano(job: FineTuningJob) -> int:
-    return attempts.cost_of(job=job, gpu_ms=sum(job.runs.values_list("billed_gpu_ms", flat=True)))
+def _summary(job: FineTuningJob, now: datetime.datetime) -> dict[str, Any]:
+    return {"job": job, "title": title_of(job), "progress": get_progress(job=job, now=now)}
 
 
 def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
@@ -229,30 +215,32 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
     best = evaluated.order_by("number", "sequence").first()
     last = metrics_of(job).order_by("sequence").last()
     now, is_live = db_now(), job.status not in JOB_TERMINAL
+    progress = get_progress(job=job, now=now)
+    outcome = find_outcome(job)
     return {
         "job": job,
         "title": title_of(job),
         "phases": _phases(job, now),
-        "percent": percent_of(job),
+        "progress": progress,
         "loss": losses.values_list("number", flat=True).last(),
         "first_loss": losses.values_list("number", flat=True).first(),
         "best": best.data if best else None,
         "evaluations": [event.data for event in reversed(list(evaluated.order_by("-sequence")[:_SHOWN_EVALUATIONS]))],
-        "seconds_left": _seconds_left(job),
-        "estimated_seconds": (job.estimate.get("train_seconds_p50") or 0.0) * (1 if is_live else job.gpu_count),
-        "spent_nano": job.cost_nano if job.status in JOB_TERMINAL else _spent_nano(job),
+        "estimated_seconds": _estimated_seconds(job, is_live=is_live),
+        "billed_seconds": job.billed_gpu_ms / 1000,
+        "is_minimum": not is_live and job.billed_gpu_ms > charges.trained_ms(job=job),
         "queue_position": _queue_position(job, now),
         "pause": _pause_state(job),
         "evaluation": evaluation_of(job.adapter_version),
         "explanation": (why := explain(job=job, now=now)),
         "retry_url": again_url(job, changes=why.suggestion.change.recipe) if why else "",
-        "retry_cap": f"{nano_to_usd(why.suggestion.hold_nano):f}" if why and why.suggestion.hold_nano else "",
+        "retry_cap": usd_decimal(why.suggestion.hold_nano) if why and why.suggestion.hold_nano else "",
         "checkpoints": list(queries.list_checkpoints(job=job)[:10]),
         "runs": list(job.runs.order_by("attempt").select_related("worker")),
         "peak_bytes": max((run.peak_memory_bytes or 0 for run in job.runs.all()), default=0),
         "memory": _memory_bar(job),
         "events": [_shown(event) for event in queries.list_events(job=job).exclude(type="metrics")[:_SHOWN_EVENTS]],
-        "outcome": outcome_rows(job),
+        "outcome": outcome_rows(outcome),
         "method": method_words(job),
         "recipe": recipe_lines(job),
         "reasons": recipe_reasons(job),
@@ -261,10 +249,17 @@ def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
         "is_live": is_live,
         "may_write": has_permission(membership.role, Permission.JOB_WRITE),
         "may_try_checkpoints": has_permission(membership.role, Permission.ADAPTER_WRITE) and may_answer(job),
-        "speed": last.data.get("tokens_per_second") if last else None,
+        "speed": outcome.actual_tokens_per_second if outcome else progress.tokens_per_second,
         "has_gpu_load": bool(last and last.data.get("gpu_utilization") is not None),
         "file_url": file_url(version=job.training_file) if job.training_file.status != "deleted" else "",
     }
+
+
+def _estimated_seconds(job: FineTuningJob, *, is_live: bool) -> float:
+    """Return what the estimate said of the time shown: from claim to end while it is live, then what is billed."""
+    if is_live:
+        return job.estimate.get("run_seconds_p50") or job.estimate.get("train_seconds_p50") or 0.0
+    return (job.estimate.get("billed_seconds_p50") or 0.0) * job.gpu_count
 
 
 def _pause_state(job: FineTuningJob) -> dict[str, Any] | None:
@@ -273,8 +268,9 @@ def _pause_state(job: FineTuningJob) -> dict[str, Any] | None:
         return None
     return {
         "hold_nano": attempts.resume_hold_nano(job=job),
-        "is_at_cap": attempts.is_at_cap(job=job, gpu_ms=job.billed_gpu_ms),
-        "suggested_cap": f"{max(nano_to_usd(job.spend_cap_nano) * 2, Decimal('0.01')):.2f}",
+        "is_at_cap": job.spend_cap_nano < (least_nano := charges.least_cap_of(job=job)),
+        "least_cap_nano": least_nano,
+        "suggested_cap": usd_decimal(-(-max(2 * job.spend_cap_nano, least_nano) // NANO_PER_CENT) * NANO_PER_CENT),
     }
 
 
@@ -295,7 +291,8 @@ def _phases(job: FineTuningJob, now: datetime.datetime) -> list[Phase]:
         if begun is None:
             phases.append(Phase(name, long=is_train))
         elif ended is not None:
-            phases.append(Phase(name, "done", _span(ended - begun), long=is_train))
+            attempt = f", attempt {run.attempt}" if run and is_train and run.attempt > 1 else ""
+            phases.append(Phase(name, "done", _span(ended - begun) + attempt, long=is_train))
         else:
             percent = percent_of(job) if is_train else None
             phases.append(Phase(name, "now", f"{percent}%" if is_train else _span(now - begun), percent, is_train))
@@ -321,19 +318,6 @@ def _ready(job: FineTuningJob) -> Phase:
 def _span(length: datetime.timedelta) -> str:
     seconds = max(int(length.total_seconds()), 0)
     return f"{seconds}s" if seconds < 60 else f"{seconds // 60}m {seconds % 60:02d}s"
-
-
-def _seconds_left(job: FineTuningJob) -> float | None:
-    """Return what the run expects by its own pace; until it has one, what the estimate leaves."""
-    if job.status not in ("queued", "running"):
-        return None
-    pace: float | None = with_number(job, "eta_seconds").order_by("sequence").values_list("number", flat=True).last()
-    if job.status == "running" and pace is not None:
-        return pace
-    total = job.estimate.get("train_seconds_p50")
-    if total is None:
-        return None
-    return total * (1 - percent_of(job) / 100)
 
 
 def _queue_position(job: FineTuningJob, now: datetime.datetime) -> int | None:

@@ -15,10 +15,12 @@ from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.db import connection
 
-from apps.core.templatetags.ui import duration
+from apps.core.clock import db_now
+from apps.core.templatetags.ui import NONE, duration, number, usd
 from apps.core.tenancy import tenant
 from apps.finetuning.lifecycle import JOB_TERMINAL
-from apps.finetuning.models import JobEvent
+from apps.finetuning.models import FineTuningJob, JobEvent
+from apps.finetuning.progress import get_progress
 from apps.finetuning.queries import get_job, list_events_after
 
 logger = logging.getLogger(__name__)
@@ -74,46 +76,56 @@ hub = Hub()
 async def follow_job(*, organization_id: str, job_id: str, after: int) -> AsyncIterator[bytes]:
     """Yield the job's events after `after` until the job is over; ends with the event `done`."""
     while True:
-        events, status = await sync_to_async(_read)(organization_id, job_id, after)
+        events, status, figures = await sync_to_async(_read)(organization_id, job_id, after)
         for event in events:
             after = event.sequence
-            yield _frame(event)
+            yield _frame(event, figures)
         if status in JOB_TERMINAL and not events:
             yield b"event: done\ndata: " + json.dumps({"status": status}).encode() + b"\n\n"
             return
-        if not events:
-            yield b": still here\n\n"
+        if not events:  # time passes and money is spent between two steps as well
+            yield f"event: metric\ndata: {json.dumps(figures)}\n\n".encode()
             await hub.wait(f"job:{job_id}", LOOK_ANYWAY_SECONDS)
 
 
-def _read(organization_id: str, job_id: str, after: int) -> tuple[list[JobEvent], str]:
+def _read(organization_id: str, job_id: str, after: int) -> tuple[list[JobEvent], str, dict[str, Any]]:
     try:
         with tenant(organization=organization_id):
             job = get_job(organization=organization_id, id=job_id)
-            return list_events_after(job=job, sequence=after), job.status
+            return list_events_after(job=job, sequence=after), job.status, _figures(job)
     finally:
         if not connection.in_atomic_block:
             connection.close()  # nothing is held while the watcher waits
 
 
+def _figures(job: FineTuningJob) -> dict[str, Any]:
+    """Return the figures of the job's page that change while it runs, as the page itself writes them."""
+    progress = get_progress(job=job, now=db_now())
+    return {
+        "percent": progress.percent,
+        "spent": usd(progress.spent_nano),
+        "time_left": duration(progress.seconds_left),
+        "throughput": number(round(progress.tokens_per_second)) if progress.tokens_per_second else NONE,
+    }
+
+
 def with_units(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a step's metrics with memory in GiB and the GPU's load in percent, as a chart's axis has them, and the
-    time left in words."""
-    memory, load, left = data.get("memory_bytes"), data.get("gpu_utilization"), data.get("eta_seconds")
+    """Return a step's metrics with memory in GiB and the GPU's load in percent, as a chart's axis has them."""
+    memory, load = data.get("memory_bytes"), data.get("gpu_utilization")
     shown = {
         "memory_gib": None if memory is None else round(memory / 2**30, 3),
         "gpu_percent": None if load is None else round(100 * load, 1),
-        "time_left": None if left is None else duration(round(left)),
     }
     return {**data, **{name: value for name, value in shown.items() if value is not None}}
 
 
-def _frame(event: JobEvent) -> bytes:
+def _frame(event: JobEvent, figures: Mapping[str, Any]) -> bytes:
     name = "metric" if event.type == "metrics" else "state" if event.type == "state" else "log"
     data = {
         "message": event.message,
         "level": event.level,
         "at": event.created_at.isoformat(),
         **with_units(event.data),
+        **(figures if name == "metric" else {}),
     }
     return f"id: {event.sequence}\nevent: {name}\ndata: {json.dumps(data)}\n\n".encode()

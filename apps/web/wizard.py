@@ -53,7 +53,7 @@ _STEP_OF_PARAM = {
     "exports": "method",
     "compute.pool": "compute",
     "compute.gpu_count": "compute",
-    "budget.max_cost": "compute",
+    "budget.max_cost_usd": "compute",
 }
 _MODELS_SHOWN = 12
 _CONTINUED_SHOWN = 20
@@ -174,7 +174,7 @@ def _page(
         "steps": _steps(plan, step),
         "hidden": plan.choices.hidden(step),
         "plan": plan,
-        "recipe": _recipe(plan, context["quote"]),
+        "recipe": _recipe(plan, context["quote"], step=step),
         "spread": spread(context["quote"]),
         "model_url": plan.choices.url(step="model"),
         "problem": problem,
@@ -237,7 +237,7 @@ def _continued(plan: Plan, chosen: str) -> list[dict[str, Any]]:
     found = [
         {
             "name": version.model_name,
-            "title": f"{version.adapter.name}, version {version.number}",
+            "title": f"{version.adapter.name}, {version.label}",
             "base": version.adapter.base_model.display_name,
             "made": version.created_at,
         }
@@ -283,11 +283,12 @@ def _steps(plan: Plan, now: str) -> list[dict[str, str]]:
     ]
 
 
-def _recipe(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
+def _recipe(plan: Plan, quoted: PoolQuote | None, *, step: str) -> list[dict[str, str]]:
     """Return the strip above every step: each part links to where it is changed."""
     reachable = plan.choices.reachable()
     version, model, form = plan.version, plan.base_model, plan.form
-    recipe = form.recipe if form and "compute" in reachable and form.is_valid() else None
+    is_chosen = "compute" in reachable or step == "method"  # the method step shows what is chosen there
+    recipe = form.recipe if form and is_chosen and form.is_valid() else None
     parts: list[tuple[str, str, str, str]] = [
         ("Dataset", version.dataset.name if version else "", _dataset_detail(plan), "dataset"),
         ("Base model", model.display_name if model else "", _model_detail(plan), "model"),

@@ -8,8 +8,9 @@ from django.http import HttpRequest
 
 from apps.contracts.runs import Method
 from apps.core.errors import DomainError
-from apps.core.money import nano_to_usd
+from apps.core.money import usd_decimal
 from apps.estimates.ranking import Ranking
+from apps.finetuning.charges import SpendCapTooLow, require_cap
 from apps.finetuning.options import PoolQuote, rank_quotes
 from apps.web.code_samples import job_samples
 from apps.web.compute_table import (
@@ -35,6 +36,7 @@ def compute_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     shown = quotes if with_several else _few(quotes)
     ranking = rank_quotes(shown, deadline_seconds=deadline)
     chosen = _chosen(shown, asked, ranking)
+    _require_cap(plan, chosen)
     view = TableView(
         chosen=chosen, ranking=ranking, order=order, now=now, needed_by=needed_by,
         way_url=partial(_way_url, plan),
@@ -62,8 +64,19 @@ def compute_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         "picture": picture_rows(rows, view=view),
         "samples": samples(plan, chosen),
         "problem": problem,
-        "needs": "Mend the marked fields" if _errors(plan) else "",
+        "needs": "Correct the marked fields" if _errors(plan) else "",
     }
+
+
+def _require_cap(plan: Plan, chosen: PoolQuote | None) -> None:
+    """Mark a cap that does not pay for one start on the chosen pool."""
+    form = plan.compute_form
+    if form.cap_nano is None or chosen is None:
+        return
+    try:
+        require_cap(cap_nano=form.cap_nano, least_nano=chosen.least_cap_nano or 0)
+    except SpendCapTooLow as low:
+        form.add_error("cap", low.message)
 
 
 def _way_url(plan: Plan, **changes: str) -> str:
@@ -142,7 +155,7 @@ def samples(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
         integrations=plan.tracking.integrations,
         pool=quoted.pool.name if quoted else "",
         gpu_count=quoted.gpu_count if quoted else 1,
-        cap_usd=f"{nano_to_usd(cap_nano).normalize():f}" if cap_nano else "",
+        cap_usd=usd_decimal(cap_nano) if cap_nano else "",
     )
 
 

@@ -8,6 +8,7 @@ from django.http import HttpRequest
 from apps.billing.queries import get_balance
 from apps.catalog.licences import is_licence_missing
 from apps.contracts.runs import Hyperparameters, Objective
+from apps.finetuning.charges import MINIMUM_SECONDS
 from apps.finetuning.options import PoolQuote
 from apps.web.compute_table import ComputeRow, TableView, compute_rows
 from apps.web.forms.wizard import TRAINED
@@ -35,6 +36,7 @@ def review_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     must_accept = plan.base_model is not None and is_licence_missing(
         organization=plan.organization, base_model=plan.base_model
     )
+    is_low = cap_nano is not None and named is not None and cap_nano < (named.least_cap_nano or 0)
     can_pay = left_nano is not None and left_nano >= 0
     return {
         "quote": named,
@@ -43,8 +45,11 @@ def review_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         "balance": balance,
         "left_nano": left_nano,
         "is_short": left_nano is not None and left_nano < 0,
+        "is_low": is_low,
+        "may_lower": named is not None and balance.available_nano >= (named.least_cap_nano or 0),
         "is_tight": cap_nano is not None and p50_nano is not None and cap_nano < p50_nano,
-        "may_launch": bool(named and named.is_launchable and can_pay and not must_accept),
+        "may_launch": bool(named and named.is_launchable and can_pay and not is_low and not must_accept),
+        "minimum_seconds": MINIMUM_SECONDS,
         "once": request.POST.get("once") or secrets.token_urlsafe(18),
         "full_recipe": _full_recipe(plan),
         "delivery": plan.delivery,

@@ -1,6 +1,7 @@
 """Estimates before a job and the dry run of a job: who may ask, what comes back, and what is refused by name."""
 
 import datetime
+from decimal import Decimal
 
 import pytest
 
@@ -11,6 +12,7 @@ from apps.catalog.operations import set_price
 from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU
 from apps.core.clock import db_now
 from apps.core.models import OutboxMessage
+from apps.core.money import usd_decimal, usd_to_nano
 from apps.datasets.models import TokenCount
 from apps.finetuning.models import FineTuningJob, GpuPool, JobEvent, Run, ThroughputProbe
 from tests.factories.accounts import make_key
@@ -303,6 +305,22 @@ def test_a_bad_field_is_named_by_estimates_and_dry_runs(post, ask, fields, param
         error = post(path, ask | fields | more, status=status)["error"]
         assert (error["param"], error["type"]) == (param, "invalid_request_error")
         assert error["message"]
+
+
+def test_a_dry_run_refuses_a_cap_that_does_not_pay_for_one_start(post, ask) -> None:
+    options = {option["id"]: option for option in post(URL, ask)["pools"]}
+    launchable = next(option for option in options.values() if option["is_launchable"])
+    below = usd_decimal(usd_to_nano(Decimal(launchable["least_cap_usd"])) - 1)
+
+    for body, status in ((below, 400), (launchable["least_cap_usd"], 200)):
+        asked = ask | {"dry_run": True, "compute": {"pool": launchable["id"]}, "budget": {"max_cost_usd": body}}
+        answer = post(JOBS, asked, status=status)
+
+        if status == 400:
+            assert (answer["error"]["param"], answer["error"]["code"]) == ("budget.max_cost_usd", "spend_cap_too_low")
+            assert f"${launchable['least_cap_usd']}" in answer["error"]["message"]
+        else:
+            assert (answer["would_start"], answer["hold_usd"]) == (True, launchable["least_cap_usd"])
 
 
 def test_a_deadline_without_a_dry_run_is_refused_rather_than_ignored(post, ask) -> None:

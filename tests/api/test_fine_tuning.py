@@ -141,6 +141,8 @@ def test_a_validation_file_and_a_share_exclude_each_other(sdk, file_id):
         ({"extra_body": {"budget": {"max_cost_usd": "lots"}}}, "budget.max_cost_usd", "invalid_value"),
         ({"extra_body": {"budget": {"max_cost_usd": "Infinity"}}}, "budget.max_cost_usd", "invalid_value"),
         ({"extra_body": {"budget": {"max_cost_usd": "1e1000000"}}}, "budget.max_cost_usd", "invalid_value"),
+        ({"extra_body": {"budget": {"max_cost_usd": "0.000000001"}}}, "budget.max_cost_usd", "spend_cap_too_low"),
+        ({"extra_body": {"budget": {"max_cost_usd": 1e-7}}}, "budget.max_cost_usd", "spend_cap_too_low"),
         ({"extra_headers": {"Idempotency-Key": "k" * 201}}, "Idempotency-Key", "invalid_value"),
     ],
 )

@@ -19,7 +19,7 @@ def test_pausing_a_queued_job_is_a_wrong_state(sdk, file_id):
 
 
 def test_a_running_job_pauses_and_resumes_through_the_sdk(sdk, floor, file_id, claim):
-    job = create(sdk, file_id, extra_body={"budget": {"max_cost_usd": "0.06"}})
+    job = create(sdk, file_id, extra_body={"budget": {"max_cost_usd": "0.09"}})
     attempt: Attempt = claim()
     attempt.start()
 
@@ -31,28 +31,28 @@ def test_a_running_job_pauses_and_resumes_through_the_sdk(sdk, floor, file_id, c
     assert [row.step_number for row in sdk.fine_tuning.jobs.checkpoints.list(job.id)] == [5]
     resumed = sdk.fine_tuning.jobs.resume(job.id)
 
-    assert (resumed.status, resumed.model_extra["held_usd"]) == ("queued", "0.051")
+    assert (resumed.status, resumed.model_extra["held_usd"]) == ("queued", "0.081")
     with pytest.raises(openai.BadRequestError) as refused:
         sdk.fine_tuning.jobs.resume(job.id)
     assert refused.value.code == "invalid_state"
 
 
 def test_a_resume_may_raise_the_cap(api_client, key, floor, claim):
-    job = floor.job(spend_cap_nano=30_000_000)
+    job = floor.job(spend_cap_nano=60_000_000)
     attempt: Attempt = claim()
     attempt.start()
-    attempt.beat(training_seconds=16.0)
-    attempt.checkpoint(step=5, seconds=17.0)
-    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=17.0))
+    attempt.beat(training_seconds=46.0)
+    attempt.checkpoint(step=5, seconds=47.0)
+    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=47.0))
     url = f"/v1/fine_tuning/jobs/{job.pk}/resume"
 
     refused = api_client(key).post(url)
-    raised = api_client(key).post(url, {"budget": {"max_cost_usd": "0.09"}}, format="json")
+    raised = api_client(key).post(url, {"budget": {"max_cost_usd": "0.12"}}, format="json")
 
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "budget.max_cost_usd")
     assert (raised.json()["status"], raised.json()["spend_cap_usd"], raised.json()["held_usd"]) == (
         "queued",
-        "0.09",
+        "0.12",
         "0.073",
     )
 

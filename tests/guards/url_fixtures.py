@@ -253,7 +253,10 @@ URLS: dict[str, Url] = {
     "staff:base_model_retire": staff("POST", ids={"base_model_id": "base_model"}),
     "staff:books": staff("GET"),
     "staff:adjustment_create": staff(
-        "GET", "POST", ids={"organization_id": "organization"}, data={"amount_usd": "1", "reason": "goodwill"}
+        "GET",
+        "POST",
+        ids={"organization_id": "organization"},
+        data={"amount_usd": "1", "reason": "goodwill", "once": f"adj_{'0' * 26}"},
     ),
     "staff:adjustment_decide": staff("POST", ids={"adjustment_id": "adjustment"}, data={"decision": "reject"}),
     "staff:margin": staff("GET", "POST"),
@@ -265,5 +268,4 @@ URLS: dict[str, Url] = {
     "staff:quota_edit": staff("GET", "POST", ids={"organization_id": "organization"}),
     "staff:job_list": staff("GET"),
     "staff:organization_list": staff("GET"),
-    "staff:organization_credit": staff("GET", "POST", ids={"organization_id": "organization"}),
 }

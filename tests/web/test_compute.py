@@ -248,7 +248,7 @@ def test_a_bad_value_is_named_in_the_part_and_on_the_page_and_shows_no_price(com
     for shown in (part, page):
         assert said in re.sub(r"<[^>]+>", "", shown)
         assert rows(shown) == {}
-        assert "Mend the marked fields" in shown
+        assert "Correct the marked fields" in shown
         assert re.search(r"\$\d", shown.partition('hx-target="#price-live"')[2].partition("</hx-partial>")[0]) is None
 
 

@@ -17,6 +17,7 @@ from apps.billing.usage import rate_usage
 from apps.catalog.operations import set_price
 from apps.catalog.queries import active_price
 from apps.core.clock import db_now
+from apps.core.ids import new_id
 from tests.factories.accounts import make_user
 from tests.factories.finetuning import make_pool
 
@@ -165,7 +166,7 @@ def test_a_job_is_explained_down_to_the_seconds_of_its_attempts(floor, claim, cl
 
 def test_above_the_limit_a_second_operator_approves(rich, client_for, olga):
     first, second = client_for(olga), client_for(make_user("otto", is_operator=True))
-    body = {"amount_usd": "150", "reason": "a bad week"}
+    body = {"amount_usd": "150", "reason": "a bad week", "once": new_id("adj")}
 
     assert first.post(f"/staff/organizations/{rich.pk}/adjust", body).status_code == 302
     wanted = Adjustment.objects.get()

@@ -60,7 +60,7 @@ def test_the_page_shows_what_a_running_job_has_done(floor, client_for, alice, cl
     attempt = claim()
     attempt.start()
     attempt.report(wire.StepCompleted, **step(1, 3.5))
-    attempt.report(wire.StepCompleted, **step(2, 2.25), memory_bytes=3 * 2**29, gpu_utilization=0.5, eta_seconds=90.2)
+    attempt.report(wire.StepCompleted, **step(2, 2.25), memory_bytes=3 * 2**29, gpu_utilization=0.5, eta_seconds=90.9)
     attempt.checkpoint(step=2, seconds=4.0)
 
     page = client_for(alice).get(f"/jobs/{job.pk}").content.decode()
@@ -71,7 +71,9 @@ def test_the_page_shows_what_a_running_job_has_done(floor, client_for, alice, cl
     assert (curves["x"], curves["series"]["train_loss"], curves["checkpoints"]) == ([1, 2], [3.5, 2.25], [2])
     assert (curves["series"]["memory_gib"], curves["series"]["gpu_percent"]) == ([None, 1.5], [None, 50.0])
     assert "GPU load" in page
-    assert '<span data-live="time_left">1m 30s</span>' in page
+    assert re.search(r'<span data-live="time_left">1m \d\ds</span>', page)
+    assert '<span data-live="percent">20</span>%' in page and "<title>20% " in page
+    assert '<span data-live="throughput">900</span>' in page
 
 
 def test_every_value_of_the_recipe_stands_on_the_page_with_its_reason(floor, client_for, alice):
@@ -242,12 +244,12 @@ def test_a_failure_that_only_another_file_mends_has_no_button_and_says_so(floor,
 
 
 def test_pause_and_resume_show_their_price(floor, client_for, bob, vera, claim, reload):
-    job = floor.job(spend_cap_nano=60_000_000)
+    job = floor.job(spend_cap_nano=90_000_000)
     attempt = claim()
     attempt.start()
     attempt.checkpoint(step=3, seconds=9.0)
     browser = client_for(bob)
-    assert "so far" in browser.get(f"/jobs/{job.pk}").content.decode()
+    assert '<span data-live="spent">$0.009</span>' in browser.get(f"/jobs/{job.pk}").content.decode()
     assert client_for(vera).post(f"/jobs/{job.pk}/pause").status_code == 403
     browser.post(f"/jobs/{job.pk}/pause")
     attempt.finish(wire.Stopped(reason="paused", step=3, training_seconds=9.0))
@@ -255,23 +257,23 @@ def test_pause_and_resume_show_their_price(floor, client_for, bob, vera, claim, 
     page = browser.get(f"/jobs/{job.pk}").content.decode()
     browser.post(f"/jobs/{job.pk}/resume")
 
-    assert "holds $0.05<" in page
+    assert "holds $0.08<" in page
     assert reload(job).status == "queued"
 
 
 def test_a_job_at_its_cap_asks_for_a_higher_one(floor, client_for, bob, claim, reload):
-    job = floor.job(spend_cap_nano=30_000_000)
+    job = floor.job(spend_cap_nano=60_000_000)
     attempt = claim()
     attempt.start()
-    attempt.beat(training_seconds=16.0)
-    attempt.checkpoint(step=5, seconds=17.0)
-    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=17.0))
+    attempt.beat(training_seconds=46.0)
+    attempt.checkpoint(step=5, seconds=47.0)
+    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=47.0))
     browser = client_for(bob)
 
     assert "Raise the cap to go on" in browser.get(f"/jobs/{job.pk}").content.decode()
     browser.post(f"/jobs/{job.pk}/resume", {"cap": ""})
     assert reload(job).status == "paused"
-    browser.post(f"/jobs/{job.pk}/resume", {"cap": "0.09"})
+    browser.post(f"/jobs/{job.pk}/resume", {"cap": "0.12"})
 
     assert reload(job).status == "queued"
 
@@ -304,6 +306,29 @@ def test_a_watcher_who_comes_back_gets_exactly_what_it_missed(floor, organizatio
     assert [_id(frame) for frame in everything[:-1]] == sequences == list(range(1, len(sequences) + 1))
     assert [_id(frame) for frame in rest[:-1]] == sequences[4:]
     assert json.loads(everything[-1].partition("data: ")[2]) == {"status": "succeeded"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_watcher_sees_progress_money_and_time_move(floor, organization, claim):
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    for number, speed in ((1, 900.0), (2, 10.0), (3, 950.0)):
+        fields = step(number, 3.0) | {"tokens_per_second": speed, "training_seconds": 20.0 * number}
+        attempt.report(wire.StepCompleted, **fields, eta_seconds=100.0)
+
+    async def read() -> list[str]:
+        stream = follow_job(organization_id=organization.pk, job_id=job.pk, after=0)
+        return [(await anext(stream)).decode() for _ in range(job_events + 1)]
+
+    with tenant(organization=organization):
+        job_events = job.events.count()
+    *_, last, between = (frame.partition("data: ")[2] for frame in asyncio.run(read()))
+
+    figures = {"percent": 30, "spent": "$0.06", "throughput": "900"}
+    for frame in (last, between):  # with the step, and while nothing happens
+        assert json.loads(frame).items() >= figures.items()
+        assert json.loads(frame)["time_left"].startswith("1m ")
 
 
 @pytest.mark.parametrize(

@@ -196,14 +196,14 @@ def test_limits_are_set_and_an_empty_field_lifts_one(console, organization):
 
 
 def test_credit_granted_twice_by_one_form_is_granted_once(console, organization):
-    url = f"/staff/organizations/{organization.pk}/credit"
-    once = console.get(url).context["once"]
+    url = f"/staff/organizations/{organization.pk}/adjust"
+    once = console.get(url).context["form"]["once"].value()
     for _ in range(2):
         console.post(url, {"amount_usd": "12.50", "reason": "Welcome", "once": once})
 
     assert get_balance(organization=organization).available_nano == 12_500_000_000
 
 
-@pytest.mark.parametrize("path", ["/staff/pools/pool_x", "/staff/quotas/org_x", "/staff/organizations/org_x/credit"])
+@pytest.mark.parametrize("path", ["/staff/pools/pool_x", "/staff/quotas/org_x", "/staff/organizations/org_x/adjust"])
 def test_an_unknown_id_is_not_found(console, path):
     assert console.get(path).status_code == 404

@@ -213,6 +213,21 @@ def test_a_cap_of_ones_own_is_what_is_held(chosen, client_for, bob) -> None:
     assert FineTuningJob.objects.get().spend_cap_nano == 2_500_000_000
 
 
+def test_a_review_whose_cap_does_not_pay_for_one_start_cannot_be_launched(chosen, client_for, bob) -> None:
+    client = client_for(bob)
+    review = page(client, **chosen, cap="0.0000001", step="review")
+    fields = posted(page(client, **chosen)) | {"cap_nano": "100"}
+
+    refused = client.post(URL, fields)
+
+    compute = page(client, **chosen, cap="0.0000001", step="compute")
+
+    assert 'id="id_cap_error"' in text(compute) and compute.status_code == 422
+    assert "Launch, hold" not in text(review)
+    assert refused.status_code == 422 and "does not pay for one start" in text(refused)
+    assert not FineTuningJob.objects.exists()
+
+
 def test_the_same_review_sent_twice_launches_once(chosen, client_for, bob) -> None:
     client = client_for(bob)
     fields = posted(page(client, **chosen))

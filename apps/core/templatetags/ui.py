@@ -12,7 +12,7 @@ from django.utils import timezone
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
 
-from apps.core.money import nano_to_usd
+from apps.core.money import dollars, nano_to_usd
 
 register = template.Library()
 
@@ -112,6 +112,12 @@ def usd(nano: int | None) -> str:
         rounded = amount.quantize(Decimal(1).scaleb(exponent), ROUND_HALF_UP)
         return f"{sign}${rounded.normalize():f}"
     return f"{sign}${amount.quantize(Decimal('0.01'), ROUND_HALF_UP):,.2f}"
+
+
+@register.filter
+def usd_exact(nano: int | None) -> str:
+    """Write nano-USD as dollars without rounding: for an amount somebody has to enter."""
+    return NONE if nano is None else dollars(nano)
 
 
 @register.filter

@@ -1,5 +1,7 @@
 """What operators give and take has a reason, above a limit a second approver, and posts exactly once."""
 
+import datetime
+
 import pytest
 from django.db import IntegrityError, transaction
 
@@ -16,6 +18,7 @@ from apps.billing.queries import get_balance, get_ledger_sum_nano
 from apps.billing.reconciliation import list_newest_checks, list_receivables, reconcile
 from apps.core.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue, PermissionDenied
+from apps.core.ids import new_id
 
 USD = 1_000_000_000
 
@@ -55,6 +58,36 @@ def test_above_the_limit_it_waits_for_somebody_else(rich):
         approve_adjustment(adjustment_id=wanted.pk, by="user_otto", now=db_now())
 
     assert available(rich) == 601
+
+
+def test_parts_of_a_day_add_up_for_an_operator_and_for_an_organization(rich, rival):
+    assert ask(rich, 60).status == "posted"
+
+    assert ask(rich, 41, by="user_otto").status == "requested"  # another operator, the same organization
+    assert ask(rival, 41).status == "requested"  # the same operator, another organization
+    assert ask(rival, 41, by="user_otto").status == "posted"
+    assert ask(rich, -100).status == "posted"  # what is taken is counted apart
+    assert ask(rich, -1).status == "requested"
+    assert ask(rich, 40).status == "posted"
+
+    tomorrow = db_now() + datetime.timedelta(hours=24, minutes=1)
+    later = request_adjustment(organization=rich, amount_nano=100 * USD, reason="r", by="user_olga", now=tomorrow)
+    assert later.status == "posted"
+
+
+def test_what_two_people_gave_leaves_each_of_them_their_own_limit(rich):
+    approve_adjustment(adjustment_id=ask(rich, 500).pk, by="user_otto", now=db_now())
+
+    assert ask(rich, 100).status == "posted"
+
+
+def test_one_form_sent_twice_is_one_adjustment(rich):
+    once = new_id("adj")
+    assert ask(rich, 5, id=once) == ask(rich, 5, id=once)
+
+    assert available(rich) == 505
+    with pytest.raises(InvalidState):
+        ask(rich, 6, id=once)
 
 
 def test_the_database_itself_wants_two_people(rich):

@@ -13,7 +13,7 @@ from apps.core.errors import DomainError, NotFound, QuotaExceeded, RateLimited
 from apps.core.http import error_headers
 from apps.core.ids import new_id, new_ulid, ulid_of
 from apps.core.models import AuditEntry
-from apps.core.money import nano_to_usd, rated, usd_to_nano
+from apps.core.money import dollars, nano_to_usd, rated, usd_decimal, usd_to_nano
 
 quantities = st.integers(0, 10**12)
 prices = st.integers(0, 10**12)
@@ -60,6 +60,27 @@ def test_posting_differences_of_cumulative_prices_adds_up(parts: list[int], pric
 @given(st.integers(-(10**18), 10**18))
 def test_dollars_and_nano_dollars_are_the_same_money(nano: int) -> None:
     assert usd_to_nano(nano_to_usd(nano)) == nano
+
+
+@given(st.integers(-(10**18), 10**18))
+def test_an_amount_is_written_exactly_and_in_plain_digits(nano: int) -> None:
+    for written in (usd_decimal(nano), dollars(nano).replace("$", "").replace(",", "")):
+        assert set(written) <= set("-.0123456789")
+        assert usd_to_nano(Decimal(written)) == nano
+
+
+@pytest.mark.parametrize(
+    ("nano", "decimal", "words"),
+    [
+        (100, "0.0000001", "$0.0000001"),
+        (0, "0", "$0.00"),
+        (2_500_000_000, "2.5", "$2.50"),
+        (-70_000_000, "-0.07", "-$0.07"),
+        (100_000_000_000_000, "100000", "$100,000.00"),
+    ],
+)
+def test_amounts_in_the_api_and_in_messages(nano: int, decimal: str, words: str) -> None:
+    assert (usd_decimal(nano), dollars(nano)) == (decimal, words)
 
 
 def test_a_tenth_decimal_is_refused() -> None:

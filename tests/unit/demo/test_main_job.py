@@ -16,7 +16,7 @@ from demo import main_job
 from demo.main_job import DemoFailed
 from tests.support.scripted_main_job import Clock, ScriptedPlatform, become, nothing, say, succeed
 
-CAP_EVENT = "The spend cap is reached: saving a checkpoint and pausing"
+CAP_EVENT = "Paused at the spend cap; the last checkpoint is kept"
 FAILURE = {"code": "internal_error", "message": "KeyError: 'x'", "cause": "A fault of our own software."}
 Train = Callable[[], Any]
 
@@ -359,7 +359,7 @@ def test_the_bill_says_what_was_quoted_charged_and_returned() -> None:
 
     assert lines == [
         "training was quoted at 230 s (200 to 265 s)",
-        "training took 241.8 s = $0.0403; $1.1597 of the $1.20 set aside returned",
+        "the job is billed 241.8 s = $0.0403; $1.1597 of the $1.20 set aside returned",
         "all inference so far: 61,234 tokens = $0.0012",
         "balance $24.9600, held $0.0000; all ledger entries add up to 0, as they must",
     ]

@@ -2,7 +2,9 @@
 
 import math
 from datetime import timedelta
+from decimal import Decimal
 
+import msgspec
 import pytest
 
 from apps.billing.models import Hold
@@ -12,12 +14,14 @@ from apps.contracts.failures import FailureCode
 from apps.core.clock import db_now
 from apps.core.errors import InvalidState, QuotaExceeded
 from apps.core.models import OutboxMessage
+from apps.core.money import usd_to_nano
 from apps.core.object_store import store
 from apps.finetuning import leases, pools, quotas, scheduling, stopping
+from apps.finetuning.charges import STOP_IN_ORDER_SECONDS, SpendCapTooLow
 from apps.finetuning.leases import StaleLease
-from apps.finetuning.models import Checkpoint, GpuPool, Run, Worker
+from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, ThroughputProbe, Worker
 from apps.finetuning.reporting import UploadIncomplete
-from tests.factories.finetuning import adapter_files, give_credit, make_job, make_worker
+from tests.factories.finetuning import adapter_files, give_credit, make_job, make_worker, probe_report
 
 MILLI_DOLLAR = 1_000_000  # what one second costs in these tests, in nano-USD
 CREDIT = 100_000_000_000
@@ -64,13 +68,113 @@ def test_steps_that_early_stopping_left_out_are_not_billed(floor, organization, 
 
 
 def test_the_bill_never_passes_the_cap(floor, organization, claim, reload):
-    job = floor.job(spend_cap_nano=5 * MILLI_DOLLAR)
+    job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
 
     attempt = claim()
     attempt.start()
+    attempt.succeed(floor.base_model, seconds=80.0)
+
+    assert reload(job).cost_nano == charged(organization) == 60 * MILLI_DOLLAR
+
+
+@pytest.mark.parametrize(("held_seconds", "billed_seconds"), [(3600, 60), (45, 45), (7, 20)])
+def test_a_start_is_billed_for_a_minute_of_the_gpu_or_for_as_long_as_it_held_it(
+    floor, organization, claim, reload, held_seconds, billed_seconds
+):
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    held_since(attempt, held_seconds)
+
     attempt.succeed(floor.base_model, seconds=20.0)
 
-    assert reload(job).cost_nano == charged(organization) == 5 * MILLI_DOLLAR
+    assert charged(organization) == pytest.approx(billed_seconds * MILLI_DOLLAR, abs=MILLI_DOLLAR)
+    assert reload(job).runs.get().billed_gpu_ms == 20_000
+
+
+def test_each_time_a_paused_job_goes_on_is_a_start_of_its_own(floor, organization, claim, reload):
+    job = floor.job(spend_cap_nano=200 * MILLI_DOLLAR)
+    for step in (1, 2):
+        attempt = claim()
+        attempt.start(start_step=step - 1)
+        held_since(attempt, 300)
+        paused_at(attempt, reload(job), step=step, seconds=1.0)
+        if step == 1:
+            stopping.resume(job=reload(job), by="key_test", now=db_now())
+
+    assert charged(organization) == 120 * MILLI_DOLLAR
+
+
+def test_an_attempt_that_we_lost_costs_no_minimum(floor, organization, claim, reload):
+    job = floor.job()
+    lost = claim()
+    lost.start()
+    held_since(lost, 300)
+    lost.fall_silent()
+    leases.reclaim_expired_leases()
+    stopping.request_cancellation(job=reload(job), by="key_test", now=db_now())
+
+    assert (reload(job).status, charged(organization)) == ("cancelled", 0)
+
+
+@pytest.mark.parametrize("cap_nano", [1, 59_999_999])
+def test_a_cap_that_does_not_pay_for_one_start_is_refused_and_leaves_nothing(floor, organization, cap_nano):
+    with pytest.raises(SpendCapTooLow, match=r"Set a cap of \$0\.06 or more") as refused:
+        floor.job(spend_cap_nano=cap_nano)
+
+    assert (refused.value.param, refused.value.data) == ("budget.max_cost_usd", {"least_usd": "0.06"})
+    assert not FineTuningJob.objects.exists()
+    assert get_balance(organization=organization).held_nano == 0
+
+
+def test_a_cap_has_to_pay_for_one_step_where_that_takes_longer_than_the_minimum(floor):
+    ThroughputProbe.objects.update(report=slow_report(floor.base_model))
+
+    with pytest.raises(SpendCapTooLow) as refused:
+        floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
+
+    step_seconds = float(refused.value.data["least_usd"]) * 1000 - STOP_IN_ORDER_SECONDS
+    assert step_seconds > 60
+    job = floor.job(spend_cap_nano=usd_to_nano(Decimal(refused.value.data["least_usd"])))
+    assert job.status == "queued"
+
+
+def test_a_job_never_goes_on_with_a_cap_raised_by_less_than_a_start(floor, claim, reload):
+    job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
+    attempt = claim()
+    attempt.start()
+    paused_at(attempt, job, step=5, seconds=40.0)
+
+    for cap_nano in (None, 60 * MILLI_DOLLAR + 1, 100 * MILLI_DOLLAR - 1, 0):
+        with pytest.raises(InvalidState, match=r"raise the cap to \$0\.10"):
+            stopping.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=cap_nano)
+
+    stopping.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=100 * MILLI_DOLLAR)
+    assert reload(job).status == "queued"
+
+
+def test_a_run_that_ends_before_it_is_stopped_at_its_cap_was_never_paused(floor, claim, reload):
+    job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
+    attempt = claim()
+    attempt.start()
+    assert attempt.beat(training_seconds=50.0).is_pause_requested
+
+    attempt.succeed(floor.base_model, seconds=52.0)
+
+    assert reload(job).status == "succeeded"
+    assert not [event.message for event in job.events.all() if "paus" in event.message.lower()]
+
+
+def test_a_run_stopped_at_its_cap_says_so_when_it_has_paused(floor, claim, reload):
+    job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
+    attempt = claim()
+    attempt.start()
+    attempt.beat(training_seconds=50.0)
+    attempt.checkpoint(step=5, seconds=52.0)
+    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=52.0))
+
+    assert reload(job).status == "paused"
+    assert job.events.last().message == "Paused at the spend cap; the last checkpoint is kept"
 
 
 def test_time_after_the_last_checkpoint_of_a_lost_attempt_is_not_billed(floor, organization, claim, reload):
@@ -281,6 +385,17 @@ def test_a_finished_job_cannot_be_cancelled(floor, claim):
         stopping.request_cancellation(job=job, by="key_test", now=db_now())
 
 
+def held_since(attempt, seconds: float) -> None:
+    """Have the worker's claim lie so many seconds back."""
+    attempt_of = Run.objects.filter(pk=attempt.claimed.spec.run_id)
+    attempt_of.update(leased_at=db_now() - timedelta(seconds=seconds))
+
+
+def slow_report(base_model) -> dict:
+    report = msgspec.to_builtins(probe_report(base_model))
+    return report | {name: report[name] / 10_000 for name in report if name.startswith("tokens_per_second")}
+
+
 def paused_at(attempt, job, *, step: int, seconds: float) -> None:
     stopping.request_pause(job=job, by="key_test", now=db_now())
     assert attempt.beat().is_pause_requested
@@ -289,7 +404,7 @@ def paused_at(attempt, job, *, step: int, seconds: float) -> None:
 
 
 def test_a_pause_pays_for_durable_seconds_and_resuming_holds_the_rest_again(floor, organization, claim, reload):
-    job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
+    job = floor.job(spend_cap_nano=90 * MILLI_DOLLAR)
     attempt = claim()
     attempt.start()
     paused_at(attempt, job, step=5, seconds=9.0)
@@ -300,11 +415,11 @@ def test_a_pause_pays_for_durable_seconds_and_resuming_holds_the_rest_again(floo
     resumed = claim()
 
     assert resumed.claimed.spec.resume_from.step == 5
-    assert get_balance(organization=organization).held_nano == 51 * MILLI_DOLLAR
+    assert get_balance(organization=organization).held_nano == 81 * MILLI_DOLLAR
 
 
 def test_every_second_is_billed_once_over_two_pauses(floor, organization, claim, reload):
-    job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
+    job = floor.job(spend_cap_nano=90 * MILLI_DOLLAR)
     for step, seconds in ((3, 5.0), (6, 7.0)):
         attempt = claim()
         attempt.start()
@@ -334,7 +449,7 @@ def test_seconds_after_the_checkpoint_of_a_pause_are_not_billed(floor, organizat
 
 
 def test_what_a_pause_charged_is_given_back_when_the_platform_fails_the_job(floor, organization, claim, reload):
-    job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
+    job = floor.job(spend_cap_nano=90 * MILLI_DOLLAR)
     attempt = claim()
     attempt.start()
     paused_at(attempt, job, step=5, seconds=9.0)
@@ -371,18 +486,18 @@ def test_a_job_cancelled_while_it_pauses_ends(floor, claim, reload):
 
 
 def test_a_job_paused_at_its_cap_goes_on_only_with_a_higher_one(floor, organization, claim, reload):
-    job = floor.job(spend_cap_nano=30 * MILLI_DOLLAR)
+    job = floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
     attempt = claim()
     attempt.start()
-    assert attempt.beat(training_seconds=16.0).is_pause_requested
-    attempt.checkpoint(step=5, seconds=17.0)
-    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=17.0))
+    assert attempt.beat(training_seconds=46.0).is_pause_requested
+    attempt.checkpoint(step=5, seconds=47.0)
+    attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=47.0))
 
     with pytest.raises(InvalidState, match="raise the cap"):
         stopping.resume(job=reload(job), by="key_test", now=db_now())
-    stopping.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=90 * MILLI_DOLLAR)
+    stopping.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=120 * MILLI_DOLLAR)
 
-    assert (reload(job).status, reload(job).spend_cap_nano) == ("queued", 90 * MILLI_DOLLAR)
+    assert (reload(job).status, reload(job).spend_cap_nano) == ("queued", 120 * MILLI_DOLLAR)
     assert get_balance(organization=organization).held_nano == 73 * MILLI_DOLLAR
 
 
@@ -399,12 +514,12 @@ def test_resuming_without_the_money_leaves_the_job_paused(floor, organization, c
 
 
 def test_a_run_about_to_pass_its_cap_is_asked_to_pause(floor, claim):
-    floor.job(spend_cap_nano=30 * MILLI_DOLLAR)
+    floor.job(spend_cap_nano=60 * MILLI_DOLLAR)
     attempt = claim()
     attempt.start()
 
-    assert not attempt.beat(training_seconds=5.0).is_pause_requested
-    assert attempt.beat(training_seconds=16.0).is_pause_requested
+    assert not attempt.beat(training_seconds=35.0).is_pause_requested
+    assert attempt.beat(training_seconds=46.0).is_pause_requested
 
 
 def test_events_sent_twice_are_recorded_once(floor, claim):
@@ -498,6 +613,21 @@ def test_the_organization_that_had_least_goes_first(floor, rival, claim):
     order = [claim().claimed.spec.job_id for _ in range(2)]
 
     assert order == [ours[0].pk, theirs.pk]
+
+
+def test_what_held_the_gpu_counts_in_the_queue_although_it_cost_nothing(floor, rival, claim, reload):
+    give_credit(rival)
+    for _ in range(2):  # cancelled before training begins: nothing to pay, and an hour of the GPU
+        job = floor.job()
+        attempt = claim()
+        held_since(attempt, 3600)
+        stopping.request_cancellation(job=reload(job), by="key_test", now=db_now())
+        attempt.finish(wire.Stopped(reason="cancelled"))
+    ours = floor.job()
+    theirs = make_job(rival, floor.base_model)
+
+    assert charged(floor.organization) == 0
+    assert [claim().claimed.spec.job_id for _ in range(2)] == [theirs.pk, ours.pk]
 
 
 def test_an_organization_that_waited_long_enough_goes_before_a_smaller_share(floor, rival, claim):

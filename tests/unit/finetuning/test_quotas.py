@@ -4,25 +4,23 @@ import datetime
 
 from apps.contracts import runs as wire
 from apps.finetuning import quotas
-from apps.finetuning.models import Checkpoint, FineTuningJob
+from apps.finetuning.models import Run
 
 
-def test_a_job_across_the_months_end_counts_in_each_month_what_it_trained_there(floor, organization, claim):
+def test_an_attempt_across_the_months_end_counts_in_each_month_as_long_as_it_held_its_gpus_there(
+    floor, organization, claim
+):
     job = floor.job()
     attempt = claim()
     attempt.start()
-    attempt.checkpoint(step=2, seconds=4.0)
-    attempt.checkpoint(step=4, seconds=9.0)
-    attempt.finish(wire.Stopped(reason="preempted", step=4, training_seconds=9.0))
-    FineTuningJob.objects.filter(pk=job.pk).update(billed_gpu_ms=9_000)
-    november = datetime.datetime(2026, 11, 30, 23, 59, tzinfo=datetime.UTC)
-    december = november + datetime.timedelta(minutes=2)
-    for step, saved_at in ((2, november), (4, december)):
-        Checkpoint.objects.filter(job=job, step=step).update(created_at=saved_at)
+    attempt.finish(wire.Stopped(reason="preempted", step=0, training_seconds=0.0))
+    midnight = datetime.datetime(2026, 12, 1, tzinfo=datetime.UTC)
+    before, after = midnight - datetime.timedelta(seconds=30), midnight + datetime.timedelta(seconds=90)
+    Run.objects.filter(job=job, leased_at__isnull=False).update(leased_at=before, finished_at=after)
 
     used = {
         now.month: quotas.used_gpu_seconds(organization=organization, now=now)
-        for now in (november, december, december + datetime.timedelta(days=31))
+        for now in (midnight - datetime.timedelta(seconds=10), after, after + datetime.timedelta(days=31))
     }
 
-    assert used == {11: 9, 12: 5, 1: 0}
+    assert used == {11: 20, 12: 90, 1: 0}

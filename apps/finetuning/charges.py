@@ -1,0 +1,129 @@
+"""What a job's GPU time costs: training that is kept, the minimum charge of a start, and what the spend cap allows."""
+
+import datetime
+import math
+from typing import Any
+
+from apps.catalog.models import PriceRule
+from apps.catalog.queries import list_active_prices
+from apps.contracts.failures import Blame, FailureCode
+from apps.core.errors import InvalidValue
+from apps.core.money import dollars, rated
+from apps.finetuning.lifecycle import LEASE_SECONDS
+from apps.finetuning.models import FineTuningJob, GpuPool, Run
+
+MINIMUM_SECONDS = 60  # of each GPU, for each start whose training began; less where the GPUs were held for less
+STOP_IN_ORDER_SECONDS = LEASE_SECONDS // 4  # from the heartbeat that asks for it to the checkpoint
+_ENDS_A_START = ("succeeded", "paused", "cancelled")
+
+
+class SpendCapTooLow(InvalidValue):
+    """The cap does not pay for one start of the job; the message names the least that does."""
+
+    code = "spend_cap_too_low"
+
+
+def billed_ms(*, job: FineTuningJob, before: Run | None = None) -> int:
+    """Return the GPU milliseconds to bill, of all GPUs; of the attempts before one, if that is given.
+
+    That is the training whose steps are kept. A start (the first one, and each time a paused job goes on) whose
+    training began is billed for at least `MINIMUM_SECONDS` of each GPU, or for as long as its last attempt held them
+    if that is less: loading, evaluation and upload take the GPUs as well. An attempt that we lost ends no start.
+    """
+    runs = job.runs.order_by("attempt")
+    total = kept_ms = 0
+    for run in runs.filter(attempt__lt=before.attempt) if before else runs:
+        kept_ms += run.billed_gpu_ms
+        if _ends_a_start(run):
+            total += max(kept_ms, _minimum_ms(run, run.finished_at) * job.gpu_count)
+            kept_ms = 0
+    return total + kept_ms
+
+
+def spent_ms(*, job: FineTuningJob, run: Run, seconds: float, now: datetime.datetime) -> int:
+    """Return the GPU milliseconds to bill if the attempt, after so many seconds of training, stopped in order now."""
+    trained = max(run.billed_gpu_ms, int(seconds * 1000) * job.gpu_count)
+    if run.training_started_at is not None:
+        trained = max(trained, _minimum_ms(run, now) * job.gpu_count)
+    return billed_ms(job=job, before=run) + trained
+
+
+def trained_ms(*, job: FineTuningJob) -> int:
+    """Return the GPU milliseconds of training whose steps are kept, without any minimum."""
+    return sum(job.runs.values_list("billed_gpu_ms", flat=True))
+
+
+def cost_of(*, job: FineTuningJob, gpu_ms: int) -> int:
+    """Return the price of so much GPU time at the job's own price, never above its cap."""
+    if job.price_rule is None:
+        return 0
+    cost = rated(quantity=gpu_ms, price_nano=job.price_rule.price_nano, per=job.price_rule.per)
+    return min(cost, job.spend_cap_nano)
+
+
+def least_seconds(*, step_seconds: float) -> int:
+    """Return the seconds of each GPU that a cap must pay for: the minimum charge, or one step and the stop after it."""
+    return max(MINIMUM_SECONDS, math.ceil(STOP_IN_ORDER_SECONDS + step_seconds))
+
+
+def least_cap_nano(*, price: PriceRule, gpu_count: int, step_seconds: float = 0.0, billed_ms: int = 0) -> int:
+    """Return the least spend cap with which a job that was billed so much already may start or go on."""
+    start_ms = least_seconds(step_seconds=step_seconds) * 1000 * gpu_count
+    return rated(quantity=billed_ms + start_ms, price_nano=price.price_nano, per=price.per)
+
+
+def cheapest_start_nano(*, organization: Any) -> int:
+    """Return the minimum charge of a start on the cheapest open pool, 0 where none has a price."""
+    names = GpuPool.objects.filter(is_open=True).values_list("name", flat=True)
+    skus = {f"training:{name}" for name in names}
+    prices = list_active_prices(prefix="training:", organization=organization)
+    return min((least_cap_nano(price=rule, gpu_count=1) for rule in prices if rule.sku in skus), default=0)
+
+
+def least_cap_of(*, job: FineTuningJob) -> int:
+    """Return the least cap with which a job that a pool took may go on."""
+    if job.price_rule is None:
+        return 0
+    return least_cap_nano(
+        price=job.price_rule, gpu_count=job.gpu_count, step_seconds=_step_seconds(job), billed_ms=job.billed_gpu_ms
+    )
+
+
+def require_cap(*, cap_nano: int, least_nano: int) -> None:
+    """Raise SpendCapTooLow for a cap below the least."""
+    if cap_nano < least_nano:
+        raise SpendCapTooLow(
+            f"A spend cap of {dollars(cap_nano)} does not pay for one start: it is billed for {MINIMUM_SECONDS} "
+            f"seconds of each GPU, or for one step if that takes longer. Set a cap of {dollars(least_nano)} or more.",
+            param="budget.max_cost_usd",
+            least_usd=dollars(least_nano).removeprefix("$"),
+        )
+
+
+def is_at_cap(*, job: FineTuningJob, gpu_ms: int) -> bool:
+    """Return whether going on past so much GPU time, for a step and for as long as stopping takes, passes the cap."""
+    if job.price_rule is None:
+        return False
+    quantity = gpu_ms + math.ceil((STOP_IN_ORDER_SECONDS + _step_seconds(job)) * 1000) * job.gpu_count
+    return rated(quantity=quantity, price_nano=job.price_rule.price_nano, per=job.price_rule.per) >= job.spend_cap_nano
+
+
+def _step_seconds(job: FineTuningJob) -> float:
+    """Return what one step of the job was estimated to take."""
+    return (job.estimate.get("train_seconds_p50") or 0.0) / (job.estimate.get("steps") or 1)
+
+
+def _minimum_ms(run: Run, until: datetime.datetime | None) -> int:
+    """Return what is due at least for each GPU that the attempt held until then."""
+    if run.leased_at is None or until is None:
+        return 0
+    held_ms = max(int((until - run.leased_at).total_seconds() * 1000), 0)
+    return min(held_ms, MINIMUM_SECONDS * 1000)
+
+
+def _ends_a_start(run: Run) -> bool:
+    if run.training_started_at is None:
+        return False
+    if run.status == "failed" and run.failure_code in list(FailureCode):
+        return FailureCode(run.failure_code).blame is Blame.CUSTOMER
+    return run.status in _ENDS_A_START

@@ -1,0 +1,36 @@
+"""GPU time as machines give it: from a worker's claim to the end of the attempt, whatever of it is billed."""
+
+import datetime
+from collections import defaultdict
+from typing import Any
+
+from django.db.models import QuerySet
+
+from apps.finetuning.models import Run
+
+
+def held_gpu_seconds(
+    runs: QuerySet[Run], *, by: str, begin: datetime.datetime | None, end: datetime.datetime
+) -> dict[Any, float]:
+    """Return the GPU-seconds that the attempts held between two moments, by the field `by`.
+
+    `begin` None counts from the first. An attempt that still runs counts up to `end`.
+    """
+    sums: dict[Any, float] = defaultdict(float)
+    held = runs.filter(leased_at__lt=end)
+    held = held.exclude(finished_at__lte=begin) if begin else held
+    for key, gpus, since, until in held.values_list(by, "job__gpu_count", "leased_at", "finished_at").order_by():
+        sums[key] += gpus * seconds_between(since, until, begin=begin, end=end)
+    return sums
+
+
+def seconds_between(
+    since: datetime.datetime,
+    until: datetime.datetime | None,
+    *,
+    begin: datetime.datetime | None,
+    end: datetime.datetime,
+) -> float:
+    """Return the seconds of a span, open for `until` None, that lie between two moments."""
+    begun = max(since, begin) if begin else since
+    return max((min(until or end, end) - begun).total_seconds(), 0.0)
