@@ -53,7 +53,7 @@
     const radio = $("input[type=radio]", row);
     if (!radio || radio.disabled || radio.checked) return;
     radio.checked = true;
-    radio.dispatchEvent(new Event("change", { bubbles: true }));
+    for (const name of ["input", "change"]) radio.dispatchEvent(new Event(name, { bubbles: true }));
   };
   const openDialog = (id, from) => {
     const dialog = document.getElementById(id);
@@ -145,9 +145,10 @@
     if (command || e.altKey || !singleKeys() || el.closest?.("input, textarea, select, [contenteditable], dialog[open]")) return;
     pressKey(e);
   });
-  // as Enter in a field does: not while the form's own button is disabled
+  // as Enter in a field does: not while the form's own button is disabled; outside of forms, the page's one main button
   const submitFrom = (el) => {
-    const form = el.closest?.("form"), button = form && [...form.elements].find((n) => n.type === "submit");
+    const main = $$("main .btn-primary[type=submit]");
+    const form = el.closest?.("form") ?? (main.length === 1 ? main[0].form : null), button = form && [...form.elements].find((n) => n.type === "submit");
     if (!button?.disabled) form?.requestSubmit();
   };
   const pressKey = (e) => {
