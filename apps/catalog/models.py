@@ -12,7 +12,7 @@ from apps.core.policies import OWN_ORGANIZATION
 from apps.core.tenancy import OrganizationModel
 
 # What asks nothing of those who use the weights. A row that names two licences is read as the stricter one.
-_PERMISSIVE = re.compile(r"(?:apache|mit|bsd|isc|cc0)\b(?!.*(?:except|also applies))", re.IGNORECASE)
+_PERMISSIVE = re.compile(r"(?:apache|mit|bsd|isc|cc0)\b(?!.*(?:except|also applies|\band\b))", re.IGNORECASE)
 
 _MEDIA_CONFIGS = {"image": "vision_config", "audio": "audio_config"}  # where a config.json describes the encoder
 
@@ -26,7 +26,7 @@ class BaseModel(models.Model):
     repo = models.CharField(max_length=160, blank=True)
     revision = models.CharField(max_length=64, blank=True, help_text="Commit, so that the weights cannot change.")
     path = models.CharField(max_length=400, blank=True)
-    licence = models.CharField(max_length=80, blank=True)
+    licence = models.CharField(max_length=80, blank=True)  # an SPDX identifier, or the name of the terms
     is_gated = models.BooleanField(default=False)
     hub_token_sealed = models.BinaryField(null=True)
     config = models.JSONField(default=dict, help_text="The model's own config.json, or the seeded dimensions.")

@@ -66,7 +66,18 @@ def _seed_base_models() -> int:
     rows = json.loads((DATA / "models.json").read_bytes())["models"]
     known = set(BaseModel.objects.values_list("name", flat=True))
     new = [_base_model(row) for row in rows if row["name"].lower() not in known]
+    _rename_licences({row["name"].lower(): row["license"] for row in rows})
     return len(BaseModel.objects.bulk_create(new))
+
+
+def _rename_licences(named: dict[str, str]) -> None:
+    """Give the rows of an older seed, as far as no operator has taken them up, today's name of their licence."""
+    untouched = BaseModel.objects.filter(
+        name__in=named, added_by="system", is_installed=False, install_requested_at=None
+    )
+    for base_model in untouched:
+        if base_model.licence != named[base_model.name]:
+            BaseModel.objects.filter(pk=base_model.pk).update(licence=named[base_model.name])
 
 
 def _base_model(row: dict[str, Any]) -> BaseModel:
@@ -74,7 +85,7 @@ def _base_model(row: dict[str, Any]) -> BaseModel:
         name=row["name"].lower(),
         display_name=row["name"],
         repo=row["hf_repo"],
-        licence=(row["license"] or row["license_lead"] or "")[:80],
+        licence=row["license"],
         config=row,
         parameter_count=row["params_computed"],
         context_length=row["max_position_embeddings"] or UNKNOWN_CONTEXT_TOKENS,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from django.contrib import messages
 from django.db import transaction
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
@@ -35,7 +36,11 @@ def base_models(request: HttpRequest) -> HttpResponse:
             messages.success(request, f"{added.display_name} was added.{wait} Set its token prices next.")
             return redirect("staff:base_model_list")
     status = 422 if request.method == "POST" else 200
-    context = {"base_models": queries.list_base_models(), "form": form}
+    on_offer = queries.list_base_models()
+    asked = request.GET.get("q", "").strip()[:80]
+    matches = Q(name__icontains=asked) | Q(display_name__icontains=asked)
+    matches |= Q(repo__icontains=asked) | Q(licence__icontains=asked)
+    context = {"base_models": on_offer.filter(matches), "total": on_offer.count(), "q": asked, "form": form}
     return render(request, "staff/base_models.html", context, status=status)
 
 

@@ -1,6 +1,7 @@
 """Who may open a page: every view of an organization's data goes through `organization_view`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
 
@@ -60,30 +61,40 @@ def require(membership: Membership, permission: Permission) -> None:
 
 
 def _as_person(view: View, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-    with tenant(user=request.user):
-        _enter_organization(request)
+    with _entering(request):
         return view(request, *args, **kwargs)
 
 
 def _as_member(view: View, permission: Permission, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-    with tenant(user=request.user):
-        membership = _enter_organization(request)
+    with _entering(request) as membership:
         if membership is None:
             return redirect("web:organization_create")
         require(membership, permission)
         return view(request, membership.organization, membership, *args, **kwargs)
 
 
-def _enter_organization(request: HttpRequest) -> Membership | None:
-    """Choose the session's organization, else the person's first; make the `tenant` block in progress see it."""
+@contextmanager
+def _entering(request: HttpRequest) -> Iterator[Membership | None]:
+    """See the rows of the reader's current organization; `is_inside` tells the frame of the page that it does."""
+    with tenant(user=request.user):
+        membership = find_membership(request)
+        if membership is not None:
+            set_organization(membership.organization_id)
+        request.is_inside = True  # type: ignore[attr-defined]
+        try:
+            yield membership
+        finally:
+            request.is_inside = False  # type: ignore[attr-defined]
+
+
+def find_membership(request: HttpRequest) -> Membership | None:
+    """Choose the session's organization, else the person's first, and leave both on the request."""
     assert isinstance(request.user, User)
-    memberships = list_memberships_of(user=request.user)
+    request.memberships = memberships = list_memberships_of(user=request.user)  # type: ignore[attr-defined]
     if not memberships:
         return None
     wanted = request.session.get(SESSION_ORGANIZATION)
     membership = next((each for each in memberships if each.organization_id == wanted), memberships[0])
-    set_organization(membership.organization_id)
     request.organization = membership.organization  # type: ignore[attr-defined]
     request.membership = membership  # type: ignore[attr-defined]
-    request.memberships = memberships  # type: ignore[attr-defined]
     return membership

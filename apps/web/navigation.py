@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 
+from apps.accounts.roles import Permission, has_permission
 from apps.payments.stripe_gateway import is_configured
 
 
@@ -26,11 +27,12 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """A thing to do from anywhere, offered by the command palette; `key` works outside of fields."""
+    """A thing to do from anywhere, offered by the command palette to roles that may; `key` works outside of fields."""
 
     label: str
     icon: str
     url_name: str
+    permission: Permission
     key: str = ""
 
 
@@ -87,10 +89,15 @@ OPERATOR = (
     Place(label="Organizations", icon="building-2", url_name="staff:organization_list", views=("staff:organization_",)),
 )
 ACTIONS = (
-    Action(label="New fine-tune", icon="plus", url_name="web:job_new", key="n"),
-    Action(label="Upload a dataset", icon="upload", url_name="web:dataset_upload"),
-    Action(label="Create an API key", icon="key-round", url_name="web:key_list"),
-    Action(label="Organization settings", icon="settings", url_name="web:organization_settings"),
+    Action(label="New fine-tune", icon="plus", url_name="web:job_new", permission=Permission.JOB_WRITE, key="n"),
+    Action(label="Upload a dataset", icon="upload", url_name="web:dataset_upload", permission=Permission.DATASET_WRITE),
+    Action(label="Create an API key", icon="key-round", url_name="web:key_list", permission=Permission.KEY_MANAGE),
+    Action(
+        label="Organization settings",
+        icon="settings",
+        url_name="web:organization_settings",
+        permission=Permission.VIEW,
+    ),
 )
 
 
@@ -104,11 +111,15 @@ def sections(request: HttpRequest) -> list[Section]:
     return [Section(label=label, links=_links(places, view)) for label, places in listed]
 
 
-def actions() -> list[Link]:
+def actions(request: HttpRequest) -> list[Link]:
+    """Return what the reader's role may do in the current organization; nothing without one."""
+    membership = getattr(request, "membership", None)
+    if membership is None:
+        return []
     return [
         Link(label=action.label, icon=action.icon, url=url, key=action.key)
         for action in ACTIONS
-        if (url := _url(action.url_name))
+        if has_permission(membership.role, action.permission) and (url := _url(action.url_name))
     ]
 
 

@@ -1,5 +1,7 @@
 """What the frame of every page shows: the organizations of the reader, the balance, what is running, the theme."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -7,7 +9,9 @@ from django.http import HttpRequest
 
 from apps.accounts.models import Organization
 from apps.billing.queries import get_balance
+from apps.core.tenancy import tenant
 from apps.finetuning.models import FineTuningJob
+from apps.web.access import find_membership
 
 THEME_COOKIE = "theme"
 THEMES = ("light", "dark")
@@ -15,14 +19,23 @@ _ACTIVE = ("validating_files", "queued", "running", "pausing")
 
 
 def context(request: HttpRequest) -> dict[str, Any]:
-    """Template context processor; what needs a query is asked only by a page that shows it."""
+    """Template context processor; what needs a query is asked only by a page that shows it.
+
+    Pages of the operator console and error pages belong to no organization: they show the reader's current one.
+    """
+    user = getattr(request, "user", None)
+    is_signed_in = bool(user and user.is_authenticated)
+    if is_signed_in and not hasattr(request, "memberships"):
+        with tenant(user=user):
+            find_membership(request)
     organization = getattr(request, "organization", None)
     return {
         "theme": theme_of(request),
+        "frame": "shell.html" if is_signed_in else "solo.html",
         "organization": organization,
         "membership": getattr(request, "membership", None),
         "memberships": getattr(request, "memberships", []),
-    } | _figures(organization)
+    } | _figures(organization, lambda: _seeing(request, organization))
 
 
 def theme_of(request: HttpRequest) -> str:
@@ -31,16 +44,23 @@ def theme_of(request: HttpRequest) -> str:
     return theme if theme in THEMES else ""
 
 
-def _figures(organization: Organization | None) -> dict[str, Any]:
+def _seeing(request: HttpRequest, organization: Organization | None) -> AbstractContextManager[None]:
+    """Return what makes the organization's rows visible: nothing more inside one of its own views."""
+    return nullcontext() if getattr(request, "is_inside", False) else tenant(organization=organization)
+
+
+def _figures(organization: Organization | None, seeing: Callable[[], AbstractContextManager[None]]) -> dict[str, Any]:
     if organization is None:
         return {"balance_nano": None, "nav_running_count": None}
 
     @cache
     def balance_nano() -> int:
-        return get_balance(organization=organization).available_nano
+        with seeing():
+            return get_balance(organization=organization).available_nano
 
     @cache
     def nav_running_count() -> int:
-        return FineTuningJob.objects.for_organization(organization).filter(status__in=_ACTIVE).count()
+        with seeing():
+            return FineTuningJob.objects.for_organization(organization).filter(status__in=_ACTIVE).count()
 
     return {"balance_nano": balance_nano, "nav_running_count": nav_running_count}

@@ -1,6 +1,6 @@
 """The new fine-tune wizard: dataset, model, method, compute, review, launch. What is chosen stands in the address."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -55,7 +55,6 @@ _STEP_OF_PARAM = {
     "compute.gpu_count": "compute",
     "budget.max_cost_usd": "compute",
 }
-_MODELS_SHOWN = 12
 _CONTINUED_SHOWN = 20
 # What htmx asks for by its target: the price alone, or the price with the table it stands for.
 _PARTS = {"price-live": "wizard/quote.html", "compute-live": "wizard/live.html"}
@@ -213,20 +212,23 @@ def _model(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     models = list(list_base_models())
     wanted = request.GET.get("q", "").strip().lower()
     found = [model for model in models if wanted in f"{model.name} {model.display_name} {model.repo}".lower()]
-    shown = (
-        found
-        if wanted or "all" in request.GET
-        else _first_models(found, plan.base_model.name if plan.base_model else "")
-    )
+    usable = [model for model in found if model.is_installed]
+    others = [model for model in found if not model.is_installed]
     chosen = plan.choices.get("model")
-    preselected = chosen or (shown[0].name if shown else "")
+    is_all = bool(wanted or not usable or "all" in request.GET or any(model.name == chosen for model in others))
+    preselected = chosen or (usable[0].name if usable else "")
     return {
         "continued": _continued(plan, chosen),
-        "models": [{"model": model, "licence": _short_licence(model)} for model in shown],
+        "usable": usable,
+        "others": [
+            {"model": model, "url": plan.choices.url(step="method", model=model.name, pool="", cap="")}
+            for model in (others if is_all else [])
+        ],
         "chosen": preselected,
         "q": request.GET.get("q", ""),
-        "hidden_count": len(found) - len(shown),
+        "hidden_count": 0 if is_all else len(others),
         "all_url": plan.choices.url(step="model") + "&all=1",
+        "usable_url": plan.choices.url(step="model") if "all" in request.GET and usable else "",
         "needs": "Priced at the next step" if preselected else "Needs a base model",
     }
 
@@ -249,16 +251,6 @@ def _continued(plan: Plan, chosen: str) -> list[dict[str, Any]]:
         title = "Checkpoint" if is_checkpoint else chosen
         found.insert(0, {"name": chosen, "title": title, "base": plan.beginning.base_model.display_name, "made": ""})
     return found
-
-
-def _first_models(models: Sequence[BaseModel], chosen: str) -> list[BaseModel]:
-    """Return the installed models, the chosen one and the smallest of the rest."""
-    listed = models[: max(_MODELS_SHOWN, sum(model.is_installed for model in models))]
-    return [*listed, *(model for model in models if model.name == chosen and model not in listed)]
-
-
-def _short_licence(model: BaseModel) -> str:
-    return model.licence.partition(" (")[0] or "not stated"
 
 
 _CONTEXTS = {
@@ -336,7 +328,7 @@ def _model_detail(plan: Plan) -> str:
         return ""
     if plan.beginning and plan.beginning.start_from:
         return f"continues {plan.choices.get('model')}"
-    return f"{tokens(model.parameter_count)} parameters, {_short_licence(model)}"
+    return f"{tokens(model.parameter_count)} parameters, {model.licence or 'licence not stated'}"
 
 
 def _schedule(epochs: int, quoted: PoolQuote | None) -> str:

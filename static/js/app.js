@@ -53,7 +53,7 @@
     const radio = $("input[type=radio]", row);
     if (!radio || radio.disabled || radio.checked) return;
     radio.checked = true;
-    radio.dispatchEvent(new Event("change", { bubbles: true }));
+    for (const name of ["input", "change"]) radio.dispatchEvent(new Event(name, { bubbles: true }));
   };
   const openDialog = (id, from) => {
     const dialog = document.getElementById(id);
@@ -100,9 +100,11 @@
     selectTab(to);
   };
 
-  // --- command palette: combobox over a listbox ---
+  // --- command palette: combobox over a listbox; pages stand in it, objects are searched for ---
   const field = () => $("#palette input");
+  const found = () => $("#palette-found");
   const shown = () => $$("#palette [role=option]").filter((n) => !n.hidden);
+  const sayNone = (words) => { $("[data-palette-none]").textContent = words; };
   const activate = (index) => {
     const list = shown();
     $$("#palette [role=option]").forEach((n) => n.setAttribute("aria-selected", "false"));
@@ -115,6 +117,8 @@
   };
   const filterPalette = () => {
     const words = field().value.toLowerCase().split(/\s+/).filter(Boolean);
+    found().replaceChildren(); // they were for other words
+    sayNone(field().value.trim().length < 2 ? "Nothing matches" : "Searching…");
     $$("#palette [role=option]").forEach((n) => {
       const text = (n.textContent + " " + (n.closest("[role=group]")?.getAttribute("aria-label") ?? "")).toLowerCase();
       n.hidden = !words.every((word) => text.includes(word));
@@ -128,6 +132,34 @@
     else if (e.key === "Enter") { e.preventDefault(); list[now]?.click(); }
   };
   document.addEventListener("input", (e) => { if (e.target === field()) filterPalette(); });
+  document.addEventListener("htmx:before:response", (e) => {
+    const { ctx } = e.detail, asked = ctx.sourceElement === field() && new URL(ctx.request.action, location.href).searchParams.get("q");
+    if (typeof asked === "string" && asked !== field().value) e.preventDefault();
+  });
+  document.addEventListener("htmx:after:swap", (e) => {
+    if (e.detail.ctx?.sourceElement !== field()) return;
+    sayNone("Nothing matches");
+    activate(Math.max(0, shown().findIndex((n) => n.getAttribute("aria-selected") === "true")));
+  });
+
+  // --- answers that do not come: what is shown stays, and the page says that it is not current ---
+  const lose = (words) => $$("[data-lost]").forEach((n) => { n.hidden = !words; $("span", n).textContent = words; });
+  const miss = (ctx) => {
+    const source = ctx?.sourceElement;
+    if (source === field()) sayNone("The search did not answer. Try again.");
+    else if (!source?.closest?.("#wizard")) lose(navigator.onLine ? "This page could not be updated. It shows the last answer." : OFFLINE); // the wizard says it itself
+  };
+  const OFFLINE = "You are offline. This page shows the last answer.";
+  document.addEventListener("htmx:before:response", (e) => {
+    const { ctx } = e.detail, status = ctx.response.status;
+    if (status < 400 || status === 422 || ctx.sourceElement.hasAttribute("hx-sse:connect")) return; // 422: a form with its errors
+    e.preventDefault();
+    miss(ctx);
+  });
+  document.addEventListener("htmx:error", (e) => miss(e.detail.ctx));
+  document.addEventListener("htmx:after:swap", () => { if (navigator.onLine) lose(""); });
+  addEventListener("offline", () => lose(OFFLINE));
+  addEventListener("online", () => lose(""));
 
   // --- keys. Single letters never act in a field and can be switched off (WCAG 2.1.4) ---
   let went = 0;
@@ -145,9 +177,10 @@
     if (command || e.altKey || !singleKeys() || el.closest?.("input, textarea, select, [contenteditable], dialog[open]")) return;
     pressKey(e);
   });
-  // as Enter in a field does: not while the form's own button is disabled
+  // as Enter in a field does: not while the form's own button is disabled; outside of forms, the page's one main button
   const submitFrom = (el) => {
-    const form = el.closest?.("form"), button = form && [...form.elements].find((n) => n.type === "submit");
+    const main = $$("main .btn-primary[type=submit]");
+    const form = el.closest?.("form") ?? (main.length === 1 ? main[0].form : null), button = form && [...form.elements].find((n) => n.type === "submit");
     if (!button?.disabled) form?.requestSubmit();
   };
   const pressKey = (e) => {
@@ -157,12 +190,13 @@
     if (go && link) location.assign(link.href);
     else if (key === "g") went = Date.now();
     else if (key === "?") openDialog("shortcuts");
-    else if (key === "/" && $("[data-filter]")) { e.preventDefault(); $("[data-filter]").focus(); }
-    else if ((key === "j" || key === "k") && $("[data-rows]")) { e.preventDefault(); stepRow(key === "j" ? 1 : -1); }
+    else if (key === "/") { e.preventDefault(); $("[data-filter]") ? $("[data-filter]").focus() : openDialog("palette"); }
+    else if ((key === "j" || key === "k") && listed().length) { e.preventDefault(); stepRow(key === "j" ? 1 : -1); }
     else if (link) link.dataset.href ? location.assign(link.dataset.href) : link.click();
   };
+  const listed = () => ($("[data-rows]") ? $$("[data-rows] a") : $$("main .table a.name"));
   const stepRow = (by) => {
-    const rows = $$("[data-rows] a, [data-rows] tr a.name");
+    const rows = listed();
     const now = rows.findIndex((n) => n === document.activeElement);
     const from = now >= 0 ? now : rows.findIndex((n) => n.hasAttribute("aria-current"));
     const to = rows[Math.min(rows.length - 1, Math.max(0, from + by))];
@@ -250,6 +284,8 @@
     $$("[data-focus]").forEach((n) => { n.dataset.focused = "1"; });
     $$("[data-single-keys]").forEach((n) => { n.checked = singleKeys(); });
   };
+  // the key that commands hang on, as this machine's keyboard names it
+  if (/mac|iphone|ipad/i.test(navigator.userAgentData?.platform ?? navigator.platform)) $$("[data-command]").forEach((n) => { n.textContent = "⌘"; });
   document.addEventListener("htmx:after:swap", fresh);
   fresh();
 })();

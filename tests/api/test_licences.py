@@ -75,6 +75,7 @@ def test_a_licence_that_changed_must_be_accepted_anew(client, key, floor):
         ("Gemma Terms of Use", True),
         ("Apache-2.0 except 3B (Qwen Research) and 72B (Qwen License)", True),
         ("MIT for DeepSeek weights; base-model licence also applies", True),
+        ("MIT AND Llama 3.1 Community License", True),
     ],
 )
 def test_only_licences_that_bind_their_users_are_asked_for(floor, licence, is_asked):

@@ -111,6 +111,7 @@ URLS: dict[str, Url] = {
     "web:organization_create": person("GET", "POST", data={"name": "Another"}),
     "web:organization_switch": person("POST", refs={"organization": "organization"}),
     "web:accuracy": public("figures over several organizations' runs, above a floor; tests/web/test_accuracy.py"),
+    "web:search": person("GET"),
     "web:theme": public("a cookie of the reader's own", "POST", data={"theme": "dark"}),
     # datasets and jobs
     "web:dataset_list": page(get=P.VIEW),

@@ -13,6 +13,6 @@ def nav_sections(context: Context) -> list[Section]:
     return sections(context["request"])
 
 
-@register.simple_tag
-def nav_actions() -> list[Link]:
-    return actions()
+@register.simple_tag(takes_context=True)
+def nav_actions(context: Context) -> list[Link]:
+    return actions(context["request"])

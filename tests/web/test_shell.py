@@ -1,0 +1,48 @@
+"""The frame of pages that belong to no organization: errors and the operator console show the reader's own one."""
+
+import html
+
+import pytest
+
+from tests.factories.accounts import make_organization
+
+
+def text(response) -> str:
+    return html.unescape(response.content.decode())
+
+
+@pytest.mark.parametrize(
+    ("address", "status"), [("/nowhere", 404), ("/jobs/ftjob-unknown", 404), ("/staff/pools", 403)]
+)
+def test_an_error_keeps_the_navigation_the_organization_and_the_balance(address, status, floor, client_for, bob):
+    page = client_for(bob).get(address)
+
+    assert page.status_code == status
+    assert 'aria-label="Main"' in text(page) and 'class="trunc">Acme<' in text(page)
+    assert "Balance" in text(page) and "$100.00" in text(page)
+
+
+def test_an_error_shows_people_who_are_not_signed_in_no_navigation(client_for, db):
+    page = client_for(None).get("/nowhere")
+
+    assert page.status_code == 404
+    assert 'aria-label="Main"' not in text(page) and "Balance" not in text(page)
+
+
+def test_the_operator_console_shows_an_operators_own_organization(floor, organization, client_for, olga):
+    without = text(client_for(olga).get("/staff/pools"))
+    make_organization("Olga's lab", owner=olga)
+    within = text(client_for(olga).get("/staff/pools"))
+
+    assert 'id="org-menu"' not in without and "Balance" not in without
+    assert "Olga's lab" in within and "Balance" in within and "$0.00" in within
+    assert "$100.00" not in within.partition("<main")[0]  # Acme's
+
+
+def test_the_chosen_organization_stays_chosen_on_the_console(organization, client_for, olga):
+    make_organization("First", owner=olga)
+    second = make_organization("Second", owner=olga)
+    client = client_for(olga)
+    client.post("/organization/switch", {"organization": second.pk})
+
+    assert '<span class="trunc">Second</span><span class="ms-auto' in text(client.get("/staff/pools"))
