@@ -107,9 +107,13 @@ class ApiClient:
         """Return the next run of this worker's pool with its lease, or None when nothing waits."""
         return self._optional("POST", "/claim", request, ClaimResponse, patience_seconds=20)
 
-    def list_missing_probes(self) -> MissingProbes:
-        """Return the measurements the control plane has no row for in this worker's pool."""
-        return self._call("GET", "/probes/missing", None, MissingProbes, patience_seconds=20)
+    def list_missing_probes(self, *, base_model_id: str = "") -> MissingProbes:
+        """Return the measurements the control plane has no row for in this worker's pool.
+
+        Those of the base model named come with what its repository asks for.
+        """
+        query = f"?base_model={base_model_id}" if base_model_id else ""
+        return self._call("GET", f"/probes/missing{query}", None, MissingProbes, patience_seconds=20)
 
     def report_probe(self, report: ProbeReport) -> None:
         self._send("POST", "/probes", report, token=self._credential, patience_seconds=60)

@@ -118,7 +118,7 @@ def main() -> int:
 
 def _also(kind: str, config: WorkerConfig) -> str:
     if kind == "trainer" and not config.broker_url:
-        return " and CELERY_BROKER_URL, the broker as its user anneal_trainer"
+        return " and CELERY_BROKER_URL, the broker as this pool's user anneal_trainer or anneal_trainer_<pool>"
     return ""
 
 

@@ -15,6 +15,7 @@ import msgspec
 from gpu_workers.config import child_environment
 from gpu_workers.cpu_threads import choose_threads
 from gpu_workers.events import LOG_FILE, SPEC_FILE, replace_file
+from gpu_workers.network import leave_network
 from gpu_workers.process_tree import Process, die_with_parent, identify, is_alive, kill_all, list_session
 
 PID_FILE = "child.json"
@@ -111,15 +112,16 @@ class SubprocessExecutor:
         hub_token: str | None = None,
         gpu_count: int | None = None,
         more: Mapping[str, Any] | None = None,
+        has_network: bool = True,
     ) -> Child:
         """Start the child on the spec in `work_dir`; secrets (`hub_token`, `more`) go through its standard input alone.
 
-        It sees `gpu_count` of this machine's GPUs, all of them for None.
+        It sees `gpu_count` of this machine's GPUs, all of them for None, and no network unless it `has_network`.
         """
         threads = choose_threads(limit=self._thread_limit)
         environment = child_environment(threads=threads, gpu_count=gpu_count, extra=self._environment)
         with (work_dir / LOG_FILE).open("ab") as log:
-            popen = self._spawn([str(work_dir / SPEC_FILE), str(work_dir)], log, environment)
+            popen = self._spawn([str(work_dir / SPEC_FILE), str(work_dir)], log, environment, has_network=has_network)
         process = identify(popen.pid) or Process(pid=popen.pid, started_ticks=0)
         replace_file(work_dir / PID_FILE, msgspec.json.encode(process))
         try:
@@ -129,7 +131,9 @@ class SubprocessExecutor:
             pass  # it is dead already; the exit code tells
         return Child(popen, process)
 
-    def _spawn(self, arguments: list[str], log: BinaryIO, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def _spawn(
+        self, arguments: list[str], log: BinaryIO, environment: dict[str, str], *, has_network: bool
+    ) -> subprocess.Popen[bytes]:
         parent = os.getpid()
         return subprocess.Popen(
             [*self._command, *arguments],
@@ -139,11 +143,13 @@ class SubprocessExecutor:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=lambda: _bind_to(parent),
+            preexec_fn=lambda: _prepare_child(parent, has_network=has_network),
         )
 
 
-def _bind_to(parent: int) -> None:
+def _prepare_child(parent: int, *, has_network: bool) -> None:
+    if not has_network:
+        leave_network()  # first: a change of credentials takes the death signal back
     die_with_parent(signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold a customer's rows, and fill the disk
     if os.getppid() != parent:  # the parent died before the request took hold

@@ -59,7 +59,11 @@ class Prober:
 
     def _next(self) -> ProbeRequest | None:
         missing = self._api.list_missing_probes().probes
-        return next((request for request in missing if self._failures[_key(request)] < _MOST_FAILURES), None)
+        chosen = next((request for request in missing if self._failures[_key(request)] < _MOST_FAILURES), None)
+        if chosen is None or chosen.base_model.repo is None:
+            return chosen
+        again = self._api.list_missing_probes(base_model_id=chosen.base_model.id).probes
+        return next((request for request in again if _key(request) == _key(chosen)), None)
 
     def _measure(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> ProbeReport | None:
         work_dir = self._config.work_dir / "runs" / "probe"
@@ -70,7 +74,7 @@ class Prober:
             token, base_model = base_model.hub_token, msgspec.structs.replace(base_model, hub_token=None)
             spec = msgspec.structs.replace(request, base_model=base_model)
             replace_file(work_dir / SPEC_FILE, msgspec.json.encode(spec))
-            self._run_child(work_dir, token, should_stop)
+            self._run_child(work_dir, token, should_stop, has_network=base_model.path is None)
             report = msgspec.json.decode((work_dir / PROBE_FILE).read_bytes(), type=ProbeReport)
         except (NotInstalled, OSError, msgspec.DecodeError) as error:
             log.warning("%s by %s was not measured: %s", request.base_model.name, request.method, error)
@@ -80,9 +84,11 @@ class Prober:
             shutil.rmtree(work_dir, ignore_errors=True)
         return msgspec.structs.replace(report, gpu_key=self._gpu_key)
 
-    def _run_child(self, work_dir: Path, token: str | None, should_stop: Callable[[], bool]) -> None:
+    def _run_child(
+        self, work_dir: Path, token: str | None, should_stop: Callable[[], bool], *, has_network: bool
+    ) -> None:
         self._was_interrupted = False
-        child = self._executor.start(work_dir, hub_token=token, gpu_count=1)
+        child = self._executor.start(work_dir, hub_token=token, gpu_count=1, has_network=has_network)
         watch = ProgressWatch(least_seconds=_STALL_SECONDS)
         watch.follow(ChildActivity(child.leader, work_dir))
         while child.wait(0.2) is None:

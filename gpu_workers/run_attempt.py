@@ -172,7 +172,10 @@ class Attempt:
         self._check()
         self._tracking = TrackingChild(self._spec, self._work_dir)
         child = self._child = self._executor.start(
-            self._work_dir, hub_token=self._spec.base_model.hub_token, gpu_count=self._spec.gpu_count
+            self._work_dir,
+            hub_token=self._spec.base_model.hub_token,
+            gpu_count=self._spec.gpu_count,
+            has_network=self._spec.base_model.path is None,  # a base model of a repository is fetched by the child
         )
         self._watch.follow(ChildActivity(child.leader, self._work_dir))
         asked_at: float | None = None

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import httpx
 
@@ -29,12 +30,17 @@ class MlflowRun:
 
     def __init__(self, tracker: Tracker, *, job_id: str, parameters: Mapping[str, str]) -> None:
         parts = urlsplit(tracker.url)
-        address, port = public_address(tracker.url), parts.port or 443
-        host = f"[{address}]" if ":" in address else address
-        # Connects to the address that was checked, whatever the name means a moment later; TLS asks for the name.
-        self._extensions = {"sni_hostname": parts.hostname}
+        proxy = getproxies().get("https")
+        if proxy:  # it looks the name up and refuses what is not public (deploy/egress); here no name may be known
+            origin, self._extensions = f"{parts.scheme}://{parts.netloc}", {}
+        else:
+            address, port = public_address(tracker.url), parts.port or 443
+            origin = f"{parts.scheme}://" + (f"[{address}]" if ":" in address else address) + f":{port}"
+            # Connects to the address that was checked, whatever the name means a moment later; TLS asks for the name.
+            self._extensions = {"sni_hostname": parts.hostname}
         self._http = httpx.Client(
-            base_url=f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}/api/2.0/mlflow/",
+            base_url=f"{origin}{parts.path.rstrip('/')}/api/2.0/mlflow/",
+            proxy=proxy,
             headers={"Host": parts.netloc} | ({"Authorization": f"Bearer {tracker.secret}"} if tracker.secret else {}),
             timeout=_TIMEOUT_SECONDS,
             follow_redirects=False,

@@ -6,12 +6,12 @@ code: the engine runs with no trust in remote code, and other kinds of files are
 
 import hashlib
 import logging
-import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from apps.contracts.result_files import is_model_file
 from apps.contracts.runs import SignedFile
 from apps.contracts.serving import ObservedState
 from apps.contracts.worker_api import EnrollResponse
@@ -22,7 +22,6 @@ from gpu_workers.fetching import OpenObject, Unfetchable, fetch, hash_file, remo
 log = logging.getLogger("anneal.serving")
 
 RETRY_SECONDS = 10.0
-_WANTED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(?:json|safetensors|jinja|txt)|tokenizer\.model")
 
 
 def wait_for_model(
@@ -64,7 +63,7 @@ def fetch_model(files: Sequence[SignedFile], folder: Path, open_object: OpenObje
 
     What an earlier attempt has fetched whole is kept; other models of the folder go.
     """
-    wanted = [file for file in files if _WANTED.fullmatch(file.name)]
+    wanted = [file for file in files if is_model_file(file.name)]
     if "config.json" not in {file.name for file in wanted}:
         raise Unfetchable("The model has no config.json.")
     identity = "\n".join(sorted(f"{file.name} {file.sha256}" for file in wanted))

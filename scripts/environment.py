@@ -133,6 +133,7 @@ def _known_variables(
         "ANNEAL_WEB_HOST": "127.0.0.1",
         "ANNEAL_INTERNAL_URL": f"http://127.0.0.1:{internal_port}",
         "ANNEAL_GATEWAY_URL": f"unix://{runtime_dir}/gateway.sock",
+        "ANNEAL_REPLICA_ADDRESSES": f"unix://{runtime_dir}/replica.sock",
         "ANNEAL_OBJECT_STORE": f"file://{home}/objects",
         "ANNEAL_BASE_MODEL_ROOTS": f"{REPOSITORY}/demo",
         "ANNEAL_BROKER_KEY_PREFIX": "anneal:",

@@ -31,21 +31,21 @@ CONTROL = frozenset(
         "DJANGO_SETTINGS_MODULE",
     }
 )
+# The bucket's own keys: only for those who sign URLs, read files or delete them.
+STORE_OPTIONS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION"})
 CONTROL_OPTIONS = frozenset(
     {
+        "ANNEAL_SECRET_KEY_FALLBACKS",
         "ANNEAL_EMAIL_URL",
         "ANNEAL_FROM_EMAIL",
         "ANNEAL_ALLOWED_HOSTS",
         "ANNEAL_MAX_UPLOAD_BYTES",
         "ANNEAL_STALL_SECONDS",
+        "ANNEAL_REPLICA_ADDRESSES",
         "ANNEAL_REPLICA_PLACES",
         "ANNEAL_MEDIA_HOSTS",
         "HF_ENDPOINT",
         "FORWARDED_ALLOW_IPS",
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_SESSION_TOKEN",
-        "AWS_DEFAULT_REGION",
     }
 )
 # Of one program alone: the web process takes webhooks, for which it has their secret, and calls nobody.
@@ -145,7 +145,7 @@ PROGRAMS: tuple[Program, ...] = (
         Tier.WEB,
         f"{_UVICORN} apps.config.asgi:application ${{web_listen}}",
         role="app",
-        options=CONTROL_OPTIONS | {"STRIPE_WEBHOOK_SECRET"},
+        options=CONTROL_OPTIONS | STORE_OPTIONS | {"STRIPE_WEBHOOK_SECRET"},
     ),
     Program(
         "internal",
@@ -153,6 +153,7 @@ PROGRAMS: tuple[Program, ...] = (
         f"{_UVICORN} apps.config.asgi_internal:application ${{internal_listen}}",
         role="internal",
         settings="apps.config.settings.internal",
+        options=CONTROL_OPTIONS | STORE_OPTIONS,
     ),
     Program(
         "gateway",
@@ -166,6 +167,7 @@ PROGRAMS: tuple[Program, ...] = (
         Tier.CONTROL,
         f"{_CELERY} worker --queues control --concurrency 1 --pool prefork --without-gossip --without-mingle",
         role="sys",
+        options=CONTROL_OPTIONS | STORE_OPTIONS,
         stop_seconds=100,  # the hard limit of a control task is 90 s
     ),
     Program(
@@ -174,6 +176,7 @@ PROGRAMS: tuple[Program, ...] = (
         Tier.CONTROL,
         f"{_CELERY} worker --queues data --concurrency 1 --pool prefork --without-gossip --without-mingle",
         role="sys",
+        options=CONTROL_OPTIONS | STORE_OPTIONS,
     ),
     Program(
         # Alone with the key that moves money; a Stripe that is slow holds up nothing else.

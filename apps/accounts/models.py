@@ -45,6 +45,7 @@ class User(AbstractBaseUser):
 
     tenancy_reason = "a person may belong to several organizations; memberships say which"
     app_access = "write"
+    app_kept_columns = ("is_operator",)
 
     class Meta:
         constraints = [models.UniqueConstraint(Lower("email"), name="user_email_case_insensitive")]

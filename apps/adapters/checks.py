@@ -1,4 +1,4 @@
-"""Is an uploaded adapter what the base model can serve? Read from its headers; no tensor is loaded here."""
+"""Is what was uploaded what it should be? Read from names, headers and configurations; no tensor is loaded here."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from apps.contracts.adapter_files import (
     parse_config,
     parse_header,
 )
+from apps.contracts.result_files import MODEL_CONFIG, problem_of_config, problem_of_start, unexpected
 from apps.core.object_store import read_object, store
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -30,6 +31,27 @@ def problems_of(
     if config.get("r") != rank or set(config.get("target_modules", [])) != set(target_modules):
         return ["the adapter's rank or target modules are not those of the job"]
     return [problem.message for problem in check_adapter(header, config, base_model.config)]
+
+
+def problems_of_files(*, object_prefix: str, manifest: dict[str, Any]) -> list[str]:
+    """Return what keeps the files from being handed to a customer, empty when nothing does.
+
+    Of a whole model, and of an adapter that no engine loads: names, what the files begin with, and no code.
+    """
+    kind, names = manifest["kind"], [file["name"] for file in manifest["files"]]
+    if strange := unexpected(kind, names):
+        return [f"no {kind} has a file named {name}" for name in strange]
+    if not names:
+        return ["there are no files"]
+    found = [problem_of_start(name, _start(f"{object_prefix}/{name}")) for name in names]
+    for name in {MODEL_CONFIG, "tokenizer_config.json"} & set(names):
+        found.append(problem_of_config(name, read_object(f"{object_prefix}/{name}")))
+    return [problem for problem in found if problem]
+
+
+def _start(key: str) -> bytes:
+    with store().open_stream(key) as stream:
+        return stream.read(9)
 
 
 def _head(key: str) -> bytes:

@@ -27,7 +27,7 @@ class AdapterVersion(OrganizationModel):
     adapter = models.ForeignKey(Adapter, on_delete=models.PROTECT, related_name="versions")
     number = models.PositiveIntegerField()
     model_name = models.CharField(max_length=200, unique=True, help_text="ft:<base>:<organization>:<suffix>:<id>")
-    lora_name = models.CharField(max_length=28, unique=True, help_text="The engine's name: a-<ulid>.")
+    lora_name = models.CharField(max_length=28, unique=True, help_text="The engine's name: a- and 26 at random.")
     source = models.CharField(max_length=64, help_text="The run that made it.")
     object_prefix = models.CharField(max_length=300)
     manifest = models.JSONField()

@@ -7,13 +7,14 @@ import msgspec
 from django.db import transaction
 from django.db.models import Max
 
-from apps.adapters.checks import problems_of
+from apps.adapters.checks import problems_of, problems_of_files
 from apps.adapters.lifecycle import VERSION_TRANSITIONS
 from apps.adapters.models import Adapter, AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.contracts.parity import ParityResult
 from apps.core import audit, outbox
 from apps.core.errors import DomainError, InvalidState
+from apps.core.ids import random_name
 from apps.core.transitions import try_advance
 
 CHECKPOINT_MARK = ":ckpt-step-"  # in the name of a checkpoint's model, before its step
@@ -49,11 +50,11 @@ def publish_version(
     """Check the files, register them under a new name and ask for them to be served. Raises AdapterRejected.
 
     `ulid` makes the names of the version, and makes them once: those of a job are known before it ends. A checkpoint
-    brings its own `model_name`.
+    brings its own `model_name`. The engine's name is random: whoever knows the job cannot tell it.
     Where the engine cannot load the result as an adapter it is registered as files alone.
     """
     problems = (
-        []
+        problems_of_files(object_prefix=object_prefix, manifest=manifest)
         if not is_servable
         else problems_of(
             object_prefix=object_prefix,
@@ -65,6 +66,9 @@ def publish_version(
     )
     if problems:
         raise AdapterRejected("The trained adapter cannot be served: " + "; ".join(problems[:3]))
+    for export in exports or []:
+        if problems := problems_of_files(object_prefix=export["object_prefix"], manifest=export["manifest"]):
+            raise AdapterRejected(f"The export {export['kind']} is not one: " + "; ".join(problems[:3]))
     adapter = _adapter(organization, base_model, suffix or job_id)
     number = (adapter.versions.aggregate(last=Max("number"))["last"] or 0) + 1
     version_id = f"adpv_{ulid}"
@@ -75,7 +79,7 @@ def publish_version(
         number=number,
         model_name=model_name
         or model_name_of(base_model=base_model, organization=organization, suffix=suffix, ulid=ulid),
-        lora_name=f"a-{ulid}",
+        lora_name=f"a-{random_name()}",
         source=source,
         object_prefix=object_prefix,
         manifest=manifest,

@@ -52,6 +52,8 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     replica_id: str = ""  # which one answered
     engine_input_tokens: int = 0  # what its engine counted, charged or not
     engine_output_tokens: int = 0
+    output_bytes: int | None = None  # of the answer, as the gateway saw it; None: not told
+    reserved_nano: int | None = None  # what was set aside for it in its slice: it is never charged more
 
     @property
     def sha256(self) -> str:
@@ -60,11 +62,15 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 @dataclass(frozen=True)
 class Recorded:
-    """What became of a batch: counted now, counted before, or set aside because its id names another request."""
+    """What became of a batch: counted now, counted before, or set aside because its id names another request.
+
+    `beyond_reservation` of the new ones cost more than was set aside for them, and are charged for nothing.
+    """
 
     new: int
     known: int
     conflicting: int
+    beyond_reservation: int = 0
 
 
 def price_ceiling(*, quantity: int, price_nano: int, per: int) -> int:
@@ -77,23 +83,39 @@ def price_ceiling(*, quantity: int, price_nano: int, per: int) -> int:
 # One table for each connection, empty outside a batch.
 _INCOMING = "CREATE TEMPORARY TABLE IF NOT EXISTS incoming_usage (sha256 text, body json)"
 _RECORD = """
-    WITH fresh AS (
-        INSERT INTO billing_usageevent (id, organization_id, kind, key_id, model_name, adapter_version_id, slice_id,
-            input_price_id, output_price_id, input_tokens, cached_input_tokens, output_tokens, finish, latency_ms,
-            first_token_ms, occurred_at, body_sha256, replica_id, engine_input_tokens, engine_output_tokens)
-        SELECT id, organization_id, 'inference', key_id, model_name, adapter_version_id, slice_id,
-            input_price_id, output_price_id, input_tokens, cached_input_tokens, output_tokens, finish, latency_ms,
-            first_token_ms, occurred_at, sha256, coalesce(replica_id, ''), coalesce(engine_input_tokens, 0),
-            coalesce(engine_output_tokens, 0)
+    WITH incoming AS (
+        SELECT sha256, record.*
           FROM incoming_usage, json_to_record(body) AS record(id text, organization_id text, key_id text,
             model_name text, adapter_version_id text, slice_id text, input_price_id text, output_price_id text,
             input_tokens bigint, cached_input_tokens bigint, output_tokens bigint, finish text, latency_ms int,
             first_token_ms int, occurred_at timestamptz, replica_id text, engine_input_tokens bigint,
-            engine_output_tokens bigint)
+            engine_output_tokens bigint, output_bytes bigint, reserved_nano bigint)
+    ), bounded AS (
+        -- Reserved was at most what its slice holds, whatever the record says.
+        SELECT incoming.*, coalesce(
+                 least(reserved_nano, CASE WHEN slice_id <> '' THEN coalesce(slice.amount_nano, 0) END)
+                   < coalesce(div(input_tokens::numeric * read.price_nano + read.per - 1, read.per::numeric), 0)
+                   + coalesce(div(output_tokens::numeric * wrote.price_nano + wrote.per - 1, wrote.per::numeric), 0),
+                 false) AS is_beyond
+          FROM incoming
+          LEFT JOIN billing_hold AS slice ON slice.id = slice_id AND slice.organization_id = incoming.organization_id
+          LEFT JOIN catalog_pricerule AS read ON read.id = input_price_id
+          LEFT JOIN catalog_pricerule AS wrote ON wrote.id = output_price_id
+    ), fresh AS (
+        INSERT INTO billing_usageevent (id, organization_id, kind, key_id, model_name, adapter_version_id, slice_id,
+            input_price_id, output_price_id, input_tokens, cached_input_tokens, output_tokens, finish, latency_ms,
+            first_token_ms, occurred_at, body_sha256, replica_id, engine_input_tokens, engine_output_tokens,
+            output_bytes)
+        SELECT id, organization_id, 'inference', key_id, model_name, adapter_version_id, slice_id,
+            input_price_id, output_price_id, CASE WHEN is_beyond THEN 0 ELSE input_tokens END,
+            CASE WHEN is_beyond THEN 0 ELSE cached_input_tokens END, CASE WHEN is_beyond THEN 0 ELSE output_tokens END,
+            finish, latency_ms, first_token_ms, occurred_at, sha256, coalesce(replica_id, ''),
+            coalesce(engine_input_tokens, 0), coalesce(engine_output_tokens, 0), output_bytes
+          FROM bounded
          ORDER BY id
         ON CONFLICT (id) DO NOTHING
-        RETURNING organization_id, key_id, model_name, adapter_version_id, slice_id, occurred_at, input_price_id,
-            input_tokens, output_price_id, output_tokens
+        RETURNING id, organization_id, key_id, model_name, adapter_version_id, slice_id, occurred_at, input_price_id,
+            input_tokens, output_price_id, output_tokens, body_sha256
     ), used AS (
         SELECT fresh.organization_id, price.sku, price.id AS price_rule_id, fresh.model_name AS subject,
                fresh.key_id, fresh.adapter_version_id, fresh.slice_id, way.tokens,
@@ -120,7 +142,9 @@ _RECORD = """
               FROM (SELECT slice_id, sum(cost_nano)::bigint AS cost_nano FROM used GROUP BY slice_id) AS by_slice),
            (SELECT count(input_price_id) + count(output_price_id) FROM fresh) - (SELECT count(*) FROM used),
            (SELECT count(*) FROM (SELECT DISTINCT organization_id AS id FROM fresh) AS named
-             WHERE NOT EXISTS (SELECT FROM accounts_organization AS known WHERE known.id = named.id))
+             WHERE NOT EXISTS (SELECT FROM accounts_organization AS known WHERE known.id = named.id)),
+           (SELECT coalesce(json_agg(fresh.id), '[]')
+              FROM fresh JOIN bounded ON bounded.id = fresh.id AND bounded.sha256 = fresh.body_sha256 AND is_beyond)
 """
 
 
@@ -128,8 +152,9 @@ _RECORD = """
 def record_usage(*, records: Sequence[UsageRecord]) -> Recorded:
     """Store the records and add the new ones to their series; sending them again adds nothing.
 
-    A record whose id was used for another body is set aside as a UsageConflict and logged. Raises IntegrityError, and
-    stores none, where one names a price or an organization that does not exist.
+    A record whose id was used for another body is set aside as a UsageConflict and logged; so is one that costs more
+    than was reserved for it, of which nothing is charged. Raises IntegrityError, and stores none, where one names a
+    price or an organization that does not exist.
     """
     bodies: dict[tuple[str, str], UsageRecord] = {}
     lines: list[bytes] = []
@@ -144,13 +169,17 @@ def record_usage(*, records: Sequence[UsageRecord]) -> Recorded:
         with cursor.copy("COPY incoming_usage (sha256, body) FROM STDIN") as copy:
             copy.write(b"".join(lines))
         cursor.execute(_RECORD)
-        new, used_by_slice, unpriced, unowned = cursor.fetchone()
+        new, used_by_slice, unpriced, unowned, beyond = cursor.fetchone()
         if unpriced or unowned:
             raise IntegrityError(f"usage names {unpriced} unknown prices and {unowned} unknown organizations")
         cursor.execute("TRUNCATE incoming_usage")
     _charge_slices(used_by_slice)
     conflicting = _set_conflicts_aside(bodies) if new < len(bodies) else 0
-    return Recorded(new=new, known=len(bodies) - new - conflicting, conflicting=conflicting)
+    if beyond:
+        _set_beyond_aside({key: record for key, record in bodies.items() if record.id in beyond})
+    return Recorded(
+        new=new, known=len(bodies) - new - conflicting, conflicting=conflicting, beyond_reservation=len(beyond)
+    )
 
 
 def _line(sha256: str, body: bytes) -> bytes:
@@ -200,14 +229,24 @@ def _set_conflicts_aside(known: dict[tuple[str, str], UsageRecord]) -> int:
     conflicts = {key: record for key, record in known.items() if stored[record.id] != key[1]}
     for (event_id, sha256), record in conflicts.items():
         logger.error("usage %s came again with another body and was set aside", event_id)
-        conflict = UsageConflict(
-            organization_id=record.organization_id,
-            event_id=event_id,
-            body=msgspec.to_builtins(record),
-            body_sha256=sha256,
-        )
-        UsageConflict.objects.bulk_create([conflict], ignore_conflicts=True)
+        _keep_aside(record, sha256)
     return len(conflicts)
+
+
+def _set_beyond_aside(beyond: dict[tuple[str, str], UsageRecord]) -> None:
+    for (event_id, sha256), record in beyond.items():
+        logger.critical("usage %s costs more than was reserved for it; nothing of it is charged", event_id)
+        _keep_aside(record, sha256)
+
+
+def _keep_aside(record: UsageRecord, sha256: str) -> None:
+    conflict = UsageConflict(
+        organization_id=record.organization_id,
+        event_id=record.id,
+        body=msgspec.to_builtins(record),
+        body_sha256=sha256,
+    )
+    UsageConflict.objects.bulk_create([conflict], ignore_conflicts=True)
 
 
 _SERIES_KEY = ("price_rule_id", "subject", "key_id", "adapter_version_id", "day")
@@ -234,7 +273,8 @@ def rate_organization(*, wallet: LedgerAccount) -> int:
     """Charge the owner of the locked wallet for everything recorded so far; return the nano posted.
 
     Money comes from the open slices it was reserved in, then from the wallet. What neither can give stays unrated and
-    is taken when there is credit again.
+    is taken when there is credit again: that is usage of a slice that was taken back before its gateway could tell what
+    it had used. No request in it costs more than was reserved for it (`record_usage`).
     """
     require_transaction()
     series = UsageSeries.objects.filter(

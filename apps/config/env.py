@@ -20,6 +20,7 @@ class Env:
     home: Path
     debug: bool
     secret_key: str
+    secret_key_fallbacks: tuple[str, ...]
     key_pepper: str
     signing_key: str
     database_url: str
@@ -42,6 +43,7 @@ class Env:
     stripe_api_base: str
     replica_places: int
     media_hosts: tuple[str, ...]
+    replica_addresses: tuple[str, ...]
     max_upload_bytes: int
     stall_seconds: int
 
@@ -59,6 +61,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         home=home,
         debug=environ.get("ANNEAL_DEBUG", "") == "1",
         secret_key=_required(environ, "ANNEAL_SECRET_KEY"),
+        secret_key_fallbacks=_listed(environ.get("ANNEAL_SECRET_KEY_FALLBACKS", "")),
         key_pepper=_required(environ, "ANNEAL_KEY_PEPPER"),
         signing_key=_required(environ, "ANNEAL_SIGNING_KEY"),
         database_url=_required(environ, "DATABASE_URL"),
@@ -81,9 +84,14 @@ def _parse(environ: Mapping[str, str]) -> Env:
         stripe_api_base=environ.get("STRIPE_API_BASE", ""),
         replica_places=int(environ.get("ANNEAL_REPLICA_PLACES", "128")),
         media_hosts=tuple(h.strip().lower() for h in environ.get("ANNEAL_MEDIA_HOSTS", "").split(",") if h.strip()),
+        replica_addresses=_listed(environ.get("ANNEAL_REPLICA_ADDRESSES", f"unix://{home.resolve()}")),
         max_upload_bytes=int(environ.get("ANNEAL_MAX_UPLOAD_BYTES", 8 * 1024**3)),
         stall_seconds=max(int(environ.get("ANNEAL_STALL_SECONDS", "900")), 60),
     )
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(entry.strip() for entry in text.split(",") if entry.strip())
 
 
 def _required(environ: Mapping[str, str], name: str) -> str:

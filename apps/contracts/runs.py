@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from apps.contracts.evaluation import EvaluationPlan, EvaluationReport
 from apps.contracts.failures import FailureCode
+from apps.contracts.struct import Count, Rate, Seconds, Steps
 from apps.contracts.struct import Struct as Struct
 
 
@@ -194,7 +195,7 @@ class RunSpec(Struct, frozen=True, kw_only=True):
 class Event(Struct, frozen=True, kw_only=True, tag_field="type"):
     """Something the worker saw. `sequence` counts up from 1 within an attempt; a repeated one is ignored."""
 
-    sequence: int
+    sequence: Count
 
 
 class PhaseChanged(Event, frozen=True, kw_only=True, tag="phase_changed"):
@@ -204,32 +205,32 @@ class PhaseChanged(Event, frozen=True, kw_only=True, tag="phase_changed"):
 class TrainingStarted(Event, frozen=True, kw_only=True, tag="training_started"):
     """The model is loaded and the first batch is ready: billing starts here."""
 
-    total_steps: int
-    start_step: int
-    rows: int
-    trained_tokens_per_epoch: int
+    total_steps: Steps
+    start_step: Steps
+    rows: Steps
+    trained_tokens_per_epoch: Count
 
 
 class StepCompleted(Event, frozen=True, kw_only=True, tag="step_completed"):
     """Progress, at most a few a second. Tokens are cumulative over the job; seconds over this attempt."""
 
-    step: int
-    total_steps: int
+    step: Steps
+    total_steps: Steps
     epoch: float
     train_loss: float
     learning_rate: float
     grad_norm: float | None
-    trained_tokens: int
-    tokens_per_second: float
-    training_seconds: float
+    trained_tokens: Count
+    tokens_per_second: Rate
+    training_seconds: Seconds
     train_mean_token_accuracy: float | None = None  # of pairs ranked right, where the rows are preferences
-    memory_bytes: int | None = None  # reserved on the GPU, or resident on a CPU
+    memory_bytes: Count | None = None  # reserved on the GPU, or resident on a CPU
     gpu_utilization: float | None = None  # 0 to 1
     eta_seconds: float | None = None
 
 
 class EvaluationCompleted(Event, frozen=True, kw_only=True, tag="evaluation_completed"):
-    step: int
+    step: Steps
     valid_loss: float
     valid_mean_token_accuracy: float | None = None
 
@@ -237,12 +238,12 @@ class EvaluationCompleted(Event, frozen=True, kw_only=True, tag="evaluation_comp
 class CheckpointSaved(Event, frozen=True, kw_only=True, tag="checkpoint_saved"):
     """Every file and the manifest are in the object store under `upload_id`."""
 
-    step: int
+    step: Steps
     upload_id: str
     manifest_sha256: str
-    bytes: int
-    trained_tokens: int
-    training_seconds: float
+    bytes: Count
+    trained_tokens: Count
+    training_seconds: Seconds
     train_loss: float | None = None
 
 
@@ -263,10 +264,10 @@ class Outcome(Struct, frozen=True, kw_only=True, tag_field="type"):
     `tokens` are all real tokens that passed, prompts too and padding not, cumulative over the job as `trained_tokens`;
     `peak_memory_bytes` is what torch had reserved at most on a GPU, what was resident on a CPU."""
 
-    training_seconds: float = 0.0
-    trained_tokens: int = 0
-    tokens: int | None = None
-    peak_memory_bytes: int | None = None
+    training_seconds: Seconds = 0.0
+    trained_tokens: Count = 0
+    tokens: Count | None = None
+    peak_memory_bytes: Count | None = None
 
 
 class Export(Struct, frozen=True, kw_only=True):
@@ -280,11 +281,11 @@ class Export(Struct, frozen=True, kw_only=True):
 class Succeeded(Outcome, frozen=True, kw_only=True, tag="succeeded"):
     upload_id: str
     manifest_sha256: str
-    step: int
+    step: Steps
     train_loss: float | None = None
     valid_loss: float | None = None
     is_stopped_early: bool = False  # the evaluation got no better; `step` is the last one trained
-    best_step: int | None = None  # whose weights these are, where they are not the last step's
+    best_step: Steps | None = None  # whose weights these are, where they are not the last step's
     report: EvaluationReport | None = None  # base and tuned on held-out rows
     exports: tuple[Export, ...] = ()
 
@@ -299,7 +300,7 @@ class Stopped(Outcome, frozen=True, kw_only=True, tag="stopped"):
     """The attempt obeyed a request (cancel, drain) and kept what it could."""
 
     reason: str  # "cancelled" | "paused" | "preempted"
-    step: int = 0
+    step: Steps = 0
 
 
 RunOutcome = Succeeded | Failed | Stopped

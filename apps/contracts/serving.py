@@ -1,10 +1,15 @@
 """What should be loaded on a replica, and what is: the only words between control plane and serving agent."""
 
 from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
 
 from apps.contracts.parity import ParityResult
 from apps.contracts.runs import SignedFile, Struct
+from apps.contracts.struct import Count, Rate, Seconds
 
+Room = Annotated[int, Meta(ge=0, le=10_000)]  # adapters, or a rank: what any engine has and any plan can bear
 LORA_NAME_PATTERN = r"^a-[0-9a-z]{26}$"
 
 
@@ -48,14 +53,14 @@ class ObservedAdapter(Struct, frozen=True, kw_only=True):
 class EngineLoad(Struct, frozen=True, kw_only=True):
     """How an engine is doing, by its own figures and the agent's. Rates are over the time since the last report."""
 
-    memory_bytes: int = 0  # resident, of every process of the engine
-    cached_adapters: int = 0  # in the engine's cache, those it no longer serves included
-    running: int = 0
-    waiting: int = 0  # in the engine, and before it for an adapter slot
-    tokens_per_second: float = 0.0
-    kv_cache_share: float = 0.0
-    restarts: int = 0  # of the engine, since the agent started
-    disk_bytes: int = 0  # of adapters in the local cache
+    memory_bytes: Count = 0  # resident, of every process of the engine
+    cached_adapters: Count = 0  # in the engine's cache, those it no longer serves included
+    running: Count = 0
+    waiting: Count = 0  # in the engine, and before it for an adapter slot
+    tokens_per_second: Rate = 0.0
+    kv_cache_share: Rate = 0.0
+    restarts: Count = 0  # of the engine, since the agent started
+    disk_bytes: Count = 0  # of adapters in the local cache
 
 
 class EngineCount(Struct, frozen=True, kw_only=True):
@@ -64,25 +69,25 @@ class EngineCount(Struct, frozen=True, kw_only=True):
     `age_seconds`: how long ago they were read. A prompt counts once for each of its choices, as the engine counts it.
     """
 
-    input_tokens: int
-    output_tokens: int
-    age_seconds: float = 0.0
+    input_tokens: Count
+    output_tokens: Count
+    age_seconds: Seconds = 0.0
 
 
 class ObservedState(Struct, frozen=True, kw_only=True):
     """What the engine says it holds. `engine_generation` changes with each engine start."""
 
     replica_id: str
-    generation: int
-    engine_generation: str
+    generation: Count
+    engine_generation: Annotated[str, Meta(max_length=64)]
     is_ready: bool
-    adapters: tuple[ObservedAdapter, ...]
-    nan_requests_total: int = 0
+    adapters: Annotated[tuple[ObservedAdapter, ...], Meta(max_length=10_000)]
+    nan_requests_total: Count = 0
     reason: str = ""
-    url: str = ""  # where its proxy listens: unix:///path or http(s)://host:port
-    capacity: int = 0  # adapters registered at once
-    max_lora_rank: int = 0
-    max_loras: int = 0  # adapters in one batch
-    base_model_sha256: str = ""
+    url: str = ""  # where its proxy listens; without effect: its address was settled at its enrolment
+    capacity: Room = 0  # adapters registered at once
+    max_lora_rank: Room = 0
+    max_loras: Room = 0  # adapters in one batch
+    base_model_sha256: Annotated[str, Meta(max_length=64)] = ""
     load: EngineLoad = EngineLoad()
     counted: EngineCount | None = None

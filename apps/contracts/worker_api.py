@@ -4,18 +4,22 @@ A worker credential (`Authorization: Bearer annw_…`) opens `claim`, `probes` a
 everything under its lease, and nothing else. A stale lease gets 409 `stale_lease`: the worker must stop at once.
 """
 
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from apps.contracts.runs import BaseModelRef, Manifest, RunEvent, RunOutcome, RunSpec, Struct
+from apps.contracts.struct import Count, Rate, Seconds, Software, Steps, Text
 
 API_VERSION = 1
+Speed = Annotated[float, Meta(gt=0, le=1e9)]  # tokens a second: beyond any machine, and below any price of nothing
 
 
 class GpuInfo(Struct, frozen=True, kw_only=True):
-    key: str  # catalog key of the GPU type, or "cpu"
-    name: str
-    memory_bytes: int
-    driver: str = ""
+    key: Text  # catalog key of the GPU type, or "cpu"
+    name: Text
+    memory_bytes: Count
+    driver: Text = ""
 
 
 class EnrollRequest(Struct, frozen=True, kw_only=True):
@@ -24,9 +28,9 @@ class EnrollRequest(Struct, frozen=True, kw_only=True):
     token: str
     kind: str
     hostname: str
-    gpus: tuple[GpuInfo, ...] = ()
-    software: dict[str, str] = {}
-    memory_bytes: int | None = None  # of the machine itself
+    gpus: Annotated[tuple[GpuInfo, ...], Meta(max_length=64)] = ()
+    software: Software = {}
+    memory_bytes: Count | None = None  # of the machine itself
     listen_url: str = ""  # replica: where the gateway reaches its proxy, unix:///… or http(s)://…
 
 
@@ -43,7 +47,7 @@ class EnrollResponse(Struct, frozen=True, kw_only=True):
 class ClaimRequest(Struct, frozen=True, kw_only=True):
     api_version: int = API_VERSION
     base_models: tuple[str, ...] | None = None  # ids installed here; None = will download
-    software: dict[str, str] = {}  # what is installed now, as at enrolment; {}: not told
+    software: Software = {}  # what is installed now, as at enrolment; {}: not told
 
 
 class ClaimResponse(Struct, frozen=True, kw_only=True):
@@ -57,12 +61,12 @@ class ClaimResponse(Struct, frozen=True, kw_only=True):
 
 
 class HeartbeatRequest(Struct, frozen=True, kw_only=True):
-    step: int = 0
+    step: Steps = 0
     phase: str = ""
-    training_seconds: float = 0.0
-    work: int = 0  # units done in this attempt, counted up: without any for long, the run is stalled
+    training_seconds: Seconds = 0.0
+    work: Count = 0  # units done in this attempt, counted up: without any for long, the run is stalled
     gpu_utilization: float | None = None
-    memory_bytes: int | None = None
+    memory_bytes: Count | None = None
 
 
 class HeartbeatResponse(Struct, frozen=True, kw_only=True):
@@ -120,24 +124,24 @@ class ProbeReport(Struct, frozen=True, kw_only=True):
     base_model_id: str
     method: str
     gpu_key: str
-    micro_batch_size: int
-    sequence_length: int
-    lora_rank: int
-    threads: int
-    tokens_per_second: float
-    tokens_per_second_low: float
-    tokens_per_second_high: float
-    seconds_per_micro_step: float
-    peak_memory_bytes: int
-    startup_seconds: float
-    software: dict[str, str] = {}
+    micro_batch_size: Steps
+    sequence_length: Steps
+    lora_rank: Steps
+    threads: Steps
+    tokens_per_second: Speed
+    tokens_per_second_low: Speed
+    tokens_per_second_high: Speed
+    seconds_per_micro_step: Seconds
+    peak_memory_bytes: Count
+    startup_seconds: Seconds
+    software: Software = {}
     shape: str = ""
     config: dict[str, Any] | None = None
     gradient_checkpointing: bool = False
-    peak_allocated_bytes: int | None = None
-    device: str = ""  # the driver's or the processor's own name for it
-    measured_steps: int = 0
-    waited_share: float = 0.0  # of its time, for a core that something else used; not in `tokens_per_second`
+    peak_allocated_bytes: Count | None = None
+    device: Text = ""  # the driver's or the processor's own name for it
+    measured_steps: Steps = 0
+    waited_share: Rate = 0.0  # of its time, for a core that something else used; not in `tokens_per_second`
 
 
 class ProbeRequest(Struct, frozen=True, kw_only=True):
@@ -154,6 +158,9 @@ class ProbeRequest(Struct, frozen=True, kw_only=True):
 
 
 class MissingProbes(Struct, frozen=True, kw_only=True):
-    """Answer of GET /internal/v1/probes/missing (worker credential)."""
+    """Answer of GET /internal/v1/probes/missing (worker credential).
+
+    Asked with `?base_model=<id>`, the requests of that base model come with the token of its repository.
+    """
 
     probes: tuple[ProbeRequest, ...] = ()

@@ -41,6 +41,11 @@ def _random_tail() -> str:
         return text[:_TAIL_LENGTH]
 
 
+def random_name() -> str:
+    """Return 26 characters of 130 random bits, shaped like a ULID: a name that nobody can know beforehand."""
+    return os.urandom(ULID_LENGTH).translate(_FIVE_BITS).decode()
+
+
 def new_id(prefix: str, separator: str = "_") -> str:
     return f"{prefix}{separator}{new_ulid()}"
 

@@ -2,6 +2,8 @@
 
 A model says: `tenant_condition` (SQL; without it the table has no tenant and needs a `tenancy_reason`),
 `is_append_only`, and `app_access` ("none", "add", "read", "write") where the web role may do less or more than usual.
+`app_kept_columns` are booleans that the web role leaves as they are: a grant for each other column would do it too, but
+Django writes all columns of a row that it saves.
 """
 
 from collections.abc import Iterator
@@ -21,6 +23,25 @@ OWN_ORGANIZATION = "organization_id = nullif(current_setting('anneal.organizatio
 # Usage arrives by COPY, in a table of the gateway's own connection.
 _GRANT_TEMPORARY = """
     DO $$ BEGIN EXECUTE format('GRANT TEMPORARY ON DATABASE %I TO anneal_gateway', current_database()); END $$
+"""
+
+
+_KEEP_COLUMNS = f"""
+    CREATE OR REPLACE FUNCTION anneal_keep_columns() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+    DECLARE
+        kept text;
+        before jsonb := CASE WHEN TG_OP = 'UPDATE' THEN to_jsonb(OLD) ELSE '{{}}'::jsonb END;
+    BEGIN
+        IF current_user = '{APP_ROLE}' THEN
+            FOREACH kept IN ARRAY TG_ARGV LOOP
+                IF to_jsonb(NEW) -> kept IS DISTINCT FROM coalesce(before -> kept, 'false'::jsonb) THEN
+                    RAISE insufficient_privilege
+                      USING MESSAGE = format('%I may not set %I.%I', current_user, TG_TABLE_NAME, kept);
+                END IF;
+            END LOOP;
+        END IF;
+        RETURN NEW;
+    END $$
 """
 
 
@@ -54,6 +75,7 @@ def write_policies() -> None:
     with connection.cursor() as cursor:
         cursor.execute(f"GRANT USAGE ON SCHEMA public TO {', '.join(ROLES)}")
         cursor.execute(_GRANT_TEMPORARY)
+        cursor.execute(_KEEP_COLUMNS)
         for model in django_apps.get_models():
             if model._meta.managed and not model._meta.proxy:
                 with transaction.atomic():
@@ -68,6 +90,7 @@ def _statements(model: type[models.Model]) -> Iterator[str]:
     for role in ROLES:
         if privileges := _privileges(role, model):
             yield f"GRANT {privileges} ON {table} TO {role}"
+    yield from _keep_columns(model)
     condition = visibility(model)
     yield f"ALTER TABLE {table} {'ENABLE' if condition else 'DISABLE'} ROW LEVEL SECURITY"
     yield f"ALTER TABLE {table} {'FORCE' if condition else 'NO FORCE'} ROW LEVEL SECURITY"
@@ -77,6 +100,17 @@ def _statements(model: type[models.Model]) -> Iterator[str]:
         yield f"CREATE POLICY tenant ON {table} TO {APP_ROLE} USING ({condition}) WITH CHECK ({condition})"
         others = ", ".join([OWNER_ROLE, *(role for role in ROLES if role != APP_ROLE)])
         yield f"CREATE POLICY everything ON {table} TO {others} USING (true) WITH CHECK (true)"
+
+
+def _keep_columns(model: type[models.Model]) -> Iterator[str]:
+    table = connection.ops.quote_name(model._meta.db_table)
+    yield f"DROP TRIGGER IF EXISTS app_keeps_columns ON {table}"
+    if columns := getattr(model, "app_kept_columns", ()):
+        names = ", ".join(f"'{column}'" for column in columns)
+        yield (
+            f"CREATE TRIGGER app_keeps_columns BEFORE INSERT OR UPDATE ON {table}"
+            f" FOR EACH ROW EXECUTE FUNCTION anneal_keep_columns({names})"
+        )
 
 
 def visibility(model: type[models.Model]) -> str | None:

@@ -1,8 +1,11 @@
 """Sealing of the few secrets that must be read back: AES-256-GCM under a key derived from settings.SECRET_KEY.
 
-A sealed value opens only in the place it was sealed for, so that nobody can move it to another row.
+A sealed value opens only in the place it was sealed for, so that nobody can move it to another row. It names its key,
+so that SECRET_KEY can be replaced: the old one is in SECRET_KEY_FALLBACKS until `manage.py reseal` has sealed every
+value anew.
 """
 
+import hashlib
 import os
 from functools import cache
 
@@ -12,12 +15,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from django.conf import settings
 
-_VERSION = b"\x01"
-_NONCE_BYTES = 12
+_WITHOUT_KEY_ID, _VERSION = b"\x01", b"\x02"
+_KEY_ID_BYTES, _NONCE_BYTES = 8, 12
 
 
 class SealBroken(Exception):
-    """The value was altered, moved to another place, or sealed under another secret key."""
+    """The value was altered, moved to another place, or sealed under a secret key that is not known any more."""
 
 
 def place_of(*, table: str, column: str, row_id: str) -> bytes:
@@ -26,21 +29,44 @@ def place_of(*, table: str, column: str, row_id: str) -> bytes:
 
 
 def seal(secret: str, *, place: bytes) -> bytes:
-    """Return `secret` encrypted for `place`."""
-    nonce = os.urandom(_NONCE_BYTES)
-    return _VERSION + nonce + _cipher(settings.SECRET_KEY).encrypt(nonce, secret.encode(), place)
+    """Return `secret` encrypted for `place`: version, key id, nonce, ciphertext."""
+    nonce, key = os.urandom(_NONCE_BYTES), settings.SECRET_KEY
+    return _VERSION + _key_id(key) + nonce + _cipher(key).encrypt(nonce, secret.encode(), place)
 
 
 def unseal(sealed: bytes, *, place: bytes) -> str:
     """Return what was sealed for `place`. Raises SealBroken."""
     sealed = bytes(sealed)
-    nonce, ciphertext = sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
-    if sealed[:1] != _VERSION or len(nonce) != _NONCE_BYTES:
+    keys = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
+    if sealed[:1] == _VERSION:
+        named, rest = sealed[1 : 1 + _KEY_ID_BYTES], sealed[1 + _KEY_ID_BYTES :]
+        keys = [key for key in keys if _key_id(key) == named]
+        if not keys:
+            raise SealBroken("the value was sealed under a secret key that is not known any more")
+    elif sealed[:1] == _WITHOUT_KEY_ID:
+        rest = sealed[1:]
+    else:
         raise SealBroken("not a sealed value")
-    try:
-        return _cipher(settings.SECRET_KEY).decrypt(nonce, ciphertext, place).decode()
-    except InvalidTag as error:
-        raise SealBroken("the seal does not fit this place or this key") from error
+    nonce, ciphertext = rest[:_NONCE_BYTES], rest[_NONCE_BYTES:]
+    if len(nonce) != _NONCE_BYTES:
+        raise SealBroken("not a sealed value")
+    for key in keys:
+        try:
+            return _cipher(key).decrypt(nonce, ciphertext, place).decode()
+        except InvalidTag:
+            continue
+    raise SealBroken("the seal does not fit this place or this key")
+
+
+def is_current(sealed: bytes) -> bool:
+    """Tell whether the value is sealed under SECRET_KEY itself, and names it."""
+    return bytes(sealed)[: 1 + _KEY_ID_BYTES] == _VERSION + _key_id(settings.SECRET_KEY)
+
+
+@cache
+def _key_id(secret_key: str) -> bytes:
+    """Return eight bytes that tell keys apart and nothing of the key."""
+    return hashlib.sha256(b"anneal seal key id" + secret_key.encode()).digest()[:_KEY_ID_BYTES]
 
 
 @cache

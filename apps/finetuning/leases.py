@@ -224,7 +224,7 @@ def heartbeat(*, lease: Lease, beat: HeartbeatRequest) -> HeartbeatResponse:
     }
     Run.objects.filter(pk=run.pk).update(**changes)
     Worker.objects.filter(pk=run.worker_id).update(last_seen_at=now)
-    if _is_at_cap(job, run, beat):
+    if _is_at_cap(job, run, beat, now):
         attempts.request_pause_at_cap(job=job, now=now)
     is_draining = run.worker is not None and run.worker.drain_requested_at is not None
     return HeartbeatResponse(
@@ -235,11 +235,12 @@ def heartbeat(*, lease: Lease, beat: HeartbeatRequest) -> HeartbeatResponse:
     )
 
 
-def _is_at_cap(job: FineTuningJob, run: Run, beat: HeartbeatRequest) -> bool:
+def _is_at_cap(job: FineTuningJob, run: Run, beat: HeartbeatRequest, now: datetime.datetime) -> bool:
     if beat.training_seconds <= 0 or job.pause_requested_at or job.cancel_requested_at:
         return False
-    spent_ms = charges.billed_ms(job=job, before=run) + int(beat.training_seconds * 1000) * job.gpu_count
-    return charges.is_at_cap(job=job, gpu_ms=spent_ms)
+    passed = (now - run.training_started_at).total_seconds() if run.training_started_at else 0.0
+    trained_ms = int(min(beat.training_seconds, passed) * 1000) * job.gpu_count
+    return charges.is_at_cap(job=job, gpu_ms=charges.billed_ms(job=job, before=run) + trained_ms)
 
 
 def reclaim_expired_leases() -> int:

@@ -318,6 +318,7 @@ class Upload(OrganizationModel):
     manifest = models.JSONField()
     manifest_sha256 = models.CharField(max_length=64)
     object_prefix = models.CharField(max_length=300)
+    verified_at = models.DateTimeField(null=True, help_text="When every file was read and had the promised hash.")
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:

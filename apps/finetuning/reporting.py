@@ -11,22 +11,28 @@ from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import AdapterRejected, publish_version
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
+from apps.contracts.result_files import problem_of
 from apps.contracts.runs import Manifest
 from apps.contracts.worker_api import EventsResponse, UploadResponse
 from apps.core import outbox
 from apps.core.clock import db_now
-from apps.core.errors import DomainError, InvalidValue
+from apps.core.errors import DomainError, InvalidValue, RateLimited
 from apps.core.ids import ulid_of
+from apps.core.locks import lock
 from apps.core.object_store import ObjectMissing, hash_object, object_key, read_object, store
 from apps.core.transitions import advance, try_advance
 from apps.finetuning import attempts, events, outcomes, stalls
-from apps.finetuning.leases import Lease, lock_run
+from apps.finetuning.leases import Lease, lock_run, sha256_hex
 from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent, Run, Upload
 
 MANIFEST_NAME = "manifest.json"
 _PUT_SECONDS = 900
 _KEPT_CHECKPOINTS = 2
+_EVENTS_AT_ONCE, _EVENTS_A_SECOND = 5_000, 20
+_MOST_UPLOADS = 10_000  # of a run
+# Full training keeps weights, gradients and two moments of each parameter, in 32 bits and some in 16 beside.
+_MOST_BYTES_A_PARAMETER, _BYTES_BESIDE = 20, 2**30
 _EVENTS_OF_A_STEP = 20  # a checkpoint's own step and evaluation are among the last so many
 _OF_A_CHECKPOINT = ("train_mean_token_accuracy", "valid_loss", "valid_mean_token_accuracy")
 
@@ -41,6 +47,7 @@ class UploadIncomplete(DomainError):
 def record_events(*, lease: Lease, reported: tuple[wire.RunEvent, ...]) -> EventsResponse:
     """Take in the events that are new, in order; repeats are ignored. Raises StaleLease."""
     run, job = lock_run(lease=lease)
+    _require_pace(run, max((event.sequence for event in reported), default=0))
     fresh = [event for event in sorted(reported, key=lambda e: e.sequence) if event.sequence > run.last_sequence]
     for event in fresh:
         if stalls.is_step(event, job):
@@ -50,6 +57,13 @@ def record_events(*, lease: Lease, reported: tuple[wire.RunEvent, ...]) -> Event
         run.last_sequence = fresh[-1].sequence
         run.save(update_fields=["last_sequence", "idle_ms", "stepless_ms"])
     return EventsResponse(accepted=len(fresh), last_sequence=run.last_sequence)
+
+
+def _require_pace(run: Run, sequence: int) -> None:
+    """Raise RateLimited for more events than a run has; they are counted by their sequence, which has no gaps."""
+    age_seconds = (db_now() - run.leased_at).total_seconds() if run.leased_at else 0.0
+    if sequence > _EVENTS_AT_ONCE + _EVENTS_A_SECOND * age_seconds:
+        raise RateLimited("A run reports at most a few events a second.", retry_after_seconds=10)
 
 
 def _record(run: Run, job: FineTuningJob, event: wire.RunEvent) -> None:
@@ -123,7 +137,7 @@ def _record_step(run: Run, job: FineTuningJob, event: wire.StepCompleted) -> Non
 
 
 def _record_checkpoint(run: Run, job: FineTuningJob, event: wire.CheckpointSaved) -> None:
-    upload = Upload.objects.get(pk=event.upload_id, run=run)
+    upload = _result(run, event.upload_id, kind="checkpoint")
     require_complete(upload=upload, manifest_sha256=event.manifest_sha256)
     _make_durable(run, job, step=event.step, training_seconds=event.training_seconds)
     Checkpoint.objects.get_or_create(
@@ -174,12 +188,20 @@ def _forget_old_checkpoints(job: FineTuningJob) -> None:
 @transaction.atomic
 def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> UploadResponse:
     """Return a signed PUT URL for each file of the manifest; the same manifest gets the same places."""
-    run, _ = lock_run(lease=lease)
+    run, job = lock_run(lease=lease)
     body = msgspec.json.encode(manifest)
     if hashlib.sha256(body).hexdigest() != manifest_sha256:
         raise InvalidValue("manifest_sha256 is not the hash of the manifest's own encoding", param="manifest_sha256")
     if manifest.kind not in ("checkpoint", "adapter", "model"):
         raise InvalidValue("kind must be checkpoint, adapter or model", param="manifest.kind")
+    if (manifest.run_id, manifest.attempt) != (run.pk, run.attempt):
+        raise InvalidValue("The manifest is of another run or attempt.", param="manifest.run_id")
+    if problem := problem_of(manifest):
+        raise InvalidValue(problem, param="manifest.files")
+    if sum(file.bytes for file in manifest.files) > _most_bytes(job):
+        raise InvalidValue("The files are larger than anything made of this base model.", param="manifest.files")
+    if run.uploads.exclude(manifest_sha256=manifest_sha256).count() >= _MOST_UPLOADS:
+        raise InvalidValue(f"A run has at most {_MOST_UPLOADS} uploads.", param="manifest")
     upload, _ = Upload.objects.get_or_create(
         run=run,
         manifest_sha256=manifest_sha256,
@@ -208,13 +230,18 @@ def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> 
     return UploadResponse(upload_id=upload.pk, files=urls)
 
 
+def _most_bytes(job: FineTuningJob) -> int:
+    return _BYTES_BESIDE + _MOST_BYTES_A_PARAMETER * job.base_model.parameter_count
+
+
 def require_complete(*, upload: Upload, manifest_sha256: str) -> None:
     """Raise UploadIncomplete unless every file is there and the manifest is the one promised."""
     if upload.manifest_sha256 != manifest_sha256:
         raise UploadIncomplete("The manifest is not the one this upload was opened for.")
     try:
         for file in upload.manifest["files"]:
-            _require_file(f"{upload.object_prefix}/{file['name']}", file, is_hashed=upload.kind == "adapter")
+            is_hashed = upload.kind != "checkpoint" and upload.verified_at is None
+            _require_file(f"{upload.object_prefix}/{file['name']}", file, is_hashed=is_hashed)
         body = read_object(f"{upload.object_prefix}/{MANIFEST_NAME}")
     except ObjectMissing as missing:
         raise UploadIncomplete("A file of the manifest was not uploaded.") from missing
@@ -223,16 +250,39 @@ def require_complete(*, upload: Upload, manifest_sha256: str) -> None:
 
 
 def _require_file(key: str, promised: dict[str, Any], *, is_hashed: bool) -> None:
-    """Checkpoints are large and hashed again by whoever resumes from them; an adapter is hashed here."""
+    """Checkpoints are large and hashed again by whoever resumes from them; what customers get is hashed here."""
     if store().stat(key).bytes != promised["bytes"]:
         raise UploadIncomplete(f"{promised['name']} has another size than the manifest says.")
     if is_hashed and hash_object(key).sha256 != promised["sha256"]:
         raise UploadIncomplete(f"{promised['name']} has another content than the manifest says.")
 
 
-@transaction.atomic
 def finish_run(*, lease: Lease, outcome: wire.RunOutcome) -> tuple[Run, FineTuningJob]:
-    """End the attempt: adapter, bill, audit and state in one transaction. Raises StaleLease, UploadIncomplete."""
+    """End the attempt: adapter, bill, audit and state in one transaction. Raises StaleLease, UploadIncomplete.
+
+    The files are hashed before it, for as long as that takes: heartbeats must not wait. A worker that asks again
+    meanwhile waits for the same hashes.
+    """
+    if isinstance(outcome, wire.Succeeded):
+        for upload_id in (outcome.upload_id, *(export.upload_id for export in outcome.exports)):
+            _verify(lease, upload_id)
+    return _finish_run(lease, outcome)
+
+
+@transaction.atomic
+def _verify(lease: Lease, upload_id: str) -> None:
+    """Hash what was uploaded under the lease, once. Raises UploadIncomplete."""
+    lock(f"upload:{upload_id}")
+    upload = Upload.objects.filter(
+        pk=upload_id, run__lease_id=lease.id, run__lease_token_sha256=sha256_hex(lease.token), verified_at=None
+    ).first()
+    if upload is not None:
+        require_complete(upload=upload, manifest_sha256=upload.manifest_sha256)
+        Upload.objects.filter(pk=upload.pk).update(verified_at=db_now())
+
+
+@transaction.atomic
+def _finish_run(lease: Lease, outcome: wire.RunOutcome) -> tuple[Run, FineTuningJob]:
     run, job = lock_run(lease=lease)
     now = db_now()
     match outcome:
@@ -253,7 +303,7 @@ def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now
     if job.cancel_requested_at:  # after the worker last asked: what it delivered is not wanted
         _discard_result(run, job, outcome, now)
         return
-    upload = Upload.objects.get(pk=outcome.upload_id, run=run)
+    upload = _result(run, outcome.upload_id, kind="model" if job.method == wire.Method.FULL else "adapter")
     require_complete(upload=upload, manifest_sha256=outcome.manifest_sha256)
     try:
         with transaction.atomic():
@@ -301,14 +351,30 @@ def _publish(job: FineTuningJob, run: Run, upload: Upload, outcome: wire.Succeed
             "is_stopped_early": outcome.is_stopped_early,
         },
         report=msgspec.to_builtins(outcome.report) if outcome.report else {},
-        exports=[_export(run, export) for export in outcome.exports],
+        exports=_exports(run, job, outcome),
         is_servable=msgspec.convert(job.hyperparameters, wire.Hyperparameters).is_servable,
     )
 
 
+def _result(run: Run, upload_id: str, *, kind: str) -> Upload:
+    """Return the run's upload of this kind. Raises InvalidValue."""
+    found = Upload.objects.filter(pk=upload_id, run=run, kind=kind).first()
+    if found is None:
+        raise InvalidValue(f"No upload of this run with the kind {kind} has this id.", param="upload_id")
+    return found
+
+
+def _exports(run: Run, job: FineTuningJob, outcome: wire.Succeeded) -> list[dict[str, Any]]:
+    """Return the other forms of the result that were asked for. Raises InvalidValue for any other, UploadIncomplete."""
+    kinds = [export.kind for export in outcome.exports]
+    if len(set(kinds)) < len(kinds) or not set(kinds) <= set(job.requested.get("exports") or ()):
+        raise InvalidValue("An export was not asked for, or comes twice.", param="exports")
+    return [_export(run, export) for export in outcome.exports]
+
+
 def _export(run: Run, export: wire.Export) -> dict[str, Any]:
     """Another form of the result, as it is kept with the version. Raises UploadIncomplete."""
-    upload = Upload.objects.get(pk=export.upload_id, run=run)
+    upload = _result(run, export.upload_id, kind="model")
     require_complete(upload=upload, manifest_sha256=export.manifest_sha256)
     return {
         "kind": export.kind,

@@ -33,6 +33,7 @@ from apps.core.ids import new_id  # noqa: E402
 from apps.core.policies import refuse_unsafe_role  # noqa: E402
 from apps.gateway import embeddings  # noqa: E402
 from apps.gateway.database import DATABASE_ERRORS, Database  # noqa: E402
+from apps.gateway.faults import Faults  # noqa: E402
 from apps.gateway.inference import SURFACES, Inference, Services  # noqa: E402
 from apps.gateway.keys import Keys  # noqa: E402
 from apps.gateway.limits import OpenRequests, Rates  # noqa: E402
@@ -86,13 +87,13 @@ class Gateway:
         self._routes = Routes(self._database)
         self._purses = Purses(self._database, name=name)
         self._recorder = Recorder(spool_root, name=name, settled=self._purses.note_settled)
-        self._upstreams = Upstreams(places_per_replica=settings.REPLICA_PLACES)
+        self._upstreams = Upstreams(places_per_replica=settings.REPLICA_PLACES, addresses=settings.REPLICA_ADDRESSES)
         self.services = Services(
             keys=self._keys,
             routes=self._routes,
             rates=Rates(),
             open_requests=OpenRequests(),
-            metering=Metering(self._routes, self._purses, self._recorder),
+            metering=Metering(self._routes, self._purses, self._recorder, Faults(self._database, self._routes)),
             upstreams=self._upstreams,
             media_hosts=settings.MEDIA_HOSTS,
         )

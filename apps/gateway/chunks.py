@@ -4,13 +4,16 @@ The engine is always asked for a stream with usage in each chunk, so that an ans
 who did not ask for a stream gets its chunks put together again.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
+
+from apps.gateway.schema import MOST_CHOICES, MOST_PROMPTS
 
 DONE = b"[DONE]"
 LARGEST_EVENT_BYTES = 4 * 1024 * 1024
+_LONGEST_SHOWN = 10**18  # of a count in a message: JSON knows numbers of any length
 # How a complete answer may end. The engine's "abort" and "error" are failures that look like answers.
 GOOD_ENDS = frozenset({"stop", "length", "content_filter", "tool_calls"})
 
@@ -52,16 +55,32 @@ class Delta(msgspec.Struct, omit_defaults=True, gc=False):
 class EngineChoice(msgspec.Struct, gc=False):
     """A choice of either surface: chat sends `delta`, completions `text`."""
 
-    index: int
+    index: Annotated[int, Meta(ge=0, lt=MOST_PROMPTS * MOST_CHOICES)]
     delta: Delta | None = None
     text: str = ""
     logprobs: dict[str, Any] | None = None
     finish_reason: str | None = None
 
     @property
+    def content_bytes(self) -> int:
+        """Return the bytes of what it says, in UTF-8: no token of it is shorter, but for the few that are not shown."""
+        delta = self.delta
+        if delta is None:
+            return _utf8_length(self.text)
+        length = _utf8_length(delta.content or "") + _utf8_length(delta.reasoning or "")
+        for call in delta.tool_calls or ():
+            if call.function is not None:
+                length += _utf8_length(call.function.name or "") + _utf8_length(call.function.arguments or "")
+        return length
+
+    @property
     def has_content(self) -> bool:
         delta = self.delta
         return bool(self.text or (delta and (delta.content or delta.reasoning or delta.tool_calls)))
+
+
+def _utf8_length(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 class EngineFault(msgspec.Struct, gc=False):
@@ -105,18 +124,33 @@ def decode_chunks(payloads: list[bytes]) -> list[EngineChunk]:
 # --- What was used ----------------------------------------------------------------------------------------------------
 
 
+class TokenBounds(msgspec.Struct, frozen=True):
+    """What a replica is believed about the tokens of one request.
+
+    `input` and `output` are what was reserved: nothing above them is billed. No engine that works counts more than
+    `possible_input` or `possible_output`, whatever its customer sent: a replica that does is faulty.
+    """
+
+    input: int
+    output: int
+    possible_input: int
+    possible_output: int
+
+
 class Meter(msgspec.Struct):
-    """Token counts of an answer as far as it got.
+    """Token counts of an answer as far as it got, as the replica says them and never beyond the request's bounds.
 
     A chunk's usage is cumulative for its own choice, with the tokens of the prompt that choice belongs to; the chunk
     without choices, at the end, has the sums.
     """
 
     choice_count: int  # per prompt
+    bounds: TokenBounds | None = None  # known once the request is admitted
     prompts: dict[int, int] = {}
     outputs: dict[int, int] = {}
     total: EngineUsage | None = None
     finishes: dict[int, str] = {}
+    content_bytes: int = 0  # of what the answer says, as this gateway has seen it
 
     def observe(self, *chunks: EngineChunk) -> None:
         latest: dict[int, EngineUsage] = {}  # by choice
@@ -125,6 +159,7 @@ class Meter(msgspec.Struct):
             if usage is not None and not choices:
                 self.total = usage
             for choice in choices:
+                self.content_bytes += choice.content_bytes
                 if choice.finish_reason is not None:
                     self.finishes[choice.index] = choice.finish_reason
                 if usage is not None:
@@ -142,26 +177,59 @@ class Meter(msgspec.Struct):
         self.outputs.clear()
         self.finishes.clear()
         self.total = None
+        self.content_bytes = 0
 
     @property
     def input_tokens(self) -> int:
-        return self.total.prompt_tokens if self.total else sum(self.prompts.values())
+        return min(max(self._claimed_input, 0), self.bounds.input) if self.bounds else max(self._claimed_input, 0)
 
     @property
     def output_tokens(self) -> int:
-        return (self.total.completion_tokens or 0) if self.total else sum(self.outputs.values())
+        return min(max(self._claimed_output, 0), self.bounds.output) if self.bounds else max(self._claimed_output, 0)
 
     @property
     def cached_input_tokens(self) -> int:
         details = self.total.prompt_tokens_details if self.total else None
-        return (details.cached_tokens or 0) if details else 0
+        return min(max((details.cached_tokens or 0) if details else 0, 0), self.input_tokens)
 
     @property
     def engine_input_tokens(self) -> int:
         """Return the tokens of the prompts as the engine's own counter has them: once for each choice."""
         if self.total:
-            return self.total.prompt_tokens * self.choice_count
-        return sum(self.prompts[index // self.choice_count] for index in self.outputs)
+            return self.input_tokens * self.choice_count
+        counted = sum(self.prompts.get(index // self.choice_count, 0) for index in self.outputs)
+        return min(counted, self.bounds.input * self.choice_count) if self.bounds else counted
+
+    @property
+    def _claimed_input(self) -> int:
+        return self.total.prompt_tokens if self.total else sum(self.prompts.values())
+
+    @property
+    def _claimed_output(self) -> int:
+        return (self.total.completion_tokens or 0) if self.total else sum(self.outputs.values())
+
+    @property
+    def excess(self) -> str:
+        """Return which counts go beyond what was reserved, empty when none does."""
+        bounds = self.bounds
+        if bounds is None or (self._claimed_input <= bounds.input and self._claimed_output <= bounds.output):
+            return ""
+        return self._against(bounds.input, bounds.output)
+
+    @property
+    def fault(self) -> str:
+        """Return which counts no working engine makes of this request, empty when there are none."""
+        bounds, read, written = self.bounds, self._claimed_input, self._claimed_output
+        if bounds is None or (0 <= read <= bounds.possible_input and 0 <= written <= bounds.possible_output):
+            return ""
+        return self._against(bounds.possible_input, bounds.possible_output)
+
+    def _against(self, most_input: int, most_output: int) -> str:
+        read, written = (min(count, _LONGEST_SHOWN) for count in (self._claimed_input, self._claimed_output))
+        return (
+            f"counted {read:.4g} input tokens where at most {most_input} are possible"
+            f" and {written:.4g} output tokens where at most {most_output} are"
+        )
 
     @property
     def is_sound(self) -> bool:

@@ -6,6 +6,7 @@ redirects, cookies, compression or proxies.
 
 import asyncio
 import math
+import socket
 import ssl
 import time
 from collections import deque
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from apps.contracts.addresses import AddressRefused, AddressRules, is_ip
 from apps.gateway.transports import TurnTransport
 
 CONNECT_SECONDS = 5.0
@@ -66,12 +68,17 @@ class Answer:
 
 
 class Replica:
-    """The connections to one replica, at `unix:///path` or `http(s)://host:port`. Use inside one event loop."""
+    """The connections to one replica, at `unix:///path` or `http(s)://host:port`. Use inside one event loop.
 
-    def __init__(self, url: str) -> None:
+    Where `rules` are given, none is made to an address that they refuse, whatever a name stands for at the moment.
+    """
+
+    def __init__(self, url: str, rules: AddressRules | None = None) -> None:
+        self._rules = rules
         parts = urlsplit(url)
         self._path = parts.path if parts.scheme == "unix" else None
         self._host = parts.hostname or "replica"
+        self._is_ip = is_ip(self._host)
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._host_header = parts.netloc.rpartition("@")[2] or "replica"
@@ -117,13 +124,34 @@ class Replica:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 if self._path is not None:
-                    return (await loop.create_unix_connection(lambda: _Connection(self._idle), self._path))[1]
-                made = await loop.create_connection(
-                    lambda: _Connection(self._idle), self._host, self._port, ssl=self._tls
-                )
-                return made[1]
-        except (OSError, TimeoutError) as error:
+                    path = self._rules.check_socket(self._path) if self._rules else self._path
+                    return (await loop.create_unix_connection(lambda: _Connection(self._idle), path))[1]
+                return await self._connect_to_one(loop)
+        except (OSError, TimeoutError, AddressRefused) as error:
             raise Unreachable(repr(error)) from error
+
+    async def _connect_to_one(self, loop: asyncio.AbstractEventLoop) -> "_Connection":
+        """Return a connection to the first of the host's addresses that takes one. Raises OSError, AddressRefused."""
+        failure: OSError | None = None
+        name = self._host if self._tls else None
+        for host in await self._addresses(loop):
+            if self._rules is not None:
+                self._rules.check_ip(host)
+            try:
+                made = await loop.create_connection(
+                    lambda: _Connection(self._idle), host, self._port, ssl=self._tls, server_hostname=name
+                )
+            except OSError as error:
+                failure = error
+            else:
+                return made[1]
+        raise failure or OSError(f"{self._host} has no address")
+
+    async def _addresses(self, loop: asyncio.AbstractEventLoop) -> list[str]:
+        if self._is_ip:
+            return [self._host]
+        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
     def close(self) -> None:
         while self._idle:

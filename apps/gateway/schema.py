@@ -162,6 +162,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.body_bytes // 4 + answers
 
     def output_tokens_bound(self, context_length: int) -> int:
+        """Return what the answers can be at most: what was asked for, and never more than the context."""
         return self.prompt_count * self.choice_count * min(self.max_tokens or context_length, context_length)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import msgspec
 
+from apps.contracts.addresses import AddressRules
 from apps.core.errors import DomainError, InvalidValue, Unavailable
 from apps.gateway.chunks import (
     DONE,
@@ -69,7 +70,8 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Upstreams:
-    def __init__(self, *, places_per_replica: int) -> None:
+    def __init__(self, *, places_per_replica: int, addresses: AddressRules | None = None) -> None:
+        self._addresses = addresses
         self.turns = Turns(places=places_per_replica)
         self._breaker = Breaker()
         self._replicas: dict[str, Replica] = {}
@@ -118,7 +120,7 @@ class Upstreams:
     async def _begin(self, upstream: Upstream, call: Call, body: bytes) -> "EngineAnswer":
         replica = self._replicas.get(upstream.url)
         if replica is None:
-            replica = self._replicas[upstream.url] = Replica(upstream.url)
+            replica = self._replicas[upstream.url] = Replica(upstream.url, self._addresses)
         try:
             response = await replica.post(call.path, token=upstream.token, request_id=call.request_id, body=body)
         except Unreachable as error:

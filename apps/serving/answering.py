@@ -2,17 +2,18 @@
 
 import datetime
 
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, QuerySet
 from django.db.models.functions import Now
 
 from apps.contracts.serving import LoadState
-from apps.serving.models import LoadedAdapter, Replica
+from apps.serving.models import LoadedAdapter, Placement, Replica
 
 _STALE = datetime.timedelta(seconds=30)  # a replica not heard of for so long gets no requests
 
 
 def ready_replicas() -> QuerySet[Replica]:
-    return Replica.objects.filter(is_ready=True, observed_at__gte=Now() - _STALE)
+    trusted = Replica.objects.filter(isolated_at=None, is_address_accepted=True)
+    return trusted.filter(is_ready=True, observed_at__gte=Now() - _STALE)
 
 
 def answering() -> QuerySet[LoadedAdapter]:
@@ -22,4 +23,10 @@ def answering() -> QuerySet[LoadedAdapter]:
 
 def spoken_lately() -> QuerySet[LoadedAdapter]:
     """Return what replicas say that are still there."""
-    return LoadedAdapter.objects.filter(replica__observed_at__gte=Now() - _STALE)
+    return credible().filter(replica__observed_at__gte=Now() - _STALE)
+
+
+def credible() -> QuerySet[LoadedAdapter]:
+    """Return what replicas say of the adapters that were placed on them, and of no others."""
+    placed = Placement.objects.filter(replica=OuterRef("replica"), adapter_version=OuterRef("adapter_version"))
+    return LoadedAdapter.objects.filter(Exists(placed), replica__isolated_at=None, replica__is_address_accepted=True)

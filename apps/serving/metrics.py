@@ -54,6 +54,9 @@ def _replicas() -> Iterator[str]:
     yield _series("anneal_replica_ready", "gauge", "1 while requests may be sent to it.", [
         (labels[one.pk], float(one.pk in ready)) for one in replicas
     ])  # fmt: skip
+    yield _series("anneal_replica_faults", "counter", "How often it was found faulty; it is isolated since the last.", [
+        (labels[one.pk], float(one.fault_count)) for one in replicas
+    ])  # fmt: skip
     yield _series("anneal_replica_adapters", "gauge", "Adapters by what the replica says of them.", [
         (labels[one.pk] | {"state": state}, float(counts.get((one.pk, state), 0)))
         for one in replicas for state in LoadState

@@ -21,6 +21,7 @@ class Replica(models.Model):
     )
     worker = models.OneToOneField("finetuning.Worker", on_delete=models.PROTECT, related_name="replica", null=True)
     url = models.CharField(max_length=300, blank=True, help_text="Where its proxy listens: unix:///… or http(s)://…")
+    is_address_accepted = models.BooleanField(db_default=True, help_text="By the settings or an operator.")
     token_sealed = models.BinaryField(help_text="What the gateway presents to the proxy, encrypted.")
     capacity = models.PositiveIntegerField(default=56, help_text="Adapters registered at once.")
     slots = models.PositiveIntegerField(default=8, help_text="Adapters in one batch without loss of speed.")
@@ -33,10 +34,18 @@ class Replica(models.Model):
     is_ready = models.BooleanField(default=False)
     reason = models.CharField(max_length=300, blank=True)
     observed_at = models.DateTimeField(null=True)
+    isolated_at = models.DateTimeField(null=True, help_text="Found faulty: asked nothing until it is cleared.")
+    isolated_because = models.CharField(max_length=300, blank=True, db_default="")
+    fault_count = models.PositiveIntegerField(db_default=0, help_text="How often it was found faulty, ever.")
     created_at = models.DateTimeField(db_default=Now())
 
     tenancy_reason = "replicas are shared by all tenants"
     app_access = "read"
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether it may be asked and told anything."""
+        return self.isolated_at is None and self.is_address_accepted
 
 
 class EngineTokens(models.Model):

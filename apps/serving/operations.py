@@ -5,22 +5,26 @@ import secrets
 from typing import Any
 
 import msgspec
+from django.conf import settings
 from django.db import transaction
+from django.db.models import F
 
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import delete_version, record_verdict
 from apps.adapters.queries import get_version_by_name
 from apps.catalog.models import BaseModel
+from apps.contracts.addresses import AddressRefused
 from apps.contracts.runs import SignedFile
 from apps.contracts.serving import DesiredAdapter, DesiredState, LoadState, ObservedAdapter, ObservedState
 from apps.core import audit
 from apps.core.clock import db_now
+from apps.core.errors import InvalidValue
 from apps.core.object_store import store
 from apps.core.sealing import place_of, seal, unseal
 from apps.core.tenancy import system
 from apps.serving.aliases import require_unaliased
 from apps.serving.models import Deployment, LoadedAdapter, Replica
-from apps.serving.placing import replan
+from apps.serving.placing import replan, replan_around
 from apps.serving.reconciliation import note_count
 from apps.serving.warmth import let_cool
 from apps.serving.whole_models import desired_whole_model, give_place, note_whole_model, require_replica, withdraw
@@ -72,9 +76,11 @@ def delete_model(*, organization: Any, model_name: str, by: str, now: datetime.d
 
 
 def _abilities(observed: ObservedState) -> dict[str, Any]:
-    """What the replica says of itself, where it does: it may have moved or been given more since it enrolled."""
+    """What the replica says of itself, where it does: it may have been given more since it enrolled.
+
+    Where it is reached is not among it: that was settled when it enrolled.
+    """
     said = {
-        "url": observed.url,
         "capacity": observed.capacity,
         "slots": observed.max_loras,
         "max_rank": observed.max_lora_rank,
@@ -94,10 +100,13 @@ def register_replica(
 ) -> tuple[Replica, str]:
     """Add an engine that serves the base model, or one whole model made of it and nothing else.
 
-    Returns it with the token its proxy expects of the gateway.
+    Returns it with the token its proxy expects of the gateway. Its address is settled here for good, and waits for an
+    operator's word where the settings do not name it. Raises InvalidValue for an address no replica may have.
     """
+    is_accepted = _check_address(url)
     token = secrets.token_urlsafe(32)
     replica = Replica(base_model=base_model, worker_id=worker_id, url=url, generation=1, whole_model=whole_model)
+    replica.is_address_accepted = is_accepted
     replica.pk = replica._meta.pk.get_default()
     replica.token_sealed = seal(token, place=_token_place(replica))
     if whole_model is not None:
@@ -107,6 +116,23 @@ def register_replica(
         give_place(replica=replica, version=whole_model)
     audit.record(organization=None, by=worker_id, action="replica.registered", target=replica.pk, url=url)
     return replica, token
+
+
+def _check_address(url: str) -> bool:
+    """Return whether a replica at the URL needs no operator's word. Raises InvalidValue."""
+    try:
+        return settings.REPLICA_ADDRESSES.check(url)
+    except AddressRefused as refusal:
+        raise InvalidValue(str(refusal), param="listen_url") from refusal
+
+
+@transaction.atomic
+def accept_address(*, replica: Replica, by: str) -> None:
+    """Let requests be sent where the replica said it is when it enrolled."""
+    waiting = Replica.objects.filter(pk=replica.pk, is_address_accepted=False)
+    if waiting.update(is_address_accepted=True, generation=F("generation") + 1):
+        audit.record(organization=None, by=by, action="replica.accepted", target=replica.pk, url=replica.url)
+        replan_around(replica_id=replica.pk)
 
 
 def describe_model(*, replica: Replica) -> dict[str, str]:
@@ -148,6 +174,8 @@ def desired_state(*, replica: Replica) -> DesiredState:
     if replica.whole_model is not None:
         return desired_whole_model(replica=replica, version=replica.whole_model)
     placed = replica.placements.filter(adapter_version__deleted_at=None).select_related("adapter_version")
+    if not replica.is_trusted:
+        placed = placed.none()  # it is given nobody's weights
     demand = dict(
         Deployment.objects.filter(removed_at=None, adapter_version__placements__replica=replica).values_list(
             "adapter_version_id", "quick_demand"
@@ -186,7 +214,7 @@ def _desired(version: AdapterVersion) -> DesiredAdapter:
 
 @transaction.atomic
 def record_observed(*, replica: Replica, observed: ObservedState) -> None:
-    """Take in what the replica says it holds: routes follow from it."""
+    """Take in what the replica says it holds: routes follow from it. What one without trust says has no effect."""
     now = db_now()
     Replica.objects.filter(pk=replica.pk).update(
         is_ready=observed.is_ready,
@@ -198,6 +226,8 @@ def record_observed(*, replica: Replica, observed: ObservedState) -> None:
     )
     if observed.counted is not None and observed.engine_generation:
         note_count(replica=replica, engine_generation=observed.engine_generation, counted=observed.counted, now=now)
+    if not replica.is_trusted:
+        return
     if replica.whole_model is not None:
         note_whole_model(replica=replica, observed=observed, now=now)
     else:
@@ -205,8 +235,11 @@ def record_observed(*, replica: Replica, observed: ObservedState) -> None:
 
 
 def _note_adapters(replica: Replica, observed: ObservedState, now: datetime.datetime) -> None:
+    """Take in what it says of the adapters that were placed on it; of any other it has nothing to say."""
     states = {adapter.lora_name: adapter for adapter in observed.adapters}
-    versions = AdapterVersion.objects.filter(lora_name__in=states)
+    versions = AdapterVersion.objects.filter(
+        lora_name__in=states, placements__replica=replica, adapter__base_model=replica.base_model_id
+    )
     known = {version.lora_name: version for version in versions}
     replica.loaded.exclude(adapter_version__in=known.values()).delete()
     for lora_name, version in known.items():

@@ -8,6 +8,7 @@ from django.db import connection, transaction
 from django.db.models import F, Q
 
 from apps.contracts.serving import LoadState
+from apps.core.clock import db_now
 from apps.core.locks import lock
 from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement, Replica
 from apps.serving.placement import (
@@ -68,6 +69,13 @@ def replan_all(*, now: datetime.datetime) -> int:
     return sum(replan(base_model_id=base_model_id, now=now) for base_model_id in sorted(bases))
 
 
+def replan_around(*, replica_id: str) -> None:
+    """Give out the places of the replica's base model again: it was lost to them, or came back."""
+    found = Replica.objects.filter(pk=replica_id, whole_model=None).values_list("base_model_id", flat=True).first()
+    if found is not None:
+        replan(base_model_id=found, now=db_now())
+
+
 @transaction.atomic
 def replan(*, base_model_id: str, now: datetime.datetime) -> int:
     """Write which replica of the base model holds what from now on; return how many adapters are to be loaded.
@@ -109,6 +117,8 @@ def _room(replica: Replica) -> Room:
 
 
 def _is_there(replica: Replica, now: datetime.datetime) -> bool:
+    if not replica.is_trusted:
+        return False
     if replica.observed_at is None:
         return (now - replica.created_at).total_seconds() < STARTING_SECONDS
     return (now - replica.observed_at).total_seconds() < SILENT_SECONDS

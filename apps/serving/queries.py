@@ -4,14 +4,14 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.contracts.serving import LoadState
 from apps.core.tenancy import system
-from apps.serving.answering import ready_replicas, spoken_lately
-from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement, Replica
+from apps.serving.answering import credible, ready_replicas, spoken_lately
+from apps.serving.models import Alias, Deployment, Placement, Replica
 from apps.serving.operations import token_of
 
 
@@ -107,7 +107,7 @@ def _serves_base(replica: Replica, base: BaseModel) -> bool:
 def _adapter_routes(ready: dict[str, _Ready], replicas: list[Replica]) -> list[Route]:
     loaded: dict[str, list[_Ready]] = defaultdict(list)
     refused: set[str] = set()
-    said = LoadedAdapter.objects.filter(replica_id__in=ready)
+    said = credible().filter(replica_id__in=ready, adapter_version__adapter__base_model=F("replica__base_model"))
     for version_id, replica_id, state in said.values_list("adapter_version_id", "replica_id", "state"):
         if state == LoadState.LOADED:
             loaded[version_id].append(ready[replica_id])

@@ -3,6 +3,9 @@
 The engine's counters know one name: what it did for its base model and for all of its adapters together. Metered is the
 sum over these. A counter is read at moments; a request under way then is partly on either side, so metered is a range:
 what lies surely between two readings, and what may. Beyond the range and the tolerance it is a difference, and pages.
+
+Both sides come from the replica, which may count too much in both. So the tokens it says it wrote are also held against
+the bytes of its answers that the gateways saw: a token is a byte at least, but for the few that no customer is shown.
 """
 
 import datetime
@@ -26,10 +29,12 @@ _ARRIVED = datetime.timedelta(hours=1)  # usage of a day is in the database by t
 _CHECKED_FOR = datetime.timedelta(days=3)  # late usage may settle a difference
 # An engine goes on for a step or two after its customer has left, which no gateway sees.
 _UNSEEN_TOKENS = 8
+# Special tokens and the marks around a call: no customer sees them.
+_HIDDEN_TOKENS = 64
 
 _METERED = """
     WITH answered AS (
-        SELECT engine_input_tokens AS read, engine_output_tokens AS written, finish,
+        SELECT engine_input_tokens AS read, engine_output_tokens AS written, finish, output_bytes AS shown,
                occurred_at - latency_ms * interval '1 millisecond' >= %(first)s + %(margin)s::interval
                  AND occurred_at <= %(last)s - %(margin)s::interval AS is_inside
           FROM billing_usageevent
@@ -38,7 +43,8 @@ _METERED = """
            AND occurred_at - latency_ms * interval '1 millisecond' <= %(last)s + %(margin)s::interval)
     SELECT coalesce(sum(read) FILTER (WHERE is_inside), 0), coalesce(sum(read), 0),
            coalesce(sum(written) FILTER (WHERE is_inside), 0),
-           coalesce(sum(written + CASE finish WHEN 'aborted' THEN %(unseen)s ELSE 0 END), 0), count(*)
+           coalesce(sum(written + CASE finish WHEN 'aborted' THEN %(unseen)s ELSE 0 END), 0), count(*),
+           coalesce(sum(greatest(0, written - shown - %(hidden)s)) FILTER (WHERE is_inside), 0)
       FROM answered
 """
 
@@ -88,24 +94,27 @@ class _Sums:
     least_output: int = 0
     most_output: int = 0
     requests: int = 0
+    unshown_output: int = 0
 
     def add(self, tokens: EngineTokens) -> None:
         """Add one start of the engine."""
         self.counted_input += tokens.last_input_tokens - tokens.first_input_tokens
         self.counted_output += tokens.last_output_tokens - tokens.first_output_tokens
-        least_input, most_input, least_output, most_output, requests = _metered(tokens)
+        least_input, most_input, least_output, most_output, requests, unshown = _metered(tokens)
         self.least_input += least_input
         self.most_input += most_input
         self.least_output += least_output
         self.most_output += most_output
         self.requests += requests
+        self.unshown_output += unshown
 
     @property
     def difference_share(self) -> float:
-        """Return how far what was counted lies outside of what was metered, as a share of it."""
+        """Return how far what was counted lies outside of what was metered, or of what was seen, as a share of it."""
         return max(
             _outside(self.counted_input, self.least_input, self.most_input),
             _outside(self.counted_output, self.least_output, self.most_output),
+            self.unshown_output / max(self.counted_output, self.least_output, 1),
         )
 
 
@@ -157,7 +166,7 @@ def _check(
     return check
 
 
-def _metered(tokens: EngineTokens) -> tuple[int, int, int, int, int]:
+def _metered(tokens: EngineTokens) -> tuple[int, int, int, int, int, int]:
     with connection.cursor() as cursor:
         cursor.execute(
             _METERED,
@@ -167,10 +176,11 @@ def _metered(tokens: EngineTokens) -> tuple[int, int, int, int, int]:
                 "last": tokens.last_at,
                 "margin": f"{_MARGIN.total_seconds()} seconds",
                 "unseen": _UNSEEN_TOKENS,
+                "hidden": _HIDDEN_TOKENS,
             },
         )
-        least_input, most_input, least_output, most_output, requests = cursor.fetchone()
-    return int(least_input), int(most_input), int(least_output), int(most_output), requests
+        least_input, most_input, least_output, most_output, requests, unshown = cursor.fetchone()
+    return int(least_input), int(most_input), int(least_output), int(most_output), requests, int(unshown)
 
 
 def _outside(counted: int, least: int, most: int) -> float:

@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import msgspec
+from django.conf import settings
 from django.db import transaction
 
 from apps.accounts.models import Organization, User
@@ -18,11 +19,13 @@ from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.operations import set_price
 from apps.catalog.queries import active_price
 from apps.catalog.seeding import DEMO_MODEL
+from apps.contracts.addresses import AddressRefused
 from apps.contracts.worker_api import EnrollResponse
 from apps.core.money import NANO_PER_USD, usd_to_nano
 from apps.finetuning.models import GpuPool
 from apps.finetuning.pool_facts import training_sku
 from apps.finetuning.pools import UnknownWorker, authenticate, create_pool, issue_worker_token
+from apps.serving.models import Replica
 
 EMAIL, PASSWORD = "demo@anneal.localhost", "anneal-demo-password"
 ORGANIZATION = "Northline Support"
@@ -125,7 +128,7 @@ def _seed_worker_tokens(home: Path) -> None:
     base_model = BaseModel.objects.get(name=DEMO_MODEL)
     for kind, model in (("trainer", None), ("replica", base_model)):
         credential, token = home / kind / "credential.json", home / kind / "enroll.token"
-        if not _is_enrolled(credential):
+        if not _is_enrolled(credential) or (kind == "replica" and not _is_reachable(credential)):
             credential.unlink(missing_ok=True)
             _write_private(token, issue_worker_token(pool=pool, kind=kind, base_model=model, by="system").encode())
 
@@ -137,6 +140,16 @@ def _is_enrolled(credential: Path) -> bool:
     except (FileNotFoundError, msgspec.DecodeError, UnknownWorker):
         return False
     return True
+
+
+def _is_reachable(credential: Path) -> bool:
+    """Whether the enrolled replica is where the settings have it: a home that was moved has its socket elsewhere."""
+    enrollment = msgspec.json.decode(credential.read_bytes(), type=EnrollResponse)
+    url = Replica.objects.values_list("url", flat=True).filter(pk=enrollment.replica_id).first()
+    try:
+        return url is not None and settings.REPLICA_ADDRESSES.check(url)
+    except AddressRefused:
+        return False
 
 
 def _write_private(path: Path, content: bytes) -> None:

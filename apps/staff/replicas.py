@@ -11,6 +11,7 @@ from django.views.decorators.http import require_POST, require_safe
 from apps.contracts.serving import LoadState
 from apps.serving import operations
 from apps.serving.answering import answering
+from apps.serving.isolation import clear_replica
 from apps.serving.metrics import metrics_token
 from apps.serving.models import LoadedAdapter, Replica
 from apps.serving.reconciliation import list_checks
@@ -54,6 +55,26 @@ def drain(request: HttpRequest, replica_id: str) -> HttpResponse:
     operations.drain_replica(replica=replica, is_draining=is_out, by=operator_id(request))
     words = "gives its adapters to the others" if is_out else "takes adapters again"
     messages.success(request, f"The replica {words}.")
+    return redirect("staff:replica_detail", replica_id=replica.pk)
+
+
+@require_POST
+@operator_view
+def accept(request: HttpRequest, replica_id: str) -> HttpResponse:
+    """Accept the address that the replica gave when it enrolled."""
+    replica = get_object_or_404(Replica, pk=replica_id)
+    operations.accept_address(replica=replica, by=operator_id(request))
+    messages.success(request, f"Requests may be sent to {replica.url}.")
+    return redirect("staff:replica_detail", replica_id=replica.pk)
+
+
+@require_POST
+@operator_view
+def clear(request: HttpRequest, replica_id: str) -> HttpResponse:
+    """Send requests again to a replica that was isolated."""
+    replica = get_object_or_404(Replica, pk=replica_id)
+    clear_replica(replica=replica, by=operator_id(request))
+    messages.success(request, "The replica gets requests again.")
     return redirect("staff:replica_detail", replica_id=replica.pk)
 
 

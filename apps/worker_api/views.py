@@ -2,16 +2,20 @@
 
 import functools
 import hmac
+import re
 from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
+from django.core.exceptions import RequestDataTooBig
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 
 from apps.contracts import worker_api as wire
 from apps.contracts.serving import ObservedState
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, InvalidValue, NotFound, PermissionDenied
+from apps.core.http import TooLarge
 from apps.finetuning import judging, leases, pools, reporting
 from apps.finetuning.leases import Lease
 from apps.finetuning.models import Worker
@@ -21,6 +25,7 @@ from apps.serving.models import Replica
 from apps.worker_api import probes
 
 Body = TypeVar("Body")
+_NUL = re.compile(rb"((?<!\\)(?:\\\\)*)\\u0000")
 View = Callable[..., HttpResponse]
 
 
@@ -45,8 +50,10 @@ def endpoint(method: str) -> Callable[[View], View]:
 @endpoint("POST")
 def enroll(request: HttpRequest) -> HttpResponse:
     body = _decode(request, wire.EnrollRequest)
-    worker, token, answer = pools.enroll(request=body)
-    if token.base_model is not None:
+    with transaction.atomic():  # a machine whose address is refused keeps its token
+        worker, token, answer = pools.enroll(request=body)
+        if token.base_model is None:
+            return _json(answer)
         replica, replica_token = serving.register_replica(
             worker_id=worker.pk, base_model=token.base_model, url=body.listen_url, whole_model=token.whole_model
         )
@@ -102,7 +109,9 @@ def finish(request: HttpRequest, lease_id: str) -> HttpResponse:
 
 @endpoint("GET")
 def list_missing_probes(request: HttpRequest) -> HttpResponse:
-    return _json(wire.MissingProbes(probes=probes.list_missing(worker=_worker(request))))
+    about_to_measure = request.GET.get("base_model", "")
+    missing = probes.list_missing(worker=_worker(request), about_to_measure=about_to_measure)
+    return _json(wire.MissingProbes(probes=missing))
 
 
 @endpoint("POST")
@@ -156,8 +165,11 @@ def _bearer(request: HttpRequest) -> str:
 
 def _decode(request: HttpRequest, kind: type[Body]) -> Body:
     try:
-        return msgspec.json.decode(request.body, type=kind)
-    except msgspec.DecodeError as error:
+        # PostgreSQL stores no NUL, and a log line may hold one.
+        return msgspec.json.decode(_NUL.sub(rb"\1\\ufffd", request.body), type=kind)
+    except RequestDataTooBig as error:
+        raise TooLarge("The body has more than 2 MiB.") from error
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidValue(f"The body is not a {kind.__name__}: {error}") from error
 
 

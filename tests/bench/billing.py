@@ -149,11 +149,12 @@ async def _meter(world: World, home: Path, seconds: float) -> tuple[int, float]:
     recorder = Recorder(home / "spool", name=name, settled=purses.note_settled)
     prices = Prices(*(Price(rule.pk, rule.price_nano, rule.per) for rule in world.prices))
     routes: Any = SimpleNamespace(prices_of=lambda route, organization_id: prices, now=time.time)
-    metering = Metering(routes, purses, recorder)
+    faults: Any = None  # nobody is accused
+    metering = Metering(routes, purses, recorder, faults)
     caller: Any = SimpleNamespace(organization_id=world.organization.pk, key_id="key_bench")
     route: Any = SimpleNamespace(model_name="bench", adapter_version_id="", context_length=4096)
     request: Any = SimpleNamespace(
-        choice_count=1, input_tokens_bound=lambda context: 200, output_tokens_bound=lambda context: 100
+        choice_count=1, prompt_count=1, input_tokens_bound=lambda context: 200, output_tokens_bound=lambda context: 100
     )
     await recorder.open()
     tending = asyncio.create_task(purses.tend())

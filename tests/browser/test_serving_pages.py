@@ -14,10 +14,10 @@ from apps.core.clock import db_now
 from apps.finetuning import leases
 from apps.finetuning.models import Checkpoint
 from apps.serving.aliases import point_alias
-from apps.serving.models import Alias, LoadedAdapter, MeteringCheck, Replica
+from apps.serving.models import Alias, MeteringCheck, Replica
 from apps.serving.operations import deploy
 from tests.factories.finetuning import Floor
-from tests.factories.serving import USD, make_replica
+from tests.factories.serving import USD, load, make_replica
 from tests.support.attempts import Attempt
 from tests.support.browser import DRAWN, check_page, wait_on
 
@@ -39,7 +39,7 @@ def version(transactional_db: None, organization: Organization) -> AdapterVersio
     replica = make_replica(floor.base_model, "unix:///nowhere")
     load = {"memory_bytes": 3 * 2**30, "tokens_per_second": 41.5, "running": 3, "waiting": 1, "cached_adapters": 2}
     Replica.objects.filter(pk=replica.pk).update(load=load)
-    LoadedAdapter.objects.create(organization=organization, replica=replica, adapter_version=version, state="loaded")
+    load(version, replica)
     counts = {"counted_input_tokens": 5000, "counted_output_tokens": 40, "least_input_tokens": 4000}
     counts |= {"most_input_tokens": 4250, "least_output_tokens": 40, "most_output_tokens": 40, "request_count": 7}
     for day, is_within in (("2026-11-03", False), ("2026-11-02", True)):

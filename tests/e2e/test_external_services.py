@@ -48,6 +48,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         "DATA_DIR": str(data),
         "SERVER": str(embedded.redis_server()),
         "CONTROL_PASSWORD": "control-password",
+        "TRAINER_POOL": "local-cpu",
         "TRAINER_PASSWORD": "trainer-password",
     }
     start = embedded.REPOSITORY / "deploy/redis/start.sh"

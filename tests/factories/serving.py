@@ -13,7 +13,7 @@ from apps.catalog.operations import set_price
 from apps.core.clock import db_now
 from apps.core.ids import new_id, new_ulid
 from apps.core.sealing import place_of, seal
-from apps.serving.models import Deployment, LoadedAdapter, Replica
+from apps.serving.models import Deployment, LoadedAdapter, Placement, Replica
 from apps.serving.whole_models import give_place
 from tests.factories.accounts import make_key, make_organization, make_user
 from tests.twins.scripted_engine import TOKEN
@@ -91,14 +91,19 @@ def give_credit(organization: Organization, amount_nano: int) -> None:
 
 
 def make_adapter(organization: Organization, base_model: BaseModel) -> AdapterVersion:
-    """An adapter that every replica of its base model has loaded."""
+    """An adapter that every replica of its base model has loaded, as it was to."""
     version = make_version(organization, base_model)
     Deployment.objects.create(organization=organization, adapter_version=version)
-    for replica in base_model.replicas.all():
-        LoadedAdapter.objects.create(
-            organization=organization, replica=replica, adapter_version=version, state="loaded"
-        )
+    for replica in base_model.replicas.filter(whole_model=None):
+        load(version, replica)
     return version
+
+
+def load(version: AdapterVersion, replica: Replica) -> None:
+    """Place the version on the replica and have it loaded."""
+    of = {"organization_id": version.organization_id, "replica": replica, "adapter_version": version}
+    Placement.objects.get_or_create(**of)
+    LoadedAdapter.objects.get_or_create(**of, defaults={"state": "loaded"})
 
 
 def make_version(organization: Organization, base_model: BaseModel, **fields: object) -> AdapterVersion:

@@ -290,3 +290,25 @@ def test_the_web_process_loads_no_engine() -> None:
 
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.strip() == "[]"
+
+
+MADE_OPERATORS = (
+    "UPDATE accounts_user SET is_operator = true",
+    "UPDATE accounts_user SET is_operator = NOT is_operator, name = 'x'",
+    """INSERT INTO accounts_user (id, email, name, password, is_active, is_operator)
+       VALUES ('user_x', 'x@x.example', '', '', true, true)""",
+)
+
+
+@pytest.mark.parametrize("statement", MADE_OPERATORS)
+def test_the_web_role_makes_nobody_an_operator(organization: Organization, statement: str) -> None:
+    with (
+        pytest.raises(ProgrammingError, match=r"may not set accounts_user\.is_operator"),
+        tenant(organization=organization),
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(statement)
+    with tenant(organization=organization):
+        assert User.objects.update(name="Renamed") > 0  # and changes all else
+    with system():
+        assert User.objects.update(is_operator=True) > 0

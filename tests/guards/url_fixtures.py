@@ -249,6 +249,8 @@ URLS: dict[str, Url] = {
     "staff:replica_list": staff("GET"),
     "staff:replica_detail": staff("GET", ids={"replica_id": "replica"}),
     "staff:replica_drain": staff("POST", ids={"replica_id": "replica"}),
+    "staff:replica_accept": staff("POST", ids={"replica_id": "replica"}),
+    "staff:replica_clear": staff("POST", ids={"replica_id": "replica"}),
     "staff:base_model_list": staff("GET", "POST"),
     "staff:base_model_install": staff("POST", ids={"base_model_id": "base_model"}),
     "staff:base_model_retire": staff("POST", ids={"base_model_id": "base_model"}),

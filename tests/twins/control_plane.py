@@ -189,7 +189,7 @@ class ControlPlane:
             return _error(401, "invalid_credential")
         if path == "/claim":
             return self._claim(body)
-        if path == "/probes/missing":
+        if path.partition("?")[0] == "/probes/missing":
             return _ok(MissingProbes(probes=tuple(self.probes)))
         if path == "/probes":
             report = msgspec.json.decode(body, type=ProbeReport)

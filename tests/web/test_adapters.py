@@ -19,7 +19,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.serving.models import Deployment, LoadedAdapter, Replica
 from apps.serving.operations import deploy
 from apps.serving.queries import list_routes
-from tests.factories.serving import dedicate, make_replica, make_version, make_whole_model
+from tests.factories.serving import dedicate, load, make_replica, make_version, make_whole_model
 from tests.support.attempts import REPORT
 
 
@@ -60,9 +60,8 @@ def test_the_state_is_what_a_replica_says(state, words, version, organization, f
     deploy(version=version, by="system")
     waiting = text(client_for(vera).get(f"/adapters/{version.pk}"))
     replica = make_replica(floor.base_model, "unix:///x")
-    LoadedAdapter.objects.create(
-        organization=organization, replica=replica, adapter_version=version, state=state, reason="said the engine"
-    )
+    load(version, replica)
+    LoadedAdapter.objects.update(state=state, reason="said the engine")
 
     page = text(client_for(vera).get(f"/adapters/{version.pk}"))
 
@@ -109,9 +108,7 @@ def test_versions_tell_how_they_are_served_and_stand_beside_each_other(version, 
 def test_what_a_closed_or_lost_replica_has_loaded_is_not_called_warm(lost, words, version, floor, client_for, vera):
     deploy(version=version, by="system")
     replica = make_replica(floor.base_model, "unix:///x")
-    LoadedAdapter.objects.create(
-        organization=version.organization, replica=replica, adapter_version=version, state="loaded"
-    )
+    load(version, replica)
     Replica.objects.update(**lost)
 
     page = text(client_for(vera).get(f"/adapters/{version.pk}"))

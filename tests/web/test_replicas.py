@@ -5,10 +5,12 @@ from django.test import Client
 
 from apps.adapters.models import AdapterVersion
 from apps.core.clock import db_now
+from apps.core.models import AuditEntry
+from apps.serving.isolation import isolate_replica
 from apps.serving.metrics import metrics_token, render_metrics
-from apps.serving.models import LoadedAdapter, MeteringCheck, Replica
+from apps.serving.models import MeteringCheck, Replica
 from apps.serving.queries import list_routes
-from tests.factories.serving import dedicate, make_adapter, make_replica, make_served_model, make_whole_model
+from tests.factories.serving import dedicate, load, make_adapter, make_replica, make_served_model, make_whole_model
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def test_an_upgrade_by_surge_leaves_no_gap(console, organization, version, old) 
     assert urls(version) == ["unix:///old"]  # it answers until the new one has it
     assert [one.adapter_version_id for one in new.placements.all()] == [version.pk]
     assert "1 of its adapters" in console.get(f"/staff/replicas/{old.pk}").content.decode()
-    LoadedAdapter.objects.create(organization=organization, replica=new, adapter_version=version, state="loaded")
+    load(version, new)
     assert urls(version) == ["unix:///new"]
     Replica.objects.filter(pk=new.pk).update(observed_at="2000-01-01T00:00Z")  # lost meanwhile
     assert "1 of its adapters" in console.get(f"/staff/replicas/{old.pk}").content.decode()
@@ -72,7 +74,24 @@ def test_an_upgrade_by_surge_leaves_no_gap(console, organization, version, old) 
     assert "may be stopped" in console.get(f"/staff/replicas/{old.pk}").content.decode()
 
     console.post(f"/staff/replicas/{old.pk}/drain", {"off": "1"})
-    assert sorted(urls(version)) == ["unix:///new", "unix:///old"]
+    assert urls(version) in (["unix:///old"], ["unix:///new"])  # one place is enough again
+
+
+def test_an_isolated_replica_says_why_until_an_operator_trusts_it_again(console, version, old) -> None:
+    isolate_replica(replica_id=old.pk, reason="use_1: counted 1e+12 input tokens")
+
+    index = console.get("/staff/replicas").content.decode()
+    page = console.get(f"/staff/replicas/{old.pk}").content.decode()
+    routed = urls(version)
+    console.post(f"/staff/replicas/{old.pk}/clear")
+
+    assert "Isolated" in index
+    assert "counted 1e+12 input tokens" in page and "found faulty 1 time:" in page
+    assert (routed, urls(version)) == ([], ["unix:///old"])
+    assert "Isolated" not in console.get(f"/staff/replicas/{old.pk}").content.decode()
+    cleared = AuditEntry.objects.get(action="replica.cleared", target=old.pk)
+    assert "1e+12" in cleared.details["fault"]
+    assert f'anneal_replica_faults{{replica="{old.pk}",base_model="small"}} 1' in render_metrics()
 
 
 def test_metrics_name_each_replica_and_adapter_for_those_with_the_token(version, old, settings) -> None:

@@ -42,6 +42,7 @@ class UsageEvent(OrganizationModel):
     replica_id = models.CharField(max_length=40, blank=True, db_default="", help_text="Which replica answered.")
     engine_input_tokens = models.BigIntegerField(db_default=0)
     engine_output_tokens = models.BigIntegerField(db_default=0)
+    output_bytes = models.BigIntegerField(null=True, help_text="Of the answer, as the gateway saw it.")
     body_sha256 = models.CharField(max_length=64)
 
     is_append_only = True
@@ -58,7 +59,7 @@ class UsageEvent(OrganizationModel):
 
 
 class UsageConflict(OrganizationModel):
-    """A record that came under the id of another one: counted for nothing, kept for somebody to look at."""
+    """A record that came under the id of another one, or costs more than was reserved: counted for nothing, kept."""
 
     id = models.BigAutoField(primary_key=True)
     event_id = models.CharField(max_length=40)

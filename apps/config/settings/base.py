@@ -7,11 +7,13 @@ from django.urls import reverse_lazy
 
 from apps.config.env import ROOT, read_env
 from apps.config.mail import read_mail_url
+from apps.contracts.addresses import AddressRules
 
 ENV = read_env()
 
 DEBUG = ENV.debug
 SECRET_KEY = ENV.secret_key
+SECRET_KEY_FALLBACKS = list(ENV.secret_key_fallbacks)
 KEY_PEPPER = ENV.key_pepper
 SIGNING_KEY = ENV.signing_key
 HOME = ENV.home
@@ -33,6 +35,8 @@ STRIPE_API_BASE = ENV.stripe_api_base
 REPLICA_PLACES = ENV.replica_places
 # Where engines of multimodal models may fetch images and audio; the engines hold the same list.
 MEDIA_HOSTS = frozenset(ENV.media_hosts)
+# Where replicas may be without an operator's word, and which local addresses they may have.
+REPLICA_ADDRESSES = AddressRules.read(ENV.replica_addresses)
 # The longest file that an upload in parts may make, as it is sent: of a gzip archive its own size.
 MAX_UPLOAD_BYTES = ENV.max_upload_bytes
 # Without progress, after which a worker ends its run; the control plane ends it after twice as long.

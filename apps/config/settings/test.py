@@ -2,6 +2,7 @@
 
 from apps.config.settings.base import *  # noqa: F403
 from apps.config.settings.base import DATABASES, STORAGES
+from apps.contracts.addresses import AddressRules
 
 DATABASES["default"]["OPTIONS"].pop("pool", None)
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
@@ -9,5 +10,6 @@ EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
 STORAGES = STORAGES | {"staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"}}
 ACCOUNT_RATE_LIMITS = False
 CELERY_TASK_ALWAYS_EAGER = False
+REPLICA_ADDRESSES = AddressRules.read(["unix:///", "127.0.0.0/8"])
 # Each process its own: to clear the one in Redis is to empty that Redis, with the queues of all other processes in it.
 CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}

@@ -25,7 +25,7 @@ from apps.serving.aliases import point_alias
 from apps.serving.models import Alias, Deployment, LoadedAdapter
 from apps.serving.operations import desired_state
 from apps.serving.queries import Route, Upstream
-from tests.factories.serving import BASE_MODEL, CONTEXT_LENGTH, make_adapter, make_served_model
+from tests.factories.serving import BASE_MODEL, CONTEXT_LENGTH, load, make_adapter, make_served_model
 from tests.support.gateway import HI, error_of, wait_for_usage, wait_until
 from tests.twins.scripted_engine import TOKEN, Script, ScriptedEngine
 
@@ -78,9 +78,7 @@ def test_a_request_for_a_cold_adapter_asks_for_it_back_and_waits(gateway, world,
             lambda: [a.version_id for a in desired_state(replica=replica).adapters] == [version.pk], "not asked back"
         )
         LoadedAdapter.objects.filter(adapter_version=held).delete()
-        LoadedAdapter.objects.create(
-            organization=world.acme.organization, replica=replica, adapter_version=version, state="loaded"
-        )
+        load(version, replica)
 
         assert answer.result().status_code == 200, answer.result().text
     replica.refresh_from_db()

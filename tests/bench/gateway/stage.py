@@ -189,6 +189,7 @@ def _environ(home: Path, services: Any, role: str) -> dict[str, str]:
         "ANNEAL_KEY_PEPPER": "bench-pepper",
         "ANNEAL_SIGNING_KEY": "bench-signing-key",
         "ANNEAL_REPLICA_PLACES": "2048",
+        "ANNEAL_REPLICA_ADDRESSES": "127.0.0.1",
         "DATABASE_URL": services.database_url(role),
         "REDIS_URL": services.redis_url,
         "DJANGO_SETTINGS_MODULE": "apps.config.settings.dev",

@@ -24,7 +24,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "DATA_DIR": str(data),
         "SERVER": str(embedded.redis_server()),
         "CONTROL_PASSWORD": "control-password",
+        "TRAINER_POOL": "gpu",
         "TRAINER_PASSWORD": "trainer-password",
+        "OTHER_TRAINERS": "h100:h100-password l4_spot:l4-password",
     }
     command = ["sh", START, "--port", "0", "--unixsocket", str(data / "s"), "--bind", "127.0.0.1"]
     server = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL)
@@ -62,7 +64,17 @@ def test_the_control_plane_has_queues_streams_locks_and_subscriptions_but_no_adm
     client.publish("live", "x")
     with client.lock("leader", timeout=5):
         pass
-    for command in (("FLUSHALL",), ("CONFIG", "GET", "dir"), ("KEYS", "*"), ("ACL", "LIST"), ("SHUTDOWN",)):
+    assert client.register_script("return 7")() == 7  # as the libraries send theirs
+    refused = [
+        ("FLUSHALL",),
+        ("CONFIG", "GET", "dir"),
+        ("KEYS", "*"),
+        ("ACL", "LIST"),
+        ("SHUTDOWN",),
+        ("CLIENT", "LIST"),
+    ]
+    refused += [("EVAL", "return 1", "0"), ("FUNCTION", "LIST"), ("SCRIPT", "FLUSH"), ("CLIENT", "KILL", "ID", "1")]
+    for command in refused:
         with pytest.raises(redis.exceptions.NoPermissionError):
             client.execute_command(*command)
     client.close()
@@ -78,3 +90,50 @@ def test_a_trainer_takes_from_its_queue_only(address: str) -> None:
         trainer.lpush("anneal:control", "a task of its own making")
     control.close()
     trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "own", "others"),
+    [
+        ("anneal_trainer", "trainer-password", "gpu", ["h100", "l4_spot", "gpu2", "g", "gpu.h100"]),
+        ("anneal_trainer_h100", "h100-password", "h100", ["gpu", "l4_spot", "h100b"]),
+        ("anneal_trainer_l4_spot", "l4-password", "l4_spot", ["gpu", "h100", "l4"]),
+    ],
+)
+def test_a_pools_trainers_reach_the_doorbells_of_their_pool_alone(
+    address: str, user: str, password: str, own: str, others: list[str]
+) -> None:
+    trainer = connect(address, user, password)
+
+    trainer.lpush(f"anneal:train.{own}", "wake")
+    assert trainer.rpop(f"anneal:train.{own}") == b"wake"
+    trainer.sadd(f"anneal:_kombu.binding.train.{own}", "binding")
+    stolen = [("RPOP", f"anneal:train.{pool}") for pool in others]
+    stolen += [("LPUSH", f"anneal:train.{pool}", "x") for pool in others]
+    stolen += [("SADD", f"anneal:_kombu.binding.train.{pool}", "x") for pool in others]
+    stolen += [
+        ("CLIENT", "LIST"),
+        ("CLIENT", "KILL", "ID", "1"),
+        ("CLIENT", "PAUSE", "1000"),
+        ("CLIENT", "NO-EVICT", "on"),
+    ]
+    stolen += [
+        ("EVAL", "return 1", "0"),
+        ("PUBLISH", "live", "x"),
+        ("SUBSCRIBE", "live"),
+        ("SCRIPT", "LOAD", "return 1"),
+    ]
+    stolen += [("DEL", f"anneal:train.{own}"), ("SCAN", "0"), ("MONITOR",), ("CONFIG", "GET", "dir"), ("ACL", "WHOAMI")]
+    for command in stolen:
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            trainer.execute_command(*command)
+    trainer.close()
+
+
+def test_a_pool_whose_name_is_a_pattern_ends_the_start(tmp_path: Path) -> None:
+    variables = {"PATH": "/usr/bin:/bin", "DATA_DIR": str(tmp_path), "SERVER": "true", "CONTROL_PASSWORD": "a"}
+    variables |= {"TRAINER_POOL": "*", "TRAINER_PASSWORD": "b"}
+
+    ended = subprocess.run(["sh", START], env=variables, capture_output=True, text=True, check=False)
+
+    assert ended.returncode != 0 and "no pool's name" in ended.stderr

@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from apps.contracts.addresses import AddressRules
 from apps.gateway import engine_http
-from apps.gateway.engine_http import Answer, Broken, Replica
+from apps.gateway.engine_http import Answer, Broken, Replica, Unreachable
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
 
@@ -98,5 +99,48 @@ def test_a_slow_answer_is_waited_for_however_often_it_is_looked_at(monkeypatch):
             assert not reading.done()
             reading.cancel()
             answer.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_no_connection_is_made_to_a_local_address_that_was_not_named(host):
+    async def scenario() -> None:
+        async with replica_that_answers(HEAD + b"Hello") as replica:
+            port = replica._port
+            refused = Replica(f"http://{host}:{port}", AddressRules.read([]))
+            with pytest.raises(Unreachable, match="local, reserved"):
+                await refused.post("/v1", token="t", request_id="r", body=b"")
+            named = Replica(f"http://{host}:{port}", AddressRules.read(["127.0.0.1", "::1"]))
+            answer = await named.post("/v1", token="t", request_id="r", body=b"")
+            assert await answer.read_all(5) == b"Hello"
+            answer.close()
+            named.close()
+
+    run(scenario)
+
+
+def test_a_name_is_looked_up_and_checked_at_each_connection(monkeypatch):
+    """It may have stood for another machine when it was accepted."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def rebound(*args: object, **kwargs: object) -> list:
+            return [(2, 1, 6, "", ("169.254.169.254", 80))]
+
+        monkeypatch.setattr(loop, "getaddrinfo", rebound)
+        with pytest.raises(Unreachable, match="metadata"):
+            await Replica("http://gpu-1", AddressRules.read(["gpu-1"])).post("/v1", token="t", request_id="r", body=b"")
+
+    run(scenario)
+
+
+def test_a_socket_that_was_not_named_is_not_opened(tmp_path):
+    async def scenario() -> None:
+        with pytest.raises(Unreachable, match="names neither"):
+            await Replica(f"unix://{tmp_path}/redis.sock", AddressRules.read([])).post(
+                "/v1", token="t", request_id="r", body=b""
+            )
 
     run(scenario)

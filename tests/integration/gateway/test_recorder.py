@@ -145,7 +145,7 @@ def _ticket(recorder: Recorder) -> Ticket:
     price = SimpleNamespace(id=None, price_nano=1, per=1)
     slice_ = SimpleNamespace(hold_id="hold_1", reserved_nano=0, spent_nano=0)
     return Ticket(
-        Metering(SimpleNamespace(now=lambda: 0.0), None, recorder),
+        Metering(SimpleNamespace(now=lambda: 0.0), None, recorder, None),
         "use_1",
         SimpleNamespace(organization_id="org_1", key_id="key_1"),
         SimpleNamespace(model_name="anneal-demo", adapter_version_id=""),

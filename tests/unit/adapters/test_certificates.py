@@ -10,7 +10,7 @@ from apps.contracts.serving import LoadState, ObservedAdapter, ObservedState
 from apps.core.errors import InvalidState
 from apps.core.outbox import deliver_due
 from apps.finetuning.models import FineTuningJob
-from apps.serving.models import Replica
+from apps.serving.models import Placement, Replica
 from apps.serving.operations import deploy, record_observed
 from tests.support.attempts import claim, floor, reload  # noqa: F401 - fixtures
 
@@ -68,6 +68,7 @@ def version(floor, claim) -> AdapterVersion:  # noqa: F811
 def say(version, floor):  # noqa: F811
     """Return a function with which a replica says what it holds; it gives the version as it is then."""
     replica = Replica.objects.create(base_model=floor.base_model, url="unix:///x", token_sealed=b"x")
+    Placement.objects.create(organization=version.organization, replica=replica, adapter_version=version)
 
     def observe(state: LoadState, reason: str = "", parity: ParityResult | None = None) -> AdapterVersion:
         seen = ObservedAdapter(lora_name=version.lora_name, state=state, reason=reason, parity=parity)

@@ -271,6 +271,45 @@ def test_usage_that_cannot_be_paid_waits_for_credit(db):
     assert get_spending(organization=poor.organization).unrated_requests == 0
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_usage_beyond_what_was_reserved_for_it_is_charged_for_nothing_and_pages(customer, caplog, is_open):
+    leased = customer.lease(1_000_000)
+    reserved = price_ceiling(quantity=11, price_nano=INPUT_NANO, per=PER)
+    reserved += price_ceiling(quantity=7, price_nano=OUTPUT_NANO, per=PER)
+    honest = customer.record(slice_id=leased.hold_id, reserved_nano=reserved)
+    forged = customer.record(slice_id=leased.hold_id, reserved_nano=reserved, output_tokens=8)
+    if not is_open:
+        close_slice(hold_id=leased.hold_id, by="system")
+
+    outcome = record_usage(records=[honest, forged])
+    again = record_usage(records=[forged])
+    rate_usage()
+    grant_credit(
+        organization=customer.organization, amount_nano=USD, by="system", reason="later", idempotency_key="later"
+    )
+    rate_usage()
+
+    assert (outcome.new, outcome.beyond_reservation, again.known) == (2, 1, 1)
+    assert earned(customer.organization) == price_of([honest])
+    assert get_spending(organization=customer.organization).unrated_requests == 0  # nothing left for later credit
+    assert UsageEvent.objects.get(pk=forged.id).output_tokens == 0
+    assert UsageConflict.objects.get().body["output_tokens"] == 8
+    assert [entry.levelname for entry in caplog.records if forged.id in entry.getMessage()] == ["CRITICAL"]
+
+
+@pytest.mark.parametrize("slice_of", ["own", "another", "nobody"])
+def test_a_record_cannot_say_that_more_was_reserved_than_its_slice_holds(customer, slice_of):
+    other = make_customer()
+    slices = {"own": customer.lease(1_000).hold_id, "another": other.lease(9 * USD).hold_id, "nobody": "hold_none"}
+    forged = customer.record(slice_id=slices[slice_of], reserved_nano=2**62, output_tokens=10**12)
+
+    record_usage(records=[forged])
+    rate_usage()
+
+    assert earned(customer.organization) == 0
+    assert get_balance(organization=other.organization).held_nano == 9 * USD
+
+
 @pytest.mark.django_db(transaction=True)
 def test_many_gateways_at_once_never_lease_more_than_the_wallet_holds():
     customer = make_customer(credit_nano=1_000)

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,36 @@ def test_a_gpu_box_knows_no_secret_of_the_control_plane_and_reaches_no_database(
     assert "database" not in service["networks"]
 
 
+@pytest.mark.parametrize("name", ["trainer", "vllm", "vllm-canary", "serving-agent"])
+def test_a_gpu_box_has_no_way_out_but_the_egress_proxy(name: str) -> None:
+    networks = SERVICES[name]["networks"]
+
+    assert all(COMPOSE["networks"][network].get("internal") for network in networks)
+    has_proxy = SERVICES[name]["environment"].get("HTTPS_PROXY") == "http://egress:3128"
+    assert has_proxy == ("egress" in networks)
+    assert {one for one, service in SERVICES.items() if "egress" in service.get("networks", ())} == {
+        "egress", "trainer", "vllm"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "169.254.169.254", "169.254.170.2", "100.100.100.200", "192.0.0.192", "168.63.129.16", "127.0.0.1", "10.0.0.1",
+        "172.17.0.1", "192.168.0.1", "0.0.0.0", "::1", "fe80::1", "fd00:ec2::254", "::ffff:169.254.169.254",
+        "64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1",
+    ],
+)  # fmt: skip
+def test_the_egress_proxy_denies_metadata_and_private_addresses_before_it_allows_any(address: str) -> None:
+    lines = [line.split() for line in (DEPLOY / "egress/squid.conf").read_text().splitlines()]
+    inside = [ip_network(text) for line in lines if line[:3] == ["acl", "inside", "dst"] for text in line[3:]]
+    rules = [line[1:] for line in lines if line[:1] == ["http_access"]]
+
+    assert any(ip_address(address) in network for network in inside if network.version == ip_address(address).version)
+    assert rules[0] == ["deny", "inside"] and rules[-1] == ["deny", "all"]
+    assert [rule for rule in rules if rule[0] == "allow"] == [["allow", "CONNECT"]]
+
+
 @pytest.mark.parametrize(
     "name", ["migrate", "web", "celery", "celery-data", "trainer", "vllm", "vllm-canary", "serving-agent"]
 )
@@ -65,6 +96,13 @@ def test_base_models_are_seen_under_one_path(name: str) -> None:
     assert "./models:/var/lib/anneal/models:ro" in service["volumes"]
     roots = service["environment"].get("ANNEAL_BASE_MODEL_ROOTS", "")
     assert roots == ("" if name.startswith("vllm") else "/var/lib/anneal/models")
+
+
+def test_only_services_that_handle_objects_know_the_buckets_keys() -> None:
+    with_keys = {name for name, one in SERVICES.items() if "AWS_SECRET_ACCESS_KEY" in one.get("environment", {})}
+    granted = {program.name for program in PROGRAMS if "AWS_SECRET_ACCESS_KEY" in program.options}
+
+    assert with_keys - {"migrate"} == granted == {"web", "internal", "celery", "celery-data"}
 
 
 def test_the_database_is_on_one_network_without_a_way_out() -> None:

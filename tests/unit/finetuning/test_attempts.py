@@ -13,6 +13,7 @@ from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.clock import db_now
 from apps.core.errors import InvalidState, QuotaExceeded
+from apps.core.ids import ulid_of
 from apps.core.models import OutboxMessage
 from apps.core.money import usd_to_nano
 from apps.core.object_store import store
@@ -51,6 +52,7 @@ def test_a_finished_job_has_an_adapter_and_pays_for_its_training_seconds(floor, 
     job = reload(job)
     assert job.status == "succeeded"
     assert job.adapter_version.model_name.startswith(f"ft:{floor.base_model.name}:{organization.slug}:triage:")
+    assert ulid_of(job.pk) not in job.adapter_version.lora_name  # who knows the job cannot tell its name in an engine
     assert (job.cost_nano, charged(organization)) == (20 * MILLI_DOLLAR, 20 * MILLI_DOLLAR)
     assert Hold.objects.get(pk=job.hold_id).status == "closed"
 

@@ -2,11 +2,12 @@
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.gateway.chunks import Assembler, EngineUsage, Meter, Renderer, SseParser, decode_chunk
+from apps.gateway.chunks import Assembler, EngineUsage, Meter, Renderer, SseParser, TokenBounds, decode_chunk
 
 
 def chunk(
@@ -68,6 +69,76 @@ def test_the_sums_at_the_end_decide():
 def test_zero_tokens_are_zero_and_not_missing():
     assert meter(1, chunk(None, usage=(0, 0))).output_tokens == 0
     assert Meter(1).input_tokens == 0
+
+
+BOUNDS = TokenBounds(input=300, output=16, possible_input=2048, possible_output=16)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "billed", "is_faulty"),
+    [
+        ((300, 16), (300, 16), False),
+        ((0, 0), (0, 0), False),
+        ((301, 16), (300, 16), False),  # a tokenizer may split a byte: not billed, and not the replica's fault
+        ((2048, 16), (300, 16), False),
+        ((2049, 1), (300, 1), True),
+        ((5, 17), (5, 16), True),
+        ((10**12, 10**12), (300, 16), True),
+        ((2**63, 10**400), (300, 16), True),
+        ((-1, 3), (0, 3), True),
+        ((5, -(10**12)), (5, 0), True),
+    ],
+)
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_no_count_of_a_replica_goes_beyond_what_was_reserved(claimed, billed, is_faulty, is_whole):
+    found = Meter(1, BOUNDS)
+    found.observe(decode_chunk(chunk(None if is_whole else 0, "a", usage=claimed)))
+
+    told = found.usage()
+    assert (told.prompt_tokens, told.completion_tokens) == billed
+    if is_whole or min(claimed) >= 0:  # of an answer cut short, a negative count is none
+        assert (found.engine_input_tokens, found.output_tokens) == billed
+        assert bool(found.fault) is is_faulty
+    assert bool(found.excess) is (claimed[0] > 300 or claimed[1] > 16)
+
+
+def test_counts_of_many_choices_are_bounded_together():
+    found = Meter(2, TokenBounds(input=10, output=8, possible_input=40, possible_output=8))
+    found.observe(*(decode_chunk(chunk(index, "a", usage=(9, 4))) for index in range(4)))
+
+    assert (found.input_tokens, found.output_tokens, found.engine_input_tokens) == (10, 8, 20)
+    assert found.fault
+
+
+@pytest.mark.parametrize(
+    "usage", ['{"prompt_tokens": "9"}', '{"prompt_tokens": 1.5}', '{"prompt_tokens": 1e400}', '{"prompt_tokens": []}']
+)
+def test_counts_that_are_no_numbers_end_the_answer(usage):
+    with pytest.raises(msgspec.DecodeError):
+        decode_chunk(b'{"choices": [], "usage": %b}' % usage.encode())
+
+
+@pytest.mark.parametrize("index", [-1, 32, 10**9])
+def test_a_choice_that_nobody_asked_for_ends_the_answer(index):
+    with pytest.raises(msgspec.DecodeError):
+        decode_chunk(chunk(index, "a"))
+
+
+def test_what_an_answer_says_is_counted_here_and_not_believed():
+    call = {"index": 0, "function": {"name": "weather", "arguments": "{}"}}
+    found = Meter(1)
+    for delta in ({"content": "Grüße"}, {"reasoning": "hm"}, {"tool_calls": [call]}, {}):
+        found.observe(decode_chunk(json.dumps({"choices": [{"index": 0, "delta": delta}]}).encode()))
+    found.observe(decode_chunk(b'{"choices": [{"index": 0, "text": "abc"}], "usage": {"completion_tokens": 500}}'))
+
+    assert found.content_bytes == 7 + 2 + 9 + 3
+
+
+def test_cached_tokens_are_some_of_those_read():
+    details = {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 10**12}}
+    found = meter(1, json.dumps({"choices": [], "usage": details}).encode())
+
+    assert found.cached_input_tokens == 9
 
 
 def test_a_chat_answer_is_put_together_choice_by_choice():

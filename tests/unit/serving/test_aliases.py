@@ -12,7 +12,7 @@ from apps.serving.models import Alias, Deployment, LoadedAdapter
 from apps.serving.operations import delete_model, undeploy
 from apps.serving.placing import replan
 from apps.serving.queries import list_alias_routes
-from tests.factories.serving import make_adapter, make_served_model
+from tests.factories.serving import load, make_adapter, make_served_model
 
 
 @pytest.fixture
@@ -26,9 +26,7 @@ def versions(db: None, organization) -> list[AdapterVersion]:
     second.lora_name, second.model_name = f"a-{ulid}", first.model_name[:-8] + ulid[-8:]
     second.save(force_insert=True)
     Deployment.objects.create(organization=organization, adapter_version=second)
-    LoadedAdapter.objects.create(
-        organization=organization, replica=base_model.replicas.get(), adapter_version=second, state="loaded"
-    )
+    load(second, base_model.replicas.get())
     return [first, second]
 
 

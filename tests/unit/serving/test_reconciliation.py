@@ -65,6 +65,22 @@ def test_a_day_is_right_to_a_thousandth_and_a_difference_pages(organization, rep
     assert bool(caplog.records) is not is_within
 
 
+@pytest.mark.parametrize(("shown", "is_within"), [(5_000, True), (936, True), (930, False), (0, False), (None, True)])
+def test_tokens_that_no_answer_shows_are_a_difference_though_the_replica_counts_them_twice(
+    organization, replica, caplog, shown, is_within
+):
+    """Its counter and its answers' usage agree: only what the gateways saw of the answers says otherwise."""
+    count_at(replica, MIDNIGHT + HOUR, 0, 0)
+    meter(organization, replica, MIDNIGHT + 2 * HOUR, 100, 1000, output_bytes=shown)
+    count_at(replica, MIDNIGHT + 4 * HOUR, 100, 1000)
+
+    with caplog.at_level(logging.CRITICAL):
+        check = check_of(replica)
+
+    assert check.is_within is is_within
+    assert bool(caplog.records) is not is_within
+
+
 def test_tokens_that_nobody_pays_for_are_metered_all_the_same(organization, replica):
     count_at(replica, MIDNIGHT + HOUR, 0, 0)
     meter(

@@ -1,0 +1,83 @@
+"""Which files a run may leave, by the kind of their manifest: known names, nothing that could run code when loaded.
+
+A checkpoint alone holds what torch pickles; it goes to other trainers of the platform, which load it as data only, and
+never to a customer or an engine.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from apps.contracts.parity import PARITY_FILE
+from apps.contracts.runs import Manifest
+
+MODEL_CONFIG = "config.json"
+MOST_FILES = 1024  # of a manifest: the largest open model has some two hundred
+MOST_BYTES = 4 * 2**40
+_ADAPTER = frozenset({WEIGHTS_FILE, CONFIG_FILE, PARITY_FILE})
+_BESIDE_WEIGHTS = frozenset(
+    {
+        MODEL_CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
+        "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
+        "model.safetensors.index.json",
+    }
+)  # fmt: skip
+_WEIGHTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}\.safetensors")
+_GGUF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}\.gguf")
+_STATE = frozenset({"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "progress.json"})
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def is_model_file(name: str) -> bool:
+    """Tell whether the name is of a file that a whole model consists of."""
+    return name in _BESIDE_WEIGHTS or _WEIGHTS.fullmatch(name) is not None
+
+
+def unexpected(kind: str, names: Collection[str]) -> list[str]:
+    """Return the names that a manifest of this kind ("checkpoint", "adapter", "model") may not have, sorted."""
+    allowed = {
+        "adapter": lambda name: name in _ADAPTER,
+        "model": lambda name: is_model_file(name) or _GGUF.fullmatch(name) is not None,
+        "checkpoint": lambda name: name in _ADAPTER | _STATE or is_model_file(name),
+    }[kind]
+    return sorted(name for name in names if not allowed(name))
+
+
+def problem_of(manifest: Manifest) -> str:
+    """Return what is wrong with a manifest before any of its files exist, empty when nothing is."""
+    names = [file.name for file in manifest.files]
+    if not 0 < len(names) <= MOST_FILES:
+        return f"A manifest names 1 to {MOST_FILES} files."
+    if len({name.lower() for name in names}) < len(names):
+        return "Two files of the manifest have the same name."
+    if strange := unexpected(manifest.kind, names):
+        return f"No {manifest.kind} has a file named {strange[0][:100]!r}."
+    if any(not 0 <= file.bytes <= MOST_BYTES or _SHA256.fullmatch(file.sha256) is None for file in manifest.files):
+        return "A file of the manifest has no size or no SHA-256."
+    return ""
+
+
+def problem_of_start(name: str, start: bytes) -> str:
+    """Return why a file that begins like this is not what its name says, empty when it may be.
+
+    A pickle or an archive under another name stays one: torch would open it.
+    """
+    if name.endswith(".safetensors") and start[8:9] != b"{":  # eight bytes of length, then a JSON object
+        return f"{name} is no safetensors file"
+    if name.endswith(".gguf") and start[:4] != b"GGUF":
+        return f"{name} is no GGUF file"
+    return ""
+
+
+def problem_of_config(name: str, content: bytes) -> str:
+    """Return why a configuration must not be handed on, empty when it may be: it is to name no code."""
+    try:
+        config: Any = msgspec.json.decode(content)
+    except (msgspec.DecodeError, RecursionError):
+        return f"{name} is no JSON"
+    if not isinstance(config, Mapping):
+        return f"{name} is no JSON object"
+    return f"{name} names code (auto_map)" if "auto_map" in config or "custom_pipelines" in config else ""

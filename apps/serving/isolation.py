@@ -1,0 +1,37 @@
+"""Replicas that were found faulty: they are asked nothing, and what they say counts for nothing, until cleared."""
+
+import logging
+
+from django.db import transaction
+from django.db.models import F
+from django.db.models.functions import Now
+
+from apps.core import audit
+from apps.serving.models import Replica
+from apps.serving.placing import replan_around
+
+logger = logging.getLogger(__name__)
+
+
+@transaction.atomic
+def isolate_replica(*, replica_id: str, reason: str) -> None:
+    """Route no more requests to the replica and have others take over its adapters. Doing it again counts the fault."""
+    found = Replica.objects.filter(pk=replica_id)
+    first = found.filter(isolated_at=None).update(
+        isolated_at=Now(), isolated_because=reason[:300], generation=F("generation") + 1
+    )
+    found.update(fault_count=F("fault_count") + 1)
+    if first:
+        logger.critical("replica %s was isolated: %s", replica_id, reason)
+        replan_around(replica_id=replica_id)
+
+
+@transaction.atomic
+def clear_replica(*, replica: Replica, by: str) -> None:
+    """Trust the replica again; how often it was found faulty stays known."""
+    isolated = Replica.objects.filter(pk=replica.pk, isolated_at__isnull=False)
+    if isolated.update(isolated_at=None, isolated_because="", generation=F("generation") + 1):
+        audit.record(
+            organization=None, by=by, action="replica.cleared", target=replica.pk, fault=replica.isolated_because
+        )
+        replan_around(replica_id=replica.pk)

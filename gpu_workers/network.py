@@ -1,0 +1,47 @@
+"""A child without a network: in a namespace of its own, where there is nothing but its own loopback interface.
+
+What trains needs local files alone. Where the kernel allows no such namespace to this user (in many containers) the
+child keeps the network, and its log says so.
+"""
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+from contextlib import suppress
+
+_LIBC = ctypes.CDLL(None, use_errno=True)  # before any fork: a child must not wait for a lock of the loader
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # sched.h
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # linux/sockios.h, net/if.h
+_KEPT = b"This child keeps the network: the kernel allows it no network namespace of its own (%s).\n"
+_GONE = b"This child has no network.\n"
+
+
+def leave_network() -> None:
+    """Cut this process off, between fork and exec; its log, on its standard error, says whether that was possible."""
+    user, group = os.getuid(), os.getgid()
+    if _LIBC.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
+        os.write(2, _KEPT % os.strerror(ctypes.get_errno()).encode())
+        return
+    # The same person as before, or libraries would not find who they run for. Processes of one job meet by loopback.
+    with suppress(OSError):
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{user} {user} 1")
+        _write("/proc/self/gid_map", f"{group} {group} 1")
+    with suppress(OSError):
+        _raise_loopback()
+    os.write(2, _GONE)
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _raise_loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
