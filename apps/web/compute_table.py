@@ -76,7 +76,8 @@ _DEADLINE_MARKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeRow:
-    """One option as the table shows it. `finish_seconds` is from now, wait included; None where nobody can know.
+    """One option as the table shows it. `finish_seconds` is from now, wait included, and as if a worker were free where
+    none is online; None where nobody can know. `finish_at` and `late_at` are None without a worker.
 
     `in_time` is "yes" when the 90th percentile meets the deadline, "maybe" when the median does, "no" when neither.
     """
@@ -177,18 +178,11 @@ class ComputeRow:
 
 
 def compute_rows(quotes: Sequence[PoolQuote], *, view: TableView) -> list[ComputeRow]:
-    """Return the table's rows in the order asked for; launchable ones first, the recommended one before them all."""
-    has_choice = len(_ranked(quotes)) > 1
+    """Return the table's rows in the order asked for; by default launchable ones first, the recommended one before
+    them all."""
+    has_choice = sum(quoted.is_launchable for quoted in quotes) > 1
     rows = [_row(quoted, view, has_choice=has_choice) for quoted in quotes]
     return sorted(rows, key=lambda row: _rank(row, view.order))
-
-
-def _ranked(quotes: Iterable[PoolQuote]) -> set[str]:
-    """Return what badges are chosen among: what can be launched; where nothing can, what has a time and a price."""
-    listed = list(quotes)
-    launchable = {quoted.key for quoted in listed if quoted.is_launchable}
-    timed = {q.key for q in listed if finish_seconds(q.estimate) and q.estimate.cost_nano_p50 is not None}
-    return launchable or timed
 
 
 def _row(quoted: PoolQuote, view: TableView, *, has_choice: bool) -> ComputeRow:
@@ -200,15 +194,15 @@ def _row(quoted: PoolQuote, view: TableView, *, has_choice: bool) -> ComputeRow:
         quoted=quoted,
         bar=svg.memory_bar(_parts(estimate), estimate.capacity_bytes / GIB),
         hourly_nano=hourly_nano * quoted.gpu_count if hourly_nano is not None else None,
-        finish_seconds=finish[1] if finish and is_known else None,
+        finish_seconds=finish[1] if finish else None,
         finish_at=view.now + datetime.timedelta(seconds=finish[1]) if finish and is_known else None,
         late_at=view.now + datetime.timedelta(seconds=finish[2]) if finish and is_known else None,
-        in_time=_in_time(finish, view) if finish and is_known else "",
+        in_time=_in_time(finish, view) if finish else "",
         ways=tuple(_way_out(way, view) for way in quoted.ways),
         is_chosen=quoted is view.chosen,
-        is_recommended=ranking.recommended == quoted.key,
-        is_cheapest=has_choice and ranking.cheapest == quoted.key,
-        is_fastest=has_choice and ranking.fastest == quoted.key,
+        is_recommended=quoted.is_launchable and ranking.recommended == quoted.key,
+        is_cheapest=has_choice and quoted.is_launchable and ranking.cheapest == quoted.key,
+        is_fastest=has_choice and quoted.is_launchable and ranking.fastest == quoted.key,
     )
 
 
@@ -238,13 +232,18 @@ def _way_out(way: Way, view: TableView) -> WayOut:
 
 
 def _rank(row: ComputeRow, order: str) -> tuple[bool, bool, float]:
-    """Python's sort is stable, so that the quotes' own order, by cost, decides the rest."""
+    """Sorted by cost or finish every option takes its place; by recommendation what can start now comes first.
+
+    Python's sort is stable, so that the quotes' own order, by cost, decides the rest.
+    """
     far = float("inf")
     by = {
         "cost": far if row.cost_nano is None else row.cost_nano,
         "finish": far if row.finish_seconds is None else row.finish_seconds,
     }
-    return not row.quoted.is_launchable, not row.is_recommended and order not in by, by.get(order, 0.0)
+    if order in by:
+        return not row.quoted.estimate.fits, False, by[order]
+    return not row.quoted.is_launchable, not row.is_recommended, 0.0
 
 
 def memory_parts(parts: Iterable[tuple[str, int]]) -> list[tuple[str, float]]:
@@ -278,7 +277,6 @@ def cost_scatter(rows: Sequence[ComputeRow], *, chosen: ComputeRow | None, view:
     """
     timed = [(row, finish_seconds(row.quoted.estimate)) for row in rows]
     priced = [(row, finish) for row, finish in timed if finish and row.cost_nano is not None]
-    ranked = _ranked(row.quoted for row in rows)
     named = {*view.ranking.front, chosen.quoted.key if chosen else ""}
     most = _FAR_COST * min((row.cost_nano or 0 for row, _ in priced), default=0)
     drawn = [(row, finish) for row, finish in priced if row.quoted.key in named or (row.cost_nano or 0) <= most]
@@ -289,7 +287,7 @@ def cost_scatter(rows: Sequence[ComputeRow], *, chosen: ComputeRow | None, view:
             title=f"{row.quoted.key}: {usd(row.cost_nano)}, {about(finish[1])}",
             seconds=finish[1],
             cost=float(nano_to_usd(row.cost_nano or 0)),
-            muted=row.quoted.key not in ranked,
+            muted=not row.quoted.is_launchable,
         )
         for row, finish in drawn
     ]

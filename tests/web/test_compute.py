@@ -12,7 +12,7 @@ from apps.catalog.operations import set_price
 from apps.core.clock import db_now
 from apps.datasets.models import TokenCount
 from apps.finetuning import quotas
-from apps.finetuning.models import FineTuningJob, GpuPool
+from apps.finetuning.models import FineTuningJob, GpuPool, Worker
 from tests.factories.market import POOLS, Market, make_gpu_pool
 
 LIVE = {"HX-Request": "true", "HX-Target": "div#compute-live"}
@@ -92,6 +92,24 @@ def test_a_deadline_moves_the_recommendation_to_what_meets_it_at_p90(compute) ->
     assert "Late: " in rows(in_time)["l40s"]
     assert badged(at_median, "Recommended") == []  # one case in two would be late
     assert "May be late: " in rows(at_median)["h100"]
+
+
+def test_what_needs_a_worker_first_is_sorted_and_late_like_the_rest_and_has_no_badge(compute) -> None:
+    Worker.objects.filter(hostname__in=("b200", "l4")).update(last_seen_at=db_now() - datetime.timedelta(hours=1))
+    page = compute()
+    spans = {key: _spans(page, key)[0] for key in ("b200", "h100", "a100")}
+
+    by_finish = list(rows(compute(sort="finish")))
+    by_cost = list(rows(compute(sort="cost")))
+    late = compute(needed_by=due((spans["b200"] - 60) / 3600))
+
+    assert list(rows(page)).index("b200") > list(rows(page)).index("a100")  # by recommendation: what can start now
+    assert spans["b200"] < spans["h100"] < spans["a100"]
+    assert by_finish.index("b200") < by_finish.index("h100") < by_finish.index("a100")
+    assert by_cost != by_finish
+    assert "Late: " in rows(late)["b200"] and "once a worker is online" in rows(late)["b200"]
+    badges = [key for badge in ("Recommended", "Cheapest", "Fastest") for key in badged(page, badge)]
+    assert badges and not {"b200", "l4"} & set(badges)
 
 
 def test_several_gpus_are_shown_unasked_where_they_alone_meet_the_deadline(compute) -> None:
