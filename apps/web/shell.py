@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpRequest
 
 from apps.accounts.models import Organization
@@ -19,6 +20,7 @@ def context(request: HttpRequest) -> dict[str, Any]:
     organization = getattr(request, "organization", None)
     return {
         "theme": theme_of(request),
+        "mail_folder": settings.MAIL_FOLDER,
         "organization": organization,
         "membership": getattr(request, "membership", None),
         "memberships": getattr(request, "memberships", []),
