@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from apps.core.embedded import is_postgres_ready, is_redis_ready
+from apps.core.loopback import is_loopback
 from scripts.environment import EnvironmentIncomplete, Prepared, plain_environment, prepare
 from scripts.processes import REPOSITORY, Program, Tier
 from scripts.supervision import (
@@ -117,6 +118,7 @@ class Starting:
 def main() -> int:
     given = _arguments()
     home = given.home.resolve()
+    os.umask(0o077)  # logs, mail and sockets are for this account alone
     home.mkdir(parents=True, exist_ok=True)
     # SIGINT too: a shell lets its background jobs ignore it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -202,13 +204,18 @@ def bring_up(prepared: Prepared, supervision: Supervision, starting: Starting) -
 
 def _prepare_data(prepared: Prepared) -> None:
     """This function will migrate, collect changed static files and seed, in one process. Raises LaunchFailed."""
-    command = ["prepare", "--demo", "--verbosity", "0"]
+    command = ["prepare", "--demo" if _has_demo(prepared) else "--local", "--verbosity", "0"]
     environment = {**os.environ, **prepared.management_variables(role="owner")}
     done = subprocess.run(
         [*MANAGE, *command], cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise LaunchFailed(f"manage.py prepare failed:\n{(done.stdout + done.stderr).strip()[-3000:]}")
+
+
+def _has_demo(prepared: Prepared) -> bool:
+    """Whether this launch makes the demonstration's operator account: never where others could reach it."""
+    return prepared.services is not None and is_loopback(prepared.public_url)
 
 
 def _health_check(prepared: Prepared, supervision: Supervision, program: Program) -> Callable[[], bool]:
@@ -265,6 +272,8 @@ def _address(prepared: Prepared, program: Program) -> str:
 
 
 def _run_main_job_for_figures(prepared: Prepared, supervision: Supervision, starting: Starting) -> dict[str, Any]:
+    if not _has_demo(prepared):
+        return {"error": "the main job needs the demo account, which exists on one machine with embedded services only"}
     path = prepared.home / "demo/figures.json"
     path.unlink(missing_ok=True)
     options = ["--rows", CI_ROWS, "--qlora", "--figures", str(path)]
@@ -318,7 +327,7 @@ def _end_child(child: subprocess.Popen[bytes] | None) -> None:
 
 def _keep_running(given: argparse.Namespace, prepared: Prepared, supervision: Supervision, starting: Starting) -> None:
     """This function will run until it is interrupted; a main job that fails stops nothing. Raises LaunchFailed."""
-    has_main_job = not (given.reload or given.no_main_job)
+    has_main_job = _has_demo(prepared) and not (given.reload or given.no_main_job)
     child = _start_main_job(prepared, starting, []) if has_main_job else None
     is_said, seen = False, _newest_changes() if given.reload else {}
     try:
@@ -406,6 +415,13 @@ def _say(text: str) -> None:
 
 
 def _sign_in(prepared: Prepared) -> str:
+    if not _has_demo(prepared):
+        env = shlex.quote(str(prepared.home / "env"))
+        return (
+            f"\n  The dashboard is open:  {prepared.public_url}\n"
+            "  There is no demo account: others can reach this installation or its database. Make an operator with\n"
+            f"  set -a; . {env}; set +a; {MANAGE[0]} manage.py createoperator you@example.com\n"
+        )
     account = json.loads((prepared.home / "demo.json").read_text())
     return (
         f"\n  The dashboard is open:  {prepared.public_url}\n"

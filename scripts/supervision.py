@@ -51,6 +51,7 @@ class Supervision:
     def start(self) -> None:
         """This method will start supervisord with all programs stopped. Raises LaunchFailed."""
         self.logs.mkdir(exist_ok=True)
+        self.logs.chmod(0o700)  # of a launch before the launcher set a umask
         self._socket.unlink(missing_ok=True)  # of a supervisord that was killed
         config = self.prepared.home / "supervisord.conf"
         with os.fdopen(os.open(config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:

@@ -17,6 +17,12 @@ from apps.core.ids import new_id
 class AccountAdapter(DefaultAccountAdapter):
     """Mail goes through the outbox; addresses are kept in lower case."""
 
+    error_messages = DefaultAccountAdapter.error_messages | {
+        "email_password_mismatch": "That email and password don't match.",
+        "incorrect_password": "That password is not right.",
+        "enter_current_password": "That is not your current password.",
+    }
+
     def clean_email(self, email: str) -> str:
         return super().clean_email(email).lower()
 

@@ -1,7 +1,22 @@
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
+from django.contrib.auth.signals import user_logged_in
 
 
 class AccountsConfig(AppConfig):
     name = "apps.accounts"
     label = "accounts"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Listen to what other packages tell in no other way, in the processes where people sign in."""
+        if not apps.is_installed("allauth.mfa"):
+            return
+        from allauth.mfa import signals  # noqa: PLC0415 - imports models
+
+        from apps.accounts import second_factor, sessions  # noqa: PLC0415 - imports models
+
+        user_logged_in.connect(sessions.note_sign_in)
+        signals.authenticator_added.connect(second_factor.note_added)
+        signals.authenticator_removed.connect(second_factor.note_removed)
+        signals.authenticator_reset.connect(second_factor.note_reset)
+        signals.authentication_failed.connect(second_factor.note_failed)

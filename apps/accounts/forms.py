@@ -5,6 +5,8 @@ from typing import Any
 from allauth.account import forms as allauth_forms
 from allauth.account.adapter import get_adapter
 from allauth.core import context
+from allauth.mfa.base import forms as mfa_forms
+from allauth.mfa.totp import forms as totp_forms
 from django import forms
 from django.contrib.auth.hashers import make_password
 from django.http import HttpRequest, HttpResponse
@@ -40,6 +42,29 @@ class LoginForm(PlainFields, allauth_forms.LoginForm):
         super().__init__(*args, **kwargs)
         self.fields["login"].widget.attrs["autofocus"] = True
         self.fields["password"].help_text = ""  # the page has a link of its own
+
+
+class ReauthenticateForm(PlainFields, allauth_forms.ReauthenticateForm):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["password"].widget.attrs["autofocus"] = True
+        self.fields["password"].help_text = ""
+
+
+class SecondFactorForm(PlainFields, mfa_forms.AuthenticateForm):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["code"].widget.attrs |= {"autofocus": True, "inputmode": "numeric"}
+
+
+class SecondFactorAgainForm(PlainFields, mfa_forms.ReauthenticateForm):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["code"].widget.attrs |= {"autofocus": True, "inputmode": "numeric"}
+
+
+class ActivateTotpForm(PlainFields, totp_forms.ActivateTOTPForm):
+    pass
 
 
 class ChangePasswordForm(PlainFields, allauth_forms.ChangePasswordForm):

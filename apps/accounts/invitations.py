@@ -17,9 +17,12 @@ from apps.accounts.operations import known_role, lock_members, require_grantable
 from apps.accounts.queries import get_invitation
 from apps.accounts.roles import Permission, has_permission
 from apps.core import audit, outbox
-from apps.core.errors import InvalidState, NotFound, PermissionDenied
+from apps.core.errors import InvalidState, NotFound, PermissionDenied, RateLimited
 
 INVITATION_LIFETIME = datetime.timedelta(days=7)
+# An invitation is mail to a stranger with words of the sender's choice.
+MOST_OPEN, MOST_A_DAY = 20, 50  # of an organization
+_A_DAY = datetime.timedelta(days=1)
 
 
 class AlreadyMember(InvalidState):
@@ -30,6 +33,18 @@ class InvitationClosed(InvalidState):
     """The invitation was accepted, withdrawn or has expired, or its sender may no longer give its role."""
 
     code = "invitation_closed"
+
+
+class UnverifiedSender(PermissionDenied):
+    """Only people who have confirmed an address of their own send mail to others."""
+
+    code = "address_unverified"
+
+
+class TooManyInvitations(RateLimited):
+    """The organization, or the address, has had its share of invitations for now."""
+
+    code = "too_many_invitations"
 
 
 class WrongAddress(PermissionDenied):
@@ -50,8 +65,9 @@ def invite_member(
 ) -> Invitation:
     """Mail a link that makes its reader a member; an open invitation of the same address is replaced.
 
-    With `only_for_address` the reader's account must have that address, verified. By default this holds for roles that
-    manage members. Raises AlreadyMember, PermissionDenied, InvalidValue.
+    An address is mailed once a day: an invitation of the last day is changed instead, and its link stays. With
+    `only_for_address` the reader's account must have that address, verified; by default this holds for roles that
+    manage members. Raises AlreadyMember, PermissionDenied, UnverifiedSender, TooManyInvitations, InvalidValue.
     """
     acting = lock_members(organization, by)
     require_grantable(acting, known_role(role))
@@ -60,11 +76,46 @@ def invite_member(
         raise AlreadyMember(f"{email} is already a member.", param="email")
     if only_for_address is None:
         only_for_address = has_permission(role, Permission.MEMBER_MANAGE)
+    invitation = _mailed_today(organization, email, now)
+    if invitation is None:
+        _require_room(organization, by, email, now)
+        invitation = _mail(organization, email, now, role=role, invited_by=by, only_for_address=only_for_address)
+    else:
+        invitation.role, invitation.invited_by, invitation.only_for_address = role, by, only_for_address
+        invitation.save(update_fields=["role", "invited_by", "only_for_address"])
+    audit.record(
+        organization=organization, by=by.pk, action="member.invite", target=invitation.pk, email=email, role=role,
+        only_for_address=only_for_address,
+    )  # fmt: skip
+    return invitation
+
+
+def _mailed_today(organization: Organization, email: str, now: datetime.datetime) -> Invitation | None:
+    rows = Invitation.objects.for_organization(organization).still_open()
+    found: Invitation | None = rows.filter(email__iexact=email, created_at__gt=now - _A_DAY).first()
+    return found
+
+
+def _require_room(organization: Organization, by: User, email: str, now: datetime.datetime) -> None:
+    """Raise UnverifiedSender, or TooManyInvitations naming what is used up. The members are locked: none slips by."""
+    if not has_verified_address(user=by):
+        raise UnverifiedSender("Confirm your own email address before you invite others.")
+    rows = Invitation.objects.for_organization(organization)
+    today = rows.filter(created_at__gt=now - _A_DAY)
+    if today.filter(email__iexact=email).exists():
+        raise TooManyInvitations(f"{email} had an invitation today. Send another one tomorrow.", param="email")
+    if rows.still_open().filter(expires_at__gt=now).exclude(email__iexact=email).count() >= MOST_OPEN:
+        raise TooManyInvitations(f"{MOST_OPEN} invitations are open. Withdraw one, or wait until one is accepted.")
+    if today.count() >= MOST_A_DAY:
+        raise TooManyInvitations(f"An organization sends {MOST_A_DAY} invitations a day. Continue tomorrow.")
+
+
+def _mail(organization: Organization, email: str, now: datetime.datetime, **fields: object) -> Invitation:
+    """Make an invitation in place of the address's earlier one, and queue its mail."""
     Invitation.objects.for_organization(organization).still_open().filter(email__iexact=email).update(revoked_at=now)
     invitation = Invitation(
-        organization=organization, email=email, role=role, invited_by=by, only_for_address=only_for_address,
-        created_at=now, expires_at=now + INVITATION_LIFETIME,
-    )  # fmt: skip
+        organization=organization, email=email, created_at=now, expires_at=now + INVITATION_LIFETIME, **fields
+    )
     invitation.token_sha256 = _sha256(invitation_token(invitation.pk))
     invitation.save(force_insert=True)
     outbox.publish(
@@ -72,10 +123,6 @@ def invite_member(
         key=f"invitation:{invitation.pk}",
         payload={"kind": "invitation", "invitation_id": invitation.pk},
     )
-    audit.record(
-        organization=organization, by=by.pk, action="member.invite", target=invitation.pk, email=email, role=role,
-        only_for_address=only_for_address,
-    )  # fmt: skip
     return invitation
 
 

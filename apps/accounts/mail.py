@@ -4,6 +4,7 @@ A payload names what to write (`kind`) and for whom by id. Links that carry a se
 so that no secret lies in a table.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from apps.accounts.invitations import invitation_token
 from apps.accounts.models import Invitation, User
 
 Payload = dict[str, Any]
+_NAME_LENGTH = 60
 
 
 def send(*, key: str, payload: Payload) -> None:
@@ -34,7 +36,15 @@ def _invitation(payload: Payload) -> EmailMessage | None:
     if invitation is None:
         return None
     link = _link("web:invitation_accept", token=invitation_token(invitation.pk))
-    return _written("invitation", to=invitation.email, invitation=invitation, link=link)
+    sender = invitation.invited_by
+    return _written(
+        "invitation",
+        to=invitation.email,
+        invitation=invitation,
+        link=link,
+        organization=plain_name(invitation.organization.name),
+        sender=plain_name(sender.name) or sender.email,
+    )
 
 
 def _password_reset(payload: Payload) -> EmailMessage | None:
@@ -62,6 +72,13 @@ def _email_confirmation(payload: Payload) -> EmailMessage | None:
 def _plain(payload: Payload) -> EmailMessage:
     """Send a text written by the caller; it must hold no secret."""
     return EmailMessage(payload["subject"], payload["body"], settings.DEFAULT_FROM_EMAIL, [payload["to"]])
+
+
+def plain_name(name: str) -> str:
+    """Return a name as it may stand in a mail to a stranger: one short line in which no program finds a link."""
+    words = re.sub(r"[^\w\s.,'’&()+-]", " ", name)
+    words = re.sub(r"\.(?=\S)", " ", words)  # the dot of a host name, not that of an abbreviation
+    return " ".join(words.split()).lstrip(" .,'+-")[:_NAME_LENGTH].strip()
 
 
 def _written(template: str, *, to: str, **context: Any) -> EmailMessage:

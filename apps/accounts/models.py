@@ -63,6 +63,10 @@ class Organization(models.Model):
     slug = models.SlugField(max_length=40, unique=True, help_text="Part of the names of its fine-tuned models.")
     created_at = models.DateTimeField(db_default=Now())
     suspended_at = models.DateTimeField(null=True)
+    founded_by = models.ForeignKey(User, on_delete=models.PROTECT, null=True, related_name="+")
+    requires_second_factor = models.BooleanField(
+        default=False, help_text="Its pages open only for members who have shown a second factor."
+    )
 
     tenancy_reason = "the tenant itself"
     tenant_condition = (

@@ -49,7 +49,7 @@ class IssuedKey:
 @transaction.atomic
 def create_organization(*, name: str, owner: User, now: datetime.datetime) -> Organization:
     """Create an organization owned by `owner`. The `tenant` block in progress, if any, acts for it from here on."""
-    organization = _insert_organization(name=_clean_name(name), now=now)
+    organization = _insert_organization(name=_clean_name(name), owner=owner, now=now)
     Membership.objects.create(organization=organization, user=owner, role=Owner.name, created_at=now)
     audit.record(
         organization=organization, by=owner.pk, action="organization.create", target=organization.pk, name=name
@@ -57,10 +57,19 @@ def create_organization(*, name: str, owner: User, now: datetime.datetime) -> Or
     return organization
 
 
-def _insert_organization(*, name: str, now: datetime.datetime) -> Organization:
+def list_founded(*, user: User) -> list[str]:
+    """Return the ids of the organizations a person founded. Run it under `system()`.
+
+    The person stays locked until the transaction ends, so that two requests do not count the same ones.
+    """
+    User.objects.select_for_update().get(pk=user.pk)
+    return list(Organization.objects.filter(founded_by=user).values_list("pk", flat=True))
+
+
+def _insert_organization(*, name: str, owner: User, now: datetime.datetime) -> Organization:
     """Insert under the first free slug. Other organizations are invisible here, so the unique index is asked."""
     for attempt in range(_SLUG_ATTEMPTS):
-        organization = Organization(name=name, slug=_slug(name, attempt), created_at=now)
+        organization = Organization(name=name, slug=_slug(name, attempt), founded_by=owner, created_at=now)
         set_organization(organization)
         try:
             with transaction.atomic():
@@ -89,6 +98,22 @@ def rename_organization(*, organization: Organization, name: str, by: User) -> N
         target=organization.pk,
         before=before,
         after=organization.name,
+    )
+
+
+@transaction.atomic
+def set_second_factor_policy(*, organization: Organization, is_required: bool, by: User) -> None:
+    """Demand a second factor of every member, or no longer. The caller makes sure that `by` has one."""
+    if organization.requires_second_factor == is_required:
+        return
+    organization.requires_second_factor = is_required
+    organization.save(update_fields=["requires_second_factor"])
+    audit.record(
+        organization=organization,
+        by=by.pk,
+        action="organization.second_factor_policy",
+        target=organization.pk,
+        is_required=is_required,
     )
 
 

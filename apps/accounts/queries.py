@@ -154,3 +154,18 @@ def name_of_actor(*, organization: Organization, actor: str) -> str:
         key = ApiKey.objects.for_organization(organization).filter(pk=actor).first()
         return f"API key {key.name}" if key else "an API key"
     return "Anneal"
+
+
+def names_of_actors(*, organization: Organization | None, actors: set[str]) -> dict[str, str]:
+    """Return who each actor id stands for, in words for a page; an organization reads no operator's name."""
+    users = User.objects.filter(pk__in=[actor for actor in actors if actor.startswith("user_")])
+    mine = set(Membership.objects.filter(organization=organization, user__in=users).values_list("user_id", flat=True))
+    names = {
+        user.pk: "Operator" if organization and user.is_operator and user.pk not in mine else str(user)
+        for user in users
+    }
+    keys = ApiKey.objects.filter(pk__in=[actor for actor in actors if actor.startswith("key_")])
+    if organization:
+        keys = keys.for_organization(organization)
+    names |= {key.pk: f"API key {key.name}" for key in keys}
+    return {actor: names.get(actor, "Anneal" if actor == "system" else actor) for actor in actors}

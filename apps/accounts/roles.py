@@ -13,6 +13,7 @@ class Permission(StrEnum):
     INFERENCE = "inference"
     KEY_MANAGE = "key.manage"
     MEMBER_MANAGE = "member.manage"
+    AUDIT_READ = "audit.read"
     ORGANIZATION_MANAGE = "organization.manage"
 
 
@@ -39,7 +40,7 @@ class Member(Role):
 
 class Admin(Role):
     name = "admin"
-    permissions = Member.permissions | {Permission.ADAPTER_DELETE, Permission.MEMBER_MANAGE}
+    permissions = Member.permissions | {Permission.ADAPTER_DELETE, Permission.MEMBER_MANAGE, Permission.AUDIT_READ}
 
 
 class Owner(Role):
@@ -60,6 +61,7 @@ SCOPES = tuple(
         Permission.ADAPTER_WRITE,
         Permission.ADAPTER_DELETE,
         Permission.INFERENCE,
+        Permission.AUDIT_READ,
     )
 )
 

@@ -1,12 +1,18 @@
 """The pages of allauth that we show. Its own list has more, each a form to guard and to style."""
 
 from allauth.account import views
-from django.urls import path, re_path
+from allauth.mfa.base import views as mfa
+from allauth.mfa.recovery_codes import views as recovery_codes
+from allauth.mfa.totp import views as totp
+from allauth.mfa.webauthn import views as webauthn
+from django.urls import path, re_path, reverse_lazy
 from django.views.decorators.http import require_http_methods, require_safe
 
 # allauth takes a PUT for a POST, and some of its pages answer a POST that means nothing.
 form = require_http_methods(["GET", "HEAD", "POST"])
 page = require_safe
+
+_remove_passkey = webauthn.RemoveWebAuthnView.as_view(success_url=reverse_lazy("mfa_index"))
 
 urlpatterns = [
     path("login/", form(views.login), name="account_login"),
@@ -29,4 +35,19 @@ urlpatterns = [
         form(views.password_reset_from_key),
         name="account_reset_password_from_key",
     ),
+    path("reauthenticate/", form(views.reauthenticate), name="account_reauthenticate"),
+    path("second-factor/", page(mfa.index), name="mfa_index"),
+    path("second-factor/ask/", form(mfa.authenticate), name="mfa_authenticate"),
+    path("second-factor/confirm/", form(mfa.reauthenticate), name="mfa_reauthenticate"),
+    path("second-factor/app/add/", form(totp.activate_totp), name="mfa_activate_totp"),
+    path("second-factor/app/remove/", form(totp.deactivate_totp), name="mfa_deactivate_totp"),
+    path("second-factor/recovery-codes/", page(recovery_codes.view_recovery_codes), name="mfa_view_recovery_codes"),
+    path(
+        "second-factor/recovery-codes/new/",
+        form(recovery_codes.generate_recovery_codes),
+        name="mfa_generate_recovery_codes",
+    ),
+    path("second-factor/passkeys/add/", form(webauthn.add_webauthn), name="mfa_add_webauthn"),
+    path("second-factor/passkeys/confirm/", form(webauthn.reauthenticate_webauthn), name="mfa_reauthenticate_webauthn"),
+    path("second-factor/passkeys/<int:pk>/remove/", form(_remove_passkey), name="mfa_remove_webauthn"),
 ]

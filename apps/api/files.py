@@ -13,6 +13,7 @@ from apps.accounts.roles import Permission
 from apps.api.pagination import page
 from apps.api.parsers import MissingParameter
 from apps.api.views import ApiView
+from apps.core import audit
 from apps.core.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
 from apps.core.object_store import CHUNK_BYTES, attachment
@@ -92,6 +93,7 @@ class FileContent(ApiView):
             headers = {"Content-Disposition": attachment(FILENAME), "Cache-Control": "private, no-store"}
             return HttpResponse(result_csv(job=job), content_type="text/csv; charset=utf-8", headers=headers)
         version = queries.get_version(organization=self.organization, id=file_id)
+        audit.record(organization=self.organization, by=self.actor, action="dataset.downloaded", target=version.pk)
         return object_response(request._request, version.object_key, filename=version.filename)
 
 

@@ -4,6 +4,7 @@ from django.urls import path
 from drf_spectacular.views import SpectacularJSONAPIView
 
 from apps.api import (
+    audit,
     billing,
     datasets,
     estimates,
@@ -40,6 +41,7 @@ urlpatterns = [
     path(f"{_JOB}/checkpoints", fine_tuning.JobCheckpoints.as_view(), name="api_job_checkpoints"),
     path(f"api/{_JOB}/retry", fine_tuning.JobRetry.as_view(), name="api_job_retry"),
     path(f"api/{_JOB}/tensorboard", fine_tuning.JobTensorBoard.as_view(), name="api_job_tensorboard"),
+    path("api/v1/audit", audit.AuditLog.as_view(), name="api_audit"),
     path("api/v1/billing", billing.BillingView.as_view(), name="api_billing"),
     path("api/v1/estimates", estimates.Estimates.as_view(), name="api_estimates"),
     path("api/v1/models/<path:model>/limits", limits.ModelLimits.as_view(), name="api_model_limits"),

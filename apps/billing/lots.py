@@ -61,6 +61,11 @@ def _new_lot(lot: CreditLot, amount_nano: int) -> CreditLot:
     )
 
 
+def has_paid_lot(*, organizations: Collection[str]) -> bool:
+    """Tell whether anything was ever paid into one of these organizations."""
+    return CreditLot.objects.filter(organization_id__in=organizations, kind=LotKind.PAID).exists()
+
+
 def open_lot(
     *,
     organization_id: Any,

@@ -6,11 +6,17 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from apps.core.loopback import is_loopback
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class MissingVariable(Exception):
     """A variable without which the process must not start; the message says how to set it."""
+
+
+class MalformedVariable(Exception):
+    """A variable whose value cannot be read; the message says what it takes."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,8 @@ class Env:
     replica_addresses: tuple[str, ...]
     max_upload_bytes: int
     stall_seconds: int
+    operator_mfa: bool
+    most_unpaid_organizations: int
 
 
 @cache
@@ -87,11 +95,26 @@ def _parse(environ: Mapping[str, str]) -> Env:
         replica_addresses=_listed(environ.get("ANNEAL_REPLICA_ADDRESSES", f"unix://{home.resolve()}")),
         max_upload_bytes=int(environ.get("ANNEAL_MAX_UPLOAD_BYTES", 8 * 1024**3)),
         stall_seconds=max(int(environ.get("ANNEAL_STALL_SECONDS", "900")), 60),
+        most_unpaid_organizations=int(environ.get("ANNEAL_MOST_UNPAID_ORGANIZATIONS", "3")),
+        operator_mfa=_switch(environ, "ANNEAL_OPERATOR_MFA", default=not is_loopback(public_url)),
     )
 
 
 def _listed(text: str) -> tuple[str, ...]:
     return tuple(entry.strip() for entry in text.split(",") if entry.strip())
+
+
+def _switch(environ: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """Read `on` or `off`. Raises MalformedVariable for anything else: a typing error must not switch security off."""
+    match environ.get(name, ""):
+        case "":
+            return default
+        case "on":
+            return True
+        case "off":
+            return False
+        case other:
+            raise MalformedVariable(f"{name} is on or off, not {other!r}.")
 
 
 def _required(environ: Mapping[str, str], name: str) -> str:

@@ -8,7 +8,7 @@ _PORTS = {"smtp": 25, "smtps": 465}
 
 
 class UnknownMailScheme(ValueError):
-    """The URL's scheme is none of smtp, smtps and console."""
+    """The URL's scheme is none of smtp, smtps, file and console."""
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,23 @@ class Mail:
     password: str = ""
     use_tls: bool = False
     use_ssl: bool = False
+    folder: str = ""  # where messages are written instead of sent
 
 
 def read_mail_url(url: str) -> Mail:
-    """Read `console://`, `smtp://user:password@host:587` or `smtps://…`. Raises UnknownMailScheme.
+    """Read `console://`, `file:///folder`, `smtp://user:password@host:587` or `smtps://…`. Raises UnknownMailScheme.
 
     A password, and mail on the submission port, never go in clear: STARTTLS is asked for (RFC 8314 §3.3).
     """
     parts = urlsplit(url)
     if parts.scheme == "console":
         return Mail(backend="django.core.mail.backends.console.EmailBackend")
+    if parts.scheme == "file":
+        return Mail(backend="apps.config.mail_folder.EmailBackend", folder=unquote(parts.path))
     if parts.scheme not in _PORTS:
-        raise UnknownMailScheme(f"ANNEAL_EMAIL_URL begins with smtp://, smtps:// or console://, not {url[:12]!r}.")
+        raise UnknownMailScheme(
+            f"ANNEAL_EMAIL_URL begins with smtp://, smtps://, file:// or console://, not {url[:12]!r}."
+        )
     port = parts.port or _PORTS[parts.scheme]
     return Mail(
         backend="django.core.mail.backends.smtp.EmailBackend",

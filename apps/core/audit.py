@@ -1,12 +1,9 @@
 """The audit log: who did what to which object, written in the transaction that did it."""
 
-import datetime
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from django.db import connection
-from django.db.models import QuerySet
 
 from apps.core.models import AuditEntry
 from apps.core.origin import current
@@ -42,31 +39,3 @@ def record_in_each(*, organizations: Iterable[Any], by: str, action: str, target
         )
         for organization in organizations
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditFilter:
-    """Which entries to read; "" and None leave a field open. `action` ending in a dot stands for all that begin so."""
-
-    actor: str = ""
-    action: str = ""
-    target: str = ""
-    since: datetime.datetime | None = None
-    until: datetime.datetime | None = None
-
-
-def list_entries(*, organization: Any, chosen: AuditFilter) -> QuerySet[AuditEntry]:
-    """Return an organization's entries, or for None the platform's own, newest first."""
-    rows = AuditEntry.objects.filter(organization_id=getattr(organization, "pk", organization)).order_by("-id")
-    if chosen.actor:
-        rows = rows.filter(actor=chosen.actor)
-    if chosen.action:
-        lookup = "action__startswith" if chosen.action.endswith(".") else "action"
-        rows = rows.filter(**{lookup: chosen.action})
-    if chosen.target:
-        rows = rows.filter(target=chosen.target)
-    if chosen.since:
-        rows = rows.filter(created_at__gte=chosen.since)
-    if chosen.until:
-        rows = rows.filter(created_at__lt=chosen.until)
-    return rows

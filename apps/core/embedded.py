@@ -151,6 +151,7 @@ def _prepare_directories(data_dir: Path) -> Path:
     run = _private_dir(runtime_dir(data_dir), mode=walkable)
     _private_dir(run / "pg", mode=0o700, owner=_postgres_account())
     _private_dir(run / "redis", mode=0o700)
+    _private_dir(run / "web", mode=0o700)  # uvicorn makes its socket world-accessible: the folder is the guard
     return run
 
 

@@ -23,10 +23,11 @@ def queue_order(*, pool: GpuPool, now: datetime.datetime) -> list[Run]:
 
     An organization's share is the GPUs it holds plus the GPU-hours it used in the last hour, by its weight. Each hour
     that it was not served while it waited counts as one GPU less, so that a small share is no precondition for ever.
-    What a suspended organization queued before waits until it has paid.
+    What a suspended organization queued before waits until it has paid, or an operator has reinstated it.
     """
     oldest_first = Window(RowNumber(), partition_by=F("organization_id"), order_by=("created_at", "id"))
-    queued = Run.objects.filter(pool=pool, status="queued").exclude(organization_id__in=stopped_organizations())
+    queued = Run.objects.filter(pool=pool, status="queued", organization__suspended_at=None)
+    queued = queued.exclude(organization_id__in=stopped_organizations())
     queued = queued.annotate(turn=oldest_first)
     runs = list(queued.filter(turn__lte=_CANDIDATES))
     turns = {run.pk: run.turn for run in runs}

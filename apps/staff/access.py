@@ -5,6 +5,7 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponseBase
 
+from apps.accounts.second_factor import require_of_operator
 from apps.core.access import Access, View, answer, redirect_to_sign_in
 from apps.core.errors import PermissionDenied
 from apps.core.tenancy import system
@@ -31,5 +32,7 @@ def operator_id(request: HttpRequest) -> str:
 def _as_operator(view: View, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
     if not getattr(request.user, "is_operator", False):
         raise PermissionDenied("These pages are for the operators of this installation.")
+    if elsewhere := require_of_operator(request):
+        return elsewhere
     with system():
         return view(request, *args, **kwargs)

@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import secrets
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 from django.conf import settings
 from django.db import transaction
 
+from apps.accounts.addresses import mark_verified
 from apps.accounts.models import Organization, User
 from apps.accounts.operations import create_organization, issue_key
 from apps.accounts.queries import find_key
@@ -27,7 +29,9 @@ from apps.finetuning.pool_facts import training_sku
 from apps.finetuning.pools import UnknownWorker, authenticate, create_pool, issue_worker_token
 from apps.serving.models import Replica
 
-EMAIL, PASSWORD = "demo@anneal.localhost", "anneal-demo-password"
+EMAIL = "demo@anneal.localhost"
+# What earlier versions gave every installation; replaced at the next start.
+_FORMER_PASSWORD = "anneal-demo-password"  # noqa: S105 - known to everybody, and refused
 ORGANIZATION = "Northline Support"
 LOCAL_POOL = "local-cpu"
 STARTING_CREDIT_NANO = 25 * NANO_PER_USD
@@ -54,15 +58,24 @@ class Seeded:
     is_new: bool
 
 
-def seed_demo(*, home: Path, now: datetime.datetime) -> Seeded:
-    """Make what is missing of the demonstration and return how to sign in. Safe to run again."""
+def seed_local_workers(*, home: Path, now: datetime.datetime) -> None:
+    """Make the pools that are missing and put a token where each local worker looks for it. Safe to run again."""
     _seed_pools(now)
     _seed_worker_tokens(home)
-    kept = _kept_account(home / "demo.json")
+
+
+def seed_account(*, home: Path, now: datetime.datetime) -> Seeded:
+    """Make the demonstration's operator, organization and key, and return how to sign in. Safe to run again.
+
+    The password is random, and kept in `demo.json` alone. The account is an operator's: it has no place in an
+    installation that others can reach.
+    """
+    path = home / "demo.json"
+    kept = _kept_account(path)
     if kept is not None:
         return Seeded(kept, is_new=False)
     account = _new_account(now)
-    _write_private(home / "demo.json", msgspec.json.format(msgspec.json.encode(account)))
+    _write_private(path, msgspec.json.format(msgspec.json.encode(account)))
     return Seeded(account, is_new=True)
 
 
@@ -71,14 +84,13 @@ def _kept_account(path: Path) -> DemoAccount | None:
         account = msgspec.json.decode(path.read_bytes(), type=DemoAccount)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
-    return account if find_key(secret=account.api_key) else None
+    is_usable = account.password != _FORMER_PASSWORD and find_key(secret=account.api_key)
+    return account if is_usable else None
 
 
 @transaction.atomic
 def _new_account(now: datetime.datetime) -> DemoAccount:
-    user = User.objects.filter(email=EMAIL).first() or User.objects.create_user(
-        EMAIL, PASSWORD, name="Mira Okafor", is_operator=True
-    )
+    user, password = _operator()
     organization = Organization.objects.filter(name=ORGANIZATION).first() or create_organization(
         name=ORGANIZATION, owner=user, now=now
     )
@@ -92,7 +104,20 @@ def _new_account(now: datetime.datetime) -> DemoAccount:
     issued = issue_key(
         organization=organization, name="Demo", scopes=frozenset(SCOPES), by=user, expires_at=None, now=now
     )
-    return DemoAccount(EMAIL, PASSWORD, organization.pk, issued.secret, DEMO_MODEL, LOCAL_POOL)
+    return DemoAccount(EMAIL, password, organization.pk, issued.secret, DEMO_MODEL, LOCAL_POOL)
+
+
+def _operator() -> tuple[User, str]:
+    """Return the demonstration's operator with a new random password; sessions under an earlier one end."""
+    password = secrets.token_urlsafe(12)
+    user = User.objects.filter(email=EMAIL).first()
+    if user is None:
+        user = User.objects.create_user(EMAIL, password, name="Mira Okafor", is_operator=True)
+    else:
+        user.set_password(password)
+        user.save(update_fields=["password"])
+    mark_verified(user=user)
+    return user, password
 
 
 @transaction.atomic

@@ -1,12 +1,16 @@
 """Organizations, their limits and credit, and the jobs of all of them."""
 
+from collections.abc import Callable
+from functools import partial
+
 from django.contrib import messages
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
-from django.views.decorators.http import require_http_methods, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from apps.accounts.models import Organization
+from apps.accounts.suspension import reinstate_organization, suspend_organization
 from apps.billing.queries import get_balance
 from apps.core.clock import db_now
 from apps.datasets.queries import storage_used_bytes
@@ -50,6 +54,38 @@ def organizations(request: HttpRequest) -> HttpResponse:
         for each in Organization.objects.order_by("name")
     ]
     return render(request, "staff/organizations.html", {"rows": rows})
+
+
+@require_POST
+@operator_view
+def suspend(request: HttpRequest, organization_id: str) -> HttpResponse:
+    """Close one organization, with a reason."""
+    organization = get_object_or_404(Organization, pk=organization_id)
+    return _moved(
+        request,
+        partial(suspend_organization, organization=organization, now=db_now()),
+        f"{organization.name} is suspended.",
+    )
+
+
+@require_POST
+@operator_view
+def reinstate(request: HttpRequest, organization_id: str) -> HttpResponse:
+    """Open one organization again, with a reason."""
+    organization = get_object_or_404(Organization, pk=organization_id)
+    return _moved(
+        request, partial(reinstate_organization, organization=organization), f"{organization.name} is open again."
+    )
+
+
+def _moved(request: HttpRequest, move: Callable[..., None], done: str) -> HttpResponse:
+    try:
+        move(by=operator_id(request), reason=request.POST.get("reason", ""))
+    except DomainError as refused:
+        messages.error(request, refused.message)
+    else:
+        messages.success(request, done)
+    return redirect("staff:organization_list")
 
 
 @require_safe

@@ -2,11 +2,12 @@
 
 from django.urls import path
 
-from apps.staff import books, calibrations, catalog, payments, pools, replicas, tenants
+from apps.staff import audit, books, calibrations, catalog, payments, pools, replicas, tenants
 
 app_name = "staff"
 
 urlpatterns = [
+    path("audit", audit.index, name="audit"),
     path("pools", pools.index, name="pool_list"),
     path("pools/<str:pool_id>", pools.detail, name="pool_detail"),
     path("pools/<str:pool_id>/token", pools.issue_token, name="pool_token"),
@@ -33,6 +34,8 @@ urlpatterns = [
     path("organizations/<str:organization_id>/adjust", books.adjust, name="adjustment_create"),
     path("adjustments/<str:adjustment_id>", books.decide, name="adjustment_decide"),
     path("margin", books.margin, name="margin"),
+    path("organizations/<str:organization_id>/suspend", tenants.suspend, name="organization_suspend"),
+    path("organizations/<str:organization_id>/reinstate", tenants.reinstate, name="organization_reinstate"),
     path("quotas", tenants.quotas, name="quota_list"),
     path("quotas/<str:organization_id>", tenants.quota, name="quota_edit"),
     path("jobs", tenants.jobs, name="job_list"),

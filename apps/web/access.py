@@ -11,6 +11,8 @@ from django.shortcuts import redirect
 from apps.accounts.models import Membership, User
 from apps.accounts.queries import list_memberships_of
 from apps.accounts.roles import Permission, has_permission
+from apps.accounts.second_factor import require_second_factor
+from apps.accounts.sessions import require_recent_sign_in
 from apps.core.access import Access, View, answer, public_view, redirect_to_sign_in
 from apps.core.errors import PermissionDenied
 from apps.core.tenancy import set_organization, tenant
@@ -33,10 +35,11 @@ def person_view(view: View) -> View:
     return guarded
 
 
-def organization_view(permission: Permission) -> Callable[[View], View]:
+def organization_view(permission: Permission, *, is_sensitive: bool = False) -> Callable[[View], View]:
     """Require membership with `permission`; the view gets `organization` and `membership` and sees only their rows.
 
-    The whole view is one transaction: what it raises undoes what it did.
+    The whole view is one transaction: what it raises undoes what it did. A POST to a sensitive view asks people who
+    signed in some time ago for their password again.
     """
 
     def decorate(view: View) -> View:
@@ -44,6 +47,8 @@ def organization_view(permission: Permission) -> Callable[[View], View]:
         def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             if not request.user.is_authenticated:
                 return redirect_to_sign_in(request)
+            if is_sensitive and request.method == "POST":
+                require_recent_sign_in(request)
             return answer(request, partial(_as_member, view, permission, request, *args, **kwargs))
 
         guarded.access = Access("organization", permission)  # type: ignore[attr-defined]
@@ -68,7 +73,12 @@ def _as_person(view: View, request: HttpRequest, *args: Any, **kwargs: Any) -> H
 def _as_member(view: View, permission: Permission, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
     with _entering(request) as membership:
         if membership is None:
-            return redirect("web:organization_create")
+            is_operator = getattr(request.user, "is_operator", False)
+            return redirect("staff:organization_list" if is_operator else "web:organization_create")
+        if membership.organization.requires_second_factor:
+            why = f"{membership.organization.name} asks its members for a second factor."
+            if elsewhere := require_second_factor(request, why=why):
+                return elsewhere
         require(membership, permission)
         return view(request, membership.organization, membership, *args, **kwargs)
 

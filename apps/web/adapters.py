@@ -199,7 +199,7 @@ def undeploy(request: HttpRequest, organization: Organization, membership: Membe
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
-@organization_view(Permission.ADAPTER_DELETE)
+@organization_view(Permission.ADAPTER_DELETE, is_sensitive=True)
 def delete(request: HttpRequest, organization: Organization, membership: Membership, version_id: str) -> HttpResponse:
     """Ask for the adapter's name typed in full, then unload the version and delete its files."""
     version = queries.get_version(organization=organization, id=version_id)

@@ -74,7 +74,7 @@ def _initial(order: autorecharge.AutoRecharge) -> dict[str, object]:
 
 
 @require_POST
-@organization_view(Permission.ORGANIZATION_MANAGE)
+@organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
 def top_up(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
     """Ask for a page on which credit is paid for."""
     _refuse_without_payments()
@@ -90,7 +90,7 @@ def top_up(request: HttpRequest, organization: Organization, membership: Members
 
 
 @require_POST
-@organization_view(Permission.ORGANIZATION_MANAGE)
+@organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
 def leave_card(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
     """Ask for a page on which a card is left for later."""
     _refuse_without_payments()
@@ -98,7 +98,7 @@ def leave_card(request: HttpRequest, organization: Organization, membership: Mem
 
 
 @require_POST
-@organization_view(Permission.ORGANIZATION_MANAGE)
+@organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
 def open_portal(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
     """Ask for a visit to Stripe's portal: cards, address, tax ids, invoices."""
     _refuse_without_payments()
@@ -108,7 +108,7 @@ def open_portal(request: HttpRequest, organization: Organization, membership: Me
 
 
 @require_POST
-@organization_view(Permission.ORGANIZATION_MANAGE)
+@organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
 def auto_recharge(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
     _refuse_without_payments()
     form = AutoRechargeForm(request.POST)
@@ -135,7 +135,7 @@ def _is_saved(form: AutoRechargeForm, organization: Organization, membership: Me
 
 
 @require_safe
-@organization_view(Permission.ORGANIZATION_MANAGE)
+@organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
 def page(request: HttpRequest, organization: Organization, membership: Membership, page_id: str) -> HttpResponse:
     """Wait for a page of Stripe's and go there; coming back from it, wait for what became of it."""
     _refuse_without_payments()

@@ -123,7 +123,7 @@ def download(request: HttpRequest, organization: Organization, membership: Membe
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
-@organization_view(Permission.DATASET_WRITE)
+@organization_view(Permission.DATASET_WRITE, is_sensitive=True)
 def delete(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
     """Ask for the file's name typed in full, then delete it."""
     version = queries.get_version(organization=organization, id=file_id)

@@ -1,19 +1,15 @@
-"""Files made while they are sent: CSV that no spreadsheet takes for formulas, and archives of stored objects."""
+"""Files made while they are sent, and archives of stored objects."""
 
 import asyncio
-import csv
 import io
 import zipfile
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, StreamingHttpResponse
 
 from apps.core.object_store import attachment, read_chunks, store
-
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-_CSV_ROWS_PER_CHUNK = 200
 
 
 def stream_download(
@@ -34,30 +30,6 @@ def stream_download(
 async def _in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
     while chunk := await asyncio.to_thread(next, chunks, b""):
         yield chunk
-
-
-def csv_chunks(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[bytes]:
-    """Yield a CSV file. Text that a spreadsheet would run as a formula gets an apostrophe before it."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer)
-    writer.writerow(header)
-    for number, row in enumerate(rows, start=1):
-        writer.writerow([_harmless(cell) for cell in row])
-        if number % _CSV_ROWS_PER_CHUNK == 0:
-            yield _taken(buffer)
-    if rest := _taken(buffer):
-        yield rest
-
-
-def _harmless(cell: Any) -> Any:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA_STARTS) else cell
-
-
-def _taken(buffer: io.StringIO) -> bytes:
-    text = buffer.getvalue()
-    buffer.seek(0)
-    buffer.truncate()
-    return text.encode()
 
 
 def zip_chunks(files: Sequence[tuple[str, str]], *, texts: Sequence[tuple[str, str]] = ()) -> Iterator[bytes]:

@@ -18,10 +18,11 @@ from apps.billing.queries import get_balance, list_invoices, list_lots, list_ope
 from apps.billing.spending import forecast_month
 from apps.catalog.queries import list_active_prices
 from apps.core.clock import db_now
+from apps.core.csv_text import csv_chunks
 from apps.core.object_store import attachment
 from apps.finetuning.charges import MINIMUM_SECONDS
 from apps.web.access import organization_view, require
-from apps.web.downloads import csv_chunks, stream_download
+from apps.web.downloads import stream_download
 from apps.web.forms.spending import ProfileForm
 
 _SHOWN = 50

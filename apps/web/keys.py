@@ -1,5 +1,7 @@
 """API keys: list, create (shown once), revoke."""
 
+import base64
+
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -12,23 +14,44 @@ from apps.accounts.roles import Permission, has_permission
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.forms import add_domain_error
+from apps.core.sealing import SealBroken, place_of, seal, unseal
 from apps.web.access import organization_view, require
 from apps.web.forms.accounts import KeyForm
+
+_SESSION_ISSUED = "issued_key"
 
 
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
-@organization_view(Permission.VIEW)
+@organization_view(Permission.VIEW, is_sensitive=True)
 def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
-    """List keys; a POST makes one and shows its secret on the page that answers, and never again."""
+    """List keys; a POST makes one, and the page it leads to shows its secret once."""
     if request.method != "POST":
-        return _page(request, organization, membership, KeyForm(by=membership))
+        return _page(request, organization, membership, KeyForm(by=membership), issued=_take_issued(request))
     require(membership, Permission.KEY_MANAGE)
     form = KeyForm(request.POST, by=membership)
     issued = _issue(form, organization, membership) if form.is_valid() else None
     if issued is None:
         return _page(request, organization, membership, form, status=422)
-    return _page(request, organization, membership, KeyForm(by=membership), issued=issued)
+    sealed = seal(issued.secret, place=_place(issued.key.pk))
+    request.session[_SESSION_ISSUED] = {"key_id": issued.key.pk, "sealed": base64.b64encode(sealed).decode()}
+    return redirect("web:key_list")
+
+
+def _place(key_id: str) -> bytes:
+    return place_of(table="django_session", column="issued_key", row_id=key_id)
+
+
+def _take_issued(request: HttpRequest) -> dict[str, str] | None:
+    """Return the secret that was just issued in this session and its key's id, once; sealed until then."""
+    kept = request.session.pop(_SESSION_ISSUED, None) if request.method == "GET" else None
+    if kept is None:
+        return None
+    try:
+        secret = unseal(base64.b64decode(kept["sealed"]), place=_place(kept["key_id"]))
+    except SealBroken:  # the installation's secret key was changed in between
+        return None
+    return {"key_id": kept["key_id"], "secret": secret}
 
 
 def _issue(form: KeyForm, organization: Organization, membership: Membership) -> operations.IssuedKey | None:
@@ -54,7 +77,7 @@ def _page(
     membership: Membership,
     form: KeyForm,
     *,
-    issued: operations.IssuedKey | None = None,
+    issued: dict[str, str] | None = None,
     status: int = 200,
 ) -> HttpResponse:
     manages_all = has_permission(membership.role, Permission.MEMBER_MANAGE)
@@ -80,5 +103,5 @@ def _may_revoke(key: ApiKey, membership: Membership, manages_all: bool) -> bool:
 @organization_view(Permission.KEY_MANAGE)
 def revoke(request: HttpRequest, organization: Organization, membership: Membership, key_id: str) -> HttpResponse:
     key = operations.revoke_key(organization=organization, key_id=key_id, by=membership.user, now=db_now())
-    messages.success(request, f"The key {key.name} no longer works.")
+    messages.success(request, f"“{key.name}” was revoked.")
     return redirect("web:key_list")

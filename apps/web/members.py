@@ -12,7 +12,7 @@ from apps.accounts.forms import SESSION_INVITATION
 from apps.accounts.models import Membership, Organization, User
 from apps.accounts.roles import Permission, has_permission
 from apps.core.clock import db_now
-from apps.core.errors import DomainError, NotFound
+from apps.core.errors import DomainError, InvalidState, InvalidValue, NotFound
 from apps.core.forms import add_domain_error
 from apps.core.tenancy import system
 from apps.web.access import SESSION_ORGANIZATION, organization_view, public_view
@@ -69,14 +69,18 @@ def invite(request: HttpRequest, organization: Organization, membership: Members
 def change_role(
     request: HttpRequest, organization: Organization, membership: Membership, membership_id: str
 ) -> HttpResponse:
-    changed = operations.change_role(
-        organization=organization,
-        membership_id=membership_id,
-        role=request.POST.get("role", ""),
-        by=membership.user,
-        now=db_now(),
-    )
-    messages.success(request, f"The role is now {changed.role}.")
+    try:
+        changed = operations.change_role(
+            organization=organization,
+            membership_id=membership_id,
+            role=request.POST.get("role", ""),
+            by=membership.user,
+            now=db_now(),
+        )
+    except (InvalidState, InvalidValue) as error:
+        messages.error(request, error.message)
+    else:
+        messages.success(request, f"The role is now {changed.role}.")
     return redirect("web:member_list")
 
 
@@ -86,7 +90,13 @@ def remove(
     request: HttpRequest, organization: Organization, membership: Membership, membership_id: str
 ) -> HttpResponse:
     """Remove a member, or leave: the operation asks for the right to manage members unless it is oneself."""
-    operations.remove_member(organization=organization, membership_id=membership_id, by=membership.user, now=db_now())
+    try:
+        operations.remove_member(
+            organization=organization, membership_id=membership_id, by=membership.user, now=db_now()
+        )
+    except InvalidState as error:
+        messages.error(request, error.message)
+        return redirect("web:member_list")
     if membership_id == membership.pk:
         messages.success(request, f"You have left {organization.name}.")
         return redirect("/")
@@ -99,10 +109,14 @@ def remove(
 def revoke_invitation(
     request: HttpRequest, organization: Organization, membership: Membership, invitation_id: str
 ) -> HttpResponse:
-    invitations.revoke_invitation(
-        organization=organization, invitation_id=invitation_id, by=membership.user, now=db_now()
-    )
-    messages.success(request, "Invitation withdrawn.")
+    try:
+        invitations.revoke_invitation(
+            organization=organization, invitation_id=invitation_id, by=membership.user, now=db_now()
+        )
+    except InvalidState as error:
+        messages.error(request, error.message)
+    else:
+        messages.success(request, "Invitation withdrawn.")
     return redirect("web:member_list")
 
 

@@ -86,6 +86,7 @@ OPERATOR = (
     Place(label="Jobs", icon="list", url_name="staff:job_list", views=("staff:job_",)),
     Place(label="Books", icon="receipt", url_name="staff:books", views=("staff:books", "staff:adjustment_")),
     Place(label="Margin", icon="coins", url_name="staff:margin", views=("staff:margin",)),
+    Place(label="Audit log", icon="history", url_name="staff:audit", views=("staff:audit",)),
     Place(label="Organizations", icon="building-2", url_name="staff:organization_list", views=("staff:organization_",)),
 )
 ACTIONS = (

@@ -1,5 +1,6 @@
 """The organization itself: settings, switching between organizations, creating another."""
 
+from django.conf import settings as site
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -8,9 +9,12 @@ from django.views.decorators.http import require_http_methods, require_POST
 from apps.accounts import operations, queries
 from apps.accounts.models import Membership, Organization, User
 from apps.accounts.roles import Permission, has_permission
+from apps.accounts.second_factor import has_second_factor
+from apps.billing.lots import has_paid_lot
 from apps.core.clock import db_now
-from apps.core.errors import DomainError, NotFound
+from apps.core.errors import DomainError, NotFound, QuotaExceeded
 from apps.core.forms import add_domain_error
+from apps.core.tenancy import system
 from apps.web.access import SESSION_ORGANIZATION, organization_view, person_view, require
 from apps.web.forms.accounts import OrganizationForm
 
@@ -28,8 +32,25 @@ def settings(request: HttpRequest, organization: Organization, membership: Membe
             )
             messages.success(request, "Saved.")
             return redirect("web:organization_settings")
-    context = {"form": form, "may_manage": has_permission(membership.role, Permission.ORGANIZATION_MANAGE)}
+    context = {
+        "form": form,
+        "may_manage": has_permission(membership.role, Permission.ORGANIZATION_MANAGE),
+        "may_read_audit": has_permission(membership.role, Permission.AUDIT_READ),
+    }
     return render(request, "organization/settings.html", context, status=422 if form.errors else 200)
+
+
+@require_POST
+@organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
+def second_factor(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    """Demand a second factor of every member, or no longer; an owner who has none would lock themselves out."""
+    is_required = request.POST.get("is_required") == "on"
+    if is_required and not has_second_factor(membership.user):
+        messages.error(request, "Add a second factor to your own account first.")
+        return redirect("mfa_index")
+    operations.set_second_factor_policy(organization=organization, is_required=is_required, by=membership.user)
+    messages.success(request, "Saved.")
+    return redirect("web:organization_settings")
 
 
 @require_POST
@@ -45,6 +66,16 @@ def switch(request: HttpRequest) -> HttpResponse:
     return redirect("/")
 
 
+def _require_room_to_found(user: User) -> None:
+    """Raise QuotaExceeded when a person who never paid has founded enough: each organization has limits of its own."""
+    with system():
+        founded = operations.list_founded(user=user)
+        if len(founded) >= site.MOST_UNPAID_ORGANIZATIONS and not has_paid_lot(organizations=founded):
+            raise QuotaExceeded(
+                f"You have created {len(founded)} organizations. Pay into one of them to create more.", param="name"
+            )
+
+
 @require_http_methods(["GET", "HEAD", "POST"])
 @person_view
 def create(request: HttpRequest) -> HttpResponse:
@@ -53,6 +84,7 @@ def create(request: HttpRequest) -> HttpResponse:
     form = OrganizationForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
+            _require_room_to_found(request.user)
             organization = operations.create_organization(
                 name=form.cleaned_data["name"], owner=request.user, now=db_now()
             )

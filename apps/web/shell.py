@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpRequest
 
 from apps.accounts.models import Organization
@@ -32,6 +33,7 @@ def context(request: HttpRequest) -> dict[str, Any]:
     return {
         "theme": theme_of(request),
         "frame": "shell.html" if is_signed_in else "solo.html",
+        "mail_folder": settings.MAIL_FOLDER,
         "organization": organization,
         "membership": getattr(request, "membership", None),
         "memberships": getattr(request, "memberships", []),

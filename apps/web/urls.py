@@ -5,6 +5,7 @@ from django.urls import path
 from apps.web import (
     accuracy,
     adapters,
+    audit,
     billing,
     budgets,
     charges,
@@ -98,6 +99,9 @@ urlpatterns = [
     path("organization/trackers", trackers.index, name="tracker_list"),
     path("organization/trackers/<str:kind>/remove", trackers.remove, name="tracker_remove"),
     path("organization", organization.settings, name="organization_settings"),
+    path("organization/audit", audit.index, name="audit"),
+    path("organization/audit/export", audit.download, name="audit_download"),
+    path("organization/second-factor", organization.second_factor, name="organization_second_factor"),
     path("organization/new", organization.create, name="organization_create"),
     path("organization/switch", organization.switch, name="organization_switch"),
     path("members", members.index, name="member_list"),

@@ -22,12 +22,13 @@ from apps.billing.profiles import get_profile
 from apps.billing.queries import get_balance, list_transactions, list_usage, sources_of_holds
 from apps.billing.spending import Spend, list_spending, sum_by
 from apps.core.clock import db_now
+from apps.core.csv_text import csv_chunks
 from apps.core.money import NANO_PER_USD, nano_to_usd, rated
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import list_jobs
 from apps.web import svg
 from apps.web.access import organization_view
-from apps.web.downloads import csv_chunks, stream_download
+from apps.web.downloads import stream_download
 from apps.web.jobs import title_of
 
 PERIODS = (7, 30, 90)

@@ -17,12 +17,12 @@ from tests.support.browser import WIDTHS, check_page, find_overflow
 Open = Callable[..., Page]
 SIGNED_OUT = ("/accounts/login/", "/accounts/signup/", "/accounts/password/reset/", "/accuracy")
 CUSTOMERS = (
-    "/keys", "/members", "/organization", "/organization/trackers", "/organization/new", "/invoices",
-    "/budgets", "/prices", "/usage", "/datasets", "/datasets/upload",
+    "/keys", "/members", "/organization", "/organization/audit", "/organization/trackers", "/organization/new",
+    "/accounts/second-factor/", "/invoices", "/budgets", "/prices", "/usage", "/datasets", "/datasets/upload",
 )  # fmt: skip
 OPERATORS = (
     "/staff/pools", "/staff/replicas", "/staff/base-models", "/staff/prices", "/staff/payments", "/staff/books",
-    "/staff/margin", "/staff/quotas", "/staff/jobs", "/staff/organizations",
+    "/staff/margin", "/staff/quotas", "/staff/jobs", "/staff/organizations", "/staff/audit",
 )  # fmt: skip
 
 

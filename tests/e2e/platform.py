@@ -56,6 +56,8 @@ class Platform:
             preexec_fn=functools.partial(die_with_parent, signal.SIGINT),  # a killed test run leaves nothing behind
         )
         until(self._is_ready, START_SECONDS, f"the platform did not start ({home / 'launch.log'})")
+        if not (home / "demo.json").exists():
+            self._make_account()
         self.account = account = json.loads((home / "demo.json").read_text())
         self.url = json.loads((home / "ready.json").read_text())["public_url"]
         self.model, self.pool = account["base_model"], account["pool"]
@@ -67,6 +69,15 @@ class Platform:
         if self._launcher.poll() is not None:
             raise AssertionError((self.home / "launch.log").read_text()[-4000:])
         return (self.home / "ready.json").exists()
+
+    def _make_account(self) -> None:
+        """On external services there is no demonstration: make its account as an operator would, by hand."""
+        program = (
+            "from pathlib import Path; from apps.core.clock import db_now; from apps.staff.demo import seed_account;"
+            f" seed_account(home=Path({str(self.home)!r}), now=db_now())"
+        )
+        command = f'set -a; . {self.home}/env; set +a; exec {sys.executable} manage.py shell -c "$PROGRAM"'
+        subprocess.run(["sh", "-c", command], cwd=ROOT, env=self.environment | {"PROGRAM": program}, check=True)
 
     def stop(self) -> int:
         """Stop it as Ctrl-C does and return the launcher's exit code: 0 means that no process was left."""

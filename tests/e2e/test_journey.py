@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.e2e.platform import BANKING, Platform, chat_rows
+from tests.e2e.platform import BANKING, Platform, chat_rows, until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PASSWORD = "correct-horse-battery"
@@ -46,7 +46,7 @@ def visit(browser: Browser, platform: Platform) -> Iterator[Any]:
 
 def test_from_sign_up_to_an_answer(visit: Any, platform: Platform, file_id: str, tmp_path: Path):
     person = visit()
-    sign_up(person, "nora@example.com", "Nora's Bakery")
+    sign_up(person, platform, "nora@example.com", "Nora's Bakery")
     give_credit(visit(), platform, "Nora's Bakery")
 
     file = tmp_path / "questions.jsonl"
@@ -68,20 +68,33 @@ def test_from_sign_up_to_an_answer(visit: Any, platform: Platform, file_id: str,
         expect(replies.locator(".bubble-assistant .txt")).to_contain_text(re.compile(r"\w"), timeout=120_000)
 
 
-def sign_up(page: Page, email: str, organization: str) -> None:
+def sign_up(page: Page, platform: Platform, email: str, organization: str) -> None:
     page.goto("/accounts/signup/")
     page.get_by_label(re.compile("^Your name")).fill("Nora")
-    page.get_by_label("E-mail").fill(email)
+    page.get_by_label("Email").fill(email)
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_label(re.compile("^Organization")).fill(organization)
     page.get_by_role("button", name="Create account").click()
-    expect(page.locator("h1")).to_be_visible()
-    expect(page).not_to_have_url(re.compile("signup"))
+    expect(page.get_by_text(str(platform.home / "mail"))).to_be_visible()
+    page.goto(mailed_link(platform, email))
+    page.get_by_role("button", name="Confirm").click()
+    expect(page).not_to_have_url(re.compile("accounts"))
+
+
+def mailed_link(platform: Platform, email: str) -> str:
+    """Return the link of the mail to an address, from the folder of an installation that sends no mail."""
+
+    def look() -> str | None:
+        mails = [path.read_text() for path in (platform.home / "mail").glob("*.log")]
+        found = [re.search(r"^http\S+$", mail, re.MULTILINE) for mail in mails if f"To: {email}" in mail]
+        return found[0][0] if found and found[0] else None
+
+    return until(look, 60, f"no mail to {email}")
 
 
 def give_credit(page: Page, platform: Platform, organization: str) -> None:
     page.goto("/accounts/login/")
-    page.get_by_label("E-mail").fill(platform.account["email"])
+    page.get_by_label("Email").fill(platform.account["email"])
     page.get_by_label("Password").fill(platform.account["password"])
     page.get_by_role("button", name="Sign in").click()
     page.goto("/staff/organizations")

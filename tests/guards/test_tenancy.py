@@ -26,6 +26,7 @@ OTHER_PACKAGES = {
     "account.EmailConfirmation": "belongs to a person; unused, confirmations are signed links",
     "auth.Group": "unused; roles are classes",
     "auth.Permission": "unused; roles are classes",
+    "mfa.Authenticator": "belongs to a person; allauth reads it before the sign-in is complete",
     "contenttypes.ContentType": "names of tables",
     "sessions.Session": "belongs to a browser; the key is the secret",
 }

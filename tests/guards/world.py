@@ -255,6 +255,7 @@ SHARED: dict[str, Callable[[Installation], str]] = {
     "base_model": lambda installation: installation.base_model.pk,
     "base_model_name": lambda installation: installation.base_model.name,
     "listed_model_name": lambda installation: installation.listed_model.name,
+    "number": lambda installation: "1",
     "tracker_kind": lambda installation: "wandb",
     "pool": lambda installation: installation.pool.pk,
     "worker": lambda installation: installation.worker.pk,

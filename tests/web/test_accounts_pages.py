@@ -1,5 +1,7 @@
 """Sign-up, sign-in, password reset, members, invitations, keys and organizations, as a browser sees them."""
 
+import html
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -7,12 +9,15 @@ from typing import Any
 import pytest
 from allauth.account.models import EmailAddress
 from django.core import mail
+from django.db import transaction
 from django.test import Client
 
 from apps.accounts.invitations import invite_member
 from apps.accounts.models import ApiKey, Invitation, Membership, Organization, User
 from apps.accounts.operations import IssuedKey
 from apps.accounts.queries import KeyLimits, find_key, get_key_limits
+from apps.billing.lots import open_lot
+from apps.billing.models import LotKind
 from apps.core.clock import db_now
 from apps.core.models import AuditEntry, OutboxMessage
 from apps.core.outbox import deliver_due
@@ -51,7 +56,7 @@ def test_sign_up_with_a_taken_address_reads_the_same_and_makes_nothing(db: None,
         text = re.sub(r'csrf\w*"? value="\w+|X-CSRFToken": "\w+|req_\w+', "", page.content.decode())
         return [
             (response.status_code, response.headers.get("Location", "")),
-            (page.status_code, text.replace(email, "")),
+            (page.status_code, text.replace(email.lower(), "")),
         ]
 
     taken = make_user("taken", is_verified=state != "unverified")
@@ -255,12 +260,43 @@ def test_a_key_is_shown_once(alice: User, organization: Organization, client_for
     browser = client_for(alice)
     form = {"name": "nightly", "scopes": ["view", "inference"], "expires": "90"}
 
-    created = browser.post("/keys", form).content.decode()
-    secret = re.search(r"ann_live_\w{36}", created)[0]
+    created = browser.post("/keys", form)
+    in_session = json.dumps(dict(browser.session))
+    shown = browser.get(created.headers["Location"]).content.decode()
+    secret = re.search(r"ann_live_\w{36}", shown)[0]
 
+    assert created.headers["Location"] == "/keys"  # to reload what follows makes no second key
     assert find_key(secret=secret).scopes == {"view", "inference"}
     assert secret not in browser.get("/keys").content.decode()
     assert ApiKey.objects.get().hmac != secret
+    assert secret not in in_session
+
+
+def test_a_key_is_revoked_after_a_question(key: IssuedKey, alice: User, client_for: ClientFor) -> None:
+    page = client_for(alice).get("/keys").content.decode()
+
+    assert f'data-open="revoke-{key.key.pk}"' in page
+    assert re.search(rf'<dialog[^>]*id="revoke-{key.key.pk}".*?action="/keys/{key.key.pk}/revoke"', page, re.DOTALL)
+
+
+def test_the_last_owner_reads_why_they_cannot_go(
+    alice: User, organization: Organization, client_for: ClientFor
+) -> None:
+    browser, mine = client_for(alice), Membership.objects.get(user=alice).pk
+
+    for path, data in ((f"/members/{mine}/role", {"role": "admin"}), (f"/members/{mine}/remove", {})):
+        page = browser.post(path, data, follow=True)
+        assert page.redirect_chain == [("/members", 302)]
+        assert "give another member that role first" in page.content.decode()
+
+
+def test_a_customer_at_the_console_reads_whose_it_is(
+    alice: User, organization: Organization, client_for: ClientFor
+) -> None:
+    page = client_for(alice).get("/staff/pools")
+
+    assert page.status_code == 403
+    assert "for the operators of this installation" in page.content.decode()
 
 
 def test_a_key_may_have_limits_of_its_own(alice: User, organization: Organization, client_for: ClientFor) -> None:
@@ -383,3 +419,45 @@ def test_sign_ins_are_audited_for_the_organizations_of_the_person(
     entry = AuditEntry.objects.filter(organization=organization, action="person.sign_in").get()
     assert (entry.ip, entry.user_agent, entry.actor) == ("127.0.0.1", "Lynx/2.9", alice.pk)
     assert not AuditEntry.objects.filter(details__icontains="nobody@example.com").exists()
+
+
+def test_a_person_who_never_paid_creates_a_few_organizations(
+    alice: User, bob: User, client_for: ClientFor, settings: Any
+) -> None:
+    settings.MOST_UNPAID_ORGANIZATIONS = 2
+    browser = client_for(alice)  # the founder of Acme
+
+    assert browser.post("/organization/new", {"name": "Second"}).status_code == 302
+    refused = browser.post("/organization/new", {"name": "Third"})
+    # To leave one, or to be a member of others, changes nothing.
+    assert refused.status_code == 422 and "Pay into one of them" in refused.content.decode()
+    assert client_for(bob).post("/organization/new", {"name": "Bob's"}).status_code == 302
+    with transaction.atomic():
+        open_lot(
+            organization_id=Organization.objects.get(name="Second").pk, kind=LotKind.PAID, amount_nano=1_000_000_000
+        )
+
+    assert browser.post("/organization/new", {"name": "Third"}).status_code == 302
+
+
+def test_sign_ups_of_one_address_are_limited(db: None, settings: Any) -> None:
+    settings.ACCOUNT_RATE_LIMITS = {"signup": "2/h/ip"}
+
+    answers = [sign_up(Client(), email=f"{number}@example.com").status_code for number in range(3)]
+
+    assert answers == [302, 302, 429]
+    assert User.objects.count() == 2
+
+
+def test_an_operator_without_an_organization_lands_on_the_console(olga: User, client: Client) -> None:
+    answer = client.post("/accounts/login/", {"login": olga.email, "password": PASSWORD})
+
+    assert client.get(answer.headers["Location"]).headers["Location"] == "/staff/organizations"
+
+
+def test_the_sign_in_page_says_what_was_wrong(alice: User, client: Client) -> None:
+    form = client.get("/accounts/login/").content.decode()
+    wrong = client.post("/accounts/login/", {"login": alice.email, "password": "wrong-password"}).content.decode()
+
+    assert form.count("Forgot your password?") == 1 and "autofocus" in form
+    assert "don't match" in html.unescape(wrong) and "1 field" not in wrong

@@ -12,8 +12,8 @@ from apps.billing.metered import STORED
 from apps.billing.usage import UsageRecord, rate_usage, record_quantity, record_usage
 from apps.catalog.operations import set_price
 from apps.core.clock import db_now
+from apps.core.csv_text import csv_chunks
 from apps.core.ids import new_id
-from apps.web.downloads import csv_chunks
 
 
 @pytest.fixture

@@ -63,6 +63,7 @@ INSTALLED_APPS = [
     "drf_spectacular",
     "allauth",
     "allauth.account",
+    "allauth.mfa",
     "apps.accounts",
     "apps.catalog",
     "apps.billing",
@@ -92,6 +93,7 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "allauth.account.middleware.AccountMiddleware",
+    "apps.accounts.sessions.EndIdleOperatorSessions",
     "apps.core.http.RefuseNulMiddleware",
 ]
 
@@ -190,6 +192,7 @@ APP_ROLE_GRANTS = {
     "sessions.session": "write",
     "account.emailaddress": "write",
     "account.emailconfirmation": "write",
+    "mfa.authenticator": "write",
 }
 
 AUTH_USER_MODEL = "accounts.User"
@@ -211,6 +214,19 @@ ACCOUNT_FORMS = {
     "change_password": "apps.accounts.forms.ChangePasswordForm",
     "reset_password": "apps.accounts.forms.ResetPasswordForm",
     "reset_password_from_key": "apps.accounts.forms.ResetPasswordKeyForm",
+    "reauthenticate": "apps.accounts.forms.ReauthenticateForm",
+}
+ACCOUNT_REAUTHENTICATION_TIMEOUT = 15 * 60
+ACCOUNT_RATE_LIMITS = {"signup": "20/h/ip"}  # of one address, or of one IPv6 network
+MOST_UNPAID_ORGANIZATIONS = ENV.most_unpaid_organizations
+MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
+MFA_ADAPTER = "apps.accounts.second_factor.SecondFactorAdapter"
+MFA_TOTP_ISSUER = "Anneal"
+MFA_TOTP_TOLERANCE = 1  # codes of the step before and after: RFC 6238 §5.2
+MFA_FORMS = {
+    "authenticate": "apps.accounts.forms.SecondFactorForm",
+    "reauthenticate": "apps.accounts.forms.SecondFactorAgainForm",
+    "activate_totp": "apps.accounts.forms.ActivateTotpForm",
 }
 ACCOUNT_SESSION_REMEMBER = True
 ACCOUNT_LOGOUT_ON_GET = False
@@ -218,6 +234,11 @@ ACCOUNT_PREVENT_ENUMERATION = True
 LOGIN_URL = reverse_lazy("account_login")
 LOGIN_REDIRECT_URL = "/"
 ACCOUNT_LOGOUT_REDIRECT_URL = reverse_lazy("account_login")
+
+# Operators: whether the console asks for a second factor, and after how many seconds without a request they must sign
+# in again (0: never). Off where only this machine can reach the pages.
+OPERATOR_MFA = ENV.operator_mfa
+OPERATOR_IDLE_SECONDS = 30 * 60 if OPERATOR_MFA else 0
 
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
@@ -281,6 +302,7 @@ EMAIL_TIMEOUT = 15
 EMAIL_BACKEND = _mail.backend
 EMAIL_HOST, EMAIL_PORT = _mail.host, _mail.port
 EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = _mail.user, _mail.password
+MAIL_FOLDER = EMAIL_FILE_PATH = _mail.folder or None
 EMAIL_USE_TLS, EMAIL_USE_SSL = _mail.use_tls, _mail.use_ssl
 
 CACHES = {
@@ -326,6 +348,7 @@ OUTBOX_HANDLERS = {
     "adapter.checked": "apps.finetuning.tasks.tell_adapter_checked",
     "objects.delete": "apps.core.tasks.delete_objects",
     "payments.suspended": "apps.finetuning.tasks.pause_suspended",
+    "organization.suspended": "apps.finetuning.tasks.pause_suspended",
     "payments.page": "apps.payments.tasks.ring_page",
     "payments.topup": "apps.payments.tasks.ring_topup",
     "payments.refund": "apps.payments.tasks.ring_refund",

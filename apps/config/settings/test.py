@@ -9,6 +9,7 @@ PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
 STORAGES = STORAGES | {"staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"}}
 ACCOUNT_RATE_LIMITS = False
+OPERATOR_MFA, OPERATOR_IDLE_SECONDS = False, 0
 CELERY_TASK_ALWAYS_EAGER = False
 REPLICA_ADDRESSES = AddressRules.read(["unix:///", "127.0.0.0/8"])
 # Each process its own: to clear the one in Redis is to empty that Redis, with the queues of all other processes in it.

@@ -13,7 +13,7 @@ from apps.accounts.roles import ROLES, SCOPES, Permission, has_permission
 ROLE_WORDS = {
     "viewer": "sees everything, changes nothing",
     "member": "works with datasets, jobs and adapters, calls models, makes own keys",
-    "admin": "all of that, and manages members, deletes adapters",
+    "admin": "all of that, and manages members, deletes adapters, reads the audit log",
     "owner": "everything, the organization too",
 }
 SCOPE_WORDS = {
@@ -23,6 +23,7 @@ SCOPE_WORDS = {
     Permission.ADAPTER_WRITE: "Serve adapters and stop serving them",
     Permission.ADAPTER_DELETE: "Delete adapters",
     Permission.INFERENCE: "Call models: chat and completions",
+    Permission.AUDIT_READ: "Read the audit log",
 }
 EXPIRY_DAYS = {"30": "30 days", "90": "90 days", "365": "One year", "": "Never"}
 
@@ -32,7 +33,7 @@ class OrganizationForm(forms.Form):
 
 
 class InviteForm(forms.Form):
-    email = forms.EmailField(label="E-mail", widget=forms.EmailInput({"autocomplete": "off"}))
+    email = forms.EmailField(label="Email", widget=forms.EmailInput({"autocomplete": "off"}))
     role = forms.ChoiceField(label="Role", initial="member")
     accepted_by = forms.ChoiceField(
         label="Who can accept",
@@ -55,6 +56,7 @@ def grantable_roles(by: Membership) -> list[str]:
     return [name for name, role in ROLES.items() if role.permissions <= ROLES[by.role].permissions]
 
 
+_NOT_AT_FIRST = {Permission.ADAPTER_DELETE, Permission.AUDIT_READ}
 _OWN_LIMIT = "For model calls with this key. Left empty, only the organization's limits apply."
 
 
@@ -74,7 +76,7 @@ class KeyForm(forms.Form):
         super().__init__(*args, **kwargs)
         held = [scope for scope in SCOPES if has_permission(by.role, Permission(scope))]
         self.fields["scopes"].choices = [(scope, SCOPE_WORDS[Permission(scope)]) for scope in held]  # type: ignore[attr-defined]
-        self.fields["scopes"].initial = [scope for scope in held if scope != Permission.ADAPTER_DELETE]
+        self.fields["scopes"].initial = [scope for scope in held if scope not in _NOT_AT_FIRST]
 
     def expires_at(self, now: datetime.datetime) -> datetime.datetime | None:
         """Return the moment chosen, None for never."""

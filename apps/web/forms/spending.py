@@ -10,16 +10,20 @@ from apps.accounts.queries import list_keys, list_members
 from apps.billing.budgets import DEFAULT_THRESHOLDS
 from apps.billing.models import BudgetMode, BudgetScope
 
+_ASKED_FOR = {
+    BudgetScope.KEY: "Choose an API key.",
+    BudgetScope.MEMBER: "Choose a member.",
+    BudgetScope.LABEL: "Enter a label as name=value, such as team=search.",
+}
+
 
 class BudgetForm(forms.Form):
     """`target` is what the scope names: `name=value` of a label, or the key or member chosen."""
 
     scope = forms.ChoiceField(choices=BudgetScope.choices, label="For")
-    key = forms.ChoiceField(required=False, label="Key", help_text="For a budget of a key.")
-    member = forms.ChoiceField(required=False, label="Member", help_text="For a budget of a member.")
-    label = forms.CharField(
-        max_length=577, required=False, label="Label", help_text="For a budget of a label: team=search"
-    )
+    key = forms.ChoiceField(required=False, label="Key")
+    member = forms.ChoiceField(required=False, label="Member")
+    label = forms.CharField(max_length=577, required=False, label="Label", help_text="name=value, such as team=search")
     limit_usd = forms.DecimalField(label="A month, at most", min_value=Decimal("0.01"), max_digits=12, decimal_places=2)
     mode = forms.ChoiceField(choices=BudgetMode.choices, label="When it is reached", initial=BudgetMode.BLOCK)
     thresholds = forms.CharField(
@@ -38,6 +42,14 @@ class BudgetForm(forms.Form):
             return tuple(int(part) for part in self.cleaned_data["thresholds"].replace("%", "").split(",") if part)
         except ValueError as error:
             raise forms.ValidationError("Whole percentages, with commas between: 50, 80, 100.") from error
+
+    def clean(self) -> dict[str, Any]:
+        """Ask for what the chosen scope names; the page shows that field alone."""
+        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+        scope = cleaned.get("scope", "")
+        if scope in _ASKED_FOR and not cleaned.get(scope) and scope not in self.errors:
+            self.add_error(scope, _ASKED_FOR[scope])
+        return cleaned
 
     @property
     def target(self) -> str:

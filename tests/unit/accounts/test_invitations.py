@@ -1,17 +1,27 @@
 """Who an invitation lets in, and what closes it."""
 
+import datetime
+
 import pytest
+from django.core import mail
 from django.db import connection, transaction
+from django.db.models import F
 
 from apps.accounts.addresses import mark_verified
 from apps.accounts.invitations import (
+    MOST_A_DAY,
+    MOST_OPEN,
     AlreadyMember,
     InvitationClosed,
+    TooManyInvitations,
+    UnverifiedSender,
     WrongAddress,
     accept_invitation,
     invitation_token,
     invite_member,
+    revoke_invitation,
 )
+from apps.accounts.mail import plain_name, send
 from apps.accounts.models import Invitation, Membership, Organization, User
 from apps.accounts.operations import change_role, remove_member
 from apps.core.clock import db_now
@@ -42,7 +52,7 @@ def test_inviting_twice_leaves_one_open_invitation(organization: Organization, a
         invite_member(organization=organization, email="New@example.com ", role=role, by=alice, now=db_now())
 
     assert Invitation.objects.get(revoked_at=None).role == "member"
-    assert OutboxMessage.objects.filter(topic="mail").count() == 2
+    assert OutboxMessage.objects.filter(topic="mail").count() == 1  # an address is mailed once a day
 
 
 def test_a_member_is_not_invited_again(organization: Organization, alice: User, bob: User) -> None:
@@ -173,3 +183,82 @@ def test_acceptance_locks_members_before_the_invitation_as_a_removal_does(organi
         accept(invitation, guest)
 
     assert locks[:2] == ["members", "invitation"]
+
+
+# --- how much mail strangers get --------------------------------------------------------------------------------------
+
+
+def age(**by: int) -> None:
+    """Let every invitation have been made a while ago."""
+    Invitation.objects.update(created_at=F("created_at") - datetime.timedelta(**by))
+
+
+def test_only_people_with_a_confirmed_address_invite(organization):
+    unknown = make_user("unknown", is_verified=False)
+    Membership.objects.create(organization=organization, user=unknown, role="admin")
+
+    with pytest.raises(UnverifiedSender):
+        invite(organization, unknown)
+    assert not OutboxMessage.objects.exists()
+
+
+def test_an_address_is_mailed_once_a_day_even_if_its_invitation_was_withdrawn(organization, alice):
+    first = invite(organization, alice)
+    revoke_invitation(organization=organization, invitation_id=first.pk, by=alice, now=db_now())
+
+    with pytest.raises(TooManyInvitations, match="today"):
+        invite(organization, alice, "NEW@example.com")
+    age(hours=25)
+
+    assert invite(organization, alice).pk != first.pk
+    assert OutboxMessage.objects.filter(topic="mail").count() == 2
+
+
+def test_twenty_are_open_at_once(organization, alice):
+    sent = [invite(organization, alice, f"{number}@example.com") for number in range(MOST_OPEN)]
+
+    with pytest.raises(TooManyInvitations, match="20 invitations are open"):
+        invite(organization, alice, "more@example.com")
+    revoke_invitation(organization=organization, invitation_id=sent[0].pk, by=alice, now=db_now())
+
+    invite(organization, alice, "more@example.com")
+
+
+def test_fifty_are_sent_a_day_whatever_became_of_them(organization, alice):
+    for number in range(MOST_A_DAY):
+        sent = invite(organization, alice, f"{number}@example.com")
+        revoke_invitation(organization=organization, invitation_id=sent.pk, by=alice, now=db_now())
+
+    with pytest.raises(TooManyInvitations, match="50 invitations a day"):
+        invite(organization, alice, "more@example.com")
+    age(hours=25)
+
+    invite(organization, alice, "more@example.com")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("St. Mary's Bakery & Co. (2)", "St. Mary's Bakery & Co. (2)"),
+        ("Pay at https://evil.example/login", "Pay at https evil example login"),
+        ("www.evil.example", "www evil example"),
+        ("evil。example", "evil example"),
+        ("Hello\r\nBcc: x@example.com\u2028now", "Hello Bcc x example com now"),
+        ("x" * 80, "x" * 60),
+        ("Ünïcode 会社", "Ünïcode 会社"),
+        ("..//:@", ""),
+    ],
+)
+def test_a_name_in_a_mail_is_one_short_line_without_a_link(name, shown):
+    assert plain_name(name) == shown
+
+
+def test_the_mail_shows_plain_names(organization, alice):
+    Organization.objects.filter(pk=organization.pk).update(name="Win at evil.example\nnow")
+    User.objects.filter(pk=alice.pk).update(name="http://evil.example")
+
+    send(key="k", payload={"kind": "invitation", "invitation_id": invite(organization, alice).pk})
+
+    (message,) = mail.outbox
+    assert "evil.example" not in message.body + message.subject
+    assert message.subject == "http evil example invites you to Win at evil example now on Anneal"

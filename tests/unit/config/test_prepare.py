@@ -5,9 +5,10 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from pytest_django import Settings
 
+from apps.accounts.models import User
 from apps.catalog.models import GpuType, PriceRule
 from apps.finetuning.models import GpuPool
 
@@ -19,6 +20,7 @@ def home(settings: Settings, tmp_path: Path) -> Path:
     """An installation of one static file."""
     (tmp_path / "files").mkdir()
     (tmp_path / "files/site.css").write_text("a { color: red }")
+    settings.PUBLIC_URL = "http://127.0.0.1:8000"
     settings.HOME, settings.STATIC_ROOT = tmp_path, tmp_path / "static"
     settings.STATICFILES_DIRS = [tmp_path / "files"]
     settings.STORAGES = settings.STORAGES | {"staticfiles": {"BACKEND": MANIFEST_STORAGE}}
@@ -64,3 +66,26 @@ def test_static_files_are_collected_again_only_when_one_changed(transactional_db
     os.utime(home / "files/site.css", (later, later))
     prepare("--demo")
     assert manifest.stat().st_mtime_ns != collected
+
+
+@pytest.mark.parametrize(
+    ("url", "database"), [("https://anneal.example.com", "/run/pg"), ("http://10.0.0.7:8000", "/run/pg"),
+                          ("http://127.0.0.1:8000", "db.example.com"), ("http://127.0.0.1.example.com", "/run/pg")]
+)  # fmt: skip
+def test_no_demo_operator_where_others_could_sign_in(
+    db: None, home: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, url: str, database: str
+) -> None:
+    settings.PUBLIC_URL = url
+    monkeypatch.setitem(settings.DATABASES["default"], "HOST", database)
+
+    with pytest.raises(CommandError, match=r"createoperator|embedded database"):
+        prepare("--demo")
+
+    assert not User.objects.exists() and not (home / "demo.json").exists()
+
+
+def test_the_local_pool_needs_no_account(transactional_db: None, home: Path) -> None:
+    prepare("--local")
+
+    assert GpuPool.objects.exists() and (home / "trainer/enroll.token").exists()
+    assert not User.objects.exists() and not (home / "demo.json").exists()

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import stat
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import replace
@@ -221,6 +222,39 @@ def test_the_engine_waits_for_a_quote_that_does_not_come_no_longer_than_two_minu
     launch._start_engine_when_quoted(started.prepared, started.starting)
 
     assert Tier.SERVING in started.supervised.started
+
+
+@pytest.mark.parametrize(
+    ("url", "is_embedded", "has_demo"),
+    [
+        ("http://127.0.0.1:8000", True, True),
+        ("http://localhost:8000", True, True),
+        ("https://anneal.example.com", True, False),
+        ("http://0.0.0.0:8000", True, False),
+        ("http://127.0.0.1:8000", False, False),
+    ],
+)
+def test_the_demo_operator_is_made_only_where_nobody_else_comes(
+    tmp_path: Path, take: Take, url: str, is_embedded: bool, has_demo: bool
+) -> None:
+    prepared = prepare(tmp_path, is_debug=False, is_launch=True)
+    known = {**prepared.known, "ANNEAL_PUBLIC_URL": url}
+    prepared = replace(prepared, known=known, services=prepared.services if is_embedded else None)
+    (tmp_path / "demo.json").write_text(json.dumps({"email": "demo@anneal.localhost", "password": "secret-word"}))
+
+    said = launch._sign_in(prepared)
+
+    assert launch._has_demo(prepared) is has_demo
+    assert ("secret-word" in said, "createoperator" in said) == (has_demo, not has_demo)
+
+
+def test_sockets_that_servers_make_open_to_all_lie_in_a_private_folder(tmp_path: Path, take: Take) -> None:
+    prepared = prepare(tmp_path, is_debug=False, is_launch=True)
+
+    socket = Path(prepared.known["ANNEAL_GATEWAY_URL"].removeprefix("unix://"))
+
+    assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
+    assert prepared.known["ANNEAL_EMAIL_URL"] == f"file://{tmp_path}/mail"
 
 
 def test_the_dashboard_is_announced_when_the_web_server_answers_and_before_anything_else_does(

@@ -1,0 +1,37 @@
+"""What a page of the audit log shows; the dashboard and the operator console share it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.utils.http import urlencode
+
+from apps.accounts.models import Organization
+from apps.accounts.queries import names_of_actors
+from apps.core.audit_log import PAGE, AuditFilter, list_entries, read_filter
+from apps.core.errors import InvalidValue
+
+_FIELDS = ("actor", "action", "target", "since", "until", "organization")
+
+
+def page_context(query: Mapping[str, str], *, organization: Organization | None) -> dict[str, Any]:
+    """Return a page of the log of an organization, or for None of the platform's own.
+
+    A filter that cannot be read leaves `error`, and the newest entries.
+    """
+    error = ""
+    try:
+        chosen = read_filter(query)
+    except InvalidValue as refused:
+        chosen, error = AuditFilter(), refused.message
+    found = list(list_entries(organization=organization, chosen=chosen)[: PAGE + 1])
+    entries, has_more = found[:PAGE], len(found) > PAGE
+    names = names_of_actors(organization=organization, actors={entry.actor for entry in entries})
+    asked = {name: query[name] for name in _FIELDS if query.get(name)}
+    return {
+        "rows": [{"entry": entry, "who": names[entry.actor], "details": entry.details.items()} for entry in entries],
+        "asked": asked,
+        "error": error,
+        "query": urlencode(asked),
+        "older": f"?{urlencode(asked | {'before': str(entries[-1].pk)})}" if has_more else "",
+        "newest": f"?{urlencode(asked)}" if chosen.before is not None else "",
+    }

@@ -1,0 +1,52 @@
+"""Suspending an organization: an operator closes it, with a reason, and opens it again.
+
+Its pages, keys and invitations are refused from then on, its queued runs wait and its running jobs pause with a
+checkpoint. Nothing of it is deleted.
+"""
+
+import datetime
+
+from django.db import transaction
+
+from apps.accounts.models import Organization
+from apps.core import audit, outbox
+from apps.core.errors import InvalidState, InvalidValue
+
+REASON_LENGTH = 500
+
+
+@transaction.atomic
+def suspend_organization(*, organization: Organization, by: str, reason: str, now: datetime.datetime) -> None:
+    """Close an organization. Raises InvalidState when it is closed already, InvalidValue without a reason."""
+    reason = _cleaned(reason)
+    rows = Organization.objects.filter(pk=organization.pk, suspended_at=None)
+    if not rows.update(suspended_at=now):
+        raise InvalidState(f"{organization.name} is suspended already.")
+    outbox.publish(
+        topic="organization.suspended",
+        key=f"organization.suspended:{organization.pk}:{now.isoformat()}",
+        payload={"organization_id": organization.pk},
+    )
+    _record(organization, by, "organization.suspend", reason)
+
+
+@transaction.atomic
+def reinstate_organization(*, organization: Organization, by: str, reason: str) -> None:
+    """Open an organization again. Paused jobs stay paused until a member resumes them. Raises as above."""
+    reason = _cleaned(reason)
+    if not Organization.objects.filter(pk=organization.pk, suspended_at__isnull=False).update(suspended_at=None):
+        raise InvalidState(f"{organization.name} is not suspended.")
+    _record(organization, by, "organization.reinstate", reason)
+
+
+def _cleaned(reason: str) -> str:
+    cleaned = " ".join(reason.split())[:REASON_LENGTH]
+    if not cleaned:
+        raise InvalidValue("A reason is required.", param="reason")
+    return cleaned
+
+
+def _record(organization: Organization, by: str, action: str, reason: str) -> None:
+    audit.record_in_each(
+        organizations=[None, organization], by=by, action=action, target=organization.pk, reason=reason
+    )

@@ -1,0 +1,24 @@
+"""Mail written to files, for an installation without a mail server. Only the owner of the files may read them.
+
+Links that reset passwords are in these messages.
+"""
+
+import os
+from typing import Any
+
+from django.conf import settings
+from django.core.mail.backends import filebased
+
+
+class EmailBackend(filebased.EmailBackend):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        os.makedirs(settings.EMAIL_FILE_PATH, mode=0o700, exist_ok=True)
+        super().__init__(*args, **kwargs)
+
+    def open(self) -> bool:
+        """Open a file of mode 0600 for the messages of this connection, unless one is open; tell whether it was."""
+        if self.stream is not None:
+            return False
+        path = self._get_filename()
+        self.stream = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+        return True
