@@ -37,8 +37,8 @@ def version(transactional_db: None, organization: Organization) -> AdapterVersio
     version = job.adapter_version
     deploy(version=version, by="system")
     replica = make_replica(floor.base_model, "unix:///nowhere")
-    load = {"memory_bytes": 3 * 2**30, "tokens_per_second": 41.5, "running": 3, "waiting": 1, "cached_adapters": 2}
-    Replica.objects.filter(pk=replica.pk).update(load=load)
+    figures = {"memory_bytes": 3 * 2**30, "tokens_per_second": 41.5, "running": 3, "waiting": 1, "cached_adapters": 2}
+    Replica.objects.filter(pk=replica.pk).update(load=figures)
     load(version, replica)
     counts = {"counted_input_tokens": 5000, "counted_output_tokens": 40, "least_input_tokens": 4000}
     counts |= {"most_input_tokens": 4250, "least_output_tokens": 40, "most_output_tokens": 40, "request_count": 7}
