@@ -36,7 +36,7 @@ class MlflowRun:
         else:
             address, port = public_address(tracker.url), parts.port or 443
             origin = f"{parts.scheme}://" + (f"[{address}]" if ":" in address else address) + f":{port}"
-            # Connects to the address that was checked, whatever the name means a moment later; TLS asks for the name.
+            # Connects to the address that was checked, even if the name changes its meaning; TLS asks for the name.
             self._extensions = {"sni_hostname": parts.hostname}
         self._http = httpx.Client(
             base_url=f"{origin}{parts.path.rstrip('/')}/api/2.0/mlflow/",

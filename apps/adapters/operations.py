@@ -50,7 +50,7 @@ def publish_version(
     """Check the files, register them under a new name and ask for them to be served. Raises AdapterRejected.
 
     `ulid` makes the names of the version, and makes them once: those of a job are known before it ends. A checkpoint
-    brings its own `model_name`. The engine's name is random: whoever knows the job cannot tell it.
+    brings its own `model_name`. The engine's name is random: it cannot be worked out from the job.
     Where the engine cannot load the result as an adapter it is registered as files alone.
     """
     problems = (

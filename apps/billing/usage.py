@@ -91,7 +91,7 @@ _RECORD = """
             first_token_ms int, occurred_at timestamptz, replica_id text, engine_input_tokens bigint,
             engine_output_tokens bigint, output_bytes bigint, reserved_nano bigint)
     ), bounded AS (
-        -- Reserved was at most what its slice holds, whatever the record says.
+        -- No record can have reserved more than its slice holds.
         SELECT incoming.*, coalesce(
                  least(reserved_nano, CASE WHEN slice_id <> '' THEN coalesce(slice.amount_nano, 0) END)
                    < coalesce(div(input_tokens::numeric * read.price_nano + read.per - 1, read.per::numeric), 0)

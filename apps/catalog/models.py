@@ -52,6 +52,7 @@ class BaseModel(models.Model):
 
     tenancy_reason = "the catalogue is the same for all tenants"
     app_access = "read"
+    hidden_columns = {"hub_token_sealed": ("anneal_gateway",)}
 
     def __str__(self) -> str:
         return self.display_name

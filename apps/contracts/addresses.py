@@ -1,7 +1,7 @@
 """Where replicas may be: which URLs are replicas' addresses at all, and which machines the gateway connects to.
 
 An address is `unix:///path` or `http(s)://host:port`. Loopback, link-local and the addresses at which clouds hand
-machines their secrets are nobody's unless the installation names them; so are sockets outside of its folders. What a
+machines their secrets are refused unless the installation names them; so are sockets outside of its folders. What a
 name stands for is asked when a connection is made: a name may change its mind (DNS rebinding).
 """
 

@@ -345,7 +345,7 @@ def _write_redis_config(data_dir: Path, where: EmbeddedServices, *, durable: boo
     # The default user has no password here: whoever reaches the socket in its 0700 directory is the control plane.
     users = USERS_ACL.read_text().replace("user default off", "user default on nopass ~* &* +@all")
     users = users.replace("#CONTROL_PASSWORD_SHA256", "nopass").replace("TRAINER_PASSWORD_SHA256", digest)
-    users = users.replace("TRAINER_POOL", "*")  # the one trainer of this machine, whatever its pool is called
+    users = users.replace("TRAINER_POOL", "*")  # the one trainer of this machine, in any pool
     users = "".join(f"{line}\n" for line in users.splitlines() if line.startswith("user "))
     _write_private(store / "users.acl", users)
     _write_private(

@@ -42,7 +42,7 @@ def _random_tail() -> str:
 
 
 def random_name() -> str:
-    """Return 26 characters of 130 random bits, shaped like a ULID: a name that nobody can know beforehand."""
+    """Return 26 characters of 130 random bits, shaped like a ULID: a name that cannot be guessed."""
     return os.urandom(ULID_LENGTH).translate(_FIVE_BITS).decode()
 
 

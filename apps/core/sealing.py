@@ -1,6 +1,6 @@
 """Sealing of the few secrets that must be read back: AES-256-GCM under a key derived from settings.SECRET_KEY.
 
-A sealed value opens only in the place it was sealed for, so that nobody can move it to another row. It names its key,
+A sealed value opens only in the place it was sealed for: moved to another row, it stays closed. It names its key,
 so that SECRET_KEY can be replaced: the old one is in SECRET_KEY_FALLBACKS until `manage.py reseal` has sealed every
 value anew.
 """

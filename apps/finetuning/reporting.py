@@ -250,7 +250,7 @@ def require_complete(*, upload: Upload, manifest_sha256: str) -> None:
 
 
 def _require_file(key: str, promised: dict[str, Any], *, is_hashed: bool) -> None:
-    """Checkpoints are large and hashed again by whoever resumes from them; what customers get is hashed here."""
+    """Checkpoints are large and hashed again by the run that resumes from them; what customers get is hashed here."""
     if store().stat(key).bytes != promised["bytes"]:
         raise UploadIncomplete(f"{promised['name']} has another size than the manifest says.")
     if is_hashed and hash_object(key).sha256 != promised["sha256"]:

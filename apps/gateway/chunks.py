@@ -13,6 +13,8 @@ from apps.gateway.schema import MOST_CHOICES, MOST_PROMPTS
 
 DONE = b"[DONE]"
 LARGEST_EVENT_BYTES = 4 * 1024 * 1024
+# No token is longer, of any vocabulary; an answer that goes on is none.
+_LONGEST_TOKEN_BYTES, _LONGEST_ANSWER_BYTES = 1024, 64 * 1024 * 1024
 _LONGEST_SHOWN = 10**18  # of a count in a message: JSON knows numbers of any length
 # How a complete answer may end. The engine's "abort" and "error" are failures that look like answers.
 GOOD_ENDS = frozenset({"stop", "length", "content_filter", "tool_calls"})
@@ -128,7 +130,7 @@ class TokenBounds(msgspec.Struct, frozen=True):
     """What a replica is believed about the tokens of one request.
 
     `input` and `output` are what was reserved: nothing above them is billed. No engine that works counts more than
-    `possible_input` or `possible_output`, whatever its customer sent: a replica that does is faulty.
+    `possible_input` or `possible_output` of any prompt: a replica that does is faulty.
     """
 
     input: int
@@ -220,6 +222,8 @@ class Meter(msgspec.Struct):
     def fault(self) -> str:
         """Return which counts no working engine makes of this request, empty when there are none."""
         bounds, read, written = self.bounds, self._claimed_input, self._claimed_output
+        if self._is_endless:
+            return f"answered {self.content_bytes} bytes without an end"
         if bounds is None or (0 <= read <= bounds.possible_input and 0 <= written <= bounds.possible_output):
             return ""
         return self._against(bounds.possible_input, bounds.possible_output)
@@ -233,8 +237,13 @@ class Meter(msgspec.Struct):
 
     @property
     def is_sound(self) -> bool:
-        """Tell whether every choice that ended did so as a complete answer may."""
-        return GOOD_ENDS.issuperset(self.finishes.values())
+        """Tell whether every choice that ended did so as a complete answer may, and all say no more than was asked."""
+        return GOOD_ENDS.issuperset(self.finishes.values()) and not self._is_endless
+
+    @property
+    def _is_endless(self) -> bool:
+        most = self.bounds.possible_output * _LONGEST_TOKEN_BYTES if self.bounds else _LONGEST_ANSWER_BYTES
+        return self.content_bytes > min(most, _LONGEST_ANSWER_BYTES)
 
     @property
     def finish(self) -> str:

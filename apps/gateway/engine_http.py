@@ -70,7 +70,7 @@ class Answer:
 class Replica:
     """The connections to one replica, at `unix:///path` or `http(s)://host:port`. Use inside one event loop.
 
-    Where `rules` are given, none is made to an address that they refuse, whatever a name stands for at the moment.
+    Where `rules` are given, none is made to an address that they refuse; a name is looked up each time.
     """
 
     def __init__(self, url: str, rules: AddressRules | None = None) -> None:

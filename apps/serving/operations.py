@@ -175,7 +175,7 @@ def desired_state(*, replica: Replica) -> DesiredState:
         return desired_whole_model(replica=replica, version=replica.whole_model)
     placed = replica.placements.filter(adapter_version__deleted_at=None).select_related("adapter_version")
     if not replica.is_trusted:
-        placed = placed.none()  # it is given nobody's weights
+        placed = placed.none()  # it gets no customer's weights
     demand = dict(
         Deployment.objects.filter(removed_at=None, adapter_version__placements__replica=replica).values_list(
             "adapter_version_id", "quick_demand"

@@ -84,7 +84,7 @@ def list_routes() -> list[Route]:
 
 
 def _base_routes(ready: dict[str, _Ready]) -> list[Route]:
-    served = BaseModel.objects.filter(is_installed=True, retired_at=None)
+    served = BaseModel.objects.filter(is_installed=True, retired_at=None).defer("hub_token_sealed")
     return [
         Route(
             model_name=base.name,
@@ -113,7 +113,9 @@ def _adapter_routes(ready: dict[str, _Ready], replicas: list[Replica]) -> list[R
             loaded[version_id].append(ready[replica_id])
         elif state != LoadState.LOADING:
             refused.add(version_id)
-    deployments = list(_current_deployments().select_related("adapter_version__adapter__base_model"))
+    bases = _current_deployments().select_related("adapter_version__adapter__base_model")
+    # No business of a gateway's, which may not read it.
+    deployments = list(bases.defer("adapter_version__adapter__base_model__hub_token_sealed"))
     wanted, cold = _wanted_and_cold(replicas, deployments)
     versions = [d.adapter_version for d in deployments]
     return [

@@ -45,9 +45,12 @@ def give_place(*, replica: Replica, version: AdapterVersion) -> None:
 
 
 def desired_whole_model(*, replica: Replica, version: AdapterVersion) -> DesiredState:
-    """Return the files the replica serves, with URLs that expire; of a deleted model that it is to go."""
+    """Return the files the replica serves, with URLs that expire; of a deleted model that it is to go.
+
+    One that is not trusted is told of none.
+    """
     files: tuple[SignedFile, ...] = ()
-    if version.deleted_at is None:
+    if version.deleted_at is None and replica.is_trusted:
         prefix, manifest = find_whole_model(version=version)
         files = tuple(_signed(prefix, file) for file in manifest["files"])
     return DesiredState(

@@ -23,7 +23,9 @@ from apps.serving import operations as serving
 from apps.serving.metrics import CONTENT_TYPE, metrics_token, render_metrics
 from apps.serving.models import Replica
 from apps.worker_api import probes
+from apps.worker_api.pace import Pace
 
+_pace = Pace()
 Body = TypeVar("Body")
 _NUL = re.compile(rb"((?<!\\)(?:\\\\)*)\\u0000")
 View = Callable[..., HttpResponse]
@@ -38,6 +40,7 @@ def endpoint(method: str) -> Callable[[View], View]:
             if request.method != method:
                 return HttpResponse(status=405, headers={"Allow": method})
             try:
+                _pace.take(_bearer(request))
                 return view(request, **kwargs)
             except DomainError as error:
                 return _json(error.as_openai(), status=int(error.status))

@@ -6,7 +6,7 @@ from rest_framework.test import APIClient
 from apps.adapters.models import AdapterVersion
 from apps.catalog.operations import set_price
 from apps.core.clock import db_now
-from apps.serving.models import LoadedAdapter
+from apps.serving.models import LoadedAdapter, Placement
 from apps.serving.operations import undeploy
 from tests.factories.serving import dedicate, make_adapter, make_served_model, make_whole_model
 
@@ -52,6 +52,7 @@ def test_the_state_is_warm_loading_cold_or_off(http, version) -> None:
     assert state() == "warm"
     LoadedAdapter.objects.update(state="loading")
     assert state() == "loading"
+    Placement.objects.all().delete()
     LoadedAdapter.objects.all().delete()
     assert state() == "cold"
     undeploy(version=version, by="system", now=db_now())

@@ -149,7 +149,7 @@ async def _meter(world: World, home: Path, seconds: float) -> tuple[int, float]:
     recorder = Recorder(home / "spool", name=name, settled=purses.note_settled)
     prices = Prices(*(Price(rule.pk, rule.price_nano, rule.per) for rule in world.prices))
     routes: Any = SimpleNamespace(prices_of=lambda route, organization_id: prices, now=time.time)
-    faults: Any = None  # nobody is accused
+    faults: Any = None  # none is accused
     metering = Metering(routes, purses, recorder, faults)
     caller: Any = SimpleNamespace(organization_id=world.organization.pk, key_id="key_bench")
     route: Any = SimpleNamespace(model_name="bench", adapter_version_id="", context_length=4096)

@@ -302,7 +302,7 @@ MADE_OPERATORS = (
 
 
 @pytest.mark.parametrize("statement", MADE_OPERATORS)
-def test_the_web_role_makes_nobody_an_operator(organization: Organization, statement: str) -> None:
+def test_the_web_role_cannot_make_an_operator(organization: Organization, statement: str) -> None:
     with (
         pytest.raises(ProgrammingError, match=r"may not set accounts_user\.is_operator"),
         tenant(organization=organization),
@@ -313,3 +313,13 @@ def test_the_web_role_makes_nobody_an_operator(organization: Organization, state
         assert User.objects.update(name="Renamed") > 0  # and changes all else
     with system():
         assert User.objects.update(is_operator=True) > 0
+
+
+def test_the_gateway_reads_no_hub_token(organization: Organization) -> None:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL ROLE anneal_gateway")
+        cursor.execute("SELECT name, context_length FROM catalog_basemodel")
+        for columns in ("hub_token_sealed", "*"):
+            with pytest.raises(ProgrammingError, match="permission denied"), transaction.atomic():
+                cursor.execute(f"SELECT {columns} FROM catalog_basemodel")
+        cursor.execute("RESET ROLE")

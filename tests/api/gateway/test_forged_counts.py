@@ -1,4 +1,4 @@
-"""A replica that lies about tokens: its customer pays what was reserved at most, and nobody is sent to it again."""
+"""A replica that lies about tokens: its customer pays what was reserved at most, and it gets no more requests."""
 
 import pytest
 

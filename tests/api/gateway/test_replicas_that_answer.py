@@ -22,7 +22,7 @@ from apps.gateway.routes import LONGEST_LOAD_SECONDS, REFRESH_SECONDS
 from apps.gateway.schema import parse_completion
 from apps.gateway.upstreams import Call, Upstreams
 from apps.serving.aliases import point_alias
-from apps.serving.models import Alias, Deployment, LoadedAdapter
+from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement
 from apps.serving.operations import desired_state
 from apps.serving.queries import Route, Upstream
 from tests.factories.serving import BASE_MODEL, CONTEXT_LENGTH, load, make_adapter, make_served_model
@@ -67,6 +67,7 @@ def test_a_request_for_a_cold_adapter_asks_for_it_back_and_waits(gateway, world,
         base_model = make_served_model("crowded", engine.url)
         base_model.replicas.update(capacity=1)
         version, held = (make_adapter(world.acme.organization, base_model) for _ in range(2))
+        Placement.objects.filter(adapter_version=version).delete()
         LoadedAdapter.objects.filter(adapter_version=version).delete()
         Deployment.objects.filter(adapter_version=version).update(created_at="2000-01-01T00:00Z")
     replica = base_model.replicas.get()

@@ -297,10 +297,10 @@ def test_usage_beyond_what_was_reserved_for_it_is_charged_for_nothing_and_pages(
     assert [entry.levelname for entry in caplog.records if forged.id in entry.getMessage()] == ["CRITICAL"]
 
 
-@pytest.mark.parametrize("slice_of", ["own", "another", "nobody"])
+@pytest.mark.parametrize("slice_of", ["own", "another", "none"])
 def test_a_record_cannot_say_that_more_was_reserved_than_its_slice_holds(customer, slice_of):
     other = make_customer()
-    slices = {"own": customer.lease(1_000).hold_id, "another": other.lease(9 * USD).hold_id, "nobody": "hold_none"}
+    slices = {"own": customer.lease(1_000).hold_id, "another": other.lease(9 * USD).hold_id, "none": "hold_none"}
     forged = customer.record(slice_id=slices[slice_of], reserved_nano=2**62, output_tokens=10**12)
 
     record_usage(records=[forged])

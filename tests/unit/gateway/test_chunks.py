@@ -119,7 +119,7 @@ def test_counts_that_are_no_numbers_end_the_answer(usage):
 
 
 @pytest.mark.parametrize("index", [-1, 32, 10**9])
-def test_a_choice_that_nobody_asked_for_ends_the_answer(index):
+def test_a_choice_that_was_not_asked_for_ends_the_answer(index):
     with pytest.raises(msgspec.DecodeError):
         decode_chunk(chunk(index, "a"))
 
@@ -132,6 +132,15 @@ def test_what_an_answer_says_is_counted_here_and_not_believed():
     found.observe(decode_chunk(b'{"choices": [{"index": 0, "text": "abc"}], "usage": {"completion_tokens": 500}}'))
 
     assert found.content_bytes == 7 + 2 + 9 + 3
+
+
+def test_an_answer_that_says_more_than_its_tokens_can_is_none_and_its_replica_faulty():
+    found = Meter(1, BOUNDS)
+    found.observe(decode_chunk(chunk(0, "x" * 16 * 1024)))
+    assert found.is_sound and not found.fault
+
+    found.observe(decode_chunk(chunk(0, "x")))
+    assert not found.is_sound and "without an end" in found.fault
 
 
 def test_cached_tokens_are_some_of_those_read():

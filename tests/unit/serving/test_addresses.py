@@ -61,7 +61,7 @@ def test_an_address_that_no_replica_has_is_refused_and_the_token_stays(settings,
     assert enroll(token, "http://gpu-1:8003")[0] == 200
 
 
-def test_an_address_that_nobody_named_waits_for_an_operator(
+def test_an_address_that_was_not_named_waits_for_an_operator(
     settings, organization, floor, token, client_for, olga
 ) -> None:
     settings.REPLICA_ADDRESSES = AddressRules.read([])

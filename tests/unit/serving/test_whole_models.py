@@ -8,6 +8,7 @@ from apps.contracts.worker_api import EnrollRequest
 from apps.core.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
 from apps.finetuning import pools
+from apps.serving.isolation import isolate_replica
 from apps.serving.models import Deployment, Placement, Replica
 from apps.serving.operations import (
     delete_model,
@@ -87,6 +88,20 @@ def test_its_replica_is_told_the_files_and_a_name_of_its_own(floor, version) -> 
     assert [file.name for file in desired.model_files] == ["config.json", "model.safetensors"]
     assert all("merged/" in file.url for file in desired.model_files)
     assert (desired.base_model_sha256, desired.adapters) == ("0" * 64, ())
+
+
+def test_an_isolated_replica_is_given_no_files_and_no_requests(floor, version) -> None:
+    allow(floor)
+    replica = admit(floor, version)
+    say(replica, is_ready=True)
+
+    isolate_replica(replica_id=replica.pk, reason="counted too much")
+    told = Replica.objects.select_related("whole_model", "base_model").get(pk=replica.pk)
+    desired = desired_state(replica=told)
+    route = route_of(version)
+
+    assert (desired.model_files, desired.is_withdrawn) == ((), False)
+    assert route is not None and not route.upstreams
 
 
 def test_it_answers_once_its_replica_is_ready_and_tells_its_owner_why_not_before(floor, version) -> None:
