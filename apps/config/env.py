@@ -43,6 +43,10 @@ class Env:
     replica_places: int
     media_hosts: tuple[str, ...]
     max_upload_bytes: int
+    trusted_proxies: str
+    web_requests_per_minute: int
+    web_seconds_per_minute: int
+    web_places: int
 
 
 @cache
@@ -81,6 +85,10 @@ def _parse(environ: Mapping[str, str]) -> Env:
         replica_places=int(environ.get("ANNEAL_REPLICA_PLACES", "128")),
         media_hosts=tuple(h.strip().lower() for h in environ.get("ANNEAL_MEDIA_HOSTS", "").split(",") if h.strip()),
         max_upload_bytes=int(environ.get("ANNEAL_MAX_UPLOAD_BYTES", 8 * 1024**3)),
+        trusted_proxies=environ.get("FORWARDED_ALLOW_IPS", ""),
+        web_requests_per_minute=int(environ.get("ANNEAL_WEB_REQUESTS_PER_MINUTE", "600")),
+        web_seconds_per_minute=int(environ.get("ANNEAL_WEB_SECONDS_PER_MINUTE", "20")),
+        web_places=int(environ.get("ANNEAL_WEB_PLACES", "8")),
     )
 
 

@@ -35,6 +35,12 @@ REPLICA_PLACES = ENV.replica_places
 MEDIA_HOSTS = frozenset(ENV.media_hosts)
 # The longest file that an upload in parts may make, as it is sent: of a gzip archive its own size.
 MAX_UPLOAD_BYTES = ENV.max_upload_bytes
+# Of one key or session in one web process; organizations and addresses follow from it (apps/web/request_limits.py).
+WEB_REQUESTS_PER_MINUTE = ENV.web_requests_per_minute
+WEB_SECONDS_PER_MINUTE = ENV.web_seconds_per_minute
+WEB_PLACES = ENV.web_places
+# Only these may say whose request they pass on.
+TRUSTED_PROXIES = ENV.trusted_proxies
 
 ALLOWED_HOSTS = [urlsplit(PUBLIC_URL).hostname, "localhost", "127.0.0.1", *ENV.allowed_hosts]
 CSRF_TRUSTED_ORIGINS = [PUBLIC_URL]
