@@ -3,7 +3,7 @@
 mlflow-skinny would bring fastapi, databricks-sdk and an older cachetools for the five calls that are made here.
 """
 
-import ipaddress
+import json
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,11 @@ from urllib.request import getproxies
 
 import httpx
 
+from apps.contracts.public_addresses import PORT, check_server, is_public
 from apps.contracts.runs import Tracker
 
-_TIMEOUT_SECONDS = 15.0
+_TIMEOUT_SECONDS, _ANSWER_SECONDS = 15.0, 60.0
+_MOST_ANSWER_BYTES = 1024 * 1024
 _MOST_METRICS, _MOST_PARAMS, _LONGEST_PARAM = 1000, 100, 500  # limits of log-batch
 _STATUS = {"succeeded": "FINISHED", "cancelled": "KILLED", "paused": "SCHEDULED"}
 _JOB_TAG = "anneal.job"
@@ -34,14 +36,13 @@ class MlflowRun:
         if proxy:  # it looks the name up and refuses what is not public (deploy/egress); here no name may be known
             origin, self._extensions = f"{parts.scheme}://{parts.netloc}", {}
         else:
-            address, port = public_address(tracker.url), parts.port or 443
-            origin = f"{parts.scheme}://" + (f"[{address}]" if ":" in address else address) + f":{port}"
             # Connects to the address that was checked, even if the name changes its meaning; TLS asks for the name.
-            self._extensions = {"sni_hostname": parts.hostname}
+            origin, self._extensions = public_origin(tracker.url), {"sni_hostname": parts.hostname}
         self._http = httpx.Client(
             base_url=f"{origin}{parts.path.rstrip('/')}/api/2.0/mlflow/",
             proxy=proxy,
-            headers={"Host": parts.netloc} | ({"Authorization": f"Bearer {tracker.secret}"} if tracker.secret else {}),
+            headers={"Host": parts.netloc, "Accept-Encoding": "identity"}
+            | ({"Authorization": f"Bearer {tracker.secret}"} if tracker.secret else {}),
             timeout=_TIMEOUT_SECONDS,
             follow_redirects=False,
             trust_env=False,
@@ -100,18 +101,32 @@ class MlflowRun:
 
     def _call(self, method: str, path: str, asked: Mapping[str, Any]) -> Any:
         sent = {"params": asked} if method == "GET" else {"json": asked}
-        answer = self._http.request(method, path, extensions=self._extensions, **sent)  # type: ignore[arg-type]
+        with self._http.stream(method, path, extensions=self._extensions, **sent) as answer:  # type: ignore[arg-type]
+            content = _content_of(answer)
         if answer.status_code != httpx.codes.OK:
-            raise MlflowRefused(f"{path} was answered with {answer.status_code}: {answer.text[:200]}")
-        return answer.json()
+            text = content[:200].decode("utf-8", "replace")
+            raise MlflowRefused(f"{path} was answered with {answer.status_code}: {text}")
+        return json.loads(content)
 
 
-def public_address(url: str) -> str:
-    """Return where the server is. Raises ValueError inside of private networks: a tracker must be no way into ours."""
-    parts = urlsplit(url)
-    if parts.scheme != "https" or not parts.hostname:
-        raise ValueError("the tracking server needs an https address")
-    found = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_STREAM)
-    if not all(ipaddress.ip_address(address[4][0]).is_global for address in found):
+def _content_of(answer: httpx.Response) -> bytes:
+    """Return the body. Raises MlflowRefused for one that is compressed, long or slow: it is a stranger's."""
+    if answer.headers.get("content-encoding", "identity") != "identity":
+        raise MlflowRefused("the answer is compressed, which was not asked for")
+    content, until = bytearray(), time.monotonic() + _ANSWER_SECONDS
+    for part in answer.iter_raw():
+        content += part
+        if len(content) > _MOST_ANSWER_BYTES:
+            raise MlflowRefused(f"the answer is longer than {_MOST_ANSWER_BYTES:,} bytes")
+        if time.monotonic() > until:
+            raise MlflowRefused(f"the answer took longer than {_ANSWER_SECONDS:.0f} s")
+    return bytes(content)
+
+
+def public_origin(url: str) -> str:
+    """Return where the server is, by address. Raises ValueError inside of private networks, which are ours to reach."""
+    host = check_server(url).hostname
+    found = [str(address[4][0]) for address in socket.getaddrinfo(host, PORT, type=socket.SOCK_STREAM)]
+    if not found or not all(map(is_public, found)):
         raise ValueError("the tracking server's address is not a public one")
-    return str(found[0][4][0])
+    return f"https://[{found[0]}]:{PORT}" if ":" in found[0] else f"https://{found[0]}:{PORT}"

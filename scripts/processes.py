@@ -46,6 +46,9 @@ CONTROL_OPTIONS = frozenset(
         "ANNEAL_REPLICA_ADDRESSES",
         "ANNEAL_REPLICA_PLACES",
         "ANNEAL_MEDIA_HOSTS",
+        "ANNEAL_WEB_REQUESTS_PER_MINUTE",
+        "ANNEAL_WEB_SECONDS_PER_MINUTE",
+        "ANNEAL_WEB_PLACES",
         "HF_ENDPOINT",
         "FORWARDED_ALLOW_IPS",
     }
@@ -102,7 +105,10 @@ class Program:
     only_with: str = ""
 
 
-_UVICORN = "uvicorn --no-server-header --no-access-log --timeout-keep-alive 75 --timeout-graceful-shutdown 8"
+_UVICORN = (
+    "uvicorn --http apps.core.connections:Connection --no-server-header --no-access-log --no-proxy-headers "
+    "--timeout-keep-alive 75 --timeout-graceful-shutdown 8"
+)
 DRAIN_SECONDS = 120  # streams under way are finished, for as long as this
 _GATEWAY_UVICORN = (
     f"uvicorn --http apps.gateway.connections:Connection --no-server-header --no-access-log --no-proxy-headers "

@@ -4,6 +4,7 @@ import os
 
 import django
 from django.conf import settings
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "apps.config.settings.dev")  # noqa: TID251 - Django's own entry point
 django.setup(set_prefix=False)
@@ -12,6 +13,10 @@ import apps.config.urls  # noqa: E402, F401 - else the first request imports eve
 from apps.config.startup import guard_roles  # noqa: E402 - needs the app registry
 from apps.core.http import DjangoApplication  # noqa: E402
 from apps.web.front_door import FrontDoor  # noqa: E402
+from apps.web.request_limits import WebLimits  # noqa: E402
 
 guard_roles()
-application = FrontDoor(DjangoApplication(), gateway_url=settings.GATEWAY_URL)
+_limits = WebLimits(settings.WEB_REQUESTS_PER_MINUTE, settings.WEB_SECONDS_PER_MINUTE, settings.WEB_PLACES)
+application = FrontDoor(DjangoApplication(), gateway_url=settings.GATEWAY_URL, limits=_limits)
+if settings.TRUSTED_PROXIES:
+    application = ProxyHeadersMiddleware(application, trusted_hosts=settings.TRUSTED_PROXIES)

@@ -54,6 +54,10 @@ class Env:
     stall_seconds: int
     operator_mfa: bool
     most_unpaid_organizations: int
+    trusted_proxies: str
+    web_requests_per_minute: int
+    web_seconds_per_minute: int
+    web_places: int
 
 
 @cache
@@ -97,6 +101,10 @@ def _parse(environ: Mapping[str, str]) -> Env:
         stall_seconds=max(int(environ.get("ANNEAL_STALL_SECONDS", "900")), 60),
         most_unpaid_organizations=int(environ.get("ANNEAL_MOST_UNPAID_ORGANIZATIONS", "3")),
         operator_mfa=_switch(environ, "ANNEAL_OPERATOR_MFA", default=not is_loopback(public_url)),
+        trusted_proxies=environ.get("FORWARDED_ALLOW_IPS", ""),
+        web_requests_per_minute=int(environ.get("ANNEAL_WEB_REQUESTS_PER_MINUTE", "600")),
+        web_seconds_per_minute=int(environ.get("ANNEAL_WEB_SECONDS_PER_MINUTE", "20")),
+        web_places=int(environ.get("ANNEAL_WEB_PLACES", "8")),
     )
 
 

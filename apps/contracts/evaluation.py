@@ -132,6 +132,8 @@ def _problem_of_pattern(pattern: str) -> str | None:
         re.compile(pattern)
     except re.error as error:
         return f"pattern is not a regular expression: {error}."
+    except (OverflowError, RecursionError):
+        return "pattern repeats or nests too often: give a simpler one."
     return None
 
 

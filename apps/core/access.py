@@ -1,16 +1,20 @@
 """What the dashboard and the operator console share: the mark of who may open a view, and pages for failures."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied as PageForbidden
+from django.db import DataError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django_htmx.http import HttpResponseClientRedirect
 
 from apps.core.errors import DomainError, NotFound, PermissionDenied
-from apps.core.http import error_page
+from apps.core.http import error_headers, error_page
+
+logger = logging.getLogger(__name__)
 
 View = Callable[..., HttpResponseBase]
 
@@ -45,5 +49,12 @@ def answer(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpRes
         raise Http404 from error
     except PermissionDenied as error:
         raise PageForbidden(error.message) from error
+    except DataError as error:
+        logger.warning("refused by the database: %s", error)
+        text = "A value is too large, too long or holds a character that cannot be stored. Go back and change it."
+        return error_page(request, 400, message=text)
     except DomainError as error:
-        return error_page(request, int(error.status), message=error.message)
+        page = error_page(request, int(error.status), message=error.message)
+        for name, value in error_headers(error).items():
+            page.headers[name] = value
+        return page

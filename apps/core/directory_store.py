@@ -42,7 +42,8 @@ class Grant(msgspec.Struct, frozen=True):
 
     def digest(self) -> str:
         """Return the HMAC-SHA256 of every field, safe in a URL."""
-        message = "\n".join([self.method, self.key, str(self.expires), self.filename, str(self.content_bytes or "")])
+        size = "" if self.content_bytes is None else str(self.content_bytes)
+        message = "\n".join([self.method, self.key, str(self.expires), self.filename, size])
         secret = b"objects:" + settings.SIGNING_KEY.encode()
         return base64.urlsafe_b64encode(hmac.digest(secret, message.encode(), "sha256")).rstrip(b"=").decode()
 

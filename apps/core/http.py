@@ -7,12 +7,13 @@ import asyncio
 import json
 import os
 import re
+import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import IO, Any, NamedTuple
 from urllib.parse import unquote
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.core.handlers.asgi import ASGIHandler, ASGIRequest
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.template.loader import render_to_string
@@ -29,6 +30,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MACHINE_PREFIXES = ("/v1/", "/api/", "/internal/", "/objects/")
 REQUEST_ID_HEADER = "x-request-id"
+PROCESSOR_SECONDS = "anneal.processor_seconds"  # where a scope has them
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{8,64}")
 
 MIB = 1024 * 1024
@@ -43,6 +45,10 @@ class TooLarge(DomainError):
 
     code = "request_too_large"
     status = Status.TOO_LARGE
+
+
+class UnknownUrl(NotFound):
+    code = "unknown_url"
 
 
 class TooSlow(DomainError):
@@ -82,9 +88,18 @@ class MeasuredRequest(ASGIRequest):
 
 
 class DjangoApplication(ASGIHandler):
-    """Django as an ASGI application; `django.setup()` comes first."""
+    """Django as an ASGI application; `django.setup()` comes first.
+
+    When a request ends, its scope has the processor time of the thread that it ran in, which was its own.
+    """
 
     request_class = MeasuredRequest
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().handle(scope, receive, send)
+        finally:
+            scope[PROCESSOR_SECONDS] = await sync_to_async(time.thread_time)()
 
 
 class RequestIdMiddleware:
@@ -293,13 +308,8 @@ def is_machine_path(path: str) -> bool:
 
 def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     if is_machine_path(request.path):
-        fix = (
-            f" Addresses have no trailing slash: try {request.path.rstrip('/')}." if request.path.endswith("/") else ""
-        )
-        error = NotFound(f"Unknown request URL: {request.method} {request.path}.{fix}")
-        error_body = error.as_openai()
-        error_body["error"]["code"] = "unknown_url"
-        return JsonResponse(error_body, status=Status.NOT_FOUND)
+        error = UnknownUrl(f"Unknown request URL: {request.method} {request.path}.")
+        return JsonResponse(error.as_openai(), status=Status.NOT_FOUND)
     return error_page(request, 404)
 
 
@@ -326,14 +336,13 @@ def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
     return error_page(request, 403, message=message)
 
 
-def error_page(request: HttpRequest, status: int, *, message: str = "", fix: str = "") -> HttpResponse:
+def error_page(request: HttpRequest, status: int, *, message: str = "") -> HttpResponse:
     """Render templates/errors/<status>.html, or the general page for a status without one of its own."""
     context = {
         "status": status,
         "title": HTTPStatus(status).phrase.capitalize(),
         "message": message,
-        "fix": fix,
         "request_id": getattr(request, "id", ""),
     }
-    page = render_to_string([f"errors/{status}.html", "errors/page.html"], context, request=request)
+    page = render_to_string([f"errors/{status}.html", "errors/base.html"], context, request=request)
     return HttpResponse(page, status=status)

@@ -7,10 +7,10 @@ import datetime
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
+from apps.contracts.public_addresses import check_server
 from apps.contracts.runs import Tracker
 from apps.core import audit
 from apps.core.errors import InvalidValue, NotFound
@@ -108,12 +108,14 @@ def open_trackers(*, job: FineTuningJob) -> tuple[Tracker, ...]:
 
 
 def _integration(given: Mapping[str, Any], kind: str, param: str) -> Integration:
+    if unknown := set(given) - {"type", kind}:
+        name = min(unknown)
+        raise InvalidValue(f"'{param}' takes type and {kind}, nothing else.", param=f"{param}.{name}")
     try:
         chosen = msgspec.convert(given.get(kind), Integration)
     except msgspec.ValidationError as error:
-        raise InvalidValue(f"{error} Give {{project, name, entity, tags}}.", param=f"{param}.{kind}") from error
-    if set(given) - {"type", kind}:
-        raise InvalidValue(f"An integration has `type` and `{kind}`, nothing else.", param=param)
+        text = f"'{param}.{kind}' takes project, a string, and if you like name, entity (strings) and tags (a list)."
+        raise InvalidValue(text, param=f"{param}.{kind}") from error
     names = [chosen.project, chosen.name or "-", chosen.entity or "-", *chosen.tags]
     if len(chosen.tags) > _MOST_TAGS or not all(name.strip() and len(name) <= _LONGEST_NAME for name in names):
         raise InvalidValue(
@@ -126,14 +128,15 @@ def _integration(given: Mapping[str, Any], kind: str, param: str) -> Integration
 def _require_kind(kind: str, *, param: str = "kind") -> None:
     if kind not in NAMES:
         offered = ", ".join(repr(name) for name in NAMES)
-        raise InvalidValue(f"{kind!r} is no tracker known here: use {offered}.", param=param)
+        raise InvalidValue(f"'{kind[:60]}' is no tracker known here: use {offered}.", param=param)
 
 
 def _require_server(url: str) -> None:
-    """Its addresses are checked where they are reached: on the worker, each time."""
-    parts = urlsplit(url)
-    if parts.scheme != "https" or not parts.hostname or parts.username or parts.query or parts.fragment:
-        raise InvalidValue("Give the tracking server's https address, without user or query.", param="url")
+    """Refuse what cannot be public; where a name leads is checked on the worker, each time it is called."""
+    try:
+        check_server(url)
+    except ValueError as error:
+        raise InvalidValue(str(error), param="url") from error
 
 
 def _place(row: TrackerKey) -> bytes:

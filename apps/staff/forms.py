@@ -11,6 +11,7 @@ from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.pricing import Tier
 from apps.catalog.queries import list_base_models, list_gpu_types
+from apps.core.forms import LARGEST_BIG_INTEGER, LARGEST_INTEGER
 from apps.core.ids import new_id
 from apps.core.money import usd_to_nano
 from apps.finetuning.models import GpuPool
@@ -26,10 +27,13 @@ class PoolForm(forms.Form):
     )
     gpu_type = forms.ModelChoiceField(queryset=GpuType.objects.none(), label="GPU type", empty_label="Choose a type")
     region = forms.CharField(max_length=40, label="Region", initial="local")
-    memory_gib = forms.FloatField(min_value=0.1, label="Memory one job may use, GiB", help_text="For each GPU.")
+    memory_gib = forms.FloatField(
+        min_value=0.1, max_value=100_000, label="Memory one job may use, GiB", help_text="For each GPU."
+    )
     is_spot = forms.BooleanField(required=False, label="Spot: machines may be taken away")
     interruptions_per_hour = forms.FloatField(
         required=False,
+        max_value=3600,
         label="Expected interruptions an hour",
         help_text="For one machine: 0.05 is one in twenty hours. Quotes add the work to be done again.",
     )
@@ -151,6 +155,7 @@ class PriceForm(forms.Form):
     )
     tiers = forms.CharField(
         required=False,
+        max_length=2000,
         label="Volume tiers",
         widget=forms.Textarea(attrs={"rows": 2}),
         help_text="One a line: units of a month, a colon, the price beyond them. 100000000: 0.05",
@@ -186,13 +191,23 @@ class PriceForm(forms.Form):
 
 
 class QuotaForm(forms.Form):
-    concurrent_gpus = forms.IntegerField(min_value=0, required=False, label="GPUs at once")
-    queued_jobs = forms.IntegerField(min_value=0, required=False, label="Unfinished jobs")
-    gpu_seconds_per_month = forms.IntegerField(min_value=0, required=False, label="GPU-seconds a month")
-    storage_bytes = forms.IntegerField(min_value=0, required=False, label="Storage, bytes")
-    requests_per_minute = forms.IntegerField(min_value=0, required=False, label="Requests a minute")
-    tokens_per_minute = forms.IntegerField(min_value=0, required=False, label="Tokens a minute")
-    concurrent_requests = forms.IntegerField(min_value=0, required=False, label="Requests at once")
+    concurrent_gpus = forms.IntegerField(min_value=0, max_value=LARGEST_INTEGER, required=False, label="GPUs at once")
+    queued_jobs = forms.IntegerField(min_value=0, max_value=LARGEST_INTEGER, required=False, label="Unfinished jobs")
+    gpu_seconds_per_month = forms.IntegerField(
+        min_value=0, max_value=LARGEST_BIG_INTEGER, required=False, label="GPU-seconds a month"
+    )
+    storage_bytes = forms.IntegerField(
+        min_value=0, max_value=LARGEST_BIG_INTEGER, required=False, label="Storage, bytes"
+    )
+    requests_per_minute = forms.IntegerField(
+        min_value=0, max_value=LARGEST_INTEGER, required=False, label="Requests a minute"
+    )
+    tokens_per_minute = forms.IntegerField(
+        min_value=0, max_value=LARGEST_INTEGER, required=False, label="Tokens a minute"
+    )
+    concurrent_requests = forms.IntegerField(
+        min_value=0, max_value=LARGEST_INTEGER, required=False, label="Requests at once"
+    )
     weight = forms.IntegerField(min_value=1, max_value=100, label="Share of a busy pool", initial=1)
 
     def limits(self) -> dict[str, int | None]:

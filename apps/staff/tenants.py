@@ -13,6 +13,7 @@ from apps.accounts.models import Organization
 from apps.accounts.suspension import reinstate_organization, suspend_organization
 from apps.billing.queries import get_balance
 from apps.core.clock import db_now
+from apps.core.errors import DomainError
 from apps.datasets.queries import storage_used_bytes
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotas import LIMITS, get_quota, set_quota, used_gpu_seconds

@@ -22,6 +22,7 @@ from apps.core.http import (
     send_error,
 )
 from apps.core.object_views import OBJECT_LIMIT
+from apps.web.request_limits import LimitRequests, WebLimits
 from apps.web.upload_limits import UPLOAD_LIMITS
 
 INFERENCE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"})
@@ -48,8 +49,8 @@ _NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"cookie", b"expect", REQUEST_ID_HEADER
 class FrontDoor:
     """ASGI application of the web process."""
 
-    def __init__(self, django_application: Application, *, gateway_url: str) -> None:
-        self._django = LimitBodies(django_application, BODY_LIMITS)
+    def __init__(self, django_application: Application, *, gateway_url: str, limits: WebLimits) -> None:
+        self._django = LimitRequests(LimitBodies(django_application, BODY_LIMITS), limits)
         self._gateway = GatewayClient(gateway_url)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -15,7 +15,7 @@ from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_POST, require_safe
 from django_htmx.middleware import HtmxDetails
 
-from apps.accounts.models import Membership, Organization
+from apps.accounts.models import Membership, Organization, User
 from apps.accounts.roles import Permission, has_permission
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
@@ -37,7 +37,7 @@ from apps.web.forms.wizard import CapForm
 from apps.web.job_curves import curves_of, metrics_of, with_number
 from apps.web.job_outcome import find_outcome, outcome_rows
 from apps.web.job_recipe import method_words, recipe_lines, recipe_reasons, recipe_samples
-from apps.web.live import follow_job
+from apps.web.live import Watcher, follow_job
 from apps.web.wizard import again_url, beginning_of
 
 _PAGE = 25
@@ -119,7 +119,7 @@ def stream(request: MemberRequest, job_id: str) -> HttpResponseBase:
         return opened
     after = request.headers.get("Last-Event-ID") or request.GET.get("after", "0")
     response = StreamingHttpResponse(
-        follow_job(organization_id=request.organization.pk, job_id=job_id, after=_sequence(after)),
+        follow_job(watcher=_watcher(request, request.organization), job_id=job_id, after=_sequence(after)),
         content_type="text/event-stream",
     )
     response.headers["Cache-Control"] = "no-store"
@@ -137,7 +137,13 @@ def _sequence(text: str) -> int:
 def _open_stream(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
     """Authorise in a transaction of its own, so that a watcher holds no connection."""
     queries.get_job(organization=organization, id=job_id)
+    _watcher(request, organization).require_room()
     return HttpResponse(status=204)
+
+
+def _watcher(request: HttpRequest, organization: Organization) -> Watcher:
+    assert isinstance(request.user, User) and request.session.session_key
+    return Watcher(request.user, request.session.session_key, organization.pk)
 
 
 stream.access = _open_stream.access  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 """The new fine-tune wizard: dataset, model, method, compute, review, launch. What is chosen stands in the address."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -92,7 +93,7 @@ def _launch(request: HttpRequest, plan: Plan, membership: Membership) -> HttpRes
     form = plan.form
     is_complete = plan.version is not None and form is not None and form.is_valid()
     is_complete = is_complete and not plan.after.errors and not plan.tracking.errors
-    if not is_complete or not (cap_nano.isascii() and cap_nano.isdigit()):
+    if not is_complete or not re.fullmatch("[0-9]{1,18}", cap_nano):
         return redirect(plan.choices.url())
     assert plan.version is not None and form is not None
     asked = JobRequest(

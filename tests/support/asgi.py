@@ -9,15 +9,22 @@ from contextlib import contextmanager
 import pytest
 import uvicorn
 
+from apps.core.connections import Connection
 from apps.core.http import Application, DjangoApplication
 from apps.web.front_door import FrontDoor
+from apps.web.request_limits import WebLimits
+
+NO_LIMITS = WebLimits(1_000_000, 1_000_000, 8)
 
 
 @contextmanager
 def serving(application: Application) -> Iterator[str]:
     """Serve an ASGI application on the loopback interface until the block ends; give its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(application, log_level="error", lifespan="on", ws="none"))
+        configuration = uvicorn.Config(
+            application, http=Connection, log_level="error", lifespan="on", ws="none", proxy_headers=False
+        )
+        server = uvicorn.Server(configuration)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -32,5 +39,5 @@ def serving(application: Application) -> Iterator[str]:
 @pytest.fixture
 def origin(transactional_db: None) -> Iterator[str]:
     """Give the address of the front door before the real Django; its gateway is not running."""
-    with serving(FrontDoor(DjangoApplication(), gateway_url="http://127.0.0.1:1")) as address:
+    with serving(FrontDoor(DjangoApplication(), gateway_url="http://127.0.0.1:1", limits=NO_LIMITS)) as address:
         yield address

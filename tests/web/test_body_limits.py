@@ -100,6 +100,13 @@ def test_a_signed_object_may_be_as_large_as_signed_and_no_larger(directory: Dire
     assert (undeclared.status, undeclared.read_bytes) == (413, 9 * MIB)
 
 
+def test_a_url_for_an_empty_object_is_none_without_a_size(directory: DirectoryStore) -> None:
+    url = directory.signed_url(KEY, "PUT", expires_seconds=60, content_bytes=0)
+
+    assert ask("PUT", url, 1).status == 413
+    assert ask("PUT", url.replace("&bytes=0", ""), 1).status == 403
+
+
 @override_settings(OBJECT_STORE="s3://bucket?endpoint=http://127.0.0.1:1")
 def test_without_a_directory_no_object_is_taken() -> None:
     open_store.cache_clear()

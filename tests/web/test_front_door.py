@@ -16,6 +16,7 @@ from aiohttp import web
 
 from apps.core.http import BodyLimit, LimitBodies
 from apps.web.front_door import FrontDoor
+from tests.support.asgi import NO_LIMITS
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 CHAT = "/v1/chat/completions"
@@ -68,7 +69,10 @@ async def serving(application: Any) -> AsyncIterator[aiohttp.ClientSession]:
 
 @asynccontextmanager
 async def front_door(handler: Handler, folder: Path) -> AsyncIterator[aiohttp.ClientSession]:
-    async with gateway(handler, folder) as url, serving(FrontDoor(other_application, gateway_url=url)) as session:
+    async with (
+        gateway(handler, folder) as url,
+        serving(FrontDoor(other_application, gateway_url=url, limits=NO_LIMITS)) as session,
+    ):
         yield session
 
 
@@ -170,7 +174,7 @@ def test_a_client_that_leaves_takes_its_request_along(when: str, tmp_path: Path)
 
 def test_without_a_gateway_it_says_so_in_openais_shape(tmp_path: Path) -> None:
     async def scenario() -> None:
-        door = FrontDoor(other_application, gateway_url=f"unix://{tmp_path}/nobody.sock")
+        door = FrontDoor(other_application, gateway_url=f"unix://{tmp_path}/nobody.sock", limits=NO_LIMITS)
         async with serving(door) as client, client.post(CHAT, data=b"{}") as response:
             assert response.status == 503
             assert (await response.json())["error"]["code"] == "service_unavailable"
@@ -207,7 +211,7 @@ def test_a_body_above_its_limit_is_413(is_declared: bool, tmp_path: Path) -> Non
 
         async def application(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] == "lifespan":
-                await FrontDoor(other_application, gateway_url="unix:///none")(scope, receive, send)
+                await FrontDoor(other_application, gateway_url="unix:///none", limits=NO_LIMITS)(scope, receive, send)
             else:
                 await limited(scope, receive, send)
 

@@ -7,18 +7,22 @@ import json
 import re
 
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import connection
 
+from apps.accounts.models import Membership, Organization, User
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Method
+from apps.core.clock import db_now
 from apps.core.money import nano_to_usd
 from apps.core.templatetags.ui import usd
 from apps.core.tenancy import tenant
 from apps.finetuning import leases
 from apps.finetuning.models import FineTuningJob, JobEvent
+from apps.web import callers, live
 from apps.web.job_curves import thinned
-from apps.web.live import follow_job
+from apps.web.live import Watcher, follow_job
 from tests.factories.finetuning import Floor
 from tests.support.attempts import step
 
@@ -287,7 +291,7 @@ def test_the_stream_of_a_foreign_job_is_not_found(floor, client_for, charlie, ri
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_watcher_who_comes_back_gets_exactly_what_it_missed(floor, organization, claim):
+def test_a_watcher_who_comes_back_gets_exactly_what_it_missed(floor, organization, alice, claim):
     job = floor.job()
     attempt = claim()
     attempt.start()
@@ -298,7 +302,8 @@ def test_a_watcher_who_comes_back_gets_exactly_what_it_missed(floor, organizatio
         sequences = list(job.events.order_by("sequence").values_list("sequence", flat=True))
 
     async def watch(after: int) -> list[str]:
-        stream = follow_job(organization_id=organization.pk, job_id=job.pk, after=after)
+        watcher = Watcher(alice, "a-session", organization.pk)
+        stream = follow_job(watcher=watcher, job_id=job.pk, after=after)
         return [frame.decode() async for frame in stream]
 
     everything, rest = asyncio.run(watch(0)), asyncio.run(watch(4))
@@ -309,7 +314,7 @@ def test_a_watcher_who_comes_back_gets_exactly_what_it_missed(floor, organizatio
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_watcher_sees_progress_money_and_time_move(floor, organization, claim):
+def test_a_watcher_sees_progress_money_and_time_move(floor, organization, alice, claim):
     job = floor.job()
     attempt = claim()
     attempt.start()
@@ -318,7 +323,7 @@ def test_a_watcher_sees_progress_money_and_time_move(floor, organization, claim)
         attempt.report(wire.StepCompleted, **fields, eta_seconds=100.0)
 
     async def read() -> list[str]:
-        stream = follow_job(organization_id=organization.pk, job_id=job.pk, after=0)
+        stream = follow_job(watcher=Watcher(alice, "a-session", organization.pk), job_id=job.pk, after=0)
         return [(await anext(stream)).decode() for _ in range(job_events + 1)]
 
     with tenant(organization=organization):
@@ -329,6 +334,62 @@ def test_a_watcher_sees_progress_money_and_time_move(floor, organization, claim)
     for frame in (last, between):  # with the step, and while nothing happens
         assert json.loads(frame).items() >= figures.items()
         assert json.loads(frame)["time_left"].startswith("1m ")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("ending", ["removed", "suspended", "signed out"])
+def test_a_watcher_who_may_watch_no_longer_is_left_out(floor, organization, bob, client_for, monkeypatch, ending):
+    """Asked again once a minute, here at once."""
+    monkeypatch.setattr(live, "ASK_AGAIN_SECONDS", -1.0)
+    monkeypatch.setattr(live, "LOOK_ANYWAY_SECONDS", 0.01)
+    monkeypatch.setattr(callers, "_KEPT_SECONDS", 0.0)
+    job, browser = floor.job(), client_for(bob)
+    watcher = Watcher(bob, browser.session.session_key, organization.pk)
+
+    def end() -> None:
+        match ending:
+            case "removed":
+                Membership.objects.filter(user=bob).delete()
+            case "suspended":
+                Organization.objects.filter(pk=organization.pk).update(suspended_at=db_now())
+            case _:
+                browser.session.flush()
+        connection.close()  # of the thread that it runs in
+
+    async def watch() -> list[bytes]:
+        stream = follow_job(watcher=watcher, job_id=job.pk, after=0)
+        seen = [await anext(stream), await anext(stream)]
+        await sync_to_async(end)()
+        return seen + [frame async for frame in stream]
+
+    assert len(asyncio.run(asyncio.wait_for(watch(), 30))) < 6
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_person_follows_so_many_pages_at_once_and_an_organization_so_many(
+    floor, organization, alice, bob, client_for, monkeypatch
+):
+    monkeypatch.setattr(live, "MOST_OF_PERSON", 2)
+    monkeypatch.setattr(live, "MOST_OF_ORGANIZATION", 3)
+    job = floor.job()
+    browsers = {person: client_for(person) for person in (alice, bob)}
+
+    def open_another(person: User) -> int:
+        status = browsers[person].get(f"/jobs/{job.pk}/stream").status_code
+        connection.close()  # of the thread that it runs in
+        return status
+
+    async def watch() -> list[int]:
+        watchers = [Watcher(person, "a-session", organization.pk) for person in (alice, alice, bob)]
+        streams, found = [follow_job(watcher=watcher, job_id=job.pk, after=0) for watcher in watchers], []
+        for stream, person in zip(streams, (alice, bob, bob), strict=True):
+            await anext(stream)
+            found.append(await sync_to_async(open_another)(person))
+        for stream in streams:
+            await stream.aclose()
+        return [*found, await sync_to_async(open_another)(alice)]
+
+    assert asyncio.run(watch()) == [200, 200, 429, 200]
 
 
 @pytest.mark.parametrize(

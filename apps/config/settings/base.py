@@ -41,6 +41,12 @@ REPLICA_ADDRESSES = AddressRules.read(ENV.replica_addresses)
 MAX_UPLOAD_BYTES = ENV.max_upload_bytes
 # Without progress, after which a worker ends its run; the control plane ends it after twice as long.
 STALL_SECONDS = ENV.stall_seconds
+# Of one key or session in one web process; organizations and addresses follow from it (apps/web/request_limits.py).
+WEB_REQUESTS_PER_MINUTE = ENV.web_requests_per_minute
+WEB_SECONDS_PER_MINUTE = ENV.web_seconds_per_minute
+WEB_PLACES = ENV.web_places
+# Only these may say whose request they pass on.
+TRUSTED_PROXIES = ENV.trusted_proxies
 
 ALLOWED_HOSTS = [urlsplit(PUBLIC_URL).hostname, "localhost", "127.0.0.1", *ENV.allowed_hosts]
 CSRF_TRUSTED_ORIGINS = [PUBLIC_URL]

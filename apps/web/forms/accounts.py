@@ -9,6 +9,7 @@ from django import forms
 from apps.accounts.models import Membership
 from apps.accounts.queries import KeyLimits
 from apps.accounts.roles import ROLES, SCOPES, Permission, has_permission
+from apps.core.forms import LARGEST_INTEGER
 
 ROLE_WORDS = {
     "viewer": "sees everything, changes nothing",
@@ -67,10 +68,14 @@ class KeyForm(forms.Form):
     )
     expires = forms.ChoiceField(label="Expires after", required=False, choices=list(EXPIRY_DAYS.items()), initial="90")
     requests_per_minute = forms.IntegerField(
-        min_value=1, required=False, label="Requests a minute", help_text=_OWN_LIMIT
+        min_value=1, max_value=LARGEST_INTEGER, required=False, label="Requests a minute", help_text=_OWN_LIMIT
     )
-    tokens_per_minute = forms.IntegerField(min_value=1, required=False, label="Tokens a minute")
-    concurrent_requests = forms.IntegerField(min_value=1, required=False, label="Requests at once")
+    tokens_per_minute = forms.IntegerField(
+        min_value=1, max_value=LARGEST_INTEGER, required=False, label="Tokens a minute"
+    )
+    concurrent_requests = forms.IntegerField(
+        min_value=1, max_value=LARGEST_INTEGER, required=False, label="Requests at once"
+    )
 
     def __init__(self, *args: Any, by: Membership, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

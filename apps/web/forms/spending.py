@@ -27,7 +27,10 @@ class BudgetForm(forms.Form):
     limit_usd = forms.DecimalField(label="A month, at most", min_value=Decimal("0.01"), max_digits=12, decimal_places=2)
     mode = forms.ChoiceField(choices=BudgetMode.choices, label="When it is reached", initial=BudgetMode.BLOCK)
     thresholds = forms.CharField(
-        label="Alert at, percent", initial=", ".join(map(str, DEFAULT_THRESHOLDS)), help_text="Each once a month."
+        max_length=200,
+        label="Alert at, percent",
+        initial=", ".join(map(str, DEFAULT_THRESHOLDS)),
+        help_text="Each once a month.",
     )
 
     def __init__(self, *args: Any, organization: Organization, **kwargs: Any) -> None:

@@ -1,8 +1,11 @@
 """Experiment trackers: what they are told, and that nothing about them ever stops or betrays a run."""
 
+import gzip
 import json
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -13,7 +16,7 @@ from apps.contracts.runs import EvaluationCompleted, LogLine, StepCompleted, Suc
 from gpu_workers import tracking_mlflow
 from gpu_workers.events import EventTail
 from gpu_workers.tracking import TRACKING_FILE, Assignment, Point, Tracking, points_of
-from gpu_workers.tracking_mlflow import MlflowRefused, MlflowRun, public_address
+from gpu_workers.tracking_mlflow import MlflowRefused, MlflowRun, public_origin
 from tests.support.agent import add_run, make_agent
 
 SECRET = "token-0123456789"
@@ -82,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def mlflow(monkeypatch) -> Iterator[MlflowServer]:
-    monkeypatch.setattr(tracking_mlflow, "public_address", lambda url: "127.0.0.1")
+    monkeypatch.setattr(tracking_mlflow, "public_origin", lambda url: url)
     with MlflowServer() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -130,13 +133,41 @@ def test_mlflow_has_one_run_a_job_across_attempts(mlflow):
     assert mlflow.tokens == {f"Bearer {SECRET}"}
 
 
+@pytest.mark.parametrize("found", ["10.0.0.1", "64:ff9b::a9fe:a9fe", "fe80::1%eth0", "8.8.8.8 127.0.0.1"])
+def test_a_name_that_leads_into_a_private_network_is_not_called(monkeypatch, found: str):
+    infos = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 443)) for address in found.split()]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *parts, **named: infos)
+
+    with pytest.raises(ValueError, match="not a public one"):
+        public_origin("https://mlflow.example.com")
+
+
+def test_a_public_server_is_called_by_the_address_that_was_checked(monkeypatch):
+    for address, origin in (("8.8.8.8", "https://8.8.8.8:443"), ("2001:4860::8", "https://[2001:4860::8]:443")):
+        infos = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 443))]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *parts, infos=infos, **named: infos)
+        assert public_origin("https://mlflow.example.com/path") == origin
+
+
 @pytest.mark.parametrize(
-    "url",
-    ["https://127.0.0.1", "https://localhost:5000", "https://169.254.169.254", "https://10.0.0.1", "http://1.1.1.1"],
+    ("header", "body", "why"),
+    [
+        ({}, b'{"experiment": "' + b"a" * 2**21 + b'"}', "longer than"),
+        ({"Content-Encoding": "gzip"}, gzip.compress(b"{}" * 2**20), "compressed"),
+    ],
 )
-def test_a_tracking_server_is_no_way_into_private_networks(url):
-    with pytest.raises(ValueError, match=r"https address|public"):
-        public_address(url)
+def test_a_servers_answer_is_read_to_a_limit(mlflow, monkeypatch, header, body, why):
+    def answer(handler: _Handler) -> None:
+        handler.send_response(200)
+        for name, value in (header | {"Content-Length": str(len(body))}).items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        with suppress(ConnectionError):
+            handler.wfile.write(body)
+
+    monkeypatch.setattr(_Handler, "do_GET", answer)
+    with pytest.raises(MlflowRefused, match=why):
+        MlflowRun(tracker(mlflow.url), job_id="ftjob-1", parameters={})
 
 
 class Refusing:

@@ -1,0 +1,143 @@
+"""Fair shares of one process: how much each owner may ask for in a minute, and who runs next.
+
+Kept in this process: with several processes a limit holds for each of them. An owner is any string: a key, a person, an
+organization, an address. All of it belongs to one event loop.
+"""
+
+import asyncio
+import time
+from collections import defaultdict, deque
+from dataclasses import dataclass
+
+_FORGET_SECONDS = 120.0
+
+
+class TooManyWaiting(Exception):
+    """The owner has as many waiting as are allowed, or nothing came free in time."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    left: float
+    since: float  # time.monotonic()
+
+
+class Buckets:
+    """A token bucket for each owner; full it holds what the owner may take in a minute."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, _Bucket] = {}
+        self._swept_at = time.monotonic()
+
+    def wait_seconds(self, owner: str, per_minute: float, amount: float = 1.0) -> float:
+        """Return how long until the owner can take so much, 0 if now."""
+        missing = amount - self._at(owner, per_minute).left
+        return max(0.0, missing * 60 / per_minute)
+
+    def take(self, owner: str, per_minute: float, amount: float = 1.0) -> None:
+        """Take so much; what was not there becomes a debt, which the owner waits for."""
+        self._at(owner, per_minute).left -= amount
+
+    def share_left(self, owner: str, per_minute: float) -> float:
+        """Return how full the owner's bucket is, 1 when nothing was taken for a minute."""
+        return self._at(owner, per_minute).left / per_minute
+
+    def _at(self, owner: str, per_minute: float) -> _Bucket:
+        """Return the owner's bucket, filled up to now."""
+        now = time.monotonic()
+        bucket = self._buckets.get(owner)
+        if bucket is None:
+            self._sweep(now)
+            bucket = self._buckets[owner] = _Bucket(per_minute, now)
+        bucket.left = min(per_minute, bucket.left + (now - bucket.since) * per_minute / 60)
+        bucket.since = now
+        return bucket
+
+    def _sweep(self, now: float) -> None:
+        if now - self._swept_at > _FORGET_SECONDS:
+            self._swept_at = now
+            self._buckets = {k: v for k, v in self._buckets.items() if now - v.since < _FORGET_SECONDS}
+
+
+class OpenCounts:
+    """Counts what each owner has open at once."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, int] = defaultdict(int)
+
+    def __getitem__(self, owner: str) -> int:
+        return self._open.get(owner, 0)
+
+    def add(self, owner: str) -> None:
+        self._open[owner] += 1
+
+    def remove(self, owner: str) -> None:
+        self._open[owner] -= 1
+        if not self._open[owner]:
+            del self._open[owner]
+
+
+class Places:
+    """A fixed number of places. Those who wait for one get it in turns between owners, not between requests."""
+
+    def __init__(self, total: int, *, most_waiting: int, wait_seconds: float) -> None:
+        """`most_waiting` holds for each owner."""
+        self._free = total
+        self._most_waiting, self._wait_seconds = most_waiting, wait_seconds
+        self._running = OpenCounts()
+        self._queues: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}  # the owner who is next comes first
+
+    async def take(self, owner: str, *, most: int) -> None:
+        """Wait for a place; the owner holds at most `most`. Raises TooManyWaiting."""
+        queue = self._queues.get(owner)
+        if queue is None and self._free and self._running[owner] < most:
+            self._occupy(owner)
+            return
+        if queue is None:
+            queue = self._queues[owner] = deque()
+        if len(queue) >= self._most_waiting:
+            raise TooManyWaiting
+        turn = asyncio.get_running_loop().create_future()
+        queue.append((most, turn))
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                await turn
+        except BaseException as error:
+            self._leave(owner, turn)
+            if isinstance(error, TimeoutError):
+                raise TooManyWaiting from None
+            raise
+
+    def give_back(self, owner: str) -> None:
+        self._running.remove(owner)
+        self._free += 1
+        self._call_next()
+
+    def _occupy(self, owner: str) -> None:
+        self._free -= 1
+        self._running.add(owner)
+
+    def _leave(self, owner: str, turn: "asyncio.Future[None]") -> None:
+        """Forget one who waits no longer, whether or not its turn came in the same moment."""
+        if turn.done() and not turn.cancelled():
+            self.give_back(owner)
+            return
+        if queue := self._queues.get(owner):
+            self._queues[owner] = deque(waiting for waiting in queue if waiting[1] is not turn)
+            if not self._queues[owner]:
+                del self._queues[owner]
+
+    def _call_next(self) -> None:
+        """Give free places to the owners in turn; one who had a turn goes to the end."""
+        while self._free and (owner := self._next_owner()) is not None:
+            queue = self._queues.pop(owner)
+            _, turn = queue.popleft()
+            if queue:
+                self._queues[owner] = queue
+            if not turn.done():
+                self._occupy(owner)
+                turn.set_result(None)
+
+    def _next_owner(self) -> str | None:
+        ready = (owner for owner, queue in self._queues.items() if self._running[owner] < queue[0][0])
+        return next(ready, None)

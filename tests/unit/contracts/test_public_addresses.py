@@ -1,0 +1,59 @@
+"""Servers that customers name: public ones alone, in every notation."""
+
+import pytest
+
+from apps.contracts.public_addresses import check_server, is_public
+
+
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "2001:4860:4860::8888", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::"]
+)
+def test_addresses_of_the_internet_are_public(address: str) -> None:
+    assert is_public(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
+        "239.1.1.1", "240.0.0.1", "255.255.255.255", "198.18.0.1", "192.0.2.1", "::", "::1", "fe80::1", "fe80::1%eth0",
+        "fc00::1", "fec0::1", "ff02::1", "ff0e::1", "::ffff:10.0.0.1", "::ffff:a9fe:a9fe", "::7f00:1", "::a9fe:a9fe",
+        "64:ff9b::a9fe:a9fe", "64:ff9b::7f00:1", "64:ff9b:1::808:808", "2002:a9fe:a9fe::", "2002:7f00:1::1",
+        "2001:0:808:808:0:0:f5ff:fffe", "2001:db8::1", "not an address", "",
+    ],
+)  # fmt: skip
+def test_addresses_of_networks_of_our_own_are_not(address: str) -> None:
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://mlflow.example.com",
+        "https://mlflow.example.com:443/base/",
+        "https://8.8.8.8",
+        "https://xn--mnchen-3ya.de",
+    ],
+)
+def test_a_public_server_may_be_named(url: str) -> None:
+    assert check_server(url).hostname in url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "mlflow.example.com", "http://mlflow.example.com", "ftp://mlflow.example.com", "https://", "https:///path",
+        "https://mlflow.example.com:5000", "https://mlflow.example.com:80", "https://mlflow.example.com:99999",
+        "https://mlflow.example.com:port", "https://mlflow.example.com:0", "https://user@mlflow.example.com",
+        "https://@mlflow.example.com", "https://user:pass@mlflow.example.com", "https://mlflow.example.com?a=b",
+        "https://mlflow.example.com#a", "https://[::1", "https://[::1]", "https://[::ffff:127.0.0.1]", "https://127.0.0.1",
+        "https://127.1", "https://2130706433", "https://0x7f000001", "https://0177.0.0.1", "https://169.254.169.254",
+        "https://localhost", "https://a.localhost", "https://metadata.google.internal", "https://printer.local",
+        "https://intranet", "https://localhost.", "https://a..example.com", "https://-a.example.com",
+        "https://exa mple.com", "https://exämple.com", "https://①②⑦.⓪.⓪.①", "https://mlflow.example.com/\n", "https://mlflow.example.com\\@10.0.0.1",
+        "https://mlflow.example.com/" + "a" * 400, "https://" + "a" * 64 + ".example.com", "https://[fe80::1%25eth0]",
+    ],
+)  # fmt: skip
+def test_anything_else_is_refused_with_what_to_give(url: str) -> None:
+    with pytest.raises(ValueError, match=r"https address|public internet|port|ASCII"):
+        check_server(url)

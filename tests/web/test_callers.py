@@ -1,0 +1,57 @@
+"""Who sends a request: told from its headers, once a minute from the database."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from django.conf import settings
+
+from apps.accounts.keys import LIVE_PREFIX, new_secret
+from apps.web import callers
+from apps.web.access import SESSION_ORGANIZATION
+from tests.factories.accounts import make_organization
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def find(**headers: str) -> Any:
+    scope = {"headers": [(name.encode(), value.encode()) for name, value in headers.items()]}
+    return asyncio.run(callers.find(callers.credential_of(scope)))
+
+
+def cookie(browser: Any) -> str:
+    return f"{settings.SESSION_COOKIE_NAME}={browser.cookies[settings.SESSION_COOKIE_NAME].value}"
+
+
+def test_a_key_speaks_for_its_maker_and_organization(key, organization, alice) -> None:
+    found = find(authorization=f"bearer  {key.secret} ")
+
+    assert (found.person, found.organization) == (f"person {alice.pk}", f"organization {organization.pk}")
+    assert find(authorization=f"Bearer {new_secret(LIVE_PREFIX)}") is find(authorization="Bearer x") is find() is None
+
+
+def test_a_session_counts_for_the_organization_it_shows(alice, organization, client_for) -> None:
+    second = make_organization("Second", owner=alice)
+    browser = client_for(alice)
+    first = find(cookie=cookie(browser))
+    session = browser.session
+    session[SESSION_ORGANIZATION] = second.pk
+    session.save()
+    callers._known.clear()
+    switched = find(cookie=cookie(browser))
+    session[SESSION_ORGANIZATION] = "org_of_others"
+    session.save()
+    callers._known.clear()
+
+    assert first.organization == f"organization {organization.pk}" == find(cookie=cookie(browser)).organization
+    assert switched == first._replace(organization=f"organization {second.pk}")
+    assert find(cookie=cookie(client_for(None)) if client_for(None).cookies else "sessionid=none") is None
+
+
+def test_the_answer_is_kept_for_a_minute(key, django_assert_num_queries) -> None:
+    credential = (key.secret, "")
+    assert callers.recall(credential) is None
+    found = find(authorization=f"Bearer {key.secret}")
+
+    assert callers.recall(credential) == found
+    assert key.secret not in repr(callers._known)

@@ -1,0 +1,121 @@
+"""Connections to the web process over real sockets: heads, half requests, and whose address counts."""
+
+import socket
+import time
+from urllib.parse import urlsplit
+
+import pytest
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+from apps.core import connections
+from apps.web.callers import address_of
+from tests.support.asgi import serving
+
+
+async def whoami(scope, receive, send) -> None:
+    """Stands where Django stands: answers with the address that limits count."""
+    if scope["type"] == "lifespan":
+        for word in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{word}.complete"})
+        return
+    body = address_of(scope).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture(scope="module")
+def address():
+    with serving(whoami) as url:
+        yield url
+
+
+def talk(address: str, *parts: bytes, pause: float = 0.0) -> bytes:
+    """Send the parts, then read until the server closes or says nothing for a while."""
+    parsed = urlsplit(address)
+    with socket.create_connection((parsed.hostname, parsed.port), timeout=10) as connection:
+        try:
+            for part in parts:
+                connection.sendall(part)
+                time.sleep(pause)
+            found = b""
+            while chunk := connection.recv(65536):
+                found += chunk
+        except ConnectionError:
+            return b"reset"
+        return found
+
+
+CLOSE = b"Host: x\r\nConnection: close\r\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        (b"X: %b\r\n" % (b"a" * 60_000), b"200"),
+        (b"X: %b\r\n" % (b"a" * 70_000), b"431"),
+        (b"Cookie: %b\r\n" % (b"a=b; " * 200_000), b"431"),
+        (b"".join(b"X-%d: a\r\n" % n for n in range(90)), b"200"),
+        (b"".join(b"X-%d: a\r\n" % n for n in range(200)), b"431"),
+        (b"".join(b"X-%d: a\r\n" % n for n in range(10_000)), b"431"),
+    ],
+)
+def test_a_head_has_so_many_bytes_and_lines(address: str, lines: bytes, status: bytes) -> None:
+    answer = talk(address, b"GET / HTTP/1.1\r\n" + CLOSE + lines + b"\r\n")
+
+    assert answer[9:12] == status or (status == b"431" and answer == b"reset"), answer[:100]
+
+
+@pytest.mark.parametrize("parts", [[], [b"GET / HT"], [b"GET / HTTP/1.1\r\nHost: x\r\n"], [b"G", b"ET / HTTP/1.1\r\n"]])
+def test_half_a_request_is_not_waited_for(monkeypatch, parts: list[bytes]) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
+    with serving(whoami) as url:
+        assert talk(url, *parts) == b""
+
+
+def test_the_second_request_of_a_connection_is_waited_for_no_longer(monkeypatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
+    with serving(whoami) as url:
+        answer = talk(url, b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET / HT")
+
+    assert answer.count(b"200 OK") == 1
+
+
+def test_an_address_holds_so_many_connections(monkeypatch, settings) -> None:
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 3)
+    with serving(whoami) as url:
+        parsed = urlsplit(url)
+        opened = [socket.create_connection((parsed.hostname, parsed.port)) for _ in range(3)]
+        assert talk(url, b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n") in (b"", b"reset")
+        for one in opened:
+            one.close()
+        deadline = time.monotonic() + 10
+        while connections._open["127.0.0.1"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert b"200 OK" in talk(url, b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n")
+        settings.TRUSTED_PROXIES = "127.0.0.0/8"  # a proxy's connections are those of many
+        opened = [socket.create_connection((parsed.hostname, parsed.port)) for _ in range(4)]
+        assert b"200 OK" in talk(url, b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n")
+        for one in opened:
+            one.close()
+
+
+@pytest.mark.parametrize(
+    ("trusted", "forwarded", "counted"),
+    [
+        (None, "203.0.113.9", "127.0.0.1"),
+        ("10.0.0.1", "203.0.113.9", "127.0.0.1"),
+        ("127.0.0.1", "203.0.113.9", "203.0.113.9"),
+        ("127.0.0.1", "198.51.100.1, 203.0.113.9", "203.0.113.9"),  # what the client wrote itself comes first
+        ("127.0.0.1,203.0.113.9", "198.51.100.1, 203.0.113.9", "198.51.100.1"),
+        ("127.0.0.1", "2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+    ],
+)
+def test_a_forwarded_address_is_believed_of_a_trusted_proxy_alone(
+    trusted: str | None, forwarded: str, counted: str
+) -> None:
+    """As apps/config/asgi.py wraps the application where proxies are configured."""
+    application = ProxyHeadersMiddleware(whoami, trusted_hosts=trusted) if trusted else whoami
+    request = b"GET / HTTP/1.1\r\nX-Forwarded-For: %b\r\nX-Real-IP: 198.51.100.7\r\n" % forwarded.encode()
+    with serving(application) as url:
+        assert talk(url, request + CLOSE + b"\r\n").endswith(b"address " + counted.encode())

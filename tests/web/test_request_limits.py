@@ -1,0 +1,243 @@
+"""Nobody takes the web process from the others: requests, running time, places, open bodies."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from apps.core.http import MIB, PROCESSOR_SECONDS
+from apps.web import callers
+from apps.web.callers import Caller
+from apps.web.request_limits import LimitRequests, WebLimits
+
+ACME = Caller("key a", "person alice", "organization acme")
+PEOPLE = {
+    "a": ACME,
+    "a2": ACME._replace(credential="key a2"),
+    "bob": ACME._replace(credential="session bob", person="person bob"),
+    "rival": Caller("key r", "person charlie", "organization rival"),
+    "second": Caller("key s", "person charlie", "organization second"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _people(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let an Authorization header name one of PEOPLE, without a database."""
+    header = lambda scope: (dict(scope["headers"]).get(b"authorization", b"").decode(), "")  # noqa: E731
+
+    async def find(credential: tuple[str, str]) -> Caller | None:
+        return PEOPLE.get(credential[0])
+
+    monkeypatch.setattr(callers, "credential_of", header)
+    monkeypatch.setattr(callers, "recall", lambda credential: PEOPLE.get(credential[0]))
+    monkeypatch.setattr(callers, "find", find)
+    return
+
+
+class Views:
+    """Stands where Django stands: reads the body, runs until it is let go, answers."""
+
+    def __init__(self) -> None:
+        self.running: list[str] = []
+        self.seconds = 0.0  # of the processor, that each request takes
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive())["type"] == "http.request" and message.get("more_body"):
+            pass
+        if message["type"] == "http.disconnect":
+            return
+        self.running.append(dict(scope["headers"]).get(b"authorization", b"").decode())
+        await self.go_on.wait()
+        scope[PROCESSOR_SECONDS] = self.seconds
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def ask(
+    application: Any, who: str = "", path: str = "/api/v1/me", *, method: str = "GET", client: str = "10.0.0.1",
+    body: Any = None, **headers: str,
+) -> tuple[int, bytes, dict[str, str]]:  # fmt: skip
+    raw = [(b"authorization", who.encode())] if who else []
+    raw += [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": method, "path": path, "headers": raw, "client": (client, 1)}
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return await body() if body else {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await application(scope, receive, send)
+    start = sent[0]
+    found = {name.decode(): value.decode() for name, value in start["headers"]}
+    return start["status"], b"".join(message.get("body", b"") for message in sent), found
+
+
+def limited(views: Views, **limits: int) -> LimitRequests:
+    return LimitRequests(
+        views, WebLimits(**{"requests_per_minute": 10, "seconds_per_minute": 60, "places": 8} | limits)
+    )
+
+
+def statuses(asked: list[dict[str, Any]], **limits: int) -> list[int]:
+    async def scenario() -> list[int]:
+        views = Views()
+        views.go_on.set()
+        application = limited(views, **limits)
+        return [(await ask(application, **one))[0] for one in asked]
+
+    return asyncio.run(scenario())
+
+
+def test_a_key_has_so_many_requests_a_minute_and_others_are_not_touched() -> None:
+    found = statuses([{"who": "a"}] * 12 + [{"who": "rival"}] * 2)
+
+    assert found == [200] * 10 + [429] * 2 + [200] * 2
+
+
+def test_many_keys_and_members_of_one_organization_share_its_limit() -> None:
+    found = statuses([{"who": who} for _ in range(10) for who in ("a", "a2", "bob")])
+
+    assert found.count(200) == 20
+
+
+def test_many_organizations_of_one_person_share_theirs() -> None:
+    PEOPLE["third"] = Caller("key t", "person charlie", "organization third")
+    found = statuses([{"who": who} for _ in range(10) for who in ("rival", "second", "third")])
+
+    assert found.count(200) == 20
+
+
+@pytest.mark.parametrize("client", ["10.0.0.1", "2001:db8::%d", "::ffff:10.0.0.1"])
+def test_an_address_has_a_limit_for_all_behind_it(client: str) -> None:
+    """One customer of an IPv6 network has a /64."""
+    strangers = [{"client": client % n if "%" in client else client} for n in range(20)]
+
+    assert statuses(strangers).count(200) == 10
+    assert statuses([*strangers, {"client": "10.9.9.9"}, {"who": "a", "client": client.replace("%d", "1")}])[-2:] == [
+        200,
+        200,
+    ]
+
+
+@pytest.mark.parametrize("path", ["/no/such/page", "/v1/nothing", "/api/v1/schema", "/accounts/login/", "/objects/x"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "DELETE", "BREW"])
+def test_no_path_and_no_method_is_free(path: str, method: str) -> None:
+    assert statuses([{"path": path, "method": method}] * 15).count(429) == 5
+    assert statuses([{"path": "/static/css/a.css"}] * 30) == [200] * 30
+
+
+def test_a_wrong_key_costs_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    async def find(credential: tuple[str, str]) -> None:
+        asked.append(credential)
+
+    monkeypatch.setattr(callers, "find", find)
+
+    assert statuses([{"who": f"forged {n}"} for n in range(30)]).count(429) > 20
+    assert len(asked) <= 10  # the database is not asked more often
+
+
+def test_processor_time_is_limited_whatever_the_route() -> None:
+    async def scenario() -> None:
+        views = Views()
+        views.go_on.set()
+        views.seconds = 2.5
+        application = limited(views, seconds_per_minute=1)
+        assert (await ask(application, "a"))[0] == 200
+        status, body, headers = await ask(application, "a")
+        assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert 85 < int(headers["retry-after"]) <= 95
+        assert (await ask(application, "bob"))[0] == 429  # the organization's time is used up too
+        assert (await ask(application, "rival"))[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_an_organization_never_holds_all_places_and_one_that_ran_much_holds_one() -> None:
+    async def scenario() -> None:
+        views = Views()
+        application = limited(views, places=4, requests_per_minute=100)
+        crowd = [asyncio.ensure_future(ask(application, who)) for who in ("a", "a2", "bob") * 4]
+        await asyncio.sleep(0.01)
+        assert len(views.running) == 2
+        neighbour = asyncio.ensure_future(ask(application, "rival"))
+        await asyncio.sleep(0.01)
+        assert views.running[-1] == "rival"
+        views.go_on.set()
+        assert {answer[0] for answer in await asyncio.gather(*crowd, neighbour)} == {200}
+        assert not application._open._open and application._places._free == 4
+
+        views.go_on.clear()
+        views.running.clear()
+        application._seconds.take("organization acme", 90, 80)
+        crowd = [asyncio.ensure_future(ask(application, "a")) for _ in range(4)]
+        await asyncio.sleep(0.01)
+        assert len(views.running) == 1
+        views.go_on.set()
+        await asyncio.gather(*crowd)
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_in_too_long_a_line_is_refused() -> None:
+    async def scenario() -> None:
+        views = Views()
+        application = limited(views, places=2, requests_per_minute=1000)
+        crowd = [asyncio.ensure_future(ask(application, who)) for who in ("a", "a2") * 23]
+        await asyncio.sleep(0.01)
+        views.go_on.set()
+        found = [answer[0] for answer in await asyncio.gather(*crowd)]
+        assert found.count(200) == 33 and found.count(429) == 13
+
+    asyncio.run(scenario())
+
+
+def test_bodies_that_are_not_whole_hold_no_place_and_are_counted() -> None:
+    async def scenario() -> None:
+        views, rest = Views(), asyncio.Event()
+        views.go_on.set()
+        application = limited(views, places=2, requests_per_minute=1000)
+
+        async def slowly() -> Any:
+            await rest.wait()
+            return {"type": "http.request", "body": b"x", "more_body": False}
+
+        def upload() -> Any:
+            return ask(application, "a", "/v1/files", method="POST", body=slowly, content_length=str(100 * MIB))
+
+        bodies = [asyncio.ensure_future(upload()) for _ in range(4)]
+        await asyncio.sleep(0.01)
+        assert (await upload())[0] == 429
+        assert (await ask(application, "a"))[0] == 200
+        small = [asyncio.ensure_future(ask(application, "a", method="POST", body=slowly)) for _ in range(20)]
+        await asyncio.sleep(0.01)
+        status, body, _ = await ask(application, "a")
+        assert (status, json.loads(body)["error"]["limit"]) == (429, "24 open requests at once")
+        assert (await ask(application, "rival"))[0] == 200
+        rest.set()
+        await asyncio.gather(*bodies, *small)
+        assert (await upload())[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_person_gets_a_page_and_htmx_a_notice() -> None:
+    async def scenario() -> None:
+        views = Views()
+        views.go_on.set()
+        application = limited(views, requests_per_minute=1)
+        await ask(application, "a", "/jobs")
+        status, body, headers = await ask(application, "a", "/jobs")
+        assert status == 429 and headers["content-type"].startswith("text/html") and "retry-after" in headers
+        assert "That was too much at once" in body.decode() and "60 s" in body.decode()
+        status, body, headers = await ask(application, "a", "/jobs", hx_request="true")
+        assert (status, body, headers["hx-reswap"]) == (429, b"", "none")
+        assert "60 s" in json.loads(headers["hx-trigger"])["toast"]["text"]
+
+    asyncio.run(scenario())
