@@ -264,7 +264,7 @@ class _Rules:
         steps, epochs = self._steps(), self._epochs_to_train()
         if not self.has_validation:
             return None, "No evaluation: no rows are held out."
-        patience = self._wanted.get("early_stopping_patience")
+        patience: Any = self._wanted.get("early_stopping_patience")
         wanted = max(_EVALUATIONS, patience + 2 if _is_number(patience) else 0)
         evaluations = int(min(wanted, _MOST_EVALUATIONS))
         if steps is None or epochs >= evaluations:

@@ -230,8 +230,8 @@ def _plot(
     if any(line.subject == STORED for line in series):
         shown[STORED] = STORED
     by_day: dict[datetime.date, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for line in training:
-        by_day[line.day][TRAINING] += float(nano_to_usd(line.cost_nano))
+    for charge in training:
+        by_day[charge.day][TRAINING] += float(nano_to_usd(charge.cost_nano))
     for line in series:
         by_day[line.day][shown.get(line.subject, _OTHER)] += float(nano_to_usd(_cost_nano(line)))
     days = [first + datetime.timedelta(days=number) for number in range((last - first).days + 1)]
