@@ -25,7 +25,7 @@ class AdapterVersion(OrganizationModel):
 
     id = IdField(prefix="adpv")
     adapter = models.ForeignKey(Adapter, on_delete=models.PROTECT, related_name="versions")
-    number = models.PositiveIntegerField()
+    number = models.PositiveIntegerField(null=True, help_text="Null: a checkpoint, no version of its own.")
     model_name = models.CharField(max_length=200, unique=True, help_text="ft:<base>:<organization>:<suffix>:<id>")
     lora_name = models.CharField(max_length=28, unique=True, help_text="The engine's name: a- and 26 at random.")
     source = models.CharField(max_length=64, help_text="The run that made it.")
@@ -51,6 +51,11 @@ class AdapterVersion(OrganizationModel):
         constraints = [models.UniqueConstraint(fields=["adapter", "number"], name="adapter_version_once")]
         indexes = [models.Index(fields=["organization", "-created_at", "-id"], name="adapter_version_newest")]
         triggers = [status_trigger("adapter_version_status", VERSION_TRANSITIONS)]
+
+    @property
+    def label(self) -> str:
+        """What tells it from its siblings: its number, or the step of a checkpoint."""
+        return f"version {self.number}" if self.number else f"step {self.metrics.get('step', '?')}"
 
     @property
     def certificate_state(self) -> str:

@@ -50,7 +50,8 @@ def publish_version(
     """Check the files, register them under a new name and ask for them to be served. Raises AdapterRejected.
 
     `ulid` makes the names of the version, and makes them once: those of a job are known before it ends. A checkpoint
-    brings its own `model_name`. The engine's name is random: it cannot be worked out from the job.
+    brings its own `model_name`, and takes no number of the adapter's versions. The engine's name is random: it cannot be
+    worked out from the job.
     Where the engine cannot load the result as an adapter it is registered as files alone.
     """
     problems = (
@@ -70,13 +71,13 @@ def publish_version(
         if problems := problems_of_files(object_prefix=export["object_prefix"], manifest=export["manifest"]):
             raise AdapterRejected(f"The export {export['kind']} is not one: " + "; ".join(problems[:3]))
     adapter = _adapter(organization, base_model, suffix or job_id)
-    number = (adapter.versions.aggregate(last=Max("number"))["last"] or 0) + 1
+    is_checkpoint = model_name is not None
     version_id = f"adpv_{ulid}"
     version = AdapterVersion.objects.create(
         pk=version_id,
         organization=organization,
         adapter=adapter,
-        number=number,
+        number=None if is_checkpoint else (adapter.versions.aggregate(last=Max("number"))["last"] or 0) + 1,
         model_name=model_name
         or model_name_of(base_model=base_model, organization=organization, suffix=suffix, ulid=ulid),
         lora_name=f"a-{random_name()}",

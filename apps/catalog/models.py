@@ -7,6 +7,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
+from apps.catalog.pricing import title_of
 from apps.core.ids import IdField
 from apps.core.policies import OWN_ORGANIZATION
 from apps.core.tenancy import OrganizationModel
@@ -188,3 +189,7 @@ class PriceRule(models.Model):
                 func=_NO_OVERLAP,
             ),
         ]
+
+    @property
+    def title(self) -> str:
+        return title_of(self.sku)

@@ -1,6 +1,6 @@
 """A checkpoint as a model that answers: its adapter, copied out of the state to resume from, under its name in the API.
 
-The copy outlives the checkpoint, which goes when newer ones come or the job succeeds.
+It is made when its name is first asked for. The copy outlives the checkpoint, which goes when newer ones come.
 """
 
 from typing import Any
@@ -10,12 +10,15 @@ from django.db import transaction
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK, model_name_of, publish_version
 from apps.contracts.runs import Method
+from apps.core import outbox
 from apps.core.errors import InvalidState
 from apps.core.ids import ulid_of
 from apps.core.object_store import object_key, store
 from apps.finetuning.beginnings import find_checkpoint
 from apps.finetuning.models import Checkpoint, FineTuningJob
 
+_LONGEST_STEP = 9  # digits
+_ULID_SHOWN = 10  # characters of a job's id in its model's name
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -31,6 +34,34 @@ def name_of(checkpoint: Checkpoint) -> str:
 def may_answer(job: FineTuningJob) -> bool:
     """Tell whether the engine can load what the job trains as an adapter."""
     return job.method != Method.FULL and not job.hyperparameters.get("use_dora")
+
+
+def request_model(*, organization_id: str, model_name: str) -> bool:
+    """Ask for the model of a checkpoint that was named; return whether the organization has such a checkpoint."""
+    checkpoint = _find_named(organization_id, model_name)
+    if checkpoint is None:
+        return False
+    with transaction.atomic():
+        outbox.publish(
+            topic="checkpoint.named",
+            key=f"checkpoint:{checkpoint.pk}",
+            payload={"organization_id": organization_id, "checkpoint_id": checkpoint.pk},
+        )
+    return True
+
+
+def _find_named(organization_id: str, model_name: str) -> Checkpoint | None:
+    """Return the checkpoint that a name stands for, where it can answer and was not deleted as a model."""
+    of_job, mark, step = model_name.partition(CHECKPOINT_MARK)
+    if not (mark and step.isascii() and step.isdigit() and len(step) <= _LONGEST_STEP):
+        return None
+    rows = Checkpoint.objects.for_organization(organization_id).filter(deleted_at=None, quarantined_at=None)
+    rows = rows.filter(job__pk__endswith=of_job.rpartition(":")[2][-_ULID_SHOWN:], step=int(step))
+    for checkpoint in rows.select_related("job__base_model", "job__organization"):
+        if name_of(checkpoint) == model_name and may_answer(checkpoint.job):
+            is_known = AdapterVersion.objects.filter(model_name=model_name).exists()
+            return None if is_known else checkpoint
+    return None
 
 
 @transaction.atomic

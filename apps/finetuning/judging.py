@@ -29,7 +29,7 @@ def list_judges(*, organization: Any) -> list[tuple[str, str]]:
     versions = list_versions(organization=organization).exclude(status__in=_SILENT)[:_VERSIONS_OFFERED]
     return [
         *bases,
-        *((version.model_name, f"{version.adapter.name}, version {version.number}") for version in versions),
+        *((version.model_name, f"{version.adapter.name}, {version.label}") for version in versions),
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.contracts.evaluation import EvaluationReport
-from apps.core.money import nano_to_usd
+from apps.core.money import dollars
 from apps.finetuning.delivery import GGUF
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.provenance import BUNDLE_FILE, energy, label_of, report_of
@@ -26,7 +26,7 @@ def model_card(*, job: FineTuningJob, version: AdapterVersion, export: str = "")
         *_metadata(job, export),
         "---",
         "",
-        f"# {version.adapter.name}, version {version.number}",
+        f"# {version.adapter.name}, {version.label}",
         "",
         _what_it_is(job, export),
         "",
@@ -87,7 +87,7 @@ def _training_facts(job: FineTuningJob, version: AdapterVersion) -> list[tuple[s
         ("Learning rate", f"{recipe['learning_rate']:g}, {recipe['lr_scheduler']}"),
         ("Seed", str(job.seed)),
         ("Trained tokens", f"{job.trained_tokens:,}"),
-        ("Cost", f"${nano_to_usd(job.cost_nano)} for {job.billed_gpu_ms / 1000:g} GPU-seconds"),
+        ("Cost", f"{dollars(job.cost_nano)} for {job.billed_gpu_ms / 1000:g} GPU-seconds"),
         ("Energy", f"at most {used['kwh']} kWh ({used['method']})" if used["kwh"] is not None else used["method"]),
     ]
 

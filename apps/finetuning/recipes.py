@@ -14,11 +14,18 @@ from apps.contracts.adapter_files import MAX_SCALE, get_scale
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.errors import InvalidValue
 from apps.datasets.counting import LIMITS
+from apps.estimates.durations import step_count
 from apps.finetuning.limits import SCHEDULERS, SERVABLE_RANKS, Limits, get_limits, require_within
 
 __all__ = ["SCHEDULERS", "SERVABLE_RANKS", "Choice", "DataFacts", "Recipe", "choose", "resolve"]
 
-CHOSEN_BY_US = ("method", "quantization", "objective", "gradient_accumulation_steps", "gradient_checkpointing")
+CHOSEN_BY_US = (
+    "method", "quantization", "objective", "gradient_accumulation_steps", "gradient_checkpointing", "eval_steps",
+)  # fmt: skip
+_PATIENCE = 2  # evaluations without a better loss
+_EVALUATIONS = 6  # of a run: enough to find the best one, to wait for `_PATIENCE` more, and to save steps
+_MOST_EVALUATIONS = 20
+_MOST_EPOCHS = 1_000  # more is refused later, with the limit
 _AUTO = (None, "auto")
 # Of the model's own recipe, which was found with adapters on answers, what holds for any way to train.
 _LONGEST_ROW = 2**24  # tokens: what is longer is a slip of the keyboard, and refused instead of cut to the context
@@ -104,7 +111,8 @@ def choose_longest_row(base_model: BaseModel, longest_row_tokens: int | None, *,
 
 
 def _choice(name: str, wanted: Mapping[str, Any], rules: "_Rules") -> Choice:
-    if name in wanted:
+    is_idle = name == "early_stopping_patience" and not rules.has_validation
+    if name in wanted and not is_idle:
         is_cut = name == "max_length" and _is_number(wanted[name]) and wanted[name] <= _LONGEST_ROW
         value = min(wanted[name], rules.context) if is_cut else wanted[name]
         reason = "You set it." if value == wanted[name] else "What you set, cut to the model's context."
@@ -238,14 +246,44 @@ class _Rules:
             return 0.0, "0: both answers must be judged by the same model."
         return 0.05, "0.05: a little, against learning rows by heart."
 
+    @property
+    def has_validation(self) -> bool:
+        """Whether rows are held out to evaluate on."""
+        return self._data.has_validation or bool(self._value("validation_share"))
+
     def _early_stopping_patience(self) -> tuple[int | None, str]:
+        if not self.has_validation:
+            return None, "Early stopping off: no rows are held out."
+        steps, every = self._steps(), self._eval_steps()[0]
+        evaluations = -(-steps // every) if steps and every else self._epochs_to_train()
+        if evaluations < _PATIENCE + 2:
+            return None, "Early stopping off: too few evaluations to wait for."
+        return _PATIENCE, f"Early stopping on: {evaluations} evaluations on held-out rows; unused steps are not billed."
+
+    def _eval_steps(self) -> tuple[int | None, str]:
+        steps, epochs = self._steps(), self._epochs_to_train()
+        if not self.has_validation:
+            return None, "No evaluation: no rows are held out."
+        patience: Any = self._wanted.get("early_stopping_patience")
+        wanted = max(_EVALUATIONS, patience + 2 if _is_number(patience) else 0)
+        evaluations = int(min(wanted, _MOST_EVALUATIONS))
+        if steps is None or epochs >= evaluations:
+            return None, "At the end of each epoch."
+        every = max(1, steps // evaluations)
+        apart = f"{every:,} step{'s' if every > 1 else ''} apart"
+        return every, f"{apart}: {-(-steps // every)} evaluations on the held-out rows."
+
+    def _steps(self) -> int | None:
+        """Return the optimizer steps of the run; None where the rows, or the pieces they are cut into, are unknown."""
+        rows, batch_size, share = self._data.rows, self._value("batch_size"), self._value("validation_share")
+        if rows is None or self._objective is Objective.TEXT or not _is_number(batch_size) or batch_size < 1:
+            return None
+        trained = round(rows * (1 - share)) if _is_number(share) and 0 < share < 1 else rows
+        return step_count(rows=trained, batch_size=int(batch_size), epochs=self._epochs_to_train())
+
+    def _epochs_to_train(self) -> int:
         epochs = self._value("epochs")
-        has_validation = self._data.has_validation or bool(self._value("validation_share"))
-        if has_validation and _is_number(epochs) and epochs > 2:
-            return 2, "Early stopping on: validation rows show when it gets no better; unused steps are not billed."
-        if not has_validation:
-            return None, "Early stopping off: there are no validation rows."
-        return None, "Early stopping off: too few epochs to wait for."
+        return int(epochs) if _is_number(epochs) and 0 < epochs < _MOST_EPOCHS else 1
 
 
 _PLAIN: dict[str, tuple[Any, str]] = {
@@ -265,7 +303,8 @@ _PLAIN: dict[str, tuple[Any, str]] = {
     "seed": (42, "42: the same each time."),
 }
 _ORDER = (
-    "epochs", "learning_rate", "batch_size", "max_length", "early_stopping_patience", "warmup_ratio", "lr_scheduler",
-    "weight_decay", "max_grad_norm", "lora_rank", "use_dora", "use_rslora", "lora_alpha", "lora_dropout",
-    "target_modules", "cpu_offload", "packing", "dpo_beta", "orpo_beta", "train_on", "validation_share", "seed",
+    "epochs", "learning_rate", "batch_size", "max_length", "early_stopping_patience", "eval_steps", "warmup_ratio",
+    "lr_scheduler", "weight_decay", "max_grad_norm", "lora_rank", "use_dora", "use_rslora", "lora_alpha",
+    "lora_dropout", "target_modules", "cpu_offload", "packing", "dpo_beta", "orpo_beta", "train_on",
+    "validation_share", "seed",
 )  # fmt: skip

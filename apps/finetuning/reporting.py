@@ -22,13 +22,13 @@ from apps.core.locks import lock
 from apps.core.object_store import ObjectMissing, hash_object, object_key, read_object, store
 from apps.core.transitions import advance, try_advance
 from apps.finetuning import attempts, events, outcomes, stalls
+from apps.finetuning.checkpoints import forget_checkpoints
 from apps.finetuning.leases import Lease, lock_run, sha256_hex
 from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent, Run, Upload
 
 MANIFEST_NAME = "manifest.json"
 _PUT_SECONDS = 900
-_KEPT_CHECKPOINTS = 2
 _EVENTS_AT_ONCE, _EVENTS_A_SECOND = 5_000, 20
 _MOST_UPLOADS = 10_000  # of a run
 # Full training keeps weights, gradients and two moments of each parameter, in 32 bits and some in 16 beside.
@@ -153,7 +153,7 @@ def _record_checkpoint(run: Run, job: FineTuningJob, event: wire.CheckpointSaved
         },
     )
     events.append(job, message=f"Checkpoint saved at step {event.step}", step=event.step, bytes=event.bytes)
-    _forget_old_checkpoints(job)
+    forget_checkpoints(job=job)
 
 
 def _metrics_at(job: FineTuningJob, event: wire.CheckpointSaved) -> dict[str, Any]:
@@ -174,15 +174,6 @@ def _make_durable(run: Run, job: FineTuningJob, *, step: int, training_seconds: 
     run.durable_step = max(run.durable_step, step)
     run.billed_gpu_ms = max(run.billed_gpu_ms, min(counted_ms, seen_ms) * job.gpu_count)
     run.save(update_fields=["durable_step", "billed_gpu_ms"])
-
-
-def _forget_old_checkpoints(job: FineTuningJob) -> None:
-    kept = job.checkpoints.filter(deleted_at=None, quarantined_at=None).order_by("-step", "-created_at")
-    for checkpoint in kept[_KEPT_CHECKPOINTS:]:
-        checkpoint.deleted_at = db_now()
-        checkpoint.save(update_fields=["deleted_at"])
-        prefix = checkpoint.upload.object_prefix
-        outbox.publish(topic="objects.delete", key=f"delete:{checkpoint.pk}", payload={"prefix": prefix})
 
 
 @transaction.atomic
@@ -318,7 +309,7 @@ def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now
         job=job, now=now, adapter_version=version, trained_tokens=outcome.trained_tokens, step=outcome.step
     )
     outcomes.record_success(run=run, job=job, tokens=outcome.tokens, now=now)
-    _forget_checkpoints_after_success(job)
+    forget_checkpoints(job=job)
 
 
 def _discard_result(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now: datetime.datetime) -> None:
@@ -440,14 +431,3 @@ def _end_run(run: Run, status: str, outcome: wire.Outcome, now: datetime.datetim
         peak_memory_bytes=outcome.peak_memory_bytes,
         **(NO_LEASE | changes),
     )
-
-
-def _forget_checkpoints_after_success(job: FineTuningJob) -> None:
-    for checkpoint in job.checkpoints.filter(deleted_at=None):
-        checkpoint.deleted_at = db_now()
-        checkpoint.save(update_fields=["deleted_at"])
-        outbox.publish(
-            topic="objects.delete",
-            key=f"delete:{checkpoint.pk}",
-            payload={"prefix": checkpoint.upload.object_prefix},
-        )

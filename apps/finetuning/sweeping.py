@@ -1,4 +1,4 @@
-"""Checkpoints that nobody will resume from: of jobs that failed or were cancelled long ago."""
+"""Checkpoints that nobody will resume from or ask: of jobs that ended long ago."""
 
 import datetime
 
@@ -8,14 +8,14 @@ from apps.core import outbox
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import Checkpoint, FineTuningJob
 
-# As long as a new job can begin with the weights of one that did not get to its end.
+# As long as a new job can begin with them, and their models can be asked for the first time.
 CHECKPOINT_RETENTION = datetime.timedelta(days=30)
 _BATCH = 200
 
 
 @transaction.atomic
 def sweep_checkpoints(*, now: datetime.datetime) -> int:
-    """Delete checkpoints of jobs that failed or were cancelled a retention time ago; return how many.
+    """Delete checkpoints of jobs that ended a retention time ago; return how many. Served models stay.
 
     One that an unfinished job begins with stays until that job ends.
     """
@@ -24,7 +24,7 @@ def sweep_checkpoints(*, now: datetime.datetime) -> int:
         .select_related("upload")
         .filter(
             deleted_at=None,
-            job__status__in=("failed", "cancelled"),
+            job__status__in=sorted(JOB_TERMINAL),
             job__finished_at__lt=now - CHECKPOINT_RETENTION,
         )
         .exclude(pk__in=_begun_with())

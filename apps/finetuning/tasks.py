@@ -1,13 +1,16 @@
 """Celery's way into the domain: each task makes one call."""
 
+import logging
 from typing import Any
 
 from celery import current_app, shared_task
 
 from apps.core.clock import db_now
+from apps.core.errors import DomainError
 from apps.finetuning import storage
 from apps.finetuning.accuracy import refresh_public_reports
 from apps.finetuning.calibrations import refit_pools
+from apps.finetuning.checkpoint_models import serve_checkpoint
 from apps.finetuning.leases import reclaim_expired_leases
 from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.operations import admit_when_ready
@@ -15,6 +18,8 @@ from apps.finetuning.stalls import end_stalled_runs
 from apps.finetuning.stopping import pause_jobs_of, pause_jobs_of_budget
 from apps.finetuning.sweeping import sweep_checkpoints
 from apps.finetuning.verdicts import tell_of_verdict
+
+logger = logging.getLogger(__name__)
 
 
 @shared_task(name="finetuning.reclaim_expired_leases")
@@ -74,6 +79,14 @@ def ring_doorbell(*, key: str, payload: dict[str, Any]) -> None:
 def admit(*, key: str, payload: dict[str, Any]) -> None:
     """Outbox handler of `job.admit`."""
     admit_when_ready(job_id=payload["job_id"])
+
+
+def serve_named_checkpoint(*, key: str, payload: dict[str, Any]) -> None:
+    """Outbox handler of `checkpoint.named`: the model of a checkpoint that somebody asked for by its name."""
+    try:
+        serve_checkpoint(organization=payload["organization_id"], checkpoint_id=payload["checkpoint_id"])
+    except DomainError as refused:  # deleted meanwhile, or without an adapter: trying again changes nothing
+        logger.info("%s is not served: %s", payload["checkpoint_id"], refused.message)
 
 
 def tell_adapter_checked(*, key: str, payload: dict[str, Any]) -> None:

@@ -87,7 +87,7 @@ def retire_base_model(request: HttpRequest, base_model_id: str) -> HttpResponse:
 @operator_view
 def prices(request: HttpRequest) -> HttpResponse:
     """List every price there ever was; a POST shows what a new one would change, and sets it once confirmed."""
-    form = PriceForm(request.POST or None)
+    form = PriceForm(request.POST or None, initial={"sku": request.GET.get("sku", "")})
     preview = None
     if request.method == "POST" and form.is_valid():
         try:

@@ -9,12 +9,13 @@ from django import forms
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel, GpuType
-from apps.catalog.pricing import Tier
-from apps.catalog.queries import list_base_models, list_gpu_types
+from apps.catalog.pricing import STORAGE_SKU, Tier, title_of
+from apps.catalog.queries import inference_sku, list_base_models, list_gpu_types, warm_sku
 from apps.core.forms import LARGEST_BIG_INTEGER, LARGEST_INTEGER
 from apps.core.ids import new_id
 from apps.core.money import usd_to_nano
 from apps.finetuning.models import GpuPool
+from apps.finetuning.pool_facts import training_sku
 from apps.finetuning.quotas import LIMITS
 
 GIB = 2**30
@@ -137,11 +138,24 @@ class BaseModelForm(forms.Form):
     licence = forms.CharField(max_length=80, required=False, label="Licence")
 
 
+def _sku_choices() -> list[tuple[str, Any]]:
+    """Return every SKU that something here is charged by, in groups."""
+    models = list(BaseModel.objects.order_by("name"))
+    groups = {
+        "GPU time": [training_sku(pool) for pool in GpuPool.objects.order_by("name")],
+        "Tokens": [inference_sku(model, direction=way) for model in models for way in ("input", "output")],
+        "Kept warm": [warm_sku(model) for model in models],
+        "Storage": [STORAGE_SKU],
+    }
+    named = [(group, [(sku, title_of(sku)) for sku in skus]) for group, skus in groups.items() if skus]
+    return [("", "Choose what to price"), *named]
+
+
 class PriceForm(forms.Form):
-    sku = forms.CharField(
-        max_length=120,
+    sku = forms.ChoiceField(
         label="SKU",
-        help_text="training:<pool>, inference:<input or output>:<model>, warm:<model> or storage:bytes",
+        error_messages={"invalid_choice": "%(value)s is not a SKU of this installation: choose one from the list."},
+        help_text="A pool, a base model's tokens or warm time, or storage. Add a pool or model first to price it.",
     )
     price_usd = forms.DecimalField(label="Price in dollars", **_MONEY)  # type: ignore[arg-type]
     organization = forms.ModelChoiceField(
@@ -165,17 +179,13 @@ class PriceForm(forms.Form):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.fields["organization"].queryset = Organization.objects.order_by("name")  # type: ignore[attr-defined]
 
+        self.fields["sku"].choices = _sku_choices  # type: ignore[attr-defined]
+
     def previewed(self) -> str:
         """Return what identifies these values, to know them again when they are confirmed."""
         data = self.cleaned_data
         owner = data["organization"].pk if data["organization"] else ""
         return f"{data['sku']} {data['price_usd']:f} {owner} {data['effective_from'] or ''} {data['tiers']}"
-
-    def clean_sku(self) -> str:
-        sku: str = self.cleaned_data["sku"].strip()
-        if sku.partition(":")[0] not in ("training", "inference", "warm", "storage"):
-            raise forms.ValidationError("A SKU begins with training:, inference:, warm: or storage:.")
-        return sku
 
     def clean_tiers(self) -> list[Tier]:
         tiers = []

@@ -132,6 +132,7 @@ def _row(pool: GpuPool) -> dict[str, object]:
     now = db_now()
     return {
         "pool": pool,
+        "sku": training_sku(pool),
         "price": active_price(sku=training_sku(pool)),
         "live": pool.workers.filter(live_worker_filter(now)).count(),
         "workers": queries.list_workers(pool=pool).filter(kind="trainer").count(),

@@ -44,7 +44,7 @@ def ancestor_of(job: FineTuningJob | None) -> Ancestor | None:
         if version is None or version.deleted_at is not None:
             return Ancestor(f"{start.get('model', start['version'])} (deleted)", "")
         url = reverse("web:adapter_detail", args=[version.pk])
-        return Ancestor(f"{version.adapter.name}, version {version.number}", url)
+        return Ancestor(f"{version.adapter.name}, {version.label}", url)
     checkpoints = Checkpoint.objects.for_organization(job.organization_id).select_related("job")
     checkpoint = checkpoints.filter(pk=start["checkpoint"]).first()
     if checkpoint is None:

@@ -124,7 +124,7 @@ def _detail(version: AdapterVersion, organization: Organization, membership: Mem
 
 
 _EXPORTS = {"merged_16bit": "Merged model, 16 bits", "gguf": "GGUF, 16 bits"}
-_LABELS = {"train_loss": "Train loss", "valid_loss": "Validation loss"}
+_LABELS = {"train_loss": "Train loss, mean of the last 50 reports", "valid_loss": "Eval loss of these weights"}
 
 
 def _download_address(version: AdapterVersion) -> str:
@@ -151,7 +151,9 @@ def download(
     )
     if url:
         return HttpResponseRedirect(url, headers={"Cache-Control": "no-store"})
-    folder = "-".join(filter(None, (version.adapter.name, str(version.number), kind)))
+    folder = "-".join(
+        filter(None, (version.adapter.name, version.label.removeprefix("version ").replace(" ", "-"), kind))
+    )
     files = [(f"{folder}/{file['name']}", f"{prefix}/{file['name']}") for file in manifest["files"]]
     papers = [(f"{folder}/{name}", text) for name, text in texts.items()]
     archive = zip_chunks(files, texts=papers)

@@ -103,8 +103,7 @@ def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelO
         ModelOption(
             name=alias.model_name,
             label=f"{alias.adapter.name} {alias.name}",
-            note=f"version {alias.version.number}"
-            + (f", {alias.canary_percent} % canary" if alias.canary_percent else ""),
+            note=alias.version.label + (f", {alias.canary_percent} % canary" if alias.canary_percent else ""),
             base_name=alias.adapter.base_model.name,
             **prices[alias.adapter.base_model_id],
         )
@@ -115,10 +114,7 @@ def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelO
 
 
 def _label(version: AdapterVersion) -> str:
-    _, mark, step = version.model_name.partition(CHECKPOINT_MARK)
-    if mark:
-        return f"{version.adapter.name}, step {step}"
-    return version.adapter.name + (f", version {version.number}" if version.number > 1 else "")
+    return version.adapter.name if version.number == 1 else f"{version.adapter.name}, {version.label}"
 
 
 def _prices(model: BaseModel, organization: Organization) -> dict[str, Any]:

@@ -14,6 +14,7 @@ _NAMES = {
     "batch_size": "Batch",
     "max_length": "Longest row",
     "early_stopping_patience": "Early stopping",
+    "eval_steps": "Evaluations",
     "warmup_ratio": "Warm-up",
     "lr_scheduler": "Schedule",
     "weight_decay": "Weight decay",
@@ -75,12 +76,17 @@ def _without_effect(recipe: Hyperparameters) -> set[str]:
     objective = recipe.objective
     hidden = {f"{name}_beta" for name in ("dpo", "orpo") if name != objective.value}
     hidden |= {"train_on"} if objective.value != "supervised" else set()
+    hidden |= {"eval_steps"} if recipe.eval_steps is None else set()
     hidden |= {"packing"} if objective.is_preference else set()
     return hidden | (_OF_ADAPTER if recipe.method is Method.FULL else set())
 
 
 def _patience(value: int | None) -> str:
     return "off" if value is None else f"after {value} evaluations without a lower loss"
+
+
+def _apart(steps: int) -> str:
+    return f"{steps:,} step{'s' if steps > 1 else ''} apart"
 
 
 def _packing(value: bool | None) -> str:
@@ -100,6 +106,7 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "batch_size": "{} rows a step".format,
     "max_length": "{:,} tokens".format,
     "early_stopping_patience": _patience,
+    "eval_steps": _apart,
     "warmup_ratio": "{:.0%} of the steps".format,
     "weight_decay": "{:g}".format,
     "max_grad_norm": "{:g}".format,

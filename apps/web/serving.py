@@ -38,7 +38,7 @@ def point_alias(
             now=db_now(),
         )
         share = f"{alias.canary_percent} % of " if alias.canary_percent else ""
-        return f"{share}{alias.name} is answered by version {version.number} within a second."
+        return f"{share}{alias.name} is answered by {version.label} within a second."
 
     return _act(request, version_id, act)
 
@@ -52,7 +52,7 @@ def roll_back_alias(
 
     def act() -> str:
         back = aliases.roll_back(alias=alias, by=membership.user_id, now=db_now())
-        return f"{back.name} is answered by version {back.version.number} again."
+        return f"{back.name} is answered by {back.version.label} again."
 
     return _act(request, alias.version_id, act)
 

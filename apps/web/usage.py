@@ -74,6 +74,17 @@ class ModelUse:
 
 
 @dataclass(frozen=True)
+class JobUse:
+    """What the ledger charged for one job in the period, at a pause or its end, and the day it last did."""
+
+    job: FineTuningJob
+    title: str
+    day: datetime.date
+    billed_seconds: float
+    cost_nano: int
+
+
+@dataclass(frozen=True)
 class Movement:
     """One ledger transaction as its owner sees it."""
 
@@ -91,11 +102,13 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
     days = _days(request)
     first, last = _period(days)
     series = list(list_usage(organization=organization, since=first))
-    jobs = _billed_jobs(organization, first)
+    spending = list_spending(organization=organization, first=first, last=last)
+    training = [line for line in spending if line.kind == "training"]
+    jobs = _by_job(organization, training)
     models = _by_model(line for line in series if line.subject != STORED)
     page = Paginator(list_transactions(organization=organization), _PAGE).get_page(request.GET.get("page"))
     address = f"{reverse('web:usage')}?days={days}"
-    training_nano = sum(job.cost_nano for job in jobs)
+    training_nano = sum(line.cost_nano for line in training)
     inference_nano = sum(model.cost_nano for model in models)
     storage_nano = sum(_cost_nano(line) for line in series if line.subject == STORED)
     context = {
@@ -108,12 +121,12 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
         "storage_nano": storage_nano,
         "requests": sum(model.requests for model in models),
         "models": models,
-        "jobs": [{"job": job, "title": title_of(job)} for job in jobs[:_JOBS_SHOWN]],
+        "jobs": jobs[:_JOBS_SHOWN],
         "job_count": len(jobs),
-        "plot": _plot(series, jobs, models, first, last),
+        "plot": _plot(series, training, models, first, last),
         "groups": [(f"{address}&by={name}#by", title, name == _group(request)) for name, title in _GROUPS.items()],
         "group": _GROUPS[_group(request)],
-        "grouped": _grouped(organization, _group(request), first, last),
+        "grouped": _grouped(organization, _group(request), spending),
         "decimals": 2 if training_nano + inference_nano >= NANO_PER_USD else 4,
         "movements": _movements(organization, page.object_list),
         "page": page,
@@ -141,11 +154,8 @@ def _group(request: HttpRequest) -> str:
     return asked if asked in _GROUPS else "key"
 
 
-def _grouped(
-    organization: Organization, group: str, first: datetime.date, last: datetime.date
-) -> list[tuple[str, int]]:
+def _grouped(organization: Organization, group: str, lines: Sequence[Spend]) -> list[tuple[str, int]]:
     """Return what each key, member or label cost in the period, most first."""
-    lines = list_spending(organization=organization, first=first, last=last)
     if group == "label":
         name = get_profile(organization=organization).chargeback_label
         return [
@@ -168,11 +178,22 @@ def _period(days: int) -> tuple[datetime.date, datetime.date]:
     return last - datetime.timedelta(days=days - 1), last
 
 
-def _billed_jobs(organization: Organization, first: datetime.date) -> list[FineTuningJob]:
-    """Return the jobs that ended in the period and cost something, newest first."""
-    begin = datetime.datetime.combine(first, datetime.time(), datetime.UTC)
-    jobs = list_jobs(organization=organization).filter(finished_at__gte=begin, cost_nano__gt=0)
-    return list(jobs.order_by("-finished_at", "-id"))
+def _by_job(organization: Organization, training: Sequence[Spend]) -> list[JobUse]:
+    """Return what each job was charged, the last charged first."""
+    charges: dict[str, list[Spend]] = defaultdict(list)
+    for line in training:
+        charges[line.subject].append(line)
+    uses = [
+        JobUse(
+            job=job,
+            title=title_of(job),
+            day=max(line.day for line in charges[job.pk]),
+            billed_seconds=sum(line.quantity for line in charges[job.pk]) / 1000,
+            cost_nano=sum(line.cost_nano for line in charges[job.pk]),
+        )
+        for job in list_jobs(organization=organization).filter(pk__in=list(charges))
+    ]
+    return sorted(uses, key=lambda use: use.day, reverse=True)
 
 
 def _cost_nano(line: UsageSeries) -> int:
@@ -201,7 +222,7 @@ def _label(model_name: str) -> str:
 
 def _plot(
     series: Sequence[UsageSeries],
-    jobs: Iterable[FineTuningJob],
+    training: Iterable[Spend],
     models: list[ModelUse],
     first: datetime.date,
     last: datetime.date,
@@ -210,9 +231,8 @@ def _plot(
     if any(line.subject == STORED for line in series):
         shown[STORED] = STORED
     by_day: dict[datetime.date, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for job in jobs:
-        if job.finished_at:
-            by_day[job.finished_at.astimezone(datetime.UTC).date()][TRAINING] += float(nano_to_usd(job.cost_nano))
+    for charge in training:
+        by_day[charge.day][TRAINING] += float(nano_to_usd(charge.cost_nano))
     for line in series:
         by_day[line.day][shown.get(line.subject, _OTHER)] += float(nano_to_usd(_cost_nano(line)))
     days = [first + datetime.timedelta(days=number) for number in range((last - first).days + 1)]

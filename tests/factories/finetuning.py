@@ -13,13 +13,13 @@ from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.operations import set_price
 from apps.contracts import worker_api as wire
 from apps.contracts.adapter_files import expected_tensors
-from apps.contracts.runs import Manifest, ManifestFile
+from apps.contracts.runs import Hyperparameters, Manifest, ManifestFile
 from apps.core.clock import db_now
 from apps.core.ids import new_id
 from apps.core.object_store import object_key, store
 from apps.datasets.models import Dataset, DatasetVersion, TokenCount
 from apps.finetuning.leases import sha256_hex
-from apps.finetuning.models import FineTuningJob, GpuPool, Worker
+from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, Upload, Worker
 from apps.finetuning.operations import JobRequest, create_job
 from apps.finetuning.pools import record_probe
 from tests.factories.catalog import make_base_model
@@ -117,6 +117,26 @@ def make_job(organization: Organization, base_model: BaseModel, **request: Any) 
     version = make_training_file(organization, base_model)
     asked = JobRequest(base_model=base_model.name, training_file=version.pk, **request)
     return create_job(organization=organization, request=asked, by="key_test", now=db_now())
+
+
+def make_checkpoint(organization: Organization, base_model: BaseModel, *, step: int) -> Checkpoint:
+    """A checkpoint of a job that nobody runs; its files are nowhere."""
+    job = FineTuningJob.objects.create(
+        organization=organization,
+        base_model=base_model,
+        training_file=make_training_file(organization, base_model),
+        suffix="bot",
+        method="lora",
+        hyperparameters=msgspec.to_builtins(Hyperparameters()),
+        seed=1,
+        created_by="key_test",
+    )
+    pool = GpuPool.objects.filter(name="local-cpu").first() or make_pool()
+    run = Run.objects.create(organization=organization, job=job, attempt=1, pool=pool)
+    upload = Upload.objects.create(
+        organization=organization, run=run, kind="checkpoint", manifest={"files": []}, manifest_sha256="0" * 64
+    )
+    return Checkpoint.objects.create(organization=organization, job=job, run=run, upload=upload, step=step, bytes=1)
 
 
 class Floor:

@@ -1,12 +1,19 @@
 """A checkpoint as a model that answers: from the job's page and the API into the playground, before the job ends."""
 
+import datetime
 import html
 
 import pytest
 
 from apps.adapters.models import AdapterVersion
+from apps.contracts import runs as wire
+from apps.core.clock import db_now
+from apps.core.models import OutboxMessage
 from apps.core.object_store import read_object
+from apps.finetuning.checkpoint_models import name_of, request_model
 from apps.finetuning.models import Checkpoint
+from apps.finetuning.sweeping import sweep_checkpoints
+from apps.finetuning.tasks import serve_named_checkpoint
 from apps.serving.operations import deploy
 from tests.factories.finetuning import adapter_files, checkpoint_files
 
@@ -56,11 +63,65 @@ def test_the_api_names_it_and_what_answers_outlives_the_checkpoint(
     attempt.succeed(floor.base_model)
 
     assert served["model"] == listed["fine_tuned_model_checkpoint"]
-    early, final = AdapterVersion.objects.order_by("number")
-    assert (early.adapter_id, early.number, final.number) == (final.adapter_id, 1, 2)
+    early, final = AdapterVersion.objects.get(number=None), AdapterVersion.objects.get(number=1)
+    assert early.adapter_id == final.adapter_id
+    assert (early.label, final.label) == ("step 4", "version 1")
     assert {file["name"] for file in early.manifest["files"]} == {"adapter_config.json", "adapter_model.safetensors"}
     assert read_object(f"{early.object_prefix}/adapter_config.json")
-    assert http.post(f"/api/v1/checkpoints/{checkpoint.pk}/serve").status_code == 404
+    [kept] = http.get(f"/v1/fine_tuning/jobs/{checkpoint.job_id}/checkpoints").json()["data"]
+    assert kept["fine_tuned_model_checkpoint"] == served["model"]
+    assert http.post(f"/api/v1/checkpoints/{checkpoint.pk}/serve").status_code == 200
+
+
+def test_a_name_that_was_never_served_is_made_when_it_is_asked_for(floor, organization, checkpoint, rival) -> None:
+    name = name_of(checkpoint)
+    variants = [f"{name}9", name.replace("step-4", "step-٤"), f"{name[:-1]}{'9' * 5000}", name.partition(":ckpt")[0]]
+
+    assert not any(request_model(organization_id=organization.pk, model_name=each) for each in variants)
+    assert not request_model(organization_id=rival.pk, model_name=name)
+    assert request_model(organization_id=organization.pk, model_name=name)
+    assert request_model(organization_id=organization.pk, model_name=name)  # the same effect, once
+    [asked] = OutboxMessage.objects.filter(topic="checkpoint.named")
+    serve_named_checkpoint(key=asked.key, payload=asked.payload)
+
+    assert AdapterVersion.objects.get().model_name == name
+    assert not request_model(organization_id=organization.pk, model_name=name)  # it has a route now
+    Checkpoint.objects.update(deleted_at=db_now())
+    serve_named_checkpoint(key=asked.key, payload=asked.payload)  # late: nothing to do, and nothing to try again
+
+
+def test_the_newest_the_best_and_one_of_each_epoch_are_kept_and_listed(floor, claim, api_client, key) -> None:
+    floor.job(hyperparameters={"epochs": 5})
+    attempt = claim()
+    attempt.start(total_steps=50)
+    rank = attempt.claimed.spec.hyperparameters.lora_rank
+    files = checkpoint_files() | adapter_files(floor.base_model, rank=rank)
+    for step, loss in ((4, 3.0), (9, 0.5), (12, 0.2), (19, 0.4), (25, 0.6), (27, 0.7), (28, 0.8), (49, 0.9)):
+        attempt.report(wire.EvaluationCompleted, step=step, valid_loss=loss)
+        attempt.checkpoint(step, 8.0, files=files | {"at": str(step).encode()})
+    job_id = attempt.claimed.spec.job_id
+
+    def listed() -> list[int]:
+        rows = api_client(key).get(f"/v1/fine_tuning/jobs/{job_id}/checkpoints").json()["data"]
+        return [row["step_number"] for row in rows]
+
+    assert listed() == [49, 28, 19, 12, 9]
+    attempt.succeed(floor.base_model)
+    assert listed() == [49, 28, 19, 12, 9]
+    sweep_checkpoints(now=db_now() + datetime.timedelta(days=31))
+    assert listed() == []
+
+
+def test_a_checkpoint_that_no_engine_loads_names_no_model(floor, claim, api_client, key) -> None:
+    floor.job(hyperparameters={"use_dora": True})
+    attempt = claim()
+    attempt.start()
+    attempt.checkpoint(4, 8.0)
+
+    url = f"/v1/fine_tuning/jobs/{attempt.claimed.spec.job_id}/checkpoints"
+    [listed] = api_client(key).get(url).json()["data"]
+
+    assert listed["fine_tuned_model_checkpoint"] is None
 
 
 def test_a_checkpoint_without_an_adapter_is_refused(attempt, api_client, key) -> None:

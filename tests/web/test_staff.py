@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from apps.billing.queries import get_balance
+from apps.catalog.models import PriceRule
 from apps.catalog.queries import active_price
 from apps.config.env import ROOT
 from apps.core.clock import db_now
@@ -57,6 +58,8 @@ def test_an_effect_that_keeps_failing_is_shown_to_operators(console):
 def test_a_pool_is_created_priced_and_shown(console, floor):
     body = {"name": "big", "gpu_type": "cpu", "region": "eu-north", "memory_gib": "80"}
     created = console.post("/staff/pools", body)
+    assert 'href="/staff/prices?sku=training%3Abig"' in console.get(created["Location"]).content.decode()
+    assert '<option value="training:big" selected>' in console.get("/staff/prices?sku=training:big").content.decode()
     price = {"sku": "training:big", "price_usd": "2.69"}
     previewed = console.post("/staff/prices", price)
     assert active_price(sku="training:big") is None
@@ -67,6 +70,15 @@ def test_a_pool_is_created_priced_and_shown(console, floor):
     assert pool.memory_bytes == 80 * 2**30
     assert active_price(sku="training:big").price_nano == 2_690_000_000
     assert "$2.69" in page.content.decode()
+
+
+@pytest.mark.parametrize("sku", ["training:nonexistent", "inference:input:gpt-9", "storage:rows", "training:", ""])
+def test_only_what_exists_here_gets_a_price(console, floor, sku):
+    refused = console.post("/staff/prices", {"sku": sku, "price_usd": "1", "confirmed": f"{sku} 1  "})
+
+    assert refused.status_code == 422
+    assert "choose one from the list" in refused.content.decode() or not sku
+    assert not PriceRule.objects.filter(sku=sku).exists()
 
 
 def test_a_pool_is_edited_and_closed(console, floor):

@@ -351,6 +351,7 @@ OUTBOX_HANDLERS = {
     "job.admit": "apps.finetuning.tasks.admit",
     "base_model.install": "apps.catalog.tasks.request_install",
     "adapter.published": "apps.serving.tasks.deploy",
+    "checkpoint.named": "apps.finetuning.tasks.serve_named_checkpoint",
     "adapter.checked": "apps.finetuning.tasks.tell_adapter_checked",
     "objects.delete": "apps.core.tasks.delete_objects",
     "payments.suspended": "apps.finetuning.tasks.pause_suspended",

@@ -5,6 +5,7 @@ import pytest
 from apps.catalog.models import BaseModel
 from apps.contracts.runs import Method, Objective
 from apps.core.errors import InvalidValue
+from apps.estimates.durations import step_count
 from apps.finetuning.limits import get_limits
 from apps.finetuning.recipes import DataFacts, choose
 
@@ -37,6 +38,43 @@ def test_few_rows_are_seen_often_and_stop_early_where_they_can_be_checked():
     assert recipe.hyperparameters.early_stopping_patience == 2
     assert recipe_of(data=DataFacts(rows=412)).hyperparameters.early_stopping_patience is None
     assert recipe_of(data=DataFacts(rows=300_000)).hyperparameters.epochs == 1
+
+
+@pytest.mark.parametrize("rows", [40, 412, 10_003, 40_000, 300_000])
+@pytest.mark.parametrize("held_out", [{"has_validation": True}, {}])
+def test_early_stopping_is_promised_only_where_it_can_still_save_steps(rows, held_out):
+    asked = {} if held_out else {"validation_share": 0.1}
+    recipe = recipe_of(asked=asked, data=DataFacts(rows=rows, **held_out)).hyperparameters
+    trained = rows if held_out else round(rows * 0.9)
+    steps = step_count(rows=trained, batch_size=recipe.batch_size, epochs=recipe.epochs)
+    last_useful = recipe.eval_steps * (1 + recipe.early_stopping_patience)  # the first evaluation was the best
+
+    assert last_useful < steps
+    assert -(-steps // recipe.eval_steps) >= recipe.early_stopping_patience + 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "data"),
+    [
+        ({"early_stopping_patience": 2}, DataFacts(rows=412)),
+        ({}, DataFacts(rows=12, has_validation=True)),
+        ({"epochs": 3}, DataFacts(has_validation=True)),
+    ],
+    ids=["nothing held out", "too few steps", "rows not counted yet"],
+)
+def test_without_enough_evaluations_early_stopping_is_off_and_says_so(asked, data):
+    recipe = recipe_of(asked={"epochs": 1} | asked, data=data)
+
+    assert recipe.hyperparameters.early_stopping_patience is None
+    assert reasons(recipe)["early_stopping_patience"].startswith("Early stopping off: ")
+
+
+def test_many_epochs_are_evaluated_at_their_ends_and_the_distance_is_ours_to_choose():
+    assert (
+        recipe_of(asked={"epochs": 8}, data=DataFacts(rows=412, has_validation=True)).hyperparameters.eval_steps is None
+    )
+    with pytest.raises(InvalidValue):
+        recipe_of(asked={"eval_steps": 5})
 
 
 @pytest.mark.parametrize(
