@@ -229,7 +229,7 @@
     duration: (v) => (v < 60 ? `${Math.round(v)}s` : v < 3600 ? `${Math.floor(v / 60)}m ${String(Math.round(v % 60)).padStart(2, "0")}s` : `${Math.floor(v / 3600)}h ${String(Math.floor((v % 3600) / 60)).padStart(2, "0")}m`),
     about: (v) => (v < 60 ? "under 1 min" : v < 3570 ? `${Math.round(v / 60)} min` : FORMATS.duration(Math.round(v / 60) * 60)),
   };
-  const dollars = (v) => (v > 0 && v < 0.01 ? `$${Number(v.toPrecision(2)).toFixed(12).replace(/0+$/, "")}` : `$${v.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}`);
+  const dollars = (v, cents = Number((v * 100).toPrecision(2))) => (v > 0 && cents < 1 ? `${cents.toFixed(10).replace(/0+$/, "")}¢` : `$${v.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}`);
   const written = (value, format) => (typeof value !== "number" ? String(value) : FORMATS[format]?.(value) ?? value.toFixed(Number(format?.replace("fixed", "") || 0)));
   document.addEventListener("metric", (e) => {
     const data = typeof e.detail.data === "string" ? JSON.parse(e.detail.data) : e.detail.data;

@@ -186,7 +186,8 @@
   const cost = ({ input, output } = {}, usage) => {
     if (!input || !output) return null;
     const usd = (usage.prompt_tokens * Number(input) + usage.completion_tokens * Number(output)) / 1e15;
-    return `$${usd === 0 ? "0" : usd < 0.01 ? Number(usd.toPrecision(2)).toFixed(12).replace(/0+$/, "") : usd.toFixed(2)}`;
+    const cents = Number((usd * 100).toPrecision(2));
+    return cents > 0 && cents < 1 ? `${cents.toFixed(10).replace(/0+$/, "")}¢` : `$${usd.toFixed(2)}`;
   };
 
   const busy = (on) => {
