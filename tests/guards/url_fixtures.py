@@ -247,7 +247,7 @@ URLS: dict[str, Url] = {
     "staff:worker_drain": staff("POST", ids={"worker_id": "worker"}),
     "staff:worker_revoke": staff("POST", ids={"worker_id": "worker"}),
     "staff:replica_list": staff("GET"),
-    "staff:replica_detail": staff("GET", ids={"replica_id": "replica"}),
+    "staff:replica_detail": staff("GET", "POST", ids={"replica_id": "replica"}),
     "staff:replica_drain": staff("POST", ids={"replica_id": "replica"}),
     "staff:base_model_list": staff("GET", "POST"),
     "staff:base_model_install": staff("POST", ids={"base_model_id": "base_model"}),

@@ -5,6 +5,7 @@ from django.test import Client
 
 from apps.adapters.models import AdapterVersion
 from apps.core.clock import db_now
+from apps.core.models import AuditEntry
 from apps.serving.metrics import metrics_token, render_metrics
 from apps.serving.models import LoadedAdapter, MeteringCheck, Replica
 from apps.serving.queries import list_routes
@@ -85,6 +86,15 @@ def test_metrics_name_each_replica_and_adapter_for_those_with_the_token(version,
     assert refused.status_code in (401, 403)
     assert f'anneal_replica_tokens_per_second{{replica="{old.pk}",base_model="small"}} 41.5' in text
     assert f'anneal_adapter_replicas{{model="{version.model_name}",organization="acme"}} 1' in text
+
+
+def test_the_metrics_token_is_shown_on_demand_and_audited(console, old) -> None:
+    page = f"/staff/replicas/{old.pk}"
+    shown = console.post(page).content.decode()
+
+    assert metrics_token() not in console.get(page).content.decode()
+    assert metrics_token() in shown
+    assert AuditEntry.objects.get(action="metrics_token.shown").target == old.pk
 
 
 def test_a_replica_of_a_whole_model_says_whose_it_is(console, organization, version) -> None:
