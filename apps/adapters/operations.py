@@ -30,7 +30,7 @@ def publish_version(
     *,
     organization: Any,
     base_model: BaseModel,
-    job_id: str,
+    name: str,
     suffix: str,
     source: str,
     ulid: str,
@@ -48,6 +48,7 @@ def publish_version(
 ) -> AdapterVersion:
     """Check the files, register them under a new name and ask for them to be served. Raises AdapterRejected.
 
+    `name` is the adapter's, shared by its versions; `suffix` is the part of the public name that its owner chose.
     `ulid` makes the names of the version, and makes them once: those of a job are known before it ends. A checkpoint
     brings its own `model_name`.
     Where the engine cannot load the result as an adapter it is registered as files alone.
@@ -65,7 +66,7 @@ def publish_version(
     )
     if problems:
         raise AdapterRejected("The trained adapter cannot be served: " + "; ".join(problems[:3]))
-    adapter = _adapter(organization, base_model, suffix or job_id)
+    adapter = _adapter(organization, base_model, name)
     number = (adapter.versions.aggregate(last=Max("number"))["last"] or 0) + 1
     version_id = f"adpv_{ulid}"
     version = AdapterVersion.objects.create(
