@@ -55,7 +55,7 @@ class Lived:
         return [
             "/", "/adapters", adapter, f"{adapter}/delete", "/usage",
             f"/playground?model={self.done.adapter_version.model_name}",
-            "/jobs", f"/jobs/{self.done.pk}", f"/jobs/{self.failed.pk}", f"/jobs/{self.running.pk}",
+            "/nowhere", "/jobs", f"/jobs/{self.done.pk}", f"/jobs/{self.failed.pk}", f"/jobs/{self.running.pk}",
             f"/jobs/{self.capped.pk}",
             "/jobs/new", f"/jobs/new?dataset={self.done.training_file_id}", self.wizard,
             f"{self.wizard}&method=lora", f"{self.wizard}&method=lora&epochs=900",
@@ -108,6 +108,69 @@ def test_a_job_shows_its_newest_state_when_answers_are_late(open_page: Open, liv
     held[0].fulfill(response=late)
 
     expect(page.locator("#job-state")).to_contain_text("Waiting for a machine.")
+
+
+def test_the_palette_and_single_keys_find_objects_and_walk_lists(open_page: Open, lived: Lived, alice: User) -> None:
+    page = open_page("/jobs", user=alice)
+    page.keyboard.press("j")
+    expect(page.locator("a.name").first).to_be_focused()
+    page.keyboard.press("j")
+    expect(page.locator("a.name").nth(1)).to_be_focused()
+    page.keyboard.press("k")
+    expect(page.locator("a.name").first).to_be_focused()
+
+    page.keyboard.press("/")
+    page.keyboard.type("refunds")
+    options = page.locator("#palette [role=option]:visible")
+    expect(options).to_have_text([re.compile("refunds")])
+    check_page(page, WIDTHS[:1])
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"/jobs/{lived.failed.pk}")
+
+
+def test_a_late_answer_to_other_words_is_not_offered(open_page: Open, lived: Lived, alice: User) -> None:
+    page = open_page("/jobs", user=alice)
+    held = hold_first(page, "**/search?*", target="div#palette-found")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("refunds")
+    wait_on(page, lambda: bool(held))
+    late = held[0].fetch()
+
+    page.locator("#palette input").fill("escalations")
+    held[0].fulfill(response=late)
+
+    expect(page.locator("#palette-found [role=option]")).to_have_text([re.compile("escalations")])
+    page.context.set_offline(True)
+    page.locator("#palette input").fill("triage")
+    expect(page.locator("[data-palette-none]")).to_have_text("The search did not answer. Try again.")
+    expect(page.locator("#palette-found [role=option]")).to_have_count(0)
+    expect(page.locator("[data-lost]")).to_contain_text("You are offline")
+    page.context.set_offline(False)
+    expect(page.locator("[data-lost]")).to_be_hidden()
+    complaints: list[str] = open_page.complaints  # type: ignore[attr-defined]
+    complaints[:] = [text for text in complaints if "Failed to fetch" not in text and "ERR_INTERNET" not in text]
+
+
+def test_a_list_keeps_its_rows_when_an_answer_fails_and_says_so(open_page: Open, lived: Lived, alice: User) -> None:
+    page = open_page("/jobs", user=alice)
+    page.route("**/jobs?status=*", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
+
+    expect(page.locator("[data-lost]")).to_contain_text("could not be updated", timeout=30_000)
+    expect(page.locator("a.name").first).to_be_visible()
+    page.unroute_all()
+    expect(page.locator("[data-lost]")).to_be_hidden()
+    complaints: list[str] = open_page.complaints  # type: ignore[attr-defined]
+    complaints[:] = [text for text in complaints if "502" not in text]
+
+
+def test_the_charts_legend_names_what_is_drawn(open_page: Open, lived: Lived, alice: User) -> None:
+    page = open_page(f"/jobs/{lived.running.pk}", user=alice)
+    page.locator("#loss-chart canvas").wait_for()
+    legend = page.locator("[data-legend]:visible")
+
+    expect(legend).to_have_text(["Train"])
+    page.get_by_role("tab", name="Speed").click()
+    expect(legend).to_have_text(["Speed"])
 
 
 def test_every_page_is_accessible_reflows_and_breaks_no_policy(open_page: Open, lived: Lived, alice: User) -> None:
@@ -186,5 +249,5 @@ def test_the_wizard_works_without_script(open_page: Open, lived: Lived, alice: U
 def _forget_refusals(page: Page, open_page: Open) -> None:
     """A page that refuses a value answers 422, which Chromium writes to its console as a failed resource."""
     complaints: list[str] = open_page.complaints  # type: ignore[attr-defined]
-    if "epochs=900" in page.url:
-        complaints[:] = [text for text in complaints if "422" not in text]
+    if "epochs=900" in page.url or page.url.endswith("/nowhere"):
+        complaints[:] = [text for text in complaints if "422" not in text and "404" not in text]
