@@ -61,8 +61,8 @@ MOVEMENTS = {
 # What is set aside for requests: apps/billing/slices.py.
 _REASONS_OF_SLICES = {
     ("hold", ""): "requests in progress",
-    ("release", "slice returned"): "requests, the unused part",
-    ("release", "slice expired"): "requests, the unused part",
+    ("settle", "slice returned"): "requests, the unused part",
+    ("settle", "slice expired"): "requests, the unused part",
 }
 
 

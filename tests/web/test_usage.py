@@ -102,7 +102,11 @@ def test_what_is_held_for_requests_says_what_it_is_for(organization, floor, clie
 
     row = re.search(r'<tr><td class="first">Held</td><td data-label="For">(.*?)</td>', held)[1]
     assert "requests in progress" in row
-    assert "Hold released" in released and "requests, the unused part" in released and "slice" not in released
+    assert (
+        "Charge settled, hold released" in released
+        and "requests, the unused part" in released
+        and "slice" not in released
+    )
 
 
 def test_storage_and_time_kept_warm_are_no_tokens(organization, use, client_for, vera):
