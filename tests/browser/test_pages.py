@@ -15,6 +15,7 @@ from apps.contracts.failures import FailureCode
 from apps.contracts.parity import ParityResult
 from apps.core.clock import db_now
 from apps.core.templatetags.ui import usd
+from apps.datasets.inspecting import inspect_version
 from apps.finetuning import leases
 from apps.finetuning.models import FineTuningJob
 from apps.serving.operations import deploy
@@ -217,6 +218,27 @@ def test_the_wizard_leads_from_a_dataset_to_a_launched_job(
     assert usd(job.estimate["cost_nano_p50"]) == price
     assert Hold.objects.get(pk=job.hold_id).amount_nano == 3_250_000_000
     assert job.hyperparameters["epochs"] == 9
+
+
+def test_a_price_that_comes_later_moves_nothing(
+    open_page: Open, floor: Floor, organization: Organization, alice: User
+) -> None:
+    version = make_training_file(organization, floor.base_model)
+    inspect_version(version=version)
+    page = open_page("/datasets", user=alice)
+    held = hold_first(page, "**/datasets/*", target="span#least-price")
+    page.goto(f"/datasets/{version.pk}")
+    wait_on(page, lambda: bool(held))
+
+    def places() -> list[tuple[float, float]]:
+        boxes = [page.locator(selector).bounding_box() for selector in (".page-head .metaline", ".stats")]
+        return [(box["y"], box["height"]) for box in boxes if box]
+
+    before = places()
+    held[0].continue_()
+
+    expect(page.locator("#least-price")).to_contain_text("from")
+    assert len(before) == 2 and places() == before
 
 
 def test_another_pool_changes_the_estimate_and_the_call_to_copy(open_page: Open, lived: Lived, alice: User) -> None:

@@ -172,7 +172,7 @@ def test_a_model_that_is_not_installed_is_quoted_and_not_launched(chosen, client
     response = page(client_for(bob), **(chosen | {"model": listed.name, "step": "compute"}))
 
     assert response.status_code == 200
-    assert "cannot be launched" in text(response)
+    assert "You can estimate it" in text(response)
     assert "The model is not installed." in text(response)
 
 
