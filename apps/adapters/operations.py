@@ -31,7 +31,7 @@ def publish_version(
     *,
     organization: Any,
     base_model: BaseModel,
-    job_id: str,
+    name: str,
     suffix: str,
     source: str,
     ulid: str,
@@ -49,10 +49,10 @@ def publish_version(
 ) -> AdapterVersion:
     """Check the files, register them under a new name and ask for them to be served. Raises AdapterRejected.
 
+    `name` is the adapter's, shared by its versions; `suffix` is the part of the public name that its owner chose.
     `ulid` makes the names of the version, and makes them once: those of a job are known before it ends. A checkpoint
-    brings its own `model_name`, and takes no number of the adapter's versions. The engine's name is random: it cannot be
-    worked out from the job.
-    Where the engine cannot load the result as an adapter it is registered as files alone.
+    brings its own `model_name`, and takes no number of the adapter's versions. The engine's name is random: the job
+    does not reveal it. Where the engine cannot load the result as an adapter it is registered as files alone.
     """
     problems = (
         problems_of_files(object_prefix=object_prefix, manifest=manifest)
@@ -70,7 +70,7 @@ def publish_version(
     for export in exports or []:
         if problems := problems_of_files(object_prefix=export["object_prefix"], manifest=export["manifest"]):
             raise AdapterRejected(f"The export {export['kind']} is not one: " + "; ".join(problems[:3]))
-    adapter = _adapter(organization, base_model, suffix or job_id)
+    adapter = _adapter(organization, base_model, name)
     is_checkpoint = model_name is not None
     version_id = f"adpv_{ulid}"
     version = AdapterVersion.objects.create(

@@ -83,7 +83,7 @@ def serve_checkpoint(*, organization: Any, checkpoint_id: str) -> AdapterVersion
     return publish_version(
         organization=job.organization,
         base_model=job.base_model,
-        job_id=job.pk,
+        name=job.adapter_name,
         suffix=job.suffix,
         source=checkpoint.pk,
         ulid=ulid_of(checkpoint.pk),

@@ -216,6 +216,11 @@ class FineTuningJob(OrganizationModel):
         ]
         triggers = [status_trigger("job_status", JOB_TRANSITIONS)]
 
+    @property
+    def adapter_name(self) -> str:
+        """The name of the adapter it makes; without one of its own, its dataset's and the end of the job's id."""
+        return self.suffix or f"{self.training_file.dataset.name[:100]} {self.pk[-4:].lower()}"
+
 
 class TrackerKey(OrganizationModel):
     """An organization's account at an experiment tracker, for its jobs to report to."""

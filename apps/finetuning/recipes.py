@@ -97,12 +97,15 @@ def choose(
 def choose_longest_row(base_model: BaseModel, longest_row_tokens: int | None, *, is_text: bool) -> tuple[int, str]:
     """Return the longest row, in tokens, where nobody sets it, and why: one that cuts no row, where the model can.
 
-    Running text is cut into pieces, all of them trained, so it needs no more than the model's own recipe has.
+    It is the least step that holds every row, from the model's own recipe on where that names one. Running text is cut
+    into pieces, all of them trained, so it needs no more than the model's own recipe has.
     """
     context, longest = base_model.context_length, longest_row_tokens
-    usual = min(base_model.default_recipe.get("max_length", context), context)
+    own = base_model.default_recipe.get("max_length")
+    usual = min(own or context, context)
     if longest is not None and not is_text:
-        limit = next((step for step in sorted({usual, *LIMITS, context}) if usual <= step and longest <= step), context)
+        least = usual if own else 0
+        limit = next((step for step in sorted({usual, *LIMITS, context}) if max(least, longest) <= step), context)
         if longest <= limit <= context:
             return limit, f"{limit:,} tokens: your longest row has {longest:,}, so none is cut."
         return context, f"{context:,} tokens: what the model takes in at once; your longest row has {longest:,}."

@@ -324,7 +324,7 @@ def _publish(job: FineTuningJob, run: Run, upload: Upload, outcome: wire.Succeed
     return publish_version(
         organization=job.organization,
         base_model=job.base_model,
-        job_id=job.pk,
+        name=job.adapter_name,
         suffix=job.suffix,
         source=run.pk,
         ulid=ulid_of(job.pk),

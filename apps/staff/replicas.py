@@ -6,9 +6,10 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from apps.contracts.serving import LoadState
+from apps.core import audit
 from apps.serving import operations
 from apps.serving.answering import answering
 from apps.serving.isolation import clear_replica
@@ -28,19 +29,24 @@ def index(request: HttpRequest) -> HttpResponse:
 
 
 @never_cache
-@require_safe
+@require_http_methods(["GET", "HEAD", "POST"])
 @operator_view
 def detail(request: HttpRequest, replica_id: str) -> HttpResponse:
-    """Show one replica with the adapters it speaks of, and how its figures are scraped."""
+    """Show one replica with its adapters and how its figures are scraped; a POST also shows the token for that."""
     replica = get_object_or_404(_replicas(), pk=replica_id)
     spoken = replica.loaded.select_related("adapter_version__adapter", "organization").order_by("state", "pk")
-    scrape = f"curl -H 'Authorization: Bearer {metrics_token()}' \\\n  {settings.INTERNAL_URL}/internal/v1/metrics\n"
+    scrape = (
+        f'curl -H "Authorization: Bearer $ANNEAL_METRICS_TOKEN" \\\n  {settings.INTERNAL_URL}/internal/v1/metrics\n'
+    )
+    if request.method == "POST":
+        audit.record(organization=None, by=operator_id(request), action="metrics_token.shown", target=replica.pk)
     context = {
         "replica": replica,
         "loaded": _loaded(replica).count(),
         "left": _left(replica),
         "spoken": spoken[:200],
         "scrape": scrape,
+        "token": metrics_token() if request.method == "POST" else "",
         "checks": list_checks(replica=replica),
     }
     return render(request, "staff/replica.html", context)

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from apps.staff import audit, books, calibrations, catalog, payments, pools, replicas, tenants
+from apps.staff import audit, books, calibrations, catalog, payments, pools, replicas, search, tenants
 
 app_name = "staff"
 
@@ -39,5 +39,6 @@ urlpatterns = [
     path("quotas", tenants.quotas, name="quota_list"),
     path("quotas/<str:organization_id>", tenants.quota, name="quota_edit"),
     path("jobs", tenants.jobs, name="job_list"),
+    path("search", search.show, name="search"),
     path("organizations", tenants.organizations, name="organization_list"),
 ]

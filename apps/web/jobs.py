@@ -2,7 +2,7 @@
 
 import datetime
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -63,6 +63,7 @@ class Phase:
     note: str = ""
     percent: float | None = None
     long: bool = False
+    share: int | None = None  # of a job that ended: twelfths of its whole time
 
 
 @require_safe
@@ -292,13 +293,15 @@ def _phases(job: FineTuningJob, now: datetime.datetime) -> list[Phase]:
         "Train": (trained, job.finished_at),
     }
     phases = []
+    whole = sum(_seconds(*span) for span in spans.values()) if job.finished_at else 0.0
     for name, (begun, ended) in spans.items():
         is_train = name == "Train"
         if begun is None:
             phases.append(Phase(name, long=is_train))
         elif ended is not None:
             attempt = f", attempt {run.attempt}" if run and is_train and run.attempt > 1 else ""
-            phases.append(Phase(name, "done", _span(ended - begun) + attempt, long=is_train))
+            share = round(12 * _seconds(begun, ended) / whole) if whole else None
+            phases.append(Phase(name, "done", _span(ended - begun) + attempt, long=is_train, share=share))
         else:
             percent = percent_of(job) if is_train else None
             phases.append(Phase(name, "now", f"{percent}%" if is_train else _span(now - begun), percent, is_train))
@@ -313,12 +316,16 @@ def _with_end(phases: list[Phase], job: FineTuningJob) -> list[Phase]:
         return phases
     last = max((index for index, phase in enumerate(phases) if phase.state), default=0)
     ended = phases[last]
-    phases[last] = Phase(ended.name, mark, ended.note, long=ended.long)
+    phases[last] = replace(ended, state=mark, percent=None)
     return phases
 
 
 def _ready(job: FineTuningJob) -> Phase:
     return Phase("Ready", "done" if job.status == "succeeded" else "")
+
+
+def _seconds(begun: datetime.datetime | None, ended: datetime.datetime | None) -> float:
+    return max(0.0, (ended - begun).total_seconds()) if begun and ended else 0.0
 
 
 def _span(length: datetime.timedelta) -> str:

@@ -1,5 +1,6 @@
 """The playground: up to four models beside each other, streamed from the gateway with a member's short-lived token."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,11 @@ from apps.adapters.operations import CHECKPOINT_MARK
 from apps.adapters.queries import list_versions
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import active_price, inference_sku, list_base_models
+from apps.contracts.chat import ChatRow, Role
 from apps.core.clock import db_now
 from apps.core.money import rated
+from apps.datasets.queries import read_rows
+from apps.finetuning.queries import find_jobs_of_adapters
 from apps.serving.aliases import list_aliases
 from apps.serving.queries import serving_states
 from apps.web.access import organization_view
@@ -59,6 +63,7 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
         "bases": bases,
         "groups": _groups(bases, adapters),
         "has_adapters": bool(adapters),
+        "system_message": _trained_system_message(organization, chosen),
         "samples": chat_samples(model=chosen[-1] or chosen[0]),
         "may_ask": has_permission(membership.role, Permission.INFERENCE),
         "may_save": has_permission(membership.role, Permission.DATASET_WRITE),
@@ -126,6 +131,18 @@ def _prices(model: BaseModel, organization: Organization) -> dict[str, Any]:
         name: rated(quantity=_MILLION, price_nano=rule.price_nano, per=rule.per) if rule else None
         for name, rule in rules.items()
     }
+
+
+def _trained_system_message(organization: Organization, chosen: Iterable[str]) -> str:
+    """Return the system message of the first row that a chosen adapter was trained on; "" where there is none."""
+    version = list_versions(organization=organization).filter(model_name__in=chosen).first()
+    jobs = find_jobs_of_adapters(organization=organization, versions=[version] if version else [])
+    job = next(iter(jobs.values()), None)
+    if job is None or job.training_file.status != "ready":
+        return ""
+    row = next((preview.row for preview in read_rows(version=job.training_file, limit=1)), None)
+    first = row.messages[0] if isinstance(row, ChatRow) and row.messages else None
+    return first.content if first and first.role is Role.SYSTEM else ""
 
 
 def _groups(bases: list[ModelOption], adapters: list[ModelOption]) -> list[dict[str, Any]]:

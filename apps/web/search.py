@@ -1,13 +1,6 @@
-"""What the command palette finds: the organization's own objects by name and id, and for operators organizations."""
+"""What the command palette finds in an organization: datasets, jobs, adapters, aliases, keys and base models."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import reduce
-from operator import and_, or_
-
-from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
@@ -17,66 +10,20 @@ from apps.accounts.queries import list_keys
 from apps.accounts.roles import Permission, has_permission
 from apps.adapters.queries import list_versions as list_adapter_versions
 from apps.catalog.queries import list_base_models
-from apps.core.tenancy import system
+from apps.core.search import Hit, Kind, render_hits
 from apps.datasets.queries import list_versions as list_dataset_versions
-from apps.finetuning.queries import list_jobs, list_pools
+from apps.finetuning.queries import list_jobs
 from apps.serving.models import Alias
-from apps.web.access import person_view
+from apps.web.access import organization_view
 from apps.web.jobs import title_of
 from apps.web.wizard_plan import Choices
-
-MIN_CHARACTERS = 2
-_MAX_CHARACTERS = 80
-_MAX_WORDS = 5
-_SHOWN = 5  # of each kind
-
-
-@dataclass(frozen=True)
-class Hit:
-    label: str
-    detail: str
-    url: str
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of object: its rows, the fields to look in, and how a row is shown."""
-
-    label: str
-    icon: str
-    rows: QuerySet
-    fields: tuple[str, ...]
-    show: Callable[..., Hit]
-
-    def find(self, words: list[str]) -> list[Hit]:
-        """Return the first rows in which each word stands somewhere, in the order of `rows`."""
-        each = (reduce(or_, (Q(**{f"{field}__icontains": word}) for field in self.fields)) for word in words)
-        found: QuerySet[Model] = self.rows.filter(reduce(and_, each))[:_SHOWN]
-        return [self.show(row) for row in found]
 
 
 @never_cache
 @require_safe
-@person_view
-def show(request: HttpRequest) -> HttpResponse:
-    """Answer the palette with the groups that match `q`; nothing below `MIN_CHARACTERS`."""
-    text = request.GET.get("q", "").strip()[:_MAX_CHARACTERS]
-    words = text.split()[:_MAX_WORDS] if len(text) >= MIN_CHARACTERS else []
-    groups = list(_groups(request, words)) if words else []
-    return render(request, "search/results.html", {"groups": groups})
-
-
-def _groups(request: HttpRequest, words: list[str]) -> Iterator[tuple[Kind, list[Hit]]]:
-    membership: Membership | None = getattr(request, "membership", None)
-    if membership is not None and not membership.organization.suspended_at:
-        yield from _found(_kinds(membership), words)
-    if getattr(request.user, "is_operator", False):
-        with system():
-            yield from _found(_operator_kinds(), words)
-
-
-def _found(kinds: list[Kind], words: list[str]) -> list[tuple[Kind, list[Hit]]]:
-    return [(kind, hits) for kind in kinds if (hits := kind.find(words))]
+@organization_view(Permission.VIEW)
+def show(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    return render_hits(request, _kinds(membership), prefix="found")
 
 
 def _kinds(membership: Membership) -> list[Kind]:
@@ -135,25 +82,6 @@ def _base_models() -> Kind:
             Choices({}).url(model=row.name),
         ),
     )
-
-
-def _operator_kinds() -> list[Kind]:
-    return [
-        Kind(
-            "Organizations",
-            "building-2",
-            Organization.objects.order_by("name", "id"),
-            ("name", "slug", "id"),
-            lambda row: Hit(row.name, str(row.pk), f"{reverse('staff:organization_list')}#{row.pk}"),
-        ),
-        Kind(
-            "GPU pools",
-            "server",
-            list_pools(),
-            ("name", "gpu_type__name", "id"),
-            lambda row: Hit(row.name, row.gpu_type.name, reverse("staff:pool_detail", args=[row.pk])),
-        ),
-    ]
 
 
 def _url(name: str, *args: str) -> str:

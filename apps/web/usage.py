@@ -46,7 +46,7 @@ _WITHOUT = "without"
 MOVEMENTS = {
     "grant": "Credit granted",
     "hold": "Held",
-    "settle": "Settled, rest returned",
+    "settle": "Charge settled, hold released",
     "refund": "Given back",
     "usage": "Usage charged",
     "topup": "Paid in",
@@ -57,7 +57,13 @@ MOVEMENTS = {
     "debt_paid": "Debt paid",
     "payment_reversed": "Payment taken back",
     "payment_refunded": "Paid back",
-    "release": "Returned",
+    "release": "Hold released",
+}
+# What is set aside for requests: apps/billing/slices.py.
+_REASONS_OF_SLICES = {
+    ("hold", ""): "requests in progress",
+    ("settle", "slice returned"): "requests, the unused part",
+    ("settle", "slice expired"): "requests, the unused part",
 }
 
 
@@ -269,6 +275,8 @@ def _movement(posted: LedgerTransaction, source: str) -> Movement:
 
 def _reason(posted: LedgerTransaction) -> str:
     """Return why money moved; a charge for usage names what was used, and of which model."""
+    if words := _REASONS_OF_SLICES.get((posted.kind, posted.reason)):
+        return words
     sku, _, subject = posted.reason.partition(" ")
     if posted.kind != "usage" or not subject:
         return posted.reason

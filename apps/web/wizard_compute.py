@@ -64,7 +64,7 @@ def compute_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
         "picture": picture_rows(rows, view=view),
         "samples": samples(plan, chosen),
         "problem": problem,
-        "needs": "Correct the marked fields" if _errors(plan) else "",
+        "needs": "Fix the highlighted fields" if _errors(plan) else "",
     }
 
 

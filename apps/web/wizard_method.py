@@ -53,8 +53,9 @@ def method_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     return after | {
         "form": form,
         "methods": partial(_choices, kinds, quoted, plan),  # asked for by the page, not by the live panel
+        "method_needs": [(key, quote.estimate.peak_bytes if quote else None) for key, quote in quoted.items()],
         "quote": quoted.get(form.kind.key),
-        "needs": "Mend the marked fields" if form.errors else "",
+        "needs": "Fix the highlighted fields" if form.errors else "",
     }
 
 

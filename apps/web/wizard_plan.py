@@ -111,8 +111,7 @@ class Plan:
     def form(self) -> RecipeForm | None:
         if self.base_model is None:
             return None
-        count = self.count if self.base_model.is_installed else None
-        facts = data_facts(version=self.version, validation=self.validation, count=count)
+        facts = data_facts(version=self.version, validation=self.validation, count=self.count)
         return RecipeForm(
             self.choices.values,
             base_model=self.base_model,

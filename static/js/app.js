@@ -102,8 +102,8 @@
 
   // --- command palette: combobox over a listbox; pages stand in it, objects are searched for ---
   const field = () => $("#palette input");
-  const found = () => $("#palette-found");
   const shown = () => $$("#palette [role=option]").filter((n) => !n.hidden);
+  const isSearch = (ctx) => Boolean(ctx?.sourceElement?.closest?.("#palette"));
   const sayNone = (words) => { $("[data-palette-none]").textContent = words; };
   const activate = (index) => {
     const list = shown();
@@ -117,7 +117,7 @@
   };
   const filterPalette = () => {
     const words = field().value.toLowerCase().split(/\s+/).filter(Boolean);
-    found().replaceChildren(); // they were for other words
+    $$("#palette [data-found]").forEach((n) => n.replaceChildren()); // they were for other words
     sayNone(field().value.trim().length < 2 ? "Nothing matches" : "Searching…");
     $$("#palette [role=option]").forEach((n) => {
       const text = (n.textContent + " " + (n.closest("[role=group]")?.getAttribute("aria-label") ?? "")).toLowerCase();
@@ -133,11 +133,11 @@
   };
   document.addEventListener("input", (e) => { if (e.target === field()) filterPalette(); });
   document.addEventListener("htmx:before:response", (e) => {
-    const { ctx } = e.detail, asked = ctx.sourceElement === field() && new URL(ctx.request.action, location.href).searchParams.get("q");
-    if (typeof asked === "string" && asked !== field().value) e.preventDefault();
+    const { ctx } = e.detail;
+    if (isSearch(ctx) && new URL(ctx.request.action, location.href).searchParams.get("q") !== field().value) e.preventDefault();
   });
   document.addEventListener("htmx:after:swap", (e) => {
-    if (e.detail.ctx?.sourceElement !== field()) return;
+    if (!isSearch(e.detail.ctx)) return;
     sayNone("Nothing matches");
     activate(Math.max(0, shown().findIndex((n) => n.getAttribute("aria-selected") === "true")));
   });
@@ -146,13 +146,14 @@
   const lose = (words) => $$("[data-lost]").forEach((n) => { n.hidden = !words; $("span", n).textContent = words; });
   const miss = (ctx) => {
     const source = ctx?.sourceElement;
-    if (source === field()) sayNone("The search did not answer. Try again.");
+    if (isSearch(ctx)) sayNone("The search did not answer. Try again.");
     else if (!source?.closest?.("#wizard")) lose(navigator.onLine ? "This page could not be updated. It shows the last answer." : OFFLINE); // the wizard says it itself
   };
   const OFFLINE = "You are offline. This page shows the last answer.";
   document.addEventListener("htmx:before:response", (e) => {
-    const { ctx } = e.detail, status = ctx.response.status;
-    if (status < 400 || status === 422 || ctx.sourceElement.hasAttribute("hx-sse:connect")) return; // 422: a form with its errors
+    const { ctx } = e.detail, { status, raw } = ctx.response;
+    const isAnswer = (status < 400 || status === 422) && !raw.redirected; // 422: a form with its errors
+    if (isAnswer || ctx.sourceElement.hasAttribute("hx-sse:connect")) return;
     e.preventDefault();
     miss(ctx);
   });
@@ -229,7 +230,7 @@
     duration: (v) => (v < 60 ? `${Math.round(v)}s` : v < 3600 ? `${Math.floor(v / 60)}m ${String(Math.round(v % 60)).padStart(2, "0")}s` : `${Math.floor(v / 3600)}h ${String(Math.floor((v % 3600) / 60)).padStart(2, "0")}m`),
     about: (v) => (v < 60 ? "under 1 min" : v < 3570 ? `${Math.round(v / 60)} min` : FORMATS.duration(Math.round(v / 60) * 60)),
   };
-  const dollars = (v) => (v > 0 && v < 0.01 ? `$${Number(v.toPrecision(2)).toFixed(12).replace(/0+$/, "")}` : `$${v.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}`);
+  const dollars = (v, cents = Number((v * 100).toPrecision(2))) => (v > 0 && cents < 1 ? `${cents.toFixed(10).replace(/0+$/, "")}¢` : `$${v.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}`);
   const written = (value, format) => (typeof value !== "number" ? String(value) : FORMATS[format]?.(value) ?? value.toFixed(Number(format?.replace("fixed", "") || 0)));
   document.addEventListener("metric", (e) => {
     const data = typeof e.detail.data === "string" ? JSON.parse(e.detail.data) : e.detail.data;

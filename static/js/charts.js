@@ -29,7 +29,7 @@
 
     viewOf(tab) {
       const d = tab?.dataset ?? {};
-      return { line: d.line ?? "train_loss", dots: d.dots, format: d.format ?? "fixed", smooth: "smooth" in d, name: d.name ?? tab?.textContent.trim() ?? "", dotsName: d.dotsName ?? "Eval" };
+      return { line: d.line ?? "train_loss", dots: d.dots, format: d.format ?? "fixed", smooth: "smooth" in d, name: d.name ?? tab?.textContent.trim() ?? "", dotsName: d.dotsName ?? "Eval", unit: d.unit ?? "" };
     }
 
     async load() {
@@ -70,8 +70,18 @@
       return [this.data.x, this.view.smooth ? line : blank, this.view.smooth ? this.smoothed(line) : line, this.view.dots ? this.column(this.view.dots) : blank];
     }
 
+    // the legend names what this view draws, and nothing else
+    legend() {
+      const drawn = { line: true, dots: this.column(this.view.dots).some((v) => v != null), checkpoints: Boolean(this.view.dots && this.data.checkpoints.length) };
+      $$(`[data-legend-for="${this.el.id}"] [data-legend]`).forEach((n) => {
+        n.hidden = !drawn[n.dataset.legend];
+        if (n.dataset.legend === "line") n.lastChild.textContent = this.view.name;
+      });
+    }
+
     draw() {
       if (!this.data) return;
+      this.legend();
       const keep = this.zoomed ? { ...this.plot.scales.x } : null;
       this.plot?.destroy();
       this.plot = null;
@@ -102,13 +112,13 @@
         return splits.map((n) => (n == null ? "" : exp ? n.toExponential(0) : n.toFixed(this.log ? 2 : Math.max(0, Math.min(6, Math.ceil(-Math.log10(step) - 1e-9) + (Math.abs(step * 10 ** Math.ceil(-Math.log10(step) - 1e-9) % 1) > 1e-6 ? 1 : 0))))));
       };
       return {
-        ...this.size(), padding: [10, 14, 0, 0], legend: { show: false },
+        ...this.size(), padding: [this.data.epochs.length ? 20 : 10, 14, 0, 0], legend: { show: false },
         plugins: [{ hooks: { draw: [(u) => this.marks(u)], setCursor: [(u) => this.point(u)], setSelect: [() => { this.zoomed = true; }] } }],
         scales: { x: { time: false }, y: this.log ? { distr: 3 } : { range: pad } },
         cursor: { points: { size: 7 }, drag: { x: true, y: false, setScale: true }, y: false },
         axes: [
           { ...axis, size: 26, grid: { show: false }, values: (u, v) => v.map((n) => n.toLocaleString("en")) },
-          { ...axis, size: exp ? 54 : 44, values: written },
+          { ...axis, size: exp ? 54 : 44, values: written, ...(this.view.unit && { label: this.view.unit, labelSize: 18, labelFont: axis.font }) },
         ],
         series: [
           {},
@@ -128,11 +138,9 @@
       const now = at(this.last());
       c.fillStyle = colour("surface-3", 45); c.fillRect(now, top, left + width - now, height);
       c.strokeStyle = colour("line-2"); c.setLineDash([3 * px, 4 * px]); c.lineWidth = px;
-      c.font = `${11 * px}px Geist, sans-serif`; c.fillStyle = colour("ink-3"); c.textAlign = "left";
-      this.data.epochs.forEach((step, i) => {
+      this.data.epochs.forEach((step) => {
         const x = Math.round(at(step)) + 0.5;
         c.beginPath(); c.moveTo(x, top); c.lineTo(x, top + height); c.stroke();
-        c.fillText(`epoch ${i + 2}`, x + 6 * px, top + 12 * px);
       });
       c.setLineDash([]);
       if (this.view.dots) this.data.checkpoints.forEach((step) => {
@@ -147,6 +155,17 @@
         c.beginPath(); c.arc(now, y, 8 * px, 0, 7); c.fillStyle = colour("d1", 18); c.fill();
         c.beginPath(); c.arc(now, y, 3.5 * px, 0, 7); c.fillStyle = colour("d1"); c.fill();
       }
+      c.restore();
+      // above the plot, where no line runs; only what has room beside the one before
+      let free = left;
+      c.save();
+      c.font = `${11 * px}px Geist, sans-serif`; c.fillStyle = colour("ink-3"); c.textAlign = "left";
+      this.data.epochs.forEach((step, i) => {
+        const text = `epoch ${i + 2}`, x = at(step), room = c.measureText(text).width;
+        if (x < free || x + room > left + width + 14 * px) return;
+        c.fillText(text, x, top - 5 * px);
+        free = x + room + 8 * px;
+      });
       c.restore();
     }
 
@@ -196,6 +215,7 @@
     redrawSoon() {
       this.frame ??= requestAnimationFrame(() => {
         this.frame = null;
+        this.legend();
         if (!this.plot) return this.draw();
         const x = this.zoomed ? { ...this.plot.scales.x } : null;
         this.plot.setData(this.rows(), false);

@@ -78,10 +78,12 @@
   const showPrompts = async () => {
     const turn = (latest = {}), made = [];
     const asked = columns.filter((column) => $("[data-play-model]", column).value).map((column) => {
-      const { model, messages } = request(column);
-      if (messages.at(-1)?.role !== "user") messages.push({ role: "user", content: value("prompt") || "Hello" });
+      const { model, messages } = request(column), typed = value("prompt");
+      if (typed) messages.push({ role: "user", content: typed });
+      else while (messages.length && messages.at(-1).role !== "user") messages.pop(); // as it was last asked
       return [$("[data-play-model]", column).selectedOptions[0].textContent, { model, messages }];
     });
+    if (!asked.some(([, { messages }]) => messages.length)) throw new Error("Type a message first. The prompt is made from it.");
     for (const [label, body] of asked) {
       const text = make("pre", "raw");
       text.tabIndex = 0; // a long one scrolls
@@ -186,7 +188,8 @@
   const cost = ({ input, output } = {}, usage) => {
     if (!input || !output) return null;
     const usd = (usage.prompt_tokens * Number(input) + usage.completion_tokens * Number(output)) / 1e15;
-    return `$${usd === 0 ? "0" : usd < 0.01 ? Number(usd.toPrecision(2)).toFixed(12).replace(/0+$/, "") : usd.toFixed(2)}`;
+    const cents = Number((usd * 100).toPrecision(2));
+    return cents > 0 && cents < 1 ? `${cents.toFixed(10).replace(/0+$/, "")}¢` : `$${usd.toFixed(2)}`;
   };
 
   const busy = (on) => {

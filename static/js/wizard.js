@@ -84,7 +84,7 @@
   document.addEventListener("htmx:before:response", (e) => {
     const { ctx } = e.detail;
     if (!isOurs(ctx)) return;
-    const isAnswer = ctx.response.status === 200 || ctx.response.status === 422; // 422: a value is refused
+    const isAnswer = [200, 422].includes(ctx.response.status) && !ctx.response.raw.redirected; // 422: a value is refused
     if (ctx.edits === edits && isAnswer) return;
     if (ctx.response.raw.headers.get("HX-Redirect")) return; // signed out meanwhile
     e.preventDefault();

@@ -98,7 +98,7 @@ def test_a_bad_value_is_said_and_a_good_one_brings_the_prices_back(
 
     page.get_by_label("Epochs").fill("900")
     expect(page.locator("#compute-live")).to_contain_text("epochs must be a whole number from 1 to 100.")
-    expect(page.locator("#price-live")).to_contain_text("Correct the marked fields")
+    expect(page.locator("#price-live")).to_contain_text("Fix the highlighted fields")
     expect(page.locator("#price-act button")).to_be_disabled()
     assert find_violations(page) == []
     page.get_by_label("Epochs").fill("2")

@@ -15,6 +15,7 @@ from apps.contracts.failures import FailureCode
 from apps.contracts.parity import ParityResult
 from apps.core.clock import db_now
 from apps.core.templatetags.ui import usd
+from apps.datasets.inspecting import inspect_version
 from apps.finetuning import leases
 from apps.finetuning.models import FineTuningJob
 from apps.serving.operations import deploy
@@ -55,7 +56,7 @@ class Lived:
         return [
             "/", "/adapters", adapter, f"{adapter}/delete", "/usage",
             f"/playground?model={self.done.adapter_version.model_name}",
-            "/jobs", f"/jobs/{self.done.pk}", f"/jobs/{self.failed.pk}", f"/jobs/{self.running.pk}",
+            "/nowhere", "/jobs", f"/jobs/{self.done.pk}", f"/jobs/{self.failed.pk}", f"/jobs/{self.running.pk}",
             f"/jobs/{self.capped.pk}",
             "/jobs/new", f"/jobs/new?dataset={self.done.training_file_id}", self.wizard,
             f"{self.wizard}&method=lora", f"{self.wizard}&method=lora&epochs=900",
@@ -110,6 +111,69 @@ def test_a_job_shows_its_newest_state_when_answers_are_late(open_page: Open, liv
     expect(page.locator("#job-state")).to_contain_text("Waiting for a machine.")
 
 
+def test_the_palette_and_single_keys_find_objects_and_walk_lists(open_page: Open, lived: Lived, alice: User) -> None:
+    page = open_page("/jobs", user=alice)
+    page.keyboard.press("j")
+    expect(page.locator("a.name").first).to_be_focused()
+    page.keyboard.press("j")
+    expect(page.locator("a.name").nth(1)).to_be_focused()
+    page.keyboard.press("k")
+    expect(page.locator("a.name").first).to_be_focused()
+
+    page.keyboard.press("/")
+    page.keyboard.type("refunds")
+    options = page.locator("#palette [role=option]:visible")
+    expect(options).to_have_text([re.compile("refunds")])
+    check_page(page, WIDTHS[:1])
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"/jobs/{lived.failed.pk}")
+
+
+def test_a_late_answer_to_other_words_is_not_offered(open_page: Open, lived: Lived, alice: User) -> None:
+    page = open_page("/jobs", user=alice)
+    held = hold_first(page, "**/search?*", target="div#palette-found")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("refunds")
+    wait_on(page, lambda: bool(held))
+    late = held[0].fetch()
+
+    page.locator("#palette input").fill("escalations")
+    held[0].fulfill(response=late)
+
+    expect(page.locator("#palette-found [role=option]")).to_have_text([re.compile("escalations")])
+    page.context.set_offline(True)
+    page.locator("#palette input").fill("triage")
+    expect(page.locator("[data-palette-none]")).to_have_text("The search did not answer. Try again.")
+    expect(page.locator("#palette-found [role=option]")).to_have_count(0)
+    expect(page.locator("[data-lost]")).to_contain_text("You are offline")
+    page.context.set_offline(False)
+    expect(page.locator("[data-lost]")).to_be_hidden()
+    complaints: list[str] = open_page.complaints  # type: ignore[attr-defined]
+    complaints[:] = [text for text in complaints if "Failed to fetch" not in text and "ERR_INTERNET" not in text]
+
+
+def test_a_list_keeps_its_rows_when_an_answer_fails_and_says_so(open_page: Open, lived: Lived, alice: User) -> None:
+    page = open_page("/jobs", user=alice)
+    page.route("**/jobs?status=*", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
+
+    expect(page.locator("[data-lost]")).to_contain_text("could not be updated", timeout=30_000)
+    expect(page.locator("a.name").first).to_be_visible()
+    page.unroute_all()
+    expect(page.locator("[data-lost]")).to_be_hidden()
+    complaints: list[str] = open_page.complaints  # type: ignore[attr-defined]
+    complaints[:] = [text for text in complaints if "502" not in text]
+
+
+def test_the_charts_legend_names_what_is_drawn(open_page: Open, lived: Lived, alice: User) -> None:
+    page = open_page(f"/jobs/{lived.running.pk}", user=alice)
+    page.locator("#loss-chart canvas").wait_for()
+    legend = page.locator("[data-legend]:visible")
+
+    expect(legend).to_have_text(["Train"])
+    page.get_by_role("tab", name="Speed").click()
+    expect(legend).to_have_text(["Speed"])
+
+
 def test_every_page_is_accessible_reflows_and_breaks_no_policy(open_page: Open, lived: Lived, alice: User) -> None:
     page = open_page("/", user=alice)
 
@@ -156,6 +220,27 @@ def test_the_wizard_leads_from_a_dataset_to_a_launched_job(
     assert job.hyperparameters["epochs"] == 9
 
 
+def test_a_price_that_comes_later_moves_nothing(
+    open_page: Open, floor: Floor, organization: Organization, alice: User
+) -> None:
+    version = make_training_file(organization, floor.base_model)
+    inspect_version(version=version)
+    page = open_page("/datasets", user=alice)
+    held = hold_first(page, "**/datasets/*", target="span#least-price")
+    page.goto(f"/datasets/{version.pk}")
+    wait_on(page, lambda: bool(held))
+
+    def places() -> list[tuple[float, float]]:
+        boxes = [page.locator(selector).bounding_box() for selector in (".page-head .metaline", ".stats")]
+        return [(box["y"], box["height"]) for box in boxes if box]
+
+    before = places()
+    held[0].continue_()
+
+    expect(page.locator("#least-price")).to_contain_text("from")
+    assert len(before) == 2 and places() == before
+
+
 def test_another_pool_changes_the_estimate_and_the_call_to_copy(open_page: Open, lived: Lived, alice: User) -> None:
     floor = lived.floor
     other = make_pool("second")
@@ -186,5 +271,5 @@ def test_the_wizard_works_without_script(open_page: Open, lived: Lived, alice: U
 def _forget_refusals(page: Page, open_page: Open) -> None:
     """A page that refuses a value answers 422, which Chromium writes to its console as a failed resource."""
     complaints: list[str] = open_page.complaints  # type: ignore[attr-defined]
-    if "epochs=900" in page.url:
-        complaints[:] = [text for text in complaints if "422" not in text]
+    if "epochs=900" in page.url or page.url.endswith("/nowhere"):
+        complaints[:] = [text for text in complaints if "422" not in text and "404" not in text]

@@ -101,7 +101,7 @@ def test_offline_hides_what_is_for_other_values_and_the_connection_brings_it_bac
     notice = page.get_by_role("alert").filter(has_text="You are offline")
     expect(notice).to_be_visible()
     expect(page.locator(PRICE)).to_be_hidden()
-    for figure in page.locator(".choice .num, .c-cost, #price-act .price, #compute-more").all():
+    for figure in page.locator(".choice .num, .choice .needs, .c-cost > *, #price-act .price, #compute-more").all():
         expect(figure).to_be_hidden()
     check_page(page, (1440, 390))
     page.context.set_offline(False)

@@ -125,7 +125,7 @@ URLS: dict[str, Url] = {
     "web:organization_create": person("GET", "POST", data={"name": "Another"}),
     "web:organization_switch": person("POST", refs={"organization": "organization"}),
     "web:accuracy": public("figures over several organizations' runs, above a floor; tests/web/test_accuracy.py"),
-    "web:search": person("GET"),
+    "web:search": page(get=P.VIEW),
     "web:theme": public("a cookie of the reader's own", "POST", data={"theme": "dark"}),
     # datasets and jobs
     "web:dataset_list": page(get=P.VIEW),
@@ -265,7 +265,7 @@ URLS: dict[str, Url] = {
     "staff:worker_drain": staff("POST", ids={"worker_id": "worker"}),
     "staff:worker_revoke": staff("POST", ids={"worker_id": "worker"}),
     "staff:replica_list": staff("GET"),
-    "staff:replica_detail": staff("GET", ids={"replica_id": "replica"}),
+    "staff:replica_detail": staff("GET", "POST", ids={"replica_id": "replica"}),
     "staff:replica_drain": staff("POST", ids={"replica_id": "replica"}),
     "staff:replica_accept": staff("POST", ids={"replica_id": "replica"}),
     "staff:replica_clear": staff("POST", ids={"replica_id": "replica"}),
@@ -288,5 +288,6 @@ URLS: dict[str, Url] = {
     "staff:quota_list": staff("GET"),
     "staff:quota_edit": staff("GET", "POST", ids={"organization_id": "organization"}),
     "staff:job_list": staff("GET"),
+    "staff:search": staff("GET"),
     "staff:organization_list": staff("GET"),
 }

@@ -215,7 +215,7 @@ def test_applying_a_way_makes_the_job_fit(compute) -> None:
 def test_the_picture_has_the_same_values_as_a_table(compute) -> None:
     page = compute()
     picture = re.search(r'<svg class="plot plot-scatter".*?</svg>', page, re.DOTALL)[0]
-    table = page.partition("The same as a table")[2]
+    table = page.partition("View as table")[2]
 
     assert 'role="img"' in picture
     assert "Cheapest: " in re.search(r'aria-label="([^"]+)"', picture)[1]
@@ -266,7 +266,7 @@ def test_a_bad_value_is_named_in_the_part_and_on_the_page_and_shows_no_price(com
     for shown in (part, page):
         assert said in re.sub(r"<[^>]+>", "", shown)
         assert rows(shown) == {}
-        assert "Correct the marked fields" in shown
+        assert "Fix the highlighted fields" in shown
         assert re.search(r"\$\d", shown.partition('hx-target="#price-live"')[2].partition("</hx-partial>")[0]) is None
 
 
@@ -309,7 +309,7 @@ def test_viewers_outsiders_and_nobody_get_no_part_of_it(market, client_for, alic
 
 def _spans(page: str, key: str) -> list[float]:
     """Return the seconds to an option's end as the picture's table shows them: expected, and in nine cases of ten."""
-    row = re.search(rf'<th scope="row">{key}\b.*?</tr>', page.partition("The same as a table")[2], re.DOTALL)[0]
+    row = re.search(rf'<th scope="row">{key}\b.*?</tr>', page.partition("View as table")[2], re.DOTALL)[0]
     texts = re.findall(r'<td class="right">([^<]+)</td>', row)[:2]
     parts = [re.fullmatch(r"(?:(\d+)h )?(\d+) ?m(?:in)?", text).groups() for text in texts]
     return [int(hours or 0) * 3600 + int(minutes) * 60 for hours, minutes in parts]

@@ -158,7 +158,7 @@ def test_a_job_is_explained_down_to_the_seconds_of_its_attempts(floor, claim, cl
 
     assert "20.000 GPU seconds" in page and job.pk in page
     assert job.price_rule_id in page
-    assert "Settled, rest returned" in page
+    assert "Charge settled, hold released" in page
 
 
 # --- operators --------------------------------------------------------------------------------------------------------

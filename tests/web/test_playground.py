@@ -10,9 +10,11 @@ from apps.accounts.models import KeyKind
 from apps.accounts.queries import find_key
 from apps.catalog.operations import set_price
 from apps.core.clock import db_now
-from apps.core.object_store import read_object
+from apps.core.object_store import read_object, store
 from apps.datasets.models import DatasetVersion
+from apps.finetuning.models import FineTuningJob
 from apps.serving.operations import deploy
+from tests.factories.datasets import chat_row, jsonl_of
 
 
 def text(response) -> str:
@@ -49,6 +51,19 @@ def test_an_adapter_stands_beside_its_base(version, client_for, bob):
 
     assert version.model_name not in without
     assert selected(page) == ["anneal-demo", version.model_name]
+
+
+def test_it_opens_with_the_system_message_of_the_training_rows(version, floor, client_for, bob):
+    deploy(version=version, by="system")
+    before = text(client_for(bob).get(f"/playground?model={version.model_name}"))
+    row = {"messages": [{"role": "system", "content": "Sort <tickets>."}, *chat_row()["messages"]]}
+    store().put_stream(FineTuningJob.objects.get().training_file.object_key, [jsonl_of(row)])
+
+    page = client_for(bob).get(f"/playground?model={version.model_name}").content.decode()
+
+    assert 'data-param="system"></textarea>' in before
+    assert "Sort &lt;tickets&gt;.</textarea>" in page
+    assert "Sort" not in text(client_for(bob).get("/playground?model=anneal-demo&model=anneal-demo"))
 
 
 def test_prices_ride_on_the_options(version, client_for, bob):

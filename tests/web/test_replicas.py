@@ -106,6 +106,15 @@ def test_metrics_name_each_replica_and_adapter_for_those_with_the_token(version,
     assert f'anneal_adapter_replicas{{model="{version.model_name}",organization="acme"}} 1' in text
 
 
+def test_the_metrics_token_is_shown_on_demand_and_audited(console, old) -> None:
+    page = f"/staff/replicas/{old.pk}"
+    shown = console.post(page).content.decode()
+
+    assert metrics_token() not in console.get(page).content.decode()
+    assert metrics_token() in shown
+    assert AuditEntry.objects.get(action="metrics_token.shown").target == old.pk
+
+
 def test_a_replica_of_a_whole_model_says_whose_it_is(console, organization, version) -> None:
     whole = make_whole_model(organization, version.adapter.base_model)
     replica = dedicate(whole, "unix:///own")

@@ -25,9 +25,9 @@ def objects(floor, organization, alice):
     }
 
 
-def hits(client, query: str) -> dict[str, list[str]]:
+def hits(client, query: str, *, path: str = "/search") -> dict[str, list[str]]:
     """Return the addresses found, by their group."""
-    response = client.get("/search", {"q": query})
+    response = client.get(path, {"q": query})
     assert response.status_code == 200
     groups = re.findall(r'<div role="group" aria-label="([^"]+)">(.*?)\n', response.content.decode(), re.DOTALL)
     return {label: [html.unescape(url) for url in re.findall(r'data-href="([^"]+)"', body)] for label, body in groups}
@@ -59,6 +59,7 @@ def test_every_word_must_match_and_one_character_finds_nothing(objects, client_f
 def test_another_organization_and_its_operator_page_stay_hidden(objects, client_for, charlie, rival) -> None:
     assert hits(client_for(charlie), "bank") == hits(client_for(charlie), "acme") == {}
     assert client_for(None).get("/search?q=bank").status_code == 302
+    assert client_for(charlie).get("/staff/search?q=bank").status_code == 403
 
 
 def test_a_viewer_is_offered_nothing_that_would_be_refused(objects, floor, client_for, vera, bob) -> None:
@@ -75,13 +76,16 @@ def test_a_viewer_is_offered_nothing_that_would_be_refused(objects, floor, clien
 def test_operators_find_organizations_and_pools_with_or_without_one_of_their_own(objects, client_for) -> None:
     olga = make_user("olga", is_operator=True)
     acme = objects["job"].organization
-    found = hits(client_for(olga), "acme")
+    found = hits(client_for(olga), "acme", path="/staff/search")
 
     assert found == {"Organizations": [f"/staff/organizations#{acme.pk}"]}
     assert f'id="{acme.pk}"' in client_for(olga).get("/staff/organizations").content.decode()
-    assert "GPU pools" in hits(client_for(olga), "local-cpu")
+    assert "GPU pools" in hits(client_for(olga), "local-cpu", path="/staff/search")
+    shell = client_for(olga).get("/staff/pools").content.decode()
+    assert 'hx-get="/staff/search"' in shell and 'hx-get="/search"' not in shell
     make_organization("Olga's", owner=olga)
-    assert list(hits(client_for(olga), "bank")) == []
+    assert hits(client_for(olga), "bank") == {}
+    assert 'hx-get="/search"' in client_for(olga).get("/staff/pools").content.decode()
 
 
 def test_at_most_five_of_a_kind_are_shown_the_newest_first(organization, client_for, bob) -> None:
@@ -96,4 +100,4 @@ def test_a_suspended_organization_is_not_searched(objects, organization, client_
     organization.suspended_at = objects["job"].created_at
     organization.save(update_fields=["suspended_at"])
 
-    assert hits(client_for(bob), "bank") == {}
+    assert client_for(bob).get("/search?q=bank").status_code == 403

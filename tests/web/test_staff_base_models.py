@@ -6,7 +6,7 @@ import pytest
 
 from apps.catalog.models import BaseModel
 from apps.core.models import AuditEntry, OutboxMessage
-from tests.factories.catalog import DEMO_FOLDER
+from tests.factories.catalog import DEMO_FOLDER, make_listed_model
 
 FORM = "/staff/base-models"
 COMMIT = "a" * 40
@@ -65,3 +65,15 @@ def test_what_cannot_be_a_base_model_is_refused_beside_its_field_and_nothing_sta
     assert words in refused.content.decode()
     assert not BaseModel.objects.filter(display_name="Tiny 6M").exists()
     assert REPOSITORY["hub_token"] not in refused.content.decode()
+
+
+def test_models_are_found_by_name_repository_or_licence_with_a_link_to_the_licence(console):
+    make_listed_model("qwen3-8b", repo="Qwen/Qwen3-8B", licence="Apache-2.0")
+    make_listed_model("gemma-2-2b", repo="google/gemma-2-2b", licence="Gemma Terms of Use")
+
+    by_name, by_licence = (console.get(FORM, {"q": text}).content.decode() for text in ("QWEN", "gemma terms"))
+
+    assert "qwen3-8b" in by_name and "gemma-2-2b" not in by_name and "2 models." in by_name
+    assert 'href="https://huggingface.co/google/gemma-2-2b" rel="noreferrer">Gemma Terms of Use</a>' in by_licence
+    assert "qwen3-8b" not in by_licence
+    assert "No base model matches" in console.get(FORM, {"q": "%"}).content.decode()

@@ -4,12 +4,14 @@ import csv
 import datetime
 import html
 import io
+import re
 
 import pytest
 from django.db import transaction
 
 from apps.billing.metered import STORED
 from apps.billing.queries import get_spending
+from apps.billing.slices import close_slice, lease_slice
 from apps.billing.usage import UsageRecord, rate_usage, record_quantity, record_usage
 from apps.catalog.operations import set_price
 from apps.contracts import runs as wire
@@ -94,6 +96,21 @@ def test_what_a_model_cost_is_shown_before_and_after_it_is_charged(use, floor, c
     assert "Usage charged" not in before
     assert "Usage charged" in after
     assert "triage, input tokens" in after
+
+
+def test_what_is_held_for_requests_says_what_it_is_for(organization, floor, client_for, vera):
+    leased = lease_slice(organization=organization, required_nano=10**9, by="gateway_1")
+    held = text(client_for(vera).get("/usage"))
+    close_slice(hold_id=leased.hold_id, by="gateway_1")
+    released = text(client_for(vera).get("/usage"))
+
+    row = re.search(r'<tr><td class="first">Held</td><td data-label="For">(.*?)</td>', held)[1]
+    assert "requests in progress" in row
+    assert (
+        "Charge settled, hold released" in released
+        and "requests, the unused part" in released
+        and "slice" not in released
+    )
 
 
 def test_storage_and_time_kept_warm_are_no_tokens(organization, use, client_for, vera):

@@ -172,8 +172,22 @@ def test_a_model_that_is_not_installed_is_quoted_and_not_launched(chosen, client
     response = page(client_for(bob), **(chosen | {"model": listed.name, "step": "compute"}))
 
     assert response.status_code == 200
-    assert "cannot be launched" in text(response)
+    assert "You can estimate it" in text(response)
     assert "The model is not installed." in text(response)
+
+
+def test_models_that_cannot_be_trained_come_last_on_request_with_the_reason(chosen, client_for, bob) -> None:
+    listed = make_listed_model("qwen3-8b")
+    client, asked = client_for(bob), {"dataset": chosen["dataset"], "step": "model"}
+    usable, everything = text(page(client, **asked)), text(page(client, **asked, all="1"))
+
+    assert listed.name not in usable and "1 more model can be estimated, but is not installed here." in usable
+    own, group, other = (everything.index(mark) for mark in (chosen["model"], "estimate only</th>", f"m-{listed.name}"))
+    assert own < group < other
+    assert re.search(rf'value="{listed.name}" aria-describedby="why-{listed.name}" disabled', everything)
+    estimate = re.search(r'href="([^"]+)">Estimate', everything)[1]
+    assert "<h1>Choose a method</h1>" in text(client.get(estimate))
+    assert re.search(rf'value="{listed.name}"[^>]* checked', text(page(client, **asked, model=listed.name)))
 
 
 def test_htmx_gets_the_estimate_alone(chosen, client_for, bob) -> None:

@@ -134,6 +134,24 @@ def test_htmx_gets_the_values_that_no_longer_hold(chosen, page) -> None:
     assert "at-epochs" not in part
 
 
+def test_the_memory_that_each_method_needs_follows_the_recipe_and_goes_with_a_wrong_one(chosen, page) -> None:
+    live = {"HX-Request": "true", "HX-Target": "div#price-live"}
+    small, large, wrong = (
+        re.findall(
+            r'hx-target="#needs-(\w+)"[^>]*>(.*?)</hx-partial>', page(chosen | fields, headers=live, status=code)
+        )
+        for code, fields in (
+            (200, {"step": "method"}),
+            (200, {"step": "method", "lora_rank": "64"}),
+            (422, {"step": "method", "epochs": "900"}),
+        )
+    )
+
+    assert [key for key, _ in small] == [key for key, _ in wrong]
+    assert dict(small)["lora"].startswith(" Needs ") and dict(small)["lora"] != dict(large)["lora"]
+    assert not any(text for _, text in wrong)
+
+
 def test_a_strength_set_for_the_rank_shown_is_kept(chosen, page) -> None:
     fields = {"shown": "lora.64.False", "lora_alpha": "32", "lora_rank": "64", "step": "compute"}
 
@@ -247,7 +265,7 @@ def test_an_own_version_is_trained_further_with_its_shape(floor, organization, c
     review = page(chosen | {"model": version.model_name, "pool": floor.pool.name})
     job = launch(client_for(bob), review)
 
-    assert f'value="{version.model_name}"' in models and "Or train one of yours further" in models
+    assert f'value="{version.model_name}"' in models and "Continue from one of your adapters" in models
     cards = re.findall(r'name="method" value="(\w+)"', method)
     assert cards == ["lora", "qlora"] and "As in what this job continues." in method
     assert f"continues {version.model_name}" in review

@@ -102,15 +102,16 @@ def status(value: str) -> Status:
 
 @register.filter
 def usd(nano: int | None) -> str:
-    """Write nano-USD as dollars: $1.24; below a cent two significant digits, so that $0.0004 is not $0.00."""
+    """Write nano-USD as dollars: $1.24; below a cent in cents with two significant digits: 0.046¢, not $0.00."""
     if nano is None:
         return NONE
     amount = nano_to_usd(abs(nano))
     sign = MINUS if nano < 0 else ""
     if 0 < amount < Decimal("0.01"):
-        exponent = amount.adjusted() - 1
-        rounded = amount.quantize(Decimal(1).scaleb(exponent), ROUND_HALF_UP)
-        return f"{sign}${rounded.normalize():f}"
+        cents = 100 * amount
+        rounded = cents.quantize(Decimal(1).scaleb(cents.adjusted() - 1), ROUND_HALF_UP)
+        if rounded < 1:
+            return f"{sign}{rounded.normalize():f}¢"
     return f"{sign}${amount.quantize(Decimal('0.01'), ROUND_HALF_UP):,.2f}"
 
 
@@ -133,11 +134,11 @@ def number(value: float | None) -> str:
 
 @register.filter
 def tokens(count: int | None) -> str:
-    """Write a count short, with three significant digits: 950, 18.2K, 9.42M, 1.2B."""
+    """Write a count short: 950, 8,192, then with three significant digits: 18.2K, 9.42M, 1.2B."""
     if count is None:
         return NONE
-    if abs(count) < 1_000:
-        return str(count)
+    if abs(count) < 10_000:
+        return f"{count:,}"
     return _scaled(count, 1_000, ("K", "M", "B", "T"))
 
 

@@ -1,5 +1,6 @@
 import datetime
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,27 @@ class TestSeed:
         assert (BaseModel.objects.count(), GpuType.objects.count(), PriceRule.objects.count()) == before
         rule = active_price(sku=sku, now=later)
         assert rule and rule.price_nano == 5
+
+    def test_licences_are_identifiers_or_names_of_terms_with_a_place_to_read_them(self) -> None:
+        seed_catalog(by="system", now=db_now())
+
+        named = dict(BaseModel.objects.values_list("name", "licence"))
+        assert all(re.fullmatch(r"[A-Za-z0-9. -]{3,40}", licence) for licence in named.values())
+        assert (named["qwen2.5-0.5b"], named["qwen2.5-3b"]) == ("Apache-2.0", "Qwen Research License")
+        assert all(model.licence_url for model in BaseModel.objects.exclude(name="anneal-demo"))
+        asked = {model.name for model in BaseModel.objects.all() if model.demands_acceptance}
+        assert {"qwen2.5-72b", "llama-3.1-8b", "gemma-2-2b", "r1-distill-llama-8b"} <= asked
+        assert not asked & {"qwen2.5-0.5b", "qwen3-8b", "gpt-oss-20b", "phi-4", "anneal-demo"}
+
+    def test_an_older_name_of_a_licence_is_replaced_unless_an_operator_took_the_model_up(self) -> None:
+        seed_catalog(by="system", now=db_now())
+        BaseModel.objects.filter(name__in=["qwen3-4b", "qwen3-8b"]).update(licence="Apache-2.0 (README)")
+        BaseModel.objects.filter(name="qwen3-8b").update(install_requested_at=NOW)
+
+        seed_catalog(by="system", now=db_now())
+
+        assert BaseModel.objects.get(name="qwen3-4b").licence == "Apache-2.0"
+        assert BaseModel.objects.get(name="qwen3-8b").licence == "Apache-2.0 (README)"
 
 
 class TestLocalModel:

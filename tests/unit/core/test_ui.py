@@ -15,16 +15,16 @@ NOW = datetime.datetime(2026, 11, 21, 12, 0, 0, tzinfo=datetime.UTC)
     [
         (1_240_000_000, "$1.24"),
         (0, "$0.00"),
-        (400_000, "$0.0004"),
-        (425_000, "$0.00043"),
+        (400_000, "0.04¢"),
+        (425_000, "0.043¢"),
         (9_960_000, "$0.01"),
-        (25, "$0.000000025"),
+        (25, "0.0000025¢"),
         (1_234_567_890_000, "$1,234.57"),
         (-2_500_000_000, "\N{MINUS SIGN}$2.50"),
         (None, "\N{EN DASH}"),
     ],
 )
-def test_money_keeps_cents_and_shows_two_digits_of_less(nano: int | None, text: str) -> None:
+def test_money_keeps_cents_and_shows_two_digits_of_a_fraction_of_one(nano: int | None, text: str) -> None:
     assert ui.usd(nano) == text
 
 
@@ -32,6 +32,7 @@ def test_money_keeps_cents_and_shows_two_digits_of_less(nano: int | None, text: 
     ("count", "text"),
     [
         (950, "950"),
+        (8_192, "8,192"),
         (18_240, "18.2K"),
         (9_420_000, "9.42M"),
         (999_700, "1M"),
@@ -39,7 +40,7 @@ def test_money_keeps_cents_and_shows_two_digits_of_less(nano: int | None, text: 
         (100_000, "100K"),
     ],
 )
-def test_token_counts_have_three_significant_digits(count: int, text: str) -> None:
+def test_token_counts_are_exact_to_four_digits_then_have_three_significant_ones(count: int, text: str) -> None:
     assert ui.tokens(count) == text
 
 

@@ -42,6 +42,15 @@ def test_a_job_is_queued_with_its_cost_held(floor, organization):
     assert job.estimate["cost_nano_p90"] <= job.spend_cap_nano
 
 
+def test_an_adapter_without_a_name_has_its_datasets_and_the_end_of_the_jobs_id(floor, claim, reload):
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    attempt.succeed(floor.base_model)
+
+    assert reload(job).adapter_version.adapter.name == f"{job.training_file.dataset.name} {job.pk[-4:]}"
+
+
 def test_a_finished_job_has_an_adapter_and_pays_for_its_training_seconds(floor, organization, claim, reload):
     job = floor.job(suffix="triage")
 

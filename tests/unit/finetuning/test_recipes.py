@@ -146,6 +146,15 @@ def test_the_longest_row_cuts_nothing_where_the_model_can(longest, objective, ch
     assert (recipe.hyperparameters.max_length, reasons(recipe)["max_length"]) == (chosen, why)
 
 
+@pytest.mark.parametrize(
+    ("longest", "chosen"), [(52, 256), (257, 512), (30_000, 32_768), (40_000, 40_960), (99_999, 40_960), (None, 40_960)]
+)
+def test_without_a_recipe_of_its_own_a_model_takes_the_least_that_holds_every_row(longest, chosen):
+    model = BaseModel(name="plain", context_length=40_960, parameter_count=1, default_recipe={})
+
+    assert recipe_of(model, data=DataFacts(rows=50, longest_row_tokens=longest)).hyperparameters.max_length == chosen
+
+
 def test_limits_say_what_is_served_and_what_is_only_delivered():
     kinds = {kind.name: kind.delivered_as for kind in get_limits(base_model=MODEL).kinds}
 
