@@ -15,6 +15,7 @@ from apps.core.ids import ulid_of
 from apps.core.object_store import object_key, store
 from apps.finetuning.beginnings import find_checkpoint
 from apps.finetuning.models import Checkpoint, FineTuningJob
+from apps.finetuning.storage import require_any_storage
 
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -48,6 +49,7 @@ def serve_checkpoint(*, organization: Any, checkpoint_id: str) -> AdapterVersion
         raise InvalidState("The model of this checkpoint was deleted, and a name is never used again.")
     if not may_answer(job):
         raise InvalidState("The engine cannot load what this job trains as an adapter: no checkpoint of it answers.")
+    require_any_storage(organization=job.organization_id)
     manifest, prefix = _copy(checkpoint)
     return publish_version(
         organization=job.organization,
