@@ -38,6 +38,7 @@ HINT_SECONDS = 20.0
 RUNNING_HINT_SECONDS = 120.0  # steps are reported in bundles
 GIVE_UP_SECONDS = 900.0
 PAUSED_BY_PERSON_SECONDS = 20.0
+_CHECKS_FILES = "celery-data-small"  # the demo's files have some megabytes at most
 POLL_SECONDS = 0.5
 
 
@@ -195,10 +196,10 @@ def _validated(platform: Platform, stage: Stage, file_id: str) -> Any:
         file = platform.openai.files.retrieve(file_id)
         return file if file.status in ("processed", "error") else None
 
-    hint = "The file is still being checked. The process celery-data does that."
-    checked = _until(platform, stage, look, lambda: hint, "upload", process="celery-data")
+    hint = f"The file is still being checked. The process {_CHECKS_FILES} does that."
+    checked = _until(platform, stage, look, lambda: hint, "upload", process=_CHECKS_FILES)
     if checked.status == "error":
-        raise DemoFailed(f"The training file is not valid: {checked.status_details}", process="celery-data")
+        raise DemoFailed(f"The training file is not valid: {checked.status_details}", process=_CHECKS_FILES)
     return checked
 
 
@@ -393,7 +394,7 @@ def why_it_waits(platform: Platform, job: Any) -> str:
     ours = _extra(job)
     match job.status:
         case "validating_files":
-            return "The files are still being checked. The processes celery and celery-data do that."
+            return f"The files are still being checked. The processes celery and {_CHECKS_FILES} do that."
         case "queued" if ours["waiting_reason"]:
             return f"The job is queued: {ours['waiting_reason']}"
         case "queued" if (ours["queue_position"] or 1) > 1:
@@ -407,7 +408,7 @@ def why_it_waits(platform: Platform, job: Any) -> str:
 
 
 def _process_of(job: Any) -> str:
-    return "celery-data" if job.status == "validating_files" else "trainer"
+    return _CHECKS_FILES if job.status == "validating_files" else "trainer"
 
 
 def resume(platform: Platform, stage: Stage, job: Any, *, is_watched: bool) -> None:

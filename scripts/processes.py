@@ -187,6 +187,21 @@ PROGRAMS: tuple[Program, ...] = (
         options=CONTROL_OPTIONS | STORE_OPTIONS,
     ),
     Program(
+        # A file of some rows takes a second: it must not wait for somebody's gigabytes.
+        "celery-data-small",
+        Tier.CONTROL,
+        f"{_CELERY} worker --queues data-small --concurrency 1 --pool prefork --without-gossip --without-mingle",
+        role="sys",
+    ),
+    Program(
+        # Waits for the mail server, as long as that takes. Alone in one process: it needs little else.
+        "celery-mail",
+        Tier.CONTROL,
+        f"{_CELERY} worker --queues mail --concurrency 1 --pool solo --without-gossip --without-mingle",
+        role="sys",
+        stop_seconds=30,  # one message: twice EMAIL_TIMEOUT
+    ),
+    Program(
         # Alone with the key that moves money; a Stripe that is slow holds up nothing else.
         "celery-payments",
         Tier.CONTROL,

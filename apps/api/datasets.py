@@ -15,7 +15,6 @@ from apps.datasets import intake, queries
 from apps.datasets.formats import read_mapping
 from apps.datasets.preview import formats, preview
 from apps.datasets.repair import RepairMode
-from apps.finetuning.quotas import get_quota
 
 
 class RepairRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -34,7 +33,6 @@ class FileRepair(ApiView):
             mode=mode,
             by=self.actor,
             now=db_now(),
-            storage_limit_bytes=get_quota(organization=self.organization).storage_bytes,
         )
         return Response(file_object(repaired))
 
@@ -64,6 +62,5 @@ class FileColumns(ApiView):
             mapping=mapping,
             by=self.actor,
             now=db_now(),
-            storage_limit_bytes=get_quota(organization=self.organization).storage_bytes,
         )
         return Response(file_object(mapped))

@@ -23,7 +23,6 @@ from apps.datasets.formats import read_mapping
 from apps.datasets.models import DatasetVersion
 from apps.datasets.problems import KEPT_PROBLEMS
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.quotas import get_quota
 from apps.finetuning.result_file import FILENAME, PURPOSE, find_job_of, result_csv
 
 MAX_LIMIT = 10_000
@@ -62,7 +61,6 @@ class FileList(ApiView):
             by=self.actor,
             now=db_now(),
             expires_after_seconds=_expires_after(request.data),
-            storage_limit_bytes=get_quota(organization=self.organization).storage_bytes,
         )
         return Response(file_object(version))
 

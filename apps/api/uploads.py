@@ -18,7 +18,6 @@ from apps.core.object_store import CHUNK_BYTES
 from apps.datasets import uploads
 from apps.datasets.formats import read_mapping
 from apps.datasets.models import Upload, UploadPart
-from apps.finetuning.quotas import get_quota
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,7 +57,6 @@ class UploadList(ApiView):
             mime_type=body.mime_type,
             mapping=read_mapping(body.mapping),
             expires_after_seconds=body.expires_after.seconds if body.expires_after else None,
-            storage_limit_bytes=get_quota(organization=self.organization).storage_bytes,
             by=self.actor,
             now=db_now(),
         )
@@ -92,7 +90,6 @@ class UploadComplete(ApiView):
             upload=uploads.get_upload(organization=self.organization, id=upload_id),
             part_ids=body.part_ids,
             md5=body.md5 or None,
-            storage_limit_bytes=get_quota(organization=self.organization).storage_bytes,
             by=self.actor,
             now=db_now(),
         )

@@ -44,6 +44,11 @@ def get_balance(*, organization: Any) -> Balance:
     return Balance(available_nano=kinds.get(AccountKind.WALLET, 0), held_nano=kinds.get(AccountKind.HOLD, 0))
 
 
+def has_had_credit(*, organization: Any) -> bool:
+    """Return whether the organization ever paid something in, or was granted credit."""
+    return CreditLot.objects.filter(organization_id=getattr(organization, "pk", organization)).exists()
+
+
 def stopped_organizations() -> QuerySet[LedgerAccount, str]:
     """Return the ids of the organizations that spend nothing until they have paid what they owe."""
     stopped = LedgerAccount.objects.filter(kind=AccountKind.WALLET).exclude(stopped_because="")

@@ -9,6 +9,7 @@ from kombu.pools import producers
 
 from apps.config.schedule import SCHEDULE
 
+CONTROL = "control"  # the default queue, and the lane of the outbox that is delivered there
 logger = logging.getLogger(__name__)
 
 # A request waits for this publish and must not for long: the periodic sweep delivers whatever it lost.
@@ -23,16 +24,9 @@ app.config_from_object(
         "task_ignore_result": True,
         "task_serializer": "json",
         "accept_content": ["json"],
-        "task_default_queue": "control",
-        # Reading a customer's file takes minutes: it must not hold up leases, mail and money.
-        "task_routes": {
-            "datasets.validate": {"queue": "data"},
-            "datasets.count": {"queue": "data"},
-            "datasets.inspect": {"queue": "data"},
-            "datasets.compare": {"queue": "data"},
-            "datasets.sweep_orphans": {"queue": "data"},
-            "payments.*": {"queue": "payments"},
-        },
+        "task_default_queue": CONTROL,
+        # `core.carry_out` names its queue itself: each lane of the outbox is one.
+        "task_routes": {"datasets.sweep_orphans": {"queue": "data"}, "payments.*": {"queue": "payments"}},
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
         "task_soft_time_limit": 60,
@@ -48,11 +42,14 @@ app.config_from_object(
 app.autodiscover_tasks([f"apps.{name}" for name in _WITH_TASKS])
 
 
-def wake_outbox() -> None:
-    """Ask for a delivery of the outbox now; when the broker is away, the periodic sweep delivers."""
+def wake_outbox(lane: str) -> None:
+    """Ask for a delivery of a lane of the outbox now; when the broker is away, the periodic sweep delivers."""
+    name, options = "core.deliver_outbox", {}
+    if lane != CONTROL:
+        name, options = "core.carry_out", {"queue": lane, "kwargs": {"lane": lane}}
     connection = app.connection_for_write(transport_options=_WAKE_OPTIONS)
     try:
         with producers[connection].acquire(block=True, timeout=_WAKE_SECONDS) as producer:
-            app.send_task("core.deliver_outbox", producer=producer, retry=False)
+            app.send_task(name, producer=producer, retry=False, **options)
     except (KombuError, *connection.connection_errors, *connection.channel_errors) as error:
         logger.warning("the outbox was not woken: %s", type(error).__name__)

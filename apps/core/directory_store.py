@@ -23,6 +23,7 @@ from apps.core.object_types import (
     ObjectExists,
     ObjectInfo,
     ObjectMissing,
+    PrefixClosed,
     StoredObject,
     WrongContent,
     checked_key,
@@ -54,7 +55,9 @@ class DirectoryStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._drafts = root / ".drafts"
+        self._closed = root / ".closed"
         self._drafts.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._closed.mkdir(exist_ok=True, mode=0o700)
         root.chmod(0o700)
         self._remove_stale_drafts()
 
@@ -69,9 +72,10 @@ class DirectoryStore:
     ) -> StoredObject:
         """Write an object that must not exist; the same content again is no error.
 
-        Raises WrongContent and ObjectExists, and keeps nothing then.
+        Raises WrongContent, ObjectExists, and PrefixClosed below a prefix that was closed, and keeps nothing then.
         """
         target = self._path(key)
+        self._require_open(key)
         draft, stored = self._write_draft(_limited(chunks, limit_bytes))
         try:
             if exact and stored.bytes != limit_bytes:
@@ -79,6 +83,10 @@ class DirectoryStore:
             if sha256 is not None and not hmac.compare_digest(sha256, stored.sha256):
                 raise WrongContent("The bytes received do not have the announced SHA-256; send them again.")
             _give_new_name(draft, target, stored)
+            self._require_open(key)  # closed meanwhile: either we see the mark, or who closed it sees our file
+        except PrefixClosed:
+            target.unlink(missing_ok=True)
+            raise
         finally:
             draft.unlink(missing_ok=True)
         return stored
@@ -105,6 +113,10 @@ class DirectoryStore:
         folder = self._path(checked_prefix(prefix))
         if folder.is_dir():
             shutil.rmtree(folder)
+
+    def close_prefix(self, prefix: str) -> bool:
+        (self._closed / _mark_of(checked_prefix(prefix))).touch()
+        return True
 
     def list_objects(self, prefix: str) -> Iterator[tuple[str, ObjectInfo]]:
         for folder, _, names in os.walk(self._path(prefix)):
@@ -158,15 +170,26 @@ class DirectoryStore:
             raise
         return draft, StoredObject(size, digest.hexdigest())
 
+    def _require_open(self, key: str) -> None:
+        """Raise PrefixClosed for an object below a prefix to which nothing more may be written."""
+        parts = key.split("/")
+        for depth in range(3, len(parts)):
+            if (self._closed / _mark_of("/".join(parts[:depth]))).exists():
+                raise PrefixClosed("The upload was completed or given up; start a new one.")
+
     def _remove_stale_drafts(self) -> None:
-        """This function will remove what writers that were killed left behind."""
+        """This function will remove what writers that were killed left behind, and marks that no URL outlives."""
         oldest = time.time() - STALE_DRAFT_SECONDS
-        for draft in self._drafts.iterdir():
+        for left in (*self._drafts.iterdir(), *self._closed.iterdir()):
             try:
-                if draft.stat().st_mtime < oldest:
-                    draft.unlink()
+                if left.stat().st_mtime < oldest:
+                    left.unlink()
             except FileNotFoundError:
                 continue  # another process cleans up too
+
+
+def _mark_of(prefix: str) -> str:
+    return hashlib.sha256(prefix.encode()).hexdigest()
 
 
 def check_grant(grant: Grant, signature: str) -> None:

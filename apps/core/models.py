@@ -2,7 +2,7 @@
 
 import pgtrigger
 from django.db import models
-from django.db.models.functions import Now
+from django.db.models.functions import Coalesce, Now
 
 from apps.core.policies import OWN_ORGANIZATION
 
@@ -32,6 +32,12 @@ class AuditEntry(models.Model):
         triggers = [pgtrigger.Protect(name="append_only", operation=pgtrigger.Update | pgtrigger.Delete)]
 
 
+def _acting_organization() -> Coalesce:
+    """Return the SQL for the organization that a transaction acts for, "" where it acts for none."""
+    setting = models.Func(models.Value("anneal.organization"), models.Value(True), function="current_setting")
+    return Coalesce(setting, models.Value(""), output_field=models.CharField())
+
+
 class OutboxMessage(models.Model):
     """One effect to carry out after commit."""
 
@@ -39,8 +45,16 @@ class OutboxMessage(models.Model):
     topic = models.CharField(max_length=64)
     key = models.CharField(max_length=200, unique=True)
     payload = models.JSONField(default=dict)
+    lane = models.CharField(max_length=16, default="control", help_text="Whose worker carries it out.")
+    is_urgent = models.BooleanField(default=False, help_text="Goes before the others of its lane.")
+    share = models.CharField(
+        max_length=64,
+        db_default=_acting_organization(),
+        help_text="The organization whose turn it waits for, if any.",
+    )
     attempts = models.PositiveSmallIntegerField(default=0)
     next_attempt_at = models.DateTimeField(db_default=Now())
+    taken_at = models.DateTimeField(null=True, help_text="When it was last tried.")
     sent_at = models.DateTimeField(null=True)
     last_error = models.CharField(max_length=500, blank=True)
     created_at = models.DateTimeField(db_default=Now())
@@ -50,5 +64,6 @@ class OutboxMessage(models.Model):
 
     class Meta:
         indexes = [
-            models.Index(fields=["next_attempt_at"], name="outbox_due", condition=models.Q(sent_at=None)),
+            models.Index(fields=["lane", "next_attempt_at"], name="outbox_due", condition=models.Q(sent_at=None)),
+            models.Index(fields=["lane", "share", "-taken_at"], name="outbox_served"),
         ]

@@ -39,6 +39,12 @@ class ObjectExists(DomainError):
     status = Status.INVALID
 
 
+class PrefixClosed(DomainError):
+    """Nothing more may be written here, whatever URL was signed before."""
+
+    code = "upload_closed"
+
+
 class WrongContent(DomainError):
     """The bytes sent are not those announced; nothing was kept."""
 
@@ -80,6 +86,12 @@ class ObjectStore(Protocol):
 
     def delete_prefix(self, prefix: str) -> None:
         """Remove every object below `prefix`, which names a whole folder and no organization's root."""
+
+    def close_prefix(self, prefix: str) -> bool:
+        """Refuse from now on every PUT below `prefix`, also by URLs signed before; return whether the store can.
+
+        A bucket cannot: its signed URLs work until they expire, and who deletes the prefix does so again after that.
+        """
 
     def list_objects(self, prefix: str) -> Iterator[tuple[str, ObjectInfo]]:
         """Yield every object below the folder `prefix`, which may be "org", in no particular order."""

@@ -75,6 +75,10 @@ class S3Store:
             if found:
                 self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": found, "Quiet": True})
 
+    def close_prefix(self, prefix: str) -> bool:
+        checked_prefix(prefix)
+        return False
+
     def list_objects(self, prefix: str) -> Iterator[tuple[str, ObjectInfo]]:
         name = self._name(prefix) + "/"
         for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=name):

@@ -6,13 +6,21 @@ from celery import shared_task
 
 from apps.core.clock import db_now
 from apps.core.object_store import store
-from apps.core.outbox import deliver_due, prune
+from apps.core.outbox import CONTROL, deliver_due, prune
 
 
 @shared_task(name="core.deliver_outbox", ignore_result=True)
 def deliver_outbox(**_: Any) -> None:
-    """Deliver what is due; `outbox.publish` rings it after commit and the schedule rings it every few seconds."""
-    deliver_due()
+    """Deliver the short effects that are due; `outbox.publish` rings it after commit, and so does the schedule."""
+    deliver_due(lane=CONTROL)
+
+
+# Its message is acknowledged at once: what a worker that dies had claimed is due again by itself.
+@shared_task(name="core.carry_out", ignore_result=True, acks_late=False, soft_time_limit=3_540, time_limit=3_600)
+def carry_out(lane: str, **_: Any) -> None:
+    """Carry out one message of a lane, the next in turn; ring again as long as there is one."""
+    if deliver_due(lane=lane, limit=1):
+        carry_out.apply_async(kwargs={"lane": lane}, queue=lane)
 
 
 @shared_task(name="core.prune_outbox", ignore_result=True)

@@ -10,6 +10,7 @@ from django.db import transaction
 from apps.contracts.held_rows import HeldRows, Repeats, repeats_of
 from apps.core import outbox
 from apps.core.clock import db_now
+from apps.datasets.lanes import lane_of
 from apps.datasets.models import DatasetVersion, VersionComparison
 from apps.datasets.rows import iterate_rows
 
@@ -74,4 +75,10 @@ def request_comparison(*, version: DatasetVersion, other: DatasetVersion) -> Non
     """Have a task compare two versions. Asking again is harmless: one is asked for in an hour."""
     hour = db_now().strftime("%Y%m%d%H")
     key = f"compare:{version.pk}:{other.pk}:{COMPARISON_VERSION}:{hour}"
-    outbox.publish(topic="dataset.compare", key=key, payload={"version_id": version.pk, "other_id": other.pk})
+    outbox.publish(
+        topic="dataset.compare",
+        key=key,
+        payload={"version_id": version.pk, "other_id": other.pk},
+        organization=version.organization_id,
+        lane=lane_of(version.data_bytes + other.data_bytes),
+    )

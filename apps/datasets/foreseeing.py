@@ -16,11 +16,6 @@ from apps.datasets.queries import read_rows
 _SAMPLE_ROWS = 200  # a tenth of a second's work
 
 
-def is_repairable(version: DatasetVersion) -> bool:
-    """Return whether the file was read as rows of which some are bad."""
-    return version.status == "invalid" and not version.layout.get("is_rejected", True)
-
-
 def foresee_repair(*, version: DatasetVersion, base_model: BaseModel) -> tuple[DatasetVersion, TokenCount] | None:
     """Return the file as it would be with every bad row mended, and its tokens; neither is saved.
 

@@ -10,6 +10,7 @@ from apps.core import outbox
 from apps.core.clock import db_now
 from apps.core.object_store import ObjectMissing, read_object, store
 from apps.datasets.inspection import INSPECTION_VERSION, as_json, inspect_rows, repeats
+from apps.datasets.lanes import lane_of
 from apps.datasets.models import DatasetVersion, VersionInspection
 from apps.datasets.rows import iterate_rows
 
@@ -58,7 +59,13 @@ def request_inspection(*, version: DatasetVersion) -> None:
     """Have a task inspect the version. Asking again is harmless: one is asked for in an hour."""
     hour = db_now().strftime("%Y%m%d%H")
     key = f"inspect:{version.pk}:{INSPECTION_VERSION}:{hour}"
-    outbox.publish(topic="dataset.inspect", key=key, payload={"version_id": version.pk})
+    outbox.publish(
+        topic="dataset.inspect",
+        key=key,
+        payload={"version_id": version.pk},
+        organization=version.organization_id,
+        lane=lane_of(version.data_bytes),
+    )
 
 
 def _keys_of(inspection: VersionInspection) -> "array[int]":

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
+from django.conf import settings
 from django.db import transaction
 from django.db.models import Max
+from django.utils.module_loading import import_string
 
 from apps.catalog.models import BaseModel
 from apps.core import audit, outbox
@@ -19,8 +21,8 @@ from apps.core.locks import lock
 from apps.core.object_store import StoredObject, object_key, store
 from apps.core.transitions import advance
 from apps.datasets.formats import Mapping
+from apps.datasets.lanes import lane_of
 from apps.datasets.models import VERSION_TRANSITIONS, Dataset, DatasetVersion
-from apps.datasets.queries import storage_used_bytes
 from apps.datasets.repair import FIT, RepairMode
 
 PURPOSES = ("fine-tune", "evals")
@@ -42,13 +44,13 @@ class StorageFull(QuotaExceeded):
 
 
 class NotRepairable(InvalidState):
-    """The file has no bad rows that could be left out or mended."""
+    """The file has no bad rows that could be left out or repaired."""
 
     code = "file_not_repairable"
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of a file that comes in. `storage_limit_bytes` is the organization's quota, None without one."""
+    """What is said of a file that comes in. `upload_id` is the upload in parts that it is made of, if it is."""
 
     filename: str
     purpose: str
@@ -56,8 +58,8 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     now: datetime.datetime
     dataset_name: str | None = None
     expires_after_seconds: int | None = None
-    storage_limit_bytes: int | None = None
     mapping: Mapping | None = None
+    upload_id: str = ""
 
 
 def create_version(
@@ -70,7 +72,6 @@ def create_version(
     now: datetime.datetime,
     dataset_name: str | None = None,
     expires_after_seconds: int | None = None,
-    storage_limit_bytes: int | None = None,
     mapping: Mapping | None = None,
 ) -> DatasetVersion:
     """Store an upload and ask for its validation. The same dataset name again makes the next version of it.
@@ -84,11 +85,10 @@ def create_version(
         now=now,
         dataset_name=dataset_name,
         expires_after_seconds=expires_after_seconds,
-        storage_limit_bytes=storage_limit_bytes,
         mapping=mapping,
     )
     version = new_version(organization=organization, arrival=arrival)
-    left = storage_left_bytes(organization=organization, limit_bytes=storage_limit_bytes)
+    left = storage_left_bytes(organization=organization)
     stored = store().put_stream(version.object_key, _limited(chunks, left))
     return register(version=version, stored=stored, arrival=arrival)
 
@@ -114,7 +114,7 @@ def register(*, version: DatasetVersion, stored: StoredObject, arrival: Arrival)
     """Save a version whose bytes are stored; they go again when that fails. Raises StorageFull."""
     name = arrival.dataset_name or _EXTENSIONS.sub("", version.filename)
     try:
-        return _register(version, stored, clean_name(name, limit=_NAME_LIMIT) or "dataset", arrival.storage_limit_bytes)
+        return _register(version, stored, clean_name(name, limit=_NAME_LIMIT) or "dataset", arrival.upload_id)
     except BaseException:
         store().delete(version.object_key)
         raise
@@ -142,14 +142,16 @@ def clean_name(name: str, *, limit: int) -> str:
     return " ".join(kept.split())[:limit].strip()
 
 
-def storage_left_bytes(*, organization: Any, limit_bytes: int | None) -> int | None:
-    """Return what the organization may still store, None without a limit."""
-    return None if limit_bytes is None else max(0, limit_bytes - storage_used_bytes(organization=organization))
+def storage_left_bytes(*, organization: Any, but_upload: str = "") -> int | None:
+    """Return what the organization may still store beside all that it keeps, `but_upload` left out; None where its
+    operator has lifted the limit. What it keeps besides files is known above this layer, and so is the limit."""
+    left: int | None = import_string(settings.STORAGE_LEFT)(organization=organization, but_upload=but_upload)
+    return left
 
 
-def require_storage(*, organization: Any, limit_bytes: int | None, wanted_bytes: int) -> None:
+def require_storage(*, organization: Any, wanted_bytes: int, but_upload: str = "") -> None:
     """Raise StorageFull unless so many bytes more may be stored."""
-    left = storage_left_bytes(organization=organization, limit_bytes=limit_bytes)
+    left = storage_left_bytes(organization=organization, but_upload=but_upload)
     if left is not None and wanted_bytes > left:
         raise _storage_full(left)
 
@@ -171,6 +173,16 @@ def _limited(chunks: Iterable[bytes], left_bytes: int | None) -> Iterator[bytes]
         yield chunk
 
 
+def limited(pieces: Iterable[bytes], *, organization: Any) -> Iterator[bytes]:
+    """Yield what is written beside a file as long as the organization may store it. Raises StorageFull."""
+    left, size = storage_left_bytes(organization=organization), 0
+    for piece in pieces:
+        size += len(piece)
+        if left is not None and size > left:
+            raise _storage_full(left)
+        yield piece
+
+
 def _storage_full(left_bytes: int) -> StorageFull:
     return StorageFull(
         f"Your organization has {left_bytes:,} bytes of storage left, too little for this file: "
@@ -180,11 +192,9 @@ def _storage_full(left_bytes: int) -> StorageFull:
 
 
 @transaction.atomic
-def _register(
-    version: DatasetVersion, stored: StoredObject, name: str, storage_limit_bytes: int | None
-) -> DatasetVersion:
-    _serialize_uploads(version.organization_id)
-    require_storage(organization=version.organization_id, limit_bytes=storage_limit_bytes, wanted_bytes=stored.bytes)
+def _register(version: DatasetVersion, stored: StoredObject, name: str, upload_id: str) -> DatasetVersion:
+    lock_storage(version.organization_id)
+    require_storage(organization=version.organization_id, wanted_bytes=stored.bytes, but_upload=upload_id)
     version.dataset, _ = Dataset.objects.get_or_create(
         organization_id=version.organization_id, name=name, deleted_at=None, defaults={"created_by": version.created_by}
     )
@@ -205,13 +215,19 @@ def _save_next(version: DatasetVersion, action: str, **details: Any) -> DatasetV
 
 
 def _ask_for_validation(version: DatasetVersion, attempt: str = "") -> None:
-    key = ":".join(filter(None, ["validate", version.pk, attempt]))
-    outbox.publish(topic="dataset.validate", key=key, payload={"version_id": version.pk})
+    source = version.derived_from
+    outbox.publish(
+        topic="dataset.validate",
+        key=":".join(filter(None, ["validate", version.pk, attempt])),
+        payload={"version_id": version.pk},
+        organization=version.organization_id,
+        lane=lane_of(max(version.bytes, source.bytes if source else 0)),
+    )
 
 
-def _serialize_uploads(organization_id: str) -> None:
+def lock_storage(organization: Any) -> None:
     """Let one upload of an organization register at a time: version numbers and storage add up."""
-    lock(f"uploads:{organization_id}")
+    lock(f"uploads:{getattr(organization, 'pk', organization)}")
 
 
 # --- new versions of what is here already -----------------------------------------------------------------------------
@@ -224,7 +240,6 @@ def repair_version(
     mode: RepairMode,
     by: str,
     now: datetime.datetime,
-    storage_limit_bytes: int | None = None,
 ) -> DatasetVersion:
     """Return a new version that will have the bad rows of this one mended or left out; a task writes it.
 
@@ -234,7 +249,9 @@ def repair_version(
         raise NotRepairable(f"{version.pk} is {version.status}: only a file with bad rows can be repaired.")
     if version.layout.get("is_rejected", True):
         raise NotRepairable("The file cannot be read as rows, so there are none to repair: see its first problem.")
-    return _derive(version, mode, by=by, now=now, storage_limit_bytes=storage_limit_bytes)
+    if not version.has_bad_rows:
+        raise NotRepairable("The file has no bad rows, only too few: add more and upload it again.")
+    return _derive(version, mode, by=by, now=now)
 
 
 @transaction.atomic
@@ -244,7 +261,6 @@ def fit_version(
     base_model: BaseModel,
     by: str,
     now: datetime.datetime,
-    storage_limit_bytes: int | None = None,
 ) -> DatasetVersion:
     """Return a new version without the rows that the model's chat template refuses; a task writes it.
 
@@ -252,8 +268,7 @@ def fit_version(
     """
     if version.status != "ready":
         raise NotRepairable(f"{version.pk} is {version.status}: its own bad rows are mended first.")
-    limit = storage_limit_bytes
-    return _derive(version, FIT, by=by, now=now, storage_limit_bytes=limit, layout={"fits": base_model.pk})
+    return _derive(version, FIT, by=by, now=now, layout={"fits": base_model.pk})
 
 
 def _derive(
@@ -262,13 +277,10 @@ def _derive(
     *,
     by: str,
     now: datetime.datetime,
-    storage_limit_bytes: int | None,
     layout: dict[str, Any] | None = None,
 ) -> DatasetVersion:
-    _serialize_uploads(version.organization_id)
-    require_storage(
-        organization=version.organization_id, limit_bytes=storage_limit_bytes, wanted_bytes=version.data_bytes
-    )
+    lock_storage(version.organization_id)
+    require_storage(organization=version.organization_id, wanted_bytes=version.data_bytes)
     filename = _EXTENSIONS.sub("", version.filename)[: _FILENAME_LIMIT - 20] + ".jsonl"
     arrival = Arrival(filename=filename, purpose=version.purpose, by=by, now=now)
     repaired = new_version(organization=version.organization_id, arrival=arrival)
@@ -283,7 +295,6 @@ def remap_version(
     mapping: Mapping,
     by: str,
     now: datetime.datetime,
-    storage_limit_bytes: int | None = None,
 ) -> DatasetVersion:
     """Have a file read again with these columns: itself where it was never ready, else a copy as the next version.
 
@@ -299,12 +310,11 @@ def remap_version(
         by=by,
         now=now,
         dataset_name=version.dataset.name,
-        storage_limit_bytes=storage_limit_bytes,
         mapping=mapping,
     )
     copy = new_version(organization=version.organization_id, arrival=arrival)
     copy.derived_from = version
-    require_storage(organization=version.organization_id, limit_bytes=storage_limit_bytes, wanted_bytes=version.bytes)
+    require_storage(organization=version.organization_id, wanted_bytes=version.bytes)
     stored = store().compose(copy.object_key, [version.object_key])
     return register(version=copy, stored=stored, arrival=arrival)
 
@@ -314,7 +324,8 @@ def _read_again(version: DatasetVersion, mapping: Mapping, by: str, now: datetim
     given = msgspec.to_builtins(mapping)
     advance(
         version, to="uploaded", transitions=VERSION_TRANSITIONS,
-        given_mapping=given, errors=[], error_count=0, line_offsets=[], validated_at=None,
+        given_mapping=given, errors=[], error_count=0, line_offsets=[],
+        validated_at=None, validation_attempts=0, dismissed_at=None,
     )  # fmt: skip
     digest = hashlib.sha256(msgspec.json.encode(given) + str(now).encode()).hexdigest()
     _ask_for_validation(version, digest[:16])

@@ -7,6 +7,7 @@ from django.db.models.functions import Now
 from apps.core.ids import IdField
 from apps.core.tenancy import OrganizationModel
 from apps.core.transitions import Transitions, choices_of, status_trigger
+from apps.datasets.problems import FileErrorCode
 
 VERSION_TRANSITIONS: Transitions = {
     "uploaded": frozenset({"validating", "deleted"}),
@@ -63,7 +64,9 @@ class DatasetVersion(OrganizationModel):
     created_at = models.DateTimeField(db_default=Now())
     expires_at = models.DateTimeField(null=True)
     validation_lease_expires_at = models.DateTimeField(null=True, help_text="Whoever validates renews it, or is dead.")
+    validation_attempts = models.PositiveSmallIntegerField(default=0, help_text="Also those that ended with a worker.")
     validated_at = models.DateTimeField(null=True)
+    dismissed_at = models.DateTimeField(null=True, help_text="Since then its errors need nobody's attention.")
     deleted_at = models.DateTimeField(null=True)
 
     class Meta:
@@ -78,6 +81,13 @@ class DatasetVersion(OrganizationModel):
     def data_key(self) -> str:
         """The object that holds the rows as JSONL: what pages, counts and training read."""
         return self.rows_key or self.object_key
+
+    @property
+    def has_bad_rows(self) -> bool:
+        """Whether the file was read as rows some of which are bad: those can be repaired, or left out."""
+        if self.status != "invalid" or self.layout.get("is_rejected", True):
+            return False
+        return any(error["code"] not in (FileErrorCode.EMPTY_FILE, FileErrorCode.TOO_FEW_ROWS) for error in self.errors)
 
     @property
     def data_bytes(self) -> int:
@@ -99,6 +109,10 @@ class TokenCount(OrganizationModel):
     longest_row_tokens = models.PositiveIntegerField()
     histogram = models.JSONField(help_text="Ascending [upper bound in tokens, rows] pairs.")
     cuts = models.JSONField(default=list, help_text="What each usual limit would cut: apps.datasets.counting.Cut.")
+    refusal = models.JSONField(
+        null=True,
+        help_text="The first row that the model's template cannot render, as a LineError.",
+    )
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:
@@ -130,13 +144,19 @@ class Upload(OrganizationModel):
     file_expires_after_seconds = models.PositiveIntegerField(null=True)
     part_ids = models.JSONField(default=list, help_text="The parts it was completed with, in their order.")
     version = models.ForeignKey(DatasetVersion, on_delete=models.PROTECT, null=True, related_name="+")
+    signed_until = models.DateTimeField(
+        null=True, help_text="Until then somebody may hold a URL that takes a part; null once none can be used."
+    )
     created_by = models.CharField(max_length=64)
     created_at = models.DateTimeField(db_default=Now())
     expires_at = models.DateTimeField()
 
     class Meta:
         constraints = [models.CheckConstraint(condition=Q(bytes__gt=0), name="upload_size")]
-        indexes = [models.Index(fields=["expires_at"], condition=Q(status="pending"), name="upload_pending")]
+        indexes = [
+            models.Index(fields=["expires_at"], condition=Q(status="pending"), name="upload_pending"),
+            models.Index(fields=["signed_until"], condition=Q(signed_until__isnull=False), name="upload_signed"),
+        ]
         triggers = [status_trigger("upload_status", UPLOAD_TRANSITIONS)]
 
 

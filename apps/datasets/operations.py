@@ -1,6 +1,7 @@
 """Counting the tokens of training data and deleting it. Uploads are in `intake`, validation is in `validating`."""
 
 import datetime
+from typing import Any
 
 import msgspec
 from django.db import transaction
@@ -13,13 +14,16 @@ from apps.core.clock import db_now
 from apps.core.errors import DomainError, InvalidState
 from apps.core.transitions import advance
 from apps.datasets.counting import count_rows, measure_rows
+from apps.datasets.lanes import lane_of
 from apps.datasets.models import VERSION_TRANSITIONS, Dataset, DatasetVersion, TokenCount
-from apps.datasets.problems import from_row_error
+from apps.datasets.problems import LineError, from_row_error
+from apps.datasets.queries import find_refusal, find_token_count
 from apps.datasets.rows import iterate_rows
 from apps.datasets.validating import take_over_from_the_dead
 
 # Up to this size tokens are counted while somebody waits: about 15,000 short rows, measured at 3,000 to 6,000 a second.
 COUNT_NOW_BYTES = 4_000_000
+_DELETED_AT_ONCE = 500
 
 
 class FileInUse(InvalidState):
@@ -46,12 +50,13 @@ class RowRefused(DomainError):
 def count_tokens(*, version: DatasetVersion, base_model: BaseModel) -> TokenCount:
     """Return the version's tokens under a model's tokenizer and template, counting them the first time.
 
-    Raises NotReady, ModelNotInstalled, and RowRefused for the first row that the template cannot render.
+    Raises NotReady, ModelNotInstalled, and RowRefused for the first row that the template cannot render; that too is
+    found only once.
     """
-    counts = TokenCount.objects.filter(version=version, base_model=base_model)
-    found = counts.filter(chat_template_sha256=base_model.chat_template_sha256).first()
-    if found:
+    if found := find_token_count(version=version, base_model=base_model):
         return found
+    if refusal := find_refusal(version=version, base_model=base_model):
+        raise _refused(refusal)
     if version.status != "ready":
         raise NotReady(f"{version.pk} is {version.status}; tokens are counted once it is ready.", param="training_file")
     renderer = chat_renderer(base_model=base_model)
@@ -59,25 +64,35 @@ def count_tokens(*, version: DatasetVersion, base_model: BaseModel) -> TokenCoun
         with iterate_rows(version=version) as rows:
             lengths = count_rows(measure_rows(renderer, rows), longest_limit=base_model.context_length)
     except RowError as error:
-        found_error = from_row_error(error)
-        raise RowRefused(
-            f"Line {error.line}: {found_error.message} {found_error.fix}", param="training_file",
-            line=error.line, row_code=found_error.code,
-        ) from error  # fmt: skip
-    count, _ = counts.get_or_create(
+        refusal = from_row_error(error)
+        _keep(version, base_model, tokens=0, trained_tokens=0, longest_row_tokens=0, histogram=[], refusal=refusal)
+        raise _refused(refusal) from error
+    return _keep(
+        version,
+        base_model,
+        tokens=lengths.tokens,
+        trained_tokens=lengths.trained_tokens,
+        longest_row_tokens=lengths.longest_row_tokens,
+        histogram=lengths.histogram,
+        cuts=lengths.cuts,
+    )
+
+
+def _keep(version: DatasetVersion, base_model: BaseModel, **found: Any) -> TokenCount:
+    count, _ = TokenCount.objects.get_or_create(
+        version=version,
+        base_model=base_model,
         chat_template_sha256=base_model.chat_template_sha256,
-        defaults={
-            "organization_id": version.organization_id,
-            "version": version,
-            "base_model": base_model,
-            "tokens": lengths.tokens,
-            "trained_tokens": lengths.trained_tokens,
-            "longest_row_tokens": lengths.longest_row_tokens,
-            "histogram": lengths.histogram,
-            "cuts": msgspec.to_builtins(lengths.cuts),
-        },
+        defaults={"organization_id": version.organization_id} | msgspec.to_builtins(found),
     )
     return count
+
+
+def _refused(refusal: LineError) -> RowRefused:
+    return RowRefused(
+        f"Line {refusal.line}: {refusal.message} {refusal.fix}", param="training_file",
+        line=refusal.line, row_code=refusal.code,
+    )  # fmt: skip
 
 
 @transaction.atomic
@@ -91,7 +106,17 @@ def request_count(*, version: DatasetVersion, base_model: BaseModel) -> None:
         topic="dataset.count",
         key=f"count:{version.pk}:{base_model.pk}:{base_model.chat_template_sha256[:16]}:{hour}",
         payload={"version_id": version.pk, "base_model_id": base_model.pk},
+        organization=version.organization_id,
+        lane=lane_of(version.data_bytes),
     )
+
+
+@transaction.atomic
+def dismiss_errors(*, version: DatasetVersion, by: str, now: datetime.datetime) -> None:
+    """Take a file with errors off the list of what needs attention; nothing else of it changes."""
+    changed = DatasetVersion.objects.filter(pk=version.pk, status="invalid", dismissed_at=None).update(dismissed_at=now)
+    if changed:
+        audit.record(organization=version.organization_id, by=by, action="dataset.dismissed", target=version.pk)
 
 
 # --- deleting ---------------------------------------------------------------------------------------------------------
@@ -112,7 +137,12 @@ def delete_version(*, version: DatasetVersion, by: str, now: datetime.datetime) 
     if not version.dataset.versions.exclude(status="deleted").exists():
         Dataset.objects.filter(pk=version.dataset_id).update(deleted_at=now)
     prefix = version.object_key.rsplit("/", 1)[0]
-    outbox.publish(topic="objects.delete", key=f"delete:{version.pk}", payload={"prefix": prefix})
+    outbox.publish(
+        topic="objects.delete",
+        key=f"delete:{version.pk}",
+        payload={"prefix": prefix},
+        organization=version.organization_id,
+    )
     audit.record(
         organization=version.organization_id, by=by, action="dataset.deleted", target=version.pk, sha256=version.sha256
     )
@@ -130,7 +160,8 @@ def _require_unused(version: DatasetVersion) -> None:
 def delete_expired(*, now: datetime.datetime) -> int:
     """Delete the files whose time has come and that no job uses; return how many."""
     deleted = 0
-    for version in DatasetVersion.objects.filter(expires_at__lt=now, status__in=("uploaded", "ready", "invalid")):
+    expired = DatasetVersion.objects.filter(expires_at__lt=now, status__in=("uploaded", "ready", "invalid"))
+    for version in expired.order_by("?")[:_DELETED_AT_ONCE]:  # some are in use: those must not hide the others
         try:
             delete_version(version=version, by="system", now=now)
         except InvalidState:

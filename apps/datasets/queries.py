@@ -1,24 +1,25 @@
 """Reading datasets: lists, one version, its rows and how a base model sees them."""
 
-import datetime
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from django.db.models import Count, F, Q, QuerySet, Sum
+from django.db.models import BigIntegerField, Count, Exists, F, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models.functions import Coalesce, Greatest, Now
 
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import ChatRow, Line, RenderedRow, Row, RowError, RowKind, parse_line_as, split_lines
 from apps.core.errors import NotFound
 from apps.core.object_store import read_chunks, store
-from apps.datasets.models import DatasetVersion, TokenCount, Upload
+from apps.datasets.models import DatasetVersion, TokenCount, Upload, UploadPart
 from apps.datasets.problems import MAX_LINE_BYTES, LineError, from_row_error, too_long
 from apps.datasets.rows import kind_of
 from apps.datasets.stream import LINES_PER_OFFSET
 
 DOWNLOAD_SECONDS = 300
 _RAW_LIMIT_CHARS = 20_000
+_KEY_BYTES = 8  # that an inspection keeps of each row
 
 
 class UnknownFile(NotFound):
@@ -44,6 +45,14 @@ def list_versions(*, organization: Any, purpose: str | None = None) -> QuerySet[
     return versions.select_related("dataset").defer("line_offsets").order_by("-created_at", "-id")
 
 
+def list_unusable(*, organization: Any) -> QuerySet[DatasetVersion]:
+    """Return the files with errors that nobody has replaced or dismissed: each is the newest of its dataset."""
+    newer = DatasetVersion.objects.exclude(status="deleted").filter(
+        dataset=OuterRef("dataset"), number__gt=OuterRef("number")
+    )
+    return list_versions(organization=organization).filter(~Exists(newer), status="invalid", dismissed_at=None)
+
+
 def list_with_use(*, organization: Any) -> QuerySet[DatasetVersion]:
     """Return the files with `job_count`, the number of jobs that train on each."""
     return list_versions(organization=organization).annotate(job_count=Count("jobs")).defer("line_offsets", "errors")
@@ -64,27 +73,38 @@ def list_siblings(*, version: DatasetVersion) -> QuerySet[DatasetVersion]:
     return versions.defer("line_offsets", "errors").order_by("-number")
 
 
-def storage_used_bytes(*, organization: Any) -> int:
-    """Return what the organization's files occupy, with the uploads that are under way."""
+def storage_used_bytes(*, organization: Any, but_upload: str = "") -> int:
+    """Return what the organization's files occupy, with the uploads that are under way or may still be written to.
+
+    `but_upload` is left out: the one whose file is weighed instead.
+    """
     versions = DatasetVersion.objects.for_organization(organization).exclude(status="deleted")
     kept = versions.aggregate(total=Sum(F("bytes") + F("rows_bytes")))["total"] or 0
-    coming = Upload.objects.for_organization(organization).filter(status="pending")
-    return kept + (coming.aggregate(total=Sum("bytes"))["total"] or 0)
-
-
-def list_waiting(*, now: datetime.datetime, limit: int = 100) -> list[str]:
-    """Return the ids of files whose validation was asked for and lost: its message, or whoever was at it."""
-    forgotten = Q(status="uploaded", created_at__lt=now - datetime.timedelta(seconds=15))
-    abandoned = Q(status="validating", validation_lease_expires_at__lt=now)
-    waiting = DatasetVersion.objects.filter(forgotten | abandoned).order_by("created_at")
-    return list(waiting.values_list("pk", flat=True)[:limit])
+    inspected = versions.filter(inspection__isnull=False).aggregate(total=Sum("rows"))["total"] or 0
+    uploads = Upload.objects.for_organization(organization).exclude(pk=but_upload)
+    coming = uploads.filter(Q(status="pending") | Q(signed_until__gt=Now()))
+    sent = (
+        UploadPart.objects.filter(upload=OuterRef("pk")).values("upload").annotate(total=Sum("bytes")).values("total")
+    )
+    sizes = coming.annotate(size=Greatest("bytes", Coalesce(Subquery(sent), 0, output_field=BigIntegerField())))
+    return kept + _KEY_BYTES * inspected + (sizes.aggregate(total=Sum("size"))["total"] or 0)
 
 
 def find_token_count(*, version: DatasetVersion, base_model: BaseModel) -> TokenCount | None:
     """Return the count if there is one already; `operations.count_tokens` makes it."""
+    return _counts(version, base_model).filter(refusal__isnull=True).first()
+
+
+def find_refusal(*, version: DatasetVersion, base_model: BaseModel) -> LineError | None:
+    """Return the row that the model's chat template could not render when the file's tokens were counted."""
+    found = _counts(version, base_model).filter(refusal__isnull=False).first()
+    return msgspec.convert(found.refusal, LineError) if found else None
+
+
+def _counts(version: DatasetVersion, base_model: BaseModel) -> QuerySet[TokenCount]:
     return TokenCount.objects.filter(
         version=version, base_model=base_model, chat_template_sha256=base_model.chat_template_sha256
-    ).first()
+    )
 
 
 def list_token_counts(*, versions: Iterable[DatasetVersion], base_model: BaseModel | None) -> QuerySet[TokenCount]:
@@ -92,6 +112,7 @@ def list_token_counts(*, versions: Iterable[DatasetVersion], base_model: BaseMod
     if base_model is None:
         return TokenCount.objects.none()
     return TokenCount.objects.filter(
+        refusal__isnull=True,
         version__in=[version.pk for version in versions],
         base_model=base_model,
         chat_template_sha256=base_model.chat_template_sha256,

@@ -11,7 +11,7 @@ UTF8_MARK = b"\xef\xbb\xbf"
 # A compressed file may hold this much more than its own size. Text rarely shrinks to a fifth; bombs, to a thousandth.
 MAX_EXPANSION = 50
 FREE_EXPANSION_BYTES = 64 * 1024 * 1024
-MAX_EXPANDED_BYTES = 32 * 1024**3
+MAX_EXPANDED_BYTES = 32 * 1024**3  # within the time and the storage that the file has
 
 Chunks = Iterable[bytes]
 

@@ -1,4 +1,4 @@
-"""Celery tasks of datasets: the row says what is to be done, a message only when."""
+"""What workers do with files. The outbox says what and whose turn it is; handlers of its lanes for files take long."""
 
 from typing import Any
 
@@ -8,30 +8,35 @@ from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
-from apps.datasets import comparing, inspecting, operations, queries, sweeping, uploads, validating
+from apps.datasets import comparing, inspecting, operations, sweeping, uploads, validating
 from apps.datasets.models import DatasetVersion
 
-# Long work has a queue and a worker of its own (apps/config/celery.py). Its message is acknowledged at once: a lost
-# validation is found by its lease, a lost count is asked for again by whoever needs it.
-_LONG = {"acks_late": False, "ignore_result": True, "soft_time_limit": 3_540, "time_limit": 3_600}
 
-
-def request_validation(*, key: str, payload: dict[str, Any]) -> None:
+def handle_validation(*, key: str, payload: dict[str, Any]) -> None:
     """Outbox handler of `dataset.validate`."""
-    validate.delay(payload["version_id"])
+    validate(payload["version_id"])
 
 
-def request_count(*, key: str, payload: dict[str, Any]) -> None:
+def handle_count(*, key: str, payload: dict[str, Any]) -> None:
     """Outbox handler of `dataset.count`."""
-    count.delay(payload["version_id"], payload["base_model_id"])
+    count(payload["version_id"], payload["base_model_id"])
 
 
-def request_inspection(*, key: str, payload: dict[str, Any]) -> None:
+def handle_inspection(*, key: str, payload: dict[str, Any]) -> None:
     """Outbox handler of `dataset.inspect`."""
-    inspect.delay(payload["version_id"])
+    inspect(payload["version_id"])
 
 
-@shared_task(name="datasets.inspect", **_LONG)
+def handle_comparison(*, key: str, payload: dict[str, Any]) -> None:
+    """Outbox handler of `dataset.compare`."""
+    compare(payload["version_id"], payload["other_id"])
+
+
+def delete_parts(*, key: str, payload: dict[str, Any]) -> None:
+    """Outbox handler of `upload.closed`."""
+    uploads.delete_parts(upload_id=payload["upload_id"])
+
+
 def inspect(version_id: str) -> None:
     """Look through a file's rows for copies and personal data, unless that is done or the file is gone."""
     version = DatasetVersion.objects.filter(pk=version_id, status="ready").first()
@@ -39,12 +44,6 @@ def inspect(version_id: str) -> None:
         inspecting.inspect_version(version=version)
 
 
-def request_comparison(*, key: str, payload: dict[str, Any]) -> None:
-    """Outbox handler of `dataset.compare`."""
-    compare.delay(payload["version_id"], payload["other_id"])
-
-
-@shared_task(name="datasets.compare", **_LONG)
 def compare(version_id: str, other_id: str) -> None:
     """Find the rows of a file that repeat its validation file, unless that is done or one of them is gone."""
     found = DatasetVersion.objects.in_bulk([version_id, other_id])
@@ -52,7 +51,6 @@ def compare(version_id: str, other_id: str) -> None:
         comparing.compare_versions(version=found[version_id], other=found[other_id])
 
 
-@shared_task(name="datasets.count", **_LONG)
 def count(version_id: str, base_model_id: str) -> None:
     """Count a file's tokens under one model, unless they are counted or the file is gone."""
     version = DatasetVersion.objects.filter(pk=version_id, status="ready").first()
@@ -60,21 +58,23 @@ def count(version_id: str, base_model_id: str) -> None:
         _count_if_possible(version, BaseModel.objects.get(pk=base_model_id))
 
 
-@shared_task(name="datasets.validate", **_LONG)
 def validate(version_id: str) -> None:
     """Validate a file and count its tokens for each installed model, so that pages and quotes need not wait.
 
-    The count of a large file is a task of its own, behind the validations that wait already.
+    The count of a large file is a message of its own, which waits for another turn. Raises HeldByAnother.
     """
     version = validating.validate_version(version_id=version_id, now=db_now())
-    if version is None or version.status != "ready":
+    if version is None:
+        validating.require_done(version_id=version_id)
         return
-    for base_model in list_base_models(only_installed=True):
-        if version.bytes > operations.COUNT_NOW_BYTES:
-            operations.request_count(version=version, base_model=base_model)
-        else:
-            _count_if_possible(version, base_model)
-    inspecting.request_inspection(version=version)
+    if version.status == "ready":
+        for base_model in list_base_models(only_installed=True):
+            if version.bytes > operations.COUNT_NOW_BYTES:
+                operations.request_count(version=version, base_model=base_model)
+            else:
+                _count_if_possible(version, base_model)
+        inspecting.request_inspection(version=version)
+    validating.announce(version=version)
 
 
 def _count_if_possible(version: DatasetVersion, base_model: BaseModel) -> None:
@@ -84,19 +84,15 @@ def _count_if_possible(version: DatasetVersion, base_model: BaseModel) -> None:
         return  # this model cannot render the file; whoever chooses it is told why
 
 
-@shared_task(name="datasets.validate_waiting", ignore_result=True)
-def validate_waiting() -> None:
-    """Ask again for validations whose message or worker was lost."""
-    for version_id in queries.list_waiting(now=db_now()):
-        validate.delay(version_id)
-
-
 @shared_task(name="datasets.expire_uploads", ignore_result=True)
 def expire_uploads() -> None:
     uploads.expire_uploads(now=db_now())
 
 
-@shared_task(name="datasets.sweep_orphans", **_LONG)
+# Acknowledged at once: what is left over is swept the next day.
+@shared_task(
+    name="datasets.sweep_orphans", acks_late=False, ignore_result=True, soft_time_limit=3_540, time_limit=3_600
+)
 def sweep_orphans() -> None:
     sweeping.sweep_orphans(now=db_now())
 

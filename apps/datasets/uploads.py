@@ -28,6 +28,7 @@ from apps.datasets.intake import (
     check_expiry,
     check_purpose,
     clean_filename,
+    lock_storage,
     new_version,
     register,
     require_storage,
@@ -39,8 +40,10 @@ LIFETIME = datetime.timedelta(hours=1)
 BROWSER_LIFETIME = datetime.timedelta(days=3)
 BROWSER_PART_BYTES = 8 * 1024**2
 MAX_BROWSER_PARTS = 1_000
-SIGNED_SECONDS = 900
+SIGNED_SECONDS = 300
+_CLOCKS_APART = datetime.timedelta(seconds=60)  # of the database and of who checks a signature
 MAX_SIGNED_AT_ONCE = 32
+_CLOSED_AT_ONCE = 500  # the others a few minutes later: the task that does it does other tenants' work too
 _MIME_LIMIT, _DATASET_NAME_LIMIT = 120, 120
 
 
@@ -62,6 +65,7 @@ class WrongChecksum(InvalidValue):
     code = "invalid_checksum"
 
 
+@transaction.atomic
 def create_upload(
     *,
     organization: Any,
@@ -74,7 +78,6 @@ def create_upload(
     is_planned: bool = False,
     dataset_name: str = "",
     expires_after_seconds: int | None = None,
-    storage_limit_bytes: int | None = None,
     mapping: Mapping | None = None,
 ) -> Upload:
     """Announce a file of so many bytes. Raises InvalidValue, FileTooLarge, StorageFull."""
@@ -83,7 +86,8 @@ def create_upload(
     if bytes < 1:
         raise InvalidValue("'bytes' must be at least 1.", param="bytes")
     _require_allowed(bytes)
-    require_storage(organization=organization, limit_bytes=storage_limit_bytes, wanted_bytes=bytes)
+    lock_storage(organization)
+    require_storage(organization=organization, wanted_bytes=bytes)
     return Upload.objects.create(
         organization_id=getattr(organization, "pk", organization),
         filename=clean_filename(filename),
@@ -129,6 +133,7 @@ def add_part(*, upload: Upload, chunks: Iterable[bytes], now: datetime.datetime)
         locked = _locked(upload)
         require_open(locked, now)
         _require_room(locked, part.bytes)
+        require_storage(organization=upload.organization_id, wanted_bytes=_beyond(locked, part.bytes))
         part.save(force_insert=True)
     except BaseException:
         store().delete(key)
@@ -145,7 +150,6 @@ def complete_upload(
     by: str,
     part_ids: Sequence[str] = (),
     md5: str | None = None,
-    storage_limit_bytes: int | None = None,
 ) -> Upload:
     """Put the parts together in this order, or as planned, into a new file; the same call again changes nothing.
 
@@ -157,7 +161,7 @@ def complete_upload(
     require_open(locked, now)
     keys = _planned_keys(locked) if locked.part_bytes else _sent_keys(locked, part_ids)
     advance(locked, to="completed", transitions=UPLOAD_TRANSITIONS, part_ids=list(part_ids))
-    locked.version = _assemble(locked, keys, md5, by=by, now=now, storage_limit_bytes=storage_limit_bytes)
+    locked.version = _assemble(locked, keys, md5, by=by, now=now)
     locked.save(update_fields=["version"])
     _forget_parts(locked)
     return locked
@@ -176,8 +180,24 @@ def cancel_upload(*, upload: Upload, by: str) -> Upload:
 
 
 def expire_uploads(*, now: datetime.datetime) -> int:
-    """Close the uploads whose time has come and have their parts deleted; return how many."""
-    return sum(_expire(upload) for upload in Upload.objects.filter(status="pending", expires_at__lt=now))
+    """Close the uploads whose time has come and have their parts deleted; return how many.
+
+    Of those closed before, whose last signature has expired since, the parts are deleted once more.
+    """
+    for upload in Upload.objects.exclude(status="pending").filter(signed_until__lt=now)[:_CLOSED_AT_ONCE]:
+        store().delete_prefix(_key(upload))
+        Upload.objects.filter(pk=upload.pk).update(signed_until=None)
+    expired = Upload.objects.filter(status="pending", expires_at__lt=now)
+    return sum(_expire(upload) for upload in expired.order_by("expires_at")[:_CLOSED_AT_ONCE])
+
+
+def delete_parts(*, upload_id: str) -> None:
+    """Delete the parts of a closed upload. Where the store can refuse what is still sent, that needs no other time."""
+    upload = Upload.objects.get(pk=upload_id)
+    is_refused = store().close_prefix(_key(upload))
+    store().delete_prefix(_key(upload))
+    if is_refused:
+        Upload.objects.filter(pk=upload.pk).update(signed_until=None)
 
 
 @transaction.atomic
@@ -217,10 +237,16 @@ def list_present(*, upload: Upload) -> list[int]:
 
 
 def sign_parts(*, upload: Upload, numbers: Sequence[int], now: datetime.datetime) -> dict[int, str]:
-    """Return for each part a URL that takes exactly its bytes for some minutes. Raises UploadClosed, InvalidValue."""
+    """Return for each part a URL that takes exactly its bytes for some minutes. Raises UploadClosed, InvalidValue.
+
+    The upload counts as stored until the last of them has expired, whatever becomes of it.
+    """
     require_open(upload, now)
     if len(numbers) > MAX_SIGNED_AT_ONCE or not all(1 <= number <= count_parts(upload) for number in numbers):
         raise InvalidValue("The upload has no such part.", param="numbers")
+    until = now + datetime.timedelta(seconds=SIGNED_SECONDS) + _CLOCKS_APART
+    if not Upload.objects.filter(pk=upload.pk, status="pending").update(signed_until=until):
+        raise UploadClosed("The upload was closed meanwhile.", param="upload_id")
     return {
         number: store().signed_url(
             _planned_key(upload, number), "PUT",
@@ -269,6 +295,12 @@ def _require_room(upload: Upload, bytes: int) -> None:
         raise InvalidValue(message, param="data")
 
 
+def _beyond(upload: Upload, bytes: int) -> int:
+    """Return how much of a new part is beyond what the upload counts for already."""
+    sent = upload.parts.aggregate(total=Sum("bytes"))["total"] or 0
+    return max(0, sent + bytes - max(upload.bytes, sent))
+
+
 def _sent_keys(upload: Upload, part_ids: Sequence[str]) -> list[str]:
     sizes = dict(upload.parts.values_list("pk", "bytes"))
     if len(set(part_ids)) != len(part_ids):
@@ -290,7 +322,6 @@ def _assemble(
     *,
     by: str,
     now: datetime.datetime,
-    storage_limit_bytes: int | None,
 ) -> DatasetVersion:
     arrival = Arrival(
         filename=upload.filename,
@@ -299,8 +330,8 @@ def _assemble(
         now=now,
         dataset_name=upload.dataset_name or None,
         expires_after_seconds=upload.file_expires_after_seconds,
-        storage_limit_bytes=storage_limit_bytes,
         mapping=read_mapping(upload.given_mapping),
+        upload_id=upload.pk,
     )
     version = new_version(organization=upload.organization_id, arrival=arrival)
     stored = _compose(version.object_key, keys, md5)
@@ -318,4 +349,7 @@ def _compose(key: str, part_keys: Sequence[str], md5: str | None) -> StoredObjec
 
 
 def _forget_parts(upload: Upload) -> None:
-    outbox.publish(topic="objects.delete", key=f"parts:{upload.pk}", payload={"prefix": _key(upload)})
+    payload = {"upload_id": upload.pk}
+    outbox.publish(
+        topic="upload.closed", key=f"parts:{upload.pk}", payload=payload, organization=upload.organization_id
+    )

@@ -2,25 +2,30 @@
 
 import datetime
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from django.db import transaction
+from django.db.models import F
 
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import ModelNotInstalled, chat_renderer
-from apps.core import audit
+from apps.core import audit, outbox
 from apps.core.clock import db_now
 from apps.core.object_store import ObjectMissing, StoredObject, object_key, read_chunks, store
 from apps.core.transitions import try_advance
 from apps.datasets.fitting import Fitting
 from apps.datasets.formats import read_mapping
+from apps.datasets.intake import StorageFull, limited
+from apps.datasets.lanes import ReadingTime
 from apps.datasets.models import VERSION_TRANSITIONS, DatasetVersion
-from apps.datasets.problems import FileErrorCode, LineError, as_json
+from apps.datasets.problems import FileErrorCode, LineError, Rejected, as_json
 from apps.datasets.repair import FIT, REPAIRS, RepairMode
 from apps.datasets.rows import kind_of
 from apps.datasets.validation import Pass, Report
 
+MOST_ATTEMPTS = 5
 LEASE = datetime.timedelta(seconds=60)
 _RENEW_SECONDS = 10
 
@@ -37,13 +42,21 @@ def validate_version(*, version_id: str, now: datetime.datetime) -> DatasetVersi
     lease = _Lease(version, now)
     if not lease.take():
         return None
+    rows = None
     try:
+        if version.validation_attempts > MOST_ATTEMPTS:
+            message = f"We tried to read the file {MOST_ATTEMPTS} times and failed each time."
+            raise Rejected(FileErrorCode.NOT_READ, message, "Upload it again, as plain JSONL if you can.")
         _write_repaired(version, lease)
         report, rows = _read(version, lease)
     except ObjectMissing:
-        report, rows = _unreadable("The stored file is gone.", "Upload it again."), None
+        report = _unreadable(FileErrorCode.CONTENT_CHANGED, "The stored file is gone.", "Upload it again.")
     except ModelNotInstalled as gone:
-        report, rows = _unreadable(gone.message, "Choose a base model that is installed."), None
+        report = _unreadable(FileErrorCode.NOT_READ, gone.message, "Choose a base model that is installed.")
+    except StorageFull as full:
+        report = _unreadable(FileErrorCode.STORAGE_FULL, full.message, "")
+    except Rejected as rejected:
+        report = _unreadable(rejected.error.code, rejected.error.message, rejected.error.fix)
     except LeaseLost:
         return None
     return _record_report(version, report, lease, rows=rows)
@@ -53,14 +66,26 @@ def _read(version: DatasetVersion, lease: "_Lease") -> tuple[Report, StoredObjec
     """Read the file; where it is not JSONL of our rows itself, store its rows as that beside it."""
     with store().open_stream(version.object_key) as stream:
         mapping = read_mapping(version.given_mapping)
-        reading = Pass(read_chunks(stream), filename=version.filename, mapping=mapping, on_progress=lease.renew)
+        watch = _watch(version.bytes, lease)
+        reading = Pass(read_chunks(stream), filename=version.filename, mapping=mapping, on_progress=watch)
         reading.start()
         if not reading.is_verbatim:
-            stored = store().put_stream(_rows_key(version), reading)
+            stored = store().put_stream(_rows_key(version), limited(reading, organization=version.organization_id))
             return reading.report, stored
         for _ in reading:
             pass
         return reading.report, None
+
+
+def _watch(byte_count: int, lease: "_Lease") -> Callable[[], None]:
+    """Return what is called every so often while a file is read: it keeps the lease, and the time within bounds."""
+    time_left = ReadingTime(byte_count)
+
+    def watch() -> None:
+        time_left.check()
+        lease.renew()
+
+    return watch
 
 
 def _write_repaired(version: DatasetVersion, lease: "_Lease") -> None:
@@ -82,10 +107,13 @@ def _mend(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> t
             filename=source.filename,
             mapping=read_mapping(source.given_mapping),
             repair=REPAIRS[RepairMode(version.repair)],
-            on_progress=lease.renew,
+            on_progress=_watch(source.bytes, lease),
         )
         reading.start()
-        stored = store().put_stream(version.object_key, reading)
+        stored = store().put_stream(version.object_key, limited(reading, organization=version.organization_id))
+    if reading.rejection is not None:  # what was written is not the whole file
+        store().delete(version.object_key)
+        raise Rejected(FileErrorCode(reading.rejection.code), reading.rejection.message, reading.rejection.fix)
     return stored, {"repaired": reading.report.repaired, "dropped": reading.report.dropped}
 
 
@@ -93,7 +121,7 @@ def _fit(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> tu
     renderer = chat_renderer(base_model=BaseModel.objects.get(pk=version.layout["fits"]))
     with store().open_stream(source.data_key) as stream:
         fitting = Fitting(read_chunks(stream), kind=kind_of(source), renderer=renderer, on_progress=lease.renew)
-        stored = store().put_stream(version.object_key, fitting)
+        stored = store().put_stream(version.object_key, limited(fitting, organization=version.organization_id))
     return stored, {"repaired": 0, "dropped": fitting.dropped}
 
 
@@ -102,7 +130,11 @@ def _rows_key(version: DatasetVersion) -> str:
 
 
 class LeaseLost(Exception):
-    """Somebody else has taken over the validation."""
+    """Another worker has taken over the validation."""
+
+
+class HeldByAnother(Exception):
+    """Another worker validates the file, or died doing it: what is asked here is tried again."""
 
 
 class _Lease:
@@ -118,6 +150,7 @@ class _Lease:
             to="validating",
             transitions=VERSION_TRANSITIONS,
             validation_lease_expires_at=self.expires_at,
+            validation_attempts=F("validation_attempts") + 1,
         )
 
     def renew(self) -> None:
@@ -143,9 +176,15 @@ def take_over_from_the_dead(version: DatasetVersion, now: datetime.datetime) -> 
     )
 
 
-def _unreadable(message: str, fix: str) -> Report:
-    error = LineError(line=1, code=FileErrorCode.CONTENT_CHANGED, message=message, fix=fix)
-    return Report(rows=0, error_count=1, errors=(error,), line_offsets=(), sha256="")
+def require_done(*, version_id: str) -> None:
+    """Raise HeldByAnother for a version that is still to be validated: its lease has not ended."""
+    if DatasetVersion.objects.filter(pk=version_id, status__in=("uploaded", "validating")).exists():
+        raise HeldByAnother(version_id)
+
+
+def _unreadable(code: str, message: str, fix: str) -> Report:
+    error = LineError(line=1, code=code, message=message, fix=fix)
+    return Report(rows=0, error_count=1, errors=(error,), line_offsets=(), sha256="", is_rejected=True)
 
 
 @transaction.atomic
@@ -184,6 +223,14 @@ def _record_report(
         status=version.status, rows=report.rows, error_count=version.error_count, kind=report.kind,
     )  # fmt: skip
     return version
+
+
+@transaction.atomic
+def announce(*, version: DatasetVersion) -> None:
+    """Tell whoever waits for the file that it is validated; small ones are counted by then."""
+    key = f"validated:{version.pk}:{version.validated_at and version.validated_at.timestamp()}"
+    payload = {"version_id": version.pk}
+    outbox.publish(topic="dataset.validated", key=key, payload=payload, organization=version.organization_id)
 
 
 def layout_of(report: Report) -> dict[str, Any]:

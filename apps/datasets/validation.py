@@ -133,6 +133,11 @@ class Pass:
         return self.mapping.kind if self.mapping else RowKind.CHAT
 
     @property
+    def rejection(self) -> LineError | None:
+        """Why the file was not read to its end, if it was not."""
+        return self._rejection
+
+    @property
     def report(self) -> Report:
         found = self._findings
         return Report(

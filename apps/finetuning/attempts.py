@@ -34,7 +34,8 @@ def queue_attempt(*, job: FineTuningJob) -> Run:
         raise ValueError(f"{job.pk} was never admitted to a pool")
     last = job.runs.order_by("-attempt").values_list("attempt", flat=True).first() or 0
     run = Run.objects.create(organization_id=job.organization_id, job=job, attempt=last + 1, pool=job.pool)
-    outbox.publish(topic="train.wake", key=f"wake:{run.pk}", payload={"pool": job.pool.name})
+    payload = {"pool": job.pool.name}
+    outbox.publish(topic="train.wake", key=f"wake:{run.pk}", payload=payload, organization=job.organization_id)
     return run
 
 

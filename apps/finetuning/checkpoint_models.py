@@ -16,6 +16,7 @@ from apps.core.ids import ulid_of
 from apps.core.object_store import object_key, store
 from apps.finetuning.beginnings import find_checkpoint
 from apps.finetuning.models import Checkpoint, FineTuningJob
+from apps.finetuning.storage import require_any_storage
 
 _LONGEST_STEP = 9  # digits
 _ULID_SHOWN = 10  # characters of a job's id in its model's name
@@ -79,6 +80,7 @@ def serve_checkpoint(*, organization: Any, checkpoint_id: str) -> AdapterVersion
         raise InvalidState("The model of this checkpoint was deleted, and a name is never used again.")
     if not may_answer(job):
         raise InvalidState("The engine cannot load what this job trains as an adapter: no checkpoint of it answers.")
+    require_any_storage(organization=job.organization_id)
     manifest, prefix = _copy(checkpoint)
     return publish_version(
         organization=job.organization,

@@ -4,17 +4,25 @@ from typing import Any
 
 from apps.contracts.chat import RowKind
 from apps.contracts.runs import Objective
-from apps.core.errors import DomainError
+from apps.core.errors import DomainError, Unavailable
 from apps.datasets.comparing import find_or_compare
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import get_version
 from apps.finetuning import recipes
+
+_RETRY_SECONDS = 2
 
 
 class InvalidTrainingFile(DomainError):
     """The file cannot be trained on; the message says what to change."""
 
     code = "invalid_training_file"
+
+
+class StillValidating(Unavailable):
+    """The file is still being validated, so nothing can be said of its price; asking again later answers."""
+
+    code = "file_still_validating"
 
 
 def usable_file(organization: Any, file_id: str, param: str) -> DatasetVersion:
@@ -82,20 +90,28 @@ def data_facts(
 
 
 def require_ready(version: DatasetVersion, param: str) -> None:
-    """Raise InvalidTrainingFile unless the file is validated and good."""
+    """Raise StillValidating until the file is validated, and InvalidTrainingFile for one with errors."""
     if version.status == "invalid":
         raise invalid_file(version, param)
     if version.status != "ready":
-        raise InvalidTrainingFile(f"{version.pk} is still being validated: try again in a moment.", param=param)
+        message = (
+            f"{version.filename} ({version.pk}) is still being validated: ask again in {_RETRY_SECONDS} seconds. "
+            "You can create the job now: it waits for the file."
+        )
+        raise StillValidating(message, param=param, retry_after_seconds=_RETRY_SECONDS)
 
 
 def invalid_file(version: DatasetVersion, param: str) -> InvalidTrainingFile:
-    """Return why a file that is invalid or deleted cannot be trained on."""
+    """Return why a file that is invalid or deleted cannot be trained on: its first problem, with line and fix."""
+    name = f"{version.filename} ({version.pk})"
     if version.status == "deleted":
-        return InvalidTrainingFile(f"{version.pk} was deleted before the job could begin.", param=param)
-    first = version.errors[0] if version.errors else {}
-    where = f" First: line {first['line']}: {first['message']}" if first else ""
-    return InvalidTrainingFile(f"{version.pk} has {version.error_count} invalid lines.{where}", param=param)
+        return InvalidTrainingFile(f"{name} was deleted before the job could begin.", param=param)
+    if not version.errors:
+        return InvalidTrainingFile(f"{name} has errors. Upload it again.", param=param)
+    first, others = version.errors[0], version.error_count - 1
+    more = f" {others:,} more {'problem' if others == 1 else 'problems'} in the file." if others else ""
+    message = f"{name}, line {first['line']}: {first['message']} {first.get('fix', '')}".rstrip() + more
+    return InvalidTrainingFile(message, param=param, line=first["line"])
 
 
 def require_rows_to_train(training_file: DatasetVersion, validation_file: DatasetVersion | None) -> None:

@@ -13,7 +13,7 @@ from apps.catalog.licences import require_licence
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core import audit, locks, outbox
 from apps.core.clock import db_now
-from apps.core.errors import DomainError, InvalidValue
+from apps.core.errors import DomainError, InvalidValue, Unavailable
 from apps.core.transitions import advance
 from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import request_count
@@ -27,9 +27,10 @@ from apps.finetuning.judging import require_judge
 from apps.finetuning.lifecycle import JOB_TRANSITIONS
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.options import PoolQuote, split_key
-from apps.finetuning.quotas import require_room_for_job
-from apps.finetuning.quotes import get_quotes, is_still_comparing, is_still_counting
+from apps.finetuning.quotas import require_place_for_job, require_room_for_job
+from apps.finetuning.quotes import counting_model, get_quotes, is_counted, is_still_comparing, is_still_counting
 from apps.finetuning.quoting import snapshot, with_plan
+from apps.finetuning.storage import require_any_storage
 from apps.finetuning.trackers import check_integrations
 
 SUFFIX = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?$")
@@ -84,8 +85,9 @@ class JobRequest:
 
 @transaction.atomic
 def create_job(*, organization: Any, request: JobRequest, by: str, now: datetime.datetime) -> FineTuningJob:
-    """Create the job; when its file is validated already, hold its cost and queue it in the same breath.
+    """Create the job; when its files are validated already, hold its cost and queue it in the same breath.
 
+    Else it waits in `validating_files`, holds nothing, and is admitted or failed by `admit_when_ready`.
     The same idempotency key returns the same job, and so does a client's own retry within minutes. Raises NotFound,
     LicenceNotAccepted, InvalidValue, InvalidTrainingFile, DoesNotFit, CannotLaunch, QuotaExceeded, InsufficientBalance;
     nothing is left.
@@ -98,8 +100,10 @@ def create_job(*, organization: Any, request: JobRequest, by: str, now: datetime
     if _is_ready_to_admit(job):
         admit(job=job, now=now)
     else:
+        require_place_for_job(organization=organization, but=job)
         events.append(job, message=f"Validating training file: {job.training_file.pk}")
-        outbox.publish(topic="job.admit", key=f"admit:{job.pk}", payload={"job_id": job.pk})
+        payload = {"job_id": job.pk}
+        outbox.publish(topic="job.admit", key=f"admit:{job.pk}", payload=payload, organization=job.organization_id)
     return job
 
 
@@ -152,6 +156,8 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
             "spend_cap_nano": request.spend_cap_nano,
             "fingerprint": request.fingerprint,
             "start_from": beginning.start_from,
+            "asked": msgspec.to_builtins(_asked(request)),
+            "objective": request.objective,
             "integrations": check_integrations(organization=organization, asked=request.integrations),
             "choices": msgspec.to_builtins(chosen.choices),
             "exports": required_exports(
@@ -173,11 +179,10 @@ def choose_recipe(
     validation_file: DatasetVersion | None,
 ) -> recipes.Recipe:
     """Return how the request would be trained. Raises InvalidValue and InvalidTrainingFile."""
-    asked = dict(request.hyperparameters) | ({} if request.seed is None else {"seed": request.seed})
     chosen = recipes.choose(
         base_model=beginning.base_model,
         method=request.method,
-        asked=beginning.require_shape(asked, method=request.method),
+        asked=beginning.require_shape(_asked(request), method=request.method),
         objective=require_objective(request.objective, training_file, validation_file),
         data=data_facts(
             version=training_file,
@@ -190,6 +195,11 @@ def choose_recipe(
         raise InvalidValue(message, param="hyperparameters.validation_share")
     require_rows_to_train(training_file, validation_file)
     return chosen
+
+
+def _asked(request: JobRequest) -> dict[str, Any]:
+    """Return the hyperparameters the customer set."""
+    return dict(request.hyperparameters) | ({} if request.seed is None else {"seed": request.seed})
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:
@@ -205,9 +215,10 @@ def _is_ready_to_admit(job: FineTuningJob) -> bool:
     files = [job.training_file, *([job.validation_file] if job.validation_file else [])]
     if any(version.status != "ready" for version in files):
         return False
-    return not _is_still_counting(job) and not is_still_comparing(
-        version=job.training_file, validation=job.validation_file
-    )
+    count = find_token_count(version=job.training_file, base_model=job.base_model)
+    if is_still_counting(version=job.training_file, count=count, base_model=job.base_model):
+        return False
+    return not is_still_comparing(version=job.training_file, validation=job.validation_file)
 
 
 def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
@@ -221,6 +232,7 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
         raise CannotLaunch("The job has no price.", param="compute.pool")
     require_cap(cap_nano=cap_nano, least_nano=quoted.least_cap_nano or 0)
     job.gpu_count = estimate.gpu_count
+    require_any_storage(organization=job.organization_id)
     run_seconds = estimate.run_seconds_p50 or estimate.train_seconds_p50 or 0.0
     require_room_for_job(job=job, seconds=run_seconds * job.gpu_count, now=now)
     recipe = with_plan(msgspec.convert(job.hyperparameters, Hyperparameters), estimate)
@@ -284,11 +296,6 @@ def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
     return quotes[0]
 
 
-def _is_still_counting(job: FineTuningJob) -> bool:
-    count = find_token_count(version=job.training_file, base_model=job.base_model)
-    return is_still_counting(version=job.training_file, count=count)
-
-
 def _with_gpus(quotes: list[PoolQuote], gpu_count: int | None) -> list[PoolQuote]:
     """Return the options of so many GPUs, all of them for None. Raises InvalidValue naming what is offered."""
     found = [quoted for quoted in quotes if gpu_count in (None, quoted.gpu_count)]
@@ -313,10 +320,10 @@ def _fixes(quoted: PoolQuote) -> list[dict[str, Any]]:
 
 @transaction.atomic
 def admit_when_ready(*, job_id: str) -> None:
-    """Admit a job whose file is validated by now, or fail it with the reason; leave it when it still must wait."""
+    """Admit a job whose files are validated by now, or fail it with the reason; leave it when it still must wait."""
     job = (
         FineTuningJob.objects.select_for_update(of=("self",))
-        .select_related("training_file", "base_model")
+        .select_related("training_file", "validation_file", "base_model")
         .get(pk=job_id)
     )
     if job.status != "validating_files":
@@ -325,6 +332,8 @@ def admit_when_ready(*, job_id: str) -> None:
     try:
         with transaction.atomic():
             _admit_if_validated(job, now)
+    except Unavailable:
+        return  # passes by itself: the job is looked at again in some seconds
     except DomainError as refused:
         job.refresh_from_db()
         _refuse(job, refused, now)
@@ -338,12 +347,39 @@ def _admit_if_validated(job: FineTuningJob, now: datetime.datetime) -> None:
             raise invalid_file(version, param)
         if version.status != "ready":
             return
-    if _is_still_counting(job):
-        request_count(version=job.training_file, base_model=job.base_model)
+    counting = counting_model(job.base_model)
+    if counting.is_installed and not is_counted(version=job.training_file, base_model=counting):
+        request_count(version=job.training_file, base_model=counting)
         return
     if is_still_comparing(version=job.training_file, validation=job.validation_file):
         return
+    _choose_again(job)
     admit(job=job, now=now)
+
+
+def _choose_again(job: FineTuningJob) -> None:
+    """Choose what was left to us by the rows, now that they are known: a job that waited for its file gets the recipe
+    of one created after it."""
+    if "asked" not in job.requested:
+        return  # created before this was kept
+    start = job.requested.get("start_from") or {}
+    model = start.get("model") or start.get("checkpoint") or job.base_model.name
+    asked = JobRequest(
+        base_model=model,
+        training_file=job.training_file.pk,
+        method=Method(job.method),
+        objective=job.requested["objective"] and Objective(job.requested["objective"]),
+        hyperparameters=job.requested["asked"],
+    )
+    chosen = choose_recipe(
+        find_beginning(organization=job.organization_id, model=model),
+        asked,
+        training_file=job.training_file,
+        validation_file=job.validation_file,
+    )
+    job.hyperparameters = msgspec.to_builtins(chosen.hyperparameters)
+    job.requested |= {"choices": msgspec.to_builtins(chosen.choices)}
+    job.save(update_fields=["hyperparameters", "requested"])
 
 
 def _refuse(job: FineTuningJob, refused: DomainError, now: datetime.datetime) -> None:

@@ -3,8 +3,10 @@
 import datetime
 from typing import Any
 
+from django.conf import settings
 from django.db.models import Q, QuerySet, Sum
 
+from apps.billing.queries import has_had_credit
 from apps.core import audit, locks
 from apps.core.errors import QuotaExceeded
 from apps.finetuning.lifecycle import JOB_TERMINAL, RUN_HOLDING_LEASE
@@ -18,10 +20,14 @@ LIMITS = (
 
 
 def get_quota(*, organization: Any) -> Quota:
-    """Return the organization's limits; the defaults when an operator has set none."""
+    """Return the organization's limits; when an operator has set none, the defaults, or those of settings.UNPAID_LIMITS
+    as long as it had no credit: it has paid nothing, and no operator has granted it anything."""
     organization_id = getattr(organization, "pk", organization)
     found = Quota.objects.filter(organization_id=organization_id).first()
-    return found or Quota(organization_id=organization_id)
+    if found is not None:
+        return found
+    limits = {} if has_had_credit(organization=organization_id) else settings.UNPAID_LIMITS
+    return Quota(organization_id=organization_id, **limits)
 
 
 def set_quota(*, organization: Any, by: str, now: datetime.datetime, **limits: int | None) -> Quota:
@@ -42,20 +48,31 @@ def used_gpu_seconds(*, organization: Any, now: datetime.datetime) -> int:
     return int(sum(held_gpu_seconds(runs, by="job_id", begin=month, end=now).values()))
 
 
+def require_place_for_job(*, organization: Any, but: FineTuningJob | None = None) -> None:
+    """Raise QuotaExceeded when the organization has as many unfinished jobs as it may; `but` is not counted.
+
+    Until the transaction ends no other job of the organization is created, admitted or started.
+    """
+    organization_id = getattr(organization, "pk", organization)
+    locks.lock(_lock_name(organization_id))
+    limit = get_quota(organization=organization_id).queued_jobs
+    unfinished = FineTuningJob.objects.for_organization(organization_id).exclude(status__in=JOB_TERMINAL)
+    count = unfinished.exclude(pk=but.pk).count() if but else unfinished.count()
+    if limit is not None and count >= limit:
+        raise QuotaExceeded(
+            f"Your organization already has {count} unfinished jobs and its limit is {limit}: "
+            "wait for one to finish, cancel one, or ask the operator for more."
+        )
+
+
 def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.datetime) -> None:
     """Raise QuotaExceeded when a new job of about so many GPU-seconds passes a limit; the message says which.
 
     Until the transaction ends no other job of the organization is admitted or started: none counts on the same room.
     """
-    locks.lock(_lock_name(job.organization_id))
+    require_place_for_job(organization=job.organization_id, but=job)
     quota = get_quota(organization=job.organization_id)
     others = FineTuningJob.objects.for_organization(job.organization_id).exclude(pk=job.pk)
-    unfinished = others.exclude(status__in=JOB_TERMINAL).count()
-    if quota.queued_jobs is not None and unfinished >= quota.queued_jobs:
-        raise QuotaExceeded(
-            f"Your organization already has {unfinished} unfinished jobs and its limit is {quota.queued_jobs}: "
-            "wait for one to finish, cancel one, or ask the operator for more."
-        )
     used = used_gpu_seconds(organization=job.organization_id, now=now)
     if quota.concurrent_gpus is not None and job.gpu_count > max(quota.concurrent_gpus, 1):
         raise QuotaExceeded(

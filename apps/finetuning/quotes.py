@@ -10,7 +10,7 @@ from apps.core.errors import Unavailable
 from apps.datasets.comparing import find_or_compare
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.operations import COUNT_NOW_BYTES, count_tokens
-from apps.datasets.queries import find_token_count
+from apps.datasets.queries import find_refusal, find_token_count
 from apps.finetuning.options import PoolQuote
 from apps.finetuning.pool_facts import find_open_pools
 from apps.finetuning.quoting import quote_pools
@@ -76,7 +76,7 @@ def count_files(
 
     Raises StillCounting for a file too large to count, and for two too large to compare, while somebody waits.
     """
-    if is_still_counting(version=version, count=count):
+    if is_still_counting(version=version, count=count, base_model=counting):
         raise StillCounting(f"The tokens of {version.pk} are being counted: try again soon.", param="training_file")
     if is_still_comparing(version=version, validation=validation):
         raise StillCounting(
@@ -93,9 +93,24 @@ def count_files(
     )
 
 
-def is_still_counting(*, version: DatasetVersion, count: TokenCount | None) -> bool:
-    """Return whether the file is too large to count at once and its count, asked for at validation, is not there."""
-    return count is None and version.bytes > COUNT_NOW_BYTES
+def is_still_counting(*, version: DatasetVersion, count: TokenCount | None, base_model: BaseModel) -> bool:
+    """Return whether the file is too large to count at once and its count, asked for at validation, is not there.
+
+    A file that the model's template refused is counted no more: to count it again says at once why.
+    """
+    if count is not None or version.bytes <= COUNT_NOW_BYTES:
+        return False
+    return find_refusal(version=version, base_model=base_model) is None
+
+
+def is_counted(*, version: DatasetVersion, base_model: BaseModel) -> bool:
+    """Return whether the file's tokens are known, or that the model's template refuses a row of it.
+
+    For those who must not count themselves: one process admits the waiting jobs of every tenant.
+    """
+    if find_token_count(version=version, base_model=base_model) is not None:
+        return True
+    return find_refusal(version=version, base_model=base_model) is not None
 
 
 def is_still_comparing(*, version: DatasetVersion, validation: DatasetVersion | None) -> bool:

@@ -16,7 +16,6 @@ from apps.finetuning import events
 from apps.finetuning.limits import get_limits
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.operations import CannotLaunch, JobRequest, create_job
-from apps.finetuning.quotas import get_quota
 from apps.finetuning.recipes import CHOSEN_BY_US
 from apps.finetuning.suggestions import Suggestion, recipe_of, suggest
 
@@ -58,15 +57,10 @@ def _files(
     for param in change.repairs:
         version = files[param]
         assert version is not None
-        limit_bytes = get_quota(organization=job.organization).storage_bytes
         if version.status == "invalid":
-            files[param] = repair_version(
-                version=version, mode=RepairMode.REPAIR, by=by, now=now, storage_limit_bytes=limit_bytes
-            )
+            files[param] = repair_version(version=version, mode=RepairMode.REPAIR, by=by, now=now)
         else:
-            files[param] = fit_version(
-                version=version, base_model=job.base_model, by=by, now=now, storage_limit_bytes=limit_bytes
-            )
+            files[param] = fit_version(version=version, base_model=job.base_model, by=by, now=now)
     return files
 
 

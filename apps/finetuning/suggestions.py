@@ -18,7 +18,7 @@ from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.errors import DomainError
 from apps.datasets.counting import LIMITS
-from apps.datasets.foreseeing import foresee_repair, is_repairable
+from apps.datasets.foreseeing import foresee_repair
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import find_token_count
 from apps.finetuning.job_files import InvalidTrainingFile, is_all_held_out, objectives_of
@@ -184,7 +184,7 @@ def _mend_file(job: FineTuningJob) -> Iterator[Change]:
 
 
 def _repair(version: DatasetVersion, param: str) -> Iterator[Change]:
-    if is_repairable(version):
+    if version.has_bad_rows:
         rows = f"{version.error_count:,} bad row{'' if version.error_count == 1 else 's'}"
         text = f"Mend {rows} of {version.filename}, leave out what cannot be mended, and start on that version."
         yield Change(text=text, repairs=(param,))

@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from celery import current_app, shared_task
+from django.db.models import Q
 
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
@@ -20,6 +21,7 @@ from apps.finetuning.sweeping import sweep_checkpoints
 from apps.finetuning.verdicts import tell_of_verdict
 
 logger = logging.getLogger(__name__)
+_ENDED = ("ready", "invalid", "deleted")  # a file that nobody will validate any more
 
 
 @shared_task(name="finetuning.reclaim_expired_leases")
@@ -37,9 +39,23 @@ def ring_doorbells(**_: Any) -> None:
 
 @shared_task(name="finetuning.admit_waiting")
 def admit_waiting(**_: Any) -> None:
-    """Look again at jobs whose files were not validated yet."""
-    for job_id in FineTuningJob.objects.filter(status="validating_files").values_list("pk", flat=True):
-        admit_when_ready(job_id=job_id)
+    """Look again at jobs whose files are validated by now: a message may be lost, and a large file is counted later."""
+    _admit(Q(training_file__status__in=_ENDED) | Q(validation_file__status="invalid"))
+
+
+def admit_jobs_of_file(*, key: str, payload: dict[str, Any]) -> None:
+    """Admit the jobs that waited for this file, or fail them; outbox handler of `dataset.validated`."""
+    _admit(Q(training_file=payload["version_id"]) | Q(validation_file=payload["version_id"]))
+
+
+def _admit(condition: Q) -> None:
+    """Look at each job by itself: one that cannot be judged must not keep the others waiting."""
+    waiting = FineTuningJob.objects.filter(condition, status="validating_files").order_by("created_at")
+    for job_id in waiting.values_list("pk", flat=True):
+        try:
+            admit_when_ready(job_id=job_id)
+        except Exception:  # a process edge: the job stays as it was
+            logger.exception("job %s could not be admitted", job_id)
 
 
 def pause_over_budget(*, key: str, payload: dict[str, Any]) -> None:

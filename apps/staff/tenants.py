@@ -14,9 +14,9 @@ from apps.accounts.suspension import reinstate_organization, suspend_organizatio
 from apps.billing.queries import get_balance
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
-from apps.datasets.queries import storage_used_bytes
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotas import LIMITS, get_quota, set_quota, used_gpu_seconds
+from apps.finetuning.storage import stored_bytes
 from apps.staff.access import operator_id, operator_view
 from apps.staff.forms import QuotaForm
 
@@ -50,7 +50,7 @@ def organizations(request: HttpRequest) -> HttpResponse:
         {
             "organization": each,
             "balance": get_balance(organization=each),
-            "storage_bytes": storage_used_bytes(organization=each),
+            "storage_bytes": stored_bytes(organization=each),
         }
         for each in Organization.objects.order_by("name")
     ]
@@ -98,7 +98,7 @@ def quotas(request: HttpRequest) -> HttpResponse:
             "organization": each,
             "quota": get_quota(organization=each),
             "used_gpu_seconds": used_gpu_seconds(organization=each, now=now),
-            "storage_bytes": storage_used_bytes(organization=each),
+            "storage_bytes": stored_bytes(organization=each),
         }
         for each in Organization.objects.order_by("name")
     ]

@@ -11,12 +11,11 @@ from apps.accounts.models import Membership, Organization
 from apps.accounts.roles import Permission
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
-from apps.datasets import intake, queries
+from apps.datasets import intake, operations, queries
 from apps.datasets.formats import FIELDS, LABELS, Format, Mapping, check_mapping
 from apps.datasets.models import DatasetVersion
 from apps.datasets.preview import mapping_of, preview, suggest
 from apps.datasets.repair import RepairMode
-from apps.finetuning.quotas import get_quota
 from apps.web.access import organization_view
 
 
@@ -35,7 +34,6 @@ def columns(request: HttpRequest, organization: Organization, membership: Member
                 mapping=check_mapping(mapping),
                 by=membership.user_id,
                 now=db_now(),
-                storage_limit_bytes=get_quota(organization=organization).storage_bytes,
             )
             return redirect("web:dataset_detail", mapped.pk)
         except DomainError as error:
@@ -56,12 +54,20 @@ def repair(request: HttpRequest, organization: Organization, membership: Members
             mode=mode,
             by=membership.user_id,
             now=db_now(),
-            storage_limit_bytes=get_quota(organization=organization).storage_bytes,
         )
     except DomainError as error:
         messages.error(request, error.message)
         return redirect("web:dataset_detail", version.pk)
     return redirect("web:dataset_detail", repaired.pk)
+
+
+@require_POST
+@organization_view(Permission.DATASET_WRITE)
+def dismiss(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
+    """Take a file with errors off the overview."""
+    version = queries.get_version(organization=organization, id=file_id)
+    operations.dismiss_errors(version=version, by=membership.user_id, now=db_now())
+    return redirect("web:overview")
 
 
 def _chosen(version: DatasetVersion, data: Any) -> Mapping:

@@ -18,7 +18,6 @@ from apps.core.errors import DomainError, InvalidValue
 from apps.core.http import error_response
 from apps.datasets import uploads
 from apps.datasets.models import Upload
-from apps.finetuning.quotas import get_quota
 from apps.web.access import organization_view
 
 
@@ -46,7 +45,6 @@ def create(request: HttpRequest, organization: Organization, membership: Members
             mime_type="application/octet-stream",
             dataset_name=body.name,
             is_planned=True,
-            storage_limit_bytes=get_quota(organization=organization).storage_bytes,
             by=membership.user_id,
             now=db_now(),
         )
@@ -82,7 +80,6 @@ def complete(request: HttpRequest, organization: Organization, membership: Membe
     try:
         completed = uploads.complete_upload(
             upload=upload,
-            storage_limit_bytes=get_quota(organization=organization).storage_bytes,
             by=membership.user_id,
             now=db_now(),
         )

@@ -19,7 +19,7 @@ from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.core.clock import db_now
 from apps.datasets.models import DatasetVersion
-from apps.datasets.queries import list_versions
+from apps.datasets.queries import list_unusable, list_versions
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import find_jobs_of_adapters, list_jobs
@@ -42,6 +42,7 @@ def index(request: HttpRequest, organization: Organization, membership: Membersh
     context: dict[str, Any] = {"running": running, "may_train": has_permission(membership.role, Permission.JOB_WRITE)}
     if not request.htmx:  # type: ignore[attr-defined]
         context |= _figures(organization) | _attention(organization) | _adapters(organization)
+        context["may_write_files"] = has_permission(membership.role, Permission.DATASET_WRITE)
         context["start"] = None if jobs.exists() else _start(organization, context["may_train"])
     response = render(request, "overview/index.html" + ("#running" if request.htmx else ""), context)  # type: ignore[attr-defined]
     patch_vary_headers(response, ["HX-Request"])
@@ -70,9 +71,7 @@ def _attention(organization: Organization) -> dict[str, Any]:
     return {
         "failed": [{"job": job, "title": title_of(job), "again_url": again_url(job)} for job in failed],
         "paused": [_progress(job) for job in jobs.filter(status="paused")[:_SHOWN]],
-        "invalid_files": list_versions(organization=organization).filter(status="invalid", created_at__gte=since)[
-            :_SHOWN
-        ],
+        "invalid_files": list_unusable(organization=organization).filter(created_at__gte=since)[:_SHOWN],
     }
 
 

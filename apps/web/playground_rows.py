@@ -22,7 +22,6 @@ from apps.core.object_store import read_object
 from apps.datasets.intake import create_version
 from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import list_versions
-from apps.finetuning.quotas import get_quota
 from apps.serving.aliases import list_aliases
 from apps.web.access import organization_view
 
@@ -88,7 +87,6 @@ def _append(organization: Organization, asked: Conversation, *, by: str) -> Data
         by=by,
         now=db_now(),
         dataset_name=DATASET_NAME,
-        storage_limit_bytes=get_quota(organization=organization).storage_bytes,
     )
 
 

@@ -68,6 +68,7 @@ urlpatterns = [
     path("datasets/<str:file_id>/download", datasets.download, name="dataset_download"),
     path("datasets/<str:file_id>/columns", dataset_columns.columns, name="dataset_columns"),
     path("datasets/<str:file_id>/repair", dataset_columns.repair, name="dataset_repair"),
+    path("datasets/<str:file_id>/dismiss", dataset_columns.dismiss, name="dataset_dismiss"),
     path("datasets/<str:file_id>/delete", datasets.delete, name="dataset_delete"),
     path("adapters", adapters.index, name="adapter_list"),
     path("adapters/<str:version_id>", adapters.detail, name="adapter_detail"),

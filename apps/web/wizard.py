@@ -204,7 +204,9 @@ def _dataset(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     return {
         "versions": versions,
         "chosen": chosen,
-        "validation_options": [(version.pk, f"{version.dataset.name}, {version.filename}") for version in ready],
+        "validation_options": [
+            (version.pk, f"{version.dataset.name}, version {version.number}: {version.filename}") for version in ready
+        ],
         "needs": "Needs a base model" if chosen else "Needs a dataset",
     }
 

@@ -192,9 +192,9 @@ class Plan:
     @cached_property
     def is_counting(self) -> bool:
         """Whether the file is too large to count at once and a task is at it."""
-        if self.version is None or self.base_model is None or self.version.status != "ready":
+        if self.version is None or self.counting is None or self.version.status != "ready":
             return False
-        return is_still_counting(version=self.version, count=self.count)
+        return is_still_counting(version=self.version, count=self.count, base_model=self.counting)
 
     def quotes(self) -> list[PoolQuote]:
         """Return the quotes of the recipe, with the ways out of what does not fit. Raises what get_quotes raises."""

@@ -7,10 +7,12 @@ import pytest
 
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
+from apps.datasets.tasks import validate
 from apps.finetuning.models import FineTuningJob
+from apps.finetuning.tasks import admit_waiting
 from tests.api.sdk import create, openai_client
 from tests.factories.accounts import make_key
-from tests.factories.datasets import make_ready_version
+from tests.factories.datasets import jsonl, make_ready_version
 from tests.support.attempts import Attempt
 
 
@@ -416,3 +418,57 @@ def test_a_job_continues_a_fine_tuned_model_in_its_shape(sdk, floor, file_id, cl
     start = second.claimed.spec.start_from
     assert {file.name for file in start.files} == {"adapter_config.json", "adapter_model.safetensors", "manifest.json"}
     assert second.claimed.spec.resume_from is None
+
+
+def test_a_job_created_right_after_its_file_waits_for_it(sdk, floor):
+    file = sdk.files.create(file=("rows.jsonl", jsonl(40)), purpose="fine-tune")
+
+    job = create(sdk, file.id, extra_headers={"Idempotency-Key": "once"})
+    again = create(sdk, file.id, extra_headers={"Idempotency-Key": "once"})
+
+    assert (job.status, again.id, job.model_extra["held_usd"]) == ("validating_files", job.id, None)
+    assert [listed.id for listed in sdk.fine_tuning.jobs.list()] == [job.id]
+    assert f"Validating training file: {file.id}" in [
+        event.message for event in sdk.fine_tuning.jobs.list_events(job.id)
+    ]
+    validate(file.id)
+    admit_waiting()
+    job = sdk.fine_tuning.jobs.retrieve(job.id)
+    assert job.status == "queued" and float(job.model_extra["held_usd"]) > 0
+
+
+def test_a_job_whose_file_turns_out_bad_names_file_line_and_fix(sdk, floor):
+    file = sdk.files.create(file=("rows.jsonl", jsonl(40) + b'{"messages": 1}\n'), purpose="fine-tune")
+    job = create(sdk, file.id)
+
+    validate(file.id)
+    admit_waiting()
+
+    job = sdk.fine_tuning.jobs.retrieve(job.id)
+    assert (job.status, job.error.code, job.error.param) == ("failed", "invalid_training_file", "training_file")
+    assert job.error.message.startswith(f"rows.jsonl ({file.id}), line 41: ")
+    assert float(job.model_extra["cost_usd"]) == 0
+
+
+def test_a_job_that_waits_for_its_file_can_be_cancelled(sdk, floor):
+    file = sdk.files.create(file=("rows.jsonl", jsonl(40)), purpose="fine-tune")
+    job = create(sdk, file.id)
+
+    assert sdk.fine_tuning.jobs.cancel(job.id).status == "cancelled"
+    validate(file.id)
+    admit_waiting()
+
+    assert sdk.fine_tuning.jobs.retrieve(job.id).status == "cancelled"
+    assert sdk.files.delete(file.id).deleted
+
+
+def test_a_dry_run_of_a_file_under_validation_says_when_to_ask_again(sdk, floor):
+    file = sdk.files.create(file=("rows.jsonl", jsonl(40)), purpose="fine-tune")
+
+    with pytest.raises(openai.InternalServerError) as refused:
+        create(sdk, file.id, extra_body={"dry_run": True})
+
+    error = refused.value
+    assert (error.status_code, error.code, error.param) == (503, "file_still_validating", "training_file")
+    assert error.response.headers["Retry-After"] == "2"
+    assert "You can create the job now" in error.message

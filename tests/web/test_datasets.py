@@ -11,7 +11,9 @@ from apps.core.clock import db_now
 from apps.core.models import AuditEntry, OutboxMessage
 from apps.core.object_store import store
 from apps.datasets import operations
+from apps.datasets.intake import NotRepairable, repair_version
 from apps.datasets.models import DatasetVersion
+from apps.datasets.repair import RepairMode
 from apps.datasets.validating import validate_version
 from apps.finetuning.quotas import set_quota
 from tests.factories.catalog import make_base_model
@@ -310,3 +312,15 @@ def test_rows_of_other_kinds_are_shown_as_they_are_trained(organization, alice, 
         assert "<mark>On its way." in body and "<mark>No idea." in body
     else:
         assert "<b>text</b>" in body and "<mark>Once upon a time." in body
+
+
+def test_only_a_file_with_bad_rows_offers_to_repair_them(organization, alice, client_for) -> None:
+    short, bad = make_ready_version(organization, jsonl(4)), make_ready_version(organization, jsonl() + b"{}\n")
+    pages = [
+        client_for(alice).get(reverse("web:dataset_detail", args=[version.pk])).content.decode()
+        for version in (short, bad)
+    ]
+
+    assert ["Repair rows" in page for page in pages] == [False, True]
+    with pytest.raises(NotRepairable, match="too few"):
+        repair_version(version=short, mode=RepairMode.DROP, by=alice.pk, now=db_now())

@@ -7,7 +7,7 @@ import pytest
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from tests.factories.accounts import make_key
-from tests.factories.datasets import make_ready_version
+from tests.factories.datasets import jsonl, make_ready_version
 from tests.support.attempts import step
 
 
@@ -78,3 +78,24 @@ def test_a_name_is_text(name, floor, organization, alice, client_for):
     make_ready_version(organization, b'{"messages": []}\n' * 12, dataset_name=name)
 
     assert name not in client_for(alice).get("/").content.decode()
+
+
+def test_a_file_with_errors_needs_attention_until_a_newer_version_or_its_reader_settles_it(
+    organization, alice, vera, client_for
+):
+    bad = jsonl() + b'{"messages": []}\n'
+    replaced = make_ready_version(organization, bad, dataset_name="replaced")
+    make_ready_version(organization, dataset_name="replaced")
+    seen = make_ready_version(organization, bad, dataset_name="dismissed")
+    make_ready_version(organization, b"%PDF-1.7", dataset_name="document", filename="a.pdf")
+    client = client_for(alice)
+
+    before = text(client.get("/"))
+    client.post(f"/datasets/{seen.pk}/dismiss")
+    after = text(client.get("/"))
+
+    assert f"/datasets/{replaced.pk}" not in before and f"/datasets/{seen.pk}" in before
+    assert "1 problem in its rows" in before and "The file is a PDF document, not training data." in before
+    assert "lines cannot be read" not in before
+    assert f"/datasets/{seen.pk}" not in after and "document" in after
+    assert "Dismiss" in before and "Dismiss" not in text(client_for(vera).get("/"))

@@ -336,6 +336,12 @@ SPECTACULAR_SETTINGS = {
     "SERVE_PERMISSIONS": [],
 }
 
+# Limits of an organization that never had credit, paid or granted by an operator; the others have the defaults of
+# apps.finetuning.models.Quota. Anybody can make such an organization, so it is given what trying things out takes.
+UNPAID_LIMITS = {"storage_bytes": 500_000_000, "queued_jobs": 3, "concurrent_gpus": 1}
+# What an organization may still store: asked by intake, known to the app that keeps models as well as files.
+STORAGE_LEFT = "apps.finetuning.storage.left_bytes"
+
 # Outbox topic -> function(key, payload); each is idempotent.
 OUTBOX_WAKE = "apps.config.celery.wake_outbox"
 OUTBOX_HANDLERS = {
@@ -343,16 +349,18 @@ OUTBOX_HANDLERS = {
     "billing.alert": "apps.billing.mail.send_alert",
     "billing.report": "apps.billing.mail.send_report",
     "budget.exhausted": "apps.finetuning.tasks.pause_over_budget",
-    "dataset.validate": "apps.datasets.tasks.request_validation",
-    "dataset.count": "apps.datasets.tasks.request_count",
-    "dataset.inspect": "apps.datasets.tasks.request_inspection",
-    "dataset.compare": "apps.datasets.tasks.request_comparison",
+    "dataset.validate": "apps.datasets.tasks.handle_validation",
+    "dataset.validated": "apps.finetuning.tasks.admit_jobs_of_file",
+    "dataset.count": "apps.datasets.tasks.handle_count",
+    "dataset.inspect": "apps.datasets.tasks.handle_inspection",
+    "dataset.compare": "apps.datasets.tasks.handle_comparison",
     "train.wake": "apps.finetuning.tasks.ring_doorbell",
     "job.admit": "apps.finetuning.tasks.admit",
     "base_model.install": "apps.catalog.tasks.request_install",
     "adapter.published": "apps.serving.tasks.deploy",
     "checkpoint.named": "apps.finetuning.tasks.serve_named_checkpoint",
     "adapter.checked": "apps.finetuning.tasks.tell_adapter_checked",
+    "upload.closed": "apps.datasets.tasks.delete_parts",
     "objects.delete": "apps.core.tasks.delete_objects",
     "payments.suspended": "apps.finetuning.tasks.pause_suspended",
     "organization.suspended": "apps.finetuning.tasks.pause_suspended",
@@ -362,6 +370,22 @@ OUTBOX_HANDLERS = {
     "payments.charge": "apps.payments.tasks.ring_charge",
     "payments.event": "apps.payments.tasks.ring_event",
 }
+# Topic -> the lane of its messages, each with a worker of its own; the others are short effects of `control`. A mail
+# server that is away, or a customer's file of gigabytes, delays its own lane and nothing else. Small files have a lane
+# (apps.datasets.lanes) in which no large one can stand before them.
+OUTBOX_LANES = {
+    "mail": "mail",
+    "billing.alert": "mail",
+    "billing.report": "mail",
+    "dataset.validate": "data",
+    "dataset.count": "data",
+    "dataset.inspect": "data",
+    "dataset.compare": "data",
+    "upload.closed": "data-small",
+    "objects.delete": "data-small",
+}
+# Topics that go before the others of their lane: a machine or money waits for them.
+OUTBOX_URGENT = frozenset({"train.wake", "budget.exhausted", "payments.suspended"})
 
 LOGGING = {
     "version": 1,

@@ -50,21 +50,27 @@ def test_a_broker_that_does_not_answer_is_given_up_on(monkeypatch: Any, silent_p
     monkeypatch.setenv("CELERY_BROKER_URL", f"redis://127.0.0.1:{silent_port}/0")
     started_at = time.monotonic()
 
-    wake_outbox()
+    wake_outbox("control")
 
     assert time.monotonic() - started_at < 10
 
 
-def test_the_wake_reaches_the_queue(monkeypatch: Any, settings: Any) -> None:
+@pytest.mark.parametrize(
+    ("lane", "task", "arguments"),
+    [("control", "core.deliver_outbox", {}), ("mail", "core.carry_out", {"lane": "mail"})],
+)
+def test_the_wake_reaches_the_queue_of_the_lane(
+    monkeypatch: Any, settings: Any, lane: str, task: str, arguments: dict[str, str]
+) -> None:
     monkeypatch.setenv(
         "CELERY_BROKER_URL", settings.BROKER_URL.replace("virtual_host=0", "virtual_host=1")
     )  # ours alone
     monkeypatch.setattr(celery, "_WAKE_OPTIONS", {"max_retries": 0})  # a busy machine's queue may take its time
     monkeypatch.setattr(celery, "_WAKE_SECONDS", 60)
 
-    wake_outbox()
+    wake_outbox(lane)
 
     with app.connection_for_read() as connection:
-        message = connection.SimpleQueue("control").get(timeout=10)
-        assert message.headers["task"] == "core.deliver_outbox"
+        message = connection.SimpleQueue(lane).get(timeout=10)
+        assert (message.headers["task"], message.payload[1]) == (task, arguments)
         message.ack()

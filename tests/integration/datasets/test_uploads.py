@@ -3,27 +3,28 @@ import hashlib
 import math
 import os
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import boto3
 import pytest
 from django.conf import settings
-from django.test import override_settings
+from django.test import Client, override_settings
 from moto.server import ThreadedMotoServer
 
 from apps.accounts.models import Organization
 from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.models import OutboxMessage
-from apps.core.object_store import DirectoryStore, S3Store, open_store, read_object, store
+from apps.core.object_store import DirectoryStore, PrefixClosed, S3Store, open_store, read_object, store
 from apps.core.s3_store import SMALLEST_PART_BYTES
-from apps.core.tasks import delete_objects
 from apps.datasets import uploads
 from apps.datasets.intake import FileTooLarge, StorageFull
 from apps.datasets.models import DatasetVersion, Upload
 from apps.datasets.queries import storage_used_bytes
 from apps.datasets.sweeping import sweep_orphans
+from apps.datasets.tasks import delete_parts
 from apps.datasets.uploads import (
     UnknownUpload,
     UploadClosed,
@@ -37,6 +38,7 @@ from apps.datasets.uploads import (
     part_size,
     sign_parts,
 )
+from apps.finetuning.quotas import set_quota
 from tests.factories.datasets import jsonl, make_ready_version, make_upload
 
 pytestmark = pytest.mark.django_db
@@ -80,6 +82,29 @@ def complete(upload: Upload, **arguments: object) -> Upload:
     return complete_upload(upload=upload, now=db_now(), by="user_1", **arguments)  # type: ignore[arg-type]
 
 
+def cancel(upload: Upload) -> Upload:
+    return cancel_upload(upload=upload, by="user_1")
+
+
+def expire(upload: Upload) -> int:
+    Upload.objects.filter(pk=upload.pk).update(expires_at=db_now() - datetime.timedelta(seconds=1))
+    return expire_uploads(now=db_now())
+
+
+def put(url: str, content: bytes) -> bool:
+    """Send a part as a browser does, to whichever store signed the URL; return whether it was taken."""
+    if isinstance(store(), DirectoryStore):
+        parts = urlsplit(url)
+        return Client().generic("PUT", f"{parts.path}?{parts.query}", content).status_code == 200
+    request = urllib.request.Request(url, content, {"Content-Type": "application/octet-stream"}, method="PUT")
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return bool(response.status == 200)
+
+
+def limit_storage(organization: Organization, byte_count: int) -> None:
+    set_quota(organization=organization, by="system", now=db_now(), storage_bytes=byte_count)
+
+
 class TestParts:
     def test_become_a_file_in_the_order_named(self, organization: Organization, any_store: str) -> None:
         upload = make_upload(organization, bytes=len(CONTENT), filename="big.jsonl")
@@ -93,7 +118,7 @@ class TestParts:
         assert done.version.sha256 == hashlib.sha256(CONTENT).hexdigest()
         assert complete(upload, part_ids=part_ids).version == done.version, "a retried call changes nothing"
         assert DatasetVersion.objects.count() == 1
-        delete_objects(key="", payload=OutboxMessage.objects.get(topic="objects.delete").payload)
+        delete_parts(key="", payload=OutboxMessage.objects.get(topic="upload.closed").payload)
         assert list(store().list_objects(f"org/{organization.pk}/uploads")) == []
 
     def test_with_another_checksum_leave_the_upload_open(self, organization: Organization, any_store: str) -> None:
@@ -147,11 +172,6 @@ class TestParts:
             complete(cancelled, part_ids=[])
         with pytest.raises(UploadClosed):
             cancel_upload(upload=get_upload(organization=organization, id=done.pk), by="user_1")
-
-
-def put(url: str, body: bytes) -> None:
-    request = urllib.request.Request(url, body, {"Content-Type": "application/octet-stream"}, method="PUT")
-    urllib.request.urlopen(request, timeout=120).close()
 
 
 class TestPlan:
@@ -216,6 +236,7 @@ class TestPlan:
             sign_parts(upload=upload, numbers=[1], now=db_now() + datetime.timedelta(days=4))
 
     def test_of_a_large_file_has_a_bounded_number_of_parts(self, organization: Organization) -> None:
+        limit_storage(organization, settings.MAX_UPLOAD_BYTES)
         upload = make_upload(organization, bytes=settings.MAX_UPLOAD_BYTES, is_planned=True)
 
         assert uploads.count_parts(upload) <= uploads.MAX_BROWSER_PARTS
@@ -230,10 +251,12 @@ class TestLimits:
             ({"bytes": 8 * 1024**3 + 1}, FileTooLarge),
             ({"purpose": "vision"}, InvalidValue),
             ({"expires_after_seconds": 5}, InvalidValue),
-            ({"storage_limit_bytes": 10}, StorageFull),
+            ({"bytes": 1_000_001}, StorageFull),
         ],
     )
     def test_an_upload_we_would_not_take_is_refused_at_once(self, organization, wrong: dict, error: type) -> None:
+        limit_storage(organization, 1_000_000)
+
         with pytest.raises(error):
             make_upload(organization, **wrong)
 
@@ -251,12 +274,82 @@ class TestLimits:
     def test_an_upload_under_way_counts_as_stored_and_once(self, organization: Organization) -> None:
         upload = make_upload(organization, bytes=len(CONTENT))
         assert storage_used_bytes(organization=organization) == len(CONTENT)
+        limit_storage(organization, len(CONTENT) + 5)
         with pytest.raises(StorageFull):
-            make_upload(organization, bytes=len(CONTENT), storage_limit_bytes=len(CONTENT) + 5)
+            make_upload(organization, bytes=len(CONTENT))
 
-        complete(upload, part_ids=send(upload), storage_limit_bytes=len(CONTENT))
+        limit_storage(organization, len(CONTENT))
+        complete(upload, part_ids=send(upload))
 
         assert storage_used_bytes(organization=organization) == len(CONTENT)
+
+    def test_parts_sent_beyond_what_was_announced_count_too(self, organization: Organization) -> None:
+        upload = make_upload(organization, bytes=PART)
+        limit_storage(organization, PART + 500)
+
+        add_part(upload=upload, chunks=[b"x" * PART], now=db_now())
+        with pytest.raises(StorageFull):
+            add_part(upload=upload, chunks=[b"x" * PART], now=db_now())
+        add_part(upload=upload, chunks=[b"x" * 400], now=db_now())
+
+        assert storage_used_bytes(organization=organization) == PART + 400
+
+    def test_a_large_planned_upload_fits_its_own_quota(self, organization: Organization, any_store: str) -> None:
+        limit_storage(organization, len(CONTENT))
+        upload = make_upload(organization, bytes=len(CONTENT), is_planned=True)
+        put(sign_parts(upload=upload, numbers=[1], now=db_now())[1], CONTENT)
+
+        assert complete(upload).status == "completed"
+
+
+class TestSignedUrls:
+    """Somebody who holds a URL of an upload that was given up, completed, or has expired."""
+
+    @pytest.mark.parametrize("end", [cancel, complete, expire])
+    def test_store_nothing_that_is_not_counted(
+        self, organization: Organization, any_store: str, end: Callable[[Upload], object]
+    ) -> None:
+        upload = make_upload(organization, bytes=len(CONTENT), is_planned=True)
+        [url] = sign_parts(upload=upload, numbers=[1], now=db_now()).values()
+        put(url, CONTENT)
+
+        end(upload)
+        kept = len(CONTENT) if end is complete else 0
+        assert storage_used_bytes(organization=organization) == kept + len(CONTENT), "until its parts are deleted"
+        delete_parts(key="", payload=OutboxMessage.objects.get(topic="upload.closed").payload)
+        is_refused = not put(url, CONTENT)
+
+        left = sum(info.bytes for _, info in store().list_objects(f"org/{organization.pk}/uploads"))
+        assert is_refused == (any_store == "directory")
+        assert storage_used_bytes(organization=organization) == kept + left
+        later = db_now() + datetime.timedelta(seconds=uploads.SIGNED_SECONDS + 120)
+        expire_uploads(now=later)
+        assert list(store().list_objects(f"org/{organization.pk}/uploads")) == []
+        assert storage_used_bytes(organization=organization) == kept
+
+    @pytest.mark.parametrize("any_store", ["directory"], indirect=True)
+    def test_used_while_the_upload_is_closed_leave_nothing(self, organization: Organization, any_store) -> None:
+        upload = make_upload(organization, bytes=len(CONTENT), is_planned=True)
+        directory, key = store(), uploads._planned_key(upload, 1)
+        assert isinstance(directory, DirectoryStore)
+
+        def chunks() -> Iterator[bytes]:
+            yield CONTENT[:-1]
+            cancel(upload)
+            delete_parts(key="", payload=OutboxMessage.objects.get(topic="upload.closed").payload)
+            yield CONTENT[-1:]
+
+        with pytest.raises(PrefixClosed):
+            directory.put_once(key, chunks(), limit_bytes=len(CONTENT), exact=True)
+
+        assert list(directory.list_objects(f"org/{organization.pk}/uploads")) == []
+
+    def test_are_not_made_for_an_upload_that_was_closed_meanwhile(self, organization: Organization) -> None:
+        upload = make_upload(organization, bytes=len(CONTENT), is_planned=True)
+        cancel(Upload.objects.get(pk=upload.pk))
+
+        with pytest.raises(UploadClosed):
+            sign_parts(upload=upload, numbers=[1], now=db_now())
 
     def test_a_foreign_upload_is_unknown(self, organization: Organization, rival: Organization) -> None:
         with pytest.raises(UnknownUpload):
@@ -273,7 +366,7 @@ class TestSweeping:
 
         upload.refresh_from_db()
         assert upload.status == "expired"
-        assert OutboxMessage.objects.get(topic="objects.delete").payload["prefix"].endswith(upload.pk)
+        assert OutboxMessage.objects.get(topic="upload.closed").payload == {"upload_id": upload.pk}
 
     @pytest.mark.parametrize("any_store", ["directory"], indirect=True)
     def test_objects_in_no_row_go_after_a_day_and_no_others(self, organization: Organization, any_store: str) -> None:

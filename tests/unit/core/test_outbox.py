@@ -14,31 +14,39 @@ from apps.core.models import OutboxMessage
 from apps.core.tenancy import tenant
 
 delivered: list[tuple[str, dict[str, Any]]] = []
-woken: list[bool] = []
+woken: list[str] = []
 
 
 def handle(*, key: str, payload: dict[str, Any]) -> None:
     if payload.get("fails"):
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1 / 0")  # breaks its own transaction, not the delivery's
+    if payload.get("raises"):
+        raise ZeroDivisionError("division by zero")
     delivered.append((key, payload))
 
 
-def wake() -> None:
-    woken.append(True)
+def wake(lane: str) -> None:
+    woken.append(lane)
 
 
 @pytest.fixture(autouse=True)
 def _handlers(settings: Any, db: None) -> None:
-    settings.OUTBOX_HANDLERS = {"test": f"{__name__}.handle"}
+    settings.OUTBOX_HANDLERS = dict.fromkeys(("test", "slow", "urgent"), f"{__name__}.handle")
+    settings.OUTBOX_LANES = {"slow": "aside"}
+    settings.OUTBOX_URGENT = {"urgent"}
     settings.OUTBOX_WAKE = f"{__name__}.wake"
     delivered.clear()
     woken.clear()
 
 
-def publish(key: str, **payload: Any) -> None:
+def publish(key: str, topic: str = "test", organization: str | None = None, **payload: Any) -> None:
     with transaction.atomic():
-        outbox.publish(topic="test", key=key, payload=payload)
+        outbox.publish(topic=topic, key=key, payload=payload, organization=organization)
+
+
+def delivered_keys() -> list[str]:
+    return [key for key, _ in delivered]
 
 
 def test_messages_are_delivered_once_and_in_order() -> None:
@@ -120,7 +128,87 @@ def test_a_tenant_may_publish(organization: Organization) -> None:
     with tenant(organization=organization):
         outbox.publish(topic="test", key="a", payload={})
 
+    assert OutboxMessage.objects.get().share == organization.pk
     assert outbox.deliver_due() == 1
+
+
+@pytest.mark.parametrize("topic", ["test", "slow"])
+def test_a_thousand_messages_of_one_organization_delay_anothers_by_one(topic: str) -> None:
+    for number in range(50):
+        publish(f"many{number}", topic, "org_many")
+    publish("few", topic, "org_few")
+    publish("urgent", "urgent", "org_many")
+
+    for _ in range(3):
+        outbox.deliver_due(lane=outbox.CONTROL if topic == "test" else "aside", limit=1)
+
+    expected = ["urgent", "few", "many0"] if topic == "test" else ["many0", "few", "many1"]
+    assert delivered_keys() == expected
+
+
+def test_turns_are_remembered_from_one_delivery_to_the_next() -> None:
+    publish("a1", organization="org_a")
+    outbox.deliver_due()
+    publish("a2", organization="org_a")
+    publish("b1", organization="org_b")
+
+    outbox.deliver_due(limit=1)
+
+    assert delivered_keys() == ["a1", "b1"]
+
+
+def test_a_lane_is_delivered_by_its_own_worker_alone() -> None:
+    publish("mail", "slow")
+    publish("work")
+
+    assert outbox.deliver_due(lane=outbox.CONTROL) == 1
+    assert delivered_keys() == ["work"]
+    assert outbox.deliver_due(lane="aside") == 1
+
+
+def test_what_is_being_carried_out_is_not_due_until_its_worker_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    publish("long", "slow")
+    [message] = OutboxMessage.objects.all()
+    assert outbox._claim(message.pk) is not None
+
+    assert outbox.deliver_due(lane="aside") == 0
+    later = db_now() + outbox.CLAIM
+    monkeypatch.setattr(outbox, "db_now", lambda: later)
+    assert outbox.deliver_due(lane="aside") == 1
+
+
+def test_a_claim_is_kept_while_the_work_goes_on() -> None:
+    publish("long", "slow")
+    [message] = OutboxMessage.objects.all()
+    outbox._claim(message.pk)
+    OutboxMessage.objects.update(next_attempt_at=db_now())
+
+    outbox._renew(OutboxMessage.objects.filter(pk=message.pk))
+
+    assert outbox.deliver_due(lane="aside") == 0
+
+
+def test_a_message_that_kills_its_workers_is_taken_ever_less_often() -> None:
+    publish("deadly", "slow")
+    [message] = OutboxMessage.objects.all()
+    waits = []
+    for attempts in (0, 6, 20):
+        OutboxMessage.objects.update(attempts=attempts, next_attempt_at=db_now())
+        claimed = outbox._claim(message.pk)
+        assert claimed is not None and claimed.taken_at is not None
+        waits.append((claimed.next_attempt_at - claimed.taken_at).total_seconds())
+
+    assert waits == [60, 128, 3600]
+
+
+def test_long_work_that_fails_is_tried_again_later() -> None:
+    publish("bad", "slow", raises=True)
+
+    assert outbox.deliver_due(lane="aside") == 0
+
+    message = OutboxMessage.objects.get()
+    assert (message.sent_at, message.attempts) == (None, 1)
+    assert "division by zero" in message.last_error and message.next_attempt_at > db_now()
 
 
 def test_delivery_is_woken_by_the_commit_and_not_before(django_capture_on_commit_callbacks: Any) -> None:
@@ -128,7 +216,9 @@ def test_delivery_is_woken_by_the_commit_and_not_before(django_capture_on_commit
         publish("a")
         assert woken == []
 
-    assert woken == [True]
+        publish("b", "slow")
+
+    assert woken == ["control", "aside"]
 
 
 @pytest.mark.django_db(transaction=True)

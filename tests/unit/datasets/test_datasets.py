@@ -1,4 +1,5 @@
 import datetime
+import functools
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
@@ -12,10 +13,13 @@ from apps.core.clock import db_now
 from apps.core.errors import DomainError, InvalidState, InvalidValue
 from apps.core.models import AuditEntry, OutboxMessage
 from apps.core.object_store import DirectoryStore, ObjectMissing, store
+from apps.core.outbox import deliver_due
 from apps.core.tenancy import tenant
-from apps.datasets import intake, operations, validating
+from apps.datasets import intake, lanes, operations, validating
 from apps.datasets.counting import histogram_of
-from apps.datasets.intake import FileTooLarge, StorageFull, clean_name
+from apps.datasets.formats import Format, Mapping
+from apps.datasets.intake import FileTooLarge, StorageFull, clean_name, remap_version
+from apps.datasets.lanes import ReadingTime
 from apps.datasets.models import Dataset, DatasetVersion
 from apps.datasets.operations import FileInUse, NotReady, RowRefused, count_tokens, delete_expired, delete_version
 from apps.datasets.queries import (
@@ -23,14 +27,14 @@ from apps.datasets.queries import (
     find_token_count,
     get_version,
     list_versions,
-    list_waiting,
     read_rows,
     render_row,
     storage_used_bytes,
 )
 from apps.datasets.stream import LINES_PER_OFFSET
-from apps.datasets.tasks import count, request_validation, validate
+from apps.datasets.tasks import count, validate
 from apps.datasets.validating import validate_version
+from apps.finetuning.quotas import set_quota
 from tests.factories.catalog import make_base_model, make_listed_model
 from tests.factories.datasets import jsonl, make_ready_version, make_version
 
@@ -104,8 +108,9 @@ class TestUpload:
         make_version(organization)
         limit = int(1.5 * len(jsonl()))
 
+        set_quota(organization=organization, by="system", now=db_now(), storage_bytes=limit)
         with pytest.raises(StorageFull, match="bytes of storage left"):
-            make_version(organization, storage_limit_bytes=limit)
+            make_version(organization)
 
         assert storage_used_bytes(organization=organization) == len(jsonl())
 
@@ -162,7 +167,6 @@ class TestValidation:
         dead = validating._Lease(version, db_now() - datetime.timedelta(hours=1))
         dead.take()
 
-        assert list_waiting(now=db_now()) == [version.pk]
         taken_over = validate_version(version_id=version.pk, now=db_now())
 
         assert taken_over and taken_over.status == "ready"
@@ -173,14 +177,50 @@ class TestValidation:
         slow.take()
         validate_version(version_id=version.pk, now=db_now())
 
-        assert validating._record_report(version, validating._unreadable("Gone.", "Again."), slow) is None
+        assert validating._record_report(version, validating._unreadable("not_read", "Gone.", "Again."), slow) is None
         assert DatasetVersion.objects.get().status == "ready"
 
-    def test_that_was_never_asked_for_is_found(self, organization: Organization) -> None:
+    def test_held_by_another_is_asked_for_again(self, organization: Organization) -> None:
         version = make_version(organization)
+        validating._Lease(version, db_now()).take()
 
-        assert list_waiting(now=db_now()) == []
-        assert list_waiting(now=db_now() + datetime.timedelta(minutes=1)) == [version.pk]
+        with pytest.raises(validating.HeldByAnother):
+            validate(version.pk)
+
+    def test_that_ends_with_its_worker_again_and_again_is_given_up(self, organization: Organization) -> None:
+        version = make_version(organization)
+        for _ in range(validating.MOST_ATTEMPTS):
+            version.refresh_from_db()
+            validating.take_over_from_the_dead(version, db_now())
+            assert validating._Lease(version, db_now() - datetime.timedelta(hours=1)).take()
+
+        given_up = validate_version(version_id=version.pk, now=db_now())
+
+        assert given_up and (given_up.status, given_up.errors[0]["code"]) == ("invalid", "not_read")
+        mapping = Mapping(format=Format.CHAT, columns={"messages": "messages"})
+        again = remap_version(version=given_up, mapping=mapping, by="user_1", now=db_now())
+        done = validate_version(version_id=again.pk, now=db_now())
+        assert done and done.status == "ready"
+
+    def test_writes_no_more_rows_than_may_be_stored(self, organization: Organization) -> None:
+        table = b"prompt,completion\n" + b"Hi,Hello\n" * 500
+        version = make_version(organization, table, filename="a.csv")
+        set_quota(organization=organization, by="system", now=db_now(), storage_bytes=len(table) + 1_000)
+
+        done = validate_version(version_id=version.pk, now=db_now())
+
+        assert done and (done.status, done.errors[0]["code"]) == ("invalid", "storage_full")
+        assert [key for key in objects_of(organization) if key.endswith("rows.jsonl")] == []
+
+    def test_takes_no_longer_than_the_file_is_large(self, organization: Organization, monkeypatch: Any) -> None:
+        ticks = iter(range(0, 10_000, 100))
+        slow = functools.partial(ReadingTime, clock=lambda: next(ticks))
+        monkeypatch.setattr(validating, "ReadingTime", slow)
+
+        done = validate_version(version_id=make_version(organization).pk, now=db_now())
+
+        assert done and (done.status, done.errors[0]["code"]) == ("invalid", "too_slow")
+        assert done.layout["is_rejected"]
 
     def test_notices_a_file_that_was_changed_or_lost(self, organization: Organization) -> None:
         changed, lost = make_version(organization), make_version(organization)
@@ -193,15 +233,19 @@ class TestValidation:
             assert validated and validated.status == "invalid"
             assert validated.errors[0]["code"] == "content_changed"
 
-    def test_is_handed_to_a_worker_by_the_outbox(
-        self, organization: Organization, monkeypatch: pytest.MonkeyPatch
+    def test_of_a_small_file_waits_for_no_large_one_and_of_each_organization_in_turn(
+        self, organization: Organization, rival: Organization, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        asked: list[str] = []
-        monkeypatch.setattr("apps.datasets.tasks.validate.delay", asked.append)
+        monkeypatch.setattr(lanes, "SMALL_BYTES", len(jsonl()))
+        large = [make_version(organization, jsonl(40)) for _ in range(3)]
+        small, other = make_version(rival), make_version(rival, jsonl(50))
 
-        request_validation(key="k", payload={"version_id": "file-1"})
+        deliver_due(lane="data-small", limit=1)
+        deliver_due(lane="data", limit=2)
 
-        assert asked == ["file-1"]
+        waiting = DatasetVersion.objects.filter(status="uploaded")
+        assert {version.pk for version in waiting} == {version.pk for version in large[1:]}
+        assert {small.pk, other.pk}.isdisjoint(waiting.values_list("pk", flat=True))
 
 
 class TestCounting:

@@ -13,6 +13,7 @@ from apps.datasets.queries import read_rows, storage_used_bytes
 from apps.datasets.repair import RepairMode, mend
 from apps.datasets.row_checks import check_line
 from apps.datasets.validating import validate_version
+from apps.finetuning.quotas import set_quota
 from tests.factories.datasets import chat_row, jsonl, make_ready_version
 
 USER, ANSWER = chat_row("Hi", "Hello")["messages"]
@@ -116,8 +117,9 @@ class TestRepair:
         for version in (good, unreadable):
             with pytest.raises(NotRepairable):
                 repair_version(version=version, mode=RepairMode.DROP, by="user_1", now=db_now())
+        set_quota(organization=organization, by="system", now=db_now(), storage_bytes=10)
         with pytest.raises(StorageFull):
-            repair_version(version=bad, mode=RepairMode.DROP, by="user_1", now=db_now(), storage_limit_bytes=10)
+            repair_version(version=bad, mode=RepairMode.DROP, by="user_1", now=db_now())
 
 
 TABLE = b"utterance,label\n" + b"Hi,greeting\n" * 12

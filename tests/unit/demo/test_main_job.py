@@ -200,7 +200,7 @@ def test_jobs_that_keep_failing_end_the_main_job(scripted: ScriptedPlatform, tra
         ("queued", {}, "The trainer is online and busy.", "trainer.log"),
         ("queued", {"waiting_reason": "2 jobs run already."}, "The job is queued: 2 jobs run already.", "trainer.log"),
         ("queued", {"queue_position": 4}, "The job is queued behind 3 other jobs of local-cpu.", "trainer.log"),
-        ("validating_files", {}, "The files are still being checked.", "celery-data.log"),
+        ("validating_files", {}, "The files are still being checked.", "celery-data-small.log"),
         ("pausing", {}, "The trainer saves a checkpoint before the job pauses.", "trainer.log"),
         ("running", {}, "The trainer has reported nothing new for a while.", "trainer.log"),
     ],

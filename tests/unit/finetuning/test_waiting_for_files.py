@@ -1,19 +1,26 @@
 """A job whose file is not validated yet: it is admitted, refused or cancelled, and until then holds no money."""
 
 import json
+from typing import Any
 
 import pytest
 
 from apps.billing.queries import get_balance
+from apps.core import outbox
 from apps.core.clock import db_now
+from apps.core.errors import QuotaExceeded
 from apps.core.models import OutboxMessage
 from apps.datasets import comparing
+from apps.datasets import operations as datasets
 from apps.datasets.models import DatasetVersion
-from apps.datasets.tasks import compare
+from apps.datasets.operations import FileInUse, count_tokens, delete_version
+from apps.datasets.tasks import compare, count
+from apps.datasets.tasks import validate as validate_task
 from apps.datasets.validating import validate_version
-from apps.finetuning import stopping
+from apps.finetuning import operations, quotes, stopping
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.operations import JobRequest, create_job
+from apps.finetuning.quotas import set_quota
 from apps.finetuning.tasks import admit_waiting
 from tests.factories.datasets import jsonl, make_ready_version, make_version
 
@@ -26,17 +33,20 @@ BAD = GOOD + b'{"messages": "none"}\n'
 def create(floor, organization):
     """Return a maker of jobs whose file has this content and was only uploaded."""
 
-    def make(content: bytes) -> FineTuningJob:
-        asked = JobRequest(
-            base_model=floor.base_model.name, training_file=make_version(organization, content=content).pk
-        )
+    def make(content: bytes, **request: Any) -> FineTuningJob:
+        version = make_version(organization, content=content)
+        asked = JobRequest(base_model=floor.base_model.name, training_file=version.pk, **request)
         return create_job(organization=organization, request=asked, by="key_test", now=db_now())
 
     return make
 
 
 def validate(job: FineTuningJob) -> DatasetVersion | None:
-    return validate_version(version_id=job.training_file_id, now=db_now())
+    """Validate the job's file and count it, as the task does."""
+    version = validate_version(version_id=job.training_file_id, now=db_now())
+    if version.status == "ready" and version.bytes <= datasets.COUNT_NOW_BYTES:
+        count_tokens(version=version, base_model=job.base_model)
+    return version
 
 
 def held(organization) -> int:
@@ -85,9 +95,134 @@ def test_a_bad_file_fails_the_job_by_its_field_for_nothing(create, organization,
 
     job = reload(job)
     assert (job.status, job.error_code, job.error_param) == ("failed", "invalid_training_file", "training_file")
-    assert "1 invalid lines. First: line 101:" in job.error_message
+    name = f"train.jsonl ({job.training_file_id}), line 101: "
+    assert job.error_message.startswith(name) and job.error_message.endswith(".")
+    assert job.training_file.errors[0]["fix"] in job.error_message
     assert job.events.order_by("-sequence").first().message == f"Failed: {job.error_message}"
     assert (held(organization), claim()) == (0, None)
+
+
+def test_a_file_with_too_few_rows_fails_the_job_for_nothing(create, organization, reload):
+    job = create(GOOD[: GOOD.index(b"\n") + 1] * 4)
+
+    validate(job)
+    admit_waiting()
+
+    job = reload(job)
+    assert (job.status, job.error_code) == ("failed", "invalid_training_file")
+    assert "The file has 4 rows; fine-tuning needs at least 10. Add more examples." in job.error_message
+    assert (held(organization), job.cost_nano) == (0, 0)
+
+
+def test_a_bad_validation_file_fails_the_job_by_its_own_field(floor, organization, reload):
+    training, held_out = make_ready_version(organization), make_version(organization, BAD, filename="held.jsonl")
+    asked = JobRequest(base_model=floor.base_model.name, training_file=training.pk, validation_file=held_out.pk)
+    job = create_job(organization=organization, request=asked, by="key_test", now=db_now())
+
+    validate_version(version_id=held_out.pk, now=db_now())
+    admit_waiting()
+
+    job = reload(job)
+    assert (job.status, job.error_param) == ("failed", "validation_file")
+    assert job.error_message.startswith(f"held.jsonl ({held_out.pk}), line 101: ")
+
+
+def test_a_file_waited_for_cannot_be_deleted(create):
+    job = create(GOOD)
+
+    with pytest.raises(FileInUse, match=job.pk):
+        delete_version(version=job.training_file, by="key_test", now=db_now())
+
+
+def test_a_validation_that_ends_admits_its_jobs_at_once(create, reload):
+    job = create(GOOD)
+    outbox.deliver_due(lane=outbox.CONTROL)  # looks at the job, which still waits
+
+    validate_task(job.training_file_id)
+    outbox.deliver_due()
+
+    assert reload(job).status == "queued"
+
+
+def test_credit_that_does_not_suffice_when_the_file_is_ready_fails_the_job(create, organization, reload):
+    job = create(GOOD, spend_cap_nano=10**15)
+
+    validate(job)
+    admit_waiting()
+
+    job = reload(job)
+    assert (job.status, job.error_code) == ("failed", "insufficient_quota")
+    assert "$" in job.error_message and (held(organization), job.cost_nano) == (0, 0)
+
+
+def test_waiting_jobs_count_as_unfinished(create, organization, olga):
+    set_quota(organization=organization, by=olga.pk, now=db_now(), queued_jobs=2)
+    create(GOOD)
+    create(GOOD)
+
+    with pytest.raises(QuotaExceeded, match="2 unfinished jobs"):
+        create(GOOD)
+
+    assert FineTuningJob.objects.count() == 2
+
+
+def test_a_job_that_waited_gets_the_recipe_of_one_that_did_not(floor, organization, reload):
+    pair = {
+        "input": {"messages": [{"role": "user", "content": "Where is it?"}]},
+        "preferred_output": [{"role": "assistant", "content": "On its way."}],
+        "non_preferred_output": [{"role": "assistant", "content": "No idea."}],
+    }
+    for row in (ROW, pair):
+        content = (json.dumps(row).encode() + b"\n") * 40
+        fields = {"base_model": floor.base_model.name, "hyperparameters": {"lora_rank": 8, "epochs": "auto"}}
+        early = make_version(organization, content)
+        waiting = create_job(
+            organization=organization, request=JobRequest(training_file=early.pk, **fields), by="key_test", now=db_now()
+        )
+        validate_version(version_id=early.pk, now=db_now())
+        count_tokens(version=DatasetVersion.objects.get(pk=early.pk), base_model=floor.base_model)
+
+        admit_waiting()
+        later = create_job(
+            organization=organization, request=JobRequest(training_file=early.pk, **fields), by="key_test", now=db_now()
+        )
+
+        waiting = reload(waiting)
+        assert (waiting.status, waiting.hyperparameters) == ("queued", later.hyperparameters)
+        assert waiting.requested["choices"] == later.requested["choices"]
+
+
+def test_a_job_that_cannot_be_judged_keeps_no_other_waiting(create, reload, monkeypatch):
+    first, second = create(GOOD), create(GOOD)
+    for job in (first, second):
+        validate_task(job.training_file_id)
+    judge = operations.require_rows_to_train
+
+    def fail_for_first(training_file, validation_file):
+        if training_file.pk == first.training_file_id:
+            raise RuntimeError("a bug")
+        judge(training_file, validation_file)
+
+    monkeypatch.setattr(operations, "require_rows_to_train", fail_for_first)
+    admit_waiting()
+
+    assert [reload(job).status for job in (first, second)] == ["validating_files", "queued"]
+
+
+def test_a_row_the_model_cannot_read_fails_the_job_that_waits_for_a_large_file(create, reload, monkeypatch):
+    monkeypatch.setattr(datasets, "COUNT_NOW_BYTES", 10)
+    monkeypatch.setattr(quotes, "COUNT_NOW_BYTES", 10)
+    job = create(GOOD + GOOD.splitlines(True)[0].replace(b"Hello", b"<|im_end|>"))
+
+    validate(job)
+    admit_waiting()
+    [message] = OutboxMessage.objects.filter(topic="dataset.count")
+    count(**message.payload)
+    admit_waiting()
+
+    job = reload(job)
+    assert (job.status, job.error_code) == ("failed", "invalid_training_file")
+    assert "Line 101: " in job.error_message
 
 
 def test_a_job_cancelled_meanwhile_stays_cancelled(create, organization, claim, reload):

@@ -1,0 +1,48 @@
+"""Whatever is kept for a tenant was weighed against its storage limit: each place that writes objects says where."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+APPS = Path(__file__).resolve().parents[2] / "apps"
+WRITES = {"put_stream", "put_once", "compose", "signed_url"}  # signed_url: where it is asked for a PUT
+# The function that writes -> what weighed it.
+WEIGHED = {
+    "datasets/intake.py:create_version": "cut off at the storage that is left, weighed again by register",
+    "datasets/intake.py:remap_version": "require_storage",
+    "datasets/validating.py:_read": "limited",
+    "datasets/validating.py:_mend": "limited",
+    "datasets/validating.py:_fit": "limited",
+    "datasets/inspecting.py:inspect_version": "eight bytes a row of a file that was weighed, and counted with it",
+    "datasets/uploads.py:add_part": "require_storage",
+    "datasets/uploads.py:sign_parts": "exact sizes of parts of an upload that counts until the last has expired",
+    "datasets/uploads.py:_compose": "require_storage, by register",
+    "finetuning/checkpoint_models.py:_copy": "require_any_storage",
+    "finetuning/reporting.py:create_upload": "require_any_storage, when the job was admitted",
+    "catalog/operations.py:_fill_from_folder": "of the platform, no tenant's",
+}
+
+
+def _writers() -> Iterator[str]:
+    for path in APPS.rglob("*.py"):
+        module = path.relative_to(APPS).as_posix()
+        if module.startswith("core/"):
+            continue
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and _writes(function):
+                yield f"{module}:{function.name}"
+
+
+def _writes(function: ast.AST) -> bool:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in WRITES:
+            is_read = node.func.attr == "signed_url" and not any(
+                isinstance(given, ast.Constant) and given.value == "PUT" for given in node.args
+            )
+            if not is_read:
+                return True
+    return False
+
+
+def test_every_place_that_stores_objects_is_known_and_weighed() -> None:
+    assert set(_writers()) == set(WEIGHED)

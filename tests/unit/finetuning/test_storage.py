@@ -1,0 +1,85 @@
+"""What an organization keeps: counted whole, billed by the hour, and limited."""
+
+import pytest
+from django.conf import settings
+
+from apps.adapters.models import AdapterVersion
+from apps.core.clock import db_now
+from apps.core.errors import QuotaExceeded
+from apps.datasets.intake import StorageFull
+from apps.datasets.queries import storage_used_bytes
+from apps.finetuning.checkpoint_models import serve_checkpoint
+from apps.finetuning.models import Checkpoint, Quota
+from apps.finetuning.quotas import get_quota, set_quota
+from apps.finetuning.storage import left_bytes, stored_bytes
+from tests.factories.datasets import make_version
+from tests.factories.finetuning import give_credit
+
+pytestmark = pytest.mark.django_db
+EXPORTS = [{"kind": "merged_16bit", "bytes": 3_000_000}, {"kind": "gguf", "bytes": 1_000_000}]
+
+
+@pytest.fixture
+def exported(floor, claim) -> AdapterVersion:
+    """A trained adapter with two other forms of it."""
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    attempt.succeed(floor.base_model)
+    job.refresh_from_db()
+    AdapterVersion.objects.filter(pk=job.adapter_version_id).update(exports=EXPORTS)
+    return AdapterVersion.objects.get(pk=job.adapter_version_id)
+
+
+def limit_storage(organization, byte_count: int) -> None:
+    set_quota(organization=organization, by="system", now=db_now(), storage_bytes=byte_count)
+
+
+def test_exports_count_as_stored_until_their_model_is_deleted(organization, exported):
+    files = storage_used_bytes(organization=organization)
+    assert stored_bytes(organization=organization) == files + exported.bytes + 4_000_000
+
+    AdapterVersion.objects.update(deleted_at=db_now())
+
+    assert stored_bytes(organization=organization) == files
+
+
+def test_models_leave_less_room_for_files(organization, exported):
+    limit_storage(organization, stored_bytes(organization=organization) + 100)
+
+    assert left_bytes(organization=organization) == 100
+    with pytest.raises(StorageFull, match="100 bytes of storage left"):
+        make_version(organization)
+
+
+def test_a_full_storage_takes_no_job_whose_result_would_have_no_place(floor, organization):
+    limit_storage(organization, 1)
+
+    with pytest.raises(QuotaExceeded, match="storage is full"):
+        floor.job()
+
+
+def test_an_organization_that_never_had_credit_has_small_limits(organization):
+    before = get_quota(organization=organization)
+    give_credit(organization)
+    after = get_quota(organization=organization)
+
+    assert {name: getattr(before, name) for name in settings.UNPAID_LIMITS} == settings.UNPAID_LIMITS
+    assert after.storage_bytes == Quota().storage_bytes > before.storage_bytes
+
+
+def test_what_an_operator_set_holds_with_and_without_credit(organization):
+    limit_storage(organization, 7_000_000_000)
+
+    assert get_quota(organization=organization).storage_bytes == 7_000_000_000
+
+
+def test_a_checkpoint_is_not_copied_into_a_full_storage(floor, organization, claim):
+    floor.job()
+    attempt = claim()
+    attempt.start()
+    attempt.checkpoint(5, 10.0)
+    limit_storage(organization, 1)
+
+    with pytest.raises(QuotaExceeded, match="storage is full"):
+        serve_checkpoint(organization=organization, checkpoint_id=Checkpoint.objects.get().pk)
