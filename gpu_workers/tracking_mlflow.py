@@ -30,9 +30,10 @@ class MlflowRun:
 
     def __init__(self, tracker: Tracker, *, job_id: str, parameters: Mapping[str, str]) -> None:
         parts = urlsplit(tracker.url)
+        self._extensions: dict[str, Any] = {}
         proxy = getproxies().get("https")
         if proxy:  # it looks the name up and refuses what is not public (deploy/egress); here no name may be known
-            origin, self._extensions = f"{parts.scheme}://{parts.netloc}", {}
+            origin = f"{parts.scheme}://{parts.netloc}"
         else:
             address, port = public_address(tracker.url), parts.port or 443
             origin = f"{parts.scheme}://" + (f"[{address}]" if ":" in address else address) + f":{port}"
