@@ -32,9 +32,10 @@ class MlflowRun:
 
     def __init__(self, tracker: Tracker, *, job_id: str, parameters: Mapping[str, str]) -> None:
         parts = urlsplit(tracker.url)
+        self._extensions: dict[str, Any] = {}
         proxy = getproxies().get("https")
         if proxy:  # it looks the name up and refuses what is not public (deploy/egress); here no name may be known
-            origin, self._extensions = f"{parts.scheme}://{parts.netloc}", {}
+            origin = f"{parts.scheme}://{parts.netloc}"
         else:
             # Connects to the address that was checked, even if the name changes its meaning; TLS asks for the name.
             origin, self._extensions = public_origin(tracker.url), {"sni_hostname": parts.hostname}

@@ -19,7 +19,7 @@ LONGEST_URL = 300
 _HOST = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(?:\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 _PATH = re.compile(r"/[A-Za-z0-9_./@:+-]*")
 # Metadata services that are not link-local: Alibaba Cloud, Oracle Cloud, Azure's wire server, AWS over IPv6.
-_METADATA = [
+_METADATA: list[Network] = [
     ipaddress.ip_network(text) for text in ("100.100.100.200/32", "192.0.0.0/24", "168.63.129.16/32", "fd00:ec2::/32")
 ]
 # Prefixes that hold an IPv4 address, and how many bits follow it: NAT64 (RFC 6052, 8215), 6to4, IPv4-compatible.
@@ -53,7 +53,9 @@ class AddressRules:
 
         Raises ValueError for an entry that is none of them.
         """
-        networks, hosts, sockets = [], set(), []
+        networks: list[Network] = []
+        hosts: set[str] = set()
+        sockets: list[str] = []
         for entry in entries:
             if entry.startswith("unix:"):
                 sockets.append(os.path.realpath("/" + entry.removeprefix("unix:").lstrip("/")))
@@ -149,7 +151,7 @@ def _ip_of(host: str) -> Ip | None:
 
 def _unwrapped(ip: Ip) -> list[Ip]:
     """Return the IPv4 addresses that an IPv6 address may lead to."""
-    if ip.version == 4:
+    if isinstance(ip, ipaddress.IPv4Address):
         return []
     found: list[Ip] = [ipaddress.IPv4Address((int(ip) >> bits) & 0xFFFFFFFF) for net, bits in _WRAPPED if ip in net]
     if ip.ipv4_mapped is not None:
@@ -162,5 +164,5 @@ def _unwrapped(ip: Ip) -> list[Ip]:
 def _is_local(ip: Ip) -> bool:
     if any(ip.version == network.version and ip in network for network in _METADATA):
         return True
-    is_site_local = ip.version == 6 and ip.is_site_local
+    is_site_local = isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local
     return ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified or ip.is_reserved or is_site_local

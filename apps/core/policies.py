@@ -109,7 +109,7 @@ def _of_columns(privileges: str, role: str, model: type[models.Model]) -> str:
     if not hidden:
         return privileges
     assert privileges == "SELECT", "a column is hidden from a role that reads"
-    shown = [field.column for field in model._meta.concrete_fields if field.column not in hidden]
+    shown = [str(field.column) for field in model._meta.concrete_fields if field.column not in hidden]
     return f"SELECT ({', '.join(connection.ops.quote_name(column) for column in shown)})"
 
 

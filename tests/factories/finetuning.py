@@ -187,6 +187,13 @@ def adapter_files(base_model: BaseModel, *, rank: int = 16) -> dict[str, bytes]:
     }
 
 
+def model_files() -> dict[str, bytes]:
+    """A whole model as merging leaves it: of one tensor."""
+    header = json.dumps({"a": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+    weights = struct.pack("<Q", len(header)) + header + b"ab"
+    return {"config.json": b'{"model_type":"qwen3"}', "model.safetensors": weights, "tokenizer.json": b"{}"}
+
+
 def manifest_of(kind: str, run_id: str, attempt: int, step: int, files: dict[str, bytes]) -> Manifest:
     return Manifest(
         kind=kind,

@@ -19,6 +19,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.serving.models import Deployment, LoadedAdapter, Replica
 from apps.serving.operations import deploy
 from apps.serving.queries import list_routes
+from tests.factories.finetuning import model_files
 from tests.factories.serving import dedicate, load, make_replica, make_version, make_whole_model
 from tests.support.attempts import REPORT
 
@@ -128,10 +129,10 @@ def test_the_page_shows_where_it_came_from_and_how_to_use_it(version, client_for
 @pytest.fixture
 def evaluated(floor, claim) -> AdapterVersion:
     """A version with a report and a merged model."""
-    job = floor.job(suffix="evaluated")
+    job = floor.job(suffix="evaluated", requested={"exports": ["merged_16bit"]})
     attempt = claim()
     attempt.start()
-    merged = attempt.upload("model", 10, {"model.safetensors": b"whole", "config.json": b"{}"})
+    merged = attempt.upload("model", 10, model_files())
     export = Export(kind="merged_16bit", upload_id=merged.pk, manifest_sha256=merged.manifest_sha256)
     attempt.succeed(floor.base_model, report=REPORT, exports=(export,))
     job.refresh_from_db()

@@ -18,12 +18,10 @@ from apps.core.object_store import store
 from apps.core.sealing import seal
 from apps.finetuning import reporting
 from apps.finetuning.models import FineTuningJob, JobEvent, Run, ThroughputProbe, Upload, Worker
-from tests.factories.finetuning import CREDENTIAL, Floor, adapter_files, manifest_of, probe_report
+from tests.factories.finetuning import CREDENTIAL, Floor, adapter_files, manifest_of, model_files, probe_report
 from tests.support.attempts import Attempt, step
 
-HEADER = b'{"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
-SAFE = len(HEADER).to_bytes(8, "little") + HEADER + b"ab"
-WHOLE = {"config.json": b'{"model_type":"qwen3"}', "model.safetensors": SAFE, "tokenizer.json": b"{}"}
+WHOLE = model_files()
 PICKLE = b"\x80\x04\x95\x00\x00\x00\x00{.."
 
 
