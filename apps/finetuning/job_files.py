@@ -95,7 +95,8 @@ def invalid_file(version: DatasetVersion, param: str) -> InvalidTrainingFile:
         return InvalidTrainingFile(f"{version.pk} was deleted before the job could begin.", param=param)
     first = version.errors[0] if version.errors else {}
     where = f" First: line {first['line']}: {first['message']}" if first else ""
-    return InvalidTrainingFile(f"{version.pk} has {version.error_count} invalid lines.{where}", param=param)
+    count = "1 invalid line" if version.error_count == 1 else f"{version.error_count:,} invalid lines"
+    return InvalidTrainingFile(f"{version.pk} has {count}.{where}", param=param)
 
 
 def require_rows_to_train(training_file: DatasetVersion, validation_file: DatasetVersion | None) -> None:

@@ -85,7 +85,7 @@ def test_a_bad_file_fails_the_job_by_its_field_for_nothing(create, organization,
 
     job = reload(job)
     assert (job.status, job.error_code, job.error_param) == ("failed", "invalid_training_file", "training_file")
-    assert "1 invalid lines. First: line 101:" in job.error_message
+    assert "1 invalid line. First: line 101:" in job.error_message
     assert job.events.order_by("-sequence").first().message == f"Failed: {job.error_message}"
     assert (held(organization), claim()) == (0, None)
 
