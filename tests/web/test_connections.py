@@ -66,9 +66,7 @@ def test_a_head_has_so_many_bytes_and_lines(address: str, lines: bytes, status: 
     assert answer[9:12] == status or (status == b"431" and answer == b"reset"), answer[:100]
 
 
-@pytest.mark.parametrize(
-    "parts", [[], [b"GET / HT"], [b"GET / HTTP/1.1\r\nHost: x\r\n"], [b"G", b"ET / HTTP/1.1\r\n"]]
-)
+@pytest.mark.parametrize("parts", [[], [b"GET / HT"], [b"GET / HTTP/1.1\r\nHost: x\r\n"], [b"G", b"ET / HTTP/1.1\r\n"]])
 def test_half_a_request_is_not_waited_for(monkeypatch, parts: list[bytes]) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
     with serving(whoami) as url:
