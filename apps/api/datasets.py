@@ -7,8 +7,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.accounts.roles import Permission
+from apps.api.body_errors import MissingParameter
 from apps.api.files import file_object
-from apps.api.parsers import MissingParameter, read_body
+from apps.api.parsers import read_body
 from apps.api.views import ApiView
 from apps.core.clock import db_now
 from apps.datasets import intake, queries

@@ -1,16 +1,19 @@
 """One mapping from what went wrong to OpenAI's error object, so that `openai` raises the right class."""
 
+import logging
 from typing import Any, ClassVar
 
 from django.core.exceptions import PermissionDenied as DjangoPermissionDenied
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation, TooManyFieldsSent, TooManyFilesSent
-from django.http import Http404, HttpRequest, HttpResponse
-from django.views.decorators.csrf import csrf_exempt
+from django.db import DataError
+from django.http import Http404
 from rest_framework import exceptions, status
 from rest_framework.response import Response
 
 from apps.core.errors import DomainError, InvalidValue, NotFound, PermissionDenied, RateLimited, Status
-from apps.core.http import TooLarge, error_headers, not_found
+from apps.core.http import TooLarge, error_headers
+
+logger = logging.getLogger(__name__)
 
 
 class InvalidApiKey(DomainError):
@@ -28,13 +31,9 @@ class UnsupportedMediaType(DomainError):
     http_status: ClassVar[int] = status.HTTP_415_UNSUPPORTED_MEDIA_TYPE
 
 
-class InvalidJson(DomainError):
-    code = "invalid_json"
-
-
 def exception_handler(exception: Exception, context: dict[str, Any]) -> Response | None:
     """Return the answer to an anticipated failure; None for a bug, which Django logs and answers with 500."""
-    error = as_domain_error(exception)
+    error = _of_view(exception, context["view"]) or as_domain_error(exception)
     if error is None:
         return None
     headers = error_headers(error)
@@ -43,6 +42,20 @@ def exception_handler(exception: Exception, context: dict[str, Any]) -> Response
     if isinstance(exception, exceptions.MethodNotAllowed):
         headers["Allow"] = ", ".join(context["view"].allowed_methods)
     return Response(error.as_openai(), status=getattr(error, "http_status", int(error.status)), headers=headers)
+
+
+def _of_view(exception: Exception, view: Any) -> DomainError | None:
+    """Name what this view takes in place of a method or a body that it does not."""
+    request = view.request
+    match exception:
+        case exceptions.MethodNotAllowed():
+            taken = " or ".join(view.allowed_methods)
+            return MethodNotAllowed(f"{request.method} is not taken at {request.path}: use {taken}.")
+        case exceptions.UnsupportedMediaType():
+            taken = " or ".join(parser.media_type for parser in view.parser_classes)
+            sent = (request.content_type or "none")[:80]
+            return UnsupportedMediaType(f"The Content-Type of the body is {sent}: send {taken}.")
+    return None
 
 
 def as_domain_error(exception: Exception) -> DomainError | None:
@@ -57,13 +70,16 @@ def as_domain_error(exception: Exception) -> DomainError | None:
         case DjangoPermissionDenied() | exceptions.PermissionDenied():
             return PermissionDenied("This API key may not do this.")
         case exceptions.MethodNotAllowed():
-            return MethodNotAllowed(str(exception.detail))
+            return MethodNotAllowed("This address does not take this method; the header Allow lists those it takes.")
         case exceptions.UnsupportedMediaType():
-            return UnsupportedMediaType(str(exception.detail))
+            return UnsupportedMediaType("The body has the wrong Content-Type for this address.")
         case exceptions.ValidationError():
             return _invalid(exception.detail)
-        case exceptions.ParseError():
-            return InvalidJson(str(exception.detail))
+        case DataError():
+            logger.warning("refused by the database: %s", exception)
+            return InvalidValue(
+                "A value is too large, too long or holds a NUL character. Send a shorter or smaller one."
+            )
         case exceptions.Throttled():
             return RateLimited(str(exception.detail), retry_after_seconds=int(getattr(exception, "wait", None) or 1))
         case RequestDataTooBig():
@@ -71,12 +87,6 @@ def as_domain_error(exception: Exception) -> DomainError | None:
         case TooManyFieldsSent() | TooManyFilesSent() | SuspiciousOperation() | exceptions.APIException():
             return InvalidValue("The request could not be understood.")
     return None
-
-
-@csrf_exempt
-def unknown_url(request: HttpRequest, rest: str) -> HttpResponse:
-    """Answer for every address of the API that is none."""
-    return not_found(request)
 
 
 def _invalid(detail: Any) -> InvalidValue:

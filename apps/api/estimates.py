@@ -11,6 +11,7 @@ from rest_framework.response import Response
 
 from apps.api.parsers import read_body
 from apps.api.recipes import LoraChoice, adapter_fields, parse_method, parse_objective
+from apps.api.sent_names import as_sent
 from apps.api.views import ApiView
 from apps.catalog.queries import get_base_model
 from apps.contracts.runs import Method
@@ -48,7 +49,12 @@ class Estimates(ApiView):
     required_scope = {"POST": "view"}
 
     def post(self, request: Request) -> Response:
-        body, now = read_body(request.data, EstimateRequest), db_now()
+        body = read_body(request.data, EstimateRequest)
+        with as_sent(request.data):
+            return Response(self._estimate(body))
+
+    def _estimate(self, body: EstimateRequest) -> dict[str, Any]:
+        now = db_now()
         needed_by = parse_needed_by(body.needed_by, now)
         base_model = get_base_model(name=body.model)
         version = get_version(organization=self.organization, id=body.training_file, param="training_file")
@@ -67,23 +73,16 @@ class Estimates(ApiView):
             ),
         ).hyperparameters
         quotes = get_quotes(base_model=base_model, version=version, recipe=recipe, now=now)
-        return Response(
-            {
-                "object": "estimate",
-                "model": base_model.name,
-                "training_file": version.pk,
-                "recipe": msgspec.to_builtins(recipe),
-                "delivery": delivery_object(
-                    deliver(
-                        organization=self.organization,
-                        base_model=base_model,
-                        recipe=recipe,
-                        exports=body.exports or [],
-                    )
-                ),
-            }
-            | options_object(quotes, needed_by=needed_by, now=now)
+        delivery = deliver(
+            organization=self.organization, base_model=base_model, recipe=recipe, exports=body.exports or []
         )
+        return {
+            "object": "estimate",
+            "model": base_model.name,
+            "training_file": version.pk,
+            "recipe": msgspec.to_builtins(recipe),
+            "delivery": delivery_object(delivery),
+        } | options_object(quotes, needed_by=needed_by, now=now)
 
 
 def parse_needed_by(value: int | str | None, now: datetime.datetime) -> datetime.datetime | None:
@@ -92,10 +91,10 @@ def parse_needed_by(value: int | str | None, now: datetime.datetime) -> datetime
         return None
     moment = _moment(value)
     if moment is None or moment.tzinfo is None:
-        text = "needed_by is a moment: Unix seconds, or RFC 3339 with a time zone, such as 2030-05-01T17:45:00Z."
+        text = "needed_by must be Unix seconds, or RFC 3339 with a time zone, such as 2030-05-01T17:45:00Z."
         raise InvalidValue(text, param="needed_by")
     if moment <= now:
-        raise InvalidValue("needed_by lies in the past.", param="needed_by")
+        raise InvalidValue("needed_by lies in the past: give a moment to come.", param="needed_by")
     return moment
 
 

@@ -3,15 +3,16 @@
 from typing import Any
 
 from django.core.files.uploadedfile import UploadedFile
+from django.db.models import F
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
-from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.accounts.roles import Permission
-from apps.api.pagination import page
-from apps.api.parsers import MissingParameter
+from apps.api.body_errors import MissingParameter
+from apps.api.pagination import Source, merged_page
+from apps.api.parsers import PlainMultiPartParser
 from apps.api.views import ApiView
 from apps.core import audit
 from apps.core.clock import db_now
@@ -23,11 +24,19 @@ from apps.datasets.formats import read_mapping
 from apps.datasets.models import DatasetVersion
 from apps.datasets.problems import KEPT_PROBLEMS
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.result_file import FILENAME, PURPOSE, find_job_of, result_csv
+from apps.finetuning.result_file import (
+    FILENAME,
+    PURPOSE,
+    find_job_of,
+    list_jobs_with_file,
+    result_bytes,
+    result_csv,
+    result_file_id,
+)
 
 MAX_LIMIT = 10_000
+LISTED_RESULTS = 100  # on one page: the size of each is counted once
 LISTED_ERRORS = 20  # of each file; all that are kept come with the file itself
-_ORDERS = {"asc": ("created_at", "id"), "desc": ("-created_at", "-id")}
 _STATUSES = {"uploaded": "uploaded", "validating": "uploaded", "ready": "processed", "invalid": "error"}
 # What other services keep files for and this one does not; said by name, so that nobody thinks of a typo.
 _OTHER_PURPOSES = {"assistants", "batch", "vision", "user_data", "assistants_output", "batch_output"}
@@ -37,15 +46,24 @@ class FileList(ApiView):
     """List files; upload one as multipart form data, in whatever order its fields come."""
 
     required_scope = {"GET": Permission.VIEW, "POST": Permission.DATASET_WRITE}
-    parser_classes = [MultiPartParser]
+    parser_classes = [PlainMultiPartParser]
 
     def get(self, request: Request) -> Response:
-        purpose = request.query_params.get("purpose")
-        rows = queries.list_versions(organization=self.organization, purpose=purpose)
-        order = _ORDERS.get(request.query_params.get("order", "desc"))
-        if order is None:
+        order = request.query_params.get("order", "desc")
+        if order not in ("asc", "desc"):
             raise InvalidValue("'order' must be 'asc' or 'desc'.", param="order")
-        return Response(page(request, rows, file_object, default_limit=MAX_LIMIT, maximum=MAX_LIMIT, order=order))
+        sources = self._sources(request.query_params.get("purpose"))
+        found = merged_page(request, sources, default_limit=MAX_LIMIT, maximum=MAX_LIMIT, is_descending=order == "desc")
+        return Response(found)
+
+    def _sources(self, purpose: str | None) -> list[Source]:
+        versions = queries.list_versions(organization=self.organization, purpose=purpose)
+        listed = versions.annotate(listed_at=F("created_at"), listed_id=F("id"))
+        sources = [Source(listed, file_object, MAX_LIMIT)]
+        if purpose in (None, PURPOSE):
+            results = list_jobs_with_file(organization=self.organization)
+            sources.append(Source(results, _result_object, LISTED_RESULTS))
+        return sources
 
     def post(self, request: Request) -> Response:
         purpose, upload = _required_purpose(request.data), _required_file(request)
@@ -70,7 +88,7 @@ class FileDetail(ApiView):
 
     def get(self, request: Request, file_id: str) -> Response:
         if job := find_job_of(organization=self.organization, file_id=file_id):
-            return Response(_result_object(job, file_id))
+            return Response(_result_object(job))
         version = queries.get_version(organization=self.organization, id=file_id)
         return Response(file_object(version, tokens=_tokens(version), most_errors=KEPT_PROBLEMS))
 
@@ -124,11 +142,11 @@ def file_object(
     }
 
 
-def _result_object(job: FineTuningJob, file_id: str) -> dict[str, Any]:
+def _result_object(job: FineTuningJob) -> dict[str, Any]:
     return {
-        "id": file_id,
+        "id": result_file_id(job),
         "object": "file",
-        "bytes": len(result_csv(job=job)),
+        "bytes": result_bytes(job=job),
         "created_at": int((job.finished_at or job.created_at).timestamp()),
         "expires_at": None,
         "filename": FILENAME,

@@ -22,13 +22,14 @@ from apps.api.fine_tuning_objects import checkpoint_object, dry_run_object, even
 from apps.api.pagination import page
 from apps.api.parsers import read_body
 from apps.api.recipes import LoraChoice, adapter_fields, parse_method, parse_objective
+from apps.api.sent_names import as_sent
 from apps.api.serving import serving_object
 from apps.api.views import ApiView
 from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind, problem_of
 from apps.contracts.runs import Objective
 from apps.core.clock import db_now
 from apps.core.errors import InvalidValue, PermissionDenied
-from apps.core.money import usd_to_nano
+from apps.core.money import LARGEST_USD, usd_to_nano
 from apps.core.object_store import attachment
 from apps.finetuning import operations, queries, stopping
 from apps.finetuning.checkpoint_models import serve_checkpoint
@@ -61,7 +62,7 @@ class Preference(msgspec.Struct, forbid_unknown_fields=True):
     hyperparameters: PreferenceHyperparameters = msgspec.field(default_factory=PreferenceHyperparameters)
 
 
-class MethodChoice(msgspec.Struct):
+class MethodChoice(msgspec.Struct, forbid_unknown_fields=True):
     """`text` (continued pre-training on plain text) and `orpo` (preferences without a reference) are ours."""
 
     type: str = "supervised"
@@ -150,6 +151,10 @@ class JobList(ApiView):
 
     def post(self, request: Request) -> Response:
         body = read_body(request.data, CreateJob)
+        with as_sent(request.data):
+            return Response(self._create(request, body))
+
+    def _create(self, request: Request, body: CreateJob) -> dict[str, Any]:
         require_scope_of_judge(self.identity, _evaluation_plan(body.evaluation))
         asked = parse_request(
             body,
@@ -159,14 +164,14 @@ class JobList(ApiView):
             is_retry=request.headers.get("X-Stainless-Retry-Count", "0") not in ("", "0"),
         )
         if body.dry_run:
-            return Response(self._rehearse(body, asked))
+            return self._rehearse(body, asked)
         if body.needed_by is not None:
             text = (
                 "needed_by is answered by a dry run: send dry_run, then create the job with the compute.pool you chose."
             )
             raise InvalidValue(text, param="needed_by")
         job = operations.create_job(organization=self.organization, request=asked, by=self.actor, now=db_now())
-        return Response(job_object(queries.get_job(organization=self.organization, id=job.pk)))
+        return job_object(queries.get_job(organization=self.organization, id=job.pk))
 
     def _rehearse(self, body: CreateJob, asked: JobRequest) -> dict[str, Any]:
         now = db_now()
@@ -296,6 +301,7 @@ def parse_request(
 ) -> JobRequest:
     """Return the domain's request; `data` is the body as sent. Raises InvalidValue naming the field."""
     recipe = dict(body.recipe or {})
+    _require_one_method(body.method)
     method = parse_method(body.quantization, recipe.pop("method", None))
     return JobRequest(
         base_model=body.model,
@@ -313,6 +319,7 @@ def parse_request(
         integrations=body.integrations or (),
         requested={
             "method": msgspec.to_builtins(body.method) if body.method else None,
+            "learning_rate_multiplier": _theirs(body).learning_rate_multiplier,
             "evaluation": _evaluation_plan(body.evaluation),
             "exports": body.exports or [],
         },
@@ -322,8 +329,19 @@ def parse_request(
     )
 
 
+def _require_one_method(method: MethodChoice | None) -> None:
+    """Raise InvalidValue where settings of another method than the chosen one were sent: they would have no effect."""
+    if method is None:
+        return
+    names = [field.name for field in msgspec.structs.fields(method) if field.name != "type"]
+    for name in names:
+        if name != method.type and getattr(method, name) is not None:
+            text = f"'method.type' is '{method.type}': send 'method.{method.type}' in place of 'method.{name}'."
+            raise InvalidValue(text, param=f"method.{name}")
+
+
 def _theirs(body: CreateJob) -> OpenAiHyperparameters:
-    given = getattr(body.method, body.method.type) if body.method else None
+    given = getattr(body.method, body.method.type, None) if body.method else None
     return given.hyperparameters if given else body.hyperparameters or OpenAiHyperparameters()
 
 
@@ -365,9 +383,8 @@ def _cap_nano(budget: BudgetChoice | None) -> int | None:
     try:
         return usd_to_nano(Decimal(str(budget.max_cost_usd)))
     except (InvalidOperation, ValueError) as error:
-        raise InvalidValue(
-            "max_cost_usd is an amount in dollars, such as 2.50.", param="budget.max_cost_usd"
-        ) from error
+        text = f"'budget.max_cost_usd' is an amount in dollars, such as 2.50: at most {LARGEST_USD:,}, nine decimals."
+        raise InvalidValue(text, param="budget.max_cost_usd") from error
 
 
 def _with_metadata(rows: Any, request: Request) -> Any:

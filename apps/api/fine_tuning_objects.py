@@ -27,7 +27,7 @@ def job_object(job: FineTuningJob) -> dict[str, Any]:
     theirs = {
         "n_epochs": recipe["epochs"],
         "batch_size": recipe["batch_size"],
-        "learning_rate_multiplier": "auto",
+        "learning_rate_multiplier": _multiplier(job),
     }
     return {
         "id": job.pk,
@@ -51,6 +51,12 @@ def job_object(job: FineTuningJob) -> dict[str, Any]:
         "metadata": job.metadata,
         **_ours(job, recipe, progress),
     }
+
+
+def _multiplier(job: FineTuningJob) -> Any:
+    """As it was asked for: its effect is part of the recipe's learning rate."""
+    asked = job.requested.get("learning_rate_multiplier")
+    return "auto" if asked is None else asked
 
 
 def _method_object(recipe: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """OpenAI's pages: `limit`, `after=<last id>`, answered by `data` and `has_more`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from django.db.models import Model, Q, QuerySet
@@ -40,18 +42,74 @@ def page(
     if after := request.query_params.get("after"):
         rows = _beyond(rows, after, order)
     found = list(rows.order_by(*order)[: limit + 1])
-    data = [render(row) for row in found[:limit]]
+    return _list_object([render(row) for row in found[:limit]], has_more=len(found) > limit)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One kind of rows of a list that has several, each with the annotations `listed_at` and `listed_id`.
+
+    A page holds at most `most` of this kind.
+    """
+
+    rows: QuerySet[Any]
+    render: Callable[[Any], dict[str, Any]]
+    most: int
+
+
+def merged_page(
+    request: Request, sources: Sequence[Source], *, default_limit: int, maximum: int, is_descending: bool
+) -> dict[str, Any]:
+    """Return one page of several kinds of rows in the order of their times, as `page` does of one kind."""
+    limit = read_limit(request, default=default_limit, maximum=maximum)
+    sign = "-" if is_descending else ""
+    order = (f"{sign}listed_at", f"{sign}listed_id")
+    last = _last(sources, after) if (after := request.query_params.get("after")) else None
+    found, ends = [], []
+    for source in sources:
+        rows = source.rows if last is None else _past(source.rows, last, order)
+        most = min(limit, source.most)
+        fetched = list(rows.order_by(*order)[: most + 1])
+        found += [(row.listed_at, row.listed_id, row, source.render) for row in fetched[:most]]
+        ends += [(row.listed_at, row.listed_id) for row in fetched[most:]]  # what is beyond it is not known
+    found.sort(key=itemgetter(0, 1), reverse=is_descending)
+    if ends:
+        end = max(ends) if is_descending else min(ends)
+        found = [one for one in found if (one[:2] > end if is_descending else one[:2] < end)]
+    data = [render(row) for _, _, row, render in found[:limit]]
+    return _list_object(data, has_more=bool(ends) or len(found) > limit)
+
+
+def _last(sources: Sequence[Source], after: str) -> tuple[Any, Any]:
+    if "\x00" not in after:
+        for source in sources:
+            if last := source.rows.filter(listed_id=after).values_list("listed_at", "listed_id").first():
+                return last
+    raise _unknown(after)
+
+
+def _list_object(data: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
     ids = (
         {"first_id": data[0].get("id"), "last_id": data[-1].get("id")} if data else {"first_id": None, "last_id": None}
     )
-    return {"object": "list", "data": data, "has_more": len(found) > limit} | ids
+    return {"object": "list", "data": data, "has_more": has_more} | ids
+
+
+def _unknown(after: str) -> InvalidValue:
+    text = f"No such object: {after[:64]}. 'after' is the id of the last object of the page before."
+    return InvalidValue(text, param="after")
 
 
 def _beyond(rows: QuerySet[T], after: str, order: tuple[str, str]) -> QuerySet[T]:
-    (key, direction), (tie, _) = (_direction(name) for name in order)
-    last = rows.filter(pk=after).values_list(key, tie).first() if "\x00" not in after else None
+    names = [name.removeprefix("-") for name in order]
+    last = rows.filter(pk=after).values_list(*names).first() if "\x00" not in after else None
     if last is None:
-        raise InvalidValue(f"No such object: {after}.", param="after")
+        raise _unknown(after)
+    return _past(rows, last, order)
+
+
+def _past(rows: QuerySet[T], last: tuple[Any, Any], order: tuple[str, str]) -> QuerySet[T]:
+    (key, direction), (tie, _) = (_direction(name) for name in order)
     return rows.filter(Q(**{f"{key}__{direction}": last[0]}) | Q(**{key: last[0], f"{tie}__{direction}": last[1]}))
 
 

@@ -1,25 +1,30 @@
 """Reading request bodies: OpenAI clients send an empty one where nothing is to say, and types come from msgspec."""
 
 import json
-import re
+import math
 from collections.abc import Mapping
 from typing import IO, Any, NoReturn, TypeVar
 
 import msgspec
 from rest_framework.exceptions import ParseError
-from rest_framework.parsers import JSONParser
+from rest_framework.parsers import JSONParser, MultiPartParser
 
-from apps.core.errors import DomainError, InvalidValue
+from apps.api.body_errors import explain
+from apps.core.errors import DomainError
 
 T = TypeVar("T")
-_AT_PATH = re.compile(r"(?P<what>.*?) - at `\$(?P<path>.*)`", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]+)`")
 _MAX_DEPTH = 64
+_LARGEST_INTEGER = 2**63 - 1  # what the database holds
+_MOST_DIGITS = 400
+_LONGEST_PARAM = 200
 
 
-class MissingParameter(DomainError):
-    code = "missing_required_parameter"
+class InvalidJson(DomainError):
+    code = "invalid_json"
+
+
+class InvalidForm(DomainError):
+    code = "invalid_multipart"
 
 
 class EmptyTolerantJSONParser(JSONParser):
@@ -28,16 +33,43 @@ class EmptyTolerantJSONParser(JSONParser):
     def parse(
         self, stream: IO[bytes], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
     ) -> Any:
-        """Raises ParseError for what is not UTF-8 JSON, names a key twice, or holds NaN or Infinity."""
+        """Raises InvalidJson for what is not UTF-8 JSON, names a key twice, or holds a value that cannot be kept."""
         body = stream.read()
         if not body.strip():
             return {}
         try:
-            value = json.loads(body.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
-            raise ParseError(f"We could not parse the JSON body of your request: {error}") from error
-        _refuse_unstorable(value)
+            value = json.loads(
+                body.decode("utf-8"),
+                object_pairs_hook=_unique_keys,
+                parse_constant=_refuse_constant,
+                parse_int=_integer,
+            )
+        except UnicodeDecodeError as error:
+            raise _unreadable(f"byte {error.start + 1} is not UTF-8") from error
+        except json.JSONDecodeError as error:
+            if error.doc.startswith("\ufeff"):
+                raise _unreadable("it begins with a byte order mark") from error
+            raise _unreadable(f"line {error.lineno}, column {error.colno}: {error.msg.lower()}") from error
+        except RecursionError as error:
+            raise _unreadable(f"it is nested deeper than {_MAX_DEPTH} levels") from error
+        if found := _find_unstorable(value):
+            param = found[0].lstrip(".")[:_LONGEST_PARAM]
+            text = f"'{param}' {found[1]}: send another value." if param else f"The body {found[1]}."
+            raise InvalidJson(text, param=param or None)
         return value
+
+
+class PlainMultiPartParser(MultiPartParser):
+    """Reads multipart form data. Raises InvalidForm."""
+
+    def parse(
+        self, stream: IO[bytes], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> Any:
+        try:
+            return super().parse(stream, media_type, parser_context)
+        except ParseError as error:
+            text = "The form could not be read. Send multipart/form-data with the boundary that the header names."
+            raise InvalidForm(text) from error
 
 
 def read_body(data: Any, kind: type[T]) -> T:
@@ -45,50 +77,52 @@ def read_body(data: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(data, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise _explained(str(error), kind) from error
+        raise explain(error, data, kind) from error
 
 
-def _explained(message: str, kind: Any) -> DomainError:
-    match = _AT_PATH.fullmatch(message)
-    what, path = (match["what"], match["path"].lstrip(".")) if match else (message, "")
-    if missing := _MISSING.fullmatch(what):
-        name = f"{path}.{missing['name']}".lstrip(".")
-        return MissingParameter(f"Missing required parameter: '{name}'.", param=name)
-    if unknown := _UNKNOWN.fullmatch(what):
-        name = f"{path}.{unknown['name']}".lstrip(".")
-        return InvalidValue(f"Unknown parameter: '{name}'.{'' if path else _taken(kind)}", param=name)
-    return InvalidValue(f"Invalid value for '{path}': {what}." if path else f"{what}.", param=path or None)
-
-
-def _taken(kind: Any) -> str:
-    names = [field.encode_name for field in msgspec.structs.fields(kind)]
-    return f" This call takes {', '.join(names)}." if names else ""
+def _unreadable(why: str) -> InvalidJson:
+    return InvalidJson(f"The body is not valid JSON: {why}.")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuse a key given twice: readers disagree on which one counts."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key appears twice in one object")
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise _unreadable(f"the key '{twice[:60]}' appears twice in one object")
     return found
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    raise _unreadable(f"{name} is not a number of JSON")
 
 
-def _refuse_unstorable(value: Any, depth: int = 0) -> None:
-    """Refuse what PostgreSQL cannot hold: NUL characters and lone surrogates; and nesting beyond reason."""
+def _integer(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise _unreadable(f"a number has more than {_MOST_DIGITS} digits")
+    return int(text)
+
+
+def _find_unstorable(value: Any, depth: int = 0) -> tuple[str, str] | None:
+    """Return where a value is that PostgreSQL cannot hold, and what is wrong with it; and nesting beyond reason."""
     if depth > _MAX_DEPTH:
-        raise ParseError(f"The JSON body is nested deeper than {_MAX_DEPTH} levels.")
+        return "", f"is nested deeper than {_MAX_DEPTH} levels"
     match value:
-        case str():
-            if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):
-                raise ParseError("The JSON body holds a NUL character or a lone surrogate.")
+        case str() if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):
+            return "", "has a NUL character or half of a surrogate pair"
+        case int() if abs(value) > _LARGEST_INTEGER:
+            return "", f"is beyond {_LARGEST_INTEGER:,}"
+        case float() if not math.isfinite(value):
+            return "", "is larger than any number that can be kept"
         case dict():
             for key, item in value.items():
-                _refuse_unstorable(key, depth + 1)
-                _refuse_unstorable(item, depth + 1)
+                if _find_unstorable(key):
+                    return "", "has a key with a NUL character or half of a surrogate pair"
+                if found := _find_unstorable(item, depth + 1):
+                    return f".{key}{found[0]}", found[1]
         case list():
-            for item in value:
-                _refuse_unstorable(item, depth + 1)
+            for index, item in enumerate(value):
+                if found := _find_unstorable(item, depth + 1):
+                    return f"[{index}]{found[0]}", found[1]
+    return None

@@ -28,7 +28,8 @@ def parse_method(quantization: str | None, method: Any = None) -> Method:
     if method not in list(Method):
         raise InvalidValue(f"method must be one of {', '.join(Method)}.", param="recipe.method")
     if quantization == "nf4" and method != Method.QLORA:
-        raise InvalidValue(f"quantization 'nf4' is QLoRA, not {method}.", param="quantization")
+        text = f"quantization 'nf4' is QLoRA, and recipe.method is '{method}': leave one of them out."
+        raise InvalidValue(text, param="quantization")
     return Method(method)
 
 

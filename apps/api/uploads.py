@@ -4,13 +4,13 @@ from typing import Any
 
 import msgspec
 from django.core.files.uploadedfile import UploadedFile
-from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.accounts.roles import Permission
+from apps.api.body_errors import MissingParameter
 from apps.api.files import file_object, refuse_other_purposes
-from apps.api.parsers import MissingParameter, read_body
+from apps.api.parsers import PlainMultiPartParser, read_body
 from apps.api.views import ApiView
 from apps.core.clock import db_now
 from apps.core.errors import InvalidValue
@@ -68,7 +68,7 @@ class UploadParts(ApiView):
     """Take one part as multipart form data."""
 
     required_scope = {"POST": Permission.DATASET_WRITE}
-    parser_classes = [MultiPartParser]
+    parser_classes = [PlainMultiPartParser]
 
     def post(self, request: Request, upload_id: str) -> Response:
         upload = uploads.get_upload(organization=self.organization, id=upload_id)

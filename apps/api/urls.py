@@ -1,7 +1,6 @@
 """The public API: OpenAI's surface under /v1, ours under /api/v1. No trailing slash: a redirect loses a POST's body."""
 
 from django.urls import path
-from drf_spectacular.views import SpectacularJSONAPIView
 
 from apps.api import (
     audit,
@@ -15,10 +14,11 @@ from apps.api import (
     limits,
     me,
     openai_models,
+    schema,
     serving,
     uploads,
 )
-from apps.api.errors import unknown_url
+from apps.api.unknown_urls import WITHOUT_V1, unknown_url
 
 _JOB = "v1/fine_tuning/jobs/<str:job_id>"
 
@@ -60,8 +60,10 @@ urlpatterns = [
     path("api/v1/integrations", integrations.IntegrationList.as_view(), name="api_integration_list"),
     path("api/v1/integrations/<str:kind>", integrations.IntegrationDetail.as_view(), name="api_integration_detail"),
     path("api/v1/me", me.MeView.as_view(), name="api_me"),
-    path("api/v1/schema", SpectacularJSONAPIView.as_view(), name="api_schema"),
+    path("api/v1/schema", schema.show, name="api_schema"),
     # Last: what has no address here is an OpenAI-shaped 404, in debug mode too.
     path("v1/<path:rest>", unknown_url, name="api_unknown_v1"),
     path("api/<path:rest>", unknown_url, name="api_unknown"),
+    *(path(first, unknown_url, name="api_without_v1") for first in ("v1", "api", *WITHOUT_V1)),
+    *(path(f"{first}/<path:rest>", unknown_url, name="api_without_v1") for first in WITHOUT_V1),
 ]

@@ -1,6 +1,7 @@
 """The web process: dashboard and public API, with inference passed through to the gateway."""
 
 import os
+from typing import Any, cast
 
 import django
 from django.conf import settings
@@ -11,12 +12,13 @@ django.setup(set_prefix=False)
 
 import apps.config.urls  # noqa: E402, F401 - else the first request imports every page
 from apps.config.startup import guard_roles  # noqa: E402 - needs the app registry
-from apps.core.http import DjangoApplication  # noqa: E402
+from apps.core.http import Application, DjangoApplication  # noqa: E402
 from apps.web.front_door import FrontDoor  # noqa: E402
 from apps.web.request_limits import WebLimits  # noqa: E402
 
 guard_roles()
 _limits = WebLimits(settings.WEB_REQUESTS_PER_MINUTE, settings.WEB_SECONDS_PER_MINUTE, settings.WEB_PLACES)
-application = FrontDoor(DjangoApplication(), gateway_url=settings.GATEWAY_URL, limits=_limits)
+_django = cast(Application, DjangoApplication())
+application: Any = FrontDoor(_django, gateway_url=settings.GATEWAY_URL, limits=_limits)
 if settings.TRUSTED_PROXIES:
     application = ProxyHeadersMiddleware(application, trusted_hosts=settings.TRUSTED_PROXIES)

@@ -77,7 +77,7 @@ class Connection(HttpToolsProtocol):
         self._stop_waiting()
         size_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size_bytes > MOST_HEAD_BYTES or len(self.headers) > MOST_HEADERS:
-            self.app = refuse_head  # type: ignore[assignment]  # of this connection, which ends with the answer
+            self.app = refuse_head  # of this connection, which ends with the answer
         super().on_headers_complete()
 
     def _wait_for_head(self) -> None:

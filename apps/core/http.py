@@ -95,7 +95,7 @@ class DjangoApplication(ASGIHandler):
 
     request_class = MeasuredRequest
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def handle(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         try:
             await super().handle(scope, receive, send)
         finally:

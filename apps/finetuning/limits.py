@@ -1,6 +1,7 @@
 """What a recipe may hold, per base model: the one table that forms, the API and its documentation read."""
 
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -113,7 +114,12 @@ def _require(limit: Limit, value: Any) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high or (limit.is_whole and value != int(value)):
         kind = "whole number" if limit.is_whole else "number"
-        raise InvalidValue(f"{limit.name} must be a {kind} from {low:g} to {high:g}.", param=param)
+        raise InvalidValue(f"{limit.name} must be a {kind} from {_plain(low)} to {_plain(high)}.", param=param)
+
+
+def _plain(number: float) -> str:
+    """Return a bound without an exponent."""
+    return f"{number:,.0f}" if number == int(number) else f"{Decimal(str(number)):f}"
 
 
 def _is_among(value: Any, options: tuple[Any, ...]) -> bool:

@@ -16,7 +16,7 @@ def get_job(*, organization: Any, id: str) -> FineTuningJob:
     """Return the organization's job. Raises NotFound, the same for unknown and foreign ids."""
     job = FineTuningJob.objects.for_organization(organization).select_related(*_WITH).filter(pk=id).first()
     if job is None:
-        raise JobNotFound("No fine-tuning job has this id.", param="fine_tuning_job_id")
+        raise JobNotFound(f"No fine-tuning job has the id {id[:64]!r}.", param="fine_tuning_job_id")
     return job
 
 

@@ -134,7 +134,9 @@ def _scaled(choice: Choice, multiplier: float) -> Choice:
 def _require_settable(wanted: Mapping[str, Any], limits: Limits) -> None:
     for name in wanted:
         if name in CHOSEN_BY_US or limits.of(name) is None:
-            raise InvalidValue(f"{name!r} is not a hyperparameter you can set.", param=f"hyperparameters.{name}")
+            settable = ", ".join(limit.name for limit in limits.hyperparameters)
+            message = f"{name!r} is not a hyperparameter you can set: use {settable}."
+            raise InvalidValue(message, param=f"hyperparameters.{name}")
 
 
 def _require_sensible(values: Mapping[str, Any], method: Method) -> None:
@@ -149,7 +151,8 @@ def _require_sensible(values: Mapping[str, Any], method: Method) -> None:
     config = {"r": values["lora_rank"], "lora_alpha": values["lora_alpha"], "use_rslora": values["use_rslora"]}
     if get_scale(config) > MAX_SCALE:
         by = "the rank's root" if values["use_rslora"] else "the rank"
-        message = f"lora_alpha by {by} is {get_scale(config):g}; no replica serves an adapter above {MAX_SCALE:g}."
+        scale = f"lora_alpha by {by} is {get_scale(config):g}"
+        message = f"{scale}; no replica serves an adapter above {MAX_SCALE:g}. Give a smaller lora_alpha."
         raise InvalidValue(message, param="hyperparameters.lora_alpha")
 
 

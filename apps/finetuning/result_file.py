@@ -7,6 +7,10 @@ import csv
 import io
 from typing import Any
 
+from django.core.cache import cache
+from django.db.models import CharField, QuerySet, Value
+from django.db.models.functions import Coalesce, Concat, Substr
+
 from apps.core.ids import ULID_LENGTH, ulid_of
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.tensorboard import read_points
@@ -14,6 +18,7 @@ from apps.finetuning.tensorboard import read_points
 PURPOSE = "fine-tune-results"
 FILENAME = "step_metrics.csv"
 _PREFIX = "file-result-"
+_KEPT_SECONDS = 30 * 24 * 3600
 # Column of the file, name in an event.
 _COLUMNS = {
     "step": "step",
@@ -35,6 +40,19 @@ def find_job_of(*, organization: Any, file_id: str) -> FineTuningJob | None:
         return None
     jobs = FineTuningJob.objects.for_organization(organization).filter(status="succeeded")
     return jobs.filter(pk=f"ftjob-{file_id.removeprefix(_PREFIX)}").first() if "\x00" not in file_id else None
+
+
+def list_jobs_with_file(*, organization: Any) -> QuerySet[Any]:
+    """Return the jobs that have a result file, with when it was made as `listed_at` and its id as `listed_id`."""
+    jobs = FineTuningJob.objects.for_organization(organization).filter(status="succeeded")
+    file_id = Concat(Value(_PREFIX), Substr("id", len("ftjob-") + 1), output_field=CharField())
+    return jobs.annotate(listed_at=Coalesce("finished_at", "created_at"), listed_id=file_id)
+
+
+def result_bytes(*, job: FineTuningJob) -> int:
+    """Return the size of the file, which does not change any more; kept, because lists name it for many jobs."""
+    size = cache.get_or_set(f"result-bytes:{job.pk}", lambda: len(result_csv(job=job)), _KEPT_SECONDS)
+    return int(size or 0)
 
 
 def result_csv(*, job: FineTuningJob) -> bytes:

@@ -9,6 +9,7 @@ Kept in this process: with several web processes a limit holds for each of them 
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from django.template.loader import render_to_string
@@ -211,8 +212,13 @@ async def send_refusal(scope: Scope, send: Send, refusal: DomainError) -> None:
     elif headers.get(b"hx-request") == b"true":
         await send_page(send, refusal, "", notice=refusal.message)
     else:
-        context = {"status": int(refusal.status), "message": refusal.message}
-        await send_page(send, refusal, render_to_string("errors/refused.html", context))
+        await send_page(send, refusal, _page(int(refusal.status), refusal.message))
+
+
+@lru_cache(maxsize=256)
+def _page(status: int, message: str) -> str:
+    """Kept, because a flood is answered with the same page over and over."""
+    return render_to_string("errors/refused.html", {"status": status, "message": message})
 
 
 def _is_upload(scope: Scope) -> bool:

@@ -195,7 +195,7 @@ def test_the_hosts_memory_is_a_way_with_its_price_and_what_it_changes(post, ask)
 def test_4_bit_weights_are_not_kept_in_the_hosts_memory(post, ask) -> None:
     refused = post(URL, ask | {"quantization": "nf4", "recipe": {"cpu_offload": True}}, status=400)
 
-    assert refused["error"]["param"] == "hyperparameters.cpu_offload"
+    assert refused["error"]["param"] == "recipe.cpu_offload"
     assert "4-bit weights stay on the GPU" in refused["error"]["message"]
 
 
@@ -284,13 +284,13 @@ def test_rows_that_repeat_the_validation_file_or_nearly_do_are_counted_and_not_p
         ({"model": "gpt-9"}, "model"),
         ({"training_file": "file-unknown"}, "training_file"),
         ({"quantization": "int3"}, "quantization"),
-        ({"lora": {"rank": 12}}, "hyperparameters.lora_rank"),
+        ({"lora": {"rank": 12}}, "lora.rank"),
         ({"lora": {"rank": "many"}}, "lora.rank"),
-        ({"recipe": {"epochs": 10**9}}, "hyperparameters.epochs"),
-        ({"recipe": {"batch_size": 0}}, "hyperparameters.batch_size"),
-        ({"recipe": {"max_length": -1}}, "hyperparameters.max_length"),
-        ({"recipe": {"learning_rate": "fast"}}, "hyperparameters.learning_rate"),
-        ({"recipe": {"colour": "red"}}, "hyperparameters.colour"),
+        ({"recipe": {"epochs": 10**9}}, "recipe.epochs"),
+        ({"recipe": {"batch_size": 0}}, "recipe.batch_size"),
+        ({"recipe": {"max_length": -1}}, "recipe.max_length"),
+        ({"recipe": {"learning_rate": "fast"}}, "recipe.learning_rate"),
+        ({"recipe": {"colour": "red"}}, "recipe.colour"),
         ({"needed_by": "tomorrow"}, "needed_by"),
         ({"needed_by": "2030-01-01T10:00:00"}, "needed_by"),  # no time zone
         ({"needed_by": "2001-01-01T10:00:00Z"}, "needed_by"),

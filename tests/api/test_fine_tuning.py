@@ -5,6 +5,7 @@ import json
 import openai
 import pytest
 
+from apps.api import files
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.datasets.tasks import validate
@@ -13,6 +14,7 @@ from apps.finetuning.tasks import admit_waiting
 from tests.api.sdk import create, openai_client
 from tests.factories.accounts import make_key
 from tests.factories.datasets import jsonl, make_ready_version
+from tests.factories.finetuning import make_training_file
 from tests.support.attempts import Attempt
 
 
@@ -109,19 +111,19 @@ def test_a_validation_file_and_a_share_exclude_each_other(sdk, file_id):
     with pytest.raises(openai.BadRequestError) as refused:
         create(sdk, file_id, validation_file=file_id, extra_body={"recipe": {"validation_share": 0.1}})
 
-    assert refused.value.param == "hyperparameters.validation_share"
+    assert refused.value.param == "recipe.validation_share"
 
 
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"extra_body": {"recipe": {"validation_share": 0.6}}}, "hyperparameters.validation_share", "invalid_value"),
-        ({"extra_body": {"recipe": {"train_on": "dreams"}}}, "hyperparameters.train_on", "invalid_value"),
+        ({"extra_body": {"recipe": {"validation_share": 0.6}}}, "recipe.validation_share", "invalid_value"),
+        ({"extra_body": {"recipe": {"train_on": "dreams"}}}, "recipe.train_on", "invalid_value"),
         ({"model": "gpt-9"}, "model", "model_not_found"),
         ({"training_file": "file-unknown"}, "training_file", "file_not_found"),
         ({"suffix": "Not Allowed"}, "suffix", "invalid_value"),
-        ({"hyperparameters": {"n_epochs": 0}}, "hyperparameters.epochs", "invalid_value"),
-        ({"extra_body": {"lora": {"rank": 12}}}, "hyperparameters.lora_rank", "invalid_value"),
+        ({"hyperparameters": {"n_epochs": 0}}, "hyperparameters.n_epochs", "invalid_value"),
+        ({"extra_body": {"lora": {"rank": 12}}}, "lora.rank", "invalid_value"),
         ({"extra_body": {"compute": {"pool": "moon"}}}, "compute.pool", "invalid_value"),
         ({"extra_body": {"colour": "red"}}, "colour", "invalid_value"),
         (
@@ -255,6 +257,39 @@ def test_a_job_runs_to_a_model_and_its_events_tell_the_story(sdk, floor, file_id
 def test_kto_is_refused_with_the_reason(sdk, file_id, asked):
     with pytest.raises(openai.BadRequestError, match="pairs each prompt with its neighbour's answer"):
         create(sdk, file_id, **asked)
+
+
+def test_result_files_are_listed_between_the_uploaded_ones(sdk, floor, file_id, claim, rival, charlie, monkeypatch):
+    results = []
+    for _ in range(3):
+        job = create(sdk, file_id)
+        attempt: Attempt = claim()
+        attempt.start()
+        attempt.succeed(floor.base_model)
+        results.insert(0, sdk.fine_tuning.jobs.retrieve(job.id).result_files[0])
+    newest = make_training_file(floor.organization, floor.base_model).pk
+    monkeypatch.setattr(files, "LISTED_RESULTS", 2)  # a page may end sooner than it was asked to, and says so
+
+    assert [file.id for file in sdk.files.list(purpose="fine-tune-results")] == results
+    assert [file.id for file in sdk.files.list()] == [newest, *results, file_id]
+    assert [file.id for file in sdk.files.list(order="asc", limit=1)] == [file_id, *reversed(results), newest]
+    assert [file.id for file in sdk.files.list(after=results[1])] == [results[2], file_id]
+    assert [file.id for file in sdk.files.list(purpose="fine-tune")] == [newest, file_id]
+    listed = sdk.files.list(purpose="fine-tune-results").data[0]
+    assert listed == sdk.files.retrieve(results[0]) and listed.bytes == len(sdk.files.content(results[0]).read())
+    assert list(openai_client(make_key(rival, charlie)).files.list()) == []
+
+
+@pytest.mark.parametrize("place", ["method", "hyperparameters"])
+def test_the_multiplier_comes_back_as_it_was_sent(sdk, file_id, place):
+    given = {"n_epochs": 2, "learning_rate_multiplier": 0.5}
+    asked = {"type": "supervised", "supervised": {"hyperparameters": given}} if place == "method" else given
+
+    job, plain = create(sdk, file_id, **{place: asked}), create(sdk, file_id, seed=3)
+
+    assert job.hyperparameters.learning_rate_multiplier == 0.5
+    assert job.method.supervised.hyperparameters.learning_rate_multiplier == 0.5
+    assert plain.hyperparameters.learning_rate_multiplier == "auto"
 
 
 def test_a_finished_jobs_metrics_are_its_result_file(sdk, floor, file_id, claim, rival, charlie):
@@ -413,7 +448,7 @@ def test_a_job_continues_a_fine_tuned_model_in_its_shape(sdk, floor, file_id, cl
     second: Attempt = claim()
 
     recipe = job.model_extra["recipe"]
-    assert refused.value.param == "hyperparameters.lora_rank"
+    assert refused.value.param == "lora.rank"
     assert (recipe["lora_rank"], recipe["use_rslora"], job.model_extra["continues"]["model"]) == (8, True, model)
     start = second.claimed.spec.start_from
     assert {file.name for file in start.files} == {"adapter_config.json", "adapter_model.safetensors", "manifest.json"}

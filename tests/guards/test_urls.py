@@ -116,6 +116,7 @@ def _free(name: str) -> dict[str, str]:
         "signed_object": {"key": "org/x/files/y"},
         "api_unknown": {"rest": "v1/nothing"},
         "api_unknown_v1": {"rest": "nothing"},
+        "api_without_v1": {"rest": "completions"},
     }.get(name, {})
 
 

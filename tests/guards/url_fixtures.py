@@ -215,6 +215,7 @@ URLS: dict[str, Url] = {
     "api_schema": public("documents the API; holds no data"),
     "api_unknown": public("says that there is nothing"),
     "api_unknown_v1": public("says that there is nothing"),
+    "api_without_v1": public("says what the base URL lacks"),
     "api_estimates": api(POST=P.VIEW, data={"model": "anneal-demo"}, refs={"training_file": "dataset_version"}),
     "api_job_list": api(
         GET=P.VIEW, POST=P.JOB_WRITE, data={"model": "anneal-demo"}, refs={"training_file": "dataset_version"}

@@ -1,0 +1,64 @@
+"""The names a client sent its values under: OpenAI's, ours or the ecosystem's. The domain has one for each value."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from apps.core.errors import DomainError
+
+_DOMAIN = "hyperparameters."
+_RENAMED = {"budget.max_cost": "budget.max_cost_usd"}
+_OF_OPENAI = {
+    "epochs": "n_epochs",
+    "batch_size": "batch_size",
+    "learning_rate_multiplier": "learning_rate_multiplier",
+    "dpo_beta": "beta",
+    "orpo_beta": "beta",
+}
+_OF_LORA = {
+    "lora_rank": "rank",
+    "lora_alpha": "alpha",
+    "lora_dropout": "dropout",
+    "target_modules": "target_modules",
+    "use_dora": "use_dora",
+    "use_rslora": "use_rslora",
+}
+
+
+@contextmanager
+def as_sent(data: Any) -> Iterator[None]:
+    """Let an error about a value name the field in which the body `data` has it."""
+    try:
+        yield
+    except DomainError as error:
+        error.param = _RENAMED.get(error.param or "", error.param)
+        name = (error.param or "").removeprefix(_DOMAIN)
+        sent = _sent_name(name, data) if error.param != name else None
+        if sent:
+            error.param = sent
+            for start in (f"{name} ", f"{name!r} "):
+                if error.message.startswith(start):
+                    error.message = f"'{sent}' {error.message.removeprefix(start)}"
+        raise
+
+
+def _sent_name(name: str, data: Any) -> str | None:
+    """Return where the body has the value; the last of these that has it is the one that counts."""
+    method = data.get("method")
+    kind = method.get("type", "supervised") if isinstance(method, dict) else None
+    theirs, lora = _OF_OPENAI.get(name), _OF_LORA.get(name)
+    candidates = [("recipe", name)]
+    candidates += [("lora", lora)] if lora else []
+    candidates += [(f"method.{kind}.hyperparameters", theirs), ("hyperparameters", theirs)] if theirs else []
+    for place, leaf in candidates:
+        if _has(data, [*place.split("."), str(leaf)]):
+            return f"{place}.{leaf}"
+    return name if name in data else None
+
+
+def _has(data: Any, path: list[str]) -> bool:
+    for step in path:
+        if not isinstance(data, dict) or step not in data:
+            return False
+        data = data[step]
+    return True

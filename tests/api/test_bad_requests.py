@@ -1,0 +1,53 @@
+"""Bad requests to the public API: each is refused by name, with what to send instead, in the client's own words."""
+
+import json
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from tests.factories.accounts import make_key
+from tests.support.bad_requests import API, Case, filled, problems
+
+
+@pytest.fixture
+def ids(floor, file_id) -> dict[str, str]:
+    return {"FILE": file_id, "JOB": floor.job().pk}
+
+
+def send(case: Case, ids: dict[str, str], secret: str) -> Any:
+    body = filled(case.body, ids)
+    content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body)
+    client = Client(raise_request_exception=False, headers={"Authorization": f"Bearer {secret}"})
+    return client.generic(case.method, filled(case.path, ids), content, content_type=case.content_type)
+
+
+def test_every_bad_request_is_refused_by_name_with_what_to_do(key, ids) -> None:
+    """One test of all: the world is made once, and every case that fails is shown."""
+    wrong = []
+    for case in API:
+        answer = send(case, ids, key.secret)
+        is_json = answer.headers["content-type"].startswith("application/json")
+        body = answer.json() if is_json else answer.content[:200]
+        wrong += [f"{case}\n    {problem}" for problem in problems(case, answer.status_code, body)]
+
+    assert len(API) > 150
+    assert not wrong, f"{len(wrong)} of {len(API)}:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize(("method", "path"), [("get", "/v1/models"), ("post", "/v1/uploads"), ("get", "/v1/files")])
+def test_a_missing_scope_is_named_as_it_is_written(organization, alice, client, method: str, path: str) -> None:
+    narrow = make_key(organization, alice, scopes=frozenset({"inference"}))
+    answer = getattr(client, method)(path, headers={"Authorization": f"Bearer {narrow.secret}"})
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (403, "insufficient_permissions")
+    assert f"the scope '{error['required_scope']}'" in error["message"] and "<" not in error["message"]
+
+
+def test_a_client_without_v1_is_told_the_base_url(client, settings) -> None:
+    for path in ("/chat/completions", "/files", "/models", "/v1"):
+        message = client.get(path).json()["error"]["message"]
+        assert f"{settings.PUBLIC_URL}/v1" in message and path in message
+    assert "twice" in client.get("/v1/v1/models").json()["error"]["message"]
+    assert client.get("/jobs").status_code == 302  # a page, not a program's address

@@ -1,0 +1,412 @@
+"""Requests that are wrong, each in one way, and what their answers have in common.
+
+`FILE` and `JOB` in a path or a body stand for ids of the caller's own. A case without a `param` is about the request as
+a whole; one with `MISSING` names what is not there.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+JOBS, ESTIMATES, FILES, UPLOADS = "/v1/fine_tuning/jobs", "/api/v1/estimates", "/v1/files", "/v1/uploads"
+CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"
+FILE, JOB, MODEL = "FILE", "JOB", "MODEL"
+MISSING = "missing_required_parameter"
+HI = [{"role": "user", "content": "Hi"}]
+
+
+class Case(NamedTuple):
+    path: str
+    body: Any = None  # JSON, or the bytes of a body that is none
+    param: str | None = None
+    status: int = 400
+    code: str | None = None
+    method: str = "POST"
+    content_type: str = "application/json"
+
+    def __str__(self) -> str:
+        shown = self.body if isinstance(self.body, bytes) else json.dumps(self.body)
+        return f"{self.method} {self.path} {shown[:70]!s}"
+
+
+# Words of the implementation, which say nothing to a client.
+_INTERNAL = re.compile(
+    r"msgspec|pydantic|Traceback|Exception|\bNone\b|\bTrue\b|\bFalse\b|<[A-Z]\w+|\benum\b|Object missing"
+    r"|Object contains"
+    r"|`(?:int|float|str|bool|array|object|null)[ |`]|\bstr\b|\bdict\b|\bobject at 0x|psycopg|DataError|Struct"
+    r"|Serializer|QuerySet|decimal\.|sys\.|\be[+-]\d\d\b"
+)
+# What a fix is said with; the sentence may also be what a value must be.
+_FIX = re.compile(
+    r"\b([Uu]se|[Ss]end|[Gg]ive|[Tt]ry|[Ss]et|[Cc]reate|[Cc]hoose|[Nn]ame|[Rr]emove|[Ll]eave|[Aa]dd|takes?|must|may|has|have"
+    r"|not offered|not found|exists?|does not exist|No such|No [a-z-]+ has|There is no|needs?|up to|at most|is not)\b"
+)
+
+
+def problems(case: Case, status: int, body: Any) -> list[str]:
+    """Return what is wrong with an answer to a bad request."""
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict) or not {"message", "type", "param", "code"} <= set(error):
+        return [f"{status}, not an error object: {str(body)[:200]}"]
+    message, found = error["message"], []
+    if status != case.status:
+        found.append(f"status {status}, not {case.status}")
+    if case.code and error["code"] != case.code:
+        found.append(f"code {error['code']}, not {case.code}")
+    if not isinstance(error["code"], str):
+        found.append("no code")
+    if error["param"] != case.param:
+        found.append(f"param {error['param']!r}, not {case.param!r}")
+    if case.param and error["code"] != MISSING and not _is_sent(case, case.param):
+        found.append(f"param {case.param!r} is not in the request")
+    if internal := _INTERNAL.search(message):
+        found.append(f"internal word {internal[0]!r}")
+    if not _FIX.search(message) or not message.strip().endswith((".", "?")):
+        found.append("no fix in words, or no full stop")
+    return [f"{one}: {message}" for one in found]
+
+
+def _is_sent(case: Case, param: str) -> bool:
+    name = param.partition(".")[0].partition("[")[0]
+    if isinstance(case.body, bytes):
+        return f'"{name}"'.encode() in case.body
+    if isinstance(case.body, dict) and name in case.body:
+        value: Any = case.body
+        for step in re.findall(r"[^.\[\]]+", param):
+            if isinstance(value, dict) and step in value:
+                value = value[step]
+            elif isinstance(value, list) and step.isdigit() and int(step) < len(value):
+                value = value[int(step)]
+            else:
+                return False
+        return True
+    return f"{param}=" in case.path or param in ("fine_tuning_job_id", "file_id", "upload_id", "model", "kind", "name")
+
+
+def filled(value: Any, ids: dict[str, str]) -> Any:
+    """Return a path or body with the caller's ids in it."""
+    match value:
+        case str():
+            for word, found in ids.items():
+                value = re.sub(rf"\b{word}\b", found, value)
+            return value
+        case dict():
+            return {key: filled(item, ids) for key, item in value.items()}
+        case list():
+            return [filled(item, ids) for item in value]
+    return value
+
+
+def _job(param: str | None = None, code: str | None = None, **fields: Any) -> Case:
+    return Case(JOBS, {"model": "anneal-demo", "training_file": FILE, "dry_run": True} | fields, param, code=code)
+
+
+def _jobs(param: str, **field: Iterable[Any]) -> list[Case]:
+    [(name, values)] = field.items()
+    return [_job(param, **{name: value}) for value in values]
+
+
+def _estimate(param: str, **fields: Any) -> Case:
+    return Case(ESTIMATES, {"model": "anneal-demo", "training_file": FILE} | fields, param)
+
+
+def _nested(depth: int) -> bytes:
+    return b'{"model":' + b"[" * depth + b"]" * depth + b"}"
+
+
+API = [
+    # The body itself.
+    *(
+        Case(JOBS, body, code="invalid_json")
+        for body in (
+            b"{",
+            b'{"model": }',
+            b'{"model": "a",}',
+            b"not json",
+            b"\xff\xfe",
+            b'"half',
+            b'{"a": NaN}',
+            b'{"a": Infinity}',
+            b'{"a": -Infinity}',
+            b'{"a": ' + b"9" * 5000 + b"}",
+            b'{"model": "a", "model": "b"}',
+            b'{"a": 01}',
+            b"{'a': 1}",
+            _nested(100_000),
+            b"\xef\xbb\xbf{}",
+            b"{} {}",
+        )
+    ),
+    *(
+        Case(JOBS, body, "a", code="invalid_json")
+        for body in (b'{"a": 1e400}', b'{"a": -1e400}', b'{"a": ' + b"9" * 30 + b"}", b'{"a": "\\u0000"}')
+    ),
+    Case(JOBS, b'{"a": {"b": [1, "\\ud800"]}}', "a.b[1]", code="invalid_json"),
+    *(Case(JOBS, body, code="invalid_json") for body in (b'{"\\u0000": 1}', b'"\\ud800"')),
+    Case(JOBS, _nested(70), "model" + "[0]" * 64, code="invalid_json"),
+    *(Case(JOBS, body) for body in (b"[]", b"3", b'"text"', b"null", b"true")),
+    Case(JOBS, b"model=a", status=415, code="unsupported_media_type", content_type="text/plain"),
+    Case(JOBS, b"model=a", status=415, code="unsupported_media_type", content_type="application/x-www-form-urlencoded"),
+    Case(JOBS, b"a: b", status=415, code="unsupported_media_type", content_type="application/yaml"),
+    Case(FILES, {"purpose": "fine-tune"}, status=415, code="unsupported_media_type"),
+    Case(FILES, b"--x--", code="invalid_multipart", content_type="multipart/form-data"),
+    Case(FILES, b"x", code="invalid_multipart", content_type="multipart/form-data; boundary="),
+    Case(FILES, b"--x--\r\n", "purpose", code=MISSING, content_type="multipart/form-data; boundary=x"),
+    Case(f"{UPLOADS}/upload_x/parts", {"data": "x"}, "upload_id", 404, "upload_not_found"),
+    # Jobs: what is required, what is unknown, of which type.
+    Case(JOBS, {}, "model", code=MISSING),
+    Case(JOBS, {"model": "anneal-demo"}, "training_file", code=MISSING),
+    *(
+        Case(JOBS, {"model": "anneal-demo", "training_file": FILE} | {name: value}, name)
+        for name, value in {
+            "model": 3,
+            "training_file": None,
+            "validation_file": 7,
+            "suffix": 5,
+            "seed": "x",
+            "metadata": [],
+            "integrations": {},
+            "hyperparameters": 3,
+            "method": "dpo",
+            "lora": [],
+            "quantization": 4,
+            "recipe": "fast",
+            "evaluation": "yes",
+            "exports": "gguf",
+            "compute": "h100",
+            "budget": 5,
+            "dry_run": "yes",
+            "needed_by": [],
+            "n_epochs": 3,
+            "learning_rate": 0.1,
+            "base_model": "x",
+            "trainingFile": FILE,
+            "stream": True,
+        }.items()
+    ),
+    _job("lora.r", lora={"r": 8}),
+    _job("lora.rank", lora={"rank": "8"}),
+    _job("lora.rank", lora={"rank": 0}),
+    _job("lora.rank", lora={"rank": 7}),
+    _job("lora.alpha", lora={"alpha": 10**9}),
+    _job("lora.alpha", lora={"rank": 8, "alpha": 1024}),
+    _job("lora.dropout", lora={"dropout": 2.0}),
+    _job("lora.dropout", lora={"dropout": "none"}),
+    _job("lora.target_modules", lora={"target_modules": ["lm_head"]}),
+    _job("lora.target_modules[1]", lora={"target_modules": ["q_proj", 3]}),
+    _job("lora.use_dora", lora={"use_dora": "yes"}),
+    _job("recipe.r", recipe={"r": 8}),
+    _job("recipe.epochs", recipe={"epochs": 0}),
+    _job("recipe.epochs", recipe={"epochs": 1.5}),
+    _job("recipe.learning_rate", recipe={"learning_rate": 0}),
+    _job("recipe.learning_rate", recipe={"learning_rate": "fast"}),
+    _job("recipe.lr_scheduler", recipe={"lr_scheduler": "magic"}),
+    _job("recipe.train_on", recipe={"train_on": ["x"]}),
+    _job("recipe.max_length", recipe={"max_length": 2**40}),
+    _job("recipe.seed", recipe={"seed": -5}),
+    _job("recipe.method", recipe={"method": "magic"}),
+    _job("recipe.method", recipe={"method": "kto"}),
+    _job("recipe.method", recipe={"method": {}}),
+    _job("recipe.validation_share", recipe={"validation_share": 0.99}),
+    _job("hyperparameters.n_epochs", hyperparameters={"n_epochs": 0}),
+    _job("hyperparameters.n_epochs", hyperparameters={"n_epochs": "many"}),
+    _job("hyperparameters.n_epochs", hyperparameters={"n_epochs": 2**62}),
+    _job("hyperparameters.n_epochs", hyperparameters={"n_epochs": True}),
+    _job("hyperparameters.batch_size", hyperparameters={"batch_size": 0}),
+    _job("hyperparameters.learning_rate_multiplier", hyperparameters={"learning_rate_multiplier": -1}),
+    _job("hyperparameters.epochs", hyperparameters={"epochs": 3}),
+    _job("method.type", method={"type": "reinforcement"}),
+    _job("method.type", method={"type": "kto"}),
+    _job("method.type", method={"type": 3}),
+    _job("method.grpo", method={"type": "supervised", "grpo": {}}),
+    _job("method.dpo", method={"type": "supervised", "dpo": {}}),
+    _job("method.supervised", method={"type": "dpo", "supervised": {"hyperparameters": {"n_epochs": 2}}}),
+    _job(
+        "method.supervised.hyperparameters.n_epochs",
+        method={"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 0}}},
+    ),
+    _job(
+        "method.supervised.hyperparameters.epochs",
+        method={"type": "supervised", "supervised": {"hyperparameters": {"epochs": 2}}},
+    ),
+    _job("method.supervised.n_epochs", method={"type": "supervised", "supervised": {"n_epochs": 2}}),
+    _job("quantization", quantization="int3"),
+    _job("quantization", quantization="nf4", recipe={"method": "lora"}),
+    *_jobs("suffix", suffix=["My Suffix!", "-a", "a" * 65, "ä"]),
+    *_jobs("seed", seed=[-1, 2**31, 1.5]),
+    _job("metadata.k", metadata={"a": "b", "k": 3}),
+    _job("metadata.k", metadata={"k": None}),
+    _job("metadata", metadata={str(n): "x" for n in range(17)}),
+    _job("metadata", metadata={"k": "x" * 513}),
+    _job("evaluation.grader.type", evaluation={"grader": {"type": "bot"}}),
+    _job("evaluation.grader", evaluation={"grader": {"type": "regex", "pattern": "a{99999999999}"}}),
+    _job("evaluation.grader", evaluation={"grader": {"type": "regex", "pattern": "("}}),
+    _job("evaluation.grader", evaluation={"grader": {"type": "regex", "pattern": "(" * 5000}}),
+    _job("evaluation.grader", evaluation={"grader": {"type": "string_check", "operation": "is"}}),
+    _job("evaluation.grader.kind", evaluation={"grader": {"kind": "regex"}}),
+    _job("evaluation.rows", evaluation={"rows": 3}),
+    _job("evaluation.max_rows", evaluation={"max_rows": 0}),
+    _job("evaluation.max_rows", evaluation={"max_rows": 10**6}),
+    _job("exports[0]", exports=["onnx"]),
+    _job("exports[1]", exports=["gguf", 3]),
+    _job("compute.gpu", compute={"gpu": "h100"}),
+    _job("compute.gpu_count", compute={"gpu_count": 0}),
+    _job("compute.gpu_count", compute={"gpu_count": "two"}),
+    _job("compute.pool", compute={"pool": "no-such-pool"}),
+    _job("budget.spend_cap_usd", budget={"spend_cap_usd": "0.2"}),
+    _job("budget.max_cost_usd", budget={"max_cost_usd": "cheap"}),
+    _job("budget.max_cost_usd", budget={"max_cost_usd": []}),
+    _job("budget.max_cost_usd", budget={"max_cost_usd": -1}),
+    _job("budget.max_cost_usd", budget={"max_cost_usd": "NaN"}),
+    _job("budget.max_cost_usd", budget={"max_cost_usd": "1e999"}),
+    _job("integrations[0]", integrations=[3]),
+    _job("integrations[0].type", integrations=[{"type": "web_search"}]),
+    _job("integrations[0].wandb", integrations=[{"type": "wandb", "wandb": {}}]),
+    _job("integrations[0].project", integrations=[{"type": "wandb", "project": "p"}]),
+    *_jobs("needed_by", needed_by=["tomorrow", 1, 2**62, "9999-99-99T00:00:00Z", "2030-05-01T17:45:00"]),
+    # Estimates and what else takes JSON.
+    Case(ESTIMATES, {"model": "anneal-demo"}, "training_file", code=MISSING),
+    Case(ESTIMATES, {"model": "no-such", "training_file": FILE}, "model", 404),
+    Case(ESTIMATES, {"model": "anneal-demo", "training_file": "file-x"}, "training_file", 404),
+    _estimate("lora.r", lora={"r": 8}),
+    _estimate("recipe.epochs", recipe={"epochs": -1}),
+    _estimate("exports[0]", exports=["onnx"]),
+    _estimate("method.kind", method={"type": "dpo", "kind": "x"}),
+    _estimate("needed_by", needed_by="soon"),
+    Case(UPLOADS, {}, "bytes", code=MISSING),
+    Case(UPLOADS, {"bytes": "9", "filename": "a.jsonl", "purpose": "fine-tune"}, "bytes"),
+    Case(UPLOADS, {"bytes": -1, "filename": "a.jsonl", "purpose": "fine-tune"}, "bytes"),
+    Case(UPLOADS, {"bytes": 9, "filename": "a.jsonl", "purpose": "batch"}, "purpose"),
+    Case(
+        UPLOADS,
+        {
+            "bytes": 9,
+            "filename": "a.jsonl",
+            "purpose": "fine-tune",
+            "expires_after": {"anchor": "now", "seconds": 9000},
+        },
+        "expires_after.anchor",
+    ),
+    Case(
+        "/api/v1/integrations/mlflow",
+        {"key": "abcdefghij", "url": "https://example.com/" + "a" * 500},
+        "url",
+        method="PUT",
+    ),
+    Case("/api/v1/integrations/mlflow", {"key": "abcdefghij", "url": "https://169.254.169.254/"}, "url", method="PUT"),
+    Case("/api/v1/integrations/mlflow", {"key": "abcdefghij", "url": "https://[::1"}, "url", method="PUT"),
+    Case("/api/v1/integrations/mlflow", {"key": "abcdefghij", "url": "https://example.com:99999"}, "url", method="PUT"),
+    Case("/api/v1/integrations/wandb", {"key": 5}, "key", method="PUT"),
+    Case("/api/v1/integrations/wandb", {"key": "a" * 401}, "key", method="PUT"),
+    Case("/api/v1/integrations/comet", {"key": "abcdefghij"}, "kind", method="PUT"),
+    Case("/api/v1/aliases", {"name": "a"}, "version", code=MISSING),
+    Case("/api/v1/aliases", {"name": "a", "version": "ft:x", "canary_percent": "5"}, "canary_percent"),
+    Case(f"/api/v1/files/{FILE}/repair", {"mode": "guess"}, "mode"),
+    Case(f"/api/v1/files/{FILE}/columns", {"mapping": "chat"}, "mapping"),
+    # Queries and ids.
+    *(
+        Case(f"{JOBS}?limit={limit}", param="limit", method="GET")
+        for limit in ("0", "-1", "101", "x", "1e3", "9" * 50, "")
+    ),
+    Case(f"{JOBS}?after=ftjob-x", param="after", method="GET"),
+    Case(f"{FILES}?after=file-x", param="after", method="GET"),
+    Case(f"{FILES}?order=up", param="order", method="GET"),
+    Case(f"{FILES}?limit=10001", param="limit", method="GET"),
+    Case(f"{JOBS}/{JOB}/events?after=x", param="after", method="GET"),
+    Case(
+        f"{JOBS}/ftjob-nothing", param="fine_tuning_job_id", status=404, code="fine_tuning_job_not_found", method="GET"
+    ),
+    Case(f"{JOBS}/{'a' * 3000}", param="fine_tuning_job_id", status=404, method="GET"),
+    Case(f"{JOBS}/ftjob-nothing/cancel", {}, "fine_tuning_job_id", 404),
+    Case(f"{FILES}/file-nothing", param="file_id", status=404, method="GET"),
+    Case("/v1/models/no-such", param="model", status=404, method="GET"),
+    # Addresses and methods.
+    *(
+        Case(path, {}, status=404, code="not_offered")
+        for path in (
+            "/v1/batches",
+            "/v1/evals",
+            "/v1/moderations",
+            "/v1/images/generations",
+            "/v1/audio/speech",
+            "/v1/vector_stores",
+            "/v1/fine_tuning/alpha/graders/run",
+        )
+    ),
+    *(
+        Case(path, {}, status=404, code="unknown_url")
+        for path in (
+            "/chat/completions",
+            "/files",
+            "/fine_tuning/jobs",
+            "/embeddings",
+            "/responses",
+            "/v1/v1/files",
+            "/v1/jobs",
+            f"{JOBS}/",
+        )
+    ),
+    *(Case(path, status=404, method="GET") for path in ("/models", "/files", "/v1", CHAT)),
+    Case(JOBS, {}, status=405, code="method_not_allowed", method="PUT"),
+    Case(f"{FILES}/{FILE}", {}, status=405, code="method_not_allowed", method="PATCH"),
+]  # fmt: skip
+
+
+def _chat(param: str | None, status: int = 400, **fields: Any) -> Case:
+    return Case(CHAT, {"model": MODEL, "messages": HI, "max_tokens": 4} | fields, param, status)
+
+
+def _user(content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
+
+
+GATEWAY = [
+    *(
+        Case(path, body)
+        for path in (CHAT, COMPLETIONS, RESPONSES)
+        for body in (b"{", b"[]", b'{"model": NaN}', b"\xff")
+    ),
+    Case(CHAT, {"model": MODEL}, "messages"),
+    Case(CHAT, {"messages": HI}, "model"),
+    Case(COMPLETIONS, {"model": MODEL}, "prompt"),
+    Case(RESPONSES, {"model": MODEL}, "input"),
+    Case(CHAT, {"model": "no-such", "messages": HI}, "model", 404),
+    _chat("messages", messages=[]),
+    _chat("messages", messages="Hi"),
+    _chat("messages[0].role", messages=[{"role": "king", "content": "x"}]),
+    _chat("max_tokens", max_tokens=-1),
+    _chat("max_tokens", max_tokens="many"),
+    _chat("temperature", temperature=9),
+    _chat("temperature", temperature="hot"),
+    _chat("top_p", top_p=5),
+    _chat("n", n=0),
+    _chat("n", n=10**6),
+    _chat("stream", stream="yes"),
+    _chat("stop", stop=3),
+    _chat("presence_penalty", presence_penalty=99),
+    _chat("frequency_penalty", frequency_penalty="x"),
+    _chat("top_logprobs", top_logprobs=500, logprobs=True),
+    _chat("logprobs", logprobs="yes"),
+    _chat("seed", seed="x"),
+    _chat("seed", seed=2**70),
+    _chat("tools", tools={"a": "b"}),
+    _chat("response_format.type", response_format={"type": "xml"}),
+    _chat("frobnicate", frobnicate=1),
+    _chat("prompt", prompt="x"),
+    _chat("chat_template", chat_template="{{ x }}"),
+    _chat("lora_path", lora_path="/etc/passwd"),
+    _chat("guided_regex", guided_regex="a*"),
+    _chat("functions", functions=[{"name": "f"}]),
+    _chat("user", user=3),
+    _chat("stream_options.x", stream=True, stream_options={"x": True}),
+    Case(COMPLETIONS, {"model": MODEL, "prompt": "Hi", "max_tokens": -3}, "max_tokens"),
+    Case(COMPLETIONS, {"model": MODEL, "prompt": "Hi", "best_of": 5}, "best_of"),
+    Case(COMPLETIONS, {"model": MODEL, "prompt": "Hi", "suffix": 3}, "suffix"),
+    Case(COMPLETIONS, {"model": MODEL, "prompt": {"a": 1}}, "prompt"),
+    Case(RESPONSES, {"model": MODEL, "input": "Hi", "max_output_tokens": 0}, "max_output_tokens"),
+    Case(RESPONSES, {"model": MODEL, "input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id"),
+    Case(RESPONSES, {"model": MODEL, "input": "Hi", "background": True}, "background"),
+    Case(RESPONSES, {"model": MODEL, "input": 3}, "input"),
+    Case(EMBEDDINGS, {"model": MODEL}, "input"),
+]  # fmt: skip
