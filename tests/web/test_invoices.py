@@ -113,6 +113,9 @@ def test_a_budget_is_set_shown_and_ended(rich, key, client_for, alice, bob):
     ("fields", "words"),
     [
         ({"scope": "label", "label": "team"}, "name=value"),
+        ({"scope": "label"}, "Enter a label"),
+        ({"scope": "key"}, "Choose an API key."),
+        ({"scope": "member"}, "Choose a member."),
         ({"scope": "organization", "thresholds": "half"}, "Whole percentages"),
         ({"scope": "member", "member": "user_unknown"}, "valid choice"),
     ],
