@@ -13,6 +13,7 @@ from apps.finetuning import attempts, queries
 from apps.finetuning.checkpoint_models import name_of
 from apps.finetuning.explanations import Explanation
 from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.missing_parts import list_missing
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
 from apps.finetuning.operations import JobRequest
 from apps.finetuning.rehearsal import Rehearsal
@@ -95,6 +96,9 @@ def _ours(job: FineTuningJob, recipe: dict[str, Any]) -> dict[str, Any]:
         "held_usd": str(nano_to_usd(_held_nano(job))) if job.hold_id else None,
         "billed_gpu_seconds": job.billed_gpu_ms / 1000,
         "cost_usd": str(nano_to_usd(job.cost_nano)),
+        "missing": [
+            {"kind": part.kind, "cause": part.cause, "fix": part.fix} for part in list_missing(job.adapter_version)
+        ],
         "adapter_status": job.adapter_version.status if job.adapter_version else None,
     }
 

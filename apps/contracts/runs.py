@@ -79,6 +79,7 @@ class Hyperparameters(Struct, frozen=True, kw_only=True):
     use_rslora: bool = False
     dpo_beta: float = 0.1
     orpo_beta: float = 0.1  # the paper's lambda: how much the odds of the two answers count beside the preferred one
+    eval_steps: int | None = None  # steps between evaluations of the validation rows; None: at each epoch's end
     early_stopping_patience: int | None = None  # evaluations without a better loss; None: train to the last step
     train_on: str = "assistant"  # "all": inputs are trained too
     validation_share: float = 0.0  # held out of the training file by apps.contracts.split, with `seed`
@@ -276,6 +277,13 @@ class Export(Struct, frozen=True, kw_only=True):
     manifest_sha256: str
 
 
+class MissingPart(Struct, frozen=True, kw_only=True):
+    """Something beside the adapter that was promised and could not be made."""
+
+    kind: str  # "evaluation" | "merged_16bit" | "gguf"
+    cause: str  # for the customer: what follows "could not be made:", without a full stop
+
+
 class Succeeded(Outcome, frozen=True, kw_only=True, tag="succeeded"):
     upload_id: str
     manifest_sha256: str
@@ -286,6 +294,7 @@ class Succeeded(Outcome, frozen=True, kw_only=True, tag="succeeded"):
     best_step: int | None = None  # whose weights these are, where they are not the last step's
     report: EvaluationReport | None = None  # base and tuned on held-out rows
     exports: tuple[Export, ...] = ()
+    missing: tuple[MissingPart, ...] = ()
 
 
 class Failed(Outcome, frozen=True, kw_only=True, tag="failed"):

@@ -22,6 +22,7 @@ from apps.core.transitions import advance, try_advance
 from apps.finetuning import attempts, events, outcomes, stalls
 from apps.finetuning.leases import Lease, lock_run
 from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS
+from apps.finetuning.missing_parts import find_missing, list_missing
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent, Run, Upload
 
 MANIFEST_NAME = "manifest.json"
@@ -106,6 +107,7 @@ def _record_step(job: FineTuningJob, event: wire.StepCompleted) -> None:
     data: dict[str, Any] = {
         "step": event.step,
         "total_steps": event.total_steps,
+        "percent": round(100 * event.step / event.total_steps, 2) if event.total_steps else None,
         "epoch": event.epoch,
         "train_loss": event.train_loss,
         "train_mean_token_accuracy": event.train_mean_token_accuracy,
@@ -262,8 +264,16 @@ def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now
         return
     _make_durable(run, job, step=outcome.step, training_seconds=outcome.training_seconds)
     _end_run(run, "succeeded", outcome, now)
+    missing = list_missing(version)
+    for part in missing:
+        events.append(job, level="warn", message=part.message)
     attempts.succeed_job(
-        job=job, now=now, adapter_version=version, trained_tokens=outcome.trained_tokens, step=outcome.step
+        job=job,
+        now=now,
+        without=tuple(part.label for part in missing),
+        adapter_version=version,
+        trained_tokens=outcome.trained_tokens,
+        step=outcome.step,
     )
     outcomes.record_success(run=run, job=job, tokens=outcome.tokens, now=now)
     _forget_checkpoints_after_success(job)
@@ -300,6 +310,7 @@ def _publish(job: FineTuningJob, run: Run, upload: Upload, outcome: wire.Succeed
         },
         report=msgspec.to_builtins(outcome.report) if outcome.report else {},
         exports=[_export(run, export) for export in outcome.exports],
+        missing=find_missing(job, outcome),
         is_servable=msgspec.convert(job.hyperparameters, wire.Hyperparameters).is_servable,
     )
 
