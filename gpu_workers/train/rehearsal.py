@@ -15,7 +15,7 @@ import torch
 from apps.contracts.runs import RunSpec, Struct
 from gpu_workers.train.callbacks import Window
 from gpu_workers.train.evaluate import evaluate
-from gpu_workers.train.rows import Rows
+from gpu_workers.train.rows import Rows, SomeRows
 
 if TYPE_CHECKING:
     from gpu_workers.train.running import RunTrainer
@@ -74,24 +74,12 @@ def _evaluate_longest(trainer: "RunTrainer", validation: Rows) -> None:
     longest = np.argsort(validation.lengths, kind="stable")[-size:]
     evaluate(
         trainer.model,
-        _Some(validation, longest),  # type: ignore[arg-type]
+        SomeRows(validation, longest),  # type: ignore[arg-type]
         collate=trainer.eval_collator,
         batch_size=size,
         loss_parts=trainer.loss_parts,
         should_stop=lambda: False,
     )
-
-
-class _Some:
-    """A few of the rows."""
-
-    def __init__(self, rows: Rows, indices: np.ndarray) -> None:
-        self._rows = rows
-        self._indices = indices
-        self.lengths = rows.lengths[indices]
-
-    def items(self, indices: np.ndarray) -> list[dict[str, Any]]:
-        return self._rows.items(self._indices[indices])
 
 
 def _save(trainer: "RunTrainer") -> float:
