@@ -155,7 +155,8 @@ class _Streamed:
         self.note = ""
 
     def cut(self, rows: list[Example]) -> list[Example]:
-        tokens, kept = 0, []
+        tokens = 0
+        kept: list[Example] = []
         for row in rows:
             tokens += len(row.token_ids)
             if kept and tokens > _STREAMED_TOKENS:

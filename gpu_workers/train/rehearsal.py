@@ -30,7 +30,7 @@ class Rehearsal(Struct, frozen=True, kw_only=True):
     save_seconds: float
 
 
-def rehearse(trainer: "RunTrainer", validation: Rows | None) -> Rehearsal:
+def rehearse(trainer: "RunTrainer", validation: Rows | SomeRows | None) -> Rehearsal:
     """Do one of each and leave no trace: weights, gradients and random numbers are as before."""
     started = time.monotonic()
     numbers = _random_state()
@@ -69,7 +69,7 @@ def _train_longest(trainer: "RunTrainer") -> None:
     del state
 
 
-def _evaluate_longest(trainer: "RunTrainer", validation: Rows) -> None:
+def _evaluate_longest(trainer: "RunTrainer", validation: Rows | SomeRows) -> None:
     size = trainer.args.per_device_train_batch_size  # type: ignore[attr-defined]
     longest = np.argsort(validation.lengths, kind="stable")[-size:]
     evaluate(

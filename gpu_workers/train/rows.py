@@ -53,7 +53,7 @@ Rows = Encoded | Pairs
 class SomeRows:
     """A few of the rows, without a copy: what is added to them later is theirs too."""
 
-    def __init__(self, rows: Rows, indices: np.ndarray) -> None:
+    def __init__(self, rows: "Rows | SomeRows", indices: np.ndarray) -> None:
         self._rows = rows
         self._indices = indices
         self.lengths = rows.lengths[indices]
