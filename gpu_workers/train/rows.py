@@ -56,7 +56,7 @@ class SomeRows:
     def __init__(self, rows: "Rows | SomeRows", indices: np.ndarray) -> None:
         self._rows = rows
         self._indices = indices
-        self.lengths = rows.lengths[indices]
+        self.lengths: np.ndarray = rows.lengths[indices]
 
     def __len__(self) -> int:
         return len(self._indices)
