@@ -325,8 +325,12 @@ def _trainer_hint(platform: Platform, file_id: str) -> str:
         return "The trainer has not taken it yet."
     if not any(pool["live_workers"] for pool in pools):
         return "No trainer has reported lately. The process trainer is missing, still starts or measures its speed."
-    reason = pools[0]["block_reason"]
-    return f"The trainer is online and not ready: {reason}." if reason else "The trainer is online and busy."
+    reason = pools[0]["block_reason"] or ""
+    if reason.startswith("No time estimate yet"):
+        return "The trainer is online and measures its speed, which takes up to a minute. The estimate needs this."
+    return (
+        f"The trainer is online and not ready: {reason.rstrip('.')}." if reason else "The trainer is online and busy."
+    )
 
 
 def follow(platform: Platform, stage: Stage, job_id: str, *, seen: str = "") -> Any:

@@ -58,6 +58,7 @@ class AdapterReady(Struct, frozen=True, kw_only=True, tag_field="type", tag="ada
     peak_memory_bytes: int | None = None
     is_stopped_early: bool = False
     best_step: int | None = None
+    base_bytes: int = 0  # of the base model's weights on the disk
 
 
 ChildEvent = RunEvent | CheckpointReady

@@ -1,6 +1,8 @@
 """Keep a lease alive, and know when it is gone: refused by the control plane, or silent for too long."""
 
+import faulthandler
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +11,14 @@ from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest
 from gpu_workers.api_client import ApiClient, ApiError, Lease, StaleLease, Unauthorized, Unavailable
 
 log = logging.getLogger(__name__)
+
+_STUCK_SECONDS = 600.0  # longer than anything takes that must be ended once a lease is gone
+
+
+def leave() -> None:
+    """End this worker at once, for its supervisor to start another, which cleans up after it."""
+    faulthandler.dump_traceback(all_threads=True)
+    os._exit(1)
 
 
 class LeaseKeeper:
@@ -21,11 +31,13 @@ class LeaseKeeper:
         claim: ClaimResponse,
         *,
         status: Callable[[], HeartbeatRequest],
+        on_stuck: Callable[[], None] = leave,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
         self._lease = Lease.of(claim)
         self._status = status
+        self._on_stuck = on_stuck
         self._clock = clock
         self._heartbeat_seconds = claim.heartbeat_seconds
         self._self_fence_seconds = claim.self_fence_seconds
@@ -79,3 +91,6 @@ class LeaseKeeper:
     def _run(self) -> None:
         while not self._ended.wait(self._heartbeat_seconds) and not self.is_refused:
             self.beat()
+        if not self._ended.wait(_STUCK_SECONDS):
+            log.critical("The lease is gone, and the work under it does not end: this process hangs")
+            self._on_stuck()

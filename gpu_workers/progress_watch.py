@@ -1,7 +1,7 @@
 """Whether a run gets on. A child that hangs would keep its GPU for ever, because its lease is kept by another thread.
 
 Progress is an event, a unit of work that the child counted (`pulse`), or bytes that its processes read or wrote. Time
-counts only as the child had it: not while this worker was suspended, nor while the child waited for a core.
+counts only as far as the child could use it: not while this worker was suspended or the child waited for a core.
 """
 
 import time
@@ -131,7 +131,7 @@ def _moved_bytes(process: Process) -> int:
 
 
 def _waited_seconds(process: Process) -> float:
-    """How long the main thread was ready to run and had no core (proc_pid_schedstat(5))."""
+    """How long the main thread was ready to run without a core (proc_pid_schedstat(5))."""
     fields = _read(process, "schedstat").split()
     return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 PULSE_FILE = "pulse"
 _COUNTER = struct.Struct("<Q")
-_open: list[mmap.mmap] = []  # this process's own, empty in a process that nobody watches
+_open: list[mmap.mmap] = []  # this process's own, empty in a process that is not watched
 
 
 def open_pulse(work_dir: Path) -> None:

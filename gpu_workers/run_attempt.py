@@ -41,10 +41,10 @@ from gpu_workers.events import (
 )
 from gpu_workers.executor import Child, SubprocessExecutor
 from gpu_workers.lease_keeper import LeaseKeeper
+from gpu_workers.log_tail import tail_of_log
 from gpu_workers.preparing import CheckpointBroken, prepare
 from gpu_workers.progress_watch import ChildActivity, ProgressWatch
-from gpu_workers.publishing import Published, Publisher, PublishSecrets, alone, deliver
-from gpu_workers.redaction import redact
+from gpu_workers.publishing import EVALUATION, Published, Publisher, PublishSecrets, alone, deliver
 from gpu_workers.reporter import CheckpointUploader, Reporter, Uploader
 from gpu_workers.run_checks import Refused, check_run
 from gpu_workers.tracking_child import TrackingChild
@@ -59,7 +59,6 @@ _TRACKING_IN_HASTE_SECONDS = 5.0
 _TRACKING_SECONDS = 30.0
 _KILL_AFTER_FENCE_SECONDS = 10.0
 _TRANSFER_SECONDS = 120.0  # most that one read or write of a transfer may wait, with its retries
-_LOG_TAIL_BYTES = 8000
 
 
 class Forgotten(Exception):
@@ -241,34 +240,39 @@ class Attempt:
                 return self._stopped()
 
     def _publish(self, ready: AdapterReady) -> Published:
-        """Have the result compared, probed and merged; when that fails, go on with the result alone."""
-        if self._publisher is None or self._must_leave():
+        """Have everything else that was promised made; what fails is named, and the adapter is stored all the same."""
+        if self._publisher is None:
             return alone(ready)
         self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.EVALUATING))
-        child = self._child = self._publisher.start(self._work_dir, secrets=self._publish_secrets())
-        found = self._publisher.wait(child, self._work_dir, should_stop=self._must_leave)
+        published = self._publisher.publish(
+            self._spec,
+            ready,
+            self._work_dir,
+            secrets=self._publish_secrets,
+            should_stop=self._must_leave,
+            begun=self._watch_over,
+            watch=self._watch,
+        )
         if self._keeper.is_lost:
             raise Forgotten
-        if found is None:
-            message = "The result could not be evaluated on this machine; the adapter itself is complete."
-            self._report(LogLine(sequence=UNNUMBERED, level="warn", message=message))
-        for note in found.notes if found else ():
-            self._report(LogLine(sequence=UNNUMBERED, level="warn", message=note))
-        return found or alone(ready)
+        return published
 
-    def _publish_secrets(self) -> PublishSecrets:
-        """Return what the publishing child may know; without a key for its judge it says why. Raises StaleLease."""
+    def _watch_over(self, child: Child) -> None:
+        self._child = child
+
+    def _publish_secrets(self, part: str) -> PublishSecrets:
+        """Return what the child of a part may know; without a key for its judge it says why. Raises StaleLease."""
         plan, hub_token = self._spec.evaluation, self._spec.base_model.hub_token
-        if plan is None or plan.grader.kind is not GraderKind.JUDGE:
-            return PublishSecrets(hub_token=hub_token)
+        if part != EVALUATION or plan is None or plan.grader.kind is not GraderKind.JUDGE:
+            return PublishSecrets(part=part, hub_token=hub_token)
         try:
-            return PublishSecrets(hub_token=hub_token, judge=self._api.open_judge(self._lease))
+            return PublishSecrets(part=part, hub_token=hub_token, judge=self._api.open_judge(self._lease))
         except StaleLease:
             raise
         except (ApiError, Unavailable) as error:
             log.warning("No key for the judge of %s: %s", self._spec.run_id, error)
             words = error.message if isinstance(error, ApiError) else "the platform could not be reached"
-            return PublishSecrets(hub_token=hub_token, judge_refusal=words)
+            return PublishSecrets(part=part, hub_token=hub_token, judge_refusal=words)
 
     def _must_leave(self) -> bool:
         """Whether to give up what follows training; a pause comes too late to stop anything."""
@@ -276,8 +280,9 @@ class Attempt:
 
     def _store_adapter(self, ready: AdapterReady) -> RunOutcome:
         published = self._publish(ready)
-        if self._stop_reason() == "cancelled":
-            return self._stopped()
+        lacks_exports = any(part.kind in self._spec.exports for part in published.missing)
+        if self._stop_reason() == "cancelled" or (self._stop_reason() == "preempted" and lacks_exports):
+            return self._stopped()  # the next attempt begins at the last step and makes them
         self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.UPLOADING))
         self._is_delivering = True
         return deliver(ready, published, self._work_dir, self._uploader)
@@ -362,7 +367,7 @@ class Attempt:
         return Failed(
             code=code,
             message=message,
-            log_tail=redact(_tail_of(self._work_dir / LOG_FILE), known=self._secrets()),
+            log_tail=tail_of_log(self._work_dir, known=self._secrets()),
             training_seconds=durable.training_seconds,
             trained_tokens=durable.trained_tokens,
             peak_memory_bytes=peak_memory_bytes,
@@ -386,12 +391,3 @@ def _status_of(outcome: RunOutcome) -> str:
             return outcome.reason
         case _:
             return "failed"
-
-
-def _tail_of(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""

@@ -44,6 +44,7 @@ class AdapterVersion(OrganizationModel):
     parity = models.JSONField(default=dict, help_text="apps.contracts.parity.ParityResult, {} before any engine spoke")
     report = models.JSONField(default=dict, help_text="apps.contracts.evaluation.EvaluationReport, {} without one")
     exports = models.JSONField(default=list, help_text="Other forms: kind, object_prefix, manifest, bytes")
+    missing = models.JSONField(default=list, help_text="What was promised and could not be made: kind, cause")
     created_at = models.DateTimeField(db_default=Now())
     deleted_at = models.DateTimeField(null=True)
 

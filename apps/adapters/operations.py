@@ -44,6 +44,7 @@ def publish_version(
     metrics: dict[str, Any],
     report: dict[str, Any] | None = None,
     exports: list[dict[str, Any]] | None = None,
+    missing: list[dict[str, str]] | None = None,
     is_servable: bool = True,
     model_name: str | None = None,
 ) -> AdapterVersion:
@@ -93,6 +94,7 @@ def publish_version(
         metrics=metrics,
         report=report or {},
         exports=exports or [],
+        missing=missing or [],
         status="checking" if is_servable else "files_only",
     )
     if is_servable:

@@ -12,6 +12,7 @@ from apps.finetuning import attempts, queries
 from apps.finetuning.checkpoint_models import may_answer, name_of
 from apps.finetuning.explanations import Explanation
 from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.missing_parts import list_missing
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
 from apps.finetuning.operations import JobRequest
 from apps.finetuning.progress import Progress, finish_of, get_progress
@@ -103,6 +104,9 @@ def _ours(job: FineTuningJob, recipe: dict[str, Any], progress: Progress) -> dic
         "held_usd": usd(_held_nano(job)) if job.hold_id else None,
         "billed_gpu_seconds": job.billed_gpu_ms / 1000,
         "cost_usd": usd(job.cost_nano),
+        "missing": [
+            {"kind": part.kind, "cause": part.cause, "fix": part.fix} for part in list_missing(job.adapter_version)
+        ],
         "adapter_status": job.adapter_version.status if job.adapter_version else None,
     }
 

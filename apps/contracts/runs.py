@@ -278,6 +278,13 @@ class Export(Struct, frozen=True, kw_only=True):
     manifest_sha256: str
 
 
+class MissingPart(Struct, frozen=True, kw_only=True):
+    """Something beside the adapter that was promised and could not be made."""
+
+    kind: str  # "evaluation" | "merged_16bit" | "gguf"
+    cause: str  # for the customer: what follows "could not be made:", without a full stop
+
+
 class Succeeded(Outcome, frozen=True, kw_only=True, tag="succeeded"):
     upload_id: str
     manifest_sha256: str
@@ -288,6 +295,7 @@ class Succeeded(Outcome, frozen=True, kw_only=True, tag="succeeded"):
     best_step: Steps | None = None  # whose weights these are, where they are not the last step's
     report: EvaluationReport | None = None  # base and tuned on held-out rows
     exports: tuple[Export, ...] = ()
+    missing: tuple[MissingPart, ...] = ()
 
 
 class Failed(Outcome, frozen=True, kw_only=True, tag="failed"):

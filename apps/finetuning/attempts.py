@@ -92,8 +92,10 @@ def cancel_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
     _end_job(job, "cancelled", billed_ms(job=job), now, message="Cancelled")
 
 
-def succeed_job(*, job: FineTuningJob, now: datetime.datetime, **changes: Any) -> None:
-    _end_job(job, "succeeded", billed_ms(job=job), now, message="The job has successfully completed", **changes)
+def succeed_job(*, job: FineTuningJob, now: datetime.datetime, without: tuple[str, ...] = (), **changes: Any) -> None:
+    """End the job as succeeded; `without` names what it promised and could not make."""
+    lacks = f", without {' and '.join(without)}" if without else ""
+    _end_job(job, "succeeded", billed_ms(job=job), now, message=f"The job has successfully completed{lacks}", **changes)
 
 
 def pause_job(*, job: FineTuningJob, now: datetime.datetime) -> None:

@@ -25,6 +25,7 @@ from apps.finetuning import attempts, events, outcomes, stalls
 from apps.finetuning.checkpoints import forget_checkpoints
 from apps.finetuning.leases import Lease, lock_run, sha256_hex
 from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS
+from apps.finetuning.missing_parts import find_missing, list_missing
 from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent, Run, Upload
 
 MANIFEST_NAME = "manifest.json"
@@ -120,6 +121,7 @@ def _record_step(run: Run, job: FineTuningJob, event: wire.StepCompleted) -> Non
     data: dict[str, Any] = {
         "step": event.step,
         "total_steps": event.total_steps,
+        "percent": round(100 * event.step / event.total_steps, 2) if event.total_steps else None,
         "epoch": event.epoch,
         "train_loss": event.train_loss,
         "train_mean_token_accuracy": event.train_mean_token_accuracy,
@@ -305,8 +307,16 @@ def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now
         return
     _make_durable(run, job, step=outcome.step, training_seconds=outcome.training_seconds)
     _end_run(run, "succeeded", outcome, now)
+    missing = list_missing(version)
+    for part in missing:
+        events.append(job, level="warn", message=part.message)
     attempts.succeed_job(
-        job=job, now=now, adapter_version=version, trained_tokens=outcome.trained_tokens, step=outcome.step
+        job=job,
+        now=now,
+        without=tuple(part.label for part in missing),
+        adapter_version=version,
+        trained_tokens=outcome.trained_tokens,
+        step=outcome.step,
     )
     outcomes.record_success(run=run, job=job, tokens=outcome.tokens, now=now)
     forget_checkpoints(job=job)
@@ -343,6 +353,7 @@ def _publish(job: FineTuningJob, run: Run, upload: Upload, outcome: wire.Succeed
         },
         report=msgspec.to_builtins(outcome.report) if outcome.report else {},
         exports=_exports(run, job, outcome),
+        missing=find_missing(job, outcome),
         is_servable=msgspec.convert(job.hyperparameters, wire.Hyperparameters).is_servable,
     )
 

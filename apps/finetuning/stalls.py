@@ -21,16 +21,16 @@ from apps.finetuning.models import FineTuningJob, Run
 
 _TIMES_EXPECTED = 10  # of the time that a step should take by the quote
 _TIMES_WORKER = 2  # of the time after which the worker itself ends its child, with better evidence than ours
-_MOST_STEPLESS_MS = 24 * 3_600_000  # whatever a worker says that it does meanwhile
+_MOST_STEPLESS_MS = 24 * 3_600_000  # however much work a worker reports meanwhile
 
 
 def expected_step_seconds(*, job: FineTuningJob) -> float:
-    """Return what a step should take by the quote, 0 where nobody knows."""
+    """Return what a step should take by the quote, 0 where that is unknown."""
     return (job.estimate.get("train_seconds_p50") or 0.0) / job.total_steps if job.total_steps else 0.0
 
 
 def note_beat(*, run: Run, beat: HeartbeatRequest, now: datetime.datetime) -> dict[str, int]:
-    """Return what a heartbeat changes of the run's counts: how much work it tells of, and for how long of none."""
+    """Return what a heartbeat changes of the run's counts: the work it reports, and the time without any."""
     seconds = min((now - run.heartbeat_at).total_seconds(), LEASE_SECONDS) if run.heartbeat_at else 0.0
     passed_ms = int(max(seconds, 0.0) * 1000)
     did_work = beat.work > run.work
@@ -42,7 +42,7 @@ def note_beat(*, run: Run, beat: HeartbeatRequest, now: datetime.datetime) -> di
 
 
 def is_step(event: wire.RunEvent, job: FineTuningJob) -> bool:
-    """Whether an event tells of a step that the job had not reached before."""
+    """Whether an event reports a step that the job had not reached before."""
     return isinstance(event, wire.StepCompleted) and job.step < event.step <= event.total_steps
 
 

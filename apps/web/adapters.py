@@ -20,6 +20,7 @@ from apps.core import audit
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.object_store import attachment
+from apps.finetuning.missing_parts import list_missing
 from apps.finetuning.model_cards import CARD_FILE, model_card
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.provenance import BUNDLE_FILE, reproducibility
@@ -109,6 +110,7 @@ def _detail(version: AdapterVersion, organization: Organization, membership: Mem
             }
             for export in version.exports
         ],
+        "missing": list_missing(version),
         "siblings": siblings,
         "comparison_url": comparison_url(version, siblings),
         "aliases": list_aliases(organization=organization).filter(adapter_id=version.adapter_id),

@@ -186,8 +186,6 @@ class Attempt:
                 base_folder=self._base_folder,
                 state_dict=weights,
             )
-        evaluation = trainer.progress.evaluation
-        valid_loss = None if evaluation is None else evaluation.valid_loss
         return AdapterReady(
             folder=ADAPTER_FOLDER,
             manifest_sha256=digest,
@@ -197,10 +195,11 @@ class Attempt:
             trained_tokens=trainer.progress.trained_tokens,
             tokens=trainer.progress.tokens,
             train_loss=trainer.progress.mean_recent_loss,
-            valid_loss=valid_loss if best_step is None else trainer.progress.best.loss,
+            valid_loss=trainer.progress.valid_loss if best_step is None else trainer.progress.best.loss,
             peak_memory_bytes=peak_memory_bytes(),
             is_stopped_early=trainer.progress.is_stopped_early,
             best_step=best_step,
+            base_bytes=sum(file.stat().st_size for file in self._base_folder.glob("*.safetensors")),
         )
 
     def _open_resume(self, folder: Path | None) -> Progress | None:

@@ -21,6 +21,7 @@ from gpu_workers.train.sharding import whole
 
 REPORT_INTERVAL_SECONDS = 0.25
 LOSS_WINDOW_STEPS = 50
+_SPEED_SECONDS = 10.0  # of training that a reported speed is averaged over
 
 
 class StopFlag:
@@ -103,13 +104,15 @@ class ProgressCallback(TrainerCallback):
         self.saved_step = -1
         self.saved_seconds = 0.0
         self.interval_seconds = checkpoint_interval_seconds
+        self.saves_last_step = False
         self._events = events
         self._stop = stop
         self.steps_per_epoch = steps_per_epoch
         self._start_step = 0
         self._start_seconds = 0.0
         self._reported_at = 0.0
-        self._reported_seconds = 0.0
+        self._counted: deque[tuple[float, float]] = deque()  # (seconds, tokens) of the last reports
+        self._tokens_here = 0.0  # in this attempt
         self._saved_at = 0.0
 
     @property
@@ -120,7 +123,8 @@ class ProgressCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._start_step = state.global_step
-        self._start_seconds = self._reported_seconds = self.watch.seconds
+        self._start_seconds = self.watch.seconds
+        self._counted.append((self._start_seconds, self._tokens_here))
         self._saved_at = self._reported_at = time.monotonic()
         self.watch.start()
 
@@ -128,14 +132,21 @@ class ProgressCallback(TrainerCallback):
         is_last = state.global_step >= state.max_steps
         now = time.monotonic()
         is_stopping, is_save_due, is_report_due = as_rank_zero(
-            self._stop.is_set, now - self._saved_at >= self.interval_seconds, self._is_report_due(now)
+            self._stop.is_set, self.is_save_due(now, state), self._is_report_due(now)
         )
-        should_save = is_save_due and not is_last
+        should_save = self.saves_last_step if is_last else is_save_due
         if is_stopping and not is_last:
             should_save = control.should_training_stop = True
-        if should_save or is_last or is_report_due:
+        if should_save or is_last or is_report_due or self.is_evaluation_due(state):
             self.report(state, learning_rate=kwargs["lr_scheduler"].get_last_lr()[0])
         control.should_save = should_save
+
+    def is_save_due(self, now: float, state: TrainerState) -> bool:
+        """Whether the clock asks for a checkpoint."""
+        return now - self._saved_at >= self.interval_seconds
+
+    def is_evaluation_due(self, state: TrainerState) -> bool:
+        return False
 
     def _is_report_due(self, now: float) -> bool:
         return now - self._reported_at >= REPORT_INTERVAL_SECONDS
@@ -162,7 +173,6 @@ class ProgressCallback(TrainerCallback):
         self.tokens = None if self.tokens is None else self.tokens + int(n_tokens)
         self.recent_losses.append(loss)
         seconds = self.watch.seconds
-        spent, self._reported_seconds = max(seconds - self._reported_seconds, 1e-6), seconds
         self._reported_at = time.monotonic()
         self._events.write(
             StepCompleted(
@@ -174,7 +184,7 @@ class ProgressCallback(TrainerCallback):
                 learning_rate=learning_rate,
                 grad_norm=_finite(whole(window.grad_norm)),
                 trained_tokens=self.trained_tokens,
-                tokens_per_second=n_tokens / spent,
+                tokens_per_second=self._tokens_per_second(seconds, n_tokens),
                 training_seconds=seconds,
                 train_mean_token_accuracy=n_correct / n_scored if n_scored else None,
                 memory_bytes=memory_bytes(),
@@ -182,6 +192,18 @@ class ProgressCallback(TrainerCallback):
                 eta_seconds=self._eta_seconds(state, seconds),
             )
         )
+
+    def _tokens_per_second(self, seconds: float, n_tokens: float) -> float:
+        """Return the speed over the last ten seconds of training, in which no evaluation and no checkpoint counts.
+
+        A single step may share its core with the upload of a checkpoint, and says little.
+        """
+        self._tokens_here += n_tokens
+        self._counted.append((seconds, self._tokens_here))
+        while len(self._counted) > 2 and self._counted[1][0] <= seconds - _SPEED_SECONDS:
+            self._counted.popleft()
+        since, tokens = self._counted[0]
+        return (self._tokens_here - tokens) / max(seconds - since, 1e-6)
 
     def _eta_seconds(self, state: TrainerState, seconds: float) -> float | None:
         done = state.global_step - self._start_step

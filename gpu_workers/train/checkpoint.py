@@ -44,6 +44,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     best_loss: float | None = None
     best_step: int = 0
     evaluations_since_best: int = 0
+    valid_loss: float | None = None  # of the last evaluation
     tokens: int | None = None  # None: written before tokens were counted, so the job's total is not known
 
 

@@ -38,15 +38,15 @@ class Examiner:
         self._plan = plan
         self._tokenizer = tokenizer
         self._pad_id = pad_id
-        self._examples = examples[: plan.max_rows]
-        self._asked = [row for row in self._examples if row.prompt is not None][: plan.max_answers]
+        self.examples = examples[: plan.max_rows]
+        self._asked = [row for row in self.examples if row.prompt is not None][: plan.max_answers]
         self._stop_ids = sorted({row.answer[-1] for row in self._asked if row.answer})
         longest = max((len(row.answer or []) for row in self._asked), default=0)
         self._answer_tokens = min(longest + 16, plan.max_answer_tokens)
 
     def examine(self, model: torch.nn.Module) -> Findings:
         """Score every row, then have answers written until half of the plan's time is over (each model has a half)."""
-        scores = [score_row(model, example) for example in self._examples]
+        scores = [score_row(model, example) for example in self.examples]
         ends = time.monotonic() + self._plan.seconds / 2
         written = write_answers(
             model,
@@ -69,7 +69,7 @@ class Examiner:
         graded = _halves(verdicts.scores) if verdicts else self._grade(base, tuned, count)
         worse = self._worse(base, tuned, graded)
         return EvaluationReport(
-            rows=len(self._examples),
+            rows=len(self.examples),
             answers=count,
             grader=grader.kind.value,
             comparisons=tuple(_compare(base.scores, tuned.scores, graded, grader)),
@@ -113,7 +113,7 @@ class Examiner:
         places = {id(row): index for index, row in enumerate(self._asked)}
         found = []
         for number, (example, before, after) in enumerate(
-            zip(self._examples, base.scores, tuned.scores, strict=True), start=1
+            zip(self.examples, base.scores, tuned.scores, strict=True), start=1
         ):
             place = places.get(id(example), len(graded[0]))
             scores = [column[place] for column in graded] if place < len(graded[0]) else [None, None]

@@ -12,7 +12,8 @@ from gpu_workers.executor import REPOSITORY
 from gpu_workers.gguf_converter import FOLDER, converter_version
 
 GGUF_FILE = "model.gguf"
-_LIMIT_SECONDS = 900
+_LIMIT_SECONDS = 900.0
+_BYTES_A_SECOND = 25e6  # read, converted, written and read back, on a slow disk
 
 
 class NotConverted(Exception):
@@ -36,7 +37,7 @@ def convert_model(model: Path, target: Path, *, threads: int = 1, converter: Pat
     command = [sys.executable, "-m", "gpu_workers.train.gguf_child", str(model), str(target / GGUF_FILE)]
     try:
         done = subprocess.run(
-            command, cwd=REPOSITORY, env=environment, capture_output=True, timeout=_LIMIT_SECONDS, check=False
+            command, cwd=REPOSITORY, env=environment, capture_output=True, timeout=_limit_seconds(model), check=False
         )
     except subprocess.TimeoutExpired as error:
         raise NotConverted("the conversion took too long") from error
@@ -49,3 +50,7 @@ def convert_model(model: Path, target: Path, *, threads: int = 1, converter: Pat
     if answer.problem:
         raise NotConverted(answer.problem)
     return answer
+
+
+def _limit_seconds(model: Path) -> float:
+    return _LIMIT_SECONDS + sum(file.stat().st_size for file in model.glob("*.safetensors")) / _BYTES_A_SECOND

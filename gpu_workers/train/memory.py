@@ -11,6 +11,8 @@ try:
 except ImportError:  # a machine without GPUs needs no driver library
     pynvml = None
 
+_CGROUP = Path("/sys/fs/cgroup")
+
 
 def peak_memory_bytes() -> int:
     """Return the highest memory this process has reached."""
@@ -24,6 +26,19 @@ def memory_bytes() -> int:
     if torch.cuda.is_available():
         return torch.cuda.memory_reserved()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_bytes() -> int:
+    """Return what a model may take now: of the GPU, or of the machine and this process's control group."""
+    if torch.cuda.is_available():
+        return torch.cuda.mem_get_info()[0]
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+    try:
+        limit = int((_CGROUP / "memory.max").read_text()) - int((_CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):  # no control group, or one without a limit
+        return available
+    return min(available, limit)
 
 
 def gpu_utilization() -> float | None:

@@ -1,4 +1,5 @@
-"""An adapter merged into its 16-bit base, tensor by tensor: never into a 4-bit one, and in little memory.
+"""An adapter merged into its 16-bit base, tensor by tensor: never into a 4-bit one, and in the memory of the
+adapter and the largest tensor.
 
 Every product is taken in float32 and rounded once, where merging in the dtype of the base rounds twice.
 """
@@ -6,15 +7,15 @@ Every product is taken in float32 and rounded once, where merging in the dtype o
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from gpu_workers.pulse import beat
+from gpu_workers.train.tensor_files import Entry, list_tensors, read_tensor, write_tensors
 
 INDEX_FILE = "model.safetensors.index.json"
 _ONE_FILE = "model.safetensors"
@@ -41,7 +42,9 @@ def merge_adapter(base: Path, adapter: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     layers = _Layers(adapter)
     for name in _weight_files(base):
-        save_file(dict(_merged(base / name, layers)), target / name, metadata={"format": "pt"})
+        source = list_tensors(base / name)
+        entries = [Entry(entry.name, _dtype_of(entry), entry.shape) for entry in source]
+        write_tensors(target / name, entries, (_merged(base / name, entry, layers) for entry in source))
     if left := layers.left():
         raise NotMergeable(f"The base model has no {left[0]}.")
     for name in _BESIDE:
@@ -55,14 +58,16 @@ def _weight_files(base: Path) -> list[str]:
     return sorted(set(json.loads((base / INDEX_FILE).read_text())["weight_map"].values()))
 
 
-def _merged(file: Path, layers: "_Layers") -> Iterator[tuple[str, torch.Tensor]]:
-    with safe_open(file, "pt") as opened:
-        for name in opened.keys():  # noqa: SIM118 (no mapping)
-            weight = opened.get_tensor(name)
-            if not weight.is_floating_point():
-                raise NotMergeable(f"{name} is quantised: merging needs the 16-bit base model.")
-            dtype = weight.dtype if weight.dtype in _SIXTEEN_BITS else torch.bfloat16
-            yield name, layers.apply(name, weight).to(dtype).contiguous()
+def _dtype_of(entry: Entry) -> torch.dtype:
+    """Return what a tensor is written in: 16 bits."""
+    if not entry.dtype.is_floating_point or entry.dtype.itemsize < 2:
+        raise NotMergeable(f"{entry.name} is quantised: merging needs the 16-bit base model.")
+    return entry.dtype if entry.dtype in _SIXTEEN_BITS else torch.bfloat16
+
+
+def _merged(file: Path, entry: Entry, layers: "_Layers") -> torch.Tensor:
+    beat()
+    return layers.apply(entry.name, read_tensor(file, entry)).to(_dtype_of(entry))
 
 
 class _Layers:
@@ -80,7 +85,7 @@ class _Layers:
         if down is None:
             return weight
         up = self._tensors.pop(f"{module}.lora_B.weight")
-        changed = weight.float() + self._scale * (up.float() @ down.float())
+        changed = weight.float().addmm_(up.float(), down.float(), alpha=self._scale)
         magnitude = self._magnitude(module)
         if magnitude is None:
             return changed

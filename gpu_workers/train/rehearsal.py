@@ -15,7 +15,7 @@ import torch
 from apps.contracts.runs import RunSpec, Struct
 from gpu_workers.train.callbacks import Window
 from gpu_workers.train.evaluate import evaluate
-from gpu_workers.train.rows import Rows
+from gpu_workers.train.rows import Rows, SomeRows
 
 if TYPE_CHECKING:
     from gpu_workers.train.running import RunTrainer
@@ -30,7 +30,7 @@ class Rehearsal(Struct, frozen=True, kw_only=True):
     save_seconds: float
 
 
-def rehearse(trainer: "RunTrainer", validation: Rows | None) -> Rehearsal:
+def rehearse(trainer: "RunTrainer", validation: Rows | SomeRows | None) -> Rehearsal:
     """Do one of each and leave no trace: weights, gradients and random numbers are as before."""
     started = time.monotonic()
     numbers = _random_state()
@@ -69,29 +69,17 @@ def _train_longest(trainer: "RunTrainer") -> None:
     del state
 
 
-def _evaluate_longest(trainer: "RunTrainer", validation: Rows) -> None:
+def _evaluate_longest(trainer: "RunTrainer", validation: Rows | SomeRows) -> None:
     size = trainer.args.per_device_train_batch_size  # type: ignore[attr-defined]
     longest = np.argsort(validation.lengths, kind="stable")[-size:]
     evaluate(
         trainer.model,
-        _Some(validation, longest),  # type: ignore[arg-type]
+        SomeRows(validation, longest),  # type: ignore[arg-type]
         collate=trainer.eval_collator,
         batch_size=size,
         loss_parts=trainer.loss_parts,
         should_stop=lambda: False,
     )
-
-
-class _Some:
-    """A few of the rows."""
-
-    def __init__(self, rows: Rows, indices: np.ndarray) -> None:
-        self._rows = rows
-        self._indices = indices
-        self.lengths = rows.lengths[indices]
-
-    def items(self, indices: np.ndarray) -> list[dict[str, Any]]:
-        return self._rows.items(self._indices[indices])
 
 
 def _save(trainer: "RunTrainer") -> float:

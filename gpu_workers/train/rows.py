@@ -50,6 +50,21 @@ class Pairs:
 Rows = Encoded | Pairs
 
 
+class SomeRows:
+    """A few of the rows, without a copy: what is added to them later is theirs too."""
+
+    def __init__(self, rows: "Rows | SomeRows", indices: np.ndarray) -> None:
+        self._rows = rows
+        self._indices = indices
+        self.lengths: np.ndarray = rows.lengths[indices]
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def items(self, indices: np.ndarray) -> list[dict[str, Any]]:
+        return self._rows.items(self._indices[indices])
+
+
 def kind_of(ref: DatasetRef, objective: Objective) -> RowKind:
     """Return what every row of the file is; raises TrainingFailed where that is not for this objective."""
     kind = _KINDS[objective]

@@ -47,10 +47,15 @@ def as_example(token_ids: Sequence[int], labels: Sequence[int], *, can_be_asked:
 @torch.no_grad()
 def score_row(model: torch.nn.Module, example: Example) -> RowScore:
     """Score one row by itself: no padding, so the numbers are those of serving it alone."""
+    return score_logits(_logits(model, example.token_ids), example)
+
+
+def score_logits(logits: torch.Tensor, example: Example) -> RowScore:
+    """Score a row by the logits after each of its tokens."""
     labels = torch.tensor(example.labels[1:])
     selected = labels != IGNORED
-    logits = _logits(model, example.token_ids)[:-1][selected.to(model.device)].float()
-    targets = labels[selected].to(model.device)
+    logits = logits[:-1][selected.to(logits.device)].float()
+    targets = labels[selected].to(logits.device)
     loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
     return RowScore(loss=float(loss), n_correct=int((logits.argmax(-1) == targets).sum()), n_tokens=int(selected.sum()))
 
@@ -58,7 +63,12 @@ def score_row(model: torch.nn.Module, example: Example) -> RowScore:
 @torch.no_grad()
 def token_logprobs(model: torch.nn.Module, token_ids: Sequence[int]) -> tuple[float, ...]:
     """Return the log-probability of every token but the first, given those before it."""
-    logprobs = torch.log_softmax(_logits(model, token_ids)[:-1].float(), dim=-1)
+    return logprobs_of(_logits(model, token_ids), token_ids)
+
+
+def logprobs_of(logits: torch.Tensor, token_ids: Sequence[int]) -> tuple[float, ...]:
+    """Return the same by the logits after each token."""
+    logprobs = torch.log_softmax(logits[:-1].float(), dim=-1)
     targets = torch.tensor(token_ids[1:], device=logprobs.device)
     return tuple(logprobs.gather(1, targets[:, None])[:, 0].tolist())
 

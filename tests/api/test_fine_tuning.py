@@ -207,6 +207,21 @@ def test_grader_and_exports_reach_the_worker(sdk, file_id, claim):
     assert (spec.evaluation.grader.kind, spec.evaluation.grader.pattern) == ("regex", "^a")
 
 
+def test_a_job_names_the_export_that_it_could_not_make(sdk, file_id, floor, claim):
+    job = create(sdk, file_id, extra_body={"exports": ["merged_16bit"]})
+    attempt = claim()
+    attempt.start()
+
+    missing = wire.MissingPart(kind="merged_16bit", cause="the disk was full")
+    attempt.succeed(floor.base_model, missing=(missing,))
+
+    found = sdk.fine_tuning.jobs.retrieve(job.id)
+    [named] = found.model_extra["missing"]
+    assert found.status == "succeeded" and found.fine_tuned_model
+    assert (named["kind"], named["cause"]) == ("merged_16bit", "the disk was full")
+    assert "merge_and_unload" in named["fix"]
+
+
 def test_an_idempotency_key_cannot_stand_for_two_requests(sdk, file_id):
     create(sdk, file_id, extra_headers={"Idempotency-Key": "k1"})
 

@@ -39,6 +39,7 @@ class ScriptedPlatform:
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     live_workers: int = 1
+    block_reason: str | None = None  # of the pool, while a worker is online
     balance: str = "25.00"
     refusals: dict[str, list[Answer]] = field(default_factory=dict)  # answers that a path gives first
     calls: list[tuple[str, str, Any]] = field(default_factory=list)
@@ -149,8 +150,8 @@ class ScriptedPlatform:
         pool = {
             "pool": "local-cpu",
             "gpu_type": "CPU",
-            "is_launchable": self.live_workers > 0,
-            "block_reason": None if self.live_workers else "No worker of this pool is online.",
+            "is_launchable": self.live_workers > 0 and not self.block_reason,
+            "block_reason": self.block_reason if self.live_workers else "No worker of this pool is online.",
             "live_workers": self.live_workers,
             "cost_usd": {"p10": "0.03", "p50": "0.04", "p90": "0.06"},
             "estimate": {"peak_bytes": 2**30, "capacity_bytes": 2**33, "train_seconds_p50": 230.0},

@@ -117,6 +117,18 @@ def test_what_a_closed_or_lost_replica_has_loaded_is_not_called_warm(lost, words
     assert f"{words}</span>" in page and "Warm</span>" not in page and "0 replicas" in page
 
 
+def test_the_page_names_what_was_promised_and_is_not_there(version, client_for, vera):
+    whole = text(client_for(vera).get(f"/adapters/{version.pk}"))
+    AdapterVersion.objects.filter(pk=version.pk).update(
+        missing=[{"kind": "merged_16bit", "cause": "the disk was full"}]
+    )
+
+    page = text(client_for(vera).get(f"/adapters/{version.pk}"))
+
+    assert "could not be made" not in whole
+    assert "The merged model could not be made: the disk was full. Merge it yourself" in page
+
+
 def test_the_page_shows_where_it_came_from_and_how_to_use_it(version, client_for, vera):
     page = text(client_for(vera).get(f"/adapters/{version.pk}"))
 

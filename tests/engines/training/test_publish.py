@@ -23,12 +23,12 @@ from apps.contracts.parity import PARITY_FILE, ParityProbe
 from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, Method, Objective, RunSpec, Succeeded
 from apps.contracts.worker_api import JudgeAccess
 from gpu_workers.artifacts import seal_folder, verify_folder
-from gpu_workers.publishing import GGUF_EXPORT, MERGED_EXPORT, Published, PublishSecrets
+from gpu_workers.publishing import EVALUATION, GGUF_EXPORT, MERGED_EXPORT, Made, PublishSecrets
 from gpu_workers.train.export import adapter_config
 from gpu_workers.train.graders import grade, rouge_l
 from gpu_workers.train.intervals import compare_ratio, compare_scores, wilson
 from gpu_workers.train.merge import NotMergeable, merge_adapter
-from gpu_workers.train.publish import publish
+from gpu_workers.train.publish import make
 from tests.support.engines.rows import RECIPE, make_rows, unlike
 
 
@@ -77,8 +77,14 @@ def test_intervals_are_wilsons_for_shares_and_hold_the_value_elsewhere():
     assert (level.verdict, level.method) == ("level", "Wilson 95 %")
 
 
+def publish(work_dir: Path, spec: RunSpec, **secrets: Any) -> dict[str, Made]:
+    """Make every part, as the agent has its children do one after the other."""
+    parts = (EVALUATION, *spec.exports)
+    return {part: make(work_dir, spec, PublishSecrets(part=part, **secrets)) for part in parts}
+
+
 @pytest.fixture(scope="module")
-def published(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Published]:
+def published(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Made]]:
     """An adapter of random weights, published with a merged model and JSON rows held out."""
     work_dir = tmp_path_factory.mktemp("work")
     (work_dir / "train.jsonl").write_bytes(make_rows(20))
@@ -96,7 +102,7 @@ def published(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
         exports=(MERGED_EXPORT,),
     )
     _write_adapter(work_dir, tiny_model, spec)
-    return work_dir, publish(work_dir, spec, tiny_model)
+    return work_dir, publish(work_dir, spec)
 
 
 @pytest.fixture
@@ -140,7 +146,7 @@ def _write_adapter(work_dir: Path, base: Path, spec: RunSpec) -> None:
 
 
 def test_the_report_compares_both_models_on_the_held_out_rows(published):
-    report = published[1].report
+    report = published[1][EVALUATION].report
     assert isinstance(report, EvaluationReport)
 
     names = [comparison.name for comparison in report.comparisons]
@@ -181,10 +187,10 @@ def judging_server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
             server.shutdown()
 
 
-def test_a_judge_grades_both_models_answers(published, judged_spec, tiny_model):
+def test_a_judge_grades_both_models_answers(published, judged_spec):
     with judging_server() as (url, bodies):
-        secrets = PublishSecrets(judge=JudgeAccess(url=url, key="ann_web_x", model="demo"))
-        report = publish(published[0], judged_spec, tiny_model, secrets=secrets).report
+        judge = JudgeAccess(url=url, key="ann_web_x", model="demo")
+        report = publish(published[0], judged_spec, judge=judge)[EVALUATION].report
 
     judged = report.comparisons[-1]
     assert (judged.name, judged.rows, len(bodies)) == ("judge", 12, 24)
@@ -193,29 +199,26 @@ def test_a_judge_grades_both_models_answers(published, judged_spec, tiny_model):
     assert all(body["question"] and body["reference_answer"] for body in bodies)
 
 
-def test_without_a_judge_the_report_says_so_and_stands(published, judged_spec, tiny_model):
-    secrets = PublishSecrets(judge_refusal="Who created the job has left.")
-
-    report = publish(published[0], judged_spec, tiny_model, secrets=secrets).report
+def test_without_a_judge_the_report_says_so_and_stands(published, judged_spec):
+    report = publish(published[0], judged_spec, judge_refusal="Who created the job has left.")[EVALUATION].report
 
     assert [found.name for found in report.comparisons] == ["loss", "token_accuracy"]
     assert report.notes == ("There is no judge's score: Who created the job has left.",)
 
 
-def test_a_result_that_cannot_become_gguf_is_published_without_and_says_why(published, judged_spec, tiny_model):
+def test_a_result_that_cannot_become_gguf_is_published_without_and_says_why(published, judged_spec):
     spec = msgspec.structs.replace(judged_spec, evaluation=None, exports=(GGUF_EXPORT,))
 
-    result = publish(published[0], spec, tiny_model)
+    result = publish(published[0], spec)[GGUF_EXPORT]
 
-    assert result.gguf is None and result.merged is None
-    [note] = result.notes
-    assert note.startswith("There is no GGUF of the result: ")
+    assert result.sealed is None and result.is_lasting
+    assert "converter" in result.problem or "llama.cpp" in result.problem
 
 
 def test_the_probe_holds_what_peft_computes_for_the_exported_weights(published, tiny_model):
     work_dir, result = published
-    folder = work_dir / result.adapter.folder
-    verify_folder(folder, manifest_sha256=result.adapter.manifest_sha256)
+    folder = work_dir / result[EVALUATION].sealed.folder
+    verify_folder(folder, manifest_sha256=result[EVALUATION].sealed.manifest_sha256)
     probe = msgspec.json.decode((folder / PARITY_FILE).read_bytes(), type=ParityProbe)
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
     model = peft.PeftModel.from_pretrained(base, folder, autocast_adapter_dtype=False).eval()
@@ -239,7 +242,9 @@ def test_the_adapter_loads_by_itself_with_equal_logits(published, tiny_model, tm
     monkeypatch.chdir(tmp_path)
     prompt = torch.tensor([[3, 100, 200, 1, 4]])
 
-    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(work_dir / result.adapter.folder, dtype=torch.bfloat16)
+    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(
+        work_dir / result[EVALUATION].sealed.folder, dtype=torch.bfloat16
+    )
 
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
     trained = peft.PeftModel.from_pretrained(base, work_dir / "adapter")
@@ -249,9 +254,10 @@ def test_the_adapter_loads_by_itself_with_equal_logits(published, tiny_model, tm
 
 def test_the_merged_model_answers_as_base_and_adapter_do(published, tiny_model):
     work_dir, result = published
-    assert result.merged is not None
-    folder = work_dir / result.merged.folder
-    verify_folder(folder, manifest_sha256=result.merged.manifest_sha256)
+    merged = result[MERGED_EXPORT].sealed
+    assert merged is not None
+    folder = work_dir / merged.folder
+    verify_folder(folder, manifest_sha256=merged.manifest_sha256)
     prompt = torch.tensor([[3, 100, 200, 1, 4]])
 
     merged = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -334,10 +340,11 @@ def test_preferences_and_running_text_are_compared_too(objective, rows, measures
     )
     _write_adapter(tmp_path, tiny_model, spec)
 
-    result = publish(tmp_path, spec, tiny_model)
+    result = publish(tmp_path, spec)
 
-    assert result.report is not None and result.report.rows == 8
-    assert [found.name for found in result.report.comparisons] == measures
+    report = result[EVALUATION].report
+    assert report is not None and report.rows == 8
+    assert [found.name for found in report.comparisons] == measures
     probe = msgspec.json.decode((tmp_path / "published" / PARITY_FILE).read_bytes(), type=ParityProbe)
     assert probe.chat is None and len(probe.rows) == 7
 
@@ -366,11 +373,12 @@ def test_a_whole_model_is_compared_and_delivered_without_a_probe(tiny_model, tmp
         lambda files: Manifest(kind="model", run_id="run_1", attempt=1, step=5, files=files),
     )
 
-    result = publish(tmp_path, spec, tiny_model)
+    result = publish(tmp_path, spec)
 
-    assert result.report is not None and result.merged is None
-    assert result.report.comparisons[0].base.value != result.report.comparisons[0].tuned.value
-    manifest = verify_folder(tmp_path / "published", manifest_sha256=result.adapter.manifest_sha256)
+    report = result[EVALUATION].report
+    assert report is not None
+    assert report.comparisons[0].base.value != report.comparisons[0].tuned.value
+    manifest = verify_folder(tmp_path / "published", manifest_sha256=result[EVALUATION].sealed.manifest_sha256)
     assert manifest.kind == "model" and PARITY_FILE not in {file.name for file in manifest.files}
 
 

@@ -5,12 +5,13 @@ import random
 
 import msgspec
 import pytest
+import safetensors.torch
 import torch
 
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import EvaluationCompleted, LogLine, Method, Objective, StepCompleted, Stopped, TrainingStarted
-from gpu_workers.events import AdapterReady
-from gpu_workers.train import callbacks, rehearsal
+from gpu_workers.events import AdapterReady, CheckpointReady, EventWriter
+from gpu_workers.train import callbacks, rehearsal, running
 from gpu_workers.train.attempt import _smaller
 from gpu_workers.train.callbacks import StopFlag
 from gpu_workers.train.failures import TrainingFailed
@@ -207,6 +208,100 @@ def test_early_stopping_keeps_the_best_weights_and_says_so(tiny_model, tmp_path,
         validation=other,
     )  # fmt: skip
     assert again.of(EvaluationCompleted)[best].valid_loss == min(losses)
+
+
+@pytest.fixture(scope="module")
+def overfitted(tiny_model, tmp_path_factory):
+    """A run that reads rows of another kind every fourth step: the more is learned, the worse they fit."""
+    recipe = msgspec.structs.replace(SMALL, epochs=12, learning_rate=2e-2, early_stopping_patience=2, eval_steps=4)
+    other = make_rows(16, seed=3).replace(b'"assistant", "content": "', b'"assistant", "content": "not ')
+    folder = tmp_path_factory.mktemp("overfitted")
+    return recipe, other, attempt(folder, tiny_model, ROWS, recipe=recipe, validation=other)
+
+
+def test_validation_rows_are_read_between_epochs_and_a_run_that_gets_worse_stops(overfitted):
+    _, _, tried = overfitted
+
+    outcome, evaluations = tried.outcome, tried.of(EvaluationCompleted)
+    losses = [event.valid_loss for event in evaluations]
+    best = losses.index(min(losses))
+    assert [event.step for event in evaluations] == [4 * number for number in range(1, len(losses) + 1)]
+    assert outcome.is_stopped_early and len(losses) == best + 1 + 2
+    assert outcome.step == 4 * len(losses) < 12 * 8
+    assert (outcome.best_step, outcome.valid_loss) == (4 * (best + 1), min(losses))
+    assert outcome.trained_tokens == tried.of(StepCompleted)[-1].trained_tokens  # every step that was run
+
+
+def test_its_published_weights_are_those_of_its_best_evaluation(overfitted, tiny_model, tmp_path, monkeypatch):
+    recipe, other, tried = overfitted
+    stop = StopAt(monkeypatch, tried.outcome.best_step)
+
+    part = attempt(tmp_path, tiny_model, ROWS, recipe=recipe, validation=other, stop=stop)
+
+    best = safetensors.torch.load_file(part.newest_checkpoint / "adapter_model.safetensors")
+    published = tried.tensors()
+    assert part.newest_checkpoint.name == f"checkpoint-{tried.outcome.best_step}"
+    assert published.keys() == best.keys()
+    assert all(torch.equal(tensor, best[name].to(torch.bfloat16)) for name, tensor in published.items())
+
+
+def test_a_large_validation_file_is_read_in_part_while_training(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "_LEAST_EVALUATED_ROWS", 4)
+    recipe = msgspec.structs.replace(SMALL, epochs=1, eval_steps=4)  # 16 rows between two evaluations
+    read = []
+    original = running.evaluate
+
+    def evaluate(model, rows, **options):
+        read.append(len(rows))
+        return original(model, rows, **options)
+
+    monkeypatch.setattr(running, "evaluate", evaluate)
+
+    tried = attempt(tmp_path, tiny_model, ROWS, recipe=recipe, validation=unlike(make_rows(32, seed=1)))
+
+    assert read == [4, 4]
+    assert any("reads 4 of the 32 validation rows" in line.message for line in tried.of(LogLine))
+
+
+def test_each_epoch_ends_with_a_checkpoint_that_knows_its_evaluation(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "_LEAST_SECONDS_APART", 0.0)
+    monkeypatch.setattr(running, "_MOST_SAVING_SHARE", 1e9)  # as if an epoch took long
+
+    tried = attempt(tmp_path, tiny_model, ROWS, validation=unlike(ROWS))
+
+    saved = [event.step for event in tried.of(CheckpointReady)]
+    per_epoch = STEPS // SMALL.epochs
+    assert saved == [per_epoch * epoch for epoch in range(1, SMALL.epochs)]  # the last one is the result
+    kinds = [(type(event), event.step) for event in tried.of((CheckpointReady, EvaluationCompleted))]
+    assert kinds.index((EvaluationCompleted, per_epoch)) < kinds.index((CheckpointReady, per_epoch))
+
+
+def test_an_attempt_at_the_last_step_has_nothing_to_train_and_gives_the_same_result(tiny_model, tmp_path):
+    """What an attempt that ended while its exports were made leaves to the next one."""
+    promised = {"exports": ("merged_16bit",), "validation": unlike(ROWS)}
+    whole = attempt(tmp_path / "whole", tiny_model, ROWS, **promised)
+    assert whole.newest_checkpoint.name == f"checkpoint-{STEPS}"
+
+    again = attempt(tmp_path / "again", tiny_model, ROWS, resume=whole.newest_checkpoint, **promised)
+
+    assert again.of(StepCompleted) == []
+    assert again.outcome.step == STEPS
+    assert again.outcome.trained_tokens == whole.outcome.trained_tokens
+    assert again.outcome.valid_loss == whole.outcome.valid_loss
+    assert all(torch.equal(tensor, whole.tensors()[name]) for name, tensor in again.tensors().items())
+
+
+def test_a_reported_speed_is_a_mean_over_seconds_of_training(tmp_path):
+    events = EventWriter(tmp_path / "events.jsonl")
+    callback = callbacks.ProgressCallback(events, StopFlag(), checkpoint_interval_seconds=60, steps_per_epoch=10)
+    callback._counted.append((0.0, 0.0))
+
+    speeds = [callback._tokens_per_second(second, 1_000) for second in range(1, 21)]
+    slow_step = callback._tokens_per_second(20.5, 32)  # one step, beside the upload of a checkpoint
+
+    assert speeds == [pytest.approx(1_000)] * 20
+    assert slow_step == pytest.approx(1_000, rel=0.06)
+    events.close()
 
 
 def test_the_cadence_of_checkpoints_is_youngs_and_dalys():

@@ -1,5 +1,9 @@
-"""A publishing child without torch: seals the adapter with a probe, fails, or hangs, as its first argument says."""
+"""A publishing child without torch. Its first argument says how each part ends: "*=publish,merged_16bit=fail".
 
+Ends: publish, slow, fail (each time), once (fails at first), refuse (says why not), hang.
+"""
+
+import json
 import shutil
 import sys
 import time
@@ -9,10 +13,16 @@ import msgspec
 
 from apps.contracts.evaluation import EvaluationReport
 from gpu_workers.artifacts import folder_bytes, read_manifest, seal_folder
-from gpu_workers.publishing import PUBLISHED_FILE, Published, SealedFolder
+from gpu_workers.publishing import EVALUATION, Made, SealedFolder, write_made
 
-behaviour, work_dir = sys.argv[1], Path(sys.argv[3])
-(work_dir.parent.parent / "publish-secrets").write_text(sys.stdin.readline())
+work_dir, line = Path(sys.argv[3]), sys.stdin.readline()
+part = json.loads(line)["part"]
+ends = dict(pair.split("=") for pair in sys.argv[1].split(","))
+end = ends.get(part, ends.get("*", "publish"))
+tries = work_dir.parent.parent / f"tries-{part}"
+tries.write_text(str(int(tries.read_text() if tries.exists() else "0") + 1))
+if part == EVALUATION:
+    (work_dir.parent.parent / "publish-secrets").write_text(line)
 
 
 def seal(folder: str, extra: str, kind: str) -> SealedFolder:
@@ -24,15 +34,17 @@ def seal(folder: str, extra: str, kind: str) -> SealedFolder:
     return SealedFolder(folder=folder, manifest_sha256=digest, bytes=folder_bytes(read_manifest(work_dir / folder)))
 
 
-if behaviour in ("publish", "slow"):
-    time.sleep(2.5 if behaviour == "slow" else 0)  # longer than two heartbeats of the tests
-    published = Published(
-        adapter=seal("published", "parity.json", "adapter"),
-        merged=seal("merged", "config.json", "model"),
-        report=EvaluationReport(rows=3),
-    )
-    (work_dir / PUBLISHED_FILE).write_bytes(msgspec.json.encode(published))
-elif behaviour == "fail":
+if end == "fail" or (end == "once" and tries.read_text() == "1"):
     sys.exit(1)
+if end == "refuse":
+    write_made(work_dir, part, Made(problem="llama.cpp does not know this model", is_lasting=True))
+    sys.exit(3)
+if end == "hang":
+    time.sleep(600)
+time.sleep(2.5 if end == "slow" else 0)  # longer than two heartbeats of the tests
+if part == EVALUATION:
+    write_made(
+        work_dir, part, Made(sealed=seal("published", "parity.json", "adapter"), report=EvaluationReport(rows=3))
+    )
 else:
-    time.sleep(60)
+    write_made(work_dir, part, Made(sealed=seal(part, "config.json", "model")))

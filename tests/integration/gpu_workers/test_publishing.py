@@ -6,10 +6,11 @@ import msgspec
 import pytest
 
 from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind
-from apps.contracts.runs import CheckpointSaved, LogLine, Phase, PhaseChanged, Stopped, Succeeded
+from apps.contracts.runs import CheckpointSaved, Phase, PhaseChanged, Stopped, Succeeded
 from apps.contracts.worker_api import JudgeAccess
+from gpu_workers.events import AdapterReady
 from gpu_workers.executor import SubprocessExecutor
-from gpu_workers.publishing import Publisher, PublishSecrets
+from gpu_workers.publishing import Publisher, PublishSecrets, limit_seconds
 from tests.support.agent import Draining, add_run, make_agent
 
 PUBLISHER = "tests.integration.gpu_workers.scripted_publisher"
@@ -19,16 +20,26 @@ def publisher(behaviour: str) -> Publisher:
     return Publisher(SubprocessExecutor(thread_limit=1, command=(sys.executable, "-m", PUBLISHER, behaviour)))
 
 
-def test_report_probe_and_merged_model_are_delivered_with_the_adapter(plane, models, tmp_path):
-    add_run(plane, models)
+@pytest.fixture
+def promised(plane, models):
+    """A run that promises the merged model and the GGUF."""
+    spec = add_run(plane, models)
+    plane.queue[0] = msgspec.structs.replace(spec, exports=("gguf", "merged_16bit"))
 
-    make_agent(plane, tmp_path, "succeed", publisher=publisher("publish")).drain()
+
+def tries(tmp_path, part):
+    return int((tmp_path / "work" / f"tries-{part}").read_text())
+
+
+def test_report_probe_and_exports_are_delivered_with_the_adapter(plane, promised, tmp_path):
+
+    make_agent(plane, tmp_path, "succeed", publisher=publisher("*=publish")).drain()
 
     [outcome] = plane.outcomes
     assert isinstance(outcome, Succeeded) and outcome.report is not None and outcome.report.rows == 3
     assert {"parity.json", "adapter_model.safetensors"} <= set(plane.stored_files(outcome.upload_id))
-    [export] = outcome.exports
-    assert export.kind == "merged_16bit" and "config.json" in plane.stored_files(export.upload_id)
+    assert [export.kind for export in outcome.exports] == ["gguf", "merged_16bit"] and outcome.missing == ()
+    assert all("config.json" in plane.stored_files(export.upload_id) for export in outcome.exports)
     assert outcome.training_seconds == 2.0
     phases = [event.phase for event in plane.events_of(PhaseChanged)]
     assert phases[-2:] == [Phase.EVALUATING, Phase.UPLOADING]
@@ -41,7 +52,7 @@ def test_a_judges_key_reaches_the_child_alone_and_its_refusal_costs_no_lease(pla
     plan = EvaluationPlan(grader=Grader(kind=GraderKind.JUDGE, model="demo"))
     plane.queue[0] = msgspec.structs.replace(spec, evaluation=plan)
 
-    make_agent(plane, tmp_path, "succeed", publisher=publisher("publish")).drain()
+    make_agent(plane, tmp_path, "succeed", publisher=publisher("*=publish")).drain()
 
     [outcome] = plane.outcomes
     assert isinstance(outcome, Succeeded) and outcome.report is not None
@@ -50,20 +61,59 @@ def test_a_judges_key_reaches_the_child_alone_and_its_refusal_costs_no_lease(pla
     assert "ann_web_secret" not in (tmp_path / "work" / "secrets").read_text()  # what the training child was told
 
 
-def test_a_failed_evaluation_costs_the_report_and_not_the_adapter(plane, models, tmp_path):
-    add_run(plane, models)
-
-    make_agent(plane, tmp_path, "succeed", publisher=publisher("fail")).drain()
+def test_a_failed_evaluation_costs_the_report_alone(plane, promised, tmp_path):
+    make_agent(plane, tmp_path, "succeed", publisher=publisher("evaluation=fail")).drain()
 
     [outcome] = plane.outcomes
     assert isinstance(outcome, Succeeded) and outcome.report is None
     assert "adapter_model.safetensors" in plane.stored_files(outcome.upload_id)
-    assert "could not be evaluated" in plane.events_of(LogLine)[-1].message
+    assert len(outcome.exports) == 2
+    assert [(each.kind, each.cause) for each in outcome.missing] == [
+        ("evaluation", "its process ended unexpectedly (1)")
+    ]
+    assert tries(tmp_path, "evaluation") == 2
+
+
+def test_a_part_that_fails_once_is_made_again_alone(plane, promised, tmp_path):
+    make_agent(plane, tmp_path, "succeed", publisher=publisher("merged_16bit=once")).drain()
+
+    [outcome] = plane.outcomes
+    assert len(outcome.exports) == 2 and outcome.missing == ()
+    assert [tries(tmp_path, part) for part in ("evaluation", "gguf", "merged_16bit")] == [1, 1, 2]
+
+
+def test_what_cannot_be_made_is_named_and_not_tried_again(plane, promised, tmp_path):
+    make_agent(plane, tmp_path, "succeed", publisher=publisher("gguf=refuse")).drain()
+
+    [outcome] = plane.outcomes
+    assert [export.kind for export in outcome.exports] == ["merged_16bit"]
+    assert [(each.kind, each.cause) for each in outcome.missing] == [("gguf", "llama.cpp does not know this model")]
+    assert tries(tmp_path, "gguf") == 1
+
+
+@pytest.mark.parametrize("part", ["evaluation", "gguf", "merged_16bit"])
+def test_a_part_that_hangs_is_ended_and_tried_once_more(plane, promised, tmp_path, part):
+    plane.stall_seconds = 3.0
+
+    make_agent(plane, tmp_path, "succeed", publisher=publisher(f"{part}=hang")).drain()
+
+    [outcome] = plane.outcomes
+    assert isinstance(outcome, Succeeded)
+    assert [(each.kind, each.cause) for each in outcome.missing] == [(part, "it made no progress for 3 seconds")]
+    assert tries(tmp_path, part) == 2
+
+
+def test_the_time_of_a_part_grows_with_the_base_model():
+    ready = AdapterReady(folder="adapter", manifest_sha256="", bytes=1, step=1, training_seconds=1.0, trained_tokens=1)
+    large = msgspec.structs.replace(ready, base_bytes=141 * 10**9)
+
+    assert limit_seconds(ready) == 1_800
+    assert limit_seconds(large) > 4 * 3_600
 
 
 def test_a_worker_that_must_go_skips_the_evaluation_and_delivers(plane, models, tmp_path):
     add_run(plane, models)
-    draining = Draining(make_agent(plane, tmp_path, "succeed", publisher=publisher("hang")))
+    draining = Draining(make_agent(plane, tmp_path, "succeed", publisher=publisher("*=hang")))
     plane.wait_for(lambda: any(event.phase is Phase.EVALUATING for event in plane.events_of(PhaseChanged)))
 
     plane.is_drain_requested = True
@@ -73,9 +123,20 @@ def test_a_worker_that_must_go_skips_the_evaluation_and_delivers(plane, models, 
     assert isinstance(outcome, Succeeded) and outcome.report is None
 
 
+def test_a_worker_that_must_go_leaves_promised_exports_to_the_next(plane, promised, tmp_path):
+    draining = Draining(make_agent(plane, tmp_path, "succeed", publisher=publisher("gguf=hang")))
+    plane.wait_for(lambda: (tmp_path / "work" / "tries-gguf").exists())
+
+    plane.is_drain_requested = True
+    draining.join()
+
+    [outcome] = plane.outcomes
+    assert isinstance(outcome, Stopped) and outcome.reason == "preempted"
+
+
 def test_a_cancellation_during_the_evaluation_is_obeyed(plane, models, tmp_path):
     add_run(plane, models)
-    draining = Draining(make_agent(plane, tmp_path, "succeed", publisher=publisher("hang")))
+    draining = Draining(make_agent(plane, tmp_path, "succeed", publisher=publisher("*=hang")))
     plane.wait_for(lambda: any(event.phase is Phase.EVALUATING for event in plane.events_of(PhaseChanged)))
 
     plane.is_cancel_requested = True
@@ -98,7 +159,7 @@ def test_a_cancellation_during_the_upload_is_obeyed(plane, models, tmp_path, mon
 
     monkeypatch.setattr(plane, "_object", store_slowly)
 
-    make_agent(plane, tmp_path, "succeed", publisher=publisher("publish")).drain()
+    make_agent(plane, tmp_path, "succeed", publisher=publisher("*=publish")).drain()
 
     [outcome] = plane.outcomes
     [saved] = plane.events_of(CheckpointSaved)
@@ -110,7 +171,7 @@ def test_a_cancellation_during_the_upload_is_obeyed(plane, models, tmp_path, mon
 
 def test_a_pause_after_the_last_step_changes_nothing(plane, models, tmp_path):
     add_run(plane, models)
-    draining = Draining(make_agent(plane, tmp_path, "succeed", publisher=publisher("slow")))
+    draining = Draining(make_agent(plane, tmp_path, "succeed", publisher=publisher("*=slow")))
     plane.wait_for(lambda: any(event.phase is Phase.EVALUATING for event in plane.events_of(PhaseChanged)))
 
     plane.is_pause_requested = True

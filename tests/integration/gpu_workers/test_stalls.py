@@ -1,6 +1,8 @@
 """Children that are alive and do nothing: ended with evidence; and slow ones, which are left alone."""
 
 import sys
+import threading
+from functools import partial
 
 import msgspec
 import pytest
@@ -8,9 +10,10 @@ import pytest
 from apps.contracts.failures import Blame, FailureCode
 from apps.contracts.runs import BaseModelRef, CheckpointSaved, Failed, Hyperparameters, Phase, Succeeded
 from apps.contracts.worker_api import ProbeRequest
-from gpu_workers import probing
+from gpu_workers import lease_keeper, probing, run_attempt
+from gpu_workers.lease_keeper import LeaseKeeper
 from gpu_workers.process_tree import list_descendants, read_command
-from tests.support.agent import CHILD, ROWS, add_run, make_agent
+from tests.support.agent import CHILD, ROWS, Draining, add_run, make_agent
 
 STALL_SECONDS = 3.0
 
@@ -93,3 +96,20 @@ def test_a_measurement_that_hangs_is_ended(plane, models, tmp_path):
     assert make_agent(plane, tmp_path, "succeed", probe_command=hang).drain() == 0
 
     assert plane.reports == []
+
+
+def test_a_worker_that_hangs_itself_leaves_once_its_lease_is_gone(plane, models, tmp_path, monkeypatch):
+    """Inside a driver's call, say: the control plane ends the run, and a supervisor starts another worker."""
+    left = threading.Event()
+    monkeypatch.setattr(lease_keeper, "_STUCK_SECONDS", 0.2)
+    monkeypatch.setattr(run_attempt, "LeaseKeeper", partial(LeaseKeeper, on_stuck=left.set))
+    monkeypatch.setattr(run_attempt, "check_run", lambda spec, work_dir: left.wait(120) and ())
+    add_run(plane, models)
+    draining = Draining(make_agent(plane, tmp_path, "succeed"))
+    plane.wait_for(lambda: len(plane.beats) > 1)
+    assert not left.is_set()
+
+    plane.is_lease_stale = True
+    draining.join()
+
+    assert left.is_set() and plane.outcomes == []

@@ -198,6 +198,13 @@ def test_jobs_that_keep_failing_end_the_main_job(scripted: ScriptedPlatform, tra
             "trainer.log",
         ),
         ("queued", {}, "The trainer is online and busy.", "trainer.log"),
+        (
+            "queued",
+            {"block_reason": "No time estimate yet: no measurement for CPU yet"},
+            "The trainer is online and measures its speed",
+            "trainer.log",
+        ),
+        ("queued", {"block_reason": "No price is set for this pool."}, "not ready: No price is set", "trainer.log"),
         ("queued", {"waiting_reason": "2 jobs run already."}, "The job is queued: 2 jobs run already.", "trainer.log"),
         ("queued", {"queue_position": 4}, "The job is queued behind 3 other jobs of local-cpu.", "trainer.log"),
         ("validating_files", {}, "The files are still being checked.", "celery-data-small.log"),
@@ -217,6 +224,7 @@ def test_a_job_that_does_not_move_names_what_is_missing_and_gives_up_in_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     scripted.live_workers = changes.pop("live_workers", 1)
+    scripted.block_reason = changes.pop("block_reason", None)
     state["lora"] = scripted.add_job(status, **changes)["id"]
 
     with pytest.raises(DemoFailed, match=f"has been {status.replace('_', ' ')} for .* and nothing changed"):

@@ -20,6 +20,7 @@ from apps.core.object_store import store
 from apps.finetuning import leases, pools, quotas, scheduling, stopping
 from apps.finetuning.charges import STOP_IN_ORDER_SECONDS, SpendCapTooLow
 from apps.finetuning.leases import StaleLease
+from apps.finetuning.missing_parts import list_missing
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, ThroughputProbe, Worker
 from apps.finetuning.reporting import UploadIncomplete
 from tests.factories.finetuning import adapter_files, give_credit, make_job, make_worker, probe_report
@@ -657,3 +658,41 @@ def test_a_run_far_back_in_its_own_queue_has_no_position(floor, monkeypatch):
     runs = [floor.job().runs.get() for _ in range(2)]
 
     assert [scheduling.queue_position(run=run, now=db_now()) for run in runs] == [1, None]
+
+
+@pytest.mark.parametrize(
+    ("told", "cause"),
+    [
+        (
+            (wire.MissingPart(kind="gguf", cause="the disk of the machine was full"),),
+            "the disk of the machine was full",
+        ),
+        ((), "the worker did not deliver it and gave no reason"),
+    ],
+)
+def test_a_job_without_an_export_that_it_promised_says_so(floor, claim, reload, told, cause):
+    job = floor.job()
+    job.requested |= {"exports": ["gguf"]}
+    job.save(update_fields=["requested"])
+    attempt = claim()
+    attempt.start()
+
+    attempt.succeed(floor.base_model, missing=told)
+
+    job = reload(job)
+    assert job.status == "succeeded" and job.adapter_version.exports == []
+    assert job.adapter_version.missing == [{"kind": "gguf", "cause": cause}]
+    warning, end = [(event.level, event.message) for event in job.events.order_by("sequence")][-2:]
+    assert warning == ("warn", f"The GGUF file could not be made: {cause}. {list_missing(job.adapter_version)[0].fix}")
+    assert end == ("info", "The job has successfully completed, without the GGUF file")
+
+
+def test_a_job_that_promised_no_export_misses_none(floor, claim, reload):
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+
+    attempt.succeed(floor.base_model)
+
+    assert reload(job).adapter_version.missing == []
+    assert reload(job).events.order_by("sequence").last().message == "The job has successfully completed"

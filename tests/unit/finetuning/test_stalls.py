@@ -129,7 +129,7 @@ def test_a_step_that_takes_long_by_the_quote_has_its_time(floor, claim, reload):
 
 
 def test_work_without_a_step_ends_after_a_day(floor, claim):
-    """Whatever a worker says that it does."""
+    """However much work its worker reports."""
     floor.job()
     attempt = claim()
     Run.objects.update(stepless_ms=24 * 3_600_000)

@@ -1,4 +1,4 @@
-"""Time without progress, as the child had it."""
+"""Time without progress, as far as the child could use it."""
 
 import pytest
 

@@ -1,0 +1,200 @@
+"""What follows training needs the memory of a part of the base model, however large it is."""
+
+import itertools
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from apps.contracts.adapter_files import TARGET_MODULES
+from apps.contracts.evaluation import EvaluationPlan
+from apps.contracts.parity import PARITY_FILE, ParityProbe
+from apps.contracts.runs import Manifest, Method
+from gpu_workers.artifacts import seal_folder
+from gpu_workers.publishing import Made, PublishSecrets
+from gpu_workers.train import examination
+from gpu_workers.train.merge import merge_adapter
+from gpu_workers.train.publish import make
+from gpu_workers.train.streamed import NotStreamable, StreamedModel
+from gpu_workers.train.tensor_files import Entry, list_tensors, read_tensor, write_tensors
+from tests.support.engines.adapters import make_arrays, make_files
+from tests.support.engines.attempts import make_run_spec, prepare
+from tests.support.engines.models import BASE_MODEL
+from tests.support.engines.rows import SMALL, make_rows, unlike
+
+_MIB = 2**20
+TOLERANCE = 0.05  # nats a token, of a parity certificate
+
+
+@pytest.fixture(scope="module")
+def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """180 MiB in shards of up to 90: twelve layers, each a fifteenth of it."""
+    folder = tmp_path_factory.mktemp("models") / "large"
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=6144,
+        hidden_size=640,
+        intermediate_size=2560,
+        num_hidden_layers=12,
+        num_attention_heads=10,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        eos_token_id=1,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="90MB")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(BASE_MODEL / name, folder / name)
+    return folder
+
+
+@pytest.fixture
+def adapter(large_model: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    for name, content in make_files(make_arrays(large_model, size=0.05)).items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def weight_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def peak_of(work: Callable[[], None]) -> int:
+    """Return by how many bytes this process grew at most meanwhile (VmHWM of proc_pid_status(5))."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
+    work()
+    return memory("VmHWM") - before
+
+
+def memory(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+def test_a_merge_needs_the_memory_of_a_tensor_and_not_of_a_shard(large_model, adapter, tmp_path):
+    shards = sorted(large_model.glob("*.safetensors"))
+    assert len(shards) > 1 and weight_bytes(large_model) > 150 * _MIB
+
+    peak = peak_of(lambda: merge_adapter(large_model, adapter, tmp_path / "merged"))
+
+    largest = max(entry.bytes for shard in shards for entry in list_tensors(shard))
+    assert peak < 6 * largest + 16 * _MIB < weight_bytes(large_model) / 2
+    assert weight_bytes(tmp_path / "merged") == pytest.approx(weight_bytes(large_model), rel=1e-3)
+
+
+def test_a_merged_shard_is_what_the_library_would_have_written(large_model, adapter, tmp_path):
+    merge_adapter(large_model, adapter, tmp_path / "merged")
+
+    weights = load_file(adapter / "adapter_model.safetensors")
+    scale = 2.0  # alpha by rank
+    for shard in large_model.glob("*.safetensors"):
+        before, after = load_file(shard), load_file(tmp_path / "merged" / shard.name)
+        assert before.keys() == after.keys()
+        for name, tensor in before.items():
+            module = "base_model.model." + name.removesuffix(".weight")
+            down = weights.get(f"{module}.lora_A.weight")
+            if down is None:
+                assert torch.equal(after[name], tensor)
+                continue
+            up = weights[f"{module}.lora_B.weight"]
+            expected = (tensor.float() + scale * (up.float() @ down.float())).to(torch.bfloat16)
+            assert torch.allclose(after[name].float(), expected.float(), rtol=1e-2, atol=1e-4)
+
+
+@pytest.fixture
+def examined(large_model: Path, adapter: Path, tmp_path: Path) -> Callable[..., Made]:
+    """Examine the adapter on a machine with so much free memory, in a folder of its own."""
+    runs = itertools.count()
+
+    def examine_with(monkeypatch: pytest.MonkeyPatch, *, free_bytes: int, method: Method = Method.LORA) -> Made:
+        monkeypatch.setattr(examination, "free_bytes", lambda: free_bytes)
+        work_dir = tmp_path / f"run{next(runs)}"
+        work_dir.mkdir()
+        prepare(work_dir, make_rows(2), validation=unlike(make_rows(1, seed=1)))
+        seal_folder(
+            Path(shutil.copytree(adapter, work_dir / "tmp-adapter")),
+            work_dir / "adapter",
+            lambda files: Manifest(kind="adapter", run_id="run_1", attempt=1, step=5, files=files),
+        )
+        recipe = msgspec.structs.replace(SMALL, method=method, lora_rank=8, target_modules=TARGET_MODULES)
+        spec = make_run_spec(large_model, recipe, has_validation=True, evaluation=EvaluationPlan(max_answers=1))
+        made = make(work_dir, spec, PublishSecrets())
+        assert made.problem == ""
+        sealed = msgspec.structs.replace(made.sealed, folder=str(work_dir / "published"))
+        return msgspec.structs.replace(made, sealed=sealed)
+
+    return examine_with
+
+
+def probe_of(made: Made) -> ParityProbe:
+    return msgspec.json.decode((Path(made.sealed.folder) / PARITY_FILE).read_bytes(), type=ParityProbe)
+
+
+def test_a_model_larger_than_the_memory_gets_the_probe_that_it_would_get_dense(examined, large_model, monkeypatch):
+    dense = examined(monkeypatch, free_bytes=10**12)
+    made = []
+    peak = peak_of(lambda: made.append(examined(monkeypatch, free_bytes=0)))
+
+    [streamed] = made
+    assert peak < weight_bytes(large_model) / 2
+    probe, expected = probe_of(streamed), probe_of(dense)
+    assert [row.token_ids for row in probe.rows] == [row.token_ids for row in expected.rows]
+    for row, same in zip(probe.rows, expected.rows, strict=True):
+        assert mean_difference(row.base, same.base) < TOLERANCE / 2
+        assert mean_difference(row.tuned, same.tuned) < TOLERANCE / 2
+        assert mean_difference(row.tuned, row.base) > TOLERANCE
+    found, exact = streamed.report.comparisons, dense.report.comparisons
+    assert [each.name for each in found] == ["loss", "token_accuracy"]  # answers would need a pass for each token
+    assert found[0].tuned.value == pytest.approx(exact[0].tuned.value, rel=0.01)
+    assert "does not fit into this machine" in streamed.report.notes[0]
+
+
+def test_a_qlora_run_is_compared_on_the_4_bit_base_and_certified_on_the_16_bit_one(examined, large_model, monkeypatch):
+    dense = examined(monkeypatch, free_bytes=10**12, method=Method.QLORA)
+
+    quantized = examined(monkeypatch, free_bytes=weight_bytes(large_model), method=Method.QLORA)
+
+    assert [each.name for each in quantized.report.comparisons] == ["loss", "token_accuracy", "exact_match"]
+    assert "4-bit base model that was trained" in quantized.report.notes[0]
+    for row, same in zip(probe_of(quantized).rows, probe_of(dense).rows, strict=True):
+        assert mean_difference(row.tuned, same.tuned) < TOLERANCE / 2
+
+
+def test_weights_under_other_names_are_refused_in_words(large_model, tmp_path):
+    shutil.copytree(large_model, tmp_path / "other")
+    for file in (tmp_path / "other").glob("*.safetensors"):
+        save_file({f"renamed.{name}": tensor for name, tensor in load_file(file).items()}, file)
+
+    with pytest.raises(NotStreamable, match="hold no model"):
+        StreamedModel(tmp_path / "other", dtype=torch.bfloat16, device=torch.device("cpu"))
+
+
+def mean_difference(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)
+
+
+def test_tensors_are_read_and_written_as_they_are(tmp_path):
+    tensors = {
+        "scalar": torch.tensor(3, dtype=torch.int64),
+        "empty": torch.empty(0, 4),
+        "matrix": torch.randn(3, 5, dtype=torch.bfloat16),
+    }
+    entries = [Entry(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
+
+    write_tensors(tmp_path / "a.safetensors", entries, tensors.values())
+
+    read = load_file(tmp_path / "a.safetensors")
+    again = {
+        entry.name: read_tensor(tmp_path / "a.safetensors", entry) for entry in list_tensors(tmp_path / "a.safetensors")
+    }
+    for name, tensor in tensors.items():
+        assert torch.equal(read[name], tensor) and torch.equal(again[name], tensor)
