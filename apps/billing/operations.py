@@ -14,7 +14,7 @@ from apps.billing.models import AccountKind, CreditLot, Hold, LedgerAccount, Led
 from apps.core import audit
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded
-from apps.core.money import nano_to_usd
+from apps.core.money import dollars, dollars_at_least
 
 
 class InsufficientBalance(QuotaExceeded):
@@ -208,7 +208,7 @@ def hold(
         return Hold.objects.get(pk=found.source)
     require_spending(wallet)
     if wallet.balance_nano < amount_nano:
-        raise insufficient_balance(wallet.balance_nano, amount_nano)
+        raise insufficient_balance(wallet.balance_nano, amount_nano, otherwise=", or lower the spend cap")
     whose = attribution or Attribution()
     if wallet.has_budgets:
         require_room(organization=wallet.organization_id, attribution=whose, amount_nano=amount_nano)
@@ -320,12 +320,11 @@ def set_spending(*, organization: Any, stopped_because: str) -> None:
     LedgerAccount.objects.filter(pk=wallet.pk).update(stopped_because=stopped_because[:200])
 
 
-def insufficient_balance(balance_nano: int, required_nano: int) -> InsufficientBalance:
-    """Return the refusal, with what is missing."""
-    missing = nano_to_usd(required_nano - balance_nano)
+def insufficient_balance(balance_nano: int, required_nano: int, *, otherwise: str = "") -> InsufficientBalance:
+    """Return the refusal, with what is missing; `otherwise` ends the sentence with another way."""
     return InsufficientBalance(
-        f"This needs ${nano_to_usd(required_nano):.4f} and ${nano_to_usd(balance_nano):.4f} is available: "
-        f"add ${missing:.4f} of credit, or lower the spend cap.",
+        f"This needs {dollars_at_least(required_nano)} and {dollars(balance_nano)} is available. Add at least "
+        f"{dollars_at_least(required_nano - balance_nano)} of credit on the page Billing{otherwise}.",
         balance_nano=balance_nano,
         required_nano=required_nano,
     )

@@ -1,6 +1,6 @@
 """Money is integer nano-USD (1e-9 USD): exact for a single token's price, 9.2e9 USD in a bigint."""
 
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, ROUND_UP, Decimal
 
 NANO_PER_USD = 1_000_000_000
 NANO_PER_CENT = 10_000_000
@@ -29,3 +29,17 @@ def usd_to_nano(usd: Decimal) -> int:
 
 def nano_to_usd(nano: int) -> Decimal:
     return Decimal(nano) / NANO_PER_USD
+
+
+def dollars(nano: int, *, rounding: str = ROUND_HALF_UP) -> str:
+    """Write an amount as people read it: $1.24; below a cent two significant digits, so that $0.0004 is not $0.00."""
+    amount, sign = nano_to_usd(abs(nano)), "-" if nano < 0 else ""
+    if 0 < amount < Decimal("0.01"):
+        amount = amount.quantize(Decimal(1).scaleb(amount.adjusted() - 1), rounding)
+        return f"{sign}${amount.normalize():f}"
+    return f"{sign}${amount.quantize(Decimal('0.01'), rounding):,.2f}"
+
+
+def dollars_at_least(nano: int) -> str:
+    """Write an amount that is enough: rounded up."""
+    return dollars(nano, rounding=ROUND_UP)

@@ -2,7 +2,6 @@
 
 import datetime
 import re
-from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, NamedTuple
 
 from django import template
@@ -12,7 +11,7 @@ from django.utils import timezone
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
 
-from apps.core.money import nano_to_usd
+from apps.core.money import dollars
 
 register = template.Library()
 
@@ -105,13 +104,7 @@ def usd(nano: int | None) -> str:
     """Write nano-USD as dollars: $1.24; below a cent two significant digits, so that $0.0004 is not $0.00."""
     if nano is None:
         return NONE
-    amount = nano_to_usd(abs(nano))
-    sign = MINUS if nano < 0 else ""
-    if 0 < amount < Decimal("0.01"):
-        exponent = amount.adjusted() - 1
-        rounded = amount.quantize(Decimal(1).scaleb(exponent), ROUND_HALF_UP)
-        return f"{sign}${rounded.normalize():f}"
-    return f"{sign}${amount.quantize(Decimal('0.01'), ROUND_HALF_UP):,.2f}"
+    return f"{MINUS if nano < 0 else ''}{dollars(abs(nano))}"
 
 
 @register.filter
