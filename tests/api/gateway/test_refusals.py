@@ -5,12 +5,14 @@ from time import monotonic
 
 import openai
 import pytest
+from django.db import transaction
 
 from apps.accounts.operations import revoke_key
 from apps.core.clock import db_now
+from apps.finetuning.quotas import set_quota
 from apps.gateway.keys import FRESH_SECONDS
 from tests.factories.accounts import make_key
-from tests.factories.serving import BASE_MODEL
+from tests.factories.serving import BASE_MODEL, make_tenant
 from tests.support.gateway import HI, WEATHER, error_of, wait_for_usage, wait_until
 from tests.twins.scripted_engine import Script
 
@@ -312,6 +314,20 @@ def test_a_body_longer_than_any_context_is_refused_before_it_is_read(gateway, wo
     answers = [http.post("/v1/chat/completions", json=body) for body in bodies]
 
     assert [answer.status_code for answer in answers] == [200, 413]
+
+
+def test_a_parsed_body_counts_though_it_is_refused(gateway, world):
+    tenant = make_tenant("Refused", world.base_model)
+    with transaction.atomic():
+        set_quota(organization=tenant.organization, by="system", now=db_now(), tokens_per_minute=120_000)
+    http = gateway.http(tenant.key)
+    body = {"model": BASE_MODEL, "messages": HI, "unknown": "x" * 160_000}
+
+    answers = [http.post("/v1/chat/completions", json=body) for _ in range(3)]
+
+    left = [int(answer.headers["x-ratelimit-remaining-tokens"]) for answer in answers]
+    assert {answer.status_code for answer in answers} == {400}
+    assert left[0] - left[2] > 15_000
 
 
 def test_the_gateway_tells_how_long_its_loop_stood_still(gateway):
