@@ -9,6 +9,11 @@ from gpu_workers.engine_state import ReplicaBase
 
 TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _NO_HOST = "nowhere.invalid"  # without a list vLLM fetches images from anywhere; this name never exists (RFC 6761)
+# llguidance compiles as it goes, within limits at every step; xgrammar 0.2.8 compiles at once and takes seconds for a
+# counted repetition. Blanks between members are left out, which a small model may write without end. vLLM 0.32 has its
+# tool parsers write for xgrammar alone: with one of them the choice is vLLM's.
+_GRAMMARS = '{"backend": "guidance", "disable_any_whitespace": true}'
+_GRAMMAR_OPTIONS = ("--structured-outputs-config", "--tool-call-parser")
 _CPU_KV_CACHE_BYTES = 256 * 2**20  # room for 80 full sequences of the demo model (6 KiB a token, 512 tokens)
 
 
@@ -25,6 +30,8 @@ def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, s
         "--shutdown-timeout": str(config.drain_seconds),
         "--fingerprint-mode": "none",
     }
+    if not _has_option(config.extra_arguments, *_GRAMMAR_OPTIONS):
+        options["--structured-outputs-config"] = _GRAMMARS
     if config.max_model_length:
         options["--max-model-len"] = str(config.max_model_length)
     if kv_cache_bytes := config.kv_cache_bytes or (_CPU_KV_CACHE_BYTES if _is_cpu_build() else 0):
@@ -44,6 +51,10 @@ def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, s
     adapters = _adapter_options(config) if base.has_adapters else []
     media = ["--allowed-media-domains", *(config.media_hosts or (_NO_HOST,))]
     return [*module, *pairs, *media, *adapters, *switches, *config.extra_arguments]
+
+
+def _has_option(arguments: tuple[str, ...], *names: str) -> bool:
+    return any(word == name or word.startswith(f"{name}=") for word in arguments for name in names)
 
 
 def _adapter_options(config: EngineConfig) -> list[str]:

@@ -111,8 +111,8 @@ _UVICORN = (
 )
 DRAIN_SECONDS = 120  # streams under way are finished, for as long as this
 _GATEWAY_UVICORN = (
-    f"uvicorn --http apps.gateway.connections:Connection --no-server-header --no-access-log --no-proxy-headers "
-    f"--timeout-keep-alive 75 --timeout-graceful-shutdown {DRAIN_SECONDS}"
+    "uvicorn --http apps.gateway.connections:Connection --no-server-header --no-date-header --no-access-log "
+    f"--no-proxy-headers --timeout-keep-alive 75 --timeout-graceful-shutdown {DRAIN_SECONDS}"
 )
 _CELERY = "celery -A apps.config.celery"
 

@@ -208,7 +208,7 @@ def hold(
         return Hold.objects.get(pk=found.source)
     require_spending(wallet)
     if wallet.balance_nano < amount_nano:
-        raise insufficient_balance(wallet.balance_nano, amount_nano)
+        raise insufficient_balance(wallet.balance_nano, amount_nano, otherwise=", or lower the spend cap")
     whose = attribution or Attribution()
     if wallet.has_budgets:
         require_room(organization=wallet.organization_id, attribution=whose, amount_nano=amount_nano)
@@ -320,11 +320,11 @@ def set_spending(*, organization: Any, stopped_because: str) -> None:
     LedgerAccount.objects.filter(pk=wallet.pk).update(stopped_because=stopped_because[:200])
 
 
-def insufficient_balance(balance_nano: int, required_nano: int) -> InsufficientBalance:
-    """Return the refusal, with what is missing."""
+def insufficient_balance(balance_nano: int, required_nano: int, *, otherwise: str = "") -> InsufficientBalance:
+    """Return the refusal, with what is missing; `otherwise` ends the sentence with another way."""
     return InsufficientBalance(
-        f"This needs {dollars(required_nano)} and {dollars(balance_nano)} is available: "
-        f"add {dollars(required_nano - balance_nano)} of credit.",
+        f"This needs {dollars(required_nano)} and {dollars(balance_nano)} is available. Add at least "
+        f"{dollars(required_nano - balance_nano)} of credit{otherwise}.",
         balance_nano=balance_nano,
         required_nano=required_nano,
     )

@@ -32,8 +32,10 @@ from apps.core.http import REQUEST_ID_HEADER, Application, Receive, Scope, Send 
 from apps.core.ids import new_id  # noqa: E402
 from apps.core.policies import refuse_unsafe_role  # noqa: E402
 from apps.gateway import embeddings  # noqa: E402
+from apps.gateway.bodies import Bodies  # noqa: E402
 from apps.gateway.database import DATABASE_ERRORS, Database  # noqa: E402
 from apps.gateway.faults import Faults  # noqa: E402
+from apps.gateway.grammars import Grammars  # noqa: E402
 from apps.gateway.inference import SURFACES, Inference, Services  # noqa: E402
 from apps.gateway.keys import Keys  # noqa: E402
 from apps.gateway.limits import OpenRequests, Rates  # noqa: E402
@@ -43,6 +45,7 @@ from apps.gateway.purses import Purses  # noqa: E402
 from apps.gateway.recorder import Recorder  # noqa: E402
 from apps.gateway.routes import Routes  # noqa: E402
 from apps.gateway.shipper import keep_adopting  # noqa: E402
+from apps.gateway.stalls import Stalls  # noqa: E402
 from apps.gateway.upstreams import Upstreams  # noqa: E402
 
 logger = logging.getLogger(__name__)
@@ -56,7 +59,7 @@ def create_app() -> Application:
     gateway = Gateway(spool_root=settings.HOME / "spool")
     services = gateway.services
     doors: dict[str, Application] = {path: Inference(services, surface) for path, surface in SURFACES.items()}
-    doors[embeddings.PATH] = embeddings.Embeddings(keys=services.keys, rates=services.rates, routes=services.routes)
+    doors[embeddings.PATH] = embeddings.Embeddings(services)
     others = Starlette(
         routes=[
             *(Route(path, door, methods=["POST"]) for path, door in doors.items()),
@@ -88,6 +91,8 @@ class Gateway:
         self._purses = Purses(self._database, name=name)
         self._recorder = Recorder(spool_root, name=name, settled=self._purses.note_settled)
         self._upstreams = Upstreams(places_per_replica=settings.REPLICA_PLACES, addresses=settings.REPLICA_ADDRESSES)
+        self._grammars = Grammars()
+        self._stalls = Stalls()
         self.services = Services(
             keys=self._keys,
             routes=self._routes,
@@ -95,6 +100,9 @@ class Gateway:
             open_requests=OpenRequests(),
             metering=Metering(self._routes, self._purses, self._recorder, Faults(self._database, self._routes)),
             upstreams=self._upstreams,
+            purses=self._purses,
+            bodies=Bodies(),
+            grammars=self._grammars,
             media_hosts=settings.MEDIA_HOSTS,
         )
 
@@ -110,6 +118,7 @@ class Gateway:
                 keep_listening(self._keys, self._database),
                 self._routes.keep_fresh(),
                 self._purses.tend(),
+                self._stalls.watch(),
                 keep_adopting(self._database, self._spool_root),
             )
         ]
@@ -132,13 +141,19 @@ class Gateway:
         except (TimeoutError, ConnectionError, *DATABASE_ERRORS) as error:
             logger.warning("stopping with %d requests on disk only: %r", self._recorder.waiting, error)
         self._upstreams.close()
+        await self._grammars.close()
         await self._recorder.close()
         self._database.close()
 
     async def health(self, request: Request) -> Response:
-        """Tell whether requests can be metered; without it none is admitted."""
+        """Tell whether requests can be metered, without which none is admitted, and how long the loop stood still."""
         is_well = self._recorder.has_room()
-        body = {"status": "ok" if is_well else "spool is full", "requests_to_record": self._recorder.waiting}
+        body = {
+            "status": "ok" if is_well else "spool is full",
+            "requests_to_record": self._recorder.waiting,
+            "longest_stall_ms": round(self._stalls.longest_seconds * 1000, 1),
+            "longest_stall_of_last_minute_ms": round(self._stalls.longest_of_last_minute() * 1000, 1),
+        }
         return JSONResponse(body, status_code=200 if is_well else 503)
 
 

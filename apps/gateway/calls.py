@@ -3,6 +3,8 @@
 A chat template takes them as an object, so the engine parses them; what it cannot parse it answers with a 500.
 """
 
+from typing import Any
+
 import msgspec
 
 from apps.core.errors import InvalidValue
@@ -28,7 +30,7 @@ def read_arguments(text: str, *, param: str) -> str:
     return text
 
 
-def is_deeper(value: object, levels: int) -> bool:
+def is_deeper(value: Any, levels: int) -> bool:
     """Tell whether objects and lists are nested in more than so many levels."""
     layer = [value]
     for _ in range(levels + 1):

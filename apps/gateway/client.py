@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Callable
 
 from apps.core.errors import DomainError
-from apps.core.http import DEFAULT_BODY_BYTES, MIB, REQUEST_ID_HEADER, Scope, TooLarge, usable_request_id
+from apps.core.http import DEFAULT_BODY_BYTES, REQUEST_ID_HEADER, Scope, TooLarge, usable_request_id
 from apps.core.ids import new_ulid
+from apps.gateway.bodies import BODY_SECONDS, BodyTooSlow
 from apps.gateway.connections import EXCHANGE, Exchange
 from apps.gateway.errors import body_of, event_of, headers_of
 
@@ -37,19 +38,33 @@ class Client:
         self.limit_headers: Callable[[], bytes] = bytes  # asked when the answer begins, once the key is known
         self._has_started = False
 
-    async def read_body(self) -> bytes:
-        """Raises TooLarge, ClientGone."""
+    async def read_body(self, *, most_bytes: int = DEFAULT_BODY_BYTES, note: Callable[[int], None]) -> bytes:
+        """Return the body; `note` is told how much of one that comes in parts is here, and may raise.
+
+        Raises TooLarge, BodyTooSlow, ClientGone.
+        """
         exchange = self._exchange
         declared = exchange.headers.get(b"content-length", b"")
-        is_too_large = declared.isdigit() and int(declared) > DEFAULT_BODY_BYTES
-        while not (exchange.is_whole or is_too_large):
+        if declared.isdigit() and int(declared) > most_bytes:
+            raise _too_large(most_bytes)
+        if not exchange.is_whole:
+            try:
+                async with asyncio.timeout(BODY_SECONDS):
+                    await self._wait_for_body(most_bytes, note)
+            except TimeoutError as error:
+                exchange.keeps_alive = False
+                raise BodyTooSlow(f"The request body did not arrive within {BODY_SECONDS:.0f} s.") from error
+        if exchange.size_bytes > most_bytes:
+            raise _too_large(most_bytes)
+        return exchange.take_body()
+
+    async def _wait_for_body(self, most_bytes: int, note: Callable[[int], None]) -> None:
+        exchange = self._exchange
+        while not exchange.is_whole and exchange.size_bytes <= most_bytes:
             if exchange.is_gone:
                 raise ClientGone
             await exchange.news()
-            is_too_large = exchange.size_bytes > DEFAULT_BODY_BYTES
-        if is_too_large or exchange.size_bytes > DEFAULT_BODY_BYTES:
-            raise TooLarge(f"The request body is larger than {DEFAULT_BODY_BYTES / MIB:.0f} MiB.")
-        return exchange.take_body()
+            note(exchange.size_bytes)
 
     def watch(self) -> "_Watched":
         """Stop the block as soon as the customer leaves. Raises ClientGone."""
@@ -95,6 +110,10 @@ class Client:
                     await self._exchange.drained()
             except TimeoutError as error:
                 raise ClientGone from error
+
+
+def _too_large(most_bytes: int) -> TooLarge:
+    return TooLarge(f"The request body is larger than {most_bytes // 1024:,} KiB, the most that a model here can use.")
 
 
 class _Watched:

@@ -25,6 +25,8 @@ from apps.gateway.transports import TurnTransport
 EXCHANGE = "anneal.exchange"  # where a scope has it
 _MOST_PIPELINED = 16  # requests read ahead of their turn; more are left in the socket
 _MOST_HEAD_BYTES = 64 * 1024
+_HEAD_SECONDS = 30.0  # for all of a head to come
+_LOOK_SECONDS = 10.0  # the longest between two looks at the times
 _TOO_LARGE_HEAD = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _WITHOUT_BODY = (204, 304)
 
@@ -51,6 +53,7 @@ class Connection(HttpToolsProtocol):
         self._current: Exchange | None = None  # the one that is answered
         self._is_in_head = False
         self._head_bytes = 0  # of a head that is not complete
+        self._head_since = math.inf
         self._idle_since = math.inf
         self._idle_timer: asyncio.TimerHandle | None = None
 
@@ -65,6 +68,8 @@ class Connection(HttpToolsProtocol):
             "scheme": self.scheme,
             "root_path": self.root_path,
         }
+        self._idle_since = self.loop.time()
+        self._look_later(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.connections.discard(self)
@@ -90,11 +95,13 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._is_in_head, self._head_bytes = True, 0
+        self._head_since = self.loop.time()
+        self._look_later(_HEAD_SECONDS)
         self.url = b""
         self._lines.clear()
 
     def on_headers_complete(self) -> None:
-        self._is_in_head = False
+        self._is_in_head, self._head_since = False, math.inf
         raw_path, _, query = self.url.partition(b"?")
         path = raw_path.decode("ascii")
         version = self.parser.get_http_version()
@@ -156,8 +163,12 @@ class Connection(HttpToolsProtocol):
             self._begin(*self._waiting.popleft())
             return
         self._idle_since = self.loop.time()
+        self._look_later(self.timeout_keep_alive)
+
+    def _look_later(self, seconds: float) -> None:
+        """Look then, at the latest; one timer is enough for all times of a connection."""
         if self._idle_timer is None:
-            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+            self._idle_timer = self.loop.call_later(min(seconds, _LOOK_SECONDS), self.timeout_keep_alive_handler)
 
     def _unset_keepalive_if_required(self) -> None:
         """Something came: not idle. The timer stays, as one for each request costs as much as reading it."""
@@ -165,11 +176,12 @@ class Connection(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         self._idle_timer = None
-        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        ends_at = min(self._idle_since + self.timeout_keep_alive, self._head_since + _HEAD_SECONDS)
+        left = ends_at - self.loop.time()
         if left <= 0:
             self.transport.close()
         elif left < math.inf:
-            self._idle_timer = self.loop.call_later(left, self.timeout_keep_alive_handler)
+            self._look_later(left)
 
     def shutdown(self) -> None:
         """Close after the answers under way, at once where there are none."""

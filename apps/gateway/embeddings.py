@@ -12,12 +12,11 @@ from apps.core.errors import DomainError
 from apps.core.http import Receive, Scope, Send
 from apps.gateway.client import Client, ClientGone
 from apps.gateway.errors import MissingParameter
-from apps.gateway.keys import Keys
-from apps.gateway.limits import Rates
-from apps.gateway.routes import Routes
-from apps.gateway.schema import decode_body
+from apps.gateway.inference import Services
+from apps.gateway.parsing import decode_body
 
 PATH = "/v1/embeddings"
+MOST_BYTES = 256 * 1024  # enough for any request to learn that it is not answered
 
 
 class EmbeddingsUnsupported(DomainError):
@@ -40,21 +39,25 @@ _decoder = msgspec.json.Decoder(EmbeddingBody)
 class Embeddings:
     """The route, as plain ASGI."""
 
-    def __init__(self, *, keys: Keys, rates: Rates, routes: Routes) -> None:
-        self._keys, self._rates, self._routes = keys, rates, routes
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client = Client(scope)
+        client, services = Client(scope), self._services
         try:
-            caller = await self._keys.identify(client.authorization)
-            client.limit_headers = lambda: self._rates.headers(caller.limits)
-            self._rates.take_request(caller.limits)
-            body = decode_body(await client.read_body(), _decoder)
+            caller = await services.keys.identify(client.authorization)
+            client.limit_headers = lambda: services.rates.headers(caller.limits)
+            services.rates.take_request(caller.limits)
+            with (
+                services.open_requests.one_more(caller.limits),
+                services.bodies.reading(caller.organization_id) as reading,
+            ):
+                body = decode_body(await client.read_body(most_bytes=MOST_BYTES, note=reading.note), _decoder)
             for name in ("model", "input"):
                 if not getattr(body, name):
                     raise MissingParameter(f"`{name}` is required.", param=name)
             assert body.model is not None
-            self._routes.require_known(body.model, organization_id=caller.organization_id)
+            services.routes.require_known(body.model, organization_id=caller.organization_id)
             raise EmbeddingsUnsupported(
                 "This model writes text; no engine here makes embeddings of it. Use /v1/chat/completions.",
                 param="model",

@@ -19,6 +19,12 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class InvalidJson(DomainError):
+    """The body is no JSON; the public API's other half answers with the same code."""
+
+    code = "invalid_json"
+
+
 class MissingParameter(DomainError):
     code = "missing_required_parameter"
 

@@ -4,29 +4,34 @@ A request is identified, limited, parsed, routed and paid for before the engine 
 customer only when what it used is on the disk; a customer who leaves stops the engine and pays for what it wrote.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from apps.core.errors import DomainError
 from apps.core.http import Receive, Scope, Send, ServerFault
+from apps.gateway.bodies import PARSED_ASIDE_BYTES, Bodies, tokens_unread
 from apps.gateway.chunks import Assembler, EngineChunk, Meter, Renderer
 from apps.gateway.client import Client, ClientGone
 from apps.gateway.errors import EngineError, RequestFailed
+from apps.gateway.grammars import Grammars, SchemaTooCostly
 from apps.gateway.keys import Caller, Keys
 from apps.gateway.limits import OpenRequests, Rates
 from apps.gateway.media import require_allowed
 from apps.gateway.metering import Metering, Ticket
+from apps.gateway.purses import Purses
 from apps.gateway.responses import ResponseRenderer, parse_response
 from apps.gateway.routes import Routes
 from apps.gateway.schema import EngineRequest, parse_chat, parse_completion
-from apps.gateway.upstreams import Call, EngineAnswer, Upstreams
-from apps.serving.queries import Route
+from apps.gateway.upstreams import Call, EngineAnswer, Progress, Upstreams
 
 logger = logging.getLogger(__name__)
+
+_FREE = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,9 @@ class Services:
     open_requests: OpenRequests
     metering: Metering
     upstreams: Upstreams
+    purses: Purses
+    bodies: Bodies
+    grammars: Grammars
     media_hosts: frozenset[str]  # what the engines may fetch images and audio from
 
 
@@ -89,16 +97,15 @@ class Inference:
         self._surface = surface
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client = Client(scope)
+        client, services = Client(scope), self._services
         try:
-            caller = await self._services.keys.identify(client.authorization)
-            client.limit_headers = lambda: self._services.rates.headers(caller.limits)
-            self._services.rates.take_request(caller.limits)
-            self._services.rates.require_failures_left(caller.limits)
-            request = self._surface.parse(await client.read_body())
-            one_more = self._services.open_requests.one_more(caller.limits, is_structured=request.is_structured)
-            with one_more, client.watch():
-                await self._answer(caller, request, client)
+            caller = await services.keys.identify(client.authorization)
+            client.limit_headers = lambda: services.rates.headers(caller.limits)
+            services.rates.take_request(caller.limits)
+            services.rates.require_failures_left(caller.limits)
+            services.purses.require_credit(caller.organization_id, caller.key_id)
+            with services.open_requests.one_more(caller.limits), client.watch():
+                await self._serve(caller, client)
         except DomainError as error:
             await client.refuse(error)
         except ClientGone:
@@ -107,29 +114,52 @@ class Inference:
             logger.exception("request %s failed", client.request_id)
             await client.refuse(ServerFault("The server had an error while processing your request."), status=500)
 
-    async def _answer(self, caller: Caller, request: EngineRequest, client: Client) -> None:
-        """Answer within the limit of tokens per minute, of which what was not used is given back."""
-        rates, estimate, meter = self._services.rates, request.tokens_estimate(), Meter(request.choice_count)
-        rates.take_tokens(caller.limits, estimate)
-        try:
-            route = await self._services.routes.find(request.model_name, organization_id=caller.organization_id)
-            if request.media:
-                require_allowed(request.media, taken=route.media, hosts=self._services.media_hosts)
-            await self._answer_from(route, caller, request, meter, client)
-        finally:
-            rates.correct(caller.limits, taken=estimate, used=meter.input_tokens + meter.output_tokens)
+    async def _serve(self, caller: Caller, client: Client) -> None:
+        """Read the request and answer it within the limit of tokens per minute.
 
-    async def _answer_from(
-        self, route: Route, caller: Caller, request: EngineRequest, meter: Meter, client: Client
+        A body counts before it is parsed, and a request that an engine has seen counts whatever became of it.
+        """
+        rates, progress = self._services.rates, Progress()
+        request, taken = await self._read(caller, client)
+        used, meter, estimate = taken, Meter(request.choice_count), request.tokens_estimate()
+        rates.take_all_tokens(caller.limits, estimate, taken=taken)
+        try:
+            with self._services.open_requests.one_more_structured(caller.limits) if request.is_structured else _FREE:
+                await self._answer(caller, request, meter, client, progress)
+        except (SchemaTooCostly, RequestFailed):
+            rates.note_failure(caller.limits)
+            raise
+        finally:
+            if progress.is_sent:
+                used = meter.input_tokens + meter.output_tokens or request.prompt_tokens_estimate()
+            rates.correct(caller.limits, taken=estimate, used=used)
+
+    async def _read(self, caller: Caller, client: Client) -> tuple[EngineRequest, int]:
+        """Return the request and the tokens that its body was counted as."""
+        services, parse = self._services, self._surface.parse
+        with services.bodies.reading(caller.organization_id) as reading:
+            raw = await client.read_body(most_bytes=services.routes.largest_body_bytes, note=reading.note)
+            taken = tokens_unread(len(raw))
+            services.rates.take_tokens(caller.limits, taken)
+            if len(raw) > PARSED_ASIDE_BYTES:
+                return await asyncio.to_thread(parse, raw), taken
+            return parse(raw), taken
+
+    async def _answer(
+        self, caller: Caller, request: EngineRequest, meter: Meter, client: Client, progress: Progress
     ) -> None:
+        route = await self._services.routes.find(request.model_name, organization_id=caller.organization_id)
+        if request.media:
+            require_allowed(request.media, taken=route.media, hosts=self._services.media_hosts)
+        if request.schemas:
+            await self._services.grammars.require(caller.organization_id, request.schemas)
         ulid, upstreams = client.ulid, self._services.upstreams
         ticket = await self._services.metering.admit(caller, route, request, meter, usage_id=f"use_{ulid}")
         renderer = self._surface.renderer(ulid, route.model_name, request)
         try:
             call = Call(
-                caller.organization_id, self._surface.engine_path, request, caller.cache_salt, ulid, meter,
-                partial(self._services.rates.note_failure, caller.limits),
-            )  # fmt: skip
+                caller.organization_id, self._surface.engine_path, request, caller.cache_salt, ulid, meter, progress
+            )
             answer = await upstreams.begin(route, call)
             try:
                 ticket.note_first_token(answer.replica_id)
@@ -137,9 +167,7 @@ class Inference:
                 await deliver(answer, ticket, renderer, client)
             finally:
                 upstreams.end(call, answer)
-        except DomainError as error:
-            if isinstance(error, EngineError | RequestFailed):
-                call.note_failure()
+        except DomainError:
             _finish(ticket, "error", is_charged=False)
             raise
         finally:

@@ -124,8 +124,17 @@ class Rates:
         self._tokens = _Buckets("tokens", attrgetter("tokens_per_minute"))
         self._failures = _Buckets("requests on which an engine fails", lambda _: MOST_ENGINE_FAILURES)
         self.take_request = self._requests.take
-        self.take_tokens = self._tokens.take  # what a request may use at most; `correct` it when that is known
+        self.take_tokens = self._tokens.take  # what is known of a request; `correct` it when more is
         self.correct = self._tokens.correct
+
+    def take_all_tokens(self, limits: Sequence[Limits], amount: int, *, taken: int) -> None:
+        """Take the amount in place of what was taken before; that stays taken when this raises RateLimited."""
+        self._tokens.correct(limits, taken=taken, used=0)
+        try:
+            self._tokens.take(limits, amount)
+        except RateLimited:
+            self._tokens.correct(limits, taken=0, used=taken)
+            raise
 
     def require_failures_left(self, limits: Sequence[Limits]) -> None:
         """Raises RateLimited for an organization on whose requests engines failed too often."""
@@ -156,46 +165,56 @@ class OpenRequests:
         self._open: dict[str, int] = defaultdict(int)
         self._structured: dict[str, int] = defaultdict(int)
 
-    def one_more(self, limits: Sequence[Limits], *, is_structured: bool) -> "_Place":
+    def one_more(self, limits: Sequence[Limits]) -> "_Place":
         """Hold a place while the block runs; the organization's limits come first. Entering raises RateLimited."""
-        return _Place(self, limits, is_structured=is_structured)
+        return _Place(self._take, self._give_back, limits)
 
-    def take(self, limits: Sequence[Limits], *, is_structured: bool) -> None:
-        """Raises RateLimited."""
-        organization = limits[0]
+    def one_more_structured(self, limits: Sequence[Limits]) -> "_Place":
+        """Hold one of the places for requests with a grammar while the block runs. Entering raises RateLimited."""
+        return _Place(self._take_structured, self._give_back_structured, limits)
+
+    def _take(self, limits: Sequence[Limits]) -> None:
         for one in limits:
             most = one.concurrent_requests
-            if one is organization:
+            if one is limits[0]:
                 most = MOST_OPEN if most is None else min(most, MOST_OPEN)
             if most is not None and self._open.get(one.owner_id, 0) >= most:
                 raise _too_many(one, most, "requests")
-        if is_structured:
-            if self._structured.get(organization.owner_id, 0) >= MOST_OPEN_STRUCTURED:
-                raise _too_many(organization, MOST_OPEN_STRUCTURED, "requests with a response_format or tools")
-            self._structured[organization.owner_id] += 1
         for one in limits:
             self._open[one.owner_id] += 1
 
-    def give_back(self, limits: Sequence[Limits], *, is_structured: bool) -> None:
+    def _give_back(self, limits: Sequence[Limits]) -> None:
         for one in limits:
             _decrease(self._open, one.owner_id)
-        if is_structured:
-            _decrease(self._structured, limits[0].owner_id)
+
+    def _take_structured(self, limits: Sequence[Limits]) -> None:
+        organization = limits[0]
+        if self._structured.get(organization.owner_id, 0) >= MOST_OPEN_STRUCTURED:
+            raise _too_many(organization, MOST_OPEN_STRUCTURED, "requests with a response_format or tools")
+        self._structured[organization.owner_id] += 1
+
+    def _give_back_structured(self, limits: Sequence[Limits]) -> None:
+        _decrease(self._structured, limits[0].owner_id)
 
 
 class _Place:
     """A block with a place. No generator: this is entered for every request."""
 
-    __slots__ = ("_is_structured", "_limits", "_open")
+    __slots__ = ("_give_back", "_limits", "_take")
 
-    def __init__(self, open_requests: OpenRequests, limits: Sequence[Limits], *, is_structured: bool) -> None:
-        self._open, self._limits, self._is_structured = open_requests, limits, is_structured
+    def __init__(
+        self,
+        take: Callable[[Sequence[Limits]], None],
+        give_back: Callable[[Sequence[Limits]], None],
+        limits: Sequence[Limits],
+    ) -> None:
+        self._take, self._give_back, self._limits = take, give_back, limits
 
     def __enter__(self) -> None:
-        self._open.take(self._limits, is_structured=self._is_structured)
+        self._take(self._limits)
 
     def __exit__(self, *failure: object) -> None:
-        self._open.give_back(self._limits, is_structured=self._is_structured)
+        self._give_back(self._limits)
 
 
 def _too_many(limits: Limits, most: int, what: str) -> RateLimited:

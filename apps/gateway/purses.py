@@ -6,11 +6,13 @@ ledger first (billing.slices), so whatever happens here, no more is spent than t
 
 import asyncio
 import logging
+import math
 import time
 from dataclasses import dataclass, field
 
 import msgspec
 
+from apps.billing.operations import SpendingStopped
 from apps.billing.slices import SLICE_SECONDS, close_slice, lease_slice, renew_slices
 from apps.core.errors import QuotaExceeded, Unavailable
 from apps.gateway.database import DATABASE_ERRORS, Database
@@ -24,6 +26,7 @@ IDLE_SECONDS = 5.0
 REFILL_SHARE = 0.3
 _TEND_SECONDS = 1.0
 _REFUSAL_SECONDS = 1.0
+_NOTHING_NANO = 1_000  # less than any request costs at worst
 
 
 _Owner = tuple[str, str]  # organization and key: a budget may end one key's spending and not another's
@@ -85,6 +88,16 @@ class Purses:
         self._name = name
         self._purses: dict[_Owner, _Purse] = {}
         self._slices: dict[str, _Slice] = {}  # every slice with requests to ship, current or not
+
+    def require_credit(self, organization_id: str, key_id: str) -> None:
+        """Refuse who had nothing left a moment ago, before the request is read. Raises QuotaExceeded."""
+        purse = self._purses.get((organization_id, key_id))
+        if purse is None or purse.refusal is None:
+            return
+        if purse.refusal.data.get("balance_nano", math.inf) < _NOTHING_NANO or isinstance(
+            purse.refusal, SpendingStopped
+        ):
+            _raise_recent_refusal(purse, purse.refused_nano)
 
     async def reserve(self, organization_id: str, key_id: str, amount_nano: int) -> Reservation:
         """Set the amount aside. Raises InsufficientBalance, BudgetExceeded, Unavailable."""

@@ -14,7 +14,8 @@ from apps.core.errors import InvalidValue
 from apps.gateway.calls import read_arguments
 from apps.gateway.chunks import Assembler, EngineChunk, Meter, ToolCallPart
 from apps.gateway.errors import MissingParameter, UnsupportedParameter
-from apps.gateway.schema import NOT_MODERATED, EngineRequest, chat_request, decode_body, read_chat
+from apps.gateway.parsing import convert_body, decode_body
+from apps.gateway.schema import MOST_MESSAGES, MOST_PARTS, NOT_MODERATED, ChatBody, EngineRequest, chat_request
 
 _REFUSED = {
     "previous_response_id": "Nothing is stored here: send the whole conversation as `input`.",
@@ -29,6 +30,7 @@ IGNORED = (
     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning", "safety_identifier",
     "service_tier", "stream_options", "truncation", "user",
 )  # fmt: skip
+_NAMES = {"messages": "input", "max_tokens": "max_output_tokens"}  # of the chat's fields here
 _LOGPROBS = "message.output_text.logprobs"  # the one thing to `include` that answers have here
 
 
@@ -68,21 +70,24 @@ class Part(msgspec.Struct):
     text: str | None = None
 
 
+_Parts = Annotated[list[Part], Meta(max_length=MOST_PARTS)]
+
+
 class Item(msgspec.Struct):
     """One item of `input`: a message, a call of a function, or what the function answered."""
 
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[Part] | None = None
+    content: str | _Parts | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[Part] | None = None
+    output: str | _Parts | None = None
 
 
 class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
-    input: str | list[Item] | None = None
+    input: str | Annotated[list[Item], Meta(max_length=MOST_MESSAGES)] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
@@ -93,7 +98,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     top_logprobs: int | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], Meta(max_length=32)] | None = None
     store: bool | None = None
     previous_response_id: Any = None
     conversation: Any = None
@@ -127,7 +132,7 @@ def parse_response(raw: bytes) -> EngineRequest:
     for name, instead in _REFUSED.items():
         if getattr(body, name):
             raise UnsupportedParameter(f"`{name}` is not supported. {instead}", param=name)
-    chat = read_chat(_as_chat(body), {"messages": "input", "max_tokens": "max_output_tokens"})
+    chat = convert_body(_as_chat(body), ChatBody, _NAMES)
     return chat_request(chat, body_bytes=len(raw), prompt_param="input", echoed=_echoed(body))
 
 

@@ -14,6 +14,7 @@ from django.db import connection, transaction
 from apps.catalog.queries import list_all_active_prices
 from apps.core.clock import db_now
 from apps.core.errors import Unavailable
+from apps.gateway.bodies import largest_body
 from apps.gateway.database import DATABASE_ERRORS, Database
 from apps.gateway.errors import ModelNotFound, PriceNotSet
 from apps.serving.placing import note_requests
@@ -50,6 +51,7 @@ class _Table:
     prices: dict[tuple[str, str | None], Price]  # of a SKU, for everybody or for one organization
     clock_offset_seconds: float
     aliases: dict[str, AliasRoute]
+    largest_body_bytes: int = largest_body(0, takes_media=False)
     found_prices: dict[tuple[str, str], Prices] = field(default_factory=dict)  # by base model and organization
 
 
@@ -167,6 +169,11 @@ class Routes:
         route = self._visible(model_name, organization_id)
         return route is not None and route.is_loading
 
+    @property
+    def largest_body_bytes(self) -> int:
+        """The bytes of the largest body that any model here can use."""
+        return self._table.largest_body_bytes
+
     def prices_of(self, route: Route, *, organization_id: str) -> Prices:
         """Return what the route's tokens cost the organization; adapters cost what their base does.
 
@@ -208,4 +215,5 @@ def _read() -> _Table:
         routes = {route.model_name: route for route in list_routes()}
         before = time.time()
         offset = db_now().timestamp() - (before + time.time()) / 2
-    return _Table(routes, prices, offset, aliases)
+    bodies = [largest_body(route.context_length, takes_media=bool(route.media)) for route in routes.values()]
+    return _Table(routes, prices, offset, aliases, max(bodies, default=largest_body(0, takes_media=False)))

@@ -1,31 +1,43 @@
 """The fields a request may have. What the engine gets is built from these alone; an unknown field is refused by name.
 
-Bounds follow what one tenant's request may cost the others: grammars are compiled in a shared pool without a time
-limit, many sequences crowd out other requests, and prompt log-probabilities stall a batch.
+Bounds follow what one tenant's request may cost the others: many sequences crowd out other requests, and prompt
+log-probabilities stall a batch.
 """
 
-import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from apps.core.errors import DomainError, InvalidValue
+from apps.core.errors import InvalidValue
 from apps.gateway.calls import read_arguments
-from apps.gateway.errors import MissingParameter, UnknownParameter, UnsupportedParameter
+from apps.gateway.errors import MissingParameter, UnsupportedParameter
+from apps.gateway.grammars import CheckedSchema
 from apps.gateway.media import MEDIA_TOKENS_ESTIMATE, ContentPart, Medium, read_parts
-from apps.gateway.structured import MOST_TOOLS, NamedTool, ResponseFormat, Tool, response_format_field, tools_fields
+from apps.gateway.parsing import decode_body
+from apps.gateway.structured import (
+    MOST_TOOLS,
+    NamedTool,
+    ResponseFormat,
+    Tool,
+    response_format_field,
+    schemas_to_compile,
+    tools_fields,
+)
 
-MOST_CHOICES = 4
+MOST_CHOICES = 8  # as many as engines are started to take
+MOST_SEQUENCES = 32  # prompts times choices
 MOST_PROMPTS = 8
 MOST_LOGPROBS = 5
 MOST_MESSAGES = 2048
+MOST_PARTS = 512  # of one message's content
 MOST_TOKENS = 2**24  # longer than any model's context
 NOT_MODERATED = "Nothing here judges requests or answers."
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions, and the engine's
 
 # What a chat template adds of its own, at most: a default system prompt and the turn of the assistant.
 _TEMPLATE_TOKENS = 256
+_LONGEST_TOKEN_ID = 9  # digits
 
 _Probability = Annotated[float, Meta(ge=0, le=1)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -48,7 +60,7 @@ class Sampling(msgspec.Struct, omit_defaults=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
     min_p: _Probability | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.1, le=10)] | None = None  # less makes logits infinite
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
@@ -71,7 +83,7 @@ class ToolCall(msgspec.Struct):
 
 class Message(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Meta(max_length=MOST_PARTS)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MOST_TOOLS)] | None = None
     tool_call_id: _CallId | None = None
@@ -147,6 +159,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes: int
     echoed: dict[str, Any] = {}  # what the answer repeats of the request
     media: tuple[Medium, ...] = ()  # checked once the model is known
+    schemas: tuple[CheckedSchema, ...] = ()  # which the engine will compile
 
     def input_tokens_bound(self, context_length: int) -> int:
         """Return what the prompts can be at most: no token is shorter than a byte of the body, but of an image."""
@@ -155,11 +168,14 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.prompt_count * context_length, self.body_bytes + _TEMPLATE_TOKENS)
 
     def tokens_estimate(self) -> int:
-        """Return about what it will use, for limits per minute: four bytes a token, and what was asked for."""
-        answers = self.prompt_count * self.choice_count * (self.max_tokens or 256)
+        """Return about what it will use, for limits per minute, with the answers that were asked for."""
+        return self.prompt_tokens_estimate() + self.prompt_count * self.choice_count * (self.max_tokens or 256)
+
+    def prompt_tokens_estimate(self) -> int:
+        """Return about what its prompts are: four bytes a token."""
         if self.media:  # one in the body may be megabytes long and costs no more than a link to it
-            return len(self.media) * MEDIA_TOKENS_ESTIMATE + answers
-        return self.body_bytes // 4 + answers
+            return len(self.media) * MEDIA_TOKENS_ESTIMATE
+        return self.body_bytes // 4
 
     def output_tokens_bound(self, context_length: int) -> int:
         """Return what the answers can be at most: what was asked for, and never more than the context."""
@@ -168,24 +184,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 # --- Parsing ----------------------------------------------------------------------------------------------------------
 
-Parsed = TypeVar("Parsed", bound=msgspec.Struct)
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<place>.*)`)?$", re.DOTALL)
-_FIELD = re.compile(r"`(\w+)`$")
-
 
 def parse_chat(raw: bytes) -> EngineRequest:
     """Return the request to /v1/chat/completions. Raises DomainErrors that name the field."""
     return chat_request(decode_body(raw, _chat_decoder), body_bytes=len(raw))
-
-
-def read_chat(fields: dict[str, Any], names: dict[str, str]) -> ChatBody:
-    """Return a chat made of another surface's request, whose `names` for its fields stand in refusals."""
-    try:
-        return msgspec.convert(fields, ChatBody)
-    except msgspec.ValidationError as error:
-        refusal = _invalid(str(error))
-        param = names.get(refusal.param or "", refusal.param)
-        raise type(refusal)(refusal.message.replace(f"`{refusal.param}`", f"`{param}`"), param=param) from error
 
 
 def chat_request(
@@ -193,6 +195,7 @@ def chat_request(
 ) -> EngineRequest:
     """Return what the engine is asked. Raises DomainErrors that name the field."""
     model_name = _model_name(body)
+    _require_stream(body)
     if body.functions or body.function_call or body.audio or body.web_search_options or body.moderation:
         for name, instead in _REFUSED.items():
             _refuse_given(name, getattr(body, name), instead)
@@ -227,6 +230,7 @@ def chat_request(
         body_bytes=body_bytes,
         echoed=echoed or {},
         media=tuple(media),
+        schemas=tuple(schemas_to_compile(fields)),
     )
 
 
@@ -234,8 +238,15 @@ def parse_completion(raw: bytes) -> EngineRequest:
     """Return the request to /v1/completions. Raises DomainErrors that name the field."""
     body = decode_body(raw, _completion_decoder)
     model_name = _model_name(body)
+    _require_stream(body)
     fields = _sampling_fields(body)
     fields["prompt"], prompt_count = _prompts(body.prompt)
+    if prompt_count * (body.n or 1) > MOST_SEQUENCES:
+        raise InvalidValue(
+            f"{prompt_count} prompts with {body.n} choices each are more than {MOST_SEQUENCES} answers. Send fewer "
+            "prompts at once.",
+            param="n",
+        )
     _refuse_given("echo", body.echo, "Ask for `logprobs` of what the model writes.")
     _refuse_given("suffix", body.suffix, "No model here fills in the middle.")
     _refuse_given("best_of", body.best_of if body.best_of != (body.n or 1) else None, "Use `n`.")
@@ -263,38 +274,17 @@ def _model_name(body: ChatBody | CompletionBody) -> str:
     return body.model
 
 
+def _require_stream(body: ChatBody | CompletionBody) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise InvalidValue("`stream_options` may only be sent with `stream: true`.", param="stream_options")
+
+
 def _wants_usage(body: ChatBody | CompletionBody) -> bool:
     return bool(body.stream_options and body.stream_options.include_usage)
 
 
 _chat_decoder = msgspec.json.Decoder(ChatBody)
 _completion_decoder = msgspec.json.Decoder(CompletionBody)
-
-
-def decode_body(raw: bytes, decoder: "msgspec.json.Decoder[Parsed]") -> Parsed:
-    """Raises DomainErrors that name the field."""
-    try:
-        return decoder.decode(raw)
-    except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DomainError(f"The body is not valid JSON: {error}.") from error
-
-
-def _invalid(text: str) -> DomainError:
-    """Turn msgspec's "Expected `int` >= 1 - at `$.n`" into an error that names the field."""
-    found = _AT.match(text)
-    what, place = (found["what"], found["place"] or "$") if found else (text, "$")
-    param = place.removeprefix("$").removeprefix(".").replace("[...]", "") or None
-    if what.startswith("Object contains unknown field") and (unknown := _FIELD.search(what)):
-        param = f"{param}.{unknown[1]}" if param else unknown[1]
-        return UnknownParameter(f"Unknown parameter: `{param}`. Remove it.", param=param)
-    if what.startswith("Object missing required field") and (missing := _FIELD.search(what)):
-        param = f"{param}.{missing[1]}" if param else missing[1]
-        return MissingParameter(f"`{param}` is required.", param=param)
-    return InvalidValue(
-        f"Invalid value for `{param}`: {what[:1].lower()}{what[1:]}." if param else f"{what}.", param=param
-    )
 
 
 _REFUSED = {
@@ -312,6 +302,12 @@ def _refuse_given(name: str, value: Any, instead: str) -> None:
 
 
 def _sampling_fields(body: Sampling) -> dict[str, Any]:
+    for token_id in body.logit_bias or ():
+        if not (token_id.isascii() and token_id.isdigit() and len(token_id) <= _LONGEST_TOKEN_ID):
+            raise InvalidValue(
+                f"`logit_bias` has the key {token_id[:40]!r}: its keys are ids of tokens, such as '1734'.",
+                param="logit_bias",
+            )
     return {name: value for name in Sampling.__struct_fields__ if (value := getattr(body, name)) is not None}
 
 

@@ -8,7 +8,6 @@ retried.
 import asyncio
 import logging
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
 
@@ -26,7 +25,7 @@ from apps.gateway.chunks import (
     decode_chunks,
 )
 from apps.gateway.engine_http import Answer, Broken, Replica, Unreachable
-from apps.gateway.errors import ContextLengthExceeded, EngineError, RequestFailed
+from apps.gateway.errors import ContextLengthExceeded, EngineError, RequestFailed, UnsupportedParameter
 from apps.gateway.schema import EngineRequest
 from apps.gateway.turns import Breaker, Turns
 from apps.serving.queries import Route, Upstream
@@ -57,6 +56,12 @@ class TryAnother(Exception):
         self.is_unreached, self.is_busy, self.is_down = is_unreached, is_busy, is_down
 
 
+class Progress(msgspec.Struct):
+    """How far a request got. `is_sent`: an engine has seen it, and may have worked on it before it counted a token."""
+
+    is_sent: bool = False
+
+
 class Call(msgspec.Struct, frozen=True):
     """What is asked of whichever replica answers."""
 
@@ -66,7 +71,7 @@ class Call(msgspec.Struct, frozen=True):
     cache_salt: str
     request_id: str
     meter: Meter
-    note_failure: Callable[[], None] = lambda: None  # told of each engine that failed on it
+    progress: Progress
 
 
 class Upstreams:
@@ -112,18 +117,20 @@ class Upstreams:
         if not isinstance(reason, TryAnother):
             return
         logger.warning("replica %s does not answer %s: %s", replica_id, call.request_id, reason)
+        if reason.is_busy or reason.is_down:
+            call.progress.is_sent = False
         if not reason.is_busy:
             self._breaker.note_failure(replica_id, call.tenant, is_replicas=reason.is_unreached or reason.is_down)
-            if not (reason.is_unreached or reason.is_down):
-                call.note_failure()
 
     async def _begin(self, upstream: Upstream, call: Call, body: bytes) -> "EngineAnswer":
         replica = self._replicas.get(upstream.url)
         if replica is None:
             replica = self._replicas[upstream.url] = Replica(upstream.url, self._addresses)
+        was_sent, call.progress.is_sent = call.progress.is_sent, True
         try:
             response = await replica.post(call.path, token=upstream.token, request_id=call.request_id, body=body)
         except Unreachable as error:
+            call.progress.is_sent = was_sent
             raise TryAnother(str(error), is_unreached=True) from error
         except Broken as error:
             raise TryAnother(str(error)) from error
@@ -326,7 +333,16 @@ def _meaning_of(found: EngineFault, status: int | str | None, request: EngineReq
     )
 
 
+_VOCABULARY = re.compile(r"Vocabulary size: (\d+)")
+_GRAMMAR = re.compile(r"Grammar error|json schema into a grammar|Invalid grammar specification|JSON schema contains")
+_NO_TOOLS = (
+    "This model's engine runs without a tool parser, so it cannot call functions. Leave `tools` out, or ask for JSON "
+    "with `response_format`."
+)
+
+
 def _bad_request(found: EngineFault, request: EngineRequest) -> DomainError:
+    """Return what the engine finds wrong, where it is known in words of ours: its own may show its inside."""
     limit = _CONTEXT.search(found.message)
     if found.param in _OUTPUT_FIELDS and limit:
         return InvalidValue(
@@ -335,15 +351,27 @@ def _bad_request(found: EngineFault, request: EngineRequest) -> DomainError:
         )
     if limit:
         return _too_long(found.message, _first(limit), request)
-    if "vocab" in found.message and not found.param:
+    if "--tool-call-parser" in found.message:
+        return UnsupportedParameter(_NO_TOOLS, param="tools")
+    if "response_format" in request.fields and _GRAMMAR.search(found.message):
         return InvalidValue(
-            f"`{request.prompt_param}` holds token ids this model does not know.", param=request.prompt_param
+            "The model's engine cannot compile the schema. Leave out rare keywords of JSON Schema.",
+            param="response_format.json_schema.schema",
         )
+    if "vocab" in found.message:
+        return _unknown_tokens(found, request)
     if found.param in request.fields:
         return InvalidValue(f"The model refuses the value of `{found.param}`.", param=found.param)
     return InvalidValue(
         "The model refuses this request: its messages or parameters do not fit its chat template or limits."
     )
+
+
+def _unknown_tokens(found: EngineFault, request: EngineRequest) -> DomainError:
+    param = found.param if found.param in request.fields else request.prompt_param
+    size = _VOCABULARY.search(found.message)
+    known = f": its ids end at {int(size[1]) - 1}" if size else ""
+    return InvalidValue(f"`{param}` holds token ids that this model does not know{known}.", param=param)
 
 
 def _too_long(message: str, limit: str, request: EngineRequest) -> DomainError:

@@ -42,6 +42,23 @@ def test_a_customer_who_leaves_stops_the_engine_and_pays_for_what_it_wrote(gatew
     assert written - event.output_tokens <= 2
 
 
+def test_a_customer_who_leaves_before_the_first_token_pays_nothing_and_uses_up_the_minute(gateway, world, engine):
+    tenant = make_tenant("Leaver", world.base_model)
+    with transaction.atomic():
+        set_quota(organization=tenant.organization, by="system", now=db_now(), tokens_per_minute=120_000)
+    text = "never " + "x" * 60_000
+    engine.scripts[text] = Script(delay_seconds=30)
+    body = {"model": BASE_MODEL, "prompt": text}
+
+    with gateway.left(tenant.key, "/v1/completions", body):
+        wait_until(lambda: any(text in str(asked) for asked in engine.bodies), "the engine was not asked")
+
+    event = wait_for_usage(tenant, 1)[0]
+    assert (event.finish, event.input_tokens, event.output_tokens) == ("aborted", 0, 0)
+    answer = gateway.http(tenant.key).post("/v1/chat/completions", json={"model": BASE_MODEL, "messages": HI})
+    assert int(answer.headers["x-ratelimit-remaining-tokens"]) < 120_000 - 10_000
+
+
 def test_what_was_used_is_charged_exactly_and_the_slice_is_returned(gateway, tenant):
     client = gateway.openai(tenant.key)
     for _ in range(5):

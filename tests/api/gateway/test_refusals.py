@@ -5,12 +5,14 @@ from time import monotonic
 
 import openai
 import pytest
+from django.db import transaction
 
 from apps.accounts.operations import revoke_key
 from apps.core.clock import db_now
+from apps.finetuning.quotas import set_quota
 from apps.gateway.keys import FRESH_SECONDS
 from tests.factories.accounts import make_key
-from tests.factories.serving import BASE_MODEL
+from tests.factories.serving import BASE_MODEL, make_tenant
 from tests.support.gateway import HI, WEATHER, error_of, wait_for_usage, wait_until
 from tests.twins.scripted_engine import Script
 
@@ -148,7 +150,18 @@ ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
             "messages[0].content[0].type",
         ),
-        ({"n": 5}, "n"),
+        ({"n": 9}, "n"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        (schema(pattern="(a|b|c){1,2000}"), "response_format.json_schema.schema"),
+        (schema(type="banana"), "response_format.json_schema.schema"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],
+                "tool_choice": "required",
+            },
+            "tools[0].function.parameters",
+        ),
         ({"temperature": 2.5}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"top_logprobs": 6}, "top_logprobs"),
@@ -179,6 +192,67 @@ def test_a_bad_field_is_named(gateway, world, change, param):
 
     assert refused.value.param == param
     assert refused.value.body["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"temperature": "x"}, "`temperature` must be a number, not a string."),
+        ({"n": 9}, "`n` must be at most 8."),
+        ({"stop": ""}, "`stop` must not be empty."),
+        ({"logit_bias": {"1": 200}}, "Each value of `logit_bias` must be at most 100."),
+        ({"tools": [{"type": "x"}]}, "`tools[0].type` must be 'function', not 'x'."),
+        (
+            {"messages": [{"role": "bot", "content": "x"}]},
+            "`messages[0].role` must be one of 'assistant', 'developer', 'system', 'tool', 'user', not 'bot'.",
+        ),
+        (
+            {"stream_options": {"x": 1}},
+            "Unknown parameter: `stream_options.x`. `stream_options` takes `include_usage`, `include_obfuscation`.",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_in_plain_words_with_what_is_taken(gateway, world, change, message):
+    answer = gateway.http(world.acme.key).post(
+        "/v1/chat/completions", json={"model": BASE_MODEL, "messages": HI} | change
+    )
+
+    assert error_of(answer)["message"] == message
+
+
+@pytest.mark.parametrize(
+    ("words", "change", "code", "param", "told"),
+    [
+        (
+            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
+            {"tools": [WEATHER]}, "unsupported_parameter", "tools", "runs without a tool parser",
+        ),
+        (
+            "Grammar error: Unimplemented keys: /opt/vllm",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}},
+            "invalid_value", "response_format.json_schema.schema", "cannot compile the schema",
+        ),
+        (
+            "token_id(s) [99999] in logit_bias contain out-of-vocab token ids. Vocabulary size: 6144",
+            {"logit_bias": {"99999": 1}}, "invalid_value", "logit_bias", "its ids end at 6143",
+        ),
+    ],
+)  # fmt: skip
+def test_the_reason_of_a_refusal_by_the_engine_is_told_in_our_words(
+    gateway, tenant, engine, words, change, code, param, told
+):
+    engine.scripts[words] = Script(
+        status=400, error={"message": words, "param": "logit_bias" if param == "logit_bias" else None}
+    )
+
+    answer = gateway.http(tenant.key).post(
+        "/v1/chat/completions",
+        json={"model": BASE_MODEL, "messages": [{"role": "user", "content": words}]} | change,
+    )
+
+    error = error_of(answer)
+    assert (error["code"], error["param"], told in error["message"]) == (code, param, True), error
+    assert "vllm" not in answer.text and "--" not in answer.text
 
 
 @pytest.mark.parametrize("arguments", ["", "{}", '{"a": [1, {"b": null}]}'])
@@ -220,6 +294,7 @@ def test_a_body_that_is_no_json_object_is_refused(gateway, world, body):
 
     assert answer.status_code == 400
     assert error_of(answer)["type"] == "invalid_request_error"
+    assert error_of(answer)["code"] == ("invalid_value" if body in (b"[]", b'"x"', b"[" * 10_000) else "invalid_json")
 
 
 def test_a_body_above_the_limit_is_refused(gateway, world):
@@ -228,6 +303,37 @@ def test_a_body_above_the_limit_is_refused(gateway, world):
     answer = gateway.http(world.acme.key).post("/v1/chat/completions", json=body)
 
     assert (answer.status_code, error_of(answer)["code"]) == (413, "request_too_large")
+
+
+def test_a_body_longer_than_any_context_is_refused_before_it_is_read(gateway, world):
+    http = gateway.http(world.acme.key)
+    bodies = [
+        {"model": BASE_MODEL, "messages": [{"role": "user", "content": "x" * size}]} for size in (200_000, 600_000)
+    ]
+
+    answers = [http.post("/v1/chat/completions", json=body) for body in bodies]
+
+    assert [answer.status_code for answer in answers] == [200, 413]
+
+
+def test_a_parsed_body_counts_though_it_is_refused(gateway, world):
+    tenant = make_tenant("Refused", world.base_model)
+    with transaction.atomic():
+        set_quota(organization=tenant.organization, by="system", now=db_now(), tokens_per_minute=120_000)
+    http = gateway.http(tenant.key)
+    body = {"model": BASE_MODEL, "messages": HI, "unknown": "x" * 160_000}
+
+    answers = [http.post("/v1/chat/completions", json=body) for _ in range(3)]
+
+    left = [int(answer.headers["x-ratelimit-remaining-tokens"]) for answer in answers]
+    assert {answer.status_code for answer in answers} == {400}
+    assert left[0] - left[2] > 15_000
+
+
+def test_the_gateway_tells_how_long_its_loop_stood_still(gateway):
+    told = gateway.http().get("/healthz").json()
+
+    assert told["longest_stall_ms"] >= told["longest_stall_of_last_minute_ms"] >= 0
 
 
 def test_a_prompt_that_is_too_long_is_told_so_without_the_engines_words(gateway, tenant, engine):

@@ -20,7 +20,7 @@ from apps.gateway.chunks import Meter
 from apps.gateway.limits import MOST_ENGINE_FAILURES
 from apps.gateway.routes import LONGEST_LOAD_SECONDS, REFRESH_SECONDS
 from apps.gateway.schema import parse_completion
-from apps.gateway.upstreams import Call, Upstreams
+from apps.gateway.upstreams import Call, Progress, Upstreams
 from apps.serving.aliases import point_alias
 from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement
 from apps.serving.operations import desired_state
@@ -301,7 +301,7 @@ def test_an_answer_that_failed_holds_neither_a_place_nor_a_connection(home, faul
         route = Route("m", None, "m", "m", "", CONTEXT_LENGTH, (Upstream("rep_1", engine.url, TOKEN),))
         upstreams = Upstreams(places_per_replica=1)
         for _ in range(3):
-            call = Call("org_1", "/v1/completions", request, "salt", new_ulid(), Meter(1))
+            call = Call("org_1", "/v1/completions", request, "salt", new_ulid(), Meter(1), Progress())
             with pytest.raises(DomainError):
                 answer = await upstreams.begin(route, call)
                 try:

@@ -356,24 +356,50 @@ def test_a_connection_is_closed_when_nothing_came_for_long_and_not_before():
     async def scenario() -> None:
         async with connected(answer, timeout_keep_alive=75) as (connection, socket):
             clock = connection.loop = Clock(connection.loop)
+            connection.timeout_keep_alive_handler()  # its timer from now on is the clock's
             await asked(connection, post(b"/", b""))
             clock.pass_to(50)
             await asked(connection, post(b"/", b""))
             clock.pass_to(124)
             assert "close" not in socket.events
             await asked(connection, b"POST / HTTP")  # slow, but not silent
-            clock.pass_to(500)
+            clock.pass_to(150)
             assert "close" not in socket.events
             await asked(connection, b"/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
-            clock.pass_to(574)
+            clock.pass_to(224)
             assert "close" not in socket.events
-            clock.pass_to(575)
+            clock.pass_to(225)
             await settle()
             assert socket.events[-1] == "close"
 
     async def asked(connection: Connection, data: bytes) -> None:
         connection.data_received(data)
         await settle()
+
+    asyncio.run(scenario())
+
+
+def test_a_head_that_does_not_come_to_its_end_is_given_up():
+    async def scenario() -> None:
+        async with connected(answer, timeout_keep_alive=75) as (connection, socket):
+            clock = connection.loop = Clock(connection.loop)
+            connection.timeout_keep_alive_handler()
+            for moment in range(0, 30, 5):  # a line now and then
+                clock.pass_to(moment)
+                connection.data_received(b"POST / HTTP/1.1\r\nHost: x\r\n" if moment == 0 else b"X-Slow: 1\r\n")
+            assert "close" not in socket.events
+            clock.pass_to(45)
+            await settle()
+            assert socket.events[-1] == "close"
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_on_which_nothing_ever_comes_is_closed():
+    async def scenario() -> None:
+        async with connected(answer, timeout_keep_alive=0) as (_, socket):
+            await asyncio.sleep(0.01)
+            assert socket.events == ["close"]
 
     asyncio.run(scenario())
 

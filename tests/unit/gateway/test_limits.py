@@ -4,7 +4,7 @@ import pytest
 
 from apps.core.errors import RateLimited
 from apps.gateway import limits as limiting
-from apps.gateway.limits import Limits, OpenRequests, Rates, duration
+from apps.gateway.limits import MOST_ENGINE_FAILURES, Limits, OpenRequests, Rates, duration
 
 
 @pytest.fixture
@@ -109,15 +109,43 @@ def test_headers_are_the_standard_ones(clock):
     assert [duration(seconds) for seconds in (0.02, 1.5, 360)] == ["20ms", "1.5s", "6m0s"]
 
 
+def test_an_organization_on_whose_requests_engines_fail_waits_and_others_do_not(clock):
+    rates, one, other = Rates(), [limits_of("org_1")], [limits_of("org_2")]
+    for _ in range(MOST_ENGINE_FAILURES + 1):
+        rates.require_failures_left(one)
+        rates.note_failure(one)
+
+    with pytest.raises(RateLimited) as refused:
+        rates.require_failures_left(one)
+    rates.require_failures_left(other)
+
+    clock.now += refused.value.data["retry_after_seconds"]
+    rates.require_failures_left(one)
+
+
+def test_what_a_body_was_counted_as_stays_taken_when_its_request_is_refused(clock):
+    rates, one = Rates(), [limits_of("org_1", tokens_per_minute=100)]
+    rates.take_tokens(one, 60)
+    rates.take_all_tokens(one, 90, taken=60)  # in its place, not beside it
+    rates.correct(one, taken=90, used=50)
+
+    rates.take_tokens(one, 20)
+    with pytest.raises(RateLimited):
+        rates.take_all_tokens(one, 60, taken=20)
+    rates.take_tokens(one, 30)
+    with pytest.raises(RateLimited):
+        rates.take_tokens(one, 1)
+
+
 def test_places_for_structured_answers_are_few_and_given_back():
     places, one, other = OpenRequests(), [limits_of("org_1")], [limits_of("org_2")]
-    with places.one_more(one, is_structured=True), places.one_more(one, is_structured=True):
-        with pytest.raises(RateLimited), places.one_more(one, is_structured=True):
+    with places.one_more_structured(one), places.one_more_structured(one):
+        with pytest.raises(RateLimited), places.one_more_structured(one):
             pass
-        with places.one_more(one, is_structured=False), places.one_more(other, is_structured=True):
+        with places.one_more(one), places.one_more_structured(other):
             pass
 
-    with places.one_more(one, is_structured=True):
+    with places.one_more_structured(one):
         pass
 
 
@@ -125,8 +153,8 @@ def test_a_key_may_have_fewer_at_once_than_its_organization():
     places = OpenRequests()
     organization, key = limits_of("org_1", concurrent_requests=3), limits_of("key_1", concurrent_requests=1)
     other_key = limits_of("key_2")
-    with places.one_more([organization, key], is_structured=False):
-        with pytest.raises(RateLimited), places.one_more([organization, key], is_structured=False):
+    with places.one_more([organization, key]):
+        with pytest.raises(RateLimited), places.one_more([organization, key]):
             pass
-        with places.one_more([organization, other_key], is_structured=False):
+        with places.one_more([organization, other_key]):
             pass

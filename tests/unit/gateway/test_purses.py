@@ -119,6 +119,27 @@ def test_a_refusal_is_remembered_for_a_moment_only(monkeypatch):
     assert ledger.leases == 2
 
 
+@pytest.mark.parametrize(("wallet_nano", "is_refused_unread"), [(0, True), (500, True), (5_000, False)])
+def test_who_has_nothing_left_is_refused_before_the_request_is_read(monkeypatch, wallet_nano, is_refused_unread):
+    purses = Purses(Ledger(wallet_nano), name="gateway_1")
+    purses.require_credit("org_1", "key_1")
+    with pytest.raises(InsufficientBalance):
+        asyncio.run(purses.reserve("org_1", "key_1", 10_000))
+
+    if is_refused_unread:
+        with pytest.raises(InsufficientBalance):
+            purses.require_credit("org_1", "key_1")
+    purses.require_credit("org_2", "key_2")
+    monkeypatch.setattr(purses_module, "_REFUSAL_SECONDS", 0.0)
+    purses.require_credit("org_1", "key_1")
+
+
+def test_a_refusal_names_amounts_that_are_not_rounded_to_nothing():
+    assert str(insufficient_balance(0, 35_000)) == (
+        "This needs $0.000035 and $0.00 is available. Add at least $0.000035 of credit."
+    )
+
+
 def test_without_the_ledger_a_slice_serves_until_its_fence_and_no_longer(monkeypatch):
     ledger = Ledger(wallet_nano=1_000_000)
 

@@ -5,20 +5,26 @@ from typing import Any
 import pytest
 
 from apps.core.errors import InvalidValue
-from apps.gateway.structured import (
-    MOST_TOOLS,
+from apps.gateway.schema_bounds import (
     PATTERN_BYTES,
+    PATTERN_COUNT,
+    PATTERN_EXPANDED,
     SCHEMA_BOUND,
     SCHEMA_BYTES,
     SCHEMA_DEPTH,
     SCHEMA_ENUM,
+    SCHEMA_EXPANDED,
     SCHEMA_PROPERTIES,
+)
+from apps.gateway.structured import (
+    MOST_TOOLS,
     TOOLS_BYTES,
     Function,
     JsonSchema,
     ResponseFormat,
     Tool,
     response_format_field,
+    schemas_to_compile,
     tools_fields,
 )
 
@@ -66,6 +72,21 @@ BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "ma
         (lambda most: inside("enum", list(range(most))), SCHEMA_ENUM, "enum"),
         (lambda most: inside("pattern", "a" * most), PATTERN_BYTES, "pattern"),
         (lambda most: inside("patternProperties", {"a" * most: {}}), PATTERN_BYTES, "pattern"),
+        (lambda most: inside("pattern", f"(ab|c){{1,{most}}}"), PATTERN_COUNT, "at most 64 times"),
+        (lambda most: inside("pattern", f"[a-z]{{{most}}}"), PATTERN_COUNT, "at most 64 times"),
+        (lambda most: inside("pattern", f"a{{{most - 1},}}"), PATTERN_COUNT, "at most 64 times"),
+        (lambda most: inside("patternProperties", {f"(a{{2}}){{{most}}}": {}}), PATTERN_COUNT, "at most 64 times"),
+        (lambda most: {"pattern": "(a{20}){50}" + "b" * (most - 1000)}, PATTERN_EXPANDED, "repetitions written out"),
+        (
+            lambda most: {"pattern": "((a|bc){5}){50}" + "b" * (most - 1000)},
+            PATTERN_EXPANDED,
+            "repetitions written out",
+        ),
+        (
+            lambda most: {"anyOf": [{"pattern": "(a{20}){50}"}] * 4 + [{"pattern": "a" * (most - 4000)}]},
+            SCHEMA_EXPANDED,
+            "patterns have more",
+        ),
         *((lambda most, name=name: inside(name, most), SCHEMA_BOUND, name) for name in BOUNDS),
     ],
 )
@@ -75,6 +96,46 @@ def test_a_schema_passes_at_each_bound_and_not_above(make, most: int, reason: st
     with pytest.raises(InvalidValue, match=reason) as refused:
         check(make(most + 1))
     assert refused.value.param == "response_format.json_schema.schema"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^\d{3}-\d{4}$",
+        r"\{1,9999\}",
+        "[{1,9999}]",
+        r"\p{L}{1,64}",
+        "(",
+        "a)",
+        "[",
+        "{1,2}",
+        "x{,5}",
+        r"(\(a{2}\)){3}",
+        "é" * 200,
+    ],
+)
+def test_a_harmless_or_broken_pattern_is_left_to_the_compiler(pattern: str) -> None:
+    check({"pattern": pattern})
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a{" + "9" * 100 + "}", "(a|b|c){1,2000}", "(((a{9}){9}){9}){9}", "(a{64}b{64}){64}"]
+)
+def test_the_place_of_a_pattern_that_repeats_too_much_is_told(pattern: str) -> None:
+    with pytest.raises(InvalidValue, match=r"at `properties\.a\.items"):
+        check({"properties": {"a": {"items": {"pattern": pattern}}}})
+
+
+def test_the_compilers_own_keyword_is_ours_to_write() -> None:
+    with pytest.raises(InvalidValue, match="not a keyword of JSON Schema"):
+        check({"properties": {"a": {"x-guidance": {"lenient": True}}}})
+
+
+@pytest.mark.parametrize(("choice", "is_strict", "count"), [(None, None, 0), ("auto", True, 1), ("required", None, 1)])
+def test_the_schema_of_a_tool_is_compiled_where_the_engine_does(choice, is_strict, count) -> None:
+    tool = Tool("function", Function(name="f", parameters={"type": "object"}, strict=is_strict))
+
+    assert len(list(schemas_to_compile(tools_fields([tool], choice, in_parallel=None)))) == count
 
 
 @pytest.mark.parametrize("keyword", ["properties", "patternProperties", "enum", "pattern", *BOUNDS])

@@ -36,10 +36,22 @@ def command(config: EngineConfig) -> list[str]:
         ("--max-num-queued-reqs", "128"),
         ("--shutdown-timeout", "120"),
         ("--fingerprint-mode", "none"),
+        ("--structured-outputs-config", '{"backend": "guidance", "disable_any_whitespace": true}'),
     ],
 )
 def test_an_option_has_its_value(command: list[str], option: str, value: str) -> None:
     assert command[command.index(option) + 1] == value
+
+
+@pytest.mark.parametrize(
+    "own", [("--tool-call-parser", "hermes"), ("--tool-call-parser=hermes",), ("--structured-outputs-config", "{}")]
+)
+def test_an_operators_tool_parser_or_grammars_leave_the_choice_of_grammars_to_them(config, own) -> None:
+    config = msgspec.structs.replace(config, extra_arguments=own)
+    command = build_command(config, BASE, model_path="/models/demo", socket_path=Path("/run/vllm.sock"))
+
+    assert not [word for word in command if "guidance" in word]
+    assert command[-len(own) :] == list(own)
 
 
 @pytest.mark.parametrize(

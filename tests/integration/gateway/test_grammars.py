@@ -1,0 +1,126 @@
+"""Schemas are compiled beside the gateway: what is wrong is told with its place, and what costs too much ends there."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+
+from apps.core.errors import InvalidValue
+from apps.gateway.grammars import CheckedSchema, Grammars, SchemaTooCostly
+
+PARAM = "response_format.json_schema.schema"
+
+
+def compiled(check: Callable[[Grammars], Awaitable[None]]) -> None:
+    async def run() -> None:
+        grammars = Grammars()
+        try:
+            await check(grammars)
+        finally:
+            await grammars.close()
+
+    asyncio.run(run())
+
+
+async def refusal_of(grammars: Grammars, schema: dict, tenant: str = "org_1") -> InvalidValue | None:
+    try:
+        await grammars.require(tenant, [CheckedSchema(PARAM, schema)])
+    except InvalidValue as refusal:
+        return refusal
+    return None
+
+
+def test_a_schema_that_cannot_be_compiled_is_refused_with_its_place_and_the_fix():
+    wrong = {
+        "properties.a": ({"properties": {"a": {"type": "banana"}}}, "use string, number"),
+        "items.anyOf.1": (
+            {"type": "array", "items": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "(a"}]}},
+            "unclosed group",
+        ),
+        "$defs.x.properties.y": (
+            {"$defs": {"x": {"properties": {"y": {"not": {}}}}}, "type": "array", "items": {"$ref": "#/$defs/x"}},
+            "`not` cannot be enforced",
+        ),
+        "": ({"$ref": "http://169.254.169.254/"}, "only point into this schema"),
+        "properties.b": ({"properties": {"b": {"$ref": "#/$defs/none"}}}, "`#/$defs/none`"),
+    }
+
+    async def check(grammars: Grammars) -> None:
+        for place, (schema, reason) in wrong.items():
+            refusal = await refusal_of(grammars, {"type": "object"} | schema)
+            assert refusal is not None, schema
+            assert (refusal.param, reason in refusal.message) == (PARAM, True), refusal.message
+            assert (f"at `{place}`" in refusal.message) if place else ("at `" not in refusal.message), refusal.message
+
+    compiled(check)
+
+
+def test_usual_schemas_compile_and_those_that_refer_to_themselves_do_too():
+    doubled = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(30)} | {"d30": {"type": "string"}}
+
+    async def check(grammars: Grammars) -> None:
+        for schema in (
+            {},
+            {"type": "object", "properties": {"a": {"enum": ["x", "y"]}, "b": {"type": "integer", "multipleOf": 5}}},
+            {"type": "object", "properties": {"inner": {"type": "array", "items": {"$ref": "#"}}}},
+            {"$defs": doubled, "$ref": "#/$defs/d0"},
+            {"oneOf": [{"type": "string"}, {"type": "object"}], "x-guidance": {"coerce_one_of": True}},
+        ):
+            assert await refusal_of(grammars, schema) is None, schema
+
+    compiled(check)
+
+
+def test_a_schema_that_ends_the_compiler_is_refused_and_the_next_one_compiles(monkeypatch):
+    async def check(grammars: Grammars) -> None:
+        exchange = grammars._exchange
+
+        async def over_its_limit(raw: bytes):
+            child = await grammars._require_child()
+            if b"costly" in raw:
+                os.kill(child.pid, signal.SIGPROF)  # as its own timer does
+            return await exchange(raw)
+
+        monkeypatch.setattr(grammars, "_exchange", over_its_limit)
+        assert isinstance(await refusal_of(grammars, {"title": "costly"}), SchemaTooCostly)
+        assert await refusal_of(grammars, {"title": "cheap"}) is None
+        monkeypatch.setattr(grammars, "_require_child", None)  # both verdicts are remembered
+        assert isinstance(await refusal_of(grammars, {"title": "costly"}), SchemaTooCostly)
+        assert await refusal_of(grammars, {"title": "cheap"}) is None
+
+    compiled(check)
+
+
+def test_one_tenants_schemas_wait_for_their_turn_behind_anothers(monkeypatch):
+    """The hostile tenant's come first and in numbers; the other's is among the first, not the last."""
+    order: list[str] = []
+
+    async def check(grammars: Grammars) -> None:
+        async def slowly(raw: bytes) -> tuple[str, str]:
+            await asyncio.sleep(0)
+            order.append(raw.decode())
+            return "", ""
+
+        monkeypatch.setattr(grammars, "_exchange", slowly)
+        asked = [refusal_of(grammars, {"title": str(n)}, tenant="hostile") for n in range(20)]
+        tasks = [asyncio.create_task(one) for one in asked]
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(refusal_of(grammars, {"title": "other"}, tenant="other")))
+        await asyncio.gather(*tasks)
+
+    compiled(check)
+    assert any("other" in raw for raw in order[:5]), order
+
+
+def test_a_customer_who_leaves_does_not_end_the_compiler():
+    async def check(grammars: Grammars) -> None:
+        await refusal_of(grammars, {})
+        child = grammars._child
+        left = asyncio.create_task(refusal_of(grammars, {"title": "left"}))
+        await asyncio.sleep(0)
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+        assert await refusal_of(grammars, {"title": "next"}) is None
+        assert grammars._child is child and child is not None and child.returncode is None
+
+    compiled(check)
