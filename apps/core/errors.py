@@ -12,7 +12,7 @@ class Status(IntEnum):
     UNAUTHENTICATED = 401
     FORBIDDEN = 403
     NOT_FOUND = 404
-    TIMEOUT = 408
+    TIMED_OUT = 408  # OpenAI clients retry it
     STALE_LEASE = 409  # OpenAI clients retry 409: workers only, never on the public API
     TOO_LARGE = 413
     UNPROCESSABLE = 422

@@ -55,7 +55,7 @@ class TooSlow(DomainError):
     """The body of a request did not come in time."""
 
     code = "request_timeout"
-    status = Status.TIMEOUT
+    status = Status.TIMED_OUT
     is_retryable = True
 
 
