@@ -40,7 +40,8 @@ _INTERNAL = re.compile(
 # What a fix is said with; the sentence may also be what a value must be.
 _FIX = re.compile(
     r"\b([Uu]se|[Ss]end|[Gg]ive|[Tt]ry|[Ss]et|[Cc]reate|[Cc]hoose|[Nn]ame|[Rr]emove|[Ll]eave|[Aa]dd|takes?|must|may|has|have"
-    r"|not offered|not found|exists?|does not exist|No such|No [a-z-]+ has|There is no|needs?|required|up to|at most|is not)\b"
+    r"|not offered|not found|exists?|does not exist|No such|No [a-z-]+ has|There is no|needs?|required"
+    r"|up to|at most|is not)\b"
 )
 
 
