@@ -40,7 +40,8 @@ _INTERNAL = re.compile(
 # What a fix is said with; the sentence may also be what a value must be.
 _FIX = re.compile(
     r"\b([Uu]se|[Ss]end|[Gg]ive|[Tt]ry|[Ss]et|[Cc]reate|[Cc]hoose|[Nn]ame|[Rr]emove|[Ll]eave|[Aa]dd|takes?|must|may|has|have"
-    r"|not offered|not found|exists?|does not exist|No such|No [a-z-]+ has|There is no|needs?|up to|at most|is not)\b"
+    r"|not offered|not found|exists?|does not exist|No such|No [a-z-]+ has|There is no|needs?|required"
+    r"|up to|at most|is not)\b"
 )
 
 
@@ -398,7 +399,6 @@ GATEWAY = [
     _chat("lora_path", lora_path="/etc/passwd"),
     _chat("guided_regex", guided_regex="a*"),
     _chat("functions", functions=[{"name": "f"}]),
-    _chat("user", user=3),
     _chat("stream_options.x", stream=True, stream_options={"x": True}),
     Case(COMPLETIONS, {"model": MODEL, "prompt": "Hi", "max_tokens": -3}, "max_tokens"),
     Case(COMPLETIONS, {"model": MODEL, "prompt": "Hi", "best_of": 5}, "best_of"),
