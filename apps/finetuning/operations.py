@@ -28,7 +28,7 @@ from apps.finetuning.lifecycle import JOB_TRANSITIONS
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.options import PoolQuote, split_key
 from apps.finetuning.quotas import require_place_for_job, require_room_for_job
-from apps.finetuning.quotes import counting_model, get_quotes, is_counted, is_still_comparing, is_still_counting
+from apps.finetuning.quotes import counting_model, get_quotes, is_still_comparing, is_still_counting
 from apps.finetuning.quoting import snapshot, with_plan
 from apps.finetuning.storage import require_any_storage
 from apps.finetuning.trackers import check_integrations
@@ -348,7 +348,8 @@ def _admit_if_validated(job: FineTuningJob, now: datetime.datetime) -> None:
         if version.status != "ready":
             return
     counting = counting_model(job.base_model)
-    if counting.is_installed and not is_counted(version=job.training_file, base_model=counting):
+    count = find_token_count(version=job.training_file, base_model=counting)
+    if counting.is_installed and is_still_counting(version=job.training_file, count=count, base_model=counting):
         request_count(version=job.training_file, base_model=counting)
         return
     if is_still_comparing(version=job.training_file, validation=job.validation_file):

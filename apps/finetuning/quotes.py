@@ -103,16 +103,6 @@ def is_still_counting(*, version: DatasetVersion, count: TokenCount | None, base
     return find_refusal(version=version, base_model=base_model) is None
 
 
-def is_counted(*, version: DatasetVersion, base_model: BaseModel) -> bool:
-    """Return whether the file's tokens are known, or that the model's template refuses a row of it.
-
-    For those who must not count themselves: one process admits the waiting jobs of every tenant.
-    """
-    if find_token_count(version=version, base_model=base_model) is not None:
-        return True
-    return find_refusal(version=version, base_model=base_model) is not None
-
-
 def is_still_comparing(*, version: DatasetVersion, validation: DatasetVersion | None) -> bool:
     """Return whether both files are ready and a task, which is asked for here, must yet find what the first repeats."""
     if validation is None or {version.status, validation.status} != {"ready"}:

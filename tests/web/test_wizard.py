@@ -273,7 +273,7 @@ def test_a_file_with_errors_is_refused_at_its_step(floor, organization, chosen, 
 
     assert response.status_code == 422
     assert "<h1>Choose a dataset</h1>" in text(response)
-    assert "invalid lines" in text(response)
+    assert "), line " in text(response)
 
 
 def test_another_tenants_file_is_unknown(chosen, client_for, charlie, rival) -> None:

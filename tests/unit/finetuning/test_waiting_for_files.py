@@ -22,10 +22,20 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.operations import JobRequest, create_job
 from apps.finetuning.quotas import set_quota
 from apps.finetuning.tasks import admit_waiting
-from tests.factories.datasets import jsonl, make_ready_version, make_version
+from tests.factories.datasets import jsonl, jsonl_of, make_ready_version, make_version
 
 ROW = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]}
 GOOD = (json.dumps(ROW).encode() + b"\n") * 100
+CALL = {"id": "call_1", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+TOOL = {
+    "messages": [
+        {"role": "user", "content": "Where is it?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "{}", "tool_call_id": "call_1"},
+        {"role": "assistant", "content": "Here"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}],
+}
 BAD = GOOD + b'{"messages": "none"}\n'
 
 
@@ -212,7 +222,7 @@ def test_a_job_that_cannot_be_judged_keeps_no_other_waiting(create, reload, monk
 def test_a_row_the_model_cannot_read_fails_the_job_that_waits_for_a_large_file(create, reload, monkeypatch):
     monkeypatch.setattr(datasets, "COUNT_NOW_BYTES", 10)
     monkeypatch.setattr(quotes, "COUNT_NOW_BYTES", 10)
-    job = create(GOOD + GOOD.splitlines(True)[0].replace(b"Hello", b"<|im_end|>"))
+    job = create(GOOD + jsonl_of(TOOL))  # the demo's template knows no tools
 
     validate(job)
     admit_waiting()
