@@ -28,7 +28,7 @@ def require_recent_sign_in(request: HttpRequest) -> None:
 
     allauth's middleware then asks for the password or second factor and carries the request on.
     """
-    records = get_authentication_records(request, request.user)  # type: ignore[arg-type]
+    records = get_authentication_records(request, request.user)
     last = max([request.session.get(_SIGNED_IN_AT, 0), *(record["at"] for record in records)])
     if time.time() - last > settings.ACCOUNT_REAUTHENTICATION_TIMEOUT:
         raise ReauthenticationRequired

@@ -12,7 +12,7 @@ from django.core.mail.backends import filebased
 
 class EmailBackend(filebased.EmailBackend):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        os.makedirs(settings.EMAIL_FILE_PATH, mode=0o700, exist_ok=True)
+        os.makedirs(str(settings.EMAIL_FILE_PATH), mode=0o700, exist_ok=True)
         super().__init__(*args, **kwargs)
 
     def open(self) -> bool:

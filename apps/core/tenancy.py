@@ -8,7 +8,7 @@ apps/core/policies.py writes policies and grants after each migration from what 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from django.db import connection, models, transaction
 
@@ -16,7 +16,7 @@ from apps.core.policies import APP_ROLE, OWN_ORGANIZATION, SYSTEM_ROLE
 
 
 class OrganizationQuerySet(models.QuerySet):
-    def for_organization(self, organization: Any) -> "OrganizationQuerySet":
+    def for_organization(self, organization: Any) -> Self:
         """Return only the organization's rows; the second of three walls (see the module docstring)."""
         return self.filter(organization_id=getattr(organization, "pk", organization))
 

@@ -8,7 +8,7 @@ DATABASES["default"]["OPTIONS"].pop("pool", None)
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
 STORAGES = STORAGES | {"staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"}}
-ACCOUNT_RATE_LIMITS = False
+ACCOUNT_RATE_LIMITS = False  # type: ignore[assignment]
 OPERATOR_MFA, OPERATOR_IDLE_SECONDS = False, 0
 CELERY_TASK_ALWAYS_EAGER = False
 REPLICA_ADDRESSES = AddressRules.read(["unix:///", "127.0.0.0/8"])
