@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 
 from django.db import connection, transaction
 
+from apps.adapters.operations import CHECKPOINT_MARK
 from apps.catalog.queries import list_all_active_prices
 from apps.core.clock import db_now
 from apps.core.errors import Unavailable
+from apps.finetuning.checkpoint_models import request_model
 from apps.gateway.bodies import largest_body
 from apps.gateway.database import DATABASE_ERRORS, Database
 from apps.gateway.errors import ModelNotFound, PriceNotSet
@@ -109,6 +111,7 @@ class Routes:
         if ready is None:
             with suppress(*DATABASE_ERRORS):
                 await self._refresh_since(time.monotonic())
+                await self._ask_for_checkpoint(model_name, organization_id)
         model_name = self._meant(model_name, organization_id)
         await self._note_request(self._visible(model_name, organization_id))
         with suppress(TimeoutError):
@@ -118,6 +121,22 @@ class Routes:
         if not route.upstreams:
             raise Unavailable("The model is not loaded and cannot answer yet. Try again shortly.", param="model")
         return route
+
+    async def _ask_for_checkpoint(self, model_name: str, organization_id: str) -> None:
+        """Have the model of a checkpoint made that is named for the first time, and wait for its route.
+
+        Raises one of DATABASE_ERRORS; Unavailable when it takes too long.
+        """
+        if CHECKPOINT_MARK not in model_name or self._visible(model_name, organization_id) is not None:
+            return
+        if not await self._database.call(request_model, organization_id=organization_id, model_name=model_name):
+            return
+        try:
+            async with asyncio.timeout(LONGEST_LOAD_SECONDS), self._news:
+                await self._news.wait_for(lambda: self._visible(model_name, organization_id) is not None)
+        except TimeoutError as late:
+            message = "The model of this checkpoint is being made. Try again shortly."
+            raise Unavailable(message, param="model") from late
 
     def require_known(self, model_name: str, *, organization_id: str) -> Route:
         """Return the route of a name that the organization may ask for, whether or not it can answer.

@@ -53,10 +53,15 @@ def method_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
     return after | {
         "form": form,
         "methods": partial(_choices, kinds, quoted, plan),  # asked for by the page, not by the live panel
+        "method_prices": [(kind.key, _cost_nano(quoted.get(kind.key))) for kind in kinds],
         "method_needs": [(key, quote.estimate.peak_bytes if quote else None) for key, quote in quoted.items()],
         "quote": quoted.get(form.kind.key),
         "needs": "Fix the highlighted fields" if form.errors else "",
     }
+
+
+def _cost_nano(quoted: PoolQuote | None) -> int | None:
+    return quoted.estimate.cost_nano_p50 if quoted else None
 
 
 def _kept(plan: Plan) -> dict[str, int | None]:

@@ -289,7 +289,7 @@ def test_the_method_step_says_why_each_value_was_chosen(chosen, client_for, bob)
     body = text(page(client_for(bob), dataset=chosen["dataset"], model=chosen["model"], method="full", step="method"))
 
     assert "2e-5 because every weight moves." in body
-    assert "Early stopping off: there are no validation rows." in body
+    assert "Early stopping off: no rows are held out." in body
     assert "Adapted layers" not in body
 
 
@@ -300,7 +300,7 @@ def test_what_follows_from_a_choice_is_told_with_it_and_stands_in_the_review(cho
     part = text(browser.get(f"{URL}?{urlencode(asked | {'step': 'method'})}", headers=live))
     review = text(page(browser, **asked))
 
-    assert "after 2 evaluations without a lower loss" in part and "Early stopping on: validation rows show" in part
+    assert "after 2 evaluations without a lower loss" in part and "Early stopping on: 7 evaluations" in part
     assert "<dt>Early stopping</dt><dd>after 2 evaluations without a lower loss</dd>" in review
 
 

@@ -72,6 +72,20 @@ def test_each_way_to_train_has_its_price_and_says_what_is_delivered(chosen, page
     assert "Delivered as" not in cards["lora"]
 
 
+def test_a_change_of_the_recipe_moves_every_price_and_the_strip(chosen, page) -> None:
+    live = {"HX-Request": "true", "HX-Target": "div#price-live"}
+    prices = re.compile(r'hx-target="#price-(lora|qlora|dora|qdora|full)" hx-swap="innerHTML">([^<]*)<')
+    few, many = (page(chosen | {"step": "method", "epochs": epochs}, headers=live) for epochs in ("10", "100"))
+    whole = page(chosen | {"step": "method", "epochs": "10"})
+    wrong = page(chosen | {"step": "method", "epochs": "9999"}, status=422, headers=live)
+
+    assert dict(prices.findall(few))["lora"] in whole
+    assert all(dict(prices.findall(many))[kind] != cost for kind, cost in prices.findall(few) if cost)
+    assert "LoRA, rank 16" in few.partition('hx-target="#recipe-strip"')[2]
+    assert "LoRA, rank 16" in whole.partition('id="recipe-strip"')[2].partition("</div>")[0]
+    assert "Epochs</a>: epochs must be a whole number from 1 to 100." in wrong
+
+
 def test_a_merged_result_and_its_price_stand_in_the_review(floor, chosen, page, client_for, bob) -> None:
     review = page(chosen | {"method": "dora", "epochs": "3", "pool": floor.pool.name, "use_rslora": "True"})
     job = launch(client_for(bob), review)

@@ -191,6 +191,8 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "billing": "write",
         "core.outboxmessage": "add",
         "finetuning.quota": "read",
+        "finetuning.checkpoint": "read",  # a name that no version has may be a checkpoint's
+        "finetuning.finetuningjob": "read",
     },
 }
 # Global tables of other packages that the web role must write.

@@ -16,6 +16,8 @@ from apps.adapters.models import AdapterVersion
 from apps.core.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.ids import new_ulid
+from apps.core.models import OutboxMessage
+from apps.finetuning.checkpoint_models import name_of
 from apps.gateway.chunks import Meter
 from apps.gateway.limits import MOST_ENGINE_FAILURES
 from apps.gateway.routes import LONGEST_LOAD_SECONDS, REFRESH_SECONDS
@@ -25,6 +27,7 @@ from apps.serving.aliases import point_alias
 from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement
 from apps.serving.operations import desired_state
 from apps.serving.queries import Route, Upstream
+from tests.factories.finetuning import make_checkpoint
 from tests.factories.serving import BASE_MODEL, CONTEXT_LENGTH, load, make_adapter, make_served_model
 from tests.support.gateway import HI, error_of, wait_for_usage, wait_until
 from tests.twins.scripted_engine import TOKEN, Script, ScriptedEngine
@@ -84,6 +87,23 @@ def test_a_request_for_a_cold_adapter_asks_for_it_back_and_waits(gateway, world,
         assert answer.result().status_code == 200, answer.result().text
     replica.refresh_from_db()
     assert replica.generation > 0
+
+
+def test_a_checkpoint_that_is_named_for_the_first_time_is_made_and_answers(gateway, world):
+    checkpoint = make_checkpoint(world.acme.organization, world.base_model, step=7)
+    body = {"model": name_of(checkpoint), "messages": HI}
+    stranger = gateway.http(world.rival.key).post("/v1/chat/completions", json=body)
+    asked = OutboxMessage.objects.filter(topic="checkpoint.named")
+
+    assert stranger.status_code == 404 and not asked.exists()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(gateway.http(world.acme.key).post, "/v1/chat/completions", json=body)
+        wait_until(asked.exists, "nobody asked for the checkpoint's model")
+        with transaction.atomic():  # as the outbox's handler and a replica do
+            version = make_adapter(world.acme.organization, world.base_model)
+            AdapterVersion.objects.filter(pk=version.pk).update(model_name=body["model"], number=None)
+
+        assert answer.result().status_code == 200, answer.result().text
 
 
 def test_an_alias_answers_by_its_version_and_a_canary_by_its_share(gateway, world):
