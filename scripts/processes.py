@@ -187,7 +187,7 @@ PROGRAMS: tuple[Program, ...] = (
         options=CONTROL_OPTIONS | STORE_OPTIONS,
     ),
     Program(
-        # A file of some rows takes a second: it must not wait for somebody's gigabytes.
+        # A file of some rows takes a second: it must not wait for another tenant's gigabytes.
         "celery-data-small",
         Tier.CONTROL,
         f"{_CELERY} worker --queues data-small --concurrency 1 --pool prefork --without-gossip --without-mingle",

@@ -9,7 +9,7 @@ from django.db import transaction
 from django.http import HttpRequest
 
 from apps.accounts.models import User
-from apps.accounts.person_audit import NOBODY, record_for_person
+from apps.accounts.person_audit import ANONYMOUS, record_for_person
 from apps.core import outbox
 from apps.core.ids import new_id
 
@@ -44,14 +44,14 @@ class AccountAdapter(DefaultAccountAdapter):
     def authentication_failed(self, request: HttpRequest, **credentials: Any) -> None:
         """Record the attempt; the address that was typed is kept only where it is that of an account."""
         user = User.objects.filter(email=str(credentials.get("email", "")).strip().lower()).first()
-        record_for_person(user=user, action="person.sign_in_failed", by=NOBODY)
+        record_for_person(user=user, action="person.sign_in_failed", by=ANONYMOUS)
 
     def queue_password_reset(self, *, user: User | None, email: str) -> None:
         """Queue the mail without its token, which is made when the mail is sent; without an account none is sent."""
         self._queue({"kind": "password_reset", "user_id": user.pk if user else "", "email": email})
 
     def send_account_already_exists_mail(self, email: str) -> None:
-        """Queue the mail to somebody who signs up with the address of an account."""
+        """Queue the mail to a person who signs up with the address of an account."""
         self._queue({"kind": "account_exists", "email": email})
 
     def send_confirmation_mail(self, request: HttpRequest, emailconfirmation: Any, signup: bool) -> None:

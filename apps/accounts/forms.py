@@ -71,7 +71,7 @@ class ChangePasswordForm(PlainFields, allauth_forms.ChangePasswordForm):
     revoke_keys = forms.BooleanField(
         required=False,
         label="Revoke my API keys too",
-        help_text="Choose this if somebody else may know your password. Your sessions elsewhere end in any case.",
+        help_text="Choose this if another person may know your password. Your sessions elsewhere end in any case.",
     )
 
     def save(self) -> None:
@@ -95,7 +95,7 @@ class ResetPasswordKeyForm(PlainFields, allauth_forms.ResetPasswordKeyForm):
     keep_keys = forms.BooleanField(
         required=False,
         label="Keep my API keys",
-        help_text="Otherwise they are revoked: a forgotten password may be one that somebody else has changed.",
+        help_text="Otherwise they are revoked: another person may have changed the password.",
     )
 
     def save(self) -> None:

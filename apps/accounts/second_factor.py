@@ -1,6 +1,6 @@
 """Second factors: authenticator apps, passkeys and recovery codes, and who must have one.
 
-Whoever has a second factor is asked for it at sign-in. A session that began before the factor was added has not shown
+A person with a second factor is asked for it at sign-in. A session that began before the factor was added has not shown
 it yet, so that pages which demand one look at the session too.
 """
 

@@ -13,7 +13,7 @@ WITHOUT_V1 = (
     "assistants", "audio", "batches", "chat", "completions", "embeddings", "evals", "files", "fine_tuning", "images",
     "models", "moderations", "responses", "threads", "uploads", "vector_stores",
 )  # fmt: skip
-# What OpenAI has beyond what is served here; said by name, so that nobody looks for a typing error.
+# What OpenAI has beyond what is served here; named, so that clients do not look for a typing error.
 _NOT_OFFERED = (
     ("/v1/assistants", "Assistants are"),
     ("/v1/audio", "Speech and transcription are"),

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def _lane(name: str) -> dict[str, Any]:
-    """Ring a lane of the outbox; a bell that nobody heard before the next one rings is dropped."""
+    """Ring a lane of the outbox; a bell that no worker heard before the next one rings is dropped."""
     options = {"queue": name, "expires": 5}
     return {"task": "core.carry_out", "schedule": 5.0, "kwargs": {"lane": name}, "options": options}
 

@@ -1,4 +1,4 @@
-"""Which servers a customer may name for us to call: public ones, under whatever notation their address comes."""
+"""Which servers a customer may name for us to call: public ones, in any notation of their address."""
 
 import ipaddress
 import re

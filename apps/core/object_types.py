@@ -40,7 +40,7 @@ class ObjectExists(DomainError):
 
 
 class PrefixClosed(DomainError):
-    """Nothing more may be written here, whatever URL was signed before."""
+    """Nothing more may be written here, even with a URL that was signed before."""
 
     code = "upload_closed"
 

@@ -29,7 +29,7 @@ from apps.core.models import OutboxMessage
 logger = logging.getLogger(__name__)
 
 CONTROL = "control"
-# From here on an effect is shown to the operators; it is tried again every hour until somebody removes its cause.
+# From here on an effect is shown to the operators; it is tried again every hour until an operator removes its cause.
 STUCK_ATTEMPTS = 8
 KEPT = datetime.timedelta(days=7)  # a message that was sent
 CLAIM = datetime.timedelta(seconds=60)  # a worker that has not renewed it for so long has died

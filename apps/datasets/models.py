@@ -66,7 +66,7 @@ class DatasetVersion(OrganizationModel):
     validation_lease_expires_at = models.DateTimeField(null=True, help_text="Whoever validates renews it, or is dead.")
     validation_attempts = models.PositiveSmallIntegerField(default=0, help_text="Also those that ended with a worker.")
     validated_at = models.DateTimeField(null=True)
-    dismissed_at = models.DateTimeField(null=True, help_text="Since then its errors need nobody's attention.")
+    dismissed_at = models.DateTimeField(null=True, help_text="Since then its errors need no attention.")
     deleted_at = models.DateTimeField(null=True)
 
     class Meta:
@@ -145,7 +145,7 @@ class Upload(OrganizationModel):
     part_ids = models.JSONField(default=list, help_text="The parts it was completed with, in their order.")
     version = models.ForeignKey(DatasetVersion, on_delete=models.PROTECT, null=True, related_name="+")
     signed_until = models.DateTimeField(
-        null=True, help_text="Until then somebody may hold a URL that takes a part; null once none can be used."
+        null=True, help_text="Until then a client may hold a URL that takes a part; null once none can be used."
     )
     created_by = models.CharField(max_length=64)
     created_at = models.DateTimeField(db_default=Now())

@@ -46,7 +46,7 @@ def list_versions(*, organization: Any, purpose: str | None = None) -> QuerySet[
 
 
 def list_unusable(*, organization: Any) -> QuerySet[DatasetVersion]:
-    """Return the files with errors that nobody has replaced or dismissed: each is the newest of its dataset."""
+    """Return the files with errors that were not replaced or dismissed: each is the newest of its dataset."""
     newer = DatasetVersion.objects.exclude(status="deleted").filter(
         dataset=OuterRef("dataset"), number__gt=OuterRef("number")
     )

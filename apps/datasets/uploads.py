@@ -239,7 +239,7 @@ def list_present(*, upload: Upload) -> list[int]:
 def sign_parts(*, upload: Upload, numbers: Sequence[int], now: datetime.datetime) -> dict[int, str]:
     """Return for each part a URL that takes exactly its bytes for some minutes. Raises UploadClosed, InvalidValue.
 
-    The upload counts as stored until the last of them has expired, whatever becomes of it.
+    The upload counts as stored until the last of them has expired, also when it is completed or cancelled.
     """
     require_open(upload, now)
     if len(numbers) > MAX_SIGNED_AT_ONCE or not all(1 <= number <= count_parts(upload) for number in numbers):

@@ -227,7 +227,7 @@ def _record_report(
 
 @transaction.atomic
 def announce(*, version: DatasetVersion) -> None:
-    """Tell whoever waits for the file that it is validated; small ones are counted by then."""
+    """Tell what waits for the file that it is validated; small ones are counted by then."""
     key = f"validated:{version.pk}:{version.validated_at and version.validated_at.timestamp()}"
     payload = {"version_id": version.pk}
     outbox.publish(topic="dataset.validated", key=key, payload=payload, organization=version.organization_id)

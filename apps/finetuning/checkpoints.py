@@ -13,7 +13,7 @@ _MOST_KEPT = 10
 
 
 def forget_checkpoints(*, job: FineTuningJob) -> None:
-    """Delete what nobody will resume from or ask: all but the newest, the best, and the newest of each epoch.
+    """Delete what is not needed to resume or to answer: all but the newest, the best, and the newest of each epoch.
 
     Of a job whose checkpoints cannot answer as models only those to resume from are kept, and none after success.
     """

@@ -1,4 +1,4 @@
-"""GPU time as machines give it: from a worker's claim to the end of the attempt, whatever of it is billed."""
+"""GPU time as machines give it: from a worker's claim to the end of the attempt, billed or not."""
 
 import datetime
 from collections import defaultdict

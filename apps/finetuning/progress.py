@@ -17,7 +17,7 @@ class Progress:
     """What pages, streams and the API say of a job at one moment.
 
     `spent_nano` is what stopping now would cost; of a job that paused or ended, what it did cost. `seconds_left` runs
-    to the end of the job; None while nobody knows: in the queue, after the last step, and past what was foreseen.
+    to the end of the job; None while it is not known: in the queue, after the last step, and past what was foreseen.
     """
 
     percent: int
@@ -47,7 +47,7 @@ def percent_of(job: FineTuningJob) -> int:
 
 
 def finish_of(progress: Progress, *, now: datetime.datetime) -> datetime.datetime | None:
-    """Return when the job will be done, never a moment that has passed; None while nobody knows."""
+    """Return when the job will be done, never a moment that has passed; None while it is not known."""
     left = progress.seconds_left
     return None if left is None else now + datetime.timedelta(seconds=max(left, 1.0))
 

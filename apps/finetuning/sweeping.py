@@ -1,4 +1,4 @@
-"""Checkpoints that nobody will resume from or ask: of jobs that ended long ago."""
+"""Checkpoints that are not needed to resume or to answer: of jobs that ended long ago."""
 
 import datetime
 

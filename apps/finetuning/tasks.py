@@ -21,7 +21,7 @@ from apps.finetuning.sweeping import sweep_checkpoints
 from apps.finetuning.verdicts import tell_of_verdict
 
 logger = logging.getLogger(__name__)
-_ENDED = ("ready", "invalid", "deleted")  # a file that nobody will validate any more
+_ENDED = ("ready", "invalid", "deleted")  # a file whose validation is over
 
 
 @shared_task(name="finetuning.reclaim_expired_leases")
@@ -98,7 +98,7 @@ def admit(*, key: str, payload: dict[str, Any]) -> None:
 
 
 def serve_named_checkpoint(*, key: str, payload: dict[str, Any]) -> None:
-    """Outbox handler of `checkpoint.named`: the model of a checkpoint that somebody asked for by its name."""
+    """Outbox handler of `checkpoint.named`: the model of a checkpoint that was asked for by its name."""
     try:
         serve_checkpoint(organization=payload["organization_id"], checkpoint_id=payload["checkpoint_id"])
     except DomainError as refused:  # deleted meanwhile, or without an adapter: trying again changes nothing

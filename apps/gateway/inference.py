@@ -117,7 +117,7 @@ class Inference:
     async def _serve(self, caller: Caller, client: Client) -> None:
         """Read the request and answer it within the limit of tokens per minute.
 
-        A body counts before it is parsed, and a request that an engine has seen counts whatever became of it.
+        A body counts before it is parsed, and a request that an engine has seen counts in any case.
         """
         rates, progress = self._services.rates, Progress()
         request, taken = await self._read(caller, client)

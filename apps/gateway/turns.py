@@ -149,7 +149,7 @@ _SHORTEST_REST_SECONDS, _LONGEST_REST_SECONDS = 1.0, 10.0
 class _Health:
     failures: int = 0  # in a row
     tenants: set[str] = field(default_factory=set)  # whose requests failed
-    is_replicas: bool = False  # one of them was the replica's own, whatever it was asked
+    is_replicas: bool = False  # one of them was the replica's own fault
     rests_until: float = 0.0
 
     @property

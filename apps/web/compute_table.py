@@ -77,7 +77,7 @@ _DEADLINE_MARKS = {
 @dataclass(frozen=True, kw_only=True)
 class ComputeRow:
     """One option as the table shows it. `finish_seconds` is from now, wait included, and as if a worker were free where
-    none is online; None where nobody can know. `finish_at` and `late_at` are None without a worker.
+    none is online; None where it cannot be known. `finish_at` and `late_at` are None without a worker.
 
     `in_time` is "yes" when the 90th percentile meets the deadline, "maybe" when the median does, "no" when neither.
     """

@@ -117,7 +117,7 @@ def usd(nano: int | None) -> str:
 
 @register.filter
 def usd_exact(nano: int | None) -> str:
-    """Write nano-USD as dollars without rounding: for an amount somebody has to enter."""
+    """Write nano-USD as dollars without rounding: for an amount that a person enters."""
     return NONE if nano is None else dollars(nano)
 
 

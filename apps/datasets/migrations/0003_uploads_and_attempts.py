@@ -14,7 +14,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='datasetversion',
             name='dismissed_at',
-            field=models.DateTimeField(help_text="Since then its errors need nobody's attention.", null=True),
+            field=models.DateTimeField(help_text="Since then its errors need no attention.", null=True),
         ),
         migrations.AddField(
             model_name='datasetversion',
@@ -24,7 +24,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='upload',
             name='signed_until',
-            field=models.DateTimeField(help_text='Until then somebody may hold a URL that takes a part; null once none can be used.', null=True),
+            field=models.DateTimeField(help_text='Until then a client may hold a URL that takes a part; null once none can be used.', null=True),
         ),
         migrations.AddIndex(
             model_name='upload',

@@ -16,7 +16,7 @@ from apps.contracts.parity import PARITY_FILE, TOLERANCE, ParityProbe
 from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Manifest, RunSpec
 from apps.contracts.serving import LoadState, ObservedAdapter
 from gpu_workers.artifacts import seal_folder
-from gpu_workers.train.publish import publish
+from gpu_workers.train.publish import examine
 from tests.support.engines.adapters import make_arrays, make_files
 from tests.support.engines.control_plane import ControlPlane
 from tests.support.engines.models import BASE_MODEL, name_of
@@ -67,7 +67,9 @@ def publish_files(
         training=DatasetRef(id="ds", sha256="", bytes=1, rows=len(rows), url=""),
         hyperparameters=Hyperparameters(lora_rank=rank, lora_alpha=2 * rank, max_length=256),
     )
-    folder = work_dir / publish(work_dir, spec, BASE_MODEL).adapter.folder
+    sealed = examine(work_dir, spec, BASE_MODEL).sealed
+    assert sealed
+    folder = work_dir / sealed.folder
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
 
 
