@@ -14,6 +14,7 @@ import uvicorn
 
 from apps.web.code_samples import chat_samples
 from apps.web.front_door import FrontDoor
+from tests.support.asgi import NO_LIMITS
 
 pytestmark = pytest.mark.django_db
 
@@ -25,7 +26,7 @@ async def _no_dashboard(scope, receive, send) -> None:
 @pytest.fixture
 def public_url(gateway, settings) -> Iterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
-    door = FrontDoor(_no_dashboard, gateway_url=f"unix://{gateway.socket}")
+    door = FrontDoor(_no_dashboard, gateway_url=f"unix://{gateway.socket}", limits=NO_LIMITS)
     server = uvicorn.Server(uvicorn.Config(door, log_level="warning", timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
