@@ -10,7 +10,7 @@ from apps.accounts.models import Membership, User
 from apps.core import audit
 from apps.core.tenancy import system
 
-NOBODY = "anonymous"
+ANONYMOUS = "anonymous"
 
 
 def record_for_person(*, user: User | None, action: str, by: str = "", **details: Any) -> None:
@@ -19,8 +19,8 @@ def record_for_person(*, user: User | None, action: str, by: str = "", **details
         memberships = Membership.objects.filter(user=user).order_by("organization_id") if user else []
         audit.record_in_each(
             organizations=[None, *(membership.organization_id for membership in memberships)],
-            by=by or (user.pk if user else NOBODY),
+            by=by or (user.pk if user else ANONYMOUS),
             action=action,
-            target=user.pk if user else NOBODY,
+            target=user.pk if user else ANONYMOUS,
             **details,
         )

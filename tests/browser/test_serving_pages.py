@@ -181,6 +181,7 @@ def test_prompts_asked_for_twice_are_shown_once(open_page: Open, version: Adapte
     held: list[Route] = []
     page.route("**/playground/prompt", lambda route: route.continue_() if held else held.append(route))
 
+    page.get_by_label("Message").first.fill("My card is lost")
     page.get_by_role("button", name="Raw prompt").click()
     wait_on(page, lambda: bool(held))
     page.get_by_role("button", name="Raw prompt").click()

@@ -81,7 +81,7 @@ def test_nothing_is_started_beyond_a_budget(rich, scope, target, whose):
     place(rich, 4, **whose)
     spend(rich, 5, source="ftjob-2", **whose)
 
-    with pytest.raises(BudgetExceeded, match=r"\$1\.0000 of \$10\.00"):
+    with pytest.raises(BudgetExceeded, match=r"\$1\.00 of \$10\.00"):
         place(rich, 2, source="ftjob-3", **whose)
     if scope != "organization":
         place(rich, 50, source="ftjob-4", labels={"team": "other"}, member_id="user_8")

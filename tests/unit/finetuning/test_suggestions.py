@@ -95,10 +95,12 @@ FAILURES = {
     "no trained token, longest known": Failure(
         FailureCode.NO_TRAINABLE_TOKENS, {"max_length": 256}, {"max_length": 8}, spoil=lengthen(200)
     ),
-    "no trained token, at the context": Failure(FailureCode.NO_TRAINABLE_TOKENS, {"train_on": "all"}),
+    "no trained token, at the context": Failure(
+        FailureCode.NO_TRAINABLE_TOKENS, {"train_on": "all"}, {"max_length": 512}
+    ),
     "no trained token at all": Failure(
         FailureCode.NO_TRAINABLE_TOKENS,
-        recipe=TRAINED_ALL,
+        recipe=TRAINED_ALL | {"max_length": 512},
         obstacle=f"Which rows may be shortened is yours to say. {NEW_FILE}",
     ),
     "bad rows": Failure(INVALID, {"training_file": "repair"}, spoil=spoil_rows),
