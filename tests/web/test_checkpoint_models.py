@@ -98,7 +98,7 @@ def test_the_newest_the_best_and_one_of_each_epoch_are_kept_and_listed(floor, cl
     files = checkpoint_files() | adapter_files(floor.base_model, rank=rank)
     for step, loss in ((4, 3.0), (9, 0.5), (12, 0.2), (19, 0.4), (25, 0.6), (27, 0.7), (28, 0.8), (49, 0.9)):
         attempt.report(wire.EvaluationCompleted, step=step, valid_loss=loss)
-        attempt.checkpoint(step, 8.0, files=files | {"at": str(step).encode()})
+        attempt.checkpoint(step, 8.0, files=files | {"scheduler.pt": str(step).encode()})
     job_id = attempt.claimed.spec.job_id
 
     def listed() -> list[int]:

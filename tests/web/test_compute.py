@@ -252,9 +252,9 @@ def test_each_field_changes_the_estimate(compute, change) -> None:
     ("change", "said"),
     [
         ({"epochs": "900"}, "Epochs: epochs must be a whole number from 1 to 100."),
-        ({"batch_size": "0"}, "Batch: batch_size must be a whole number from 1 to 1024."),
+        ({"batch_size": "0"}, "Batch: batch_size must be a whole number from 1 to 1,024."),
         ({"max_length": "many"}, "Longest row: Enter a whole number."),
-        ({"max_length": "99999999"}, "Longest row: max_length must be a whole number from 8 to 8192."),
+        ({"max_length": "99999999"}, "Longest row: max_length must be a whole number from 8 to 8,192."),
         ({"lora_rank": "12"}, "Rank: Select a valid choice."),
         ({"method": "magic"}, "Method: Select a valid choice."),
     ],

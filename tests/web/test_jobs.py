@@ -253,7 +253,7 @@ def test_pause_and_resume_show_their_price(floor, client_for, bob, vera, claim, 
     attempt.start()
     attempt.checkpoint(step=3, seconds=9.0)
     browser = client_for(bob)
-    assert '<span data-live="spent">$0.009</span>' in browser.get(f"/jobs/{job.pk}").content.decode()
+    assert '<span data-live="spent">0.9¢</span>' in browser.get(f"/jobs/{job.pk}").content.decode()
     assert client_for(vera).post(f"/jobs/{job.pk}/pause").status_code == 403
     browser.post(f"/jobs/{job.pk}/pause")
     attempt.finish(wire.Stopped(reason="paused", step=3, training_seconds=9.0))

@@ -34,5 +34,5 @@ def test_long_text_is_shown_whole_and_quoted_whole(organization, alice, client_f
     )
     pieces = re.search(r"in (\d+) pieces of the limit", page)
     assert pieces and int(pieces[1]) == -(-count.longest_row_tokens // 256)
-    told = re.search(r"<dt>Tokens</dt><dd>([\d.]+K?), ", method)
+    told = re.search(r"<dt>Tokens</dt><dd>([\d.,]+K?), ", method)
     assert told and told[1] == tokens(count.tokens)

@@ -262,7 +262,7 @@ def test_too_little_money_is_said_before_and_after(chosen, client_for, bob) -> N
     assert "Ask an operator for credit" in text(review)
     assert "disabled" in text(review).partition("Launch</button>")[0][-400:]
     assert refused.status_code == 422
-    assert "add $" in text(refused)
+    assert "Add at least $" in text(refused)
     assert not FineTuningJob.objects.exists()
 
 

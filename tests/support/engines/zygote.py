@@ -93,14 +93,14 @@ class Forked:
 
 
 class ForkingExecutor(SubprocessExecutor):
-    """SubprocessExecutor but for the fresh interpreter."""
+    """SubprocessExecutor but for the fresh interpreter; its children keep the network."""
 
     def __init__(self, zygote: Zygote, module: str) -> None:
         super().__init__(thread_limit=1, module=module)
         self._zygote = zygote
         self._module = module
 
-    def _spawn(self, arguments: list[str], log: Any, environment: dict[str, str]) -> Any:
+    def _spawn(self, arguments: list[str], log: Any, environment: dict[str, str], **_: bool) -> Any:
         return self._zygote.fork(self._module, arguments, log=log.fileno(), environment=environment)
 
 
