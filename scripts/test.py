@@ -138,7 +138,8 @@ def main(arguments: Sequence[str] | None = None, *, all_parts: Sequence[Part] = 
     if not parts:
         print("No test belongs to this change.\n0 passed, 0 failed, 0 skipped")
         return 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell lets its background jobs ignore it
+        signal.signal(number, signal.default_int_handler)
     try:
         runs = _run(parts, durations, given.at_once)
     except KeyboardInterrupt:

@@ -16,6 +16,8 @@ export VLLM_MEDIA_URL_ALLOW_REDIRECTS=0 VLLM_HTTP_TIMEOUT_KEEP_ALIVE=75 VLLM_NO_
 export VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB=16
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 DO_NOT_TRACK=1
 
+# With a tool parser, whose grammars are xgrammar's: GRAMMARS='{"backend": "auto"}'.
+grammars='{"backend": "guidance", "disable_any_whitespace": true}'
 exec "${PYTHON:-python}" -m vllm.entrypoints.openai.api_server \
     --model "$model" --served-model-name "$served_name" --uds "$folder/vllm.sock" --api-server-count 1 \
     --allowed-media-domains ${MEDIA_HOSTS:-nowhere.invalid} \
@@ -23,6 +25,7 @@ exec "${PYTHON:-python}" -m vllm.entrypoints.openai.api_server \
     --max-lora-rank "${MAX_LORA_RANK:-16}" \
     --lora-target-modules q_proj k_proj v_proj o_proj gate_proj up_proj down_proj \
     --generation-config vllm --max-logprobs 5 --max-num-queued-reqs "${MAX_QUEUED_REQUESTS:-128}" \
+    --structured-outputs-config "${GRAMMARS:-$grammars}" \
     --enable-force-include-usage --enable-prompt-tokens-details --enable-request-id-headers \
     --enable-server-load-tracking --shutdown-timeout "${DRAIN_SECONDS:-30}" --fingerprint-mode none \
     --disable-fastapi-docs --disable-uvicorn-access-log "$@"

@@ -1,6 +1,7 @@
 """The embedded PostgreSQL and Redis: private, restricted, shared between processes, back after kill -9."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -209,8 +210,7 @@ def test_a_path_too_long_or_too_odd_for_a_socket_moves_to_a_private_short_one(tm
         assert services.runtime_dir.startswith(f"/tmp/anneal-{os.getuid()}-")
         assert len(f"{services.postgres_socket_dir}/.s.PGSQL.5432.lock") <= 107
         assert Path(services.postgres_socket_dir).stat().st_mode & 0o777 == 0o700
-        for name in ("pg", "redis", ""):
-            Path(services.runtime_dir, name).rmdir()
+        shutil.rmtree(services.runtime_dir)
 
 
 def test_a_runtime_directory_prepared_by_somebody_else_is_refused() -> None:
