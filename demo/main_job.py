@@ -294,7 +294,8 @@ def wait_for_quote(platform: Platform, stage: Stage, file_id: str, *, quantizati
     answer = _until(platform, stage, look, lambda: _trainer_hint(platform, file_id), "estimate", process="trainer")
     stage.mark(f"wait_for_quote{'_' + quantization if quantization else ''}")
     recipe = answer["recipe"]
-    stage.line("estimate", f"for {answer['model']}, {recipe['method']}, {recipe['epochs']} epoch{'s' if recipe['epochs'] > 1 else ''}:")
+    epochs = "1 epoch" if recipe["epochs"] == 1 else f"{recipe['epochs']} epochs"
+    stage.line("estimate", f"for {answer['model']}, {recipe['method']}, {epochs}:")
     for pool in answer["pools"]:
         stage.line("", _pool_line(pool))
     return next(pool for pool in _own_pools(platform, answer) if pool["is_launchable"])

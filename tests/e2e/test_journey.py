@@ -98,11 +98,11 @@ def give_credit(page: Page, platform: Platform, organization: str) -> None:
     page.get_by_label("Password").fill(platform.account["password"])
     page.get_by_role("button", name="Sign in").click()
     page.goto("/staff/organizations")
-    page.get_by_role("link", name=f"Grant credit to {organization}").click()
+    page.get_by_role("link", name=f"Credit of {organization}").click()
     page.get_by_label("Amount in dollars").fill("5")
     page.get_by_label("Reason").fill("Welcome")
-    page.get_by_role("button", name="Grant", exact=True).click()
-    expect(page).to_have_url(re.compile("/staff/organizations$"))
+    page.get_by_role("button", name="Post, or ask for approval").click()
+    expect(page).to_have_url(re.compile("/staff/books$"))
 
 
 def launch(page: Page) -> None:
