@@ -247,7 +247,7 @@ class EngineClient:
             self.questions = msgspec.structs.replace(self.questions, ended=self.questions.ended + 1)
 
     async def is_well(self) -> bool:
-        """Tell whether the engine says of itself that it serves."""
+        """Return whether the engine reports that it serves."""
         try:
             await self._request("GET", "/health", timeout_seconds=5)
         except (EngineDown, EngineRefused):

@@ -74,7 +74,10 @@ class PublishSecrets(Struct, frozen=True, kw_only=True):
 
 
 class Publisher:
-    """Runs the children of one run, one after the other. `begun` is told of each child, to watch over its memory."""
+    """Runs the children of one run, one after the other.
+
+    `begun` is called with each child, so that its memory can be watched.
+    """
 
     def __init__(self, executor: SubprocessExecutor) -> None:
         self._executor = executor

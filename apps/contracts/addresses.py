@@ -38,7 +38,7 @@ class AddressRefused(ValueError):
 
 @dataclass(frozen=True)
 class AddressRules:
-    """What an installation says of its replicas' addresses: these need no operator's word, and may be local.
+    """The addresses that an installation allows its replicas: no operator has to accept them, and they may be local.
 
     `sockets` are sockets, or folders directly in which sockets may lie.
     """

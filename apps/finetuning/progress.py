@@ -14,7 +14,7 @@ _SPEED_REPORTS = 15  # a pause for a checkpoint slows one report down, and not t
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What pages, streams and the API say of a job at one moment.
+    """The progress of a job at one moment, as pages, streams and the API show it.
 
     `spent_nano` is what stopping now would cost; of a job that paused or ended, what it did cost. `seconds_left` runs
     to the end of the job; None while it is not known: in the queue, after the last step, and past what was foreseen.

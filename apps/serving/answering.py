@@ -27,6 +27,6 @@ def spoken_lately() -> QuerySet[LoadedAdapter]:
 
 
 def credible() -> QuerySet[LoadedAdapter]:
-    """Return what replicas say of the adapters that were placed on them, and of no others."""
+    """Return the reports of replicas about adapters that were placed on them. Other reports are left out."""
     placed = Placement.objects.filter(replica=OuterRef("replica"), adapter_version=OuterRef("adapter_version"))
     return LoadedAdapter.objects.filter(Exists(placed), replica__isolated_at=None, replica__is_address_accepted=True)

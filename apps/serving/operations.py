@@ -76,9 +76,9 @@ def delete_model(*, organization: Any, model_name: str, by: str, now: datetime.d
 
 
 def _abilities(observed: ObservedState) -> dict[str, Any]:
-    """What the replica says of itself, where it does: it may have been given more since it enrolled.
+    """Return the abilities that the replica reports: they may have grown since it enrolled.
 
-    Where it is reached is not among it: that was settled when it enrolled.
+    Its address is not among them: enrolment fixed it.
     """
     said = {
         "capacity": observed.capacity,
@@ -235,7 +235,7 @@ def record_observed(*, replica: Replica, observed: ObservedState) -> None:
 
 
 def _note_adapters(replica: Replica, observed: ObservedState, now: datetime.datetime) -> None:
-    """Take in what it says of the adapters that were placed on it; of any other it has nothing to say."""
+    """Store its reports about adapters that were placed on it, and ignore reports about others."""
     states = {adapter.lora_name: adapter for adapter in observed.adapters}
     versions = AdapterVersion.objects.filter(
         lora_name__in=states, placements__replica=replica, adapter__base_model=replica.base_model_id

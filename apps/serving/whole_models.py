@@ -47,7 +47,7 @@ def give_place(*, replica: Replica, version: AdapterVersion) -> None:
 def desired_whole_model(*, replica: Replica, version: AdapterVersion) -> DesiredState:
     """Return the files the replica serves, with URLs that expire; of a deleted model that it is to go.
 
-    One that is not trusted is told of none.
+    A replica that is not trusted gets no files.
     """
     files: tuple[SignedFile, ...] = ()
     if version.deleted_at is None and replica.is_trusted:

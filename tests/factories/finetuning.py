@@ -120,7 +120,7 @@ def make_job(organization: Organization, base_model: BaseModel, **request: Any) 
 
 
 def make_checkpoint(organization: Organization, base_model: BaseModel, *, step: int) -> Checkpoint:
-    """A checkpoint of a job that nobody runs; its files are nowhere."""
+    """A checkpoint of a job that does not run; its files do not exist."""
     job = FineTuningJob.objects.create(
         organization=organization,
         base_model=base_model,

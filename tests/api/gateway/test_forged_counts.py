@@ -1,4 +1,4 @@
-"""A replica that lies about tokens: its customer pays what was reserved at most, and it gets no more requests."""
+"""A replica that lies about tokens: customers pay no more than was reserved, and it gets no more requests."""
 
 import pytest
 

@@ -98,7 +98,7 @@ def test_a_checkpoint_that_is_named_for_the_first_time_is_made_and_answers(gatew
     assert stranger.status_code == 404 and not asked.exists()
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(gateway.http(world.acme.key).post, "/v1/chat/completions", json=body)
-        wait_until(asked.exists, "nobody asked for the checkpoint's model")
+        wait_until(asked.exists, "the checkpoint's model was not asked for")
         with transaction.atomic():  # as the outbox's handler and a replica do
             version = make_adapter(world.acme.organization, world.base_model)
             AdapterVersion.objects.filter(pk=version.pk).update(model_name=body["model"], number=None)
