@@ -9,12 +9,14 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from functools import wraps
 from http import HTTPStatus
 from typing import IO, Any, NamedTuple
 from urllib.parse import unquote
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.core.handlers.asgi import ASGIHandler, ASGIRequest
+from django.db import connection
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.template.loader import render_to_string
 from django.utils.deprecation import MiddlewareMixin
@@ -90,7 +92,8 @@ class MeasuredRequest(ASGIRequest):
 class DjangoApplication(ASGIHandler):
     """Django as an ASGI application; `django.setup()` comes first.
 
-    When a request ends, its scope has the processor time of the thread that it ran in, which was its own.
+    When a request ends, its scope has the processor time of the thread that it ran in, which was its own, and of its
+    error page.
     """
 
     request_class = MeasuredRequest
@@ -99,7 +102,7 @@ class DjangoApplication(ASGIHandler):
         try:
             await super().handle(scope, receive, send)
         finally:
-            scope[PROCESSOR_SECONDS] = await sync_to_async(time.thread_time)()
+            scope[PROCESSOR_SECONDS] = scope.get(PROCESSOR_SECONDS, 0.0) + await sync_to_async(time.thread_time)()
 
 
 class RequestIdMiddleware:
@@ -306,6 +309,29 @@ def is_machine_path(path: str) -> bool:
     return path.startswith(MACHINE_PREFIXES)
 
 
+def _of_the_pool(handler: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """Let a handler of errors run in a thread of the event loop's pool.
+
+    Django answers an exception there and not in the request's own thread. These threads never end, and the end of a
+    request closes the connections of its own thread only: each would keep one of the database's pool for good.
+    """
+
+    @wraps(handler)
+    def handle(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        begin = time.thread_time()
+        try:
+            return handler(request, *args, **kwargs)
+        finally:
+            if not connection.in_atomic_block:
+                connection.close()
+            if isinstance(request, ASGIRequest):
+                spent = time.thread_time() - begin
+                request.scope[PROCESSOR_SECONDS] = request.scope.get(PROCESSOR_SECONDS, 0.0) + spent
+
+    return handle
+
+
+@_of_the_pool
 def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     if is_machine_path(request.path):
         error = UnknownUrl(f"Unknown request URL: {request.method} {request.path}.")
@@ -313,16 +339,19 @@ def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpR
     return error_page(request, 404)
 
 
+@_of_the_pool
 def permission_denied(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     return error_page(request, 403, message=str(exception) if exception and exception.args else "")
 
 
+@_of_the_pool
 def bad_request(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     if is_machine_path(request.path):
         return error_response(DomainError("The request could not be understood."))
     return error_page(request, 400)
 
 
+@_of_the_pool
 def server_error(request: HttpRequest) -> HttpResponse:
     if is_machine_path(request.path):
         return error_response(ServerFault("The server had an error while processing your request."), status=500)

@@ -2,14 +2,18 @@
 
 import socket
 import time
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import pytest
+from django.conf import settings
+from django.db import connection
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from apps.core import connections
 from apps.web.callers import address_of
-from tests.support.asgi import serving
+from tests.support.asgi import origin, serving  # noqa: F401 - a fixture
 
 
 async def whoami(scope, receive, send) -> None:
@@ -119,3 +123,23 @@ def test_a_forwarded_address_is_believed_of_a_trusted_proxy_alone(
     request = b"GET / HTTP/1.1\r\nX-Forwarded-For: %b\r\nX-Real-IP: 198.51.100.7\r\n" % forwarded.encode()
     with serving(application) as url:
         assert talk(url, request + CLOSE + b"\r\n").endswith(b"address " + counted.encode())
+
+
+def test_error_pages_keep_no_connection_to_the_database(origin, client_for, alice, organization):  # noqa: F811
+    """Django renders them in threads that never end, and their navigation shows the balance."""
+    cookie = settings.SESSION_COOKIE_NAME
+    session = client_for(alice).cookies[cookie].value
+    for path in ("/no-such-page", "/jobs/ftjob-none") * 3:
+        with (
+            pytest.raises(HTTPError) as refusal,
+            urlopen(Request(f"{origin}{path}", headers={"Cookie": f"{cookie}={session}"})),
+        ):
+            pass
+        assert refusal.value.code == 404
+        assert "Acme" in refusal.value.read().decode()
+
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        assert cursor.fetchall() == []
