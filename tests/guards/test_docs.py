@@ -1,4 +1,4 @@
-"""The pages for contributors name paths and link to other pages: each of them exists."""
+"""Paths that the pages for contributors name exist, and so does what any page of the documentation links to."""
 
 import re
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ PAGES = (
     *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "docs/ARCHITECTURE.md", "docs/HOW_TO_CHANGE.md")),
     *sorted((ROOT / "docs/adr").glob("*.md")),
 )
+LINKED = sorted({*PAGES, *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")})
 _CODE = re.compile(r"`([^`\s]+)`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -37,7 +38,7 @@ def test_every_path_that_a_page_names_exists(document: Path) -> None:
     assert [path for path in named_paths(document.read_text()) if not (ROOT / path).exists()] == []
 
 
-@pytest.mark.parametrize("document", [*PAGES, ROOT / "README.md"], ids=lambda document: document.name)
+@pytest.mark.parametrize("document", LINKED, ids=lambda document: document.name)
 def test_every_link_of_a_page_leads_somewhere(document: Path) -> None:
     links = [link.partition("#") for link in _LINK.findall(document.read_text()) if "://" not in link]
     found = [((document.parent / path) if path else document, anchor) for path, _, anchor in links]
