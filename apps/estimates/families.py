@@ -1,7 +1,7 @@
 """What each family of decoder models calls things, and what its config.json leaves unsaid.
 
 `FAMILIES` holds the defaults of each family's transformers configuration class and the layers its modelling code
-creates; the counts that follow are checked against transformers' own models (tests/unit/estimates).
+creates; the counts that follow are checked against transformers' own models (tests/engines/estimates).
 """
 
 from collections.abc import Mapping
