@@ -34,7 +34,7 @@ from scripts.supervision import (
 )
 
 MANAGE = (str(REPOSITORY / ".venv/bin/python"), "manage.py")
-MAIN_JOB = (".venv/bin/python", "demo/main_job.py")
+MAIN_JOB = (".venv/bin/python", "-m", "demo.main_job")
 START_SECONDS = {
     Tier.SERVICES: 60.0,
     Tier.WEB: 120.0,

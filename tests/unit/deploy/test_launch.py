@@ -306,7 +306,7 @@ def test_after_a_main_job_that_failed_the_command_to_run_it_again_is_said(starte
     said = launch._after_main_job(started.prepared, 1)
 
     assert "Everything keeps running: http://127.0.0.1:8000" in said
-    assert f".venv/bin/python demo/main_job.py --home {started.prepared.home}" in said
+    assert f".venv/bin/python -m demo.main_job --home {started.prepared.home}" in said
 
 
 # --- the figures --------------------------------------------------------------------------------------------------
