@@ -26,6 +26,10 @@ from tests.support.scripted_main_job import Clock, ScriptedPlatform, become, not
 
 CAP_EVENT = "Paused at the spend cap; the last checkpoint is kept"
 FAILURE = {"code": "internal_error", "message": "KeyError: 'x'", "cause": "A fault of our own software."}
+STALLED = {
+    "code": "stalled", "blame": "platform", "message": "No step for 900 s.", "cause": "The run stood still twice."
+}  # fmt: skip
+NO_WORKER = {"code": "cannot_launch", "blame": "customer", "message": "No worker of this pool is online."}
 Train = Callable[[], Any]
 
 
@@ -148,6 +152,26 @@ def test_a_paused_job_that_may_not_continue_fails_with_the_reason(scripted: Scri
         train()
 
 
+def test_a_small_cap_that_does_not_pay_for_another_start_is_raised(scripted: ScriptedPlatform, train: Train) -> None:
+    scripted.balance = "0.09"
+    scripted.fates = [[say("Pause requested"), become("paused", cost_usd="0.01"), *[nothing] * 60, succeed]]
+
+    assert train().status == "succeeded"
+
+    assert scripted.sent("/resume$") == [{"budget": {"max_cost_usd": "0.10"}}]
+
+
+def test_a_balance_that_does_not_pay_for_another_start_says_who_can_grant_credit(
+    scripted: ScriptedPlatform, train: Train
+) -> None:
+    scripted.fates = [[say("The spend cap is close: stop"), become("paused", cost_usd="1.19")]]
+    refused = {"message": "Raise the cap to $2.50.", "code": "invalid_state", "param": "budget.max_cost_usd"}
+    scripted.refusals["/resume$"] = [(400, refused)]
+
+    with pytest.raises(DemoFailed, match=r"came close to its spend cap, and it cannot .* Raise the cap .* can grant"):
+        train()
+
+
 def test_old_events_of_a_running_job_are_not_acted_on(
     scripted: ScriptedPlatform, train: Train, state: State, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,6 +190,8 @@ def test_old_events_of_a_running_job_are_not_acted_on(
     ("end", "words"),
     [
         (become("failed", error=FAILURE), "failed: A fault of our own software. Reported: KeyError: 'x'"),
+        (become("failed", error=STALLED), "failed: The run stood still twice. Reported: No step for 900 s."),
+        (become("failed", error=NO_WORKER), "failed: No worker of this pool is online."),
         (become("cancelled"), "was cancelled."),
     ],
 )
@@ -186,6 +212,21 @@ def test_after_a_job_without_an_adapter_a_new_one_starts(
     assert train().id == state["lora"] == "ftjob-2"
 
     assert f"ftjob-1 {words} A new job starts." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"), [("loss_not_finite", "same way.$"), ("insufficient_quota", "/staff/organizations")]
+)
+def test_a_failure_that_another_job_would_repeat_ends_the_main_job_with_its_cause(
+    code: str, hint: str, scripted: ScriptedPlatform, train: Train, state: State
+) -> None:
+    error = {"code": code, "blame": "customer", "message": "It cannot be.", "suggestion": {"text": "Change it."}}
+    scripted.fates = [[become("failed", error=error)]]
+
+    with pytest.raises(DemoFailed, match=rf"failed: It cannot be\. The platform suggests: Change it\. .*{hint}"):
+        train()
+
+    assert len(scripted.jobs) == 1 and state["lora"] is None
 
 
 def test_jobs_that_keep_failing_end_the_main_job(scripted: ScriptedPlatform, train: Train) -> None:
@@ -211,6 +252,12 @@ def test_jobs_that_keep_failing_end_the_main_job(scripted: ScriptedPlatform, tra
             "queued",
             {"block_reason": "No time estimate yet: no measurement for CPU yet"},
             "The trainer is online and measures its speed",
+            "trainer.log",
+        ),
+        (
+            "queued",
+            {"queue_position": None},
+            "It has no place in line, as happens while its organization",
             "trainer.log",
         ),
         ("queued", {"block_reason": "No price is set for this pool."}, "not ready: No price is set", "trainer.log"),
@@ -275,6 +322,24 @@ def test_a_wallet_that_cannot_pay_says_who_can_grant_credit(scripted: ScriptedPl
 
     with pytest.raises(DemoFailed, match=r"up to \$0.0600, and the balance is \$0.0200.*/staff/organizations"):
         train()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message"),
+    [
+        (400, "spend_cap_too_low", "A spend cap of $0.07 does not pay for one start."),
+        (429, "insufficient_quota", "This organization is suspended: an invoice is unpaid."),
+    ],
+)
+def test_a_job_that_the_wallet_does_not_start_says_why_and_who_can_change_it(
+    status: int, code: str, message: str, scripted: ScriptedPlatform, train: Train
+) -> None:
+    scripted.refusals["/jobs$"] = [(status, {"message": message, "code": code})]
+
+    with pytest.raises(DemoFailed) as failed:
+        train()
+
+    assert str(failed.value).startswith(f"The job cannot start: {message} An operator can grant credit or lift")
 
 
 # --- the stages before and after ----------------------------------------------------------------------------------
@@ -434,14 +499,25 @@ def test_a_failure_names_its_reason_and_the_log(
     assert "It is broken." in said and f"The log to read: {home}/logs/trainer.log" in said
 
 
-def test_a_revoked_key_says_how_to_get_a_new_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    response = httpx2.Response(401, request=httpx2.Request("GET", "http://127.0.0.1:8000/v1/files"))
-    revoked = openai.AuthenticationError("revoked", response=response, body=None)
-    monkeypatch.setattr(command, "run_main_job", failure(revoked))
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (401, None, ["is not accepted any more", "suspended", "run `make demo` again: it makes a new key"]),
+        (429, "rate_limit_exceeded", ["Too fast.", "Wait a minute and run the main job again"]),
+        (429, "insufficient_quota", ["Too fast.", "/staff/organizations"]),
+    ],
+)
+def test_a_refusal_of_the_platform_says_what_to_do(
+    status: int, code: str | None, words: list[str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    response = httpx2.Response(status, request=httpx2.Request("GET", "http://127.0.0.1:8000/v1/files"))
+    kind = {401: openai.AuthenticationError, 429: openai.RateLimitError}[status]
+    refused = kind("refused", response=response, body={"message": "Too fast.", "code": code})
+    monkeypatch.setattr(command, "run_main_job", failure(refused))
 
     reason = command.run(asked_for(home))["error"]
 
-    assert "is not accepted any more" in reason and "run `make demo` again: it makes a new key" in reason
+    assert all(each in reason for each in words)
 
 
 @pytest.mark.parametrize("name", ["demo.json", "ports.json"])
