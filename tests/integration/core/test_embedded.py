@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from apps.core import embedded
-from apps.core.embedded import EmbeddedServiceError, EmbeddedServices, ensure_running
+from apps.core.embedded import EmbeddedServiceError, EmbeddedServices, ensure_running, servers
 from tests.ports import free_port
 
 
@@ -124,7 +124,7 @@ def test_nothing_listens_on_the_network_and_sockets_are_private(running: Embedde
 def test_a_second_server_on_the_same_directory_is_refused(
     running: EmbeddedServices, monkeypatch: pytest.MonkeyPatch, restored_signals: None
 ) -> None:
-    monkeypatch.setattr(embedded, "START_RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(servers, "START_RETRY_SECONDS", 0.1)
 
     with pytest.raises(EmbeddedServiceError, match="another Redis already runs"):
         embedded.serve_redis(Path(running.data_dir))
