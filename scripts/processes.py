@@ -3,10 +3,9 @@
 `make demo` renders it as a supervisor configuration; deploy/compose.yaml repeats the commands and a test compares them.
 """
 
-import re
 import shlex
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -327,77 +326,3 @@ CONTAINER = Place(
     },
     pythons={".venv": "python", ".venv-engines": "python"},
 )
-
-
-def render_supervisor(
-    programs: Sequence[Program],
-    place: Place,
-    *,
-    home: Path,
-    runtime_dir: Path,
-    variables: Mapping[str, Mapping[str, str]],
-) -> str:
-    """The supervisor configuration of these programs; `variables` by program name. It holds secrets: keep it 0600."""
-    sections = [_supervisord_section(home, runtime_dir)]
-    sections += [_program_section(program, place, home, variables[program.name]) for program in programs]
-    for priority, tier in enumerate(Tier):
-        members = [program.name for program in programs if program.tier == tier]
-        if members:
-            sections.append(f"[group:{tier}]\nprograms={','.join(members)}\npriority={priority}\n")
-    return "\n".join(sections)
-
-
-def _supervisord_section(home: Path, runtime_dir: Path) -> str:
-    return f"""\
-[unix_http_server]
-file={_escaped(runtime_dir)}/supervisor.sock
-chmod=0600
-
-[rpcinterface:supervisor]
-supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
-
-[supervisord]
-nodaemon=true
-silent=true
-pidfile={_escaped(runtime_dir)}/supervisord.pid
-logfile={_escaped(home)}/logs/supervisord.log
-logfile_maxbytes=5MB
-logfile_backups=1
-childlogdir={_escaped(home)}/logs
-strip_ansi=true
-"""
-
-
-def _program_section(program: Program, place: Place, home: Path, variables: Mapping[str, str]) -> str:
-    # A program that keeps failing is tried again for ever, each time a second later than the last. SIGTERM goes to the
-    # program alone, which stops its own children in order (a Celery child would drop its task); SIGKILL goes to all.
-    environment = ",".join(f"{name}={_quoted(value)}" for name, value in sorted(variables.items()))
-    return f"""\
-[program:{program.name}]
-command={_escaped(shlex.join(place.command(program)))}
-directory={_escaped(REPOSITORY)}
-environment={environment}
-autostart=false
-autorestart=true
-startsecs=2
-startretries=1000000
-stopsignal=TERM
-stopwaitsecs={program.stop_seconds}
-stopasgroup=false
-killasgroup=true
-redirect_stderr=true
-stdout_logfile={_escaped(home)}/logs/{program.name}.log
-stdout_logfile_maxbytes=10MB
-stdout_logfile_backups=2
-"""
-
-
-def _escaped(text: object) -> str:
-    """`text` as supervisor's reader takes it. Raises ValueError for what it cannot carry in any spelling."""
-    if re.search(r"""["\n]|\s[;#]""", str(text)):
-        raise ValueError(f"a supervisor configuration cannot hold {str(text)!r}: use a plainer path or value")
-    return str(text).replace("%", "%%")
-
-
-def _quoted(value: str) -> str:
-    return f'"{_escaped(value)}"'
