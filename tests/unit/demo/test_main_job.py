@@ -278,7 +278,9 @@ def test_a_job_that_does_not_move_names_what_is_missing_and_gives_up_in_the_end(
     state: State,
     home: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(jobs, "POLL_SECONDS", 10.0)
     scripted.live_workers = changes.pop("live_workers", 1)
     scripted.block_reason = changes.pop("block_reason", None)
     state["lora"] = scripted.add_job(status, **changes)["id"]
