@@ -26,7 +26,7 @@ CONTROL_OPTIONS = frozenset({
     "ANNEAL_REPLICA_ADDRESSES", "ANNEAL_REPLICA_PLACES", "ANNEAL_MEDIA_HOSTS", "ANNEAL_WEB_REQUESTS_PER_MINUTE",
     "ANNEAL_WEB_SECONDS_PER_MINUTE", "ANNEAL_WEB_PLACES", "HF_ENDPOINT", "FORWARDED_ALLOW_IPS",
 })  # fmt: skip
-# Of one program alone: the web process takes webhooks, for which it has their secret, and calls nobody.
+# Of one program alone: the web process takes webhooks, for which it has their secret, and makes no calls.
 STRIPE_OPTIONS = frozenset({
     "STRIPE_SECRET_KEY", "STRIPE_WEBHOOK_SECRET", "STRIPE_PORTAL_CONFIGURATION", "STRIPE_TAX", "STRIPE_METER",
     "STRIPE_API_BASE",

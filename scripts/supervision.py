@@ -261,7 +261,7 @@ def _belongs(entry: Path, mark: bytes, home: Path) -> bool:
     try:
         # PostgreSQL overwrites its environment; it works in its cluster.
         return mark in (entry / "environ").read_bytes().split(b"\0") or (entry / "cwd").readlink() == home / "postgres"
-    except OSError:  # gone, or somebody else's
+    except OSError:  # gone, or of another account
         return False
 
 

@@ -53,6 +53,6 @@ def _connection(url: str) -> http.client.HTTPConnection:
     connection.sock.settimeout(10)
     try:
         connection.sock.connect(url.removeprefix("unix://"))
-    except OSError:  # http.client connects by itself, to nobody, when it finds no socket
+    except OSError:  # the request then fails on a socket without a peer
         pass
     return connection

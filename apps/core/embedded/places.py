@@ -101,7 +101,7 @@ def private_dir(path: Path, *, mode: int, owner: pwd.struct_passwd | None = None
     found = path.lstat()
     trusted = {os.getuid()} | ({owner.pw_uid} if owner else set())
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in trusted:
-        raise EmbeddedServiceError(f"{path} belongs to somebody else; remove it and try again")
+        raise EmbeddedServiceError(f"{path} belongs to another account. Remove it and try again.")
     if owner:
         os.chown(path, owner.pw_uid, owner.pw_gid)
     path.chmod(mode)

@@ -40,7 +40,7 @@ def redis_server() -> Path:
 def _write_redis_config(data_dir: Path, where: EmbeddedServices, *, durable: bool) -> Path:
     store = private_dir(data_dir.resolve() / "redis", mode=0o700)
     digest = hashlib.sha256(where.trainer_password.encode()).hexdigest()
-    # The default user has no password here: whoever reaches the socket in its 0700 directory is the control plane.
+    # The default user has no password here: only the control plane reaches the socket in its 0700 directory.
     users = USERS_ACL.read_text().replace("user default off", "user default on nopass ~* &* +@all")
     users = users.replace("#CONTROL_PASSWORD_SHA256", "nopass").replace("TRAINER_PASSWORD_SHA256", digest)
     users = users.replace("TRAINER_POOL", "*")  # the one trainer of this machine, in any pool

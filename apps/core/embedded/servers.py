@@ -65,7 +65,7 @@ class Foreground:
             return 0
         if until_unused:
             threading.Thread(target=self._stop_when_unused, args=(until_unused,), daemon=True).start()
-        # Not in waitpid: a signal that came a moment before that call would wait with it for a server nobody stops.
+        # Not in waitpid: a signal that came a moment before that call would wait with it until the server ends.
         while self._process.poll() is None:
             time.sleep(_POLL_SECONDS)
         return self._process.returncode

@@ -213,12 +213,12 @@ def test_a_path_too_long_or_too_odd_for_a_socket_moves_to_a_private_short_one(tm
         shutil.rmtree(services.runtime_dir)
 
 
-def test_a_runtime_directory_prepared_by_somebody_else_is_refused() -> None:
+def test_a_runtime_directory_prepared_by_another_account_is_refused() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as short:  # a longer path would be left for one under /tmp
         data = Path(short) / "data"
         data.mkdir()
         (Path(short) / "elsewhere").mkdir()
         (data / "run").symlink_to(Path(short) / "elsewhere")
 
-        with pytest.raises(EmbeddedServiceError, match="belongs to somebody else"):
+        with pytest.raises(EmbeddedServiceError, match="belongs to another account"):
             embedded.services(data)
