@@ -29,7 +29,7 @@ def test_a_probed_pool_is_quoted_from_its_probe(ask, probe):
 
 
 @pytest.mark.parametrize(
-    ("waited_share", "factor"), [(0.0, 1.2), (0.1, 1.2), (0.4, 1 / 0.6), (0.75, 4.0), (0.99, 4.0), (5.0, 4.0)]
+    ("waited_share", "factor"), [(0.0, 1.2), (0.1, 1.2), (0.4, 1 / 0.6), (0.78, 4.5), (0.99, 5.0), (7.0, 5.0)]
 )
 def test_a_probe_that_waited_for_cores_widens_the_range_upwards_alone(ask, probe, waited_share, factor):
     """The job has the probe's own batch and lengths: nothing is carried over."""
