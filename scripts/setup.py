@@ -4,7 +4,7 @@
     python3 scripts/setup.py --dev       and the tools of `make check` and `make test`
     python3 scripts/setup.py --browser   and Chromium and Node.js, by apt-get where we are root
 
-Standard library only. Under a Python that Anneal does not support it goes on under one of the path that it does.
+Standard library only. If Anneal does not support this Python, it continues under a supported one from the path.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))  # it runs as a file, under any Python
 
 from scripts import machine  # noqa: E402
-from scripts.installation.clients import DATA, install_clients, install_node_clients, install_programs  # noqa: E402
-from scripts.installation.commands import NoWheel, SetupFailed, version_of  # noqa: E402
+from scripts.installation.clients import install_clients, install_node_clients, install_programs  # noqa: E402
+from scripts.installation.commands import DATA, NoWheel, SetupFailed, version_of  # noqa: E402
 from scripts.installation.environments import Environment, environments, has_nvidia_gpu  # noqa: E402
 from scripts.installation.indexes import check_indexes, indexes_of  # noqa: E402
 from scripts.installation.packages import addresses_file, install_locked  # noqa: E402

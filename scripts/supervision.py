@@ -239,7 +239,7 @@ def lock(home: Path) -> IO[str]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        raise LaunchFailed(f"Anneal already runs in {home} (process {file.read().strip()}); stop it first") from None
+        raise LaunchFailed(f"Anneal already runs in {home} (process {file.read().strip()}). Stop it first.") from None
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()

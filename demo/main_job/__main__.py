@@ -2,9 +2,9 @@
 
     .venv/bin/python -m demo.main_job --home .anneal [--rows 200] [--qlora] [--figures FILE]
 
-It talks to the platform with the official `openai` package, for what OpenAI's surface lacks under /api/v1. It keeps
-what it did in HOME/demo/state.json: run it again, and it continues where it stopped. For each state of a job it has a
-next step: it raises the cap of a paused job, and starts a new job after a failed or cancelled one.
+It talks to the platform with the official `openai` package, also to /api/v1, which has what OpenAI's API lacks. It
+keeps what it did in HOME/demo/state.json: run it again, and it continues where it stopped. For each state of a job it
+has a next step: it raises the cap of a paused job, and starts a new job after a failed or cancelled one.
 """
 
 import argparse
@@ -25,7 +25,9 @@ from demo.main_job.state import State
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m demo.main_job", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=200, help="held-out messages to score")
     parser.add_argument("--qlora", action="store_true", help="then run a second job by QLoRA")

@@ -6,10 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
-from scripts.installation.commands import REPOSITORY, REQUIREMENTS, SetupFailed, run
+from scripts.installation.commands import DATA, REPOSITORY, REQUIREMENTS, SetupFailed, run
 from scripts.installation.packages import PIP, install_locked
 
-DATA = REPOSITORY / ".anneal"
 # Client generations the API is tested with, importable beside the newest; and what they import and the newest does not.
 OLD_OPENAI = ("openai==1.109.1", "openai==2.54.0")
 OLD_OPENAI_NEEDS = ("distro==1.9.0",)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REQUIREMENTS = REPOSITORY / "requirements"
+DATA = REPOSITORY / ".anneal"
 
 
 class SetupFailed(Exception):

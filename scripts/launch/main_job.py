@@ -66,7 +66,7 @@ def run_for_figures(starting: Starting) -> dict[str, Any]:
     """Run the main job and a QLoRA job to their end and return their figures, or `error`."""
     prepared = starting.prepared
     if not has_demo(prepared):
-        return {"error": "the main job needs the demo account, which exists on one machine with embedded services only"}
+        return {"error": "The main job needs the demo account, which needs embedded services and a local URL."}
     path = prepared.home / "demo/figures.json"
     path.unlink(missing_ok=True)
     child = start_main_job(starting, ["--rows", CI_ROWS, "--qlora", "--figures", str(path)])
@@ -78,7 +78,7 @@ def run_for_figures(starting: Starting) -> dict[str, Any]:
     finally:
         end_main_job(child)
     if not path.exists():
-        return {"error": f"the main job ended with code {child.returncode}; its output is above"}
+        return {"error": f"The main job ended with code {child.returncode}. Its output is above."}
     figures: dict[str, Any] = json.loads(path.read_text())
     return figures
 
