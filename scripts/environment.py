@@ -112,8 +112,8 @@ def _is_external(given: Mapping[str, str], own: EmbeddedServices) -> bool:
         return False
     if missing := sorted(ours.keys() - given.keys()):
         raise EnvironmentIncomplete(
-            f"for external PostgreSQL and Redis also set: {', '.join(missing)} (each process has a role of its own, so "
-            "DATABASE_URL alone is not enough)"
+            f"For external PostgreSQL and Redis also set: {', '.join(missing)}. Each process has a role of its own, so "
+            "that DATABASE_URL alone is not enough."
         )
     return True
 

@@ -22,7 +22,8 @@ class ProbeRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One measured training speed: by a pool's own probe, or published by someone else with a URL.
 
     `tokens_per_second` counts real tokens of the whole micro-step, `tokens_per_micro_step` those in one.
-    `fixed_seconds_per_micro_step` is the part of its time that does not grow with tokens, when measured.
+    `fixed_seconds_per_micro_step` is the part of its time that does not grow with tokens, when measured. `waited_share`
+    of the time that the measurement took, it waited for a core: the speed is without that.
     """
 
     gpu_key: str
@@ -38,6 +39,7 @@ class ProbeRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     target_modules: tuple[str, ...] = DEFAULT_TARGET_MODULES
     gradient_checkpointing: bool = False
     fixed_seconds_per_micro_step: float = 0.0
+    waited_share: float = 0.0
     gpu_count: int = 1
     conditions: str = ""
 

@@ -205,6 +205,7 @@ def probe_row(probe: ThroughputProbe, report: ProbeReport) -> ProbeRow:
         tokens_per_micro_step=report.micro_batch_size * report.sequence_length,
         sequence_length=report.sequence_length,
         lora_rank=report.lora_rank,
+        waited_share=report.waited_share,
         source=source,
     )
 

@@ -15,7 +15,11 @@ from pathlib import Path
 import pytest
 
 from scripts import machine, setup
-from scripts.setup import Environment, NoWheel, SetupFailed, install
+from scripts.installation import environments, indexes
+from scripts.installation.commands import NoWheel, SetupFailed
+from scripts.installation.environments import Environment
+from scripts.installation.packages import install_locked
+from scripts.setup import install
 
 
 class Index(SimpleHTTPRequestHandler):
@@ -70,7 +74,7 @@ def environment(tmp_path: Path, index: ThreadingHTTPServer, monkeypatch: pytest.
     requirements.mkdir()
     (requirements / "two.lock").write_text("alpha==1.0\nbeta==1.0\n")
     (requirements / "more.lock").write_text("gamma==1.0\n")
-    monkeypatch.setattr(setup, "REQUIREMENTS", requirements)
+    monkeypatch.setattr(environments, "REQUIREMENTS", requirements)
     for name, value in {
         "PIP_CONFIG_FILE": "/dev/null",
         "PIP_INDEX_URL": f"http://127.0.0.1:{index.server_port}/simple",
@@ -150,7 +154,7 @@ def test_an_index_that_refuses_is_named_with_what_to_set(
     monkeypatch.setenv("PIP_INDEX_URL", f"http://user:secret@127.0.0.1:{closed_port()}/simple")
     started = time.monotonic()
     with pytest.raises(SetupFailed, match=r"Connection refused.*Set PIP_INDEX_URL") as failed:
-        setup.install_locked(Path(sys.executable), [setup.REQUIREMENTS / "two.lock"])
+        install_locked(Path(sys.executable), environment.lock_files)
 
     assert "127.0.0.1" in str(failed.value) and "secret" not in str(failed.value)
     assert time.monotonic() - started < 60
@@ -169,20 +173,20 @@ def test_where_no_index_answers_and_nothing_is_kept_set_up_makes_no_environment(
 
 
 def test_an_index_that_says_nothing_is_named_after_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "INDEX_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(indexes, "INDEX_ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/whl/cpu"
         with pytest.raises(SetupFailed, match=rf"{address} \(.*timed out"):
-            setup.check_indexes([address])
+            indexes.check_indexes([address])
 
 
 def test_pytorchs_index_is_asked_for_what_the_others_lack_and_named_where_it_is_silent(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = f"http://127.0.0.1:{closed_port()}/whl/cpu"
-    monkeypatch.setattr(setup, "PYTORCH_CPU_INDEX", dead)
+    monkeypatch.setattr(indexes, "PYTORCH_CPU_INDEX", dead)
     with pytest.raises(NoWheel, match=rf"gamma==1.0.*{dead}.*PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS"):
-        setup.install_locked(Path(sys.executable), [setup.REQUIREMENTS / "more.lock"], fallback_index=dead)
+        install_locked(Path(sys.executable), [environments.REQUIREMENTS / "more.lock"], fallback_index=dead)
 
 
 def test_another_python_of_the_path_is_tried_where_this_one_has_no_wheel(
@@ -197,7 +201,7 @@ def test_another_python_of_the_path_is_tried_where_this_one_has_no_wheel(
 
     made: list[str] = []
     monkeypatch.setattr(machine, "suitable_pythons", lambda: ["/other/python3.12"])
-    monkeypatch.setattr(setup, "_version_of", lambda python: "3.12" if "other" in str(python) else "3.11")
+    monkeypatch.setattr(setup, "version_of", lambda python: "3.12" if "other" in str(python) else "3.11")
     monkeypatch.setattr(Environment, "make_anew", lambda self, python: made.append(python))
     monkeypatch.setattr(setup, "_install_locks", install_locks)
 
@@ -221,7 +225,7 @@ def test_a_lock_that_changed_is_installed_into_the_sound_environment(
 ) -> None:
     install(environment)
     (packages_of(environment) / "by_hand.py").touch()
-    (setup.REQUIREMENTS / "two.lock").write_text("alpha==1.0\n")
+    (environments.REQUIREMENTS / "two.lock").write_text("alpha==1.0\n")
 
     assert not environment.is_up_to_date()
     install(environment)

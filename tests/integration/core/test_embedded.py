@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from apps.core import embedded
-from apps.core.embedded import EmbeddedServiceError, EmbeddedServices, ensure_running
+from apps.core.embedded import EmbeddedServiceError, EmbeddedServices, ensure_running, servers
 from tests.ports import free_port
 
 
@@ -124,7 +124,7 @@ def test_nothing_listens_on_the_network_and_sockets_are_private(running: Embedde
 def test_a_second_server_on_the_same_directory_is_refused(
     running: EmbeddedServices, monkeypatch: pytest.MonkeyPatch, restored_signals: None
 ) -> None:
-    monkeypatch.setattr(embedded, "START_RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(servers, "START_RETRY_SECONDS", 0.1)
 
     with pytest.raises(EmbeddedServiceError, match="another Redis already runs"):
         embedded.serve_redis(Path(running.data_dir))
@@ -213,12 +213,12 @@ def test_a_path_too_long_or_too_odd_for_a_socket_moves_to_a_private_short_one(tm
         shutil.rmtree(services.runtime_dir)
 
 
-def test_a_runtime_directory_prepared_by_somebody_else_is_refused() -> None:
+def test_a_runtime_directory_prepared_by_another_account_is_refused() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as short:  # a longer path would be left for one under /tmp
         data = Path(short) / "data"
         data.mkdir()
         (Path(short) / "elsewhere").mkdir()
         (data / "run").symlink_to(Path(short) / "elsewhere")
 
-        with pytest.raises(EmbeddedServiceError, match="belongs to somebody else"):
+        with pytest.raises(EmbeddedServiceError, match="belongs to another account"):
             embedded.services(data)

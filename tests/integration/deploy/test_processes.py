@@ -15,8 +15,8 @@ from gpu_workers.config import EngineConfig, child_environment
 from gpu_workers.engine_launch import build_command, build_environment
 from gpu_workers.engine_state import ReplicaBase
 from scripts.environment import EnvironmentIncomplete, plain_environment, prepare
-from scripts.processes import PROGRAMS, REPOSITORY, Place, Tier, render_supervisor
-from scripts.supervision import LAUNCH_MARK, find_leftovers
+from scripts.processes import PROGRAMS, REPOSITORY, Place, Tier
+from scripts.supervision import LAUNCH_MARK, find_leftovers, render_config
 
 # The plugin that starts services for the tests sets these for Django; a launcher starts from a plain shell.
 PLAIN_SHELL = {
@@ -113,7 +113,7 @@ def test_secrets_are_made_once_and_readable_by_nobody_else(tmp_path: Path) -> No
 
 
 def test_supervisor_stops_the_trainer_first_and_postgres_last(tmp_path: Path) -> None:
-    text = render_supervisor(
+    text = render_config(
         PROGRAMS,
         Place(dict.fromkeys(NAMES, "x"), pythons={".venv": "/py", ".venv-engines": "/py"}),
         home=tmp_path,
@@ -137,9 +137,7 @@ def test_a_value_that_supervisor_would_cut_is_refused(value: str, tmp_path: Path
     place = Place(dict.fromkeys(NAMES, "x"), pythons={".venv": "/py", ".venv-engines": "/py"})
 
     with pytest.raises(ValueError, match="plainer"):
-        render_supervisor(
-            PROGRAMS[:1], place, home=tmp_path, runtime_dir=tmp_path, variables={"postgres": {"A": value}}
-        )
+        render_config(PROGRAMS[:1], place, home=tmp_path, runtime_dir=tmp_path, variables={"postgres": {"A": value}})
 
 
 SUPERVISE = """
