@@ -346,6 +346,8 @@ STORAGE_LEFT = "apps.finetuning.storage.left_bytes"
 
 # Outbox topic -> function(key, payload); each is idempotent.
 OUTBOX_WAKE = "apps.config.celery.wake_outbox"
+# Which organizations have one turn together in the outbox: ids -> ids with whom they count as.
+OUTBOX_SHARES = "apps.accounts.shares.list_sharing"
 OUTBOX_HANDLERS = {
     "mail": "apps.accounts.mail.send",
     "billing.alert": "apps.billing.mail.send_alert",
