@@ -188,6 +188,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "serving.placement": "write",  # and a cold one is given a place at once
         "serving.replica": "write",
         "catalog": "read",
+        "catalog.hubtoken": "none",
         "billing": "write",
         "core.outboxmessage": "add",
         "finetuning.quota": "read",
