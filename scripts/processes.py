@@ -36,8 +36,6 @@ STORE_OPTIONS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SE
 CONTROL_OPTIONS = frozenset(
     {
         "ANNEAL_SECRET_KEY_FALLBACKS",
-        "ANNEAL_EMAIL_URL",
-        "ANNEAL_FROM_EMAIL",
         "ANNEAL_ALLOWED_HOSTS",
         "ANNEAL_MOST_UNPAID_ORGANIZATIONS",
         "ANNEAL_OPERATOR_MFA",
@@ -53,6 +51,8 @@ CONTROL_OPTIONS = frozenset(
         "FORWARDED_ALLOW_IPS",
     }
 )
+# The mail server's password is in the URL: only for the one program that sends.
+MAIL_OPTIONS = frozenset({"ANNEAL_EMAIL_URL", "ANNEAL_FROM_EMAIL"})
 # Of one program alone: the web process takes webhooks, for which it has their secret, and calls nobody.
 STRIPE_OPTIONS = frozenset(
     {
@@ -153,7 +153,7 @@ PROGRAMS: tuple[Program, ...] = (
         Tier.WEB,
         f"{_UVICORN} apps.config.asgi:application ${{web_listen}}",
         role="app",
-        options=CONTROL_OPTIONS | STORE_OPTIONS | {"STRIPE_WEBHOOK_SECRET"},
+        options=CONTROL_OPTIONS | STORE_OPTIONS | {"STRIPE_WEBHOOK_SECRET", "ANNEAL_MAIL_FOLDER"},
     ),
     Program(
         "internal",
@@ -192,6 +192,7 @@ PROGRAMS: tuple[Program, ...] = (
         Tier.CONTROL,
         f"{_CELERY} worker --queues data-small --concurrency 1 --pool prefork --without-gossip --without-mingle",
         role="sys",
+        options=CONTROL_OPTIONS | STORE_OPTIONS,
     ),
     Program(
         # Waits for the mail server, as long as that takes. Alone in one process: it needs little else.
@@ -199,6 +200,7 @@ PROGRAMS: tuple[Program, ...] = (
         Tier.CONTROL,
         f"{_CELERY} worker --queues mail --concurrency 1 --pool solo --without-gossip --without-mingle",
         role="sys",
+        options=CONTROL_OPTIONS | MAIL_OPTIONS,
         stop_seconds=30,  # one message: twice EMAIL_TIMEOUT
     ),
     Program(
