@@ -42,12 +42,10 @@ DATA = REPOSITORY / ".anneal"
 PYPI = "https://pypi.org/simple"
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 INDEX_ANSWER_SECONDS = 5.0
-# Client generations the API is tested with, importable beside the newest; and what they import and the newest does not.
-OLD_OPENAI = ("openai==1.109.1", "openai==2.54.0")
-OLD_OPENAI_NEEDS = ("distro==1.9.0",)
-# Complete in themselves: a client to be tested, with its own openai; and a second opinion on Stripe, GPL, run as a
-# process of its own and never imported.
-APART = ("litellm", "localstripe")
+# In folders of their own, each with a lock: earlier generations of OpenAI's client that the API is tested with; another
+# client, with its own openai; a second opinion on Stripe, GPL, run as a process of its own and never imported; and the
+# program of `make audit`.
+APART = ("openai-1.109.1", "openai-2.54.0", "litellm", "localstripe", "pip-audit")
 # OpenAI's clients for Node.js, at the versions of a lock file of npm's.
 NODE_CLIENTS = REPOSITORY / "tests/api/node"
 # `anneal` from any folder; -P: an `apps` folder of the place it is called from is not ours.
@@ -56,6 +54,8 @@ here=$(dirname "$(readlink -f "$0")")
 PYTHONPATH="$here/../..${PYTHONPATH:+:$PYTHONPATH}" exec "$here/python" -P -m apps.cli "$@"
 """
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# PyTorch's own index has its CPU build and tells its hashes; no other does, so the lock has none.
+WITHOUT_HASHES = "torch-cpu.lock"
 PIP = ("-m", "pip", "--disable-pip-version-check", "install", "--no-compile", "--quiet", "--no-deps")
 
 
@@ -73,7 +73,7 @@ class NoWheel(SetupFailed):
 
 @dataclass(frozen=True)
 class Environment:
-    """One virtual environment and the locks it is made of; the first lock is tried without further indexes."""
+    """One virtual environment and the locks it is made of; `fallback_index` is asked where no other has a wheel."""
 
     name: str
     directory: Path
@@ -87,6 +87,13 @@ class Environment:
     @property
     def lock_files(self) -> list[Path]:
         return [REQUIREMENTS / lock for lock in self.locks]
+
+    @property
+    def lock_groups(self) -> list[list[Path]]:
+        """The locks in as few groups as pip takes: with hashes in one of them, it wants hashes in all."""
+        apart = [path for path in self.lock_files if path.name == WITHOUT_HASHES]
+        hashed = [path for path in self.lock_files if path.name != WITHOUT_HASHES]
+        return [group for group in (apart, hashed) if group]
 
     @property
     def stamp_file(self) -> Path:
@@ -164,7 +171,7 @@ def environments(*, dev: bool) -> list[Environment]:
     dev = dev or _has_dev_tools()
     web = ("web.lock", "demo.lock", *(["dev.lock"] if dev else []))
     kind = "gpu" if has_nvidia_gpu() else "cpu"
-    locks = {"gpu": ["engines-gpu.lock"], "cpu": ["engines-cpu.lock", "engines.lock"]}[kind]
+    locks = {"gpu": ["engines-gpu.lock"], "cpu": [WITHOUT_HASHES, "engines-cpu.lock", "engines.lock"]}[kind]
     engines = Environment(
         f"engines ({kind.upper()})",
         REPOSITORY / ".venv-engines",
@@ -213,7 +220,8 @@ def _pythons() -> Iterator[str]:
 
 
 def _install_locks(environment: Environment) -> None:
-    install_locked(environment.python, environment.lock_files, fallback_index=environment.fallback_index)
+    for locks in environment.lock_groups:
+        install_locked(environment.python, locks, fallback_index=environment.fallback_index)
 
 
 def install_locked(
@@ -221,8 +229,9 @@ def install_locked(
 ) -> None:
     """This function will install locks with pip: from the addresses of an earlier time, else from the indexes.
 
-    pip asks an index for each package even when it keeps the wheel, so a full cache alone does not help where no index
-    answers. The addresses lie in pip's cache beside the wheels. Raises NoWheel, or SetupFailed, naming a silent index.
+    Files have the hashes of the locks, and the addresses, kept once that was checked, carry them. pip asks an index for
+    each package even when it keeps the wheel, so a full cache alone does not help where no index answers. The addresses
+    lie in pip's cache beside the wheels. Raises NoWheel, or SetupFailed, naming a silent index.
     """
     into = ["--target", str(target)] if target else []
     wanted = [line.split()[0] for lock in locks for line in lock.read_text().splitlines() if "==" in line]
@@ -233,7 +242,9 @@ def install_locked(
             return
         except SetupFailed:
             pass  # something left the cache
-    command = [str(python), *PIP, *into, *ONLY_WHEELS, *(word for lock in locks for word in ("-r", str(lock)))]
+    are_hashed = all(lock.name != WITHOUT_HASHES for lock in locks)
+    files = [word for lock in locks for word in ("-r", str(lock))]
+    command = [str(python), *PIP, *into, *ONLY_WHEELS, *(["--require-hashes"] if are_hashed else []), *files]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command += ["--report", str(report)]
@@ -338,11 +349,7 @@ def install_command(environment: Environment) -> None:
 
 
 def install_clients(python: Path) -> None:
-    """This function will put other clients into folders of their own, for the tests that use them."""
-    for client in OLD_OPENAI:
-        target = DATA / client.replace("==", "-")
-        if not (target / "openai").exists():
-            run([str(python), *PIP, "--target", str(target), client, *OLD_OPENAI_NEEDS])
+    """This function will put other clients and programs into folders of their own, for what uses them."""
     for name in APART:
         lock = REQUIREMENTS / f"{name}.lock"
         stamp, wanted = DATA / name / ".anneal-stamp", lock.read_text()
@@ -421,7 +428,7 @@ def check_sources(stale: Sequence[Environment]) -> None:
     Before environments are made, which takes longer. Raises SetupFailed.
     """
     python = Path(sys.executable)
-    kept = [_addresses_file(python, environment.lock_files) for environment in stale]
+    kept = [_addresses_file(python, locks) for environment in stale for locks in environment.lock_groups]
     if not all(path and path.exists() for path in kept):
         check_indexes(indexes_of(python))
 
