@@ -53,8 +53,11 @@ def require_any_storage(*, organization: Any) -> None:
 
 
 def sample_storage(*, now: datetime.datetime) -> int:
-    """Record the hour's sample of every organization that has none; return how many were added. Safe to repeat."""
+    """Record the hour's sample of every organization that has none; return how many were added. Safe to repeat.
+
+    A suspended organization cannot delete anything, so what it keeps costs it nothing meanwhile.
+    """
     return sum(
         record_storage(organization=each, byte_count=stored_bytes(organization=each), at=now)
-        for each in Organization.objects.order_by("pk")
+        for each in Organization.objects.filter(suspended_at=None).order_by("pk")
     )
