@@ -19,7 +19,7 @@ CHUNK_BYTES = 256 * 1024
 UNSIZED_PUT_LIMIT_BYTES = 1024 * 1024
 STALE_DRAFT_SECONDS = 24 * 3600
 MULTIPART_BYTES = 8 * 1024 * 1024
-ONCE = {"If-None-Match": "*"}
+ONCE = {"If-None-Match": "*"}  # of a PUT: nothing is replaced (RFC 9110 §13.1.2)
 CHECKSUM_HEADER = "x-amz-checksum-sha256"  # S3's own, so that a client need not know which store it talks to
 
 

@@ -12,6 +12,7 @@ from botocore.exceptions import ClientError
 from apps.core.object_types import (
     CHUNK_BYTES,
     MULTIPART_BYTES,
+    ONCE,
     Base,
     Method,
     ObjectInfo,
@@ -131,7 +132,7 @@ class S3Store:
         if method == "PUT" and content_bytes is not None:
             parameters["ContentLength"] = content_bytes
         if method == "PUT" and is_once:
-            parameters["IfNoneMatch"] = "*"
+            parameters["IfNoneMatch"] = ONCE["If-None-Match"]
         client = self._public_client if base == "public" else self._client
         action = "get_object" if method == "GET" else "put_object"
         return client.generate_presigned_url(action, Params=parameters, ExpiresIn=expires_seconds)
