@@ -138,7 +138,7 @@ class Transfers:
         partial.replace(destination)
 
     def upload(self, path: Path, url: str) -> None:
-        """Put one file, streamed; a repeated put of the same content is harmless."""
+        """Put one file, streamed; one that is there already stays, and a repeated put is harmless."""
         self._retry(lambda: self._upload_once(path, url))
 
     def upload_folder(self, folder: Path, urls: dict[str, str]) -> None:
@@ -160,8 +160,11 @@ class Transfers:
                 target.write(chunk)
 
     def _upload_once(self, path: Path, url: str) -> None:
-        headers = {"Content-Length": str(path.stat().st_size)}  # a length announced: no chunked encoding
-        self._http.put(url, content=self._chunks(path), headers=headers).raise_for_status()
+        # A length announced: no chunked encoding. The URLs of a bucket are signed for the other header.
+        headers = {"Content-Length": str(path.stat().st_size), "If-None-Match": "*"}
+        answer = self._http.put(url, content=self._chunks(path), headers=headers)
+        if answer.status_code != httpx.codes.PRECONDITION_FAILED:  # else it is there already, and its hash is checked
+            answer.raise_for_status()
 
     def _chunks(self, path: Path) -> Iterator[bytes]:
         with path.open("rb") as file:
@@ -188,7 +191,7 @@ class Transfers:
 
 def _is_temporary(error: Exception) -> bool:
     if isinstance(error, httpx.HTTPStatusError):
-        return error.response.status_code >= 500 or error.response.status_code in (408, 429)
+        return error.response.status_code >= 500 or error.response.status_code in (408, 409, 429)
     return True
 
 

@@ -13,7 +13,8 @@ from urllib.request import getproxies
 
 import httpx
 
-from apps.contracts.public_addresses import PORT, check_server, is_public
+from apps.contracts.networks import is_public
+from apps.contracts.public_addresses import PORT, check_server
 from apps.contracts.runs import Tracker
 
 _TIMEOUT_SECONDS, _ANSWER_SECONDS = 15.0, 60.0

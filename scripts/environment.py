@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from apps.core.embedded import ROLES, EmbeddedServices, services
 from scripts.processes import PROGRAMS, REPOSITORY, Place, Program
@@ -22,7 +23,16 @@ MOST_TRAINER_THREADS = 4
 DRAIN_SECONDS = "3"  # what Ctrl-C may wait for answers that are being written
 
 _OURS = re.compile(r"STRIPE_|ANNEAL_|DATABASE_|REDIS_URL|CELERY_|AWS_|DJANGO_SETTINGS_MODULE|FORWARDED_ALLOW_IPS")
-_NOT_SETTABLE = frozenset({"DATABASE_URL", "ANNEAL_HOME", "ANNEAL_WORK_DIR", "ANNEAL_DEBUG", "DJANGO_SETTINGS_MODULE"})
+_NOT_SETTABLE = frozenset(
+    {
+        "DATABASE_URL",
+        "ANNEAL_HOME",
+        "ANNEAL_WORK_DIR",
+        "ANNEAL_MAIL_FOLDER",
+        "ANNEAL_DEBUG",
+        "DJANGO_SETTINGS_MODULE",
+    }
+)
 
 
 class EnvironmentIncomplete(Exception):
@@ -152,6 +162,9 @@ def _known_variables(
         defaults |= {"REDIS_URL": embedded.redis_url, "CELERY_BROKER_URL": embedded.broker_url}
         defaults |= {"ANNEAL_TRAINER_BROKER_URL": embedded.trainer_broker_url}
     known = defaults | {name: value for name, value in given.items() if name not in _NOT_SETTABLE}
+    mail = urlsplit(known["ANNEAL_EMAIL_URL"])
+    if mail.scheme == "file":  # pages name the folder; they are not told the URL, which may hold a password
+        known["ANNEAL_MAIL_FOLDER"] = unquote(mail.path)
     known.setdefault("CELERY_BROKER_URL", known["REDIS_URL"])
     known.setdefault("ANNEAL_TRAINER_BROKER_URL", known["CELERY_BROKER_URL"])
     return known

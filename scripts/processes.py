@@ -21,11 +21,13 @@ CONTROL = frozenset({
 # The bucket's own keys: only for those who sign URLs, read files or delete them.
 STORE_OPTIONS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION"})
 CONTROL_OPTIONS = frozenset({
-    "ANNEAL_SECRET_KEY_FALLBACKS", "ANNEAL_EMAIL_URL", "ANNEAL_FROM_EMAIL", "ANNEAL_ALLOWED_HOSTS",
+    "ANNEAL_SECRET_KEY_FALLBACKS", "ANNEAL_ALLOWED_HOSTS",
     "ANNEAL_MOST_UNPAID_ORGANIZATIONS", "ANNEAL_OPERATOR_MFA", "ANNEAL_MAX_UPLOAD_BYTES", "ANNEAL_STALL_SECONDS",
     "ANNEAL_REPLICA_ADDRESSES", "ANNEAL_REPLICA_PLACES", "ANNEAL_MEDIA_HOSTS", "ANNEAL_WEB_REQUESTS_PER_MINUTE",
     "ANNEAL_WEB_SECONDS_PER_MINUTE", "ANNEAL_WEB_PLACES", "HF_ENDPOINT", "FORWARDED_ALLOW_IPS",
 })  # fmt: skip
+# The mail server's password is in the URL: only for the one program that sends.
+MAIL_OPTIONS = frozenset({"ANNEAL_EMAIL_URL", "ANNEAL_FROM_EMAIL"})
 # Of one program alone: the web process takes webhooks, for which it has their secret, and makes no calls.
 STRIPE_OPTIONS = frozenset({
     "STRIPE_SECRET_KEY", "STRIPE_WEBHOOK_SECRET", "STRIPE_PORTAL_CONFIGURATION", "STRIPE_TAX", "STRIPE_METER",
@@ -112,7 +114,7 @@ PROGRAMS: tuple[Program, ...] = (
         Tier.WEB,
         f"{_UVICORN} apps.config.asgi:application ${{web_listen}}",
         role="app",
-        options=CONTROL_OPTIONS | STORE_OPTIONS | {"STRIPE_WEBHOOK_SECRET"},
+        options=CONTROL_OPTIONS | STORE_OPTIONS | {"STRIPE_WEBHOOK_SECRET", "ANNEAL_MAIL_FOLDER"},
     ),
     Program(
         "internal",
@@ -151,6 +153,7 @@ PROGRAMS: tuple[Program, ...] = (
         Tier.CONTROL,
         f"{_CELERY} worker --queues data-small --concurrency 1 --pool prefork --without-gossip --without-mingle",
         role="sys",
+        options=CONTROL_OPTIONS | STORE_OPTIONS,
     ),
     Program(
         # Waits for the mail server, as long as that takes. Alone in one process: it needs little else.
@@ -158,6 +161,7 @@ PROGRAMS: tuple[Program, ...] = (
         Tier.CONTROL,
         f"{_CELERY} worker --queues mail --concurrency 1 --pool solo --without-gossip --without-mingle",
         role="sys",
+        options=CONTROL_OPTIONS | MAIL_OPTIONS,
         stop_seconds=30,  # one message: twice EMAIL_TIMEOUT
     ),
     Program(

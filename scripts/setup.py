@@ -108,7 +108,7 @@ def check_sources(stale: Sequence[Environment]) -> None:
     Before environments are made, which takes longer. Raises SetupFailed.
     """
     python = Path(sys.executable)
-    kept = [addresses_file(python, environment.lock_files) for environment in stale]
+    kept = [addresses_file(python, locks) for environment in stale for locks in environment.lock_groups]
     if not all(path and path.exists() for path in kept):
         check_indexes(indexes_of(python))
 
@@ -155,7 +155,8 @@ def _pythons() -> Iterator[str]:
 
 
 def _install_locks(environment: Environment) -> None:
-    install_locked(environment.python, environment.lock_files, fallback_index=environment.fallback_index)
+    for locks in environment.lock_groups:
+        install_locked(environment.python, locks, fallback_index=environment.fallback_index)
 
 
 def check_torch_build(environment: Environment) -> None:

@@ -12,24 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+from apps.contracts.networks import Ip, Network, is_local
 
 LONGEST_URL = 300
 _HOST = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(?:\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 _PATH = re.compile(r"/[A-Za-z0-9_./@:+-]*")
-# Metadata services that are not link-local: Alibaba Cloud, Oracle Cloud, Azure's wire server, AWS over IPv6.
-_METADATA: list[Network] = [
-    ipaddress.ip_network(text) for text in ("100.100.100.200/32", "192.0.0.0/24", "168.63.129.16/32", "fd00:ec2::/32")
-]
-# Prefixes that hold an IPv4 address, and how many bits follow it: NAT64 (RFC 6052, 8215), 6to4, IPv4-compatible.
-_WRAPPED = [
-    (ipaddress.IPv6Network("64:ff9b::/96"), 0),
-    (ipaddress.IPv6Network("64:ff9b:1::/48"), 0),
-    (ipaddress.IPv6Network("2002::/16"), 80),
-    (ipaddress.IPv6Network("::/96"), 0),
-    (ipaddress.IPv6Network("::ffff:0:0:0/96"), 0),
-]
 
 
 class AddressRefused(ValueError):
@@ -96,12 +83,11 @@ class AddressRules:
         ip = ipaddress.ip_address(ip) if isinstance(ip, str) else ip
         if self._names(ip):
             return
-        for meant in (ip, *_unwrapped(ip)):
-            if _is_local(meant):
-                raise AddressRefused(
-                    f"The address {ip} is local, reserved or of a metadata service. Add it to ANNEAL_REPLICA_ADDRESSES"
-                    " where a replica is really there."
-                )
+        if is_local(ip):
+            raise AddressRefused(
+                f"The address {ip} is local, reserved or of a metadata service. Add it to ANNEAL_REPLICA_ADDRESSES"
+                " where a replica is really there."
+            )
 
     def _names(self, ip: Ip) -> bool:
         return any(ip.version == network.version and ip in network for network in self.networks)
@@ -147,22 +133,3 @@ def _ip_of(host: str) -> Ip | None:
             f"{host[:100]!r} is no host name and no IP address: write four decimal numbers, or IPv6 in brackets."
         )
     return None
-
-
-def _unwrapped(ip: Ip) -> list[Ip]:
-    """Return the IPv4 addresses that an IPv6 address may lead to."""
-    if isinstance(ip, ipaddress.IPv4Address):
-        return []
-    found: list[Ip] = [ipaddress.IPv4Address((int(ip) >> bits) & 0xFFFFFFFF) for net, bits in _WRAPPED if ip in net]
-    if ip.ipv4_mapped is not None:
-        found.append(ip.ipv4_mapped)
-    if ip.teredo is not None:
-        found += ip.teredo
-    return found
-
-
-def _is_local(ip: Ip) -> bool:
-    if any(ip.version == network.version and ip in network for network in _METADATA):
-        return True
-    is_site_local = isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local
-    return ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified or ip.is_reserved or is_site_local

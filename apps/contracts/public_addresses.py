@@ -1,31 +1,16 @@
 """Which servers a customer may name for us to call: public ones, in any notation of their address."""
 
-import ipaddress
 import re
 from urllib.parse import SplitResult, urlsplit
+
+from apps.contracts.networks import is_public
 
 PORT = 443
 LONGEST_URL = 400
 
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052 §2.1
-_V4_COMPATIBLE = ipaddress.IPv6Network("::/96")  # RFC 4291 §2.5.5.1
 _NAME = re.compile(r"(?=.{1,253}\.?$)([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])\.?")
 # RFC 6761, RFC 6762, RFC 9476, and what networks use for themselves.
 _PRIVATE_NAMES = ("localhost", "local", "internal", "intranet", "lan", "home", "corp", "alt", "test", "invalid", "arpa")
-
-
-def is_public(address: str) -> bool:
-    """Tell whether an address of a network card is one of the public internet, also inside of an IPv6 address."""
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.scope_id or found.is_site_local:
-            return False
-        if (inner := _inner_address(found)) is not None:
-            return is_public(str(inner))
-    return found.is_global and not (found.is_multicast or found.is_reserved or found.is_unspecified)
 
 
 def check_server(url: str) -> SplitResult:
@@ -48,14 +33,3 @@ def check_server(url: str) -> SplitResult:
     if not (is_name or is_public(host)):
         raise ValueError("Give a server of the public internet: this address is a private one.")
     return parts
-
-
-def _inner_address(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address to which packets for this one go, if there is one."""
-    if address.ipv4_mapped or address.sixtofour:
-        return address.ipv4_mapped or address.sixtofour
-    if address.teredo:
-        return address.teredo[1]
-    if address in _NAT64 or address in _V4_COMPATIBLE:
-        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return None

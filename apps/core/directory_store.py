@@ -142,6 +142,7 @@ class DirectoryStore:
         base: Base = "internal",
         filename: str | None = None,
         content_bytes: int | None = None,
+        is_once: bool = False,
     ) -> str:
         expires = int(time.time()) + expires_seconds
         grant = Grant(method, checked_key(key), expires, filename or "", content_bytes)

@@ -19,6 +19,7 @@ CHUNK_BYTES = 256 * 1024
 UNSIZED_PUT_LIMIT_BYTES = 1024 * 1024
 STALE_DRAFT_SECONDS = 24 * 3600
 MULTIPART_BYTES = 8 * 1024 * 1024
+ONCE = {"If-None-Match": "*"}  # of a PUT: nothing is replaced (RFC 9110 §13.1.2)
 CHECKSUM_HEADER = "x-amz-checksum-sha256"  # S3's own, so that a client need not know which store it talks to
 
 
@@ -113,11 +114,13 @@ class ObjectStore(Protocol):
         base: Base = "internal",
         filename: str | None = None,
         content_bytes: int | None = None,
+        is_once: bool = False,
     ) -> str:
         """Return a URL that allows this one thing until it expires.
 
         `filename` is what a browser saves a download as. A PUT must carry exactly `content_bytes`; without it a
-        directory store takes up to 1 MiB.
+        directory store takes up to 1 MiB. A PUT with `is_once` must carry the header of `ONCE`, and never replaces an
+        object; in a directory none does.
         """
 
 

@@ -5,13 +5,15 @@ core knows no product. A handler must be idempotent.
 
 Each message stands in a lane, which has a worker of its own (apps/config/celery.py), so that nothing slow holds up
 what is urgent. In a lane what is urgent goes first, then one organization in turn: a thousand messages of one
-organization delay each message of another by one. Handlers of the lane `control` take milliseconds and run in the
+organization delay each message of another by one. settings.OUTBOX_SHARES says which organizations have one turn
+together. Handlers of the lane `control` take milliseconds and run in the
 transaction that marks them as sent. Those of other lanes may take an hour: they run under a claim that is renewed
 while they live.
 """
 
 import datetime
 import logging
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -77,19 +79,30 @@ def lanes() -> frozenset[str]:
 
 
 def _in_turn(lane: str, limit: int) -> list[int]:
-    """Return which messages are next: urgent ones, then one of each organization, first of the one that was served
+    """Return which messages are next: urgent ones, then one of each share holder, first of the one that was served
     longest ago."""
     due = OutboxMessage.objects.filter(lane=lane, sent_at=None, next_attempt_at__lte=db_now())
     turn = Window(RowNumber(), partition_by=[F("share"), F("is_urgent")], order_by="id")
     candidates = due.annotate(turn=turn).filter(turn__lte=limit)
-    found = list(candidates.values_list("pk", "share", "is_urgent", "turn"))
-    served = OutboxMessage.objects.filter(
-        lane=lane, share__in={share for _, share, _, _ in found}, taken_at__isnull=False
-    )
-    last = dict(served.values_list("share").annotate(Max("taken_at")).order_by())
+    found = list(candidates.order_by("id").values_list("pk", "share", "is_urgent"))
+    holders = _share_holders({share for _, share, _ in found})
+    served = OutboxMessage.objects.filter(lane=lane, share__in=holders, taken_at__isnull=False)
+    last: dict[str, datetime.datetime] = {}
+    for share, taken_at in served.values_list("share").annotate(Max("taken_at")).order_by():
+        last[holders[share]] = max(last.get(holders[share], taken_at), taken_at)
     never = datetime.datetime.min.replace(tzinfo=datetime.UTC)
-    found.sort(key=lambda row: (not row[2], row[3], last.get(row[1], never), row[0]))
-    return [pk for pk, *_ in found[:limit]]
+    turns = Counter[tuple[str, bool]]()
+    ranks = []
+    for pk, share, is_urgent in found:
+        holder = holders[share]
+        turns[holder, is_urgent] += 1
+        ranks.append((not is_urgent, turns[holder, is_urgent], last.get(holder, never), pk))
+    return [pk for *_, pk in sorted(ranks)[:limit]]
+
+
+def _share_holders(shares: set[str]) -> dict[str, str]:
+    """Return whose turn each of these waits for, with the other organizations whose turns count for the same."""
+    return {share: share for share in shares} | import_string(settings.OUTBOX_SHARES)(organizations=shares)
 
 
 # --- short effects ----------------------------------------------------------------------------------------------------

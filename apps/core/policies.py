@@ -2,7 +2,7 @@
 
 A model says: `tenant_condition` (SQL; without it the table has no tenant and needs a `tenancy_reason`),
 `is_append_only`, and `app_access` ("none", "add", "read", "write") where the web role may do less or more than usual.
-`hidden_columns` names columns with the roles that may not read them; such a role must not ask for whole rows.
+A secret has a table of its own, so that whoever may not read it reads all else by whole rows.
 `app_kept_columns` are booleans that the web role leaves as they are: a grant for each other column would do it too, but
 Django writes all columns of a row that it saves.
 """
@@ -90,7 +90,7 @@ def _statements(model: type[models.Model]) -> Iterator[str]:
     yield f"REVOKE ALL ON {table} FROM {', '.join(ROLES)}"
     for role in ROLES:
         if privileges := _privileges(role, model):
-            yield f"GRANT {_of_columns(privileges, role, model)} ON {table} TO {role}"
+            yield f"GRANT {privileges} ON {table} TO {role}"
     yield from _keep_columns(model)
     condition = visibility(model)
     yield f"ALTER TABLE {table} {'ENABLE' if condition else 'DISABLE'} ROW LEVEL SECURITY"
@@ -101,16 +101,6 @@ def _statements(model: type[models.Model]) -> Iterator[str]:
         yield f"CREATE POLICY tenant ON {table} TO {APP_ROLE} USING ({condition}) WITH CHECK ({condition})"
         others = ", ".join([OWNER_ROLE, *(role for role in ROLES if role != APP_ROLE)])
         yield f"CREATE POLICY everything ON {table} TO {others} USING (true) WITH CHECK (true)"
-
-
-def _of_columns(privileges: str, role: str, model: type[models.Model]) -> str:
-    """Return the privileges without the columns that are hidden from the role."""
-    hidden = {column for column, roles in getattr(model, "hidden_columns", {}).items() if role in roles}
-    if not hidden:
-        return privileges
-    assert privileges == "SELECT", "a column is hidden from a role that reads"
-    shown = [str(field.column) for field in model._meta.concrete_fields if field.column not in hidden]
-    return f"SELECT ({', '.join(connection.ops.quote_name(column) for column in shown)})"
 
 
 def _keep_columns(model: type[models.Model]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from botocore.exceptions import ClientError
 from apps.core.object_types import (
     CHUNK_BYTES,
     MULTIPART_BYTES,
+    ONCE,
     Base,
     Method,
     ObjectInfo,
@@ -123,12 +124,15 @@ class S3Store:
         base: Base = "internal",
         filename: str | None = None,
         content_bytes: int | None = None,
+        is_once: bool = False,
     ) -> str:
         parameters: dict[str, Any] = {"Bucket": self._bucket, "Key": self._name(key)}
         if method == "GET" and filename:
             parameters["ResponseContentDisposition"] = attachment(filename)
         if method == "PUT" and content_bytes is not None:
             parameters["ContentLength"] = content_bytes
+        if method == "PUT" and is_once:
+            parameters["IfNoneMatch"] = ONCE["If-None-Match"]
         client = self._public_client if base == "public" else self._client
         action = "get_object" if method == "GET" else "put_object"
         return client.generate_presigned_url(action, Params=parameters, ExpiresIn=expires_seconds)

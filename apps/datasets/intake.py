@@ -13,6 +13,7 @@ from django.db import transaction
 from django.db.models import Max
 from django.utils.module_loading import import_string
 
+from apps.accounts.shares import get_share_holder
 from apps.catalog.models import BaseModel
 from apps.core import audit, outbox
 from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded, Status
@@ -226,8 +227,8 @@ def _ask_for_validation(version: DatasetVersion, attempt: str = "") -> None:
 
 
 def lock_storage(organization: Any) -> None:
-    """Let one upload of an organization register at a time: version numbers and storage add up."""
-    lock(f"uploads:{getattr(organization, 'pk', organization)}")
+    """Let one upload at a time register of those that count for one limit: version numbers and storage add up."""
+    lock(f"uploads:{get_share_holder(organization=organization)}")
 
 
 # --- new versions of what is here already -----------------------------------------------------------------------------

@@ -58,8 +58,7 @@ def _find_named(organization_id: str, model_name: str) -> Checkpoint | None:
         return None
     rows = Checkpoint.objects.for_organization(organization_id).filter(deleted_at=None, quarantined_at=None)
     rows = rows.filter(job__pk__endswith=of_job.rpartition(":")[2][-_ULID_SHOWN:], step=int(step))
-    rows = rows.select_related("job__base_model", "job__organization").defer("job__base_model__hub_token_sealed")
-    for checkpoint in rows:  # the gateway, which asks, may not read that column
+    for checkpoint in rows.select_related("job__base_model", "job__organization"):
         if name_of(checkpoint) == model_name and may_answer(checkpoint.job):
             is_known = AdapterVersion.objects.filter(model_name=model_name).exists()
             return None if is_known else checkpoint

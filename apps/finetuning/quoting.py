@@ -274,8 +274,6 @@ def _block_reason(state: PoolState, estimate: Estimate, base_model: BaseModel) -
         return estimate.reason or "Does not fit."
     if not base_model.is_installed:
         return f"{base_model.display_name} is not installed on this platform: it can be quoted, not trained."
-    if base_model.is_gated and not base_model.path and base_model.hub_token_sealed is None:
-        return f"{base_model.display_name} is gated, and its operator has stored no token that opens it."
     if state.price is None:
         return "No price is set for this pool."
     if not state.live_workers:

@@ -217,6 +217,7 @@ def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> 
             expires_seconds=_PUT_SECONDS,
             base="internal",
             content_bytes=sizes[name],
+            is_once=True,  # what was verified stays as it was while the URL is good
         )
         for name in names
     }

@@ -6,6 +6,7 @@ from typing import Any
 from django.db.models import Sum
 
 from apps.accounts.models import Organization
+from apps.accounts.shares import share_of
 from apps.adapters.models import AdapterVersion
 from apps.billing.metered import record_storage
 from apps.core.errors import QuotaExceeded
@@ -27,10 +28,16 @@ def stored_bytes(*, organization: Any, but_upload: str = "") -> int:
     )
 
 
+def counted_bytes(*, organization: Any, but_upload: str = "") -> int:
+    """Return what counts against the organization's limit: what it stores, and those that share the limit with it."""
+    with share_of(organization) as organizations:
+        return sum(stored_bytes(organization=each, but_upload=but_upload) for each in organizations)
+
+
 def left_bytes(*, organization: Any, but_upload: str = "") -> int | None:
     """Return what the organization may still store, None where an operator has lifted its limit."""
     limit = get_quota(organization=organization).storage_bytes
-    return None if limit is None else max(0, limit - stored_bytes(organization=organization, but_upload=but_upload))
+    return None if limit is None else max(0, limit - counted_bytes(organization=organization, but_upload=but_upload))
 
 
 def require_any_storage(*, organization: Any) -> None:
@@ -46,8 +53,11 @@ def require_any_storage(*, organization: Any) -> None:
 
 
 def sample_storage(*, now: datetime.datetime) -> int:
-    """Record the hour's sample of every organization that has none; return how many were added. Safe to repeat."""
+    """Record the hour's sample of every organization that has none; return how many were added. Safe to repeat.
+
+    A suspended organization cannot delete anything, so what it keeps costs it nothing meanwhile.
+    """
     return sum(
         record_storage(organization=each, byte_count=stored_bytes(organization=each), at=now)
-        for each in Organization.objects.order_by("pk")
+        for each in Organization.objects.filter(suspended_at=None).order_by("pk")
     )

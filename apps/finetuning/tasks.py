@@ -17,7 +17,7 @@ from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.operations import admit_when_ready
 from apps.finetuning.stalls import end_stalled_runs
 from apps.finetuning.stopping import pause_jobs_of, pause_jobs_of_budget
-from apps.finetuning.sweeping import sweep_checkpoints
+from apps.finetuning.sweeping import sweep_checkpoints, sweep_uploads
 from apps.finetuning.verdicts import tell_of_verdict
 
 logger = logging.getLogger(__name__)
@@ -83,8 +83,9 @@ def learn_from_runs(**_: Any) -> None:
 
 @shared_task(name="finetuning.sweep_checkpoints")
 def sweep(**_: Any) -> None:
-    """Delete the checkpoints of jobs that ended without success long ago."""
+    """Delete the checkpoints of jobs that ended long ago, and what ended runs uploaded for nothing."""
     sweep_checkpoints(now=db_now())
+    sweep_uploads(now=db_now())
 
 
 def ring_doorbell(*, key: str, payload: dict[str, Any]) -> None:

@@ -50,7 +50,7 @@ class Embeddings:
             services.rates.take_request(caller.limits)
             with (
                 services.open_requests.one_more(caller.limits),
-                services.bodies.reading(caller.organization_id) as reading,
+                services.bodies.reading(caller.share_holder) as reading,
             ):
                 body = decode_body(await client.read_body(most_bytes=MOST_BYTES, note=reading.note), _decoder)
             for name in ("model", "input"):

@@ -137,7 +137,7 @@ class Inference:
     async def _read(self, caller: Caller, client: Client) -> tuple[EngineRequest, int]:
         """Return the request and the tokens that its body was counted as."""
         services, parse = self._services, self._surface.parse
-        with services.bodies.reading(caller.organization_id) as reading:
+        with services.bodies.reading(caller.share_holder) as reading:
             raw = await client.read_body(most_bytes=services.routes.largest_body_bytes, note=reading.note)
             taken = tokens_unread(len(raw))
             services.rates.take_tokens(caller.limits, taken)
@@ -152,13 +152,13 @@ class Inference:
         if request.media:
             require_allowed(request.media, taken=route.media, hosts=self._services.media_hosts)
         if request.schemas:
-            await self._services.grammars.require(caller.organization_id, request.schemas)
+            await self._services.grammars.require(caller.share_holder, request.schemas)
         ulid, upstreams = client.ulid, self._services.upstreams
         ticket = await self._services.metering.admit(caller, route, request, meter, usage_id=f"use_{ulid}")
         renderer = self._surface.renderer(ulid, route.model_name, request)
         try:
             call = Call(
-                caller.organization_id, self._surface.engine_path, request, caller.cache_salt, ulid, meter, progress
+                caller.share_holder, self._surface.engine_path, request, caller.cache_salt, ulid, meter, progress
             )
             answer = await upstreams.begin(route, call)
             try:

@@ -14,6 +14,7 @@ from apps.accounts.keys import is_well_formed
 from apps.accounts.operations import note_key_use
 from apps.accounts.queries import KeyIdentity, find_key, get_key_limits
 from apps.accounts.roles import Permission
+from apps.accounts.shares import get_share_holder
 from apps.core.clock import db_now
 from apps.core.errors import PermissionDenied, Unavailable
 from apps.finetuning.quotas import get_quota
@@ -43,6 +44,7 @@ class Caller:
 
     key_id: str
     organization_id: str
+    share_holder: str  # whom turns and limits count; several organizations that never paid may have the same
     cache_salt: str
     limits: tuple[Limits, Limits]  # the organization's, then the key's
 
@@ -143,19 +145,21 @@ def _find(secret: str) -> tuple[KeyIdentity | None, Caller | None]:
     if identity is None or Permission.INFERENCE not in identity.scopes:
         return identity, None
     note_key_use(identity=identity, now=db_now())
+    share_holder = get_share_holder(organization=identity.organization_id)
     caller = Caller(
         key_id=identity.key_id,
         organization_id=identity.organization_id,
+        share_holder=share_holder,
         cache_salt=_cache_salt(identity.organization_id),
-        limits=(_limits_of_organization(identity.organization_id), _limits_of_key(identity.key_id)),
+        limits=(_limits_of_organization(identity.organization_id, share_holder), _limits_of_key(identity.key_id)),
     )
     return identity, caller
 
 
-def _limits_of_organization(organization_id: str) -> Limits:
+def _limits_of_organization(organization_id: str, share_holder: str) -> Limits:
     quota = get_quota(organization=organization_id)
     return Limits(
-        owner_id=organization_id,
+        owner_id=share_holder,
         owner="Your organization",
         requests_per_minute=quota.requests_per_minute,
         tokens_per_minute=quota.tokens_per_minute,

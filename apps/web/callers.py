@@ -21,6 +21,7 @@ from django.http import HttpRequest, parse_cookie
 from apps.accounts.keys import is_well_formed
 from apps.accounts.models import User
 from apps.accounts.queries import find_key, list_memberships_of
+from apps.accounts.shares import get_share_holder
 from apps.core.http import Scope
 from apps.core.tenancy import tenant
 from apps.web.access import SESSION_ORGANIZATION
@@ -33,7 +34,7 @@ class Caller(NamedTuple):
 
     credential: str  # the key or the session
     person: str
-    organization: str | None  # None for a person who is in none
+    organization: str | None  # or the founder whom it shares with; None for a person who is in none
 
 
 _known: "OrderedDict[bytes, tuple[float, Caller]]" = OrderedDict()
@@ -100,7 +101,9 @@ def _of_key(secret: str) -> Caller | None:
     found = find_key(secret=secret)
     if found is None:
         return None
-    return Caller(f"key {found.key_id}", f"person {found.created_by_id}", f"organization {found.organization_id}")
+    with tenant(organization=found.organization_id):
+        holder = get_share_holder(organization=found.organization_id)
+    return Caller(f"key {found.key_id}", f"person {found.created_by_id}", f"organization {holder}")
 
 
 def _of_session(session_key: str) -> Caller | None:
@@ -110,8 +113,8 @@ def _of_session(session_key: str) -> Caller | None:
     if not isinstance(user, User):
         return None
     with tenant(user=user):
-        ids = [membership.organization_id for membership in list_memberships_of(user=user)]
+        holders = {each.organization_id: each.organization.share_holder for each in list_memberships_of(user=user)}
     wanted = session.get(SESSION_ORGANIZATION)
-    chosen = wanted if wanted in ids else next(iter(ids), None)
+    chosen = holders.get(wanted) or next(iter(holders.values()), None)
     digest = hashlib.sha256(session_key.encode()).hexdigest()
     return Caller(f"session {digest}", f"person {user.pk}", f"organization {chosen}" if chosen else None)

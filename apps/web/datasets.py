@@ -19,7 +19,7 @@ from apps.core.object_store import CHUNK_BYTES
 from apps.datasets import intake, operations, queries
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.quotas import get_quota
-from apps.finetuning.storage import stored_bytes
+from apps.finetuning.storage import counted_bytes
 from apps.web.access import organization_view
 from apps.web.dataset_viewer import chosen_model, model_options
 from apps.web.forms.datasets import UploadForm
@@ -103,7 +103,7 @@ def _create(form: UploadForm, organization: Organization, membership: Membership
 
 def _storage(organization: Organization) -> dict[str, int | None]:
     limit_bytes = get_quota(organization=organization).storage_bytes
-    used_bytes = stored_bytes(organization=organization)
+    used_bytes = counted_bytes(organization=organization)
     percent = min(100, round(100 * used_bytes / limit_bytes)) if limit_bytes else None
     return {"used_bytes": used_bytes, "limit_bytes": limit_bytes, "percent": percent}
 

@@ -7,25 +7,19 @@ import shutil
 from pathlib import Path
 
 from scripts.installation.commands import DATA, REPOSITORY, REQUIREMENTS, SetupFailed, run
-from scripts.installation.packages import PIP, install_locked
+from scripts.installation.packages import install_locked
 
-# Client generations the API is tested with, importable beside the newest; and what they import and the newest does not.
-OLD_OPENAI = ("openai==1.109.1", "openai==2.54.0")
-OLD_OPENAI_NEEDS = ("distro==1.9.0",)
-# Complete in themselves: a client to be tested, with its own openai; and a second opinion on Stripe, GPL, run as a
-# process of its own and never imported.
-APART = ("litellm", "localstripe")
+# In folders of their own, each with a lock: earlier generations of OpenAI's client that the API is tested with; another
+# client, with its own openai; a second opinion on Stripe, GPL, run as a process of its own and never imported; and the
+# program of `make audit`.
+APART = ("openai-1.109.1", "openai-2.54.0", "litellm", "localstripe", "pip-audit")
 # OpenAI's clients for Node.js, at the versions of a lock file of npm's.
 NODE_CLIENTS = REPOSITORY / "tests/api/node"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def install_clients(python: Path) -> None:
-    """This function will put other clients into folders of their own, for the tests that use them."""
-    for client in OLD_OPENAI:
-        target = DATA / client.replace("==", "-")
-        if not (target / "openai").exists():
-            run([str(python), *PIP, "--target", str(target), client, *OLD_OPENAI_NEEDS])
+    """This function will put other clients and programs into folders of their own, for what uses them."""
     for name in APART:
         lock = REQUIREMENTS / f"{name}.lock"
         stamp, wanted = DATA / name / ".anneal-stamp", lock.read_text()

@@ -12,11 +12,12 @@ from typing import Any
 
 from scripts.installation.commands import REPOSITORY, REQUIREMENTS, run, version_of
 from scripts.installation.indexes import PYTORCH_CPU_INDEX
+from scripts.installation.packages import WITHOUT_HASHES
 
 
 @dataclass(frozen=True)
 class Environment:
-    """One virtual environment and the locks it is made of; the first lock is tried without further indexes."""
+    """One virtual environment and the locks it is made of; `fallback_index` is asked where no other has a wheel."""
 
     name: str
     directory: Path
@@ -30,6 +31,13 @@ class Environment:
     @property
     def lock_files(self) -> list[Path]:
         return [REQUIREMENTS / lock for lock in self.locks]
+
+    @property
+    def lock_groups(self) -> list[list[Path]]:
+        """The locks in as few groups as pip takes: with hashes in one of them, it wants hashes in all."""
+        apart = [path for path in self.lock_files if path.name == WITHOUT_HASHES]
+        hashed = [path for path in self.lock_files if path.name != WITHOUT_HASHES]
+        return [group for group in (apart, hashed) if group]
 
     @property
     def stamp_file(self) -> Path:
@@ -89,7 +97,7 @@ def environments(*, dev: bool) -> list[Environment]:
     dev = dev or _has_dev_tools()
     web = ("web.lock", "demo.lock", *(["dev.lock"] if dev else []))
     kind = "gpu" if has_nvidia_gpu() else "cpu"
-    locks = {"gpu": ["engines-gpu.lock"], "cpu": ["engines-cpu.lock", "engines.lock"]}[kind]
+    locks = {"gpu": ["engines-gpu.lock"], "cpu": [WITHOUT_HASHES, "engines-cpu.lock", "engines.lock"]}[kind]
     engines = Environment(
         f"engines ({kind.upper()})",
         REPOSITORY / ".venv-engines",

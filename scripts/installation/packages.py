@@ -16,6 +16,8 @@ from scripts.installation.indexes import check_indexes, indexes_of
 PIP = ("-m", "pip", "--disable-pip-version-check", "install", "--no-compile", "--quiet", "--no-deps")
 # Nothing is compiled. localstripe is plain Python that is published as source alone.
 ONLY_WHEELS = ("--only-binary=:all:", "--no-binary=localstripe")
+# PyTorch's own index has its CPU build and its hashes; no other index does, so the lock has none.
+WITHOUT_HASHES = "torch-cpu.lock"
 
 
 def install_locked(
@@ -23,8 +25,9 @@ def install_locked(
 ) -> None:
     """This function will install locks with pip: from the addresses of an earlier time, else from the indexes.
 
-    pip asks an index for each package even when it keeps the wheel, so a full cache alone does not help where no index
-    answers. The addresses lie in pip's cache beside the wheels. Raises NoWheel, or SetupFailed, naming a silent index.
+    Files have the hashes of the locks, and the addresses, kept once that was checked, carry them. pip asks an index for
+    each package even when it keeps the wheel, so a full cache alone does not help where no index answers. The addresses
+    lie in pip's cache beside the wheels. Raises NoWheel, or SetupFailed, naming a silent index.
     """
     into = ["--target", str(target)] if target else []
     wanted = [line.split()[0] for lock in locks for line in lock.read_text().splitlines() if "==" in line]
@@ -35,7 +38,9 @@ def install_locked(
             return
         except SetupFailed:
             pass  # something left the cache
-    command = [str(python), *PIP, *into, *ONLY_WHEELS, *(word for lock in locks for word in ("-r", str(lock)))]
+    are_hashed = all(lock.name != WITHOUT_HASHES for lock in locks)
+    files = [word for lock in locks for word in ("-r", str(lock))]
+    command = [str(python), *PIP, *into, *ONLY_WHEELS, *(["--require-hashes"] if are_hashed else []), *files]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command += ["--report", str(report)]

@@ -18,7 +18,7 @@ from scripts import machine, setup
 from scripts.installation import environments, indexes
 from scripts.installation.commands import NoWheel, SetupFailed
 from scripts.installation.environments import Environment
-from scripts.installation.packages import install_locked
+from scripts.installation.packages import WITHOUT_HASHES, install_locked
 from scripts.setup import install
 
 
@@ -52,6 +52,12 @@ def write_wheel(folder: Path, name: str) -> str:
     return f"{name}-1.0-py3-none-any.whl"
 
 
+def locked(folder: Path, name: str) -> str:
+    """Return the line of a lock for the wheel that the folder has of this name."""
+    digest = hashlib.sha256((folder / f"{name}-1.0-py3-none-any.whl").read_bytes()).hexdigest()
+    return f"{name}==1.0 --hash=sha256:{digest}"
+
+
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[ThreadingHTTPServer]:
     root = tmp_path / "index"
@@ -72,8 +78,9 @@ def index(tmp_path: Path) -> Iterator[ThreadingHTTPServer]:
 def environment(tmp_path: Path, index: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> Environment:
     requirements = tmp_path / "requirements"
     requirements.mkdir()
-    (requirements / "two.lock").write_text("alpha==1.0\nbeta==1.0\n")
-    (requirements / "more.lock").write_text("gamma==1.0\n")
+    alpha, beta = (locked(tmp_path / "index", name) for name in ("alpha", "beta"))
+    (requirements / "two.lock").write_text(f"{alpha}\n{beta}\n")
+    (requirements / "more.lock").write_text(f"gamma==1.0 --hash=sha256:{'0' * 64}\n")
     monkeypatch.setattr(environments, "REQUIREMENTS", requirements)
     for name, value in {
         "PIP_CONFIG_FILE": "/dev/null",
@@ -225,12 +232,37 @@ def test_a_lock_that_changed_is_installed_into_the_sound_environment(
 ) -> None:
     install(environment)
     (packages_of(environment) / "by_hand.py").touch()
-    (environments.REQUIREMENTS / "two.lock").write_text("alpha==1.0\n")
+    lock = environments.REQUIREMENTS / "two.lock"
+    lock.write_text(lock.read_text().splitlines()[0] + "\n")
 
     assert not environment.is_up_to_date()
     install(environment)
     assert environment.is_up_to_date()
     assert (packages_of(environment) / "by_hand.py").exists()
+
+
+@pytest.mark.parametrize("change", ["altered", "without a hash"])
+def test_a_file_that_the_lock_has_no_hash_of_is_not_installed(
+    environment: Environment, tmp_path: Path, change: str
+) -> None:
+    lock = environments.REQUIREMENTS / "two.lock"
+    if change == "altered":
+        with zipfile.ZipFile(tmp_path / "index/beta-1.0-py3-none-any.whl", "a") as wheel:
+            wheel.writestr("beta/more.py", "")
+    else:
+        lock.write_text(lock.read_text().rpartition(" --hash")[0] + "\n")
+
+    with pytest.raises(SetupFailed, match=r"HASH|hash"):
+        install(environment)
+    assert not environment.is_sound()
+
+
+def test_what_has_no_hashes_is_installed_apart_from_what_has() -> None:
+    cpu = Environment("engines", Path("x"), (WITHOUT_HASHES, "engines-cpu.lock", "engines.lock"))
+
+    assert [[path.name for path in group] for group in cpu.lock_groups] == [
+        ["torch-cpu.lock"], ["engines-cpu.lock", "engines.lock"],
+    ]  # fmt: skip
 
 
 def closed_port() -> int:

@@ -188,6 +188,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "serving.placement": "write",  # and a cold one is given a place at once
         "serving.replica": "write",
         "catalog": "read",
+        "catalog.hubtoken": "none",
         "billing": "write",
         "core.outboxmessage": "add",
         "finetuning.quota": "read",
@@ -310,7 +311,8 @@ EMAIL_TIMEOUT = 15
 EMAIL_BACKEND = _mail.backend
 EMAIL_HOST, EMAIL_PORT = _mail.host, _mail.port
 EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = _mail.user, _mail.password
-MAIL_FOLDER = EMAIL_FILE_PATH = _mail.folder or None
+EMAIL_FILE_PATH = _mail.folder or None
+MAIL_FOLDER = ENV.mail_folder  # where people of an installation without a mail server find their messages
 EMAIL_USE_TLS, EMAIL_USE_SSL = _mail.use_tls, _mail.use_ssl
 
 CACHES = {
@@ -344,6 +346,8 @@ UNPAID_LIMITS = {"storage_bytes": 500_000_000, "queued_jobs": 3, "concurrent_gpu
 # What an organization may still store: asked by intake, known to the app that keeps models as well as files.
 STORAGE_LEFT = "apps.finetuning.storage.left_bytes"
 
+# Which organizations have one turn together in the outbox: ids -> ids with whom they count as.
+OUTBOX_SHARES = "apps.accounts.shares.list_sharing"
 # Outbox topic -> function(key, payload); each is idempotent.
 OUTBOX_WAKE = "apps.config.celery.wake_outbox"
 OUTBOX_HANDLERS = {

@@ -66,5 +66,5 @@ def test_every_stored_secret_moves_to_the_present_key_or_none(settings):
 
     replica.refresh_from_db()
     assert said.getvalue() == "1 secrets were sealed anew.\n"
-    assert token_of(replica=replica) == TOKEN and is_current(replica.token_sealed)
+    assert token_of(replica=replica) == TOKEN and is_current(replica.token.token_sealed)
     assert len({model for model, _ in sealed_columns()}) >= 3

@@ -258,6 +258,7 @@ def test_sockets_that_servers_make_open_to_all_lie_in_a_private_folder(tmp_path:
 
     assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
     assert prepared.known["ANNEAL_EMAIL_URL"] == f"file://{tmp_path}/mail"
+    assert prepared.known["ANNEAL_MAIL_FOLDER"] == f"{tmp_path}/mail"
 
 
 def test_the_dashboard_is_announced_when_the_web_server_answers_and_before_anything_else_does(

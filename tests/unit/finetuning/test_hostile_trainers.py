@@ -9,13 +9,12 @@ import pytest
 from django.db.models import F
 from django.test import Client
 
-from apps.catalog.operations import hub_token_place
+from apps.catalog.operations import keep_hub_token
 from apps.contracts import runs as wire
 from apps.contracts.runs import Manifest
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, InvalidValue, RateLimited
 from apps.core.object_store import store
-from apps.core.sealing import seal
 from apps.finetuning import reporting
 from apps.finetuning.models import FineTuningJob, JobEvent, Run, ThroughputProbe, Upload, Worker
 from tests.factories.finetuning import CREDENTIAL, Floor, adapter_files, manifest_of, model_files, probe_report
@@ -282,8 +281,8 @@ def gated(floor: Floor):
     model = floor.base_model
     ThroughputProbe.objects.all().delete()
     model.repo, model.path = "owner/gated", ""
-    model.hub_token_sealed = seal("hf_secret", place=hub_token_place(model))
     model.save()
+    keep_hub_token(base_model=model, hub_token="hf_secret")
     return model
 
 
