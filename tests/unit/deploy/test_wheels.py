@@ -8,7 +8,8 @@ import pytest
 from packaging.tags import compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
 
-from scripts import machine, setup
+from scripts import machine
+from scripts.installation.packages import WITHOUT_HASHES as WITHOUT_PIP_HASHES
 from scripts.lock import (
     GLIBC_MINOR,
     REQUIREMENTS,
@@ -66,7 +67,7 @@ def test_every_line_of_every_lock_has_hashes_but_that_of_pytorchs_own_index() ->
         if not line.startswith("#") and not re.fullmatch(r"[A-Za-z0-9._-]+==\S+( --hash=sha256:[0-9a-f]{64})+", line)
     }
 
-    assert without == {(setup.WITHOUT_HASHES, "torch==2.13.0+cpu")} and {setup.WITHOUT_HASHES} == WITHOUT_HASHES
+    assert without == {(WITHOUT_PIP_HASHES, "torch==2.13.0+cpu")} and {WITHOUT_PIP_HASHES} == WITHOUT_HASHES
 
 
 @pytest.mark.parametrize("installed", re.findall(r"pip install .*", DOCKERFILES))
