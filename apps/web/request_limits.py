@@ -31,8 +31,7 @@ from apps.core.http import (
 )
 from apps.web import callers
 
-# Files of the dashboard itself: cached by browsers, and served without a view.
-_UNLIMITED = "/static/"
+_STATIC = "/static/"  # files of the dashboard itself: a page has several, which browsers keep
 _UPLOAD_PREFIXES = ("/v1/files", "/v1/uploads", "/datasets")
 _WAIT_SECONDS, _MOST_WAITING = 10.0, 32
 
@@ -54,6 +53,7 @@ _SHARES = {
     "organization": Share(2, 1.5, 48, 8),
     "address": Share(4, 3, 96, 16),
     "anonymous": Share(1, 0.5, 24, 4),  # an address, for those who are not signed in
+    "static": Share(5, 3, 96, 16),  # an address, for the files of the dashboard
 }
 _NAMES = {
     "key": "This API key",
@@ -62,6 +62,7 @@ _NAMES = {
     "organization": "Your organization",
     "address": "Your network",
     "anonymous": "Your network",
+    "static": "Your network",
 }
 
 
@@ -84,7 +85,7 @@ class LimitRequests:
         self._places = Places(limits.places, most_waiting=_MOST_WAITING, wait_seconds=_WAIT_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith(_UNLIMITED):
+        if scope["type"] != "http":
             await self._application(scope, receive, send)
             return
         try:
@@ -108,6 +109,8 @@ class LimitRequests:
     async def _owners(self, scope: Scope) -> Sequence[str]:
         """Return all whose limits hold for a request; the last one is whom it takes turns for."""
         address = callers.address_of(scope)
+        if scope["path"].startswith(_STATIC):
+            return [f"static {address}"]
         credential = callers.credential_of(scope)
         anonymous = f"anonymous {address}"
         caller = callers.recall(credential)

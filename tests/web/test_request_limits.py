@@ -128,7 +128,13 @@ def test_an_address_has_a_limit_for_all_behind_it(client: str) -> None:
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "DELETE", "BREW"])
 def test_no_path_and_no_method_is_free(path: str, method: str) -> None:
     assert statuses([{"path": path, "method": method}] * 15).count(429) == 5
-    assert statuses([{"path": "/static/css/a.css"}] * 30) == [200] * 30
+
+
+def test_files_of_the_dashboard_have_a_wider_limit_of_their_own() -> None:
+    """A path under /static/ that does not exist costs as much as any other page that does not."""
+    found = statuses([{"path": "/static/no-such-file"}] * 60 + [{"path": "/"}, {"who": "a", "path": "/jobs"}])
+
+    assert found == [200] * 50 + [429] * 10 + [200] * 2
 
 
 def test_a_wrong_key_costs_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
