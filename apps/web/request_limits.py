@@ -34,6 +34,8 @@ from apps.web import callers
 _STATIC = "/static/"  # files of the dashboard itself: a page has several, which browsers keep
 _UPLOAD_PREFIXES = ("/v1/files", "/v1/uploads", "/datasets")
 _WAIT_SECONDS, _MOST_WAITING = 10.0, 32
+# Views share one interpreter: each one more of an organization slows down those of the others by as much.
+_PART_OF_ONE, _LEFT_OF_A_QUIET_ONE = 4, 0.9
 
 
 class Share(NamedTuple):
@@ -154,8 +156,9 @@ class LimitRequests:
         Raises RateLimited.
         """
         left = min(self._seconds.share_left(owner, self._rates(owner)[1]) for owner in owners)
+        most = max(1, self._limits.places // _PART_OF_ONE) if left > _LEFT_OF_A_QUIET_ONE else 1
         try:
-            await self._places.take(owners[-1], most=max(1, self._limits.places // 2) if left > 0.5 else 1)
+            await self._places.take(owners[-1], most=most)
         except TooManyWaiting:
             text = f"{_name(owners[-1])} has too many requests waiting at once. Try again in 2 s."
             raise RateLimited(text, retry_after_seconds=2) from None

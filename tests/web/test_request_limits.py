@@ -168,7 +168,7 @@ def test_processor_time_is_limited_whatever_the_route() -> None:
 def test_an_organization_never_holds_all_places_and_one_that_ran_much_holds_one() -> None:
     async def scenario() -> None:
         views = Views()
-        application = limited(views, places=4, requests_per_minute=100)
+        application = limited(views, places=8, requests_per_minute=100)
         crowd = [asyncio.ensure_future(ask(application, who)) for who in ("a", "a2", "bob") * 4]
         await asyncio.sleep(0.01)
         assert len(views.running) == 2
@@ -177,7 +177,7 @@ def test_an_organization_never_holds_all_places_and_one_that_ran_much_holds_one(
         assert views.running[-1] == "rival"
         views.go_on.set()
         assert {answer[0] for answer in await asyncio.gather(*crowd, neighbour)} == {200}
-        assert not application._open._open and application._places._free == 4
+        assert not application._open._open and application._places._free == 8
 
         views.go_on.clear()
         views.running.clear()
