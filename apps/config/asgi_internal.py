@@ -11,6 +11,11 @@ django.setup(set_prefix=False)
 from apps.config.startup import guard_roles  # noqa: E402 - needs the app registry
 from apps.core.http import Application, DjangoApplication, LimitBodies  # noqa: E402
 from apps.core.object_views import OBJECT_LIMIT  # noqa: E402
+from apps.core.runs import TakeTurns  # noqa: E402
 
 guard_roles()
-application = LimitBodies(cast(Application, DjangoApplication()), [OBJECT_LIMIT])
+# Of the twelve connections to the database some are left for what waits in line; a machine does two things at once.
+application = TakeTurns(
+    LimitBodies(cast(Application, DjangoApplication()), [OBJECT_LIMIT]),
+    places=8, most_of_one=2, most_waiting=16, wait_seconds=10.0,
+)  # fmt: skip

@@ -9,7 +9,7 @@ Kept in this process: with several web processes a limit holds for each of them 
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from django.template.loader import render_to_string
@@ -20,7 +20,6 @@ from apps.core.http import (
     DEFAULT_BODY_BYTES,
     PROCESSOR_SECONDS,
     Application,
-    Message,
     Receive,
     Scope,
     Send,
@@ -29,6 +28,7 @@ from apps.core.http import (
     send_error,
     send_page,
 )
+from apps.core.runs import Run
 from apps.web import callers
 
 _STATIC = "/static/"  # files of the dashboard itself: a page has several, which browsers keep
@@ -97,7 +97,7 @@ class LimitRequests:
         except RateLimited as refusal:
             await send_refusal(scope, send, refusal)
             return
-        run = _Run(self, owners, receive, send)
+        run = Run(partial(self.begin_running, owners), partial(self.end_running, owners), receive, send)
         try:
             await self._application(scope, run.receive, run.send)
         finally:
@@ -176,38 +176,6 @@ class LimitRequests:
             self._limits.requests_per_minute * share.requests,
             self._limits.seconds_per_minute * share.seconds,
         )
-
-
-class _Run:
-    """One request: it runs from the end of its body to the start of its answer."""
-
-    def __init__(self, limits: LimitRequests, owners: Sequence[str], receive: Receive, send: Send) -> None:
-        self._limits, self._owners, self._receive, self._send = limits, owners, receive, send
-        self._is_running = self._has_body = False
-        self.refusal: RateLimited | None = None
-        self.has_answered = False
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "http.request" and not message.get("more_body") and not self._has_body:
-            self._has_body = True
-            try:
-                await self._limits.begin_running(self._owners)
-            except RateLimited as refusal:
-                self.refusal = refusal
-                return {"type": "http.disconnect"}
-            self._is_running = True
-        return message
-
-    async def send(self, message: Message) -> None:
-        self.has_answered = True
-        self.end()
-        await self._send(message)
-
-    def end(self) -> None:
-        if self._is_running:
-            self._is_running = False
-            self._limits.end_running(self._owners)
 
 
 async def send_refusal(scope: Scope, send: Send, refusal: DomainError) -> None:
