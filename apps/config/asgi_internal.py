@@ -14,8 +14,8 @@ from apps.core.object_views import OBJECT_LIMIT  # noqa: E402
 from apps.core.runs import TakeTurns  # noqa: E402
 
 guard_roles()
-# Of the twelve connections to the database some are left for what waits in line; a machine does two things at once.
+# They share one interpreter and twelve connections to the database.
 application = TakeTurns(
     LimitBodies(cast(Application, DjangoApplication()), [OBJECT_LIMIT]),
-    places=8, most_of_one=2, most_waiting=16, wait_seconds=10.0,
+    places=4, most_of_one=1, most_waiting=16, wait_seconds=10.0,
 )  # fmt: skip

@@ -4,12 +4,15 @@ A body on its way and an answer that is read slowly hold no place.
 """
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 from apps.core.errors import RateLimited
 from apps.core.fair_shares import Places, TooManyWaiting
 from apps.core.http import Application, Message, Receive, Scope, Send, send_error
+
+_STRANGERS, _MOST_KNOWN = "strangers", 10_000
 
 
 class Run:
@@ -47,7 +50,7 @@ class Run:
 
 
 class TakeTurns:
-    """ASGI: few requests run at once, and they take turns between credentials, right or wrong.
+    """ASGI: few requests run at once, and they take turns between credentials. All that were never good are one.
 
     A request of a machine may wait for rows of the database, and holds a connection while it does.
     """
@@ -57,20 +60,34 @@ class TakeTurns:
     ) -> None:
         self._application, self._most_of_one = application, most_of_one
         self._places = Places(places, most_waiting=most_waiting, wait_seconds=wait_seconds)
+        self._known: OrderedDict[str, None] = OrderedDict()  # digests of credentials that were good, the last one last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._application(scope, receive, send)
             return
         credential = dict(scope["headers"]).get(b"authorization", b"")
-        owner = hashlib.sha256(credential).hexdigest()
-        run = Run(partial(self._begin, owner), partial(self._places.give_back, owner), receive, send)
+        digest = hashlib.sha256(credential).hexdigest()
+        owner = digest if digest in self._known else _STRANGERS
+
+        async def answer(message: Message) -> None:
+            if message.get("status", 400) < 400:
+                self._remember(digest)
+            await send(message)
+
+        run = Run(partial(self._begin, owner), partial(self._places.give_back, owner), receive, answer)
         try:
             await self._application(scope, run.receive, run.send)
         finally:
             run.end()
         if run.refusal and not run.has_answered:
             await send_error(send, run.refusal)
+
+    def _remember(self, digest: str) -> None:
+        self._known[digest] = None
+        self._known.move_to_end(digest)
+        if len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
 
     async def _begin(self, owner: str) -> None:
         try:

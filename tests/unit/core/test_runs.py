@@ -15,6 +15,8 @@ async def nothing_to_read() -> dict[str, Any]:
 
 
 def test_a_machine_that_calls_at_full_rate_leaves_places_to_the_others() -> None:
+    """Nor does one that makes its credentials up."""
+
     async def scenario() -> None:
         running: list[str] = []
         go_on = asyncio.Event()
@@ -36,19 +38,26 @@ def test_a_machine_that_calls_at_full_rate_leaves_places_to_the_others() -> None
 
             await turns(scope_of(credential), nothing_to_read, send)
 
+        go_on.set()
+        await call("loud")
+        await call("quiet")
+        go_on.clear()
+        running.clear()
+        statuses.clear()
         loud = [asyncio.ensure_future(call("loud")) for _ in range(8)]
         await asyncio.sleep(0)
         quiet = asyncio.ensure_future(call("quiet"))
         for _ in range(5):
             await asyncio.sleep(0)
-        assert running == ["loud", "loud", "quiet"]
-
-        left = asyncio.ensure_future(call("other"))  # one that leaves while it runs gives its place back
+        strangers = [asyncio.ensure_future(call(f"made up {n}")) for n in range(3)]
         await asyncio.sleep(0)
-        left.cancel()
+        assert running == ["loud", "loud", "quiet", "made up 0"]
+
+        strangers[0].cancel()  # one that leaves while it runs gives its place back
+        strangers[1].cancel()
         go_on.set()
-        await asyncio.gather(*loud, quiet, left, return_exceptions=True)
-        assert sorted(statuses) == [200] * 6 + [429] * 3
+        await asyncio.gather(*loud, quiet, *strangers, return_exceptions=True)
+        assert sorted(statuses) == [200] * 7 + [429] * 3
         assert turns._places._free == 4
 
     asyncio.run(scenario())
