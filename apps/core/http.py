@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import wraps
 from http import HTTPStatus
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 from urllib.parse import unquote
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
@@ -342,8 +342,8 @@ def _of_the_pool(handler: Callable[..., HttpResponse]) -> Callable[..., HttpResp
         finally:
             give_back_connection()
             if isinstance(request, ASGIRequest):
-                spent = time.thread_time() - begin
-                request.scope[PROCESSOR_SECONDS] = request.scope.get(PROCESSOR_SECONDS, 0.0) + spent
+                scope = cast(Scope, request.scope)
+                scope[PROCESSOR_SECONDS] = scope.get(PROCESSOR_SECONDS, 0.0) + time.thread_time() - begin
 
     return handle
 
