@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev setup-gguf demo demo-ci dev test test-quick test-unit test-browser test-engines test-e2e \
-        test-durations nightly chaos check audit fix migrations shell screenshots clean
+        test-durations nightly chaos fuzz check audit fix migrations shell screenshots clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/; s/%/NAME/' | expand -t 16
@@ -63,6 +63,10 @@ nightly: audit ## before a release: external PostgreSQL, Redis and S3, images th
 
 chaos: setup-dev ## kill -9 of every process at every point (long)
 	$(PYTEST) -m chaos tests/e2e tests/unit/payments tests/integration/billing tests/api/gateway
+
+fuzz: SECONDS ?= 3600
+fuzz: setup-dev ## random input for API, gateway and readers, SECONDS=3600; the last line is one JSON object
+	$(WEB) -m tests.fuzz --seconds $(SECONDS)
 
 bench-quotes: setup-dev # distinct quotes a second on one core, placement search included
 	$(WEB) -m tests.bench.quote_rate

@@ -19,6 +19,7 @@ HEAD_SECONDS = 15.0
 MOST_HEAD_BYTES = 64 * 1024
 MOST_HEADERS = 100
 MOST_CONNECTIONS = 256  # of one address that is no proxy
+MOST_AHEAD = 64  # requests of one connection that came before their turn
 
 _CLOSED = [(b"content-length", b"0"), (b"connection", b"close")]
 _TOO_LARGE_HEAD = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -29,6 +30,10 @@ async def refuse_head(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer in place of the application."""
     await send({"type": "http.response.start", "status": 431, "headers": _CLOSED})
     await send({"type": "http.response.body", "body": b""})
+
+
+class TooManyAhead(Exception):
+    """A client sends requests faster than they are answered; the parser stops, and the connection ends with 400."""
 
 
 class Connection(HttpToolsProtocol):
@@ -79,6 +84,13 @@ class Connection(HttpToolsProtocol):
         if size_bytes > MOST_HEAD_BYTES or len(self.headers) > MOST_HEADERS:
             self.app = refuse_head  # of this connection, which ends with the answer
         super().on_headers_complete()
+        if len(self.pipeline) > MOST_AHEAD:  # one read of the socket may bring thousands
+            raise TooManyAhead
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.pipeline:
+            self.flow.pause_reading()
 
     def _wait_for_head(self) -> None:
         if self._head_timer is None:

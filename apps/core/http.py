@@ -92,6 +92,8 @@ class MeasuredRequest(ASGIRequest):
 class DjangoApplication(ASGIHandler):
     """Django as an ASGI application; `django.setup()` comes first.
 
+    A client takes as long as it likes to read its answer, so an answer is sent without a connection to the database.
+
     When a request ends, its scope has the processor time of the thread that it ran in, which was its own, and of its
     error page.
     """
@@ -102,7 +104,23 @@ class DjangoApplication(ASGIHandler):
         try:
             await super().handle(scope, receive, send)
         finally:
-            scope[PROCESSOR_SECONDS] = scope.get(PROCESSOR_SECONDS, 0.0) + await sync_to_async(time.thread_time)()
+            scope[PROCESSOR_SECONDS] = scope.get(PROCESSOR_SECONDS, 0.0) + await sync_to_async(_end_of_thread)()
+
+    async def send_response(self, response: HttpResponseBase, send: Any) -> None:
+        await sync_to_async(give_back_connection)()
+        await super().send_response(response, send)
+
+
+def give_back_connection() -> None:
+    """Put this thread's connection to the database back into the pool."""
+    if not connection.in_atomic_block:
+        connection.close()
+
+
+def _end_of_thread() -> float:
+    """Return the processor seconds of a request's thread. Django closes nothing when an answer breaks off by a bug."""
+    give_back_connection()
+    return time.thread_time()
 
 
 class RequestIdMiddleware:
@@ -322,8 +340,7 @@ def _of_the_pool(handler: Callable[..., HttpResponse]) -> Callable[..., HttpResp
         try:
             return handler(request, *args, **kwargs)
         finally:
-            if not connection.in_atomic_block:
-                connection.close()
+            give_back_connection()
             if isinstance(request, ASGIRequest):
                 scope = cast(Scope, request.scope)
                 scope[PROCESSOR_SECONDS] = scope.get(PROCESSOR_SECONDS, 0.0) + time.thread_time() - begin

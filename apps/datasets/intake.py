@@ -16,6 +16,7 @@ from django.utils.module_loading import import_string
 from apps.accounts.shares import get_share_holder
 from apps.catalog.models import BaseModel
 from apps.core import audit, outbox
+from apps.core.clock import db_now
 from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded, Status
 from apps.core.ids import new_id
 from apps.core.locks import lock
@@ -223,6 +224,17 @@ def _ask_for_validation(version: DatasetVersion, attempt: str = "") -> None:
         payload={"version_id": version.pk},
         organization=version.organization_id,
         lane=lane_of(max(version.bytes, source.bytes if source else 0)),
+    )
+
+
+def ask_for_long_validation(version: DatasetVersion) -> None:
+    """Have a file validated in the lane of large ones, however small it is."""
+    outbox.publish(
+        topic="dataset.validate",
+        key=f"validate:{version.pk}:long:{db_now().timestamp()}",
+        payload={"version_id": version.pk, "is_long": True},
+        organization=version.organization_id,
+        lane="data",
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from apps.datasets.problems import FileErrorCode, Rejected
 
 SMALL_BYTES = 4_000_000
+SMALL_SECONDS = 1.0  # in the lane of small files; what takes longer starts again in the other one
 # Of processor time: twenty times what conversations take, and three times what the slowest table does (docs/datasets.md
 # has the speeds), so that only what was made to be slow meets it. The longest is below the limit of a task.
 _FREE_SECONDS, _SECONDS_PER_MB, _MOST_SECONDS = 5.0, 2.0, 3_000.0

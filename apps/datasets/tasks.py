@@ -14,7 +14,7 @@ from apps.datasets.models import DatasetVersion
 
 def handle_validation(*, key: str, payload: dict[str, Any]) -> None:
     """Outbox handler of `dataset.validate`."""
-    validate(payload["version_id"])
+    validate(payload["version_id"], is_long=payload.get("is_long", False))
 
 
 def handle_count(*, key: str, payload: dict[str, Any]) -> None:
@@ -58,12 +58,16 @@ def count(version_id: str, base_model_id: str) -> None:
         _count_if_possible(version, BaseModel.objects.get(pk=base_model_id))
 
 
-def validate(version_id: str) -> None:
+def validate(version_id: str, *, is_long: bool = False) -> None:
     """Validate a file and count its tokens for each installed model, so that pages and quotes need not wait.
 
-    The count of a large file is a message of its own, which waits for another turn. Raises HeldByAnother.
+    The count of a large file is a message of its own, which waits for another turn, and so is the validation of a small
+    file that takes long. Raises HeldByAnother.
     """
-    version = validating.validate_version(version_id=version_id, now=db_now())
+    try:
+        version = validating.validate_version(version_id=version_id, now=db_now(), is_long=is_long)
+    except validating.TakesLong:
+        return
     if version is None:
         validating.require_done(version_id=version_id)
         return

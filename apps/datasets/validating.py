@@ -1,6 +1,7 @@
 """Validating a file: whoever does it holds a lease in the row, reads the file once, and writes down what it found."""
 
 import datetime
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +18,8 @@ from apps.core.object_store import ObjectMissing, StoredObject, object_key, read
 from apps.core.transitions import try_advance
 from apps.datasets.fitting import Fitting
 from apps.datasets.formats import read_mapping
-from apps.datasets.intake import StorageFull, limited
-from apps.datasets.lanes import ReadingTime
+from apps.datasets.intake import StorageFull, ask_for_long_validation, limited
+from apps.datasets.lanes import SMALL_SECONDS, ReadingTime, lane_of
 from apps.datasets.models import VERSION_TRANSITIONS, DatasetVersion
 from apps.datasets.problems import FileErrorCode, LineError, Rejected, as_json
 from apps.datasets.repair import FIT, REPAIRS, RepairMode
@@ -30,16 +31,19 @@ LEASE = datetime.timedelta(seconds=60)
 _RENEW_SECONDS = 10
 
 
-def validate_version(*, version_id: str, now: datetime.datetime) -> DatasetVersion | None:
+def validate_version(*, version_id: str, now: datetime.datetime, is_long: bool = True) -> DatasetVersion | None:
     """Read the file once and mark it ready or invalid; return None when it is another's turn or was done already.
 
-    Whoever validates holds a lease in the row; one that is not renewed has died, and the next caller starts over.
+    The caller holds a lease in the row; one that is not renewed has died, and the next caller starts over. Unless
+    `is_long`, a small file has a second. Raises TakesLong when it is over: the lane of large files reads it again.
     """
     version = DatasetVersion.objects.filter(pk=version_id).select_related("derived_from").first()
     if version is None:
         return None
     take_over_from_the_dead(version, now)
-    lease = _Lease(version, now)
+    source = version.derived_from
+    is_small = lane_of(max(version.bytes, source.bytes if source else 0)) == "data-small"
+    lease = _Lease(version, now, most_seconds=SMALL_SECONDS if is_small and not is_long else math.inf)
     if not lease.take():
         return None
     rows = None
@@ -57,6 +61,9 @@ def validate_version(*, version_id: str, now: datetime.datetime) -> DatasetVersi
         report = _unreadable(FileErrorCode.STORAGE_FULL, full.message, "")
     except Rejected as rejected:
         report = _unreadable(rejected.error.code, rejected.error.message, rejected.error.fix)
+    except TakesLong:
+        lease.hand_over()
+        raise
     except LeaseLost:
         return None
     return _record_report(version, report, lease, rows=rows)
@@ -137,11 +144,16 @@ class HeldByAnother(Exception):
     """Another worker validates the file, or died doing it: what is asked here is tried again."""
 
 
+class TakesLong(Exception):
+    """A small file takes longer than the others of its lane should wait; it was put into the lane of large ones."""
+
+
 class _Lease:
     """The right to validate one version. Its end is written into the row and is also its fencing token."""
 
-    def __init__(self, version: DatasetVersion, now: datetime.datetime) -> None:
-        self._version, self._renewed = version, time.monotonic()
+    def __init__(self, version: DatasetVersion, now: datetime.datetime, *, most_seconds: float = math.inf) -> None:
+        self._version, self._began, self._most_seconds = version, time.monotonic(), most_seconds
+        self._renewed = self._began
         self.expires_at = now + LEASE
 
     def take(self) -> bool:
@@ -153,7 +165,24 @@ class _Lease:
             validation_attempts=F("validation_attempts") + 1,
         )
 
+    @transaction.atomic
+    def hand_over(self) -> None:
+        """Give the version back, for the lane of large files."""
+        is_mine = try_advance(
+            self._version,
+            to="uploaded",
+            transitions=VERSION_TRANSITIONS,
+            guard={"validation_lease_expires_at": self.expires_at},
+            validation_lease_expires_at=None,
+            validation_attempts=F("validation_attempts") - 1,
+        )
+        if is_mine:
+            ask_for_long_validation(self._version)
+
     def renew(self) -> None:
+        """Raises TakesLong, LeaseLost."""
+        if time.monotonic() - self._began > self._most_seconds:
+            raise TakesLong
         if time.monotonic() - self._renewed < _RENEW_SECONDS:
             return
         self._renewed, expires_at = time.monotonic(), db_now() + LEASE

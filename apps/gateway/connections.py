@@ -19,6 +19,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from apps.core.connections import MOST_AHEAD, TooManyAhead
 from apps.core.http import Application, Message, Scope
 from apps.gateway.transports import TurnTransport
 
@@ -124,6 +125,8 @@ class Connection(HttpToolsProtocol):
             self._begin(scope, exchange)
             return
         self._waiting.append((scope, exchange))
+        if len(self._waiting) > MOST_AHEAD:  # one read of the socket may bring thousands
+            raise TooManyAhead
         if len(self._waiting) >= _MOST_PIPELINED:
             self.flow.pause_reading()
 
@@ -157,10 +160,11 @@ class Connection(HttpToolsProtocol):
         self._current = None
         if self.transport.is_closing():
             return
-        if self.flow.read_paused:
+        following = self._waiting.popleft() if self._waiting else None
+        if self.flow.read_paused and not self._waiting:
             self.flow.resume_reading()
-        if self._waiting:
-            self._begin(*self._waiting.popleft())
+        if following is not None:
+            self._begin(*following)
             return
         self._idle_since = self.loop.time()
         self._look_later(self.timeout_keep_alive)

@@ -17,7 +17,6 @@ from typing import Any
 import redis.asyncio
 from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.db import connection
 
 from apps.accounts.models import User
 from apps.accounts.queries import find_membership, get_organization
@@ -25,6 +24,7 @@ from apps.accounts.roles import Permission
 from apps.core.clock import db_now
 from apps.core.errors import DomainError, RateLimited
 from apps.core.fair_shares import OpenCounts
+from apps.core.http import give_back_connection
 from apps.core.templatetags.ui import NONE, duration, number, usd
 from apps.core.tenancy import tenant
 from apps.finetuning.lifecycle import JOB_TERMINAL
@@ -129,7 +129,7 @@ class Watcher:
         except DomainError:
             return False
         finally:
-            _give_back_connection()
+            give_back_connection()  # nothing is held while the watcher waits
 
 
 async def follow_job(*, watcher: Watcher, job_id: str, after: int) -> AsyncIterator[bytes]:
@@ -174,13 +174,7 @@ def _read(organization_id: str, job_id: str, after: int) -> tuple[list[JobEvent]
             job = get_job(organization=organization_id, id=job_id)
             return list_events_after(job=job, sequence=after), job.status, _figures(job)
     finally:
-        _give_back_connection()
-
-
-def _give_back_connection() -> None:
-    """Hold nothing while the watcher waits."""
-    if not connection.in_atomic_block:
-        connection.close()
+        give_back_connection()  # nothing is held while the watcher waits
 
 
 def _figures(job: FineTuningJob) -> dict[str, Any]:

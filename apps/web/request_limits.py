@@ -9,7 +9,7 @@ Kept in this process: with several web processes a limit holds for each of them 
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from django.template.loader import render_to_string
@@ -20,7 +20,6 @@ from apps.core.http import (
     DEFAULT_BODY_BYTES,
     PROCESSOR_SECONDS,
     Application,
-    Message,
     Receive,
     Scope,
     Send,
@@ -29,12 +28,14 @@ from apps.core.http import (
     send_error,
     send_page,
 )
+from apps.core.runs import Run
 from apps.web import callers
 
-# Files of the dashboard itself: cached by browsers, and served without a view.
-_UNLIMITED = "/static/"
+_STATIC = "/static/"  # files of the dashboard itself: a page has several, which browsers keep
 _UPLOAD_PREFIXES = ("/v1/files", "/v1/uploads", "/datasets")
 _WAIT_SECONDS, _MOST_WAITING = 10.0, 32
+# Views share one interpreter: each one more of an organization slows down those of the others by as much.
+_PART_OF_ONE, _LEFT_OF_A_QUIET_ONE = 4, 0.9
 
 
 class Share(NamedTuple):
@@ -54,6 +55,7 @@ _SHARES = {
     "organization": Share(2, 1.5, 48, 8),
     "address": Share(4, 3, 96, 16),
     "anonymous": Share(1, 0.5, 24, 4),  # an address, for those who are not signed in
+    "static": Share(5, 3, 96, 16),  # an address, for the files of the dashboard
 }
 _NAMES = {
     "key": "This API key",
@@ -62,6 +64,7 @@ _NAMES = {
     "organization": "Your organization",
     "address": "Your network",
     "anonymous": "Your network",
+    "static": "Your network",
 }
 
 
@@ -84,7 +87,7 @@ class LimitRequests:
         self._places = Places(limits.places, most_waiting=_MOST_WAITING, wait_seconds=_WAIT_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith(_UNLIMITED):
+        if scope["type"] != "http":
             await self._application(scope, receive, send)
             return
         try:
@@ -94,7 +97,7 @@ class LimitRequests:
         except RateLimited as refusal:
             await send_refusal(scope, send, refusal)
             return
-        run = _Run(self, owners, receive, send)
+        run = Run(partial(self.begin_running, owners), partial(self.end_running, owners), receive, send)
         try:
             await self._application(scope, run.receive, run.send)
         finally:
@@ -108,6 +111,8 @@ class LimitRequests:
     async def _owners(self, scope: Scope) -> Sequence[str]:
         """Return all whose limits hold for a request; the last one is whom it takes turns for."""
         address = callers.address_of(scope)
+        if scope["path"].startswith(_STATIC):
+            return [f"static {address}"]
         credential = callers.credential_of(scope)
         anonymous = f"anonymous {address}"
         caller = callers.recall(credential)
@@ -151,8 +156,9 @@ class LimitRequests:
         Raises RateLimited.
         """
         left = min(self._seconds.share_left(owner, self._rates(owner)[1]) for owner in owners)
+        most = max(1, self._limits.places // _PART_OF_ONE) if left > _LEFT_OF_A_QUIET_ONE else 1
         try:
-            await self._places.take(owners[-1], most=max(1, self._limits.places // 2) if left > 0.5 else 1)
+            await self._places.take(owners[-1], most=most)
         except TooManyWaiting:
             text = f"{_name(owners[-1])} has too many requests waiting at once. Try again in 2 s."
             raise RateLimited(text, retry_after_seconds=2) from None
@@ -170,38 +176,6 @@ class LimitRequests:
             self._limits.requests_per_minute * share.requests,
             self._limits.seconds_per_minute * share.seconds,
         )
-
-
-class _Run:
-    """One request: it runs from the end of its body to the start of its answer."""
-
-    def __init__(self, limits: LimitRequests, owners: Sequence[str], receive: Receive, send: Send) -> None:
-        self._limits, self._owners, self._receive, self._send = limits, owners, receive, send
-        self._is_running = self._has_body = False
-        self.refusal: RateLimited | None = None
-        self.has_answered = False
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "http.request" and not message.get("more_body") and not self._has_body:
-            self._has_body = True
-            try:
-                await self._limits.begin_running(self._owners)
-            except RateLimited as refusal:
-                self.refusal = refusal
-                return {"type": "http.disconnect"}
-            self._is_running = True
-        return message
-
-    async def send(self, message: Message) -> None:
-        self.has_answered = True
-        self.end()
-        await self._send(message)
-
-    def end(self) -> None:
-        if self._is_running:
-            self._is_running = False
-            self._limits.end_running(self._owners)
 
 
 async def send_refusal(scope: Scope, send: Send, refusal: DomainError) -> None:

@@ -104,6 +104,17 @@ def test_an_address_holds_so_many_connections(monkeypatch, settings) -> None:
             one.close()
 
 
+@pytest.mark.parametrize("sent", [50, 1_000])
+def test_so_many_requests_are_read_ahead_of_their_turn(address: str, sent: int) -> None:
+    """One read of the socket brings many small ones, each of which takes memory until it is answered."""
+    answer = talk(address, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * (sent - 1) + b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n")
+
+    if sent <= connections.MOST_AHEAD:
+        assert answer.count(b"200 OK") == sent
+    else:
+        assert answer == b"reset" or answer.count(b"200 OK") <= connections.MOST_AHEAD + 1
+
+
 @pytest.mark.parametrize(
     ("trusted", "forwarded", "counted"),
     [

@@ -247,6 +247,22 @@ class TestValidation:
         assert {version.pk for version in waiting} == {version.pk for version in large[1:]}
         assert {small.pk, other.pk}.isdisjoint(waiting.values_list("pk", flat=True))
 
+    def test_a_small_file_that_takes_long_leaves_the_lane_of_small_ones(
+        self, organization: Organization, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The files of other tenants wait for it there."""
+        monkeypatch.setattr("apps.datasets.validating.SMALL_SECONDS", -1.0)
+        version = make_version(organization)
+
+        deliver_due(lane="data-small", limit=1)
+
+        version.refresh_from_db()
+        assert (version.status, version.validation_attempts) == ("uploaded", 0)
+        assert not OutboxMessage.objects.filter(lane="data-small", sent_at=None).exists()
+        deliver_due(lane="data", limit=1)
+        version.refresh_from_db()
+        assert version.status == "ready"
+
 
 class TestCounting:
     def test_follows_validation_at_once_or_in_a_task_of_its_own(
