@@ -96,6 +96,11 @@ def _refused(refusal: LineError) -> RowRefused:
 
 
 @transaction.atomic
+def is_counted_at_once(version: DatasetVersion) -> bool:
+    """Return whether a caller may wait for the count. What counts is what is read: a packed file can hold far more."""
+    return version.data_bytes <= COUNT_NOW_BYTES
+
+
 def request_count(*, version: DatasetVersion, base_model: BaseModel) -> None:
     """Have a task count the tokens of a file too large to count while somebody waits.
 

@@ -73,10 +73,10 @@ def validate(version_id: str, *, is_long: bool = False) -> None:
         return
     if version.status == "ready":
         for base_model in list_base_models(only_installed=True):
-            if version.bytes > operations.COUNT_NOW_BYTES:
-                operations.request_count(version=version, base_model=base_model)
-            else:
+            if operations.is_counted_at_once(version):
                 _count_if_possible(version, base_model)
+            else:
+                operations.request_count(version=version, base_model=base_model)
         inspecting.request_inspection(version=version)
     validating.announce(version=version)
 

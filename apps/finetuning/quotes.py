@@ -9,7 +9,7 @@ from apps.contracts.runs import Hyperparameters
 from apps.core.errors import Unavailable
 from apps.datasets.comparing import find_or_compare
 from apps.datasets.models import DatasetVersion, TokenCount
-from apps.datasets.operations import COUNT_NOW_BYTES, count_tokens
+from apps.datasets.operations import count_tokens, is_counted_at_once
 from apps.datasets.queries import find_refusal, find_token_count
 from apps.finetuning.options import PoolQuote
 from apps.finetuning.pool_facts import find_open_pools
@@ -98,7 +98,7 @@ def is_still_counting(*, version: DatasetVersion, count: TokenCount | None, base
 
     A file that the model's template refused is counted no more: to count it again says at once why.
     """
-    if count is not None or version.bytes <= COUNT_NOW_BYTES:
+    if count is not None or is_counted_at_once(version):
         return False
     return find_refusal(version=version, base_model=base_model) is None
 

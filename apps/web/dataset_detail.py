@@ -106,7 +106,7 @@ def _count(
     if version.status != "ready" or model is None:
         return None, None, False
     found = queries.find_token_count(version=version, base_model=model)
-    if found or version.bytes > operations.COUNT_NOW_BYTES:
+    if found or not operations.is_counted_at_once(version):
         if not found:
             operations.request_count(version=version, base_model=model)
         return found, None, found is None

@@ -1,5 +1,6 @@
 import datetime
 import functools
+import gzip
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
@@ -270,16 +271,19 @@ class TestCounting:
     ) -> None:
         base_model = make_base_model()
         small, large = make_version(organization), make_version(organization, jsonl(500))
+        packed = make_version(organization, gzip.compress(jsonl(500)), filename="rows.jsonl.gz")
+        assert packed.bytes < 10_000
         monkeypatch.setattr(operations, "COUNT_NOW_BYTES", 10_000)
 
-        for version in (small, large):
+        for version in (small, large, packed):
             validate(version.pk)
 
         assert find_token_count(version=small, base_model=base_model)
-        assert find_token_count(version=large, base_model=base_model) is None
-        payload = OutboxMessage.objects.get(topic="dataset.count").payload
-        count(**payload)
-        assert find_token_count(version=large, base_model=base_model)
+        for version in (large, packed):
+            assert find_token_count(version=version, base_model=base_model) is None
+            payload = OutboxMessage.objects.get(topic="dataset.count", payload__version_id=version.pk).payload
+            count(**payload)
+            assert find_token_count(version=version, base_model=base_model)
 
     def test_counts_what_the_model_would_see_and_train_on(self, organization: Organization) -> None:
         base_model = make_base_model()

@@ -17,7 +17,7 @@ from apps.datasets.operations import FileInUse, count_tokens, delete_version
 from apps.datasets.tasks import compare, count
 from apps.datasets.tasks import validate as validate_task
 from apps.datasets.validating import validate_version
-from apps.finetuning import operations, quotes, stopping
+from apps.finetuning import operations, stopping
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.operations import JobRequest, create_job
 from apps.finetuning.quotas import set_quota
@@ -54,7 +54,7 @@ def create(floor, organization):
 def validate(job: FineTuningJob) -> DatasetVersion | None:
     """Validate the job's file and count it, as the task does."""
     version = validate_version(version_id=job.training_file_id, now=db_now())
-    if version.status == "ready" and version.bytes <= datasets.COUNT_NOW_BYTES:
+    if version.status == "ready" and datasets.is_counted_at_once(version):
         count_tokens(version=version, base_model=job.base_model)
     return version
 
@@ -221,7 +221,6 @@ def test_a_job_that_cannot_be_judged_keeps_no_other_waiting(create, reload, monk
 
 def test_a_row_the_model_cannot_read_fails_the_job_that_waits_for_a_large_file(create, reload, monkeypatch):
     monkeypatch.setattr(datasets, "COUNT_NOW_BYTES", 10)
-    monkeypatch.setattr(quotes, "COUNT_NOW_BYTES", 10)
     job = create(GOOD + jsonl_of(TOOL))  # the demo's template knows no tools
 
     validate(job)
