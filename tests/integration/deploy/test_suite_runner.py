@@ -21,6 +21,7 @@ BREAKS_DOWN = "import os\ndef test_that_passes(): pass\ndef test_that_ends_the_p
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -q -p no:cacheprovider --import-mode=importlib\n")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take each start of pytest a second
     monkeypatch.setattr(runner, "LOGS", tmp_path / "logs")
     monkeypatch.setattr(runner, "DURATIONS", tmp_path / "durations.json")
     monkeypatch.setattr(runner, "CONFIGURATIONS", {"web": str(tmp_path / "pytest.ini")})
