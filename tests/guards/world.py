@@ -7,7 +7,6 @@ import datetime
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from django.apps import apps
 from django.db import connection, models, transaction
@@ -304,14 +303,17 @@ def undone() -> Iterator[None]:
         transaction.set_rollback(True)
 
 
-def rows_of(tenant: Tenant) -> dict[str, list[Any]]:
-    """Return every row that belongs to a tenant, to compare before and after."""
+def rows_of(tenant: Tenant) -> dict[str, str]:
+    """Return every row that belongs to a tenant as JSON, by the model's label, to compare before and after."""
+    selects = [
+        f"SELECT '{model._meta.label}', jsonb_agg(to_jsonb(each) ORDER BY each.{model._meta.pk.column})::text"
+        f" FROM {model._meta.db_table} AS each WHERE each.organization_id = %(organization)s"
+        for model in tenant_models()
+    ]
     with connection.cursor() as cursor:
         cursor.execute("SELECT set_config('role', 'anneal_owner', true)")
-    return {
-        model._meta.label: list(model._base_manager.filter(organization=tenant.organization).order_by("pk").values())
-        for model in tenant_models()
-    }
+        cursor.execute(" UNION ALL ".join(selects), {"organization": tenant.organization.pk})
+        return dict(cursor.fetchall())
 
 
 def tenant_models() -> list[type[models.Model]]:
