@@ -75,12 +75,12 @@ class Program:
 
 
 _UVICORN = (
-    "uvicorn --http apps.core.connections:Connection --no-server-header --no-access-log --no-proxy-headers "
+    "uvicorn --http apps.core.http.connections:Connection --no-server-header --no-access-log --no-proxy-headers "
     "--timeout-keep-alive 75 --timeout-graceful-shutdown 8"
 )
 DRAIN_SECONDS = 120  # streams under way are finished, for as long as this
 _GATEWAY_UVICORN = (
-    "uvicorn --http apps.gateway.connections:Connection --no-server-header --no-date-header --no-access-log "
+    "uvicorn --http apps.interfaces.gateway.http.connections:Connection --no-server-header --no-date-header --no-access-log "
     f"--no-proxy-headers --timeout-keep-alive 75 --timeout-graceful-shutdown {DRAIN_SECONDS}"
 )
 _CELERY = "celery -A apps.config.celery"
@@ -95,7 +95,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "postgres",
         Tier.SERVICES,
-        "apps.core.embedded postgres --data-dir ${home}",
+        "scripts.embedded postgres --data-dir ${home}",
         needs=frozenset(),
         options=frozenset(),
         stop_seconds=30,
@@ -104,7 +104,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "redis",
         Tier.SERVICES,
-        "apps.core.embedded redis --data-dir ${home}",
+        "scripts.embedded redis --data-dir ${home}",
         needs=frozenset(),
         options=frozenset(),
         is_embedded_only=True,
@@ -127,7 +127,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "gateway",
         Tier.CONTROL,
-        f"{_GATEWAY_UVICORN} apps.gateway.app:create_app --factory ${{gateway_listen}}",
+        f"{_GATEWAY_UVICORN} apps.interfaces.gateway.app:create_app --factory ${{gateway_listen}}",
         role="gateway",
         stop_seconds=DRAIN_SECONDS + 15,
     ),
@@ -183,7 +183,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "vllm",
         Tier.SERVING,
-        "gpu_workers.engine",
+        "gpu_workers.engine.launcher",
         venv=".venv-engines",
         needs=frozenset({"ANNEAL_WORK_DIR"}),
         options=_ENGINE_OPTIONS
@@ -196,7 +196,7 @@ PROGRAMS: tuple[Program, ...] = (
         # Waits until the serving agent has a new adapter version to try; runs a minute longer than that.
         "vllm-canary",
         Tier.SERVING,
-        "gpu_workers.engine canary",
+        "gpu_workers.engine.launcher canary",
         venv=".venv-engines",
         needs=frozenset({"ANNEAL_WORK_DIR"}),
         options=_ENGINE_OPTIONS | {"ANNEAL_CANARY_KV_CACHE_BYTES", "ANNEAL_CANARY_GPU_MEMORY_SHARE"},
@@ -208,7 +208,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "serving-agent",
         Tier.SERVING,
-        "gpu_workers.serving_agent",
+        "gpu_workers.serving.agent",
         venv=".venv-engines",
         needs=WORKER | {"ANNEAL_REPLICA_LISTEN"},
         options=frozenset(
@@ -232,7 +232,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "trainer",
         Tier.TRAINING,
-        "celery -A gpu_workers.celery_app worker --queues train.${pool} --pool solo --prefetch-multiplier 1"
+        "celery -A gpu_workers.trainer.celery_app worker --queues train.${pool} --pool solo --prefetch-multiplier 1"
         " --without-gossip --without-mingle",
         venv=".venv-engines",
         needs=WORKER | {"ANNEAL_BROKER_KEY_PREFIX"},

@@ -34,7 +34,7 @@ from scripts.installation.packages import addresses_file, install_locked  # noqa
 # `anneal` from any folder; -P: an `apps` folder of the place it is called from is not ours.
 COMMAND = """#!/bin/sh
 here=$(dirname "$(readlink -f "$0")")
-PYTHONPATH="$here/../..${PYTHONPATH:+:$PYTHONPATH}" exec "$here/python" -P -m apps.cli "$@"
+PYTHONPATH="$here/../..${PYTHONPATH:+:$PYTHONPATH}" exec "$here/python" -P -m apps.interfaces.cli "$@"
 """
 
 

@@ -15,7 +15,7 @@ from xmlrpc.client import Fault, ServerProxy
 
 from supervisor.xmlrpc import SupervisorTransport
 
-from gpu_workers.process_tree import (
+from gpu_workers.common.process_tree import (
     Process,
     become_subreaper,
     die_with_parent,

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
-from gpu_workers.process_tree import die_with_parent
+from gpu_workers.common.process_tree import die_with_parent
 from scripts.touched import pick_tests
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,13 +11,14 @@ import hmac
 from django.conf import settings
 from django.db import transaction
 
-from apps.accounts.addresses import has_verified_address
+from apps.accounts.login.addresses import has_verified_address
 from apps.accounts.models import Invitation, Membership, Organization, User
 from apps.accounts.operations import known_role, lock_members, require_grantable
 from apps.accounts.queries import get_invitation
 from apps.accounts.roles import Permission, has_permission
-from apps.core import audit, outbox
+from apps.core import audit
 from apps.core.errors import InvalidState, NotFound, PermissionDenied, RateLimited
+from apps.core.messages import outbox
 
 INVITATION_LIFETIME = datetime.timedelta(days=7)
 # An invitation is mail to a stranger with words of the sender's choice.

@@ -10,10 +10,10 @@ from django.db import models
 from django.db.models.functions import Coalesce, Lower, Now
 
 from apps.accounts.roles import ROLE_CHOICES
+from apps.core.database.policies import OWN_ORGANIZATION
+from apps.core.database.tenancy import OrganizationModel, OrganizationQuerySet
 from apps.core.ids import IdField
-from apps.core.key_news import key_news
-from apps.core.policies import OWN_ORGANIZATION
-from apps.core.tenancy import OrganizationModel, OrganizationQuerySet
+from apps.core.messages.key_invalidation import key_news
 
 _OWN_USER = "user_id = nullif(current_setting('anneal.user', true), '')"
 

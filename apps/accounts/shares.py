@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from apps.accounts.models import Organization
-from apps.core.tenancy import all_tenants
+from apps.core.database.tenancy import all_tenants
 
 
 def list_sharing(*, organizations: Collection[str]) -> dict[str, str]:

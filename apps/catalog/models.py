@@ -8,9 +8,9 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from apps.catalog.pricing import title_of
+from apps.core.database.policies import OWN_ORGANIZATION
+from apps.core.database.tenancy import OrganizationModel
 from apps.core.ids import IdField
-from apps.core.policies import OWN_ORGANIZATION
-from apps.core.tenancy import OrganizationModel
 
 # What asks nothing of those who use the weights. A row that names two licences is read as the stricter one.
 _PERMISSIVE = re.compile(r"(?:apache|mit|bsd|isc|cc0)\b(?!.*(?:except|also applies|\band\b))", re.IGNORECASE)

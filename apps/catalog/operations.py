@@ -17,12 +17,13 @@ from apps.catalog.models import BaseModel, HubToken, PriceRule
 from apps.catalog.pricing import STORAGE_SKU, Tier, unit_of
 from apps.catalog.queries import hub_token_place, open_hub_token
 from apps.contracts.chat import chat_template_sha256
-from apps.core import audit, outbox
+from apps.core import audit
+from apps.core.database.locks import lock
 from apps.core.errors import DomainError, InvalidState, InvalidValue
-from apps.core.locks import lock
-from apps.core.object_store import platform_key, read_chunks, store
-from apps.core.sealing import seal
-from apps.estimates.architectures import parameter_count
+from apps.core.messages import outbox
+from apps.core.objects.store import platform_key, read_chunks, store
+from apps.core.secrets.sealing import seal
+from apps.estimates.models.architectures import parameter_count
 
 _NAME = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)

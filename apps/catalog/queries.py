@@ -9,8 +9,8 @@ from django.db.models import DateTimeField, F, Func, Q, QuerySet
 from apps.catalog.models import BaseModel, GpuType, HubToken, PriceRule
 from apps.contracts.chat import ChatRenderer
 from apps.core.errors import InvalidState, NotFound
-from apps.core.object_store import read_object
-from apps.core.sealing import place_of, unseal
+from apps.core.objects.store import read_object
+from apps.core.secrets.sealing import place_of, unseal
 
 TOKENIZER_LIMIT_BYTES = 64 * 1024 * 1024
 

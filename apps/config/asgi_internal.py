@@ -9,9 +9,9 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "apps.config.settings.internal")
 django.setup(set_prefix=False)
 
 from apps.config.startup import guard_roles  # noqa: E402 - needs the app registry
-from apps.core.http import Application, DjangoApplication, LimitBodies  # noqa: E402
-from apps.core.object_views import OBJECT_LIMIT  # noqa: E402
-from apps.core.runs import TakeTurns  # noqa: E402
+from apps.core.http.asgi import Application, DjangoApplication, LimitBodies  # noqa: E402
+from apps.core.http.turns import TakeTurns  # noqa: E402
+from apps.core.objects.views import OBJECT_LIMIT  # noqa: E402
 
 guard_roles()
 # They share one interpreter and twelve connections to the database.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from apps.core.loopback import is_loopback
+from apps.core.http.loopback import is_loopback
 
 ROOT = Path(__file__).resolve().parents[2]
 

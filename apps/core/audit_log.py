@@ -9,8 +9,8 @@ from typing import Any
 from django.db.models import QuerySet
 from django.utils.dateparse import parse_date, parse_datetime
 
-from apps.core.csv_text import csv_chunks
 from apps.core.errors import InvalidValue
+from apps.core.http.csv_text import csv_chunks
 from apps.core.models import AuditEntry
 
 PAGE = 50

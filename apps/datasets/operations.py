@@ -9,17 +9,18 @@ from django.db import transaction
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import RowError
-from apps.core import audit, outbox
-from apps.core.clock import db_now
+from apps.core import audit
+from apps.core.database.clock import db_now
+from apps.core.database.transitions import advance
 from apps.core.errors import DomainError, InvalidState
-from apps.core.transitions import advance
-from apps.datasets.counting import count_rows, measure_rows
-from apps.datasets.lanes import lane_of
+from apps.core.messages import outbox
+from apps.datasets.intake.lanes import lane_of
 from apps.datasets.models import VERSION_TRANSITIONS, Dataset, DatasetVersion, TokenCount
 from apps.datasets.problems import LineError, from_row_error
 from apps.datasets.queries import find_refusal, find_token_count
 from apps.datasets.rows import iterate_rows
-from apps.datasets.validating import take_over_from_the_dead
+from apps.datasets.token_counts import count_rows, measure_rows
+from apps.datasets.validation.leases import take_over_from_the_dead
 
 # Up to this size tokens are counted while somebody waits: about 15,000 short rows, measured at 3,000 to 6,000 a second.
 COUNT_NOW_BYTES = 4_000_000

@@ -6,10 +6,13 @@ from celery import shared_task
 
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
-from apps.datasets import comparing, inspecting, operations, sweeping, uploads, validating
+from apps.datasets import operations
+from apps.datasets.inspection import comparisons, inspections
+from apps.datasets.intake import orphans, uploads
 from apps.datasets.models import DatasetVersion
+from apps.datasets.validation import leases
 
 
 def handle_validation(*, key: str, payload: dict[str, Any]) -> None:
@@ -41,14 +44,14 @@ def inspect(version_id: str) -> None:
     """Look through a file's rows for copies and personal data, unless that is done or the file is gone."""
     version = DatasetVersion.objects.filter(pk=version_id, status="ready").first()
     if version:
-        inspecting.inspect_version(version=version)
+        inspections.inspect_version(version=version)
 
 
 def compare(version_id: str, other_id: str) -> None:
     """Find the rows of a file that repeat its validation file, unless that is done or one of them is gone."""
     found = DatasetVersion.objects.in_bulk([version_id, other_id])
     if len(found) == 2:
-        comparing.compare_versions(version=found[version_id], other=found[other_id])
+        comparisons.compare_versions(version=found[version_id], other=found[other_id])
 
 
 def count(version_id: str, base_model_id: str) -> None:
@@ -65,11 +68,11 @@ def validate(version_id: str, *, is_long: bool = False) -> None:
     file that takes long. Raises HeldByAnother.
     """
     try:
-        version = validating.validate_version(version_id=version_id, now=db_now(), is_long=is_long)
-    except validating.TakesLong:
+        version = leases.validate_version(version_id=version_id, now=db_now(), is_long=is_long)
+    except leases.TakesLong:
         return
     if version is None:
-        validating.require_done(version_id=version_id)
+        leases.require_done(version_id=version_id)
         return
     if version.status == "ready":
         for base_model in list_base_models(only_installed=True):
@@ -77,8 +80,8 @@ def validate(version_id: str, *, is_long: bool = False) -> None:
                 _count_if_possible(version, base_model)
             else:
                 operations.request_count(version=version, base_model=base_model)
-        inspecting.request_inspection(version=version)
-    validating.announce(version=version)
+        inspections.request_inspection(version=version)
+    leases.announce(version=version)
 
 
 def _count_if_possible(version: DatasetVersion, base_model: BaseModel) -> None:
@@ -98,7 +101,7 @@ def expire_uploads() -> None:
     name="datasets.sweep_orphans", acks_late=False, ignore_result=True, soft_time_limit=3_540, time_limit=3_600
 )
 def sweep_orphans() -> None:
-    sweeping.sweep_orphans(now=db_now())
+    orphans.sweep_orphans(now=db_now())
 
 
 @shared_task(name="datasets.delete_expired", ignore_result=True)

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import msgspec
 
 from apps.estimates.durations import duration
-from apps.estimates.gpus import GIB, Gpu
 from apps.estimates.intervals import memory_interval, time_interval
+from apps.estimates.physics.gpus import GIB, Gpu
+from apps.estimates.physics.plans import Method
 from apps.estimates.placement import Placement, Task, choose_plan, longest_length, smallest_placement
-from apps.estimates.plans import Method
 from apps.estimates.requests import PoolFacts, pieces_of
 
 _LENGTH_STEP = 64  # suggested lengths are round numbers

@@ -9,8 +9,8 @@ import math
 import msgspec
 
 from apps.estimates.durations import Duration
+from apps.estimates.physics.throughput import ProbeRow
 from apps.estimates.requests import Correction, PoolFacts
-from apps.estimates.throughput import ProbeRow
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """The legal moves of jobs and runs, and the phases people see."""
 
-from apps.core.transitions import Transitions, terminal_states
+from apps.core.database.transitions import Transitions, terminal_states
 
 JOB_TRANSITIONS: Transitions = {
     "validating_files": frozenset({"queued", "failed", "cancelled"}),

@@ -6,19 +6,19 @@ from typing import Any
 from celery import current_app, shared_task
 from django.db.models import Q
 
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
-from apps.finetuning import storage
-from apps.finetuning.accuracy import refresh_public_reports
-from apps.finetuning.calibrations import refit_pools
-from apps.finetuning.checkpoint_models import serve_checkpoint
-from apps.finetuning.leases import reclaim_expired_leases
+from apps.finetuning.jobs.control import pause_jobs_of, pause_jobs_of_budget
+from apps.finetuning.jobs.creation import admit_when_ready
 from apps.finetuning.models import FineTuningJob, GpuPool
-from apps.finetuning.operations import admit_when_ready
-from apps.finetuning.stalls import end_stalled_runs
-from apps.finetuning.stopping import pause_jobs_of, pause_jobs_of_budget
-from apps.finetuning.sweeping import sweep_checkpoints, sweep_uploads
-from apps.finetuning.verdicts import tell_of_verdict
+from apps.finetuning.pools.accuracy import refresh_public_reports
+from apps.finetuning.pools.calibrations import refit_pools
+from apps.finetuning.results.checkpoint_models import serve_checkpoint
+from apps.finetuning.results.retention import sweep_checkpoints, sweep_uploads
+from apps.finetuning.results.verdicts import tell_of_verdict
+from apps.finetuning.runs.leases import reclaim_expired_leases
+from apps.finetuning.runs.stalls import end_stalled_runs
+from apps.finetuning.usage import storage
 
 logger = logging.getLogger(__name__)
 _ENDED = ("ready", "invalid", "deleted")  # a file whose validation is over

@@ -11,8 +11,8 @@ from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK
 from apps.core import audit
 from apps.core.errors import InvalidState, InvalidValue, NotFound
-from apps.serving.answering import answering
 from apps.serving.models import Alias, Deployment
+from apps.serving.ready_replicas import answering
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{1,38}[a-z0-9]")
 _LIKE_A_VERSION = re.compile(r"[0-9a-hjkmnp-tv-z]{10}")  # how the names of versions end

@@ -13,20 +13,20 @@ from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import delete_version, record_verdict
 from apps.adapters.queries import get_version_by_name
 from apps.catalog.models import BaseModel
-from apps.contracts.addresses import AddressRefused
+from apps.contracts.addresses.replicas import AddressRefused
 from apps.contracts.runs import SignedFile
 from apps.contracts.serving import DesiredAdapter, DesiredState, LoadState, ObservedAdapter, ObservedState
 from apps.core import audit
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
+from apps.core.database.tenancy import system
 from apps.core.errors import InvalidValue
-from apps.core.object_store import store
-from apps.core.sealing import place_of, seal, unseal
-from apps.core.tenancy import system
+from apps.core.objects.store import store
+from apps.core.secrets.sealing import place_of, seal, unseal
 from apps.serving.aliases import require_unaliased
+from apps.serving.keep_warm import let_cool
 from apps.serving.models import Deployment, LoadedAdapter, Replica, ReplicaToken
-from apps.serving.placing import replan, replan_around
+from apps.serving.placements import replan, replan_around
 from apps.serving.reconciliation import note_count
-from apps.serving.warmth import let_cool
 from apps.serving.whole_models import desired_whole_model, give_place, note_whole_model, require_replica, withdraw
 
 _URL_SECONDS = 3600

@@ -9,10 +9,10 @@ from django.db.models import F, QuerySet
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.contracts.serving import LoadState
-from apps.core.tenancy import system
-from apps.serving.answering import credible, ready_replicas, spoken_lately
+from apps.core.database.tenancy import system
 from apps.serving.models import Alias, Deployment, Placement, Replica
 from apps.serving.operations import token_of
+from apps.serving.ready_replicas import credible, ready_replicas, spoken_lately
 
 
 @dataclass(frozen=True)

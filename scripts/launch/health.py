@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from apps.core.embedded import is_postgres_ready, is_redis_ready
+from scripts.embedded import is_postgres_ready, is_redis_ready
 from scripts.environment import Prepared
 from scripts.processes import Program
 from scripts.supervision import Supervision

@@ -6,7 +6,7 @@ from django.test import Client
 
 from apps.contracts.worker_api import ProbeReport
 from apps.finetuning.models import ThroughputProbe
-from apps.finetuning.pool_facts import list_shape_probes, newest_probes
+from apps.finetuning.quotes.pool_facts import list_shape_probes, newest_probes
 from tests.factories.finetuning import CREDENTIAL, Floor, probe_report
 
 CONFIG = {"model_type": "llama", "hidden_size": 64}

@@ -4,17 +4,17 @@ import pytest
 
 from apps.adapters.models import AdapterVersion
 from apps.billing.models import LedgerEntry, LedgerTransaction, UsageEvent
-from apps.billing.usage import UsageRecord, rate_usage, record_usage
+from apps.billing.usage.metering import UsageRecord, rate_usage, record_usage
 from apps.catalog.operations import set_price
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
+from apps.core.database.tenancy import tenant
 from apps.core.ids import new_id
-from apps.core.outbox import deliver_due
-from apps.core.tenancy import tenant
+from apps.core.messages.outbox import deliver_due
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.pool_facts import seconds_ahead
+from apps.finetuning.quotes.pool_facts import seconds_ahead
 from apps.serving import operations
 from apps.serving.models import Deployment, Replica
-from apps.serving.placing import replan
+from apps.serving.placements import replan
 from tests.api.sdk import openai_client
 from tests.factories.accounts import make_key
 from tests.factories.finetuning import Floor, give_credit, make_job

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from apps.core.embedded import ensure_running
+from scripts.embedded import ensure_running
 
 USD = 1_000_000_000
 KEYS, MODELS = 20, 10
@@ -72,7 +72,7 @@ class World:
         ]
 
     def assert_books_hold(self) -> None:
-        from apps.billing.reconciliation import reconcile
+        from apps.billing.books.reconciliation import reconcile
 
         differences = [(row.name, row.differences[:3]) for row in reconcile(now=_now()) if row.differences]
         if differences:
@@ -136,12 +136,12 @@ async def _meter(world: World, home: Path, seconds: float) -> tuple[int, float]:
     """Admit and finish requests as the gateway does, with nothing between; return how many, and the seconds."""
     from apps.core.errors import Unavailable
     from apps.core.ids import new_id
-    from apps.gateway.chunks import Meter
-    from apps.gateway.database import Database
-    from apps.gateway.metering import Metering
-    from apps.gateway.purses import Purses
-    from apps.gateway.recorder import Recorder
-    from apps.gateway.routes import Price, Prices
+    from apps.interfaces.gateway.database import Database
+    from apps.interfaces.gateway.engines.chunks import Meter
+    from apps.interfaces.gateway.engines.routes import Price, Prices
+    from apps.interfaces.gateway.metering.recorder import Recorder
+    from apps.interfaces.gateway.metering.spending_slices import Purses
+    from apps.interfaces.gateway.metering.tickets import Metering
 
     database = Database()
     name = new_id("gateway")
@@ -185,7 +185,7 @@ async def _meter(world: World, home: Path, seconds: float) -> tuple[int, float]:
 
 def bench_requests(world: World, home: Path, *, seconds: float) -> dict[str, Any]:
     from apps.billing.models import UsageEvent
-    from apps.billing.usage import rate_usage
+    from apps.billing.usage.metering import rate_usage
 
     sent, took = asyncio.run(_meter(world, home, seconds))
     recorded = UsageEvent.objects.filter(key_id="key_bench").count()
@@ -201,9 +201,9 @@ def bench_requests(world: World, home: Path, *, seconds: float) -> dict[str, Any
 
 def _write_segments(world: World, folder: Path, count: int) -> int:
     """Write `count` ends as gateways leave them on their disks; return the sum of their tokens."""
-    from apps.billing.usage import UsageRecord
+    from apps.billing.usage.metering import UsageRecord
     from apps.core.ids import new_ulid
-    from apps.gateway.spool import End, encode
+    from apps.interfaces.gateway.metering.spool import End, encode
 
     folder.mkdir()
     tokens = 0
@@ -236,8 +236,8 @@ def _write_segments(world: World, folder: Path, count: int) -> int:
 def _ship(path: Path) -> int:
     from django.db import connection
 
-    from apps.billing.usage import record_usage
-    from apps.gateway.spool import End, read_entries
+    from apps.billing.usage.metering import record_usage
+    from apps.interfaces.gateway.metering.spool import End, read_entries
 
     ends = [entry.record for entry in read_entries(path) if isinstance(entry, End)]
     for batch in _batched(ends, BATCH):
@@ -248,8 +248,8 @@ def _ship(path: Path) -> int:
 
 
 def bench_events(world: World, home: Path, *, events: int) -> dict[str, Any]:
-    from apps.billing.invoicing import close_month
-    from apps.billing.usage import rate_usage
+    from apps.billing.invoices.statements import close_month
+    from apps.billing.usage.metering import rate_usage
 
     tokens = _write_segments(world, home / "segments", events)
     began = time.perf_counter()

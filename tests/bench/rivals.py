@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from apps.estimates.names import plain_name
-from apps.estimates.predictions import Prepared
-from apps.estimates.shapes import shape_of
+from apps.estimates.models.names import plain_name
+from apps.estimates.models.shapes import shape_of
+from apps.estimates.published.predictions import Prepared
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / ".anneal" / "bench-venv"

@@ -6,8 +6,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from apps.accounts.models import Organization, User
-from apps.core.clock import db_now
-from apps.finetuning import accuracy, calibrations, leases
+from apps.core.database.clock import db_now
+from apps.finetuning.pools import accuracy, calibrations
+from apps.finetuning.runs import leases
 from tests.factories.finetuning import Floor, give_credit, make_job
 from tests.factories.outcomes import leave_queue, teach
 from tests.support.attempts import Attempt

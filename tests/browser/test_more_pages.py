@@ -7,7 +7,7 @@ from playwright.sync_api import Page
 
 from apps.accounts.models import Organization, User
 from apps.billing.budgets import set_budget
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.serving.operations import register_replica
 from tests.factories.accounts import make_key
 from tests.factories.catalog import make_listed_model

@@ -13,11 +13,11 @@ from apps.billing.models import Hold
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.contracts.parity import ParityResult
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.templatetags.ui import usd
-from apps.datasets.inspecting import inspect_version
-from apps.finetuning import leases
+from apps.datasets.inspection.inspections import inspect_version
 from apps.finetuning.models import FineTuningJob
+from apps.finetuning.runs import leases
 from apps.serving.operations import deploy
 from tests.factories.finetuning import Floor, make_pool, make_training_file, make_worker
 from tests.support.attempts import REPORT, Attempt, step

@@ -10,9 +10,9 @@ from playwright.sync_api import Page, Route, expect
 from apps.accounts.models import Organization, User
 from apps.adapters.models import AdapterVersion
 from apps.catalog.operations import set_price
-from apps.core.clock import db_now
-from apps.finetuning import leases
+from apps.core.database.clock import db_now
 from apps.finetuning.models import Checkpoint
+from apps.finetuning.runs import leases
 from apps.serving.aliases import point_alias
 from apps.serving.models import Alias, MeteringCheck, Replica
 from apps.serving.operations import deploy

@@ -17,7 +17,7 @@ import httpx
 import openai
 from supervisor.xmlrpc import SupervisorTransport
 
-from gpu_workers.process_tree import die_with_parent
+from gpu_workers.common.process_tree import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 BANKING = ROOT / "demo" / "banking77" / "train.csv"
@@ -81,7 +81,7 @@ class Platform:
     def _make_account(self) -> None:
         """On external services there is no demonstration: make its account as an operator would, by hand."""
         program = (
-            "from pathlib import Path; from apps.core.clock import db_now; from apps.staff.demo import seed_account;"
+            "from pathlib import Path; from apps.core.database.clock import db_now; from apps.interfaces.staff.management.seeding import seed_account;"
             f" seed_account(home=Path({str(self.home)!r}), now=db_now())"
         )
         command = f'set -a; . {self.home}/env; set +a; exec {sys.executable} manage.py shell -c "$PROGRAM"'

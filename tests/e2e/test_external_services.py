@@ -13,8 +13,8 @@ import pytest
 import redis
 from moto.server import ThreadedMotoServer
 
-from apps.core import embedded
-from apps.core.embedded import servers
+from scripts import embedded
+from scripts.embedded import servers
 from tests.e2e.platform import Platform
 from tests.ports import free_port
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import openai
 import pytest
 
-from gpu_workers.process_tree import identify, is_alive, list_descendants, read_command
+from gpu_workers.common.process_tree import identify, is_alive, list_descendants, read_command
 from tests.e2e.platform import ROOT, Platform, until
 
 _JUDGED_ROWS = 4

@@ -10,7 +10,7 @@ from apps.adapters.models import Adapter, AdapterVersion
 from apps.billing.operations import grant_credit
 from apps.catalog.models import BaseModel
 from apps.catalog.operations import set_price
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.ids import new_id, new_ulid
 from apps.serving.models import Deployment, LoadedAdapter, Placement, Replica
 from apps.serving.operations import give_token

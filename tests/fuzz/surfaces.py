@@ -20,9 +20,9 @@ from hypothesis.errors import Unsatisfiable
 from apps.contracts.chat import ChatRenderer, RowError, parse_row
 from apps.contracts.templating.process import TemplateProcess
 from apps.datasets.problems import Rejected
-from apps.datasets.validation import validate_file
-from apps.gateway.responses import parse_response
-from apps.gateway.schema import parse_chat, parse_completion
+from apps.datasets.validation.validator import validate_file
+from apps.interfaces.gateway.requests.schema import parse_chat, parse_completion
+from apps.interfaces.gateway.surfaces.responses import parse_response
 from tests.bench.neighbours.stage import Platform
 from tests.factories.chat import CHATML, TOKENIZER, assistant, line, user
 from tests.fuzz.findings import Findings

@@ -13,8 +13,8 @@ from apps.accounts.models import Organization
 from apps.contracts.runs import Failed, LogLine, Manifest
 from apps.contracts.serving import ObservedState
 from apps.contracts.worker_api import EventsRequest, FinishRequest, HeartbeatRequest, UploadRequest
-from apps.finetuning import leases
 from apps.finetuning.models import Run, Upload
+from apps.finetuning.runs import leases
 from apps.serving.models import Replica
 from apps.serving.operations import register_replica
 from tests.factories.finetuning import Floor, make_worker

@@ -14,10 +14,10 @@ from psycopg import sql
 from apps.accounts.models import ApiKey, Membership, Organization, User
 from apps.accounts.operations import IssuedKey
 from apps.accounts.queries import find_key, list_keys, list_members
+from apps.core.database.policies import APP_ROLE, OWNER_ROLE, ROLES, visibility
+from apps.core.database.tenancy import system, tenant
 from apps.core.models import AuditEntry, OutboxMessage
-from apps.core.policies import APP_ROLE, OWNER_ROLE, ROLES, visibility
-from apps.core.resealing import sealed_columns
-from apps.core.tenancy import system, tenant
+from apps.core.secrets.resealing import sealed_columns
 from tests.factories.accounts import make_key
 from tests.guards.world import build_world, tenant_models
 

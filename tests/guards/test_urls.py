@@ -18,7 +18,7 @@ from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
 from apps.accounts.models import User
 from apps.accounts.roles import ROLES, has_permission
-from apps.api.views import ApiView
+from apps.interfaces.api.views import ApiView
 from tests.guards.url_fixtures import URLS, Url
 from tests.guards.world import MAKERS, SHARED, Tenant, World, build_world, key_secret, rows_of, undone
 
@@ -52,7 +52,7 @@ def _payments_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def walls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With `scoping alone` requests run as the owner of the tables, for whom every tenant's rows are visible."""
     if request.param == "scoping alone":
-        monkeypatch.setattr("apps.core.tenancy.APP_ROLE", "anneal_owner")
+        monkeypatch.setattr("apps.core.database.tenancy.APP_ROLE", "anneal_owner")
     return request.param
 
 

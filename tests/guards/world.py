@@ -15,19 +15,19 @@ from apps.accounts.invitations import invitation_token, invite_member
 from apps.accounts.models import Membership, Organization, User
 from apps.accounts.roles import ROLES, SCOPES
 from apps.adapters.models import Adapter, AdapterVersion
-from apps.billing.adjustments import request_adjustment
+from apps.billing.books.adjustments import request_adjustment
 from apps.billing.budgets import set_budget
-from apps.billing.invoicing import close_month
+from apps.billing.invoices.statements import close_month
 from apps.billing.models import InvoiceLine
 from apps.billing.operations import hold, settle_hold
 from apps.catalog.licences import accept_licence
 from apps.catalog.models import BaseModel
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.ids import new_id, ulid_of
 from apps.datasets.models import Upload, UploadPart
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, Worker
 from apps.finetuning.models import Upload as RunUpload
-from apps.finetuning.trackers import store_tracker_key
+from apps.finetuning.runs.trackers import store_tracker_key
 from apps.payments.models import HostedPage, ReconciliationDifference, StripeCustomer, TopUp
 from apps.serving.models import Alias
 from apps.serving.operations import deploy

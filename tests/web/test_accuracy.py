@@ -2,9 +2,9 @@
 
 import pytest
 
-from apps.core.clock import db_now
-from apps.finetuning import accuracy, calibrations
+from apps.core.database.clock import db_now
 from apps.finetuning.models import FineTuningJob, GpuPool, PoolAccuracy
+from apps.finetuning.pools import accuracy, calibrations
 from tests.factories.finetuning import Floor, give_credit, make_job
 from tests.factories.outcomes import leave_queue, teach
 

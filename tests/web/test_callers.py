@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from django.conf import settings
 
-from apps.accounts.keys import LIVE_PREFIX, new_secret
+from apps.accounts.login.api_keys import LIVE_PREFIX, new_secret
 from apps.accounts.shares import give_own_share
-from apps.web import callers
-from apps.web.access import SESSION_ORGANIZATION
+from apps.interfaces.web.edge import callers
+from apps.interfaces.web.shell.access import SESSION_ORGANIZATION
 from tests.factories.accounts import make_organization
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -11,8 +11,8 @@ from django.conf import settings
 from django.db import connection
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from apps.core import connections
-from apps.web.callers import address_of
+from apps.core.http import connections
+from apps.interfaces.web.edge.callers import address_of
 from tests.support.asgi import origin, serving  # noqa: F401 - a fixture
 
 

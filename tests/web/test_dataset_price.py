@@ -5,7 +5,7 @@ import re
 import pytest
 from django.urls import reverse
 
-from apps.datasets.inspecting import inspect_version
+from apps.datasets.inspection.inspections import inspect_version
 from tests.factories.finetuning import Floor, make_training_file
 
 pytestmark = pytest.mark.django_db

@@ -14,15 +14,16 @@ from apps.accounts.models import Membership, Organization, User
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Method
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
+from apps.core.database.tenancy import tenant
 from apps.core.money import nano_to_usd
 from apps.core.templatetags.ui import usd
-from apps.core.tenancy import tenant
-from apps.finetuning import leases
 from apps.finetuning.models import FineTuningJob, JobEvent
-from apps.web import callers, live
-from apps.web.job_curves import thinned
-from apps.web.live import Watcher, follow_job
+from apps.finetuning.runs import leases
+from apps.interfaces.web.edge import callers
+from apps.interfaces.web.jobs.curves import thinned
+from apps.interfaces.web.shell import live
+from apps.interfaces.web.shell.live import Watcher, follow_job
 from tests.factories.finetuning import Floor
 from tests.support.attempts import step
 

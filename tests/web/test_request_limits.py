@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from apps.core.http import MIB, PROCESSOR_SECONDS
-from apps.web import callers
-from apps.web.callers import Caller
-from apps.web.request_limits import LimitRequests, WebLimits
+from apps.core.http.asgi import MIB, PROCESSOR_SECONDS
+from apps.interfaces.web.edge import callers
+from apps.interfaces.web.edge.callers import Caller
+from apps.interfaces.web.edge.request_limits import LimitRequests, WebLimits
 
 ACME = Caller("key a", "person alice", "organization acme")
 PEOPLE = {

@@ -6,7 +6,7 @@ import re
 from django.urls import reverse
 
 from apps.core.templatetags.ui import tokens
-from apps.datasets.inspecting import inspect_version
+from apps.datasets.inspection.inspections import inspect_version
 from apps.datasets.operations import count_tokens
 from tests.factories.datasets import make_ready_version
 from tests.factories.finetuning import Floor

@@ -3,7 +3,7 @@
 import django.db.models.deletion
 from django.db import migrations, models
 
-from apps.core.resealing import move_sealed
+from apps.core.secrets.resealing import move_sealed
 
 
 def move_tokens(apps, schema_editor):

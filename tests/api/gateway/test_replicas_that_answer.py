@@ -13,16 +13,16 @@ import pytest
 from django.db import transaction
 
 from apps.adapters.models import AdapterVersion
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.ids import new_ulid
 from apps.core.models import OutboxMessage
-from apps.finetuning.checkpoint_models import name_of
-from apps.gateway.chunks import Meter
-from apps.gateway.limits import MOST_ENGINE_FAILURES
-from apps.gateway.routes import LONGEST_LOAD_SECONDS, REFRESH_SECONDS
-from apps.gateway.schema import parse_completion
-from apps.gateway.upstreams import Call, Progress, Upstreams
+from apps.finetuning.results.checkpoint_models import name_of
+from apps.interfaces.gateway.admission.limits import MOST_ENGINE_FAILURES
+from apps.interfaces.gateway.engines.chunks import Meter
+from apps.interfaces.gateway.engines.routes import LONGEST_LOAD_SECONDS, REFRESH_SECONDS
+from apps.interfaces.gateway.engines.upstreams import Call, Progress, Upstreams
+from apps.interfaces.gateway.requests.schema import parse_completion
 from apps.serving.aliases import point_alias
 from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement
 from apps.serving.operations import desired_state

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from apps.core.embedded import ensure_running
+from scripts.embedded import ensure_running
 from scripts.processes import PROGRAMS
 from tests.bench.neighbours.mail_server import MailServer
 from tests.ports import free_port
@@ -134,9 +134,9 @@ def _make_world(home: Path, stack: ExitStack, url: str, internal_url: str, mail_
     django.setup()
     from django.core.management import call_command
 
-    from apps.core.clock import db_now
-    from apps.finetuning.leases import Lease, claim
+    from apps.core.database.clock import db_now
     from apps.finetuning.models import Worker
+    from apps.finetuning.runs.leases import Lease, claim
     from tests.factories.accounts import make_organization, make_user
     from tests.factories.finetuning import Floor, make_worker
     from tests.factories.serving import make_served_model

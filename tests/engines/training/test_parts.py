@@ -17,21 +17,21 @@ from apps.contracts.failures import FailureCode
 from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, RunSpec
 from apps.contracts.split import Split, split_keys
 from apps.contracts.worker_api import ProbeRequest
-from gpu_workers.api_client import ApiClient
-from gpu_workers.artifacts import BrokenArtifact, seal_folder
-from gpu_workers.config import WorkerConfig
-from gpu_workers.events import TRAINING_FILE, VALIDATION_FILE, EventTail, EventWriter
-from gpu_workers.probing import Prober
-from gpu_workers.train.callbacks import ProgressCallback, StopFlag
-from gpu_workers.train.checkpoint import IncompleteCheckpoint, explain_inexact_resume, geometry, open_checkpoint
-from gpu_workers.train.cpu_lora import speed_up_lora
-from gpu_workers.train.data import PaddingCollator, encode_file, hold_out, split_keys_of
-from gpu_workers.train.export import adapter_config, write_adapter
+from gpu_workers.common.api_client import ApiClient
+from gpu_workers.common.artifacts import BrokenArtifact, seal_folder
+from gpu_workers.common.config import WorkerConfig
+from gpu_workers.common.events import TRAINING_FILE, VALIDATION_FILE, EventTail, EventWriter
+from gpu_workers.train.data.encoding import PaddingCollator, encode_file, hold_out, split_keys_of
+from gpu_workers.train.data.selection import select_rows
 from gpu_workers.train.failures import TrainingFailed
-from gpu_workers.train.model import fetch_base_model
-from gpu_workers.train.selection import select_rows
-from gpu_workers.train.sft import _score_selected, build_trainer
-from gpu_workers.train.weights import check_finite
+from gpu_workers.train.loop.callbacks import ProgressCallback, StopFlag
+from gpu_workers.train.loop.checkpoint import IncompleteCheckpoint, explain_inexact_resume, geometry, open_checkpoint
+from gpu_workers.train.loop.sft import _score_selected, build_trainer
+from gpu_workers.train.model.adapter_export import adapter_config, write_adapter
+from gpu_workers.train.model.cpu_lora import speed_up_lora
+from gpu_workers.train.model.loading import fetch_base_model
+from gpu_workers.train.model.weights import check_finite
+from gpu_workers.trainer.probes import Prober
 from tests.support.engines.models import BASE_MODEL
 from tests.support.engines.rows import RECIPE, make_rows
 from tests.twins.control_plane import CREDENTIAL, ControlPlane
@@ -299,7 +299,7 @@ def test_a_gated_base_model_says_what_is_missing(monkeypatch, token, word):
     def refuse(*args, **kwargs):
         raise GatedRepoError("403", response=httpx.Response(403, request=httpx.Request("GET", "https://hub")))
 
-    monkeypatch.setattr("gpu_workers.train.model.snapshot_download", refuse)
+    monkeypatch.setattr("gpu_workers.train.model.loading.snapshot_download", refuse)
 
     with pytest.raises(TrainingFailed, match=word) as failure:
         fetch_base_model(BaseModelRef(id="bm", name="x", repo="owner/gated", revision="0" * 40), hub_token=token)

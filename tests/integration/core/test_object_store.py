@@ -21,8 +21,8 @@ from django.test import override_settings
 from django.urls import include, path
 from moto.server import ThreadedMotoServer
 
-from apps.core import object_store
-from apps.core.object_store import (
+from apps.core.objects import store as object_store
+from apps.core.objects.store import (
     CHECKSUM_HEADER,
     ONCE,
     DirectoryStore,
@@ -36,7 +36,9 @@ from apps.core.object_store import (
     read_chunks,
 )
 
-urlpatterns = [path("objects/", include("apps.core.urls"))]  # this module is the ROOT_URLCONF of the server below
+urlpatterns = [
+    path("objects/", include("apps.core.objects.urls"))
+]  # this module is the ROOT_URLCONF of the server below
 KEY = object_key("org_01", "datasets", "file-01", "data.jsonl")
 CONTENT = b"".join(b"%08d\n" % number for number in range(100_000))  # 900 kB: several chunks
 

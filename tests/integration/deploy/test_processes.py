@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_workers.config import EngineConfig, child_environment
-from gpu_workers.engine_launch import build_command, build_environment
-from gpu_workers.engine_state import ReplicaBase
+from gpu_workers.common.config import EngineConfig, child_environment
+from gpu_workers.engine.command import build_command, build_environment
+from gpu_workers.engine.state import ReplicaBase
 from scripts.environment import EnvironmentIncomplete, plain_environment, prepare
 from scripts.processes import PROGRAMS, REPOSITORY, Place, Tier
 from scripts.supervision import LAUNCH_MARK, find_leftovers, render_config

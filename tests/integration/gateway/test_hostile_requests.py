@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from apps.core.errors import InvalidValue
-from apps.gateway.grammars import Grammars
-from apps.gateway.responses import parse_response
-from apps.gateway.schema import parse_chat, parse_completion
+from apps.interfaces.gateway.requests.grammars import Grammars
+from apps.interfaces.gateway.requests.schema import parse_chat, parse_completion
+from apps.interfaces.gateway.surfaces.responses import parse_response
 from tests.support.hostile_requests import chats, completions, read, responses, schemas
 
 pytestmark = pytest.mark.nightly

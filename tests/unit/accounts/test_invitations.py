@@ -7,7 +7,6 @@ from django.core import mail
 from django.db import connection, transaction
 from django.db.models import F
 
-from apps.accounts.addresses import mark_verified
 from apps.accounts.invitations import (
     MOST_A_DAY,
     MOST_OPEN,
@@ -21,10 +20,11 @@ from apps.accounts.invitations import (
     invite_member,
     revoke_invitation,
 )
+from apps.accounts.login.addresses import mark_verified
 from apps.accounts.mail import plain_name, send
 from apps.accounts.models import Invitation, Membership, Organization, User
 from apps.accounts.operations import change_role, remove_member
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry, OutboxMessage
 from tests.factories.accounts import make_member, make_organization, make_user
 

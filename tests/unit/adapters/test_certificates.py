@@ -8,7 +8,7 @@ from apps.adapters.models import AdapterVersion
 from apps.contracts.parity import EngineScores, ParityProbe, ParityResult, ParityRow, compare, problem_of
 from apps.contracts.serving import LoadState, ObservedAdapter, ObservedState
 from apps.core.errors import InvalidState
-from apps.core.outbox import deliver_due
+from apps.core.messages.outbox import deliver_due
 from apps.finetuning.models import FineTuningJob
 from apps.serving.models import Placement, Replica
 from apps.serving.operations import deploy, record_observed

@@ -22,11 +22,11 @@ from apps.catalog.queries import (
     open_hub_token,
 )
 from apps.catalog.seeding import seed_catalog
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.models import AuditEntry
-from apps.core.object_store import store
-from apps.core.sealing import SealBroken
+from apps.core.objects.store import store
+from apps.core.secrets.sealing import SealBroken
 from tests.factories.catalog import DEMO_FOLDER, make_base_model, make_listed_model
 
 pytestmark = pytest.mark.django_db

@@ -2,8 +2,8 @@
 
 import pytest
 
-from apps.contracts.networks import is_public
-from apps.contracts.public_addresses import check_server
+from apps.contracts.addresses.customer_servers import check_server
+from apps.contracts.addresses.networks import is_public
 
 
 @pytest.mark.parametrize(

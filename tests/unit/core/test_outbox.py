@@ -7,11 +7,11 @@ import pytest
 from django.db import connection, transaction
 
 from apps.accounts.models import Organization
-from apps.core import outbox
 from apps.core.audit import NoTransaction
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
+from apps.core.database.tenancy import tenant
+from apps.core.messages import outbox
 from apps.core.models import OutboxMessage
-from apps.core.tenancy import tenant
 
 delivered: list[tuple[str, dict[str, Any]]] = []
 woken: list[str] = []

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from apps.core.runs import TakeTurns
+from apps.core.http.turns import TakeTurns
 
 
 def scope_of(credential: str) -> dict[str, Any]:

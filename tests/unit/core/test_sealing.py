@@ -5,8 +5,8 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 
-from apps.core.resealing import sealed_columns
-from apps.core.sealing import SealBroken, _cipher, is_current, place_of, seal, unseal
+from apps.core.secrets.resealing import sealed_columns
+from apps.core.secrets.sealing import SealBroken, _cipher, is_current, place_of, seal, unseal
 from apps.serving.operations import token_of
 from tests.factories.serving import make_served_model
 from tests.twins.scripted_engine import TOKEN

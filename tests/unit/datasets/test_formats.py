@@ -10,8 +10,8 @@ import pytest
 
 from apps.contracts.chat import RowKind
 from apps.core.errors import InvalidValue
-from apps.datasets.formats import Format, Mapping, detect, read_mapping
-from apps.datasets.validation import Pass, Report, validate_file
+from apps.datasets.validation.formats import Format, Mapping, detect, read_mapping
+from apps.datasets.validation.validator import Pass, Report, validate_file
 from tests.factories.datasets import chat_row, jsonl
 
 Rows = list[dict[str, Any]]

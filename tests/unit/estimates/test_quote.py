@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from apps.estimates.durations import padded_mean, pooled_padding
+from apps.estimates.physics.plans import TrainingPlan
 from apps.estimates.placement import task_of
-from apps.estimates.plans import TrainingPlan
 from apps.estimates.quote import Correction, Estimate, quote, quote_placements
 from tests.unit.estimates.pools import pool
 

@@ -5,11 +5,11 @@ import datetime
 import pytest
 
 from apps.billing.operations import set_spending
-from apps.core.clock import db_now
-from apps.finetuning.margins import list_margins
+from apps.core.database.clock import db_now
+from apps.finetuning.jobs.control import pause_jobs_of
 from apps.finetuning.models import FineTuningJob, Run, Worker
-from apps.finetuning.scheduling import queue_position
-from apps.finetuning.stopping import pause_jobs_of
+from apps.finetuning.pools.margins import list_margins
+from apps.finetuning.runs.queue_order import queue_position
 from tests.support.attempts import Floor
 
 

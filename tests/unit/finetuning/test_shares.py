@@ -8,17 +8,17 @@ from django.db import ProgrammingError, transaction
 from apps.accounts.models import Organization
 from apps.accounts.shares import get_share_holder, list_sharing
 from apps.billing.operations import grant_paid_credit
-from apps.core import outbox
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
+from apps.core.database.tenancy import system, tenant
 from apps.core.errors import QuotaExceeded
+from apps.core.messages import outbox
 from apps.core.models import OutboxMessage
-from apps.core.tenancy import system, tenant
-from apps.datasets.intake import StorageFull
+from apps.datasets.intake.versions import StorageFull
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.quotas import get_quota, require_place_for_job, set_quota
-from apps.finetuning.scheduling import queue_order
-from apps.finetuning.storage import counted_bytes, stored_bytes
-from apps.gateway import keys
+from apps.finetuning.runs.queue_order import queue_order
+from apps.finetuning.usage.quotas import get_quota, require_place_for_job, set_quota
+from apps.finetuning.usage.storage import counted_bytes, stored_bytes
+from apps.interfaces.gateway.admission import keys
 from tests.factories.accounts import make_key, make_organization
 from tests.factories.datasets import make_version
 from tests.factories.finetuning import give_credit, make_job

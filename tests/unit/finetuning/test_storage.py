@@ -5,15 +5,15 @@ from django.conf import settings
 
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import QuotaExceeded
-from apps.datasets.intake import StorageFull
+from apps.datasets.intake.versions import StorageFull
 from apps.datasets.queries import storage_used_bytes
-from apps.finetuning import storage
-from apps.finetuning.checkpoint_models import serve_checkpoint
 from apps.finetuning.models import Checkpoint, Quota
-from apps.finetuning.quotas import get_quota, set_quota
-from apps.finetuning.storage import left_bytes, stored_bytes
+from apps.finetuning.results.checkpoint_models import serve_checkpoint
+from apps.finetuning.usage import storage
+from apps.finetuning.usage.quotas import get_quota, set_quota
+from apps.finetuning.usage.storage import left_bytes, stored_bytes
 from tests.factories.datasets import make_version
 from tests.factories.finetuning import give_credit
 

@@ -6,12 +6,12 @@ import pytest
 
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.models import OutboxMessage
-from apps.core.object_store import store
+from apps.core.objects.store import store
 from apps.core.tasks import delete_objects
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run, Upload
-from apps.finetuning.sweeping import CHECKPOINT_RETENTION, UPLOAD_RETENTION, sweep_checkpoints, sweep_uploads
+from apps.finetuning.results.retention import CHECKPOINT_RETENTION, UPLOAD_RETENTION, sweep_checkpoints, sweep_uploads
 from tests.factories.finetuning import adapter_files
 
 pytestmark = pytest.mark.django_db

@@ -5,11 +5,18 @@ import asyncio
 import pytest
 
 from apps.core.errors import RateLimited, Unavailable
-from apps.core.http import DEFAULT_BODY_BYTES, MIB, TooLarge
-from apps.gateway import client as reading
-from apps.gateway.bodies import MOST_OF_ALL, MOST_OF_ONE, Bodies, BodyTooSlow, largest_body, tokens_unread
-from apps.gateway.client import Client
-from apps.gateway.connections import EXCHANGE
+from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB, TooLarge
+from apps.interfaces.gateway.http import client as reading
+from apps.interfaces.gateway.http.bodies import (
+    MOST_OF_ALL,
+    MOST_OF_ONE,
+    Bodies,
+    BodyTooSlow,
+    largest_body,
+    tokens_unread,
+)
+from apps.interfaces.gateway.http.client import Client
+from apps.interfaces.gateway.http.connections import EXCHANGE
 
 
 class Incoming:

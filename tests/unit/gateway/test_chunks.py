@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.gateway.chunks import Assembler, EngineUsage, Meter, Renderer, SseParser, TokenBounds, decode_chunk
-from apps.gateway.schema import MOST_CHOICES, MOST_PROMPTS
+from apps.interfaces.gateway.engines.chunks import (
+    Assembler,
+    EngineUsage,
+    Meter,
+    Renderer,
+    SseParser,
+    TokenBounds,
+    decode_chunk,
+)
+from apps.interfaces.gateway.requests.schema import MOST_CHOICES, MOST_PROMPTS
 
 
 def chunk(

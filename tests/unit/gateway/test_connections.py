@@ -9,8 +9,8 @@ import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from apps.core.connections import MOST_AHEAD
-from apps.gateway.connections import Connection
+from apps.core.http.connections import MOST_AHEAD
+from apps.interfaces.gateway.http.connections import Connection
 
 
 class Transport:

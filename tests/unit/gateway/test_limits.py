@@ -3,8 +3,8 @@
 import pytest
 
 from apps.core.errors import RateLimited
-from apps.gateway import limits as limiting
-from apps.gateway.limits import MOST_ENGINE_FAILURES, Limits, OpenRequests, Rates, duration
+from apps.interfaces.gateway.admission import limits as limiting
+from apps.interfaces.gateway.admission.limits import MOST_ENGINE_FAILURES, Limits, OpenRequests, Rates, duration
 
 
 @pytest.fixture

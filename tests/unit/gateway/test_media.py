@@ -6,8 +6,8 @@ import pytest
 
 from apps.catalog.models import BaseModel
 from apps.core.errors import DomainError
-from apps.gateway.media import MOST_MEDIA, require_allowed
-from apps.gateway.schema import EngineRequest, parse_chat
+from apps.interfaces.gateway.requests.media import MOST_MEDIA, require_allowed
+from apps.interfaces.gateway.requests.schema import EngineRequest, parse_chat
 
 HOSTS = frozenset({"images.example.com", "10.0.0.1"})
 PIXEL = "data:image/png;base64,iVBORw0KGgo="

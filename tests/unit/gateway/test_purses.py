@@ -7,10 +7,10 @@ import random
 import pytest
 
 from apps.billing.operations import InsufficientBalance, insufficient_balance
-from apps.billing.slices import Slice
+from apps.billing.usage.slices import Slice
 from apps.core.errors import Unavailable
-from apps.gateway import purses as purses_module
-from apps.gateway.purses import Purses
+from apps.interfaces.gateway.metering import spending_slices as purses_module
+from apps.interfaces.gateway.metering.spending_slices import Purses
 
 
 class Ledger:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from apps.core.errors import InvalidValue
-from apps.gateway.schema_bounds import (
+from apps.interfaces.gateway.requests.schema_bounds import (
     PATTERN_BYTES,
     PATTERN_COUNT,
     PATTERN_EXPANDED,
@@ -16,7 +16,7 @@ from apps.gateway.schema_bounds import (
     SCHEMA_EXPANDED,
     SCHEMA_PROPERTIES,
 )
-from apps.gateway.structured import (
+from apps.interfaces.gateway.requests.structured import (
     MOST_TOOLS,
     TOOLS_BYTES,
     Function,

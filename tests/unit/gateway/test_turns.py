@@ -8,8 +8,8 @@ from statistics import median, quantiles
 import pytest
 
 from apps.core.errors import RateLimited, Unavailable
-from apps.gateway import turns as turning
-from apps.gateway.turns import Breaker, Turns
+from apps.interfaces.gateway import fair_queue as turning
+from apps.interfaces.gateway.fair_queue import Breaker, Turns
 
 
 def run(scenario) -> None:

@@ -5,7 +5,14 @@ import httpx
 import pytest
 
 from apps.contracts.runs import Manifest, SignedFile
-from gpu_workers.artifacts import BrokenArtifact, Interrupted, StoreUnavailable, Transfers, seal_folder, verify_folder
+from gpu_workers.common.artifacts import (
+    BrokenArtifact,
+    Interrupted,
+    StoreUnavailable,
+    Transfers,
+    seal_folder,
+    verify_folder,
+)
 
 CONTENT = b"weights" * 1000
 SIGNED = SignedFile(

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from apps.accounts.models import Organization
-from apps.billing.invoicing import close_month
+from apps.billing.invoices.statements import close_month
 from apps.billing.models import Invoice
-from apps.core.clock import db_now
-from apps.payments import invoice_copies
-from apps.payments.stripe_errors import StripeUnavailable
+from apps.core.database.clock import db_now
+from apps.payments.stripe import invoice_copies
+from apps.payments.stripe.errors import StripeUnavailable
 from tests.support.payments import paid_topup, spend
 from tests.twins.stripe import invoices
 from tests.twins.stripe.twin import _HANDLERS, Fault, Twin
