@@ -85,7 +85,7 @@ check: setup-dev ## lint, format, types, import contracts, migrations, deploymen
 	.venv/bin/lint-imports
 
 audit: setup-dev ## known vulnerabilities of all locked versions; needs PyPI, and fails where it does not answer
-	$(WEB) -m scripts.audit
+	$(WEB) -m scripts.dependencies.audit
 
 fix: setup-dev ## format and repair what ruff can
 	$(WEB) -m ruff check --fix .

@@ -80,8 +80,8 @@ _UVICORN = (
 )
 DRAIN_SECONDS = 120  # streams under way are finished, for as long as this
 _GATEWAY_UVICORN = (
-    "uvicorn --http apps.interfaces.gateway.http.connections:Connection --no-server-header --no-date-header --no-access-log "
-    f"--no-proxy-headers --timeout-keep-alive 75 --timeout-graceful-shutdown {DRAIN_SECONDS}"
+    "uvicorn --http apps.interfaces.gateway.http.connections:Connection --no-server-header --no-date-header "
+    f"--no-access-log --no-proxy-headers --timeout-keep-alive 75 --timeout-graceful-shutdown {DRAIN_SECONDS}"
 )
 _CELERY = "celery -A apps.config.celery"
 

@@ -235,8 +235,8 @@ def issue_key(
     if expires_at is not None and expires_at <= now:
         raise InvalidValue("The key would be expired at once.", param="expires_at")
     issued = _issue(
-        api_keys.new_secret(api_keys.LIVE_PREFIX), organization=organization, kind=KeyKind.SECRET, name=_clean_name(name),
-        scopes=sorted(scopes), created_by=by, created_at=now, expires_at=expires_at, **asdict(limits),
+        api_keys.new_secret(api_keys.LIVE_PREFIX), organization=organization, kind=KeyKind.SECRET,
+        name=_clean_name(name), scopes=sorted(scopes), created_by=by, created_at=now, expires_at=expires_at, **asdict(limits),
     )  # fmt: skip
     audit.record(
         organization=organization, by=by.pk, action="key.create", target=issued.key.pk,
@@ -260,8 +260,8 @@ def issue_member_token(
     scopes = frozenset({Permission.INFERENCE.value})
     _require_role(membership, scopes)
     return _issue(
-        api_keys.new_secret(api_keys.WEB_PREFIX), organization_id=membership.organization_id, kind=KeyKind.MEMBER, name=name,
-        scopes=sorted(scopes), created_by_id=membership.user_id, created_at=now, expires_at=now + lifetime,
+        api_keys.new_secret(api_keys.WEB_PREFIX), organization_id=membership.organization_id, kind=KeyKind.MEMBER,
+        name=name, scopes=sorted(scopes), created_by_id=membership.user_id, created_at=now, expires_at=now + lifetime,
     )  # fmt: skip
 
 

@@ -181,8 +181,10 @@ def _row_length(task: Task, plan: TrainingPlan, gpu: Gpu) -> float:
 
 
 def _is_padded(request: QuoteRequest, gpu: Gpu) -> bool:
-    """Whether our trainer pads here (gpu_workers/train/model/hardware.py): pairs, on request, for attention of the model's
-    own, and on cards before Ampere."""
+    """Whether our trainer pads here: pairs, on request, for attention of the model's own, and on cards before Ampere.
+
+    As in gpu_workers/train/model/hardware.py.
+    """
     is_asked = request.is_preference or request.pads_rows
     return is_asked or request.architecture.has_own_attention or bool(gpu.fp16_flops and not gpu.bf16_flops)
 

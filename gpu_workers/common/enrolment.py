@@ -1,4 +1,7 @@
-"""Redeem a one-time token for this machine's credential: `python -m gpu_workers.common.enrolment --kind trainer --token …`."""
+"""Redeem a one-time token for this machine's credential.
+
+python -m gpu_workers.common.enrolment --kind trainer --token …
+"""
 
 import argparse
 import logging

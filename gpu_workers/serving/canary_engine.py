@@ -1,8 +1,8 @@
 """An engine of its own that meets a new adapter version before the engine of all customers does.
 
-`python -m gpu_workers.engine.launcher canary`, beside the replica's own launcher, waits until this writes what to serve into its
-folder, and waits again after it was ended. So the engine runs only while versions are tried and a little longer, and
-a version that kills or poisons it has harmed nobody.
+`python -m gpu_workers.engine.launcher canary` runs beside the replica's own launcher. It waits until this writes what
+to serve into its folder, and waits again after it was ended. So the engine runs only while versions are tested and a
+little longer, and a version that kills or poisons it harms no customer.
 """
 
 import asyncio

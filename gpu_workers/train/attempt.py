@@ -175,7 +175,7 @@ class Attempt:
     def _export(self, trainer: RunTrainer, step: int) -> AdapterReady:
         best_step = trainer.progress.best.put_back(trainer)
         folder = self._work_dir / ADAPTER_FOLDER
-        weights = gather_trained(trainer) if is_sharded(trainer) else None
+        weights = gather_trained(trainer.model) if is_sharded(trainer.model) else None
         digest = ""
         if self._rank.is_first:
             digest = export_result(

@@ -1,7 +1,7 @@
 """The doorbell: `train.wake` says that something may wait. Losing one, or getting it twice, costs nothing.
 
-`celery -A gpu_workers.trainer.celery_app worker --queues train.<pool> --pool solo`. SIGTERM makes the current run checkpoint,
-report and return within 110 seconds.
+`celery -A gpu_workers.trainer.celery_app worker --queues train.<pool> --pool solo`. SIGTERM makes the current run
+checkpoint, report and return within 110 seconds.
 """
 
 import logging

@@ -21,7 +21,7 @@ DATABASE = "anneal"
 POSTGRES_PORT = 5432  # part of the socket's name; nothing listens on it unless a TCP port is asked for
 Role = Literal["owner", "app", "sys", "internal", "gateway"]
 ROLES: tuple[Role, ...] = ("owner", "app", "sys", "internal", "gateway")
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[2]
 # sun_path holds 108 bytes with the closing NUL; the longest name below the runtime directory is pg/.s.PGSQL.5432.lock.
 SOCKET_PATH_LIMIT_BYTES = 107
 LONGEST_SOCKET_NAME_BYTES = 32

@@ -1,7 +1,7 @@
 """The list of rows that the estimates are scored on: `python -m tests.bench.scored_rows` writes it anew.
 
-The rules are those of `apps.estimates.published.rows`; the list was committed before any constant was fitted, so that a later
-change of the rules shows as a change of the list.
+The rules are those of `apps.estimates.published.rows`. The list was committed before any constant was fitted, so that a
+later change of the rules shows as a change of the list.
 """
 
 from collections import defaultdict

@@ -81,7 +81,8 @@ class Platform:
     def _make_account(self) -> None:
         """On external services there is no demonstration: make its account as an operator would, by hand."""
         program = (
-            "from pathlib import Path; from apps.core.database.clock import db_now; from apps.interfaces.staff.management.seeding import seed_account;"
+            "from pathlib import Path; from apps.core.database.clock import db_now;"
+            "from apps.interfaces.staff.management.seeding import seed_account;"
             f" seed_account(home=Path({str(self.home)!r}), now=db_now())"
         )
         command = f'set -a; . {self.home}/env; set +a; exec {sys.executable} manage.py shell -c "$PROGRAM"'

@@ -41,7 +41,7 @@ REPLICA_ADDRESSES = AddressRules.read(ENV.replica_addresses)
 MAX_UPLOAD_BYTES = ENV.max_upload_bytes
 # Without progress, after which a worker ends its run; the control plane ends it after twice as long.
 STALL_SECONDS = ENV.stall_seconds
-# Of one key or session in one web process; organizations and addresses follow from it (apps/interfaces/web/edge/request_limits.py).
+# Of one key or session in one web process; apps/interfaces/web/edge/request_limits.py derives the others from it.
 WEB_REQUESTS_PER_MINUTE = ENV.web_requests_per_minute
 WEB_SECONDS_PER_MINUTE = ENV.web_seconds_per_minute
 WEB_PLACES = ENV.web_places

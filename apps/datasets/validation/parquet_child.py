@@ -1,5 +1,8 @@
-"""`python -m apps.datasets.validation.parquet_child MOST_ROWS < file.parquet`: its rows as JSON lines, under limits set before it
-is opened. A file that says it has more rows is not read.
+"""Write the rows of a Parquet file as JSON lines, under limits that are set before it is opened.
+
+    python -m apps.datasets.validation.parquet_child MAX_ROWS < file.parquet
+
+A file whose footer has more rows is not read.
 
 Imports neither Django nor, until the limits hold, the Parquet reader.
 """

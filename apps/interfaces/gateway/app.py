@@ -1,6 +1,7 @@
 """The gateway process: OpenAI-compatible inference, without Django's request stack.
 
-    uvicorn --factory apps.interfaces.gateway.app:create_app --http apps.interfaces.gateway.http.connections:Connection --uds run/gateway.sock
+    uvicorn --factory apps.interfaces.gateway.app:create_app \\
+        --http apps.interfaces.gateway.http.connections:Connection --uds run/gateway.sock
 
 Django is set up for its ORM only: keys, routes and slices are read through the domain's own functions in threads.
 """

@@ -1,4 +1,7 @@
-"""Every page of the dashboard. Names follow apps/interfaces/web/shell/navigation.py: <noun>_<verb>, `_list` for an index."""
+"""Every page of the dashboard.
+
+Names follow apps/interfaces/web/shell/navigation.py: <noun>_<verb>, `_list` for an index.
+"""
 
 from django.urls import path
 

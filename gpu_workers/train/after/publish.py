@@ -1,4 +1,4 @@
-"""`python -m gpu_workers.train.after.publish SPEC WORK_DIR`: a part of what follows training, from exported files alone.
+"""Make one part of what follows training from exported files: `python -m gpu_workers.train.after.publish SPEC DIR`.
 
 The part is named on standard input. The evaluation loads the 16-bit base, then the exported adapter, as serving will,
 compares the two on held-out rows, and writes the probe of the parity certificate into the adapter's folder. The others

@@ -2,16 +2,13 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import peft
 from safetensors.torch import load_file
 
 from apps.contracts.runs import Method, RunSpec
 from gpu_workers.train.loop.checkpoint import BEST_FILE, Progress
-
-if TYPE_CHECKING:
-    from gpu_workers.train.loop.base_trainer import RunTrainer
+from gpu_workers.train.loop.trainer_protocol import ResumableTrainer
 
 
 class BestWeights:
@@ -28,7 +25,7 @@ class BestWeights:
     def file(self) -> Path | None:
         return self._path if self.loss is not None and self._path.exists() else None
 
-    def note(self, loss: float, step: int, trainer: "RunTrainer") -> None:
+    def note(self, loss: float, step: int, trainer: ResumableTrainer) -> None:
         """Take in an evaluation, and the weights with it when they are the best."""
         if self.loss is not None and not loss < self.loss:
             self.evaluations_since += 1
@@ -43,7 +40,7 @@ class BestWeights:
         if folder is not None and (folder / BEST_FILE).exists() and not self._path.exists():
             os.link(folder / BEST_FILE, self._path)
 
-    def put_back(self, trainer: "RunTrainer") -> int | None:
+    def put_back(self, trainer: ResumableTrainer) -> int | None:
         """Give the model its best weights, where the last ones are not; return their step."""
         if self.file is None or self.step == trainer.state.global_step:
             return None

@@ -7,7 +7,7 @@ import math
 import random
 import shutil
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +16,7 @@ from apps.contracts.runs import RunSpec, Struct
 from gpu_workers.train.data.rows import Rows, SomeRows
 from gpu_workers.train.loop.callbacks import Window
 from gpu_workers.train.loop.evaluation import evaluate
-
-if TYPE_CHECKING:
-    from gpu_workers.train.loop.base_trainer import RunTrainer
+from gpu_workers.train.loop.trainer_protocol import ResumableTrainer
 
 _FOLDER = "rehearsal"
 _LEAST_INTERVAL_SECONDS = 15.0
@@ -30,7 +28,7 @@ class Rehearsal(Struct, frozen=True, kw_only=True):
     save_seconds: float
 
 
-def rehearse(trainer: "RunTrainer", validation: Rows | SomeRows | None) -> Rehearsal:
+def rehearse(trainer: ResumableTrainer, validation: Rows | SomeRows | None) -> Rehearsal:
     """Do one of each and leave no trace: weights, gradients and random numbers are as before."""
     started = time.monotonic()
     numbers = _random_state()
@@ -60,17 +58,17 @@ def checkpoint_interval_seconds(spec: RunSpec, *, save_seconds: float) -> float:
     return min(max(best, least), max(asked, least))
 
 
-def _train_longest(trainer: "RunTrainer") -> None:
+def _train_longest(trainer: ResumableTrainer) -> None:
     """Forward and backward with the optimizer's state in memory, as in every step but the first."""
     state = [(torch.zeros_like(p), torch.zeros_like(p)) for p in trainer.model.parameters() if p.requires_grad]
-    batch = trainer.data_collator(trainer.longest_rows())  # type: ignore[attr-defined]
-    trainer.current_gradient_accumulation_steps = 1  # type: ignore[attr-defined] # set by the loop, which is not there yet
-    trainer.training_step(trainer.model_wrapped, batch)  # type: ignore[attr-defined]
+    batch = trainer.data_collator(trainer.longest_rows())
+    trainer.current_gradient_accumulation_steps = 1  # set by the loop, which is not there yet
+    trainer.training_step(trainer.model_wrapped, batch)
     del state
 
 
-def _evaluate_longest(trainer: "RunTrainer", validation: Rows | SomeRows) -> None:
-    size = trainer.args.per_device_train_batch_size  # type: ignore[attr-defined]
+def _evaluate_longest(trainer: ResumableTrainer, validation: Rows | SomeRows) -> None:
+    size = trainer.args.per_device_train_batch_size
     longest = np.argsort(validation.lengths, kind="stable")[-size:]
     evaluate(
         trainer.model,
@@ -82,14 +80,14 @@ def _evaluate_longest(trainer: "RunTrainer", validation: Rows | SomeRows) -> Non
     )
 
 
-def _save(trainer: "RunTrainer") -> float:
+def _save(trainer: ResumableTrainer) -> float:
     root = trainer.work_dir / _FOLDER
     started = time.monotonic()
     try:
         trainer.write_checkpoint(root)
         return time.monotonic() - started
     finally:
-        if trainer.args.process_index == 0:  # type: ignore[attr-defined]
+        if trainer.args.process_index == 0:
             shutil.rmtree(root, ignore_errors=True)
 
 

@@ -15,10 +15,11 @@ from gpu_workers.common.events import CHECKPOINTS_FOLDER, EventWriter
 from gpu_workers.train.data.encoding import IGNORED, LengthGroupedSampler, PaddingCollator, ShuffledSampler
 from gpu_workers.train.data.packing import PackingCollator
 from gpu_workers.train.data.rows import Pairs, Rows
-from gpu_workers.train.loop.base_trainer import RunCallback, RunTrainer
+from gpu_workers.train.loop.base_trainer import RunTrainer
 from gpu_workers.train.loop.callbacks import StopFlag
 from gpu_workers.train.loop.dpo import DpoTrainer, dpo_config
 from gpu_workers.train.loop.orpo import OrpoTrainer, orpo_config
+from gpu_workers.train.loop.run_callback import RunCallback
 from gpu_workers.train.model.attention import attention_of
 from gpu_workers.train.model.cpu_lora import speed_up_lora
 from gpu_workers.train.model.hardware import Engine, choose_engine, detect

@@ -6,9 +6,10 @@ by layer, and are stepped by the CPU; a single process does this too.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -21,9 +22,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
-
-if TYPE_CHECKING:
-    from gpu_workers.train.loop.base_trainer import RunTrainer
 
 _GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _SCATTERED = StateDictOptions(full_state_dict=True, strict=False)
@@ -56,14 +54,14 @@ def shard_model(
     return model
 
 
-def average_gradients(trainer: "RunTrainer", model: torch.nn.Module) -> None:
+def average_gradients(model: torch.nn.Module, accelerator: Accelerator) -> None:
     """Keep what is trained whole on every process the same on all: one start, and the mean of the gradients.
 
     transformers' own does it by an operation that only NCCL has.
     """
 
     def average(parameter: torch.Tensor) -> None:
-        if trainer.accelerator.sync_gradients and parameter.grad is not None:  # type: ignore[attr-defined]
+        if accelerator.sync_gradients and parameter.grad is not None:
             torch.distributed.all_reduce(parameter.grad)
             parameter.grad /= torch.distributed.get_world_size()
 
@@ -73,28 +71,28 @@ def average_gradients(trainer: "RunTrainer", model: torch.nn.Module) -> None:
             parameter.register_post_accumulate_grad_hook(average)
 
 
-def is_sharded(trainer: "RunTrainer") -> bool:
+def is_sharded(model: torch.nn.Module) -> bool:
     """Whether what is trained lies in shards."""
-    return any(isinstance(p, DTensor) for p in trainer.model.parameters() if p.requires_grad)
+    return any(isinstance(p, DTensor) for p in model.parameters() if p.requires_grad)
 
 
-def gather_trained(trainer: "RunTrainer") -> dict[str, torch.Tensor]:
+def gather_trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return what is trained, whole, on the first process; every process must call this."""
-    return get_model_state_dict(trainer.model, options=_GATHERED)
+    return get_model_state_dict(model, options=_GATHERED)
 
 
-def gather_optimizer(trainer: "RunTrainer") -> dict[str, Any]:
-    return get_optimizer_state_dict(trainer.model, _bare(trainer.optimizer), options=_GATHERED)
+def gather_optimizer(model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
+    return get_optimizer_state_dict(model, _bare(optimizer), options=_GATHERED)
 
 
-def scatter_model(trainer: "RunTrainer", file: Path) -> None:
+def scatter_model(model: torch.nn.Module, file: Path) -> None:
     """Give every process its shard of whole weights."""
-    set_model_state_dict(trainer.model, load_file(file), options=_SCATTERED)
+    set_model_state_dict(model, load_file(file), options=_SCATTERED)
 
 
-def scatter_optimizer(trainer: "RunTrainer", file: Path) -> None:
+def scatter_optimizer(model: torch.nn.Module, optimizer: Any, file: Path) -> None:
     state = torch.load(file, map_location="cpu", weights_only=True)
-    set_optimizer_state_dict(trainer.model, _bare(trainer.optimizer), optim_state_dict=state, options=_SCATTERED)
+    set_optimizer_state_dict(model, _bare(optimizer), optim_state_dict=state, options=_SCATTERED)
 
 
 def whole(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`python -m gpu_workers.trainer.tracking.process WORK_DIR`: passes what the trainer says on to the customer's own trackers.
+"""Pass events on to the customer's own trackers: `python -m gpu_workers.trainer.tracking.process WORK_DIR`.
 
 Standard input is JSON lines: first the `Assignment` with the customer's keys, so that they stand in no file, argument
 or environment, and when the run is over a `Farewell`. Whatever goes wrong is one warning in tracking.jsonl: the run

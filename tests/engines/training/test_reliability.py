@@ -13,7 +13,7 @@ from apps.contracts.runs import EvaluationCompleted, LogLine, Method, Objective,
 from gpu_workers.common.events import AdapterReady, CheckpointReady, EventWriter
 from gpu_workers.train.attempt import _smaller
 from gpu_workers.train.failures import TrainingFailed
-from gpu_workers.train.loop import base_trainer, callbacks, rehearsal
+from gpu_workers.train.loop import callbacks, rehearsal, run_callback
 from gpu_workers.train.loop.callbacks import StopFlag
 from gpu_workers.train.loop.rehearsal import checkpoint_interval_seconds
 from gpu_workers.train.loop.sft import Trainer
@@ -84,7 +84,7 @@ def test_a_run_interrupted_at_random_steps_ends_with_identical_weights(
 def test_a_rehearsal_leaves_no_trace(tiny_model, tmp_path, monkeypatch):
     rehearsed = attempt(tmp_path / "rehearsed", tiny_model, ROWS, validation=unlike(ROWS))
     unrehearsed_result = rehearsal.Rehearsal(seconds=0.0, save_seconds=0.0)
-    monkeypatch.setattr("gpu_workers.train.loop.base_trainer.rehearse", lambda trainer, validation: unrehearsed_result)
+    monkeypatch.setattr("gpu_workers.train.loop.run_callback.rehearse", lambda trainer, validation: unrehearsed_result)
 
     plain = attempt(tmp_path / "plain", tiny_model, ROWS, validation=unlike(ROWS))
 
@@ -125,7 +125,7 @@ def test_out_of_memory_halves_the_micro_batch_and_goes_on_from_the_checkpoint(ti
     plain = attempt(tmp_path / "plain", tiny_model, ROWS, recipe=recipe)
     MemoryOf(monkeypatch, 2, from_step=10)
     monkeypatch.setattr(
-        "gpu_workers.train.loop.base_trainer.checkpoint_interval_seconds", lambda spec, save_seconds: 0.0
+        "gpu_workers.train.loop.run_callback.checkpoint_interval_seconds", lambda spec, save_seconds: 0.0
     )
 
     tried = attempt(tmp_path / "small", tiny_model, ROWS, recipe=recipe)
@@ -248,16 +248,16 @@ def test_its_published_weights_are_those_of_its_best_evaluation(overfitted, tiny
 
 
 def test_a_large_validation_file_is_read_in_part_while_training(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(base_trainer, "_LEAST_EVALUATED_ROWS", 4)
+    monkeypatch.setattr(run_callback, "_LEAST_EVALUATED_ROWS", 4)
     recipe = msgspec.structs.replace(SMALL, epochs=1, eval_steps=4)  # 16 rows between two evaluations
     read = []
-    original = base_trainer.evaluate
+    original = run_callback.evaluate
 
     def evaluate(model, rows, **options):
         read.append(len(rows))
         return original(model, rows, **options)
 
-    monkeypatch.setattr(base_trainer, "evaluate", evaluate)
+    monkeypatch.setattr(run_callback, "evaluate", evaluate)
 
     tried = attempt(tmp_path, tiny_model, ROWS, recipe=recipe, validation=unlike(make_rows(32, seed=1)))
 
@@ -266,8 +266,8 @@ def test_a_large_validation_file_is_read_in_part_while_training(tiny_model, tmp_
 
 
 def test_each_epoch_ends_with_a_checkpoint_that_knows_its_evaluation(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(base_trainer, "_LEAST_SECONDS_APART", 0.0)
-    monkeypatch.setattr(base_trainer, "_MOST_SAVING_SHARE", 1e9)  # as if an epoch took long
+    monkeypatch.setattr(run_callback, "_LEAST_SECONDS_APART", 0.0)
+    monkeypatch.setattr(run_callback, "_MOST_SAVING_SHARE", 1e9)  # as if an epoch took long
 
     tried = attempt(tmp_path, tiny_model, ROWS, validation=unlike(ROWS))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scripts import audit
+from scripts.dependencies import audit
 
 CLEAN = {"name": "alpha", "version": "1.0", "vulns": []}
 VULNERABLE = {"name": "beta", "version": "2.0", "vulns": [{"id": "PYSEC-1", "fix_versions": ["2.1"]}]}

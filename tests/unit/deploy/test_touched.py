@@ -9,7 +9,7 @@ from scripts.touched import measure_distances
 FILES = {
     "apps/billing/ledger.py": "",
     "apps/billing/rating.py": "from apps.billing import ledger",
-    "apps/interfaces/web/billing/usage.py": 'def page():\n    from apps.billing.rating import rate\n    return "usage/show.html"',
+    "apps/web/usage.py": 'def page():\n    from apps.billing.rating import rate\n    return "usage/show.html"',
     "tests/support/books.py": "from apps.billing.ledger import post",
     "tests/unit/billing/test_ledger.py": "",
     "tests/unit/billing/test_prices.py": "",

@@ -9,8 +9,7 @@ from packaging.tags import compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
 
 from scripts import machine
-from scripts.installation.packages import WITHOUT_HASHES as WITHOUT_PIP_HASHES
-from scripts.lock import (
+from scripts.dependencies.lock import (
     GLIBC_MINOR,
     REQUIREMENTS,
     SUPPORTED_ARCHITECTURES,
@@ -18,6 +17,7 @@ from scripts.lock import (
     WITHOUT_HASHES,
     locked_lines,
 )
+from scripts.installation.packages import WITHOUT_HASHES as WITHOUT_PIP_HASHES
 
 WHEELS: dict[str, list[str]] = json.loads((REQUIREMENTS / "wheels.json").read_text())
 DOCKERFILES = "".join(path.read_text() for path in (REQUIREMENTS.parent / "deploy").glob("*.Dockerfile"))
@@ -45,7 +45,7 @@ def test_every_locked_version_has_a_wheel_for_every_supported_machine(python: st
 
     missing = [line for line in lines if not is_installable(WHEELS.get(line, []), python, architecture)]
     assert len(lines) > 300
-    assert missing == [], "no wheel recorded: run scripts/lock.py wheels"
+    assert missing == [], "no wheel recorded: run scripts/dependencies/lock.py wheels"
 
 
 def test_wheels_of_older_pythons_of_another_processor_or_of_a_newer_system_do_not_count() -> None:

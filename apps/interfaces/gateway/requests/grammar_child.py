@@ -1,4 +1,4 @@
-"""`python -m apps.interfaces.gateway.requests.grammar_child`: compiles JSON schemas for the gateway, within limits, and nothing else.
+"""Compile JSON schemas for the gateway within limits: `python -m apps.interfaces.gateway.requests.grammar_child`.
 
 Reads frames (four bytes of length, then a schema as JSON) from standard input and answers each on standard output with
 a `Verdict`. A schema that uses too much processor time or memory ends this process; the parent starts another.

