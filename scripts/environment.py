@@ -19,7 +19,7 @@ SECRETS = ("ANNEAL_SECRET_KEY", "ANNEAL_KEY_PEPPER", "ANNEAL_SIGNING_KEY")
 WEB_PORT, INTERNAL_PORT = 8000, 8001
 LOCAL_POOL = "local-cpu"
 # The demo's matrices feed no more than this; the trainer also keeps to the cores that it finds free.
-MOST_TRAINER_THREADS = 4
+MAX_TRAINER_THREADS = 4
 DRAIN_SECONDS = "3"  # what Ctrl-C may wait for answers that are being written
 
 _OURS = re.compile(r"STRIPE_|ANNEAL_|DATABASE_|REDIS_URL|CELERY_|AWS_|DJANGO_SETTINGS_MODULE|FORWARDED_ALLOW_IPS")
@@ -149,7 +149,7 @@ def _known_variables(
         "ANNEAL_BASE_MODEL_ROOTS": f"{REPOSITORY}/demo",
         "ANNEAL_BROKER_KEY_PREFIX": "anneal:",
         "ANNEAL_POOL": LOCAL_POOL,
-        "ANNEAL_TRAINER_THREADS": str(MOST_TRAINER_THREADS),
+        "ANNEAL_TRAINER_THREADS": str(MAX_TRAINER_THREADS),
         "ANNEAL_ENGINE_THREADS": "1",
         "ANNEAL_ENGINE_DRAIN_SECONDS": DRAIN_SECONDS,
         "ANNEAL_DEBUG": "1" if is_debug else "0",

@@ -22,7 +22,7 @@ from apps.core.messages import outbox
 
 INVITATION_LIFETIME = datetime.timedelta(days=7)
 # An invitation is mail to a stranger with words of the sender's choice.
-MOST_OPEN, MOST_A_DAY = 20, 50  # of an organization
+MAX_OPEN, MAX_A_DAY = 20, 50  # of an organization
 _A_DAY = datetime.timedelta(days=1)
 
 
@@ -105,10 +105,10 @@ def _require_room(organization: Organization, by: User, email: str, now: datetim
     today = rows.filter(created_at__gt=now - _A_DAY)
     if today.filter(email__iexact=email).exists():
         raise TooManyInvitations(f"{email} had an invitation today. Send another one tomorrow.", param="email")
-    if rows.still_open().filter(expires_at__gt=now).exclude(email__iexact=email).count() >= MOST_OPEN:
-        raise TooManyInvitations(f"{MOST_OPEN} invitations are open. Withdraw one, or wait until one is accepted.")
-    if today.count() >= MOST_A_DAY:
-        raise TooManyInvitations(f"An organization sends {MOST_A_DAY} invitations a day. Continue tomorrow.")
+    if rows.still_open().filter(expires_at__gt=now).exclude(email__iexact=email).count() >= MAX_OPEN:
+        raise TooManyInvitations(f"{MAX_OPEN} invitations are open. Withdraw one, or wait until one is accepted.")
+    if today.count() >= MAX_A_DAY:
+        raise TooManyInvitations(f"An organization sends {MAX_A_DAY} invitations a day. Continue tomorrow.")
 
 
 def _mail(organization: Organization, email: str, now: datetime.datetime, **fields: object) -> Invitation:

@@ -236,7 +236,8 @@ def issue_key(
         raise InvalidValue("The key would be expired at once.", param="expires_at")
     issued = _issue(
         api_keys.new_secret(api_keys.LIVE_PREFIX), organization=organization, kind=KeyKind.SECRET,
-        name=_clean_name(name), scopes=sorted(scopes), created_by=by, created_at=now, expires_at=expires_at, **asdict(limits),
+        name=_clean_name(name), scopes=sorted(scopes), created_by=by, created_at=now, expires_at=expires_at,
+        **asdict(limits),
     )  # fmt: skip
     audit.record(
         organization=organization, by=by.pk, action="key.create", target=issued.key.pk,

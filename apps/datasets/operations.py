@@ -20,7 +20,7 @@ from apps.datasets.problems import LineError, from_row_error
 from apps.datasets.queries import find_refusal, find_token_count
 from apps.datasets.rows import iterate_rows
 from apps.datasets.token_counts import count_rows, measure_rows
-from apps.datasets.validation.leases import take_over_from_the_dead
+from apps.datasets.validation.leases import release_expired_leases
 
 # Up to this size tokens are counted while somebody waits: about 15,000 short rows, measured at 3,000 to 6,000 a second.
 COUNT_NOW_BYTES = 4_000_000
@@ -135,7 +135,7 @@ def delete_version(*, version: DatasetVersion, by: str, now: datetime.datetime) 
     The row stays with name and hash, so that jobs and adapters still say what they were trained on.
     """
     version = DatasetVersion.objects.select_for_update(of=("self",)).select_related("dataset").get(pk=version.pk)
-    take_over_from_the_dead(version, now)
+    release_expired_leases(version, now)
     if version.status == "validating":
         raise InvalidState("The file is being validated; delete it in a moment.", param="file_id")
     _require_unused(version)

@@ -26,7 +26,7 @@ _BATCHES_PER_POOL = 4
 _CHECKPOINT_BYTES_PER_SECOND, _CHECKPOINT_SECONDS = 500e6, 1.0
 # Our workers save five times a job, never more often than this, and spend at most this share of the time on it
 # (apps/finetuning/runs/leases.py checkpoint_interval, gpu_workers/train/loop/rehearsal.py).
-_SAVES_A_JOB, _LEAST_SECONDS_APART, _MOST_SAVING_SHARE = 5, 15.0, 0.02
+_SAVES_A_JOB, _MIN_SECONDS_APART, _MAX_SAVING_SHARE = 5, 15.0, 0.02
 # The yardstick of "cost per A100-hour": NVIDIA A100 80GB SXM data sheet, best measured product (gpus.json).
 A100 = Gpu(
     key="a100-sxm-80",
@@ -256,8 +256,8 @@ def _reference_seconds(task: Task, plan: TrainingPlan, step: StepTime, length: f
 def _checkpoints(request: QuoteRequest, computing: float, save_seconds: float, pool: PoolFacts) -> int:
     if request.checkpoints is not None:
         return request.checkpoints
-    apart = min(max(computing / _SAVES_A_JOB, _LEAST_SECONDS_APART), pool.checkpoint_seconds_apart)
-    return int(computing / max(apart, save_seconds / _MOST_SAVING_SHARE)) + 1  # the last one is the result
+    apart = min(max(computing / _SAVES_A_JOB, _MIN_SECONDS_APART), pool.checkpoint_seconds_apart)
+    return int(computing / max(apart, save_seconds / _MAX_SAVING_SHARE)) + 1  # the last one is the result
 
 
 def _checkpoint_seconds(task: Task) -> float:

@@ -34,7 +34,7 @@ GPU_REPEATS = Interval(p10=0.98, p50=1.0, p90=1.02, origin="repeats of one train
 CPU_REPEATS = Interval(p10=0.90, p50=1.0, p90=1.20, origin="spread of whole jobs on a CPU around its probe")
 # A job may wait for cores as its probe did, whose speed is without that. Measured at a load of 14 on two cores: the
 # probe waited 78 % of its time, and 86 of 626 steps took 4.5 = 1 / (1 - 0.78) times their P50. At most five times.
-_MOST_WAITED = 0.8
+_MAX_WAITED = 0.8
 # On a CPU resident memory was measured at 1.44 to 1.88 times what was alive; the reserve is the middle.
 CPU_MEMORY = Interval(p10=0.82, p50=1.0, p90=1.10, origin="four jobs measured on a CPU")
 
@@ -92,7 +92,7 @@ def _probed(probe: ProbeRow, times: Duration, *, is_cpu: bool) -> Interval:
     share = min(1.0, times.probe_distance)
     least = CPU_REPEATS if is_cpu else GPU_REPEATS
     down = math.hypot(max(repeats, -math.log(least.p10)), share * math.log(PROBED.p10))
-    waiting = -math.log(1 - min(probe.waited_share, _MOST_WAITED))
+    waiting = -math.log(1 - min(probe.waited_share, _MAX_WAITED))
     up = math.hypot(max(repeats, math.log(least.p90), waiting), share * math.log(PROBED.p90))
     origin = PROBED.origin if share > 0 else "spread of the probe's repeats"
     return Interval(p10=math.exp(-down), p50=1.0, p90=math.exp(up), origin=origin)

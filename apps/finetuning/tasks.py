@@ -15,7 +15,7 @@ from apps.finetuning.pools.accuracy import refresh_public_reports
 from apps.finetuning.pools.calibrations import refit_pools
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.finetuning.results.retention import sweep_checkpoints, sweep_uploads
-from apps.finetuning.results.verdicts import tell_of_verdict
+from apps.finetuning.results.verdicts import record_certification_event
 from apps.finetuning.runs.leases import reclaim_expired_leases
 from apps.finetuning.runs.stalls import end_stalled_runs
 from apps.finetuning.usage import storage
@@ -108,7 +108,7 @@ def serve_named_checkpoint(*, key: str, payload: dict[str, Any]) -> None:
 
 def tell_adapter_checked(*, key: str, payload: dict[str, Any]) -> None:
     """Outbox handler of `adapter.checked`: the job that made the version says what came of it."""
-    tell_of_verdict(version_id=payload["version_id"])
+    record_certification_event(version_id=payload["version_id"])
 
 
 def _ring(pool: str) -> None:

@@ -27,7 +27,7 @@ from apps.payments.topups import PaymentMismatch, sync_checkout, sync_topup
 logger = logging.getLogger(__name__)
 
 _HANDLED_AGAIN_AFTER = datetime.timedelta(seconds=30)
-_MOST_ATTEMPTS = 20  # then it waits for an operator; a Stripe that is away does not count
+_MAX_ATTEMPTS = 20  # then it waits for an operator; a Stripe that is away does not count
 
 
 class PaymentUnknown(Exception):
@@ -91,7 +91,7 @@ def list_stuck() -> list[StripeEvent]:
 def list_unhandled(*, now: datetime.datetime) -> list[str]:
     """Return the events whose doorbell may have been lost, or that failed, oldest first."""
     waiting = StripeEvent.objects.filter(
-        status="received", received_at__lt=now - _HANDLED_AGAIN_AFTER, attempts__lt=_MOST_ATTEMPTS
+        status="received", received_at__lt=now - _HANDLED_AGAIN_AFTER, attempts__lt=_MAX_ATTEMPTS
     )
     return list(waiting.order_by("received_at").values_list("pk", flat=True)[:100])
 

@@ -20,7 +20,7 @@ from apps.serving.ready_replicas import answering, ready_replicas
 
 logger = logging.getLogger(__name__)
 
-MOST_KEPT_SHARE = 0.5  # of a base model's places
+MAX_KEPT_SHARE = 0.5  # of a base model's places
 
 
 class NoPlaceLeft(QuotaExceeded):
@@ -109,7 +109,7 @@ def _require_place(base_model: BaseModel) -> None:
     with system():  # places are shared by all tenants; no more than that is told
         places = sum(ready_replicas().filter(base_model=base_model).values_list("capacity", flat=True))
         kept = _kept().filter(adapter_version__adapter__base_model=base_model).count()
-    if kept + 1 > MOST_KEPT_SHARE * places:
+    if kept + 1 > MAX_KEPT_SHARE * places:
         raise NoPlaceLeft("As many adapters of this base model are kept warm as its replicas can afford. Try later.")
 
 

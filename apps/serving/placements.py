@@ -11,7 +11,16 @@ from apps.contracts.serving import LoadState
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
 from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement, Replica
-from apps.serving.placement import QUICK_SECONDS, SLOW_SECONDS, WAITING_SECONDS, Placed, Room, Wish, demand_after, place
+from apps.serving.placement import (
+    QUICK_SECONDS,
+    SLOW_SECONDS,
+    WAITING_SECONDS,
+    AdapterDemand,
+    Placed,
+    ReplicaCapacity,
+    demand_after,
+    place,
+)
 
 # A replica not heard of for so long loses its adapters to others; one that has just enrolled is waited for longer.
 SILENT_SECONDS = 60
@@ -97,8 +106,8 @@ def replan(*, base_model_id: str, now: datetime.datetime) -> int:
     return _write(holding, placed, {wish.version_id: wish.organization_id for wish in wishes})
 
 
-def _room(replica: Replica) -> Room:
-    return Room(
+def _room(replica: Replica) -> ReplicaCapacity:
+    return ReplicaCapacity(
         replica_id=replica.pk,
         capacity=replica.capacity,
         slots=replica.slots,
@@ -115,7 +124,7 @@ def _is_there(replica: Replica, now: datetime.datetime) -> bool:
     return (now - replica.observed_at).total_seconds() < SILENT_SECONDS
 
 
-def _wishes(base_model_id: str, now: datetime.datetime) -> list[Wish]:
+def _wishes(base_model_id: str, now: datetime.datetime) -> list[AdapterDemand]:
     named = _named_versions(base_model_id)
     seen = now - datetime.timedelta(seconds=WAITING_SECONDS)
     asked = Deployment.objects.filter(
@@ -135,7 +144,7 @@ def _wishes(base_model_id: str, now: datetime.datetime) -> list[Wish]:
         "pinned_at",
     )
     return [
-        Wish(
+        AdapterDemand(
             version_id=version_id,
             organization_id=organization_id,
             rank=rank,

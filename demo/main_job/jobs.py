@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 
-from demo.main_job.pauses import LEAST_CAP_USD, resume
+from demo.main_job.pauses import MIN_CAP_USD, resume
 from demo.main_job.platform import DemoFailed, Platform, extra, found, message_of
 from demo.main_job.quotes import trainer_hint, trainer_obstacle, wait_for_quote
 from demo.main_job.stages import HINT_SECONDS, POLL_SECONDS, Quiet, Stage, until
@@ -14,19 +14,19 @@ from demo.main_job.state import State
 from demo.main_job.training_file import CHECKS_FILES
 
 CAP_OVER_QUOTE = 20  # a busy machine makes a job slower; what is not spent returns
-MOST_JOBS = 3  # of one kind in one run of this program
+MAX_JOBS = 3  # of one kind in one run of this program
 RUNNING_HINT_SECONDS = 120.0  # steps are reported in bundles
 
 
 def train(platform: Platform, state: State, stage: Stage, file_id: str, *, name: str, quantization: str | None) -> Any:
     """Return a job that succeeded: the one begun before, or a new one after one that failed or was cancelled.
 
-    Raises DemoFailed where another job would fail in the same way, and after MOST_JOBS of them.
+    Raises DemoFailed where another job would fail in the same way, and after MAX_JOBS of them.
     """
     job = found(lambda: platform.openai.fine_tuning.jobs.retrieve(state[name])) if state[name] else None
     if job is not None:
         stage.line("job", f"kept from before: {job.id}, {job.status.replace('_', ' ')}")
-    for attempt in range(1, MOST_JOBS + 1):
+    for attempt in range(1, MAX_JOBS + 1):
         if job is None:
             job = create_job(platform, stage, file_id, name=name, quantization=quantization)
             state[name], seen = job.id, ""
@@ -41,9 +41,9 @@ def train(platform: Platform, state: State, stage: Stage, file_id: str, *, name:
             state[name] = None
             help_text = platform.operator_hint if error["code"] == "insufficient_quota" else ""
             raise DemoFailed(f"{reason} A new job would fail in the same way. {help_text}".rstrip(), process="trainer")
-        stage.line("job", f"{reason} A new job starts." if attempt < MOST_JOBS else reason)
+        stage.line("job", f"{reason} A new job starts." if attempt < MAX_JOBS else reason)
         job = None
-    raise DemoFailed(f"{MOST_JOBS} jobs ended without an adapter.", process="trainer")
+    raise DemoFailed(f"{MAX_JOBS} jobs ended without an adapter.", process="trainer")
 
 
 def create_job(platform: Platform, stage: Stage, file_id: str, *, name: str, quantization: str | None) -> Any:
@@ -54,7 +54,7 @@ def create_job(platform: Platform, stage: Stage, file_id: str, *, name: str, qua
     if balance < p90:
         short = f"The job costs up to ${p90:.4f}, and the balance is ${balance:.4f}."
         raise DemoFailed(f"{short} {platform.operator_hint}")
-    cap = min(max(LEAST_CAP_USD, CAP_OVER_QUOTE * p90), balance)
+    cap = min(max(MIN_CAP_USD, CAP_OVER_QUOTE * p90), balance)
 
     def create() -> Any:
         try:

@@ -6,7 +6,7 @@ from typing import Any
 
 from demo.main_job.adapters import score, serve, show_answers
 from demo.main_job.bills import show_bill
-from demo.main_job.jobs import MOST_JOBS, train
+from demo.main_job.jobs import MAX_JOBS, train
 from demo.main_job.platform import DemoFailed, Platform, extra
 from demo.main_job.stages import Stage
 from demo.main_job.state import State
@@ -53,11 +53,11 @@ def train_and_serve(
     platform: Platform, state: State, stage: Stage, file_id: str, *, name: str, quantization: str | None
 ) -> tuple[str, Any]:
     """Return a served adapter's name and the job that made it. What went wrong is done again, a few times at most."""
-    for _ in range(MOST_JOBS):
+    for _ in range(MAX_JOBS):
         job = train(platform, state, stage, file_id, name=name, quantization=quantization)
         stage.mark(f"{name}_train")
         if model := serve(platform, stage, job):
             stage.mark(f"{name}_serve")
             return model, job
         state[name] = None
-    raise DemoFailed(f"No adapter of {MOST_JOBS} jobs could be served.", process="serving-agent")
+    raise DemoFailed(f"No adapter of {MAX_JOBS} jobs could be served.", process="serving-agent")

@@ -9,7 +9,7 @@ import openai
 from demo.main_job.platform import DemoFailed, Platform, extra, message_of
 from demo.main_job.stages import POLL_SECONDS, Stage
 
-LEAST_CAP_USD = Decimal(1)
+MIN_CAP_USD = Decimal(1)
 PAUSED_BY_PERSON_SECONDS = 20.0
 PAUSE_REASONS = {
     "Paused at the spend cap": "it reached its spend cap",
@@ -29,9 +29,9 @@ def resume(platform: Platform, stage: Stage, job: Any, *, is_watched: bool) -> N
         return
     text, body = f"The job paused because {reason}. It continues from its last checkpoint.", {}
     # A cap below the least came from a small balance, and what is left of it may not pay for another start.
-    if 2 * spent >= cap or cap < LEAST_CAP_USD:
+    if 2 * spent >= cap or cap < MIN_CAP_USD:
         balance = Decimal(platform.get("/billing")["available_usd"])
-        raised = min(max(LEAST_CAP_USD, 2 * cap), spent + balance)
+        raised = min(max(MIN_CAP_USD, 2 * cap), spent + balance)
         body = {"budget": {"max_cost_usd": str(raised)}}
         text = (
             f"The job paused because {reason}: ${spent:.4f} of ${cap:.4f} are spent. "

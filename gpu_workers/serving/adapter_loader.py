@@ -20,7 +20,7 @@ from gpu_workers.serving.trials import Trials
 log = logging.getLogger("anneal.serving")
 
 
-class MetEngine:
+class EngineSession:
     """One start of the engine, since it answered: what it holds by this agent's doing."""
 
     def __init__(self, state: EngineState, base_canary: Canary) -> None:
@@ -65,7 +65,7 @@ class AdapterLoader:
         self._numbers = numbers
         self.has_stale_urls = False  # a file could not be fetched: its signed URL may have run out
 
-    async def fetch(self, adapter: DesiredAdapter, met: MetEngine, *, capacity: int) -> Path | None:
+    async def fetch(self, adapter: DesiredAdapter, met: EngineSession, *, capacity: int) -> Path | None:
         """Return the folder with the checked files of an adapter that may be loaded; None where it may not be, now."""
         name = adapter.lora_name
         if LORA_NAME.fullmatch(name) is None:
@@ -103,7 +103,7 @@ class AdapterLoader:
         self._trials.note_passed(name, path.name)
         return True
 
-    async def load(self, adapter: DesiredAdapter, path: Path, met: MetEngine) -> None:
+    async def load(self, adapter: DesiredAdapter, path: Path, met: EngineSession) -> None:
         """Load what was fetched, and let it in if it is good. Raises EngineDown."""
         name = adapter.lora_name
         await self._spare_the_served(met)
@@ -116,7 +116,7 @@ class AdapterLoader:
             return self._trials.reject(name, NOT_LOADABLE)
         return await self.try_out(adapter, met)
 
-    async def _spare_the_served(self, met: MetEngine) -> None:
+    async def _spare_the_served(self, met: EngineSession) -> None:
         """Before a load, see that what the engine's cache gives up for it is something no longer served."""
         models = {model.id: model.root for model in await self._engine.list_models()}
         served = {name: f"{name} {models[name]}" for name in met.loaded if name in models}
@@ -128,7 +128,7 @@ class AdapterLoader:
             await self._engine.touch(names[key])
             met.cache.touch(key, used_at=time.monotonic())
 
-    async def try_out(self, adapter: DesiredAdapter, met: MetEngine) -> None:
+    async def try_out(self, adapter: DesiredAdapter, met: EngineSession) -> None:
         """Let customers in only if the adapter answers with finite numbers that are not the base model's."""
         name = adapter.lora_name
         async with self._numbers.lock:  # so that bad numbers seen meanwhile are blamed on this adapter
@@ -146,7 +146,7 @@ class AdapterLoader:
         self._trials.settle(name, LoadState.LOADED, "")
         log.info("%s is loaded", name)
 
-    async def _ask(self, adapter: DesiredAdapter, met: MetEngine) -> Verdict | None:
+    async def _ask(self, adapter: DesiredAdapter, met: EngineSession) -> Verdict | None:
         """Return what the engine makes of the adapter, None when it could not be tried now."""
         if met.is_lost:
             return None
@@ -164,7 +164,7 @@ class AdapterLoader:
             self._trials.postpone(adapter.lora_name, str(trouble))
             return None
 
-    async def _require_same_engine(self, met: MetEngine) -> None:
+    async def _require_same_engine(self, met: EngineSession) -> None:
         """Raise EngineDown if the engine died meanwhile: then a refusal says nothing about the adapter."""
         await asyncio.sleep(0.5)
         await self._engine.list_models()

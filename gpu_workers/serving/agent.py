@@ -86,7 +86,7 @@ async def _drain(stopping: asyncio.Event, reconciler: Reconciler, seconds: float
     reconciler.begin_draining()
     try:
         async with asyncio.timeout(seconds / 3):
-            await reconciler.said_not_ready.wait()
+            await reconciler.not_ready_reported.wait()
     except TimeoutError:
         log.warning("nobody was told that this replica is not ready")
     await asyncio.sleep(UNROUTED_SECONDS)  # until every gateway has read that it is not ready; what comes is answered

@@ -24,7 +24,7 @@ log = logging.getLogger("anneal.canary")
 
 IDLE_SECONDS = 60.0  # several versions in a row share one start
 START_SECONDS = 900.0  # a large base model from a slow disk
-MOST_DEATHS = 2  # the first may have been the machine's fault
+MAX_DEATHS = 2  # the first may have been the machine's fault
 DEADLY = "The canary engine ended twice while it tried the adapter."
 
 
@@ -194,7 +194,7 @@ class CanaryEngine:
         log.warning("the canary engine ended while it tried %s: %s", wish.lora_name, error)
         self.end()  # it may be hanging, too
         wish.deaths += 1
-        if wish.deaths >= MOST_DEATHS:
+        if wish.deaths >= MAX_DEATHS:
             self._settle(wish, Verdict(DEADLY))
         elif self._queue.pop(wish.lora_name, None) is not None:
             self._queue[wish.lora_name] = wish

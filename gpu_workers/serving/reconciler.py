@@ -19,7 +19,7 @@ from gpu_workers.common.config import ServingConfig
 from gpu_workers.engine.client import Canary, EngineClient, EngineDown, EngineRefused
 from gpu_workers.engine.load import LoadMeter
 from gpu_workers.engine.state import EnginePaths, EngineState, read_engine_state
-from gpu_workers.serving.adapter_loader import AdapterLoader, MetEngine
+from gpu_workers.serving.adapter_loader import AdapterLoader, EngineSession
 from gpu_workers.serving.adapter_store import AdapterStore
 from gpu_workers.serving.agent_memory import MemoryFile, hash_weights
 from gpu_workers.serving.canary_engine import CanaryEngine
@@ -63,9 +63,9 @@ class Reconciler:
             self.engine, token=enrollment.replica_token, base_served_name=enrollment.base_model["served_name"]
         )
         self.changed = asyncio.Event()
-        self.said_not_ready = asyncio.Event()  # the control plane knows that it is on the way out
+        self.not_ready_reported = asyncio.Event()  # the control plane knows that it is on the way out
         self._trials = Trials(self._memory, changed=self.changed, clock=clock)
-        self._met: MetEngine | None = None
+        self._met: EngineSession | None = None
         self._numbers = NumberWatch(self.engine, get_state=self._get_state, condemn=self._condemn)
         self._loader = AdapterLoader(
             engine=self.engine,
@@ -124,7 +124,7 @@ class Reconciler:
     def note_reported(self, state: ObservedState) -> None:
         """Hear that the control plane has taken in what `observe` returned."""
         if self._is_draining and not state.is_ready:
-            self.said_not_ready.set()
+            self.not_ready_reported.set()
 
     async def measure_load(self) -> None:
         """Look how the engine is doing."""
@@ -208,14 +208,14 @@ class Reconciler:
         self._has_finished_first_pass = True
         self._open_door()
 
-    async def _meet_engine(self, state: EngineState, desired: DesiredState) -> MetEngine:
+    async def _meet_engine(self, state: EngineState, desired: DesiredState) -> EngineSession:
         """Begin anew with an engine that has just started (or that this agent has just found)."""
         log.info("engine %s answers", state.generation)
         self._lose_engine("loading adapters")
         await self._require_known_vllm()
         self._tokens.forget()
         await self._numbers.begin()
-        met = self._met = MetEngine(state, await self._ask_base(state))
+        met = self._met = EngineSession(state, await self._ask_base(state))
         self.door.set_slots(state.max_loras)
         if self._memory.content.cleaned_generation != state.generation:
             keep = [self._store.get_path(adapter, met.base) for adapter in desired.adapters]
@@ -256,7 +256,7 @@ class Reconciler:
 
     # --- adapters --------------------------------------------------------------------------------------------------
 
-    async def _match_loaded(self, desired: DesiredState, models: dict[str, str], met: MetEngine) -> None:
+    async def _match_loaded(self, desired: DesiredState, models: dict[str, str], met: EngineSession) -> None:
         """Forget every name that is not desired, or that stands for other files than desired."""
         wanted = {adapter.lora_name: adapter for adapter in desired.adapters}
         folders = {name: str(self._store.get_path(adapter, met.base)) for name, adapter in wanted.items()}
@@ -277,7 +277,7 @@ class Reconciler:
             self._trials.settle(name, LoadState.LOADING, "")
         self._give_back(models, met)
 
-    def _give_back(self, models: dict[str, str], met: MetEngine) -> None:
+    def _give_back(self, models: dict[str, str], met: EngineSession) -> None:
         """Let the files of unloaded adapters go once no answer under their names can read them again."""
         ended = [key for key in met.leaving if not self.door.is_used(key.split(" ", 1)[0])]
         paths = {met.leaving.pop(key) for key in ended}
@@ -287,7 +287,7 @@ class Reconciler:
         if self._has_finished_first_pass:
             self._open_door()
 
-    async def _load_missing(self, desired: DesiredState, models: dict[str, str], met: MetEngine) -> None:
+    async def _load_missing(self, desired: DesiredState, models: dict[str, str], met: EngineSession) -> None:
         """Load what is desired and not there; the least suspected first."""
         for adapter in sorted(desired.adapters, key=lambda a: self._trials[a.lora_name].suspicions):
             if adapter.lora_name in models or not self._trials.is_due(adapter.lora_name):

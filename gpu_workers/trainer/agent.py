@@ -18,7 +18,7 @@ from gpu_workers.trainer.preparation import safe_name
 from gpu_workers.trainer.probes import Prober
 from gpu_workers.trainer.publication import MODULE as PUBLISHING_CHILD
 from gpu_workers.trainer.publication import Publisher
-from gpu_workers.trainer.run_supervisor import Attempt
+from gpu_workers.trainer.run_supervisor import RunSupervisor
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Agent:
         spec = claim.spec
         work_dir = self._runs_dir / f"{safe_name(spec.run_id)}-{spec.attempt}"
         log.info("Claimed %s attempt %d", spec.run_id, spec.attempt)
-        attempt = Attempt(
+        attempt = RunSupervisor(
             self._config,
             self._api,
             self._executor,

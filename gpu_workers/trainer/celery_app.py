@@ -41,7 +41,7 @@ app.conf.update(
 )
 
 
-class Trainer:
+class WorkerProcess:
     """The agent of this process, made at start so that a message finds it ready."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Trainer:
             self.agent.request_stop()
 
 
-trainer = Trainer()
+trainer = WorkerProcess()
 
 
 @app.task(name="train.wake")

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 PROBE_FILE = "probe.json"
 _STALL_SECONDS = 600.0  # without progress
-_MOST_FAILURES = 3  # of one measurement in this process
+_MAX_FAILURES = 3  # of one measurement in this process
 
 
 class Prober:
@@ -59,7 +59,7 @@ class Prober:
 
     def _next(self) -> ProbeRequest | None:
         missing = self._api.list_missing_probes().probes
-        chosen = next((request for request in missing if self._failures[_key(request)] < _MOST_FAILURES), None)
+        chosen = next((request for request in missing if self._failures[_key(request)] < _MAX_FAILURES), None)
         if chosen is None or chosen.base_model.repo is None:
             return chosen
         again = self._api.list_missing_probes(base_model_id=chosen.base_model.id).probes

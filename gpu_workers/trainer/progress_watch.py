@@ -15,7 +15,7 @@ from gpu_workers.common.pulse import read_pulse
 
 TIMES_EXPECTED = 10.0  # of the time that a step should take
 _LOOK_SECONDS = 2.0
-_MOST_SECONDS_A_LOOK = 10.0  # what is longer was no wait of the child: this process itself stood still
+_MAX_SECONDS_A_LOOK = 10.0  # what is longer was no wait of the child: this process itself stood still
 _UNIT_BYTES = 4 * 2**20  # fewer are a hung process that still writes its log
 
 
@@ -96,7 +96,7 @@ class ProgressWatch:
             self._bytes = 0
             self.note()
 
-    def look(self, *, most_seconds: float = _MOST_SECONDS_A_LOOK) -> bool:
+    def look(self, *, most_seconds: float = _MAX_SECONDS_A_LOOK) -> bool:
         """Count the time since the last look, unless the child did something; return whether it is stalled.
 
         Cheap enough for a loop: it looks every two seconds, or ten times within a shorter limit.

@@ -69,7 +69,7 @@ class StopAsked(Exception):
     """Somebody asked for a stop before the child ran."""
 
 
-class Attempt:
+class RunSupervisor:
     """`run` does everything; the rest of the agent knows no phase of it."""
 
     def __init__(

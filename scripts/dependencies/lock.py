@@ -1,10 +1,12 @@
 """Write requirements/*.lock: exact versions of clean environments built from pyproject.toml and requirements/*.in.
 
-    python scripts/dependencies/lock.py web       web.lock, demo.lock, dev.lock
-    python scripts/dependencies/lock.py engines   engines.lock, engines-cpu.lock, torch-cpu.lock, engines-dev.lock
-    python scripts/dependencies/lock.py gpu       engines-gpu.lock, resolved on Linux x86-64 without installing it
-    python scripts/dependencies/lock.py clients   litellm.lock, localstripe.lock, …: complete in themselves, in folders of their own
-    python scripts/dependencies/lock.py wheels    the hashes in all of these, and wheels.json: the wheels of each supported machine
+    python scripts/dependencies/lock.py NAME
+
+    web       web.lock, demo.lock, dev.lock
+    engines   engines.lock, engines-cpu.lock, torch-cpu.lock, engines-dev.lock
+    gpu       engines-gpu.lock, resolved on Linux x86-64 without installing it
+    clients   litellm.lock, localstripe.lock, …: complete in themselves, in folders of their own
+    wheels    the hashes in all of these, and wheels.json: the wheels of each supported machine
 
 Each lock holds only what the ones before it do not. Run `wheels` after any other, which write versions alone: it asks
 the index, takes minutes, and fails where a supported machine would have to compile.

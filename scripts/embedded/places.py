@@ -24,7 +24,7 @@ ROLES: tuple[Role, ...] = ("owner", "app", "sys", "internal", "gateway")
 REPOSITORY = Path(__file__).resolve().parents[2]
 # sun_path holds 108 bytes with the closing NUL; the longest name below the runtime directory is pg/.s.PGSQL.5432.lock.
 SOCKET_PATH_LIMIT_BYTES = 107
-LONGEST_SOCKET_NAME_BYTES = 32
+MAX_SOCKET_NAME_BYTES = 32
 
 
 class EmbeddedServices(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ def runtime_dir(data_dir: Path) -> Path:
     Under /tmp where the path is too long for a socket or would need quoting in the URLs and files that carry it.
     """
     inside = data_dir.resolve() / "run"
-    is_short = len(os.fsencode(inside)) + LONGEST_SOCKET_NAME_BYTES <= SOCKET_PATH_LIMIT_BYTES
+    is_short = len(os.fsencode(inside)) + MAX_SOCKET_NAME_BYTES <= SOCKET_PATH_LIMIT_BYTES
     if is_short and re.fullmatch(r"[\w./-]+", str(inside), re.ASCII):
         return inside
     key = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:16]

@@ -232,9 +232,9 @@ class TestList:
 
 class TestDelete:
     def test_is_refused_while_a_job_uses_the_file(self, client, organization) -> None:
-        from tests.factories.finetuning import Floor
+        from tests.factories.finetuning import TrainingSetup
 
-        job = Floor(organization).job()
+        job = TrainingSetup(organization).job()
 
         with pytest.raises(openai.BadRequestError) as refused:
             client.files.delete(job.training_file_id)

@@ -17,7 +17,7 @@ from apps.serving.models import Deployment, Replica
 from apps.serving.placements import replan
 from tests.api.sdk import openai_client
 from tests.factories.accounts import make_key
-from tests.factories.finetuning import Floor, give_credit, make_job
+from tests.factories.finetuning import TrainingSetup, give_credit, make_job
 
 
 def test_another_tenants_work_counts_in_the_queue_without_being_seen(floor, rival, charlie):
@@ -61,7 +61,7 @@ def test_a_tenant_undeploys_and_deletes_its_model_through_the_outbox(floor, orga
     assert billing_rows(organization) == billed
 
 
-def record_answer(floor: Floor, version: AdapterVersion, key_id: str) -> None:
+def record_answer(floor: TrainingSetup, version: AdapterVersion, key_id: str) -> None:
     """One answer of the adapter, priced."""
     prices = {
         f"{way}_price_id": set_price(

@@ -140,24 +140,24 @@ async def _meter(world: World, home: Path, seconds: float) -> tuple[int, float]:
     from apps.interfaces.gateway.engines.chunks import Meter
     from apps.interfaces.gateway.engines.routes import Price, Prices
     from apps.interfaces.gateway.metering.recorder import Recorder
-    from apps.interfaces.gateway.metering.spending_slices import Purses
+    from apps.interfaces.gateway.metering.spending_slices import SpendingSlices
     from apps.interfaces.gateway.metering.tickets import Metering
 
     database = Database()
     name = new_id("gateway")
-    purses = Purses(database, name=name)
-    recorder = Recorder(home / "spool", name=name, settled=purses.note_settled)
+    spending_slices = SpendingSlices(database, name=name)
+    recorder = Recorder(home / "spool", name=name, settled=spending_slices.note_settled)
     prices = Prices(*(Price(rule.pk, rule.price_nano, rule.per) for rule in world.prices))
     routes: Any = SimpleNamespace(prices_of=lambda route, organization_id: prices, now=time.time)
     faults: Any = None  # none is accused
-    metering = Metering(routes, purses, recorder, faults)
+    metering = Metering(routes, spending_slices, recorder, faults)
     caller: Any = SimpleNamespace(organization_id=world.organization.pk, key_id="key_bench")
     route: Any = SimpleNamespace(model_name="bench", adapter_version_id="", context_length=4096)
     request: Any = SimpleNamespace(
         choice_count=1, prompt_count=1, input_tokens_bound=lambda context: 200, output_tokens_bound=lambda context: 100
     )
     await recorder.open()
-    tending = asyncio.create_task(purses.tend())
+    maintaining = asyncio.create_task(spending_slices.maintain())
     counts = [0] * LANES
 
     async def lane(number: int, until: float) -> None:
@@ -174,10 +174,10 @@ async def _meter(world: World, home: Path, seconds: float) -> tuple[int, float]:
     began = time.perf_counter()
     await asyncio.gather(*(lane(number, began + seconds) for number in range(LANES)))
     took = time.perf_counter() - began
-    tending.cancel()
-    await asyncio.gather(tending, return_exceptions=True)
+    maintaining.cancel()
+    await asyncio.gather(maintaining, return_exceptions=True)
     await recorder.flush()
-    await purses.return_idle(at_once=True)
+    await spending_slices.return_idle(at_once=True)
     await recorder.close()
     database.close()
     return sum(counts), took

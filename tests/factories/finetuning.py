@@ -139,7 +139,7 @@ def make_checkpoint(organization: Organization, base_model: BaseModel, *, step: 
     return Checkpoint.objects.create(organization=organization, job=job, run=run, upload=upload, step=step, bytes=1)
 
 
-class Floor:
+class TrainingSetup:
     """A platform with one pool, one worker and one base model, and an organization with credit."""
 
     def __init__(self, organization: Organization) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-_MOST_KEPT = 100
+_MAX_KEPT = 100
 _SHOWN = 2_000
 
 
@@ -29,7 +29,7 @@ class Findings:
     def note(self, kind: str, what: str, given: object) -> None:
         """Count a finding: `kind` is `server_errors`, `hangs` or `faults`, `what` tells equal ones apart."""
         self._found[kind] += 1
-        if (kind, what) in self._known or len(self.kept) >= _MOST_KEPT:
+        if (kind, what) in self._known or len(self.kept) >= _MAX_KEPT:
             return
         self._known.add((kind, what))
         finding = {

@@ -15,7 +15,7 @@ from apps.core.objects.store import store
 from apps.finetuning.models import FineTuningJob, Run, Upload, Worker
 from apps.finetuning.runs import leases, reports
 from apps.finetuning.runs.leases import Lease
-from tests.factories.finetuning import Floor, adapter_files, checkpoint_files, manifest_of
+from tests.factories.finetuning import TrainingSetup, adapter_files, checkpoint_files, manifest_of
 
 
 @dataclass
@@ -102,8 +102,8 @@ def _long_ago() -> Any:
 
 
 @pytest.fixture
-def floor(organization) -> Floor:
-    return Floor(organization)
+def floor(organization) -> TrainingSetup:
+    return TrainingSetup(organization)
 
 
 @pytest.fixture

@@ -424,7 +424,7 @@ def test_sign_ins_are_audited_for_the_organizations_of_the_person(
 def test_a_person_who_never_paid_creates_a_few_organizations(
     alice: User, bob: User, client_for: ClientFor, settings: Any
 ) -> None:
-    settings.MOST_UNPAID_ORGANIZATIONS = 2
+    settings.MAX_UNPAID_ORGANIZATIONS = 2
     browser = client_for(alice)  # the founder of Acme
 
     assert browser.post("/organization/new", {"name": "Second"}).status_code == 302

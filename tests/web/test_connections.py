@@ -86,7 +86,7 @@ def test_the_second_request_of_a_connection_is_waited_for_no_longer(monkeypatch)
 
 
 def test_an_address_holds_so_many_connections(monkeypatch, settings) -> None:
-    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
     with serving(whoami) as url:
         parsed = urlsplit(url)
         opened = [socket.create_connection((parsed.hostname, parsed.port)) for _ in range(3)]
@@ -109,10 +109,10 @@ def test_so_many_requests_are_read_ahead_of_their_turn(address: str, sent: int) 
     """One read of the socket brings many small ones, each of which takes memory until it is answered."""
     answer = talk(address, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * (sent - 1) + b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n")
 
-    if sent <= connections.MOST_AHEAD:
+    if sent <= connections.MAX_AHEAD:
         assert answer.count(b"200 OK") == sent
     else:
-        assert answer == b"reset" or answer.count(b"200 OK") <= connections.MOST_AHEAD + 1
+        assert answer == b"reset" or answer.count(b"200 OK") <= connections.MAX_AHEAD + 1
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from apps.core.models import AuditEntry, OutboxMessage
 from apps.finetuning.jobs import control
 from apps.finetuning.models import GpuPool, Worker, WorkerToken
 from apps.finetuning.usage.quotas import get_quota
-from tests.factories.finetuning import Floor, give_credit, make_job
+from tests.factories.finetuning import TrainingSetup, give_credit, make_job
 from tests.factories.serving import make_whole_model
 from tests.twins.control_plane import serve_control_plane
 
@@ -26,8 +26,8 @@ PAGES = ("pools", "base-models", "prices", "quotas", "jobs", "organizations")
 
 
 @pytest.fixture
-def floor(organization) -> Floor:
-    return Floor(organization)
+def floor(organization) -> TrainingSetup:
+    return TrainingSetup(organization)
 
 
 @pytest.fixture

@@ -227,7 +227,7 @@ ACCOUNT_FORMS = {
 }
 ACCOUNT_REAUTHENTICATION_TIMEOUT = 15 * 60
 ACCOUNT_RATE_LIMITS = {"signup": "20/h/ip"}  # of one address, or of one IPv6 network
-MOST_UNPAID_ORGANIZATIONS = ENV.most_unpaid_organizations
+MAX_UNPAID_ORGANIZATIONS = ENV.most_unpaid_organizations
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
 MFA_ADAPTER = "apps.accounts.login.second_factor.SecondFactorAdapter"
 MFA_TOTP_ISSUER = "Anneal"

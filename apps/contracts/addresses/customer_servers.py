@@ -6,7 +6,7 @@ from urllib.parse import SplitResult, urlsplit
 from apps.contracts.addresses.networks import is_public
 
 PORT = 443
-LONGEST_URL = 400
+MAX_URL = 400
 
 _NAME = re.compile(r"(?=.{1,253}\.?$)([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])\.?")
 # RFC 6761, RFC 6762, RFC 9476, and what networks use for themselves.
@@ -23,8 +23,8 @@ def check_server(url: str) -> SplitResult:
         host, port = parts.hostname or "", parts.port
     except ValueError:
         parts, host, port = urlsplit(""), "", None
-    if len(url) > LONGEST_URL or not (url.isascii() and url.isprintable()):
-        raise ValueError(f"An address has at most {LONGEST_URL} ASCII characters.")
+    if len(url) > MAX_URL or not (url.isascii() and url.isprintable()):
+        raise ValueError(f"An address has at most {MAX_URL} ASCII characters.")
     if parts.scheme != "https" or not host or parts.username is not None or parts.query or parts.fragment:
         raise ValueError("Give an https address, such as https://mlflow.example.com, without user or query.")
     if port not in (None, PORT):

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from apps.contracts.addresses.networks import Ip, Network, is_local
 
-LONGEST_URL = 300
+MAX_URL = 300
 _HOST = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(?:\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 _PATH = re.compile(r"/[A-Za-z0-9_./@:+-]*")
 
@@ -56,8 +56,8 @@ class AddressRules:
 
     def check(self, url: str) -> bool:
         """Return whether a replica at this URL needs no operator's word. Raises AddressRefused."""
-        if len(url) > LONGEST_URL:
-            raise AddressRefused(f"The address has more than {LONGEST_URL} characters.")
+        if len(url) > MAX_URL:
+            raise AddressRefused(f"The address has more than {MAX_URL} characters.")
         if url.startswith("unix:"):
             self.check_socket(_socket_path(url))
             return True

@@ -39,7 +39,7 @@ MIB = 1024 * 1024
 DEFAULT_BODY_BYTES = 4 * MIB
 
 # How slowly a body may come: never silent for so long, and after a minute at least so many bytes a second.
-_IDLE_SECONDS, _FREE_SECONDS, _LEAST_BYTES_PER_SECOND = 30.0, 60.0, 8 * 1024
+_IDLE_SECONDS, _FREE_SECONDS, _MIN_BYTES_PER_SECOND = 30.0, 60.0, 8 * 1024
 
 
 class TooLarge(DomainError):
@@ -264,7 +264,7 @@ class _CountedBody:
         if self._is_whole:
             return None
         spent = asyncio.get_running_loop().time() - self._began
-        return max(0.0, min(_IDLE_SECONDS, _FREE_SECONDS + self.read_bytes / _LEAST_BYTES_PER_SECOND - spent))
+        return max(0.0, min(_IDLE_SECONDS, _FREE_SECONDS + self.read_bytes / _MIN_BYTES_PER_SECOND - spent))
 
     async def send(self, message: Message) -> None:
         self.has_answered = True

@@ -16,10 +16,10 @@ from apps.core.http.asgi import Receive, Scope, Send
 from apps.core.http.fair_shares import OpenCounts
 
 HEAD_SECONDS = 15.0
-MOST_HEAD_BYTES = 64 * 1024
-MOST_HEADERS = 100
-MOST_CONNECTIONS = 256  # of one address that is no proxy
-MOST_AHEAD = 64  # requests of one connection that came before their turn
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADERS = 100
+MAX_CONNECTIONS = 256  # of one address that is no proxy
+MAX_AHEAD = 64  # requests of one connection that came before their turn
 
 _CLOSED = [(b"content-length", b"0"), (b"connection", b"close")]
 _TOO_LARGE_HEAD = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -48,7 +48,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         host = self.client[0] if self.client else ""
         if host and not _is_proxy(host):
-            if _open[host] >= MOST_CONNECTIONS:
+            if _open[host] >= MAX_CONNECTIONS:
                 transport.abort()
                 return
             self._address = host
@@ -68,7 +68,7 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self._is_in_head:
             self._head_bytes += len(data)
-            if self._head_bytes > MOST_HEAD_BYTES:
+            if self._head_bytes > MAX_HEAD_BYTES:
                 self.transport.write(_TOO_LARGE_HEAD)
                 self.transport.close()
 
@@ -81,10 +81,10 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = False
         self._stop_waiting()
         size_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        if size_bytes > MOST_HEAD_BYTES or len(self.headers) > MOST_HEADERS:
+        if size_bytes > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
             self.app = refuse_head  # of this connection, which ends with the answer
         super().on_headers_complete()
-        if len(self.pipeline) > MOST_AHEAD:  # one read of the socket may bring thousands
+        if len(self.pipeline) > MAX_AHEAD:  # one read of the socket may bring thousands
             raise TooManyAhead
 
     def on_response_complete(self) -> None:

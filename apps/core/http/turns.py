@@ -12,7 +12,7 @@ from apps.core.errors import RateLimited
 from apps.core.http.asgi import Application, Message, Receive, Scope, Send, send_error
 from apps.core.http.fair_shares import Places, TooManyWaiting
 
-_STRANGERS, _MOST_KNOWN = "strangers", 10_000
+_STRANGERS, _MAX_KNOWN = "strangers", 10_000
 
 
 class Run:
@@ -86,7 +86,7 @@ class TakeTurns:
     def _remember(self, digest: str) -> None:
         self._known[digest] = None
         self._known.move_to_end(digest)
-        if len(self._known) > _MOST_KNOWN:
+        if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
 
     async def _begin(self, owner: str) -> None:

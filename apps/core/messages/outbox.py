@@ -40,7 +40,7 @@ _PRUNED_AT_ONCE = 10_000
 _BACKOFF_SECONDS = 2
 _BACKOFF_LIMIT_SECONDS = 3600
 _BACKOFF_DOUBLINGS = 12  # then the limit is reached
-_MOST_COUNTED = 30_000  # what its column holds
+_MAX_COUNTED = 30_000  # what its column holds
 
 
 def publish(*, topic: str, key: str, payload: dict[str, Any], organization: Any = None, lane: str = "") -> None:
@@ -116,7 +116,7 @@ def _deliver(pk: int) -> bool:
         message = due.select_for_update(skip_locked=True).first()
         if message is None:
             return False
-        message.attempts, message.taken_at = min(message.attempts + 1, _MOST_COUNTED), now
+        message.attempts, message.taken_at = min(message.attempts + 1, _MAX_COUNTED), now
         try:
             with transaction.atomic():
                 _handle(message)
@@ -155,7 +155,7 @@ def _claim(pk: int) -> OutboxMessage | None:
         message = due.select_for_update(skip_locked=True).first()
         if message is None:
             return None
-        message.attempts, message.taken_at = min(message.attempts + 1, _MOST_COUNTED), now
+        message.attempts, message.taken_at = min(message.attempts + 1, _MAX_COUNTED), now
         message.next_attempt_at = now + max(CLAIM, _backoff(message.attempts))
         message.save(update_fields=["attempts", "taken_at", "next_attempt_at"])
         return message

@@ -71,7 +71,7 @@ def _directory() -> DirectoryStore:
     return directory
 
 
-async def judge_put(scope: Scope) -> Allowance:
+async def authorize_put(scope: Scope) -> Allowance:
     """Return what the URL of a PUT was signed for, before a byte of its body is read. Raises InvalidSignature."""
     _directory()
     query = QueryDict(scope.get("query_string", b"").decode("latin-1"))
@@ -79,7 +79,7 @@ async def judge_put(scope: Scope) -> Allowance:
     return Allowance(UNSIZED_PUT_LIMIT_BYTES if grant.content_bytes is None else grant.content_bytes)
 
 
-OBJECT_LIMIT = BodyLimit("PUT", _PREFIX, LARGEST_OBJECT_BYTES, judge_put, is_judged_always=True)
+OBJECT_LIMIT = BodyLimit("PUT", _PREFIX, LARGEST_OBJECT_BYTES, authorize_put, is_judged_always=True)
 
 
 def _read_grant(method: str | None, key: str, query: QueryDict) -> Grant:

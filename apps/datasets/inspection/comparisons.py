@@ -7,7 +7,7 @@ import zlib
 
 from django.db import transaction
 
-from apps.contracts.held_rows import HeldRows, Repeats, repeats_of
+from apps.contracts.held_rows import Repeats, ValidationIndex, repeats_of
 from apps.core.database.clock import db_now
 from apps.core.messages import outbox
 from apps.datasets.intake.lanes import lane_of
@@ -48,7 +48,7 @@ def compare_versions(*, version: DatasetVersion, other: DatasetVersion) -> Versi
     if found is not None:
         return found
     with iterate_rows(version=other) as rows:
-        held = HeldRows(rows)
+        held = ValidationIndex(rows)
     with iterate_rows(version=version) as rows:
         marks = bytes(repeats_of(rows, held))
     comparison, _ = VersionComparison.objects.update_or_create(

@@ -9,7 +9,7 @@ SMALL_BYTES = 4_000_000
 SMALL_SECONDS = 1.0  # in the lane of small files; what takes longer starts again in the other one
 # Of processor time: twenty times what conversations take, and three times what the slowest table does (docs/datasets.md
 # has the speeds), so that only what was made to be slow meets it. The longest is below the limit of a task.
-_FREE_SECONDS, _SECONDS_PER_MB, _MOST_SECONDS = 5.0, 2.0, 3_000.0
+_FREE_SECONDS, _SECONDS_PER_MB, _MAX_SECONDS = 5.0, 2.0, 3_000.0
 
 
 def lane_of(byte_count: int) -> str:
@@ -25,7 +25,7 @@ class ReadingTime:
 
     def __init__(self, byte_count: int, *, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
-        self._allowed = min(_FREE_SECONDS + _SECONDS_PER_MB * byte_count / 1e6, _MOST_SECONDS)
+        self._allowed = min(_FREE_SECONDS + _SECONDS_PER_MB * byte_count / 1e6, _MAX_SECONDS)
         self._end = clock() + self._allowed
 
     def check(self) -> None:

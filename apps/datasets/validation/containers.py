@@ -83,7 +83,7 @@ _SIGNATURES = (
     (b"<?xml", "an XML document"),
 )
 _CONTROL = bytes(code for code in range(32) if code not in b"\t\n\r\f\x1b")  # logs hold ESC
-_MOST_CONTROL, _JUDGED_BYTES = 0.05, 1024
+_MAX_CONTROL, _JUDGED_BYTES = 0.05, 1024
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _ACCEPTED = "Use JSONL, a JSON array, CSV, Parquet or plain text, each also as gzip."
 _DELIMITERS = (",", "\t", ";", "|")
@@ -106,7 +106,7 @@ def _require_text(head: bytes) -> None:
     """Raise Rejected for bytes that no editor writes, and for lines that end as on an old Mac: both fill pages with
     errors that name no cause."""
     start = head[:_JUDGED_BYTES]
-    if len(start.translate(None, _CONTROL)) < (1 - _MOST_CONTROL) * len(start):
+    if len(start.translate(None, _CONTROL)) < (1 - _MAX_CONTROL) * len(start):
         raise Rejected(
             FileErrorCode.NOT_TRAINING_DATA, "The file is binary data (or UTF-16 text without a mark).", _ACCEPTED
         )

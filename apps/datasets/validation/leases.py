@@ -24,10 +24,10 @@ from apps.datasets.problems import FileErrorCode, LineError, Rejected, as_json
 from apps.datasets.rows import kind_of
 from apps.datasets.validation.formats import read_mapping
 from apps.datasets.validation.repair import FIT, REPAIRS, RepairMode
-from apps.datasets.validation.template_fit import Fitting
-from apps.datasets.validation.validator import Pass, Report
+from apps.datasets.validation.template_fit import RenderableRows
+from apps.datasets.validation.validator import FileValidator, Report
 
-MOST_ATTEMPTS = 5
+MAX_ATTEMPTS = 5
 LEASE = datetime.timedelta(seconds=60)
 _RENEW_SECONDS = 10
 
@@ -41,7 +41,7 @@ def validate_version(*, version_id: str, now: datetime.datetime, is_long: bool =
     version = DatasetVersion.objects.filter(pk=version_id).select_related("derived_from").first()
     if version is None:
         return None
-    take_over_from_the_dead(version, now)
+    release_expired_leases(version, now)
     source = version.derived_from
     is_small = lane_of(max(version.bytes, source.bytes if source else 0)) == "data-small"
     lease = _Lease(version, now, most_seconds=SMALL_SECONDS if is_small and not is_long else math.inf)
@@ -49,8 +49,8 @@ def validate_version(*, version_id: str, now: datetime.datetime, is_long: bool =
         return None
     rows = None
     try:
-        if version.validation_attempts > MOST_ATTEMPTS:
-            message = f"We tried to read the file {MOST_ATTEMPTS} times and failed each time."
+        if version.validation_attempts > MAX_ATTEMPTS:
+            message = f"We tried to read the file {MAX_ATTEMPTS} times and failed each time."
             raise Rejected(FileErrorCode.NOT_READ, message, "Upload it again, as plain JSONL if you can.")
         _write_repaired(version, lease)
         report, rows = _read(version, lease)
@@ -75,7 +75,7 @@ def _read(version: DatasetVersion, lease: "_Lease") -> tuple[Report, StoredObjec
     with store().open_stream(version.object_key) as stream:
         mapping = read_mapping(version.given_mapping)
         watch = _watch(version.bytes, lease)
-        reading = Pass(read_chunks(stream), filename=version.filename, mapping=mapping, on_progress=watch)
+        reading = FileValidator(read_chunks(stream), filename=version.filename, mapping=mapping, on_progress=watch)
         reading.start()
         if not reading.is_verbatim:
             stored = store().put_stream(_rows_key(version), limited(reading, organization=version.organization_id))
@@ -101,16 +101,16 @@ def _write_repaired(version: DatasetVersion, lease: "_Lease") -> None:
     source = version.derived_from
     if not version.repair or version.sha256 or source is None:
         return
-    write = _fit if version.repair == FIT else _mend
+    write = _fit if version.repair == FIT else _repair
     stored, outcome = write(version, source, lease)
     version.bytes, version.sha256 = stored.bytes, stored.sha256
     version.layout = version.layout | outcome
     version.save(update_fields=["bytes", "sha256", "layout"])
 
 
-def _mend(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> tuple[StoredObject, dict[str, int]]:
+def _repair(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> tuple[StoredObject, dict[str, int]]:
     with store().open_stream(source.object_key) as stream:
-        reading = Pass(
+        reading = FileValidator(
             read_chunks(stream),
             filename=source.filename,
             mapping=read_mapping(source.given_mapping),
@@ -128,9 +128,11 @@ def _mend(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> t
 def _fit(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> tuple[StoredObject, dict[str, int]]:
     renderer = chat_renderer(base_model=BaseModel.objects.get(pk=version.layout["fits"]))
     with store().open_stream(source.data_key) as stream:
-        fitting = Fitting(read_chunks(stream), kind=kind_of(source), renderer=renderer, on_progress=lease.renew)
-        stored = store().put_stream(version.object_key, limited(fitting, organization=version.organization_id))
-    return stored, {"repaired": 0, "dropped": fitting.dropped}
+        renderable = RenderableRows(
+            read_chunks(stream), kind=kind_of(source), renderer=renderer, on_progress=lease.renew
+        )
+        stored = store().put_stream(version.object_key, limited(renderable, organization=version.organization_id))
+    return stored, {"repaired": 0, "dropped": renderable.dropped}
 
 
 def _rows_key(version: DatasetVersion) -> str:
@@ -195,7 +197,7 @@ class _Lease:
         self.expires_at = expires_at
 
 
-def take_over_from_the_dead(version: DatasetVersion, now: datetime.datetime) -> None:
+def release_expired_leases(version: DatasetVersion, now: datetime.datetime) -> None:
     """Give a version back whose validator stopped renewing its lease."""
     try_advance(
         version,

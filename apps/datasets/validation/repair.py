@@ -17,8 +17,8 @@ class RepairMode(StrEnum):
 
 
 FIT = "fit"  # how a version came to be that lacks the good rows which a base model's chat template refuses
-_MOST_MENDINGS = 16  # of one row, each for another problem
-_Mending = Callable[[Any, str], bool]
+_MAX_MENDINGS = 16  # of one row, each for another problem
+_Change = Callable[[Any, str], bool]
 
 
 def drop(line: Line, problem: LineError, kind: RowKind) -> bytes | None:
@@ -30,7 +30,7 @@ def mend(line: Line, problem: LineError, kind: RowKind) -> bytes | None:
     """Return the row without what is wrong with it, or None when that would take a guess."""
     data = line.data
     current: LineError | None = problem
-    for _ in range(_MOST_MENDINGS):
+    for _ in range(_MAX_MENDINGS):
         if current is None:
             return data
         mended = _mended(data, current)
@@ -55,8 +55,8 @@ def _mended(data: bytes, problem: LineError) -> bytes | None:
             return data.rstrip()[:-1]  # a line cut out of an array
         case RowErrorCode.DUPLICATE_KEY:
             return _without_repeats(data)
-        case code if code in _MENDINGS:
-            return _rewritten(data, _MENDINGS[RowErrorCode(code)], problem)
+        case code if code in _CHANGES:
+            return _rewritten(data, _CHANGES[RowErrorCode(code)], problem)
     return None
 
 
@@ -68,7 +68,7 @@ def _as_utf8(data: bytes) -> bytes | None:
         return None
 
 
-def _rewritten(data: bytes, mending: _Mending, problem: LineError) -> bytes | None:
+def _rewritten(data: bytes, mending: _Change, problem: LineError) -> bytes | None:
     try:
         row = json.loads(data)
     except (ValueError, RecursionError):
@@ -196,7 +196,7 @@ def _end_with_assistant(row: Any, param: str) -> bool:
     return bool(messages)
 
 
-_MENDINGS: dict[RowErrorCode, _Mending] = {
+_CHANGES: dict[RowErrorCode, _Change] = {
     RowErrorCode.UNKNOWN_KEY: _remove_key,
     RowErrorCode.INVALID_WEIGHT: _mend_weight,
     RowErrorCode.INVALID_ROLE: _mend_role,

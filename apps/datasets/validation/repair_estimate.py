@@ -16,7 +16,7 @@ from apps.datasets.token_counts import Lengths, MeasuredRow, count_rows, measure
 _SAMPLE_ROWS = 200  # a tenth of a second's work
 
 
-def foresee_repair(*, version: DatasetVersion, base_model: BaseModel) -> tuple[DatasetVersion, TokenCount] | None:
+def estimate_repair(*, version: DatasetVersion, base_model: BaseModel) -> tuple[DatasetVersion, TokenCount] | None:
     """Return the file as it would be with every bad row mended, and its tokens; neither is saved.
 
     The tokens are those of the good ones among the first rows, scaled up to all of them: mending may still have to

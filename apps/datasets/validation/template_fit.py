@@ -19,7 +19,7 @@ from apps.datasets.problems import MAX_LINE_BYTES
 _ROWS_AT_ONCE = 256
 
 
-class Fitting:
+class RenderableRows:
     """Lines of the rows that can be rendered, once; `dropped` counts the others as they are passed by."""
 
     def __init__(

@@ -36,8 +36,8 @@ __all__ = [
     "MAX_ROWS",
     "MIN_ROWS",
     "FileErrorCode",
+    "FileValidator",
     "LineError",
-    "Pass",
     "Report",
     "as_json",
     "from_row_error",
@@ -77,7 +77,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return self.error_count == 0
 
 
-class Pass:
+class FileValidator:
     """A file being read once. After `start`, iterating yields its rows as JSONL; after that, `report` is known.
 
     `is_verbatim` says that the rows are the file itself, so that nobody needs to keep what is yielded. A repairing pass
@@ -299,7 +299,7 @@ class Pass:
 
 def validate_file(chunks: Iterable[bytes], *, filename: str = "", mapping: Mapping | None = None) -> Report:
     """Judge a file from its bytes in order and keep nothing of it."""
-    reading = Pass(chunks, filename=filename, mapping=mapping)
+    reading = FileValidator(chunks, filename=filename, mapping=mapping)
     reading.start()
     for _ in reading:
         pass

@@ -29,7 +29,7 @@ from apps.finetuning.quotes.delivery import required_exports
 from apps.finetuning.quotes.options import PoolQuote, split_key
 from apps.finetuning.quotes.queries import counting_model, get_quotes, is_still_comparing, is_still_counting
 from apps.finetuning.recipes import completion
-from apps.finetuning.recipes.start_points import Beginning, find_beginning
+from apps.finetuning.recipes.start_points import StartPoint, find_start_point
 from apps.finetuning.runs import attempts, outcomes
 from apps.finetuning.runs.judges import require_judge
 from apps.finetuning.runs.trackers import check_integrations
@@ -38,7 +38,7 @@ from apps.finetuning.usage.quotas import require_place_for_job, require_room_for
 from apps.finetuning.usage.storage import require_any_storage
 
 SUFFIX = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?$")
-_MOST_METADATA = 16
+_MAX_METADATA = 16
 _RETRY_WINDOW = datetime.timedelta(minutes=10)
 
 
@@ -128,12 +128,12 @@ def _created_before(organization: Any, request: JobRequest, by: str, now: dateti
 
 
 def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
-    beginning = find_beginning(organization=organization, model=request.base_model)
-    base_model = beginning.base_model
+    start_point = find_start_point(organization=organization, model=request.base_model)
+    base_model = start_point.base_model
     require_licence(organization=organization, base_model=base_model)
     training_file = usable_file(organization, request.training_file, "training_file")
     validation_file = request.validation_file and usable_file(organization, request.validation_file, "validation_file")
-    chosen = choose_recipe(beginning, request, training_file=training_file, validation_file=validation_file or None)
+    chosen = choose_recipe(start_point, request, training_file=training_file, validation_file=validation_file or None)
     recipe = chosen.hyperparameters
     if request.suffix and not SUFFIX.fullmatch(request.suffix):
         raise InvalidValue(
@@ -159,7 +159,7 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
             "gpu_count": request.gpu_count,
             "spend_cap_nano": request.spend_cap_nano,
             "fingerprint": request.fingerprint,
-            "start_from": beginning.start_from,
+            "start_from": start_point.start_from,
             "asked": msgspec.to_builtins(_asked(request)),
             "objective": request.objective,
             "integrations": check_integrations(organization=organization, asked=request.integrations),
@@ -176,7 +176,7 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
 
 
 def choose_recipe(
-    beginning: Beginning,
+    start_point: StartPoint,
     request: JobRequest,
     *,
     training_file: DatasetVersion,
@@ -184,14 +184,14 @@ def choose_recipe(
 ) -> completion.Recipe:
     """Return how the request would be trained. Raises InvalidValue and InvalidTrainingFile."""
     chosen = completion.choose(
-        base_model=beginning.base_model,
+        base_model=start_point.base_model,
         method=request.method,
-        asked=beginning.require_shape(_asked(request), method=request.method),
+        asked=start_point.require_shape(_asked(request), method=request.method),
         objective=require_objective(request.objective, training_file, validation_file),
         data=data_facts(
             version=training_file,
             validation=validation_file,
-            count=find_token_count(version=training_file, base_model=beginning.base_model),
+            count=find_token_count(version=training_file, base_model=start_point.base_model),
         ),
     )
     if validation_file is not None and chosen.hyperparameters.validation_share:
@@ -207,7 +207,7 @@ def _asked(request: JobRequest) -> dict[str, Any]:
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:
-    if len(metadata) > _MOST_METADATA or any(
+    if len(metadata) > _MAX_METADATA or any(
         not isinstance(value, str) or len(key) > 64 or len(value) > 512 for key, value in metadata.items()
     ):
         raise InvalidValue(
@@ -294,7 +294,7 @@ def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
         raise CannotLaunch("No GPU pool is open on this platform.", param="compute.pool")
     quotes = _with_gpus(quotes, gpu_count)
     if not any(quoted.estimate.fits for quoted in quotes):
-        raise DoesNotFit(_what_would_fit(quotes[0]), param="compute.pool", fixes=_fixes(quotes[0]))
+        raise DoesNotFit(_suggest_fit(quotes[0]), param="compute.pool", fixes=_fixes(quotes[0]))
     if not quotes[0].is_launchable:
         raise CannotLaunch(f"{quotes[0].pool.name}: {quotes[0].block_reason}", param="compute.pool")
     return quotes[0]
@@ -313,7 +313,7 @@ def _with_gpus(quotes: list[PoolQuote], gpu_count: int | None) -> list[PoolQuote
     return found
 
 
-def _what_would_fit(quoted: PoolQuote) -> str:
+def _suggest_fit(quoted: PoolQuote) -> str:
     fixes = " ".join(fix.text for fix in quoted.estimate.fixes) or "Choose a smaller base model."
     return f"The job fits no open pool. {quoted.pool.name}: {quoted.estimate.reason} {fixes}"
 
@@ -377,7 +377,7 @@ def _choose_again(job: FineTuningJob) -> None:
         hyperparameters=job.requested["asked"],
     )
     chosen = choose_recipe(
-        find_beginning(organization=job.organization_id, model=model),
+        find_start_point(organization=job.organization_id, model=model),
         asked,
         training_file=job.training_file,
         validation_file=job.validation_file,

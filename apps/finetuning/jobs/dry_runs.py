@@ -17,7 +17,7 @@ from apps.finetuning.jobs.files import require_ready
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.quotes.queries import get_quotes
-from apps.finetuning.recipes.start_points import find_beginning
+from apps.finetuning.recipes.start_points import find_start_point
 
 # Reasons that a good request cannot start now; whatever else is wrong is an error in the request itself.
 _REFUSALS = (DoesNotFit, CannotLaunch, QuotaExceeded, LicenceNotAccepted)
@@ -49,7 +49,7 @@ class _Undo(Exception):
 def rehearse_job(*, organization: Any, request: JobRequest, by: str, now: datetime.datetime) -> Rehearsal:
     """Try the job and leave nothing behind. Raises NotFound, InvalidValue and InvalidTrainingFile as `create_job`
     does, also for files that are still being validated; what would only refuse the launch is returned."""
-    beginning = find_beginning(organization=organization, model=request.base_model)
+    beginning = find_start_point(organization=organization, model=request.base_model)
     version = get_version(organization=organization, id=request.training_file, param="training_file")
     require_ready(version, "training_file")
     validation = None

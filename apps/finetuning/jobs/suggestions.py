@@ -20,12 +20,12 @@ from apps.core.errors import DomainError
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import find_token_count
 from apps.datasets.token_counts import LIMITS
-from apps.datasets.validation.repair_estimate import foresee_repair
+from apps.datasets.validation.repair_estimate import estimate_repair
 from apps.finetuning.jobs.files import InvalidTrainingFile, is_all_held_out, objectives_of
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.options import PoolQuote, split_key
 from apps.finetuning.quotes.queries import count_files, counting_model, get_quotes, quote_counted
-from apps.finetuning.recipes.limits import LEAST_LEARNING_RATE
+from apps.finetuning.recipes.limits import MIN_LEARNING_RATE
 from apps.finetuning.recipes.training_data import Counted
 
 _SHORTEST = 64  # tokens; shorter rows teach nothing worth a run
@@ -96,7 +96,7 @@ def _start_mended(job: FineTuningJob) -> Iterator[Change]:
 
 
 def _lower_rate(job: FineTuningJob) -> Iterator[Change]:
-    rate = max(recipe_of(job).learning_rate / 10, LEAST_LEARNING_RATE)
+    rate = max(recipe_of(job).learning_rate / 10, MIN_LEARNING_RATE)
     yield Change(text=f"Lower the learning rate to {rate:g}.", recipe={"learning_rate": rate})
 
 
@@ -309,7 +309,7 @@ def _foreseen(change: Change, job: FineTuningJob) -> Counted:
 
 
 def _mended(version: DatasetVersion, counting: BaseModel, param: str) -> tuple[DatasetVersion, TokenCount]:
-    found = foresee_repair(version=version, base_model=counting)
+    found = estimate_repair(version=version, base_model=counting)
     if found is None:
         message = f"None of the first rows of {version.filename} is good as it is: mend them and upload it again."
         raise InvalidTrainingFile(message, param=param)

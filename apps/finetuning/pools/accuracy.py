@@ -20,7 +20,7 @@ MIN_RUNS = 20
 MIN_ORGANIZATIONS = 2
 STEP_RUNS = 10
 WINDOW_RUNS = 20  # of the running error
-_MOST_RUNS = 500
+_MAX_RUNS = 500
 
 
 class Error(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +119,7 @@ def draw_running_error(report: Report) -> ErrorChart | None:
 
 def _whole_steps(points: Sequence[CalibrationPoint], *, total: int) -> Sequence[CalibrationPoint]:
     """Leave out the newest until a step is full, of all points there ever were."""
-    return points[: len(points) - total % STEP_RUNS][-_MOST_RUNS:]
+    return points[: len(points) - total % STEP_RUNS][-_MAX_RUNS:]
 
 
 def _is_above_floor(points: Sequence[CalibrationPoint]) -> bool:

@@ -10,7 +10,7 @@ from django.db.models import QuerySet
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import NotFound
-from apps.estimates.calibration import MOST_RUNS, PHYSICS, Check, Observation, check, fit
+from apps.estimates.calibration import MAX_RUNS, PHYSICS, Check, Observation, check, fit
 from apps.finetuning.models import CalibrationPoint, CalibrationVersion, GpuPool
 from apps.finetuning.pools.grid_points import observe_grid
 
@@ -98,7 +98,7 @@ def list_versions(*, pool: GpuPool) -> QuerySet[CalibrationVersion]:
 
 def list_points(*, pool: GpuPool) -> list[CalibrationPoint]:
     """Return the pool's newest points of all tenants, oldest first. The caller runs as the system."""
-    return list(CalibrationPoint.objects.filter(pool=pool).order_by("-pk")[: 2 * MOST_RUNS])[::-1]
+    return list(CalibrationPoint.objects.filter(pool=pool).order_by("-pk")[: 2 * MAX_RUNS])[::-1]
 
 
 def _choose(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-_MOST_LABELS = 6
+_MAX_LABELS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def error_chart(runs: Sequence[int], series: Sequence[tuple[str, str, Sequence[f
     def y_of(value: float) -> float:
         return round(bottom - (bottom - top) * value / (steps * step), 1)
 
-    every = math.ceil(len(runs) / _MOST_LABELS)
+    every = math.ceil(len(runs) / _MAX_LABELS)
     return ErrorChart(
         width=width, height=height, left=left, right=right, top=top, bottom=bottom,
         lines=tuple(

@@ -17,7 +17,7 @@ from apps.finetuning.models import GpuPool, ThroughputProbe, Worker, WorkerToken
 from apps.finetuning.runs.leases import sha256_hex
 
 _TOKEN_LIFE = datetime.timedelta(hours=24)
-_MOST_INTERRUPTIONS_PER_HOUR = 12.0  # beyond one in five minutes no job gets anywhere
+_MAX_INTERRUPTIONS_PER_HOUR = 12.0  # beyond one in five minutes no job gets anywhere
 
 
 class UnknownWorker(DomainError):
@@ -77,9 +77,9 @@ def _spot(interruptions_per_hour: float | None) -> dict[str, Any]:
     """Return the fields of a spot pool, or with None those of one whose machines stay."""
     if interruptions_per_hour is None:
         return {"is_spot": False, "interruptions_per_hour": 0.0}
-    if not 0 < interruptions_per_hour <= _MOST_INTERRUPTIONS_PER_HOUR:
+    if not 0 < interruptions_per_hour <= _MAX_INTERRUPTIONS_PER_HOUR:
         raise InvalidValue(
-            f"Expect more than 0 and at most {_MOST_INTERRUPTIONS_PER_HOUR:g} interruptions an hour of a spot machine.",
+            f"Expect more than 0 and at most {_MAX_INTERRUPTIONS_PER_HOUR:g} interruptions an hour of a spot machine.",
             param="interruptions_per_hour",
         )
     return {"is_spot": True, "interruptions_per_hour": interruptions_per_hour}

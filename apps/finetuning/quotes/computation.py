@@ -20,9 +20,9 @@ from apps.estimates.physics.throughput import ProbeRow, SpeedSource
 from apps.estimates.placement import Task, task_of
 from apps.estimates.published import sources
 from apps.estimates.quote import Estimate, PoolFacts, QuoteRequest, quote_placements
-from apps.finetuning.lifecycle import LEASE_SECONDS, MOST_CHECKPOINT_SECONDS, REAPER_SECONDS
+from apps.finetuning.lifecycle import LEASE_SECONDS, MAX_CHECKPOINT_SECONDS, REAPER_SECONDS
 from apps.finetuning.models import GpuPool, ThroughputProbe
-from apps.finetuning.quotes.options import PoolQuote, by_use, give_ways
+from apps.finetuning.quotes.options import PoolQuote, add_remedies, by_use
 from apps.finetuning.quotes.pool_facts import OpenPools, PoolState
 from apps.finetuning.recipes.training_data import TrainingData
 from apps.finetuning.usage.charges import MINIMUM_SECONDS, least_seconds
@@ -74,7 +74,7 @@ def quote_pools(
     task = _task(request)
     states = pools.states(family=request.architecture.model_type, method=request.method)
     quotes = [quoted for state in states for quoted in _quote_pool(state, task, base_model, with_ways)]
-    return sorted(give_ways(quotes) if with_ways else quotes, key=by_use)
+    return sorted(add_remedies(quotes) if with_ways else quotes, key=by_use)
 
 
 def with_plan(hyperparameters: Hyperparameters, estimate: Estimate) -> Hyperparameters:
@@ -181,7 +181,7 @@ def _facts(state: PoolState, base_model: BaseModel) -> PoolFacts:
         is_spot=state.pool.is_spot,
         interruptions_per_hour=state.pool.interruptions_per_hour,
         restart_seconds=_NOTICED_SECONDS + startup_seconds,
-        checkpoint_seconds_apart=MOST_CHECKPOINT_SECONDS,
+        checkpoint_seconds_apart=MAX_CHECKPOINT_SECONDS,
         download_bytes=0 if base_model.path or state.has_weights else _WEIGHT_BYTES * base_model.parameter_count,
         bills_redone_work=False,  # an attempt is billed up to its last durable step
         minimum_seconds=MINIMUM_SECONDS,

@@ -27,7 +27,7 @@ class PoolQuote:
     cap_nano: int | None
     block_reason: str
     correction: Correction | None = None
-    ways: tuple["Way", ...] = ()
+    ways: tuple["Remedy", ...] = ()
 
     @property
     def is_launchable(self) -> bool:
@@ -57,7 +57,7 @@ class PoolQuote:
 
 
 @dataclass(frozen=True)
-class Way:
+class Remedy:
     """One change that makes the job fit. `changes` are the recipe's fields to set, `pool` the option's key to take.
 
     `cost_nano` is None where nobody can price it; `note` says what keeps it from being applied here, if anything does.
@@ -119,12 +119,14 @@ def split_key(key: str, *, gpu_count: int | None = None) -> tuple[str, int | Non
     return name, int(count)
 
 
-def give_ways(quotes: list[PoolQuote]) -> list[PoolQuote]:
+def add_remedies(quotes: list[PoolQuote]) -> list[PoolQuote]:
     """Give each quote that does not fit its ways out."""
-    return [replace(quoted, ways=_ways(quoted, quotes)) if not quoted.estimate.fits else quoted for quoted in quotes]
+    return [
+        replace(quoted, ways=_remedies(quoted, quotes)) if not quoted.estimate.fits else quoted for quoted in quotes
+    ]
 
 
-def _ways(quoted: PoolQuote, quotes: list[PoolQuote]) -> tuple[Way, ...]:
+def _remedies(quoted: PoolQuote, quotes: list[PoolQuote]) -> tuple[Remedy, ...]:
     """Return the estimator's changes of the recipe, then more GPUs of the pool and another pool as they are quoted;
     a GPU type that nobody offers here is named only where no pool holds the job."""
     changes = [_change(fix) for fix in quoted.estimate.fixes if fix.key not in ("gpu", "gpu_count")]
@@ -132,31 +134,33 @@ def _ways(quoted: PoolQuote, quotes: list[PoolQuote]) -> tuple[Way, ...]:
     others = [other for other in quotes if other.gpu_count == 1 and other.estimate.fits]
     elsewhere = [_elsewhere(min(others, key=by_use))] if others else []
     unoffered = [
-        Way(fix=fix, changes={}, pool=None, cost_nano=None, note="No pool here offers it.")
+        Remedy(fix=fix, changes={}, pool=None, cost_nano=None, note="No pool here offers it.")
         for fix in quoted.estimate.fixes
         if fix.key == "gpu" and not others
     ]
     return (*changes, *more[:1], *elsewhere, *unoffered)
 
 
-def _change(fix: Fix) -> Way:
+def _change(fix: Fix) -> Remedy:
     asked = (("method", fix.method), ("max_length", fix.max_length), ("cpu_offload", fix.cpu_offload))
-    return Way(fix=fix, changes={name: value for name, value in asked if value}, pool=None, cost_nano=fix.cost_nano_p50)
+    return Remedy(
+        fix=fix, changes={name: value for name, value in asked if value}, pool=None, cost_nano=fix.cost_nano_p50
+    )
 
 
-def _more_gpus(quoted: PoolQuote) -> Way:
+def _more_gpus(quoted: PoolQuote) -> Remedy:
     text = f"Use {quoted.gpu_count} GPUs: that needs {_gib(quoted.estimate.peak_bytes)} on each"
     fix = Fix(key="gpu_count", text=f"{text}.", peak_bytes=quoted.estimate.peak_bytes, gpu_count=quoted.gpu_count)
     taken = quoted.key if quoted.is_launchable else None
-    return Way(fix=fix, changes={}, pool=taken, cost_nano=quoted.estimate.cost_nano_p50, note=quoted.block_reason)
+    return Remedy(fix=fix, changes={}, pool=taken, cost_nano=quoted.estimate.cost_nano_p50, note=quoted.block_reason)
 
 
-def _elsewhere(quoted: PoolQuote) -> Way:
+def _elsewhere(quoted: PoolQuote) -> Remedy:
     estimate, pool = quoted.estimate, quoted.pool
     text = f"Use {pool.gpu_type.name} in {pool.name}: {_gib(estimate.peak_bytes)} of {_gib(estimate.capacity_bytes)}."
     fix = Fix(key="gpu", text=text, peak_bytes=estimate.peak_bytes, gpu_key=pool.gpu_type_id)
     taken = pool.name if quoted.is_launchable else None
-    return Way(fix=fix, changes={}, pool=taken, cost_nano=estimate.cost_nano_p50, note=quoted.block_reason)
+    return Remedy(fix=fix, changes={}, pool=taken, cost_nano=estimate.cost_nano_p50, note=quoted.block_reason)
 
 
 def _gib(amount: int) -> str:

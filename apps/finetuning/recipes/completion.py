@@ -24,11 +24,11 @@ CHOSEN_BY_US = (
 )  # fmt: skip
 _PATIENCE = 2  # evaluations without a better loss
 _EVALUATIONS = 6  # of a run: enough to find the best one, to wait for `_PATIENCE` more, and to save steps
-_MOST_EVALUATIONS = 20
-_MOST_EPOCHS = 1_000  # more is refused later, with the limit
+_MAX_EVALUATIONS = 20
+_MAX_EPOCHS = 1_000  # more is refused later, with the limit
 _AUTO = (None, "auto")
 # Of the model's own recipe, which was found with adapters on answers, what holds for any way to train.
-_LONGEST_ROW = 2**24  # tokens: what is longer is a slip of the keyboard, and refused instead of cut to the context
+_MAX_ROW = 2**24  # tokens: what is longer is a slip of the keyboard, and refused instead of cut to the context
 _ALWAYS_OF_THE_MODEL = ("lora_rank", "target_modules", "max_length", "seed")
 
 
@@ -116,7 +116,7 @@ def choose_longest_row(base_model: BaseModel, longest_row_tokens: int | None, *,
 def _choice(name: str, wanted: Mapping[str, Any], rules: "_Rules") -> Choice:
     is_idle = name == "early_stopping_patience" and not rules.has_validation
     if name in wanted and not is_idle:
-        is_cut = name == "max_length" and _is_number(wanted[name]) and wanted[name] <= _LONGEST_ROW
+        is_cut = name == "max_length" and _is_number(wanted[name]) and wanted[name] <= _MAX_ROW
         value = min(wanted[name], rules.context) if is_cut else wanted[name]
         reason = "You set it." if value == wanted[name] else "What you set, cut to the model's context."
         return Choice(name=name, value=value, is_auto=False, reason=reason)
@@ -272,7 +272,7 @@ class _Rules:
             return None, "No evaluation: no rows are held out."
         patience: Any = self._wanted.get("early_stopping_patience")
         wanted = max(_EVALUATIONS, patience + 2 if _is_number(patience) else 0)
-        evaluations = int(min(wanted, _MOST_EVALUATIONS))
+        evaluations = int(min(wanted, _MAX_EVALUATIONS))
         if steps is None or epochs >= evaluations:
             return None, "At the end of each epoch."
         every = max(1, steps // evaluations)
@@ -289,7 +289,7 @@ class _Rules:
 
     def _epochs_to_train(self) -> int:
         epochs = self._value("epochs")
-        return int(epochs) if _is_number(epochs) and 0 < epochs < _MOST_EPOCHS else 1
+        return int(epochs) if _is_number(epochs) and 0 < epochs < _MAX_EPOCHS else 1
 
 
 _PLAIN: dict[str, tuple[Any, str]] = {

@@ -13,7 +13,7 @@ from apps.contracts.split import MAX_SHARE
 from apps.core.errors import InvalidValue
 
 SERVABLE_RANKS = (8, 16, 32, 64)  # what every replica accepts: others would train and then not answer
-LEAST_LEARNING_RATE = 1e-8
+MIN_LEARNING_RATE = 1e-8
 TRAIN_ON = ("assistant", "all")
 # Methods that are asked for and not offered, each with its reason: docs/training.md says more.
 NOT_OFFERED = {
@@ -137,7 +137,7 @@ def _whole(name: str, low: float, high: float, text: str, *, is_nullable: bool =
 _FIXED = (
     _whole("epochs", 1, 100, "How often each row is seen."),
     _whole("batch_size", 1, 1024, "Rows per optimizer step."),
-    _number("learning_rate", LEAST_LEARNING_RATE, 1.0, "At its highest."),
+    _number("learning_rate", MIN_LEARNING_RATE, 1.0, "At its highest."),
     _number("warmup_ratio", 0.0, 0.5, "Share of the steps in which the learning rate rises."),
     Limit(name="lr_scheduler", text="How the learning rate falls.", options=SCHEDULERS),
     _number("weight_decay", 0.0, 1.0, "Pull of every weight towards zero."),

@@ -25,7 +25,7 @@ class CheckpointNotFound(NotFound):
     code = "checkpoint_not_found"
 
 
-class Beginning(msgspec.Struct, frozen=True, kw_only=True):
+class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
     """`start_from` is kept with the job, {} for the base model itself; `shape` is what an adapter fixes."""
 
     base_model: BaseModel
@@ -43,7 +43,7 @@ class Beginning(msgspec.Struct, frozen=True, kw_only=True):
         return dict(asked) | self.shape
 
 
-def find_beginning(*, organization: Any, model: str) -> Beginning:
+def find_start_point(*, organization: Any, model: str) -> StartPoint:
     """Return what `model` names: a base model, an `ft:…` version or a `ftckpt_…` checkpoint of the organization.
 
     Raises UnknownModel, ModelNotFound or CheckpointNotFound.
@@ -52,14 +52,14 @@ def find_beginning(*, organization: Any, model: str) -> Beginning:
         version = get_version_by_name(organization=organization, model_name=model)
         run = Run.objects.for_organization(organization).filter(pk=version.source).select_related("job").first()
         shape = _shape(run.job) if run else {"lora_rank": version.rank, "target_modules": version.target_modules}
-        return Beginning(
+        return StartPoint(
             base_model=version.adapter.base_model, start_from={"version": version.pk, "model": model}, shape=shape
         )
     if model.startswith(_CHECKPOINT_PREFIX):
         checkpoint = find_checkpoint(organization, model)
         job = checkpoint.job
-        return Beginning(base_model=job.base_model, start_from={"checkpoint": checkpoint.pk}, shape=_shape(job))
-    return Beginning(base_model=get_base_model(name=model))
+        return StartPoint(base_model=job.base_model, start_from={"checkpoint": checkpoint.pk}, shape=_shape(job))
+    return StartPoint(base_model=get_base_model(name=model))
 
 
 def start_ref(*, job: FineTuningJob, expires_seconds: int) -> CheckpointRef | None:

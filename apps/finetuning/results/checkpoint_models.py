@@ -18,7 +18,7 @@ from apps.finetuning.models import Checkpoint, FineTuningJob
 from apps.finetuning.recipes.start_points import find_checkpoint
 from apps.finetuning.usage.storage import require_any_storage
 
-_LONGEST_STEP = 9  # digits
+_MAX_STEP = 9  # digits
 _ULID_SHOWN = 10  # characters of a job's id in its model's name
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -54,7 +54,7 @@ def request_model(*, organization_id: str, model_name: str) -> bool:
 def _find_named(organization_id: str, model_name: str) -> Checkpoint | None:
     """Return the checkpoint that a name stands for, where it can answer and was not deleted as a model."""
     of_job, mark, step = model_name.partition(CHECKPOINT_MARK)
-    if not (mark and step.isascii() and step.isdigit() and len(step) <= _LONGEST_STEP):
+    if not (mark and step.isascii() and step.isdigit() and len(step) <= _MAX_STEP):
         return None
     rows = Checkpoint.objects.for_organization(organization_id).filter(deleted_at=None, quarantined_at=None)
     rows = rows.filter(job__pk__endswith=of_job.rpartition(":")[2][-_ULID_SHOWN:], step=int(step))

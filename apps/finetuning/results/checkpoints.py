@@ -9,7 +9,7 @@ from apps.finetuning.models import Checkpoint, FineTuningJob
 from apps.finetuning.results.checkpoint_models import may_answer
 
 _TO_RESUME_FROM = 2  # the newest, and the one before in case that one is damaged
-_MOST_KEPT = 10
+_MAX_KEPT = 10
 
 
 def forget_checkpoints(*, job: FineTuningJob) -> None:
@@ -34,7 +34,7 @@ def _kept(job: FineTuningJob, newest_first: Sequence[Checkpoint]) -> list[Checkp
     for checkpoint in newest_first:
         of_epochs.setdefault(_epoch(job, checkpoint), checkpoint)
     wanted = [*newest_first[: 1 if is_over else _TO_RESUME_FROM], *([best] if best else []), *of_epochs.values()]
-    return list({checkpoint.pk: checkpoint for checkpoint in wanted}.values())[:_MOST_KEPT]
+    return list({checkpoint.pk: checkpoint for checkpoint in wanted}.values())[:_MAX_KEPT]
 
 
 def _epoch(job: FineTuningJob, checkpoint: Checkpoint) -> int:

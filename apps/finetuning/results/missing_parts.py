@@ -21,7 +21,7 @@ _FIXES = {
     "merged_16bit": "Merge it yourself with merge_and_unload of PEFT, or start the job again.",
     "gguf": "Convert the merged model with llama.cpp, or start the job again without this export.",
 }
-_MOST_CHARACTERS = 300
+_MAX_CHARACTERS = 300
 
 
 class MissingPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class MissingPart(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_missing(job: FineTuningJob, outcome: wire.Succeeded) -> list[dict[str, str]]:
     """Return what the job promised and the outcome lacks, whether its worker said so or not."""
-    causes = {each.kind: each.cause[:_MOST_CHARACTERS] for each in outcome.missing}
+    causes = {each.kind: each.cause[:_MAX_CHARACTERS] for each in outcome.missing}
     delivered = {export.kind for export in outcome.exports}
     promised = [kind for kind in job.requested.get("exports") or () if kind not in delivered]
     told = [_EVALUATION] if _EVALUATION in causes and outcome.report is None else []

@@ -8,7 +8,7 @@ from apps.finetuning.models import FineTuningJob
 
 
 @transaction.atomic
-def tell_of_verdict(*, version_id: str) -> None:
+def record_certification_event(*, version_id: str) -> None:
     """Append the verdict to the events of the job that made the version; nothing for one no job made."""
     version = AdapterVersion.objects.get(pk=version_id)
     job = FineTuningJob.objects.select_for_update(of=("self",)).filter(adapter_version=version).first()

@@ -26,7 +26,7 @@ from apps.finetuning.lifecycle import (
     HEARTBEAT_SECONDS,
     JOB_TRANSITIONS,
     LEASE_SECONDS,
-    MOST_CHECKPOINT_SECONDS,
+    MAX_CHECKPOINT_SECONDS,
     NO_LEASE,
     RUN_HOLDING_LEASE,
     RUN_TRANSITIONS,
@@ -42,7 +42,7 @@ from apps.finetuning.usage import charges
 from apps.finetuning.usage.quotas import reason_to_wait, try_lock_quota
 
 _URL_SECONDS = 3600
-_LEAST_CHECKPOINT_SECONDS = 15.0
+_MIN_CHECKPOINT_SECONDS = 15.0
 # Placements of an estimate that keep the model whole on every GPU; the others lie in shards.
 _WHOLE_ON_EACH = {"single": "single", "ddp": "ddp"}
 
@@ -174,7 +174,7 @@ def checkpoint_interval(estimated_seconds: float | None) -> int:
     Never more often than saving is worth (Young 1974: sqrt(2 x save x time between failures) for a save of one second
     and a failure every two minutes), never less often than a customer would forgive.
     """
-    return int(min(max((estimated_seconds or 0.0) / 5, _LEAST_CHECKPOINT_SECONDS), MOST_CHECKPOINT_SECONDS))
+    return int(min(max((estimated_seconds or 0.0) / 5, _MIN_CHECKPOINT_SECONDS), MAX_CHECKPOINT_SECONDS))
 
 
 def _dataset_ref(version: DatasetVersion) -> DatasetRef:

@@ -32,9 +32,9 @@ from apps.finetuning.runs.leases import Lease, lock_run, sha256_hex
 MANIFEST_NAME = "manifest.json"
 _PUT_SECONDS = 900
 _EVENTS_AT_ONCE, _EVENTS_A_SECOND = 5_000, 20
-_MOST_UPLOADS = 10_000  # of a run
+_MAX_UPLOADS = 10_000  # of a run
 # Full training keeps weights, gradients and two moments of each parameter, in 32 bits and some in 16 beside.
-_MOST_BYTES_A_PARAMETER, _BYTES_BESIDE = 20, 2**30
+_MAX_BYTES_A_PARAMETER, _BYTES_BESIDE = 20, 2**30
 _EVENTS_OF_A_STEP = 20  # a checkpoint's own step and evaluation are among the last so many
 _OF_A_CHECKPOINT = ("train_mean_token_accuracy", "valid_loss", "valid_mean_token_accuracy")
 
@@ -194,8 +194,8 @@ def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> 
         raise InvalidValue(problem, param="manifest.files")
     if sum(file.bytes for file in manifest.files) > _most_bytes(job):
         raise InvalidValue("The files are larger than anything made of this base model.", param="manifest.files")
-    if run.uploads.exclude(manifest_sha256=manifest_sha256).count() >= _MOST_UPLOADS:
-        raise InvalidValue(f"A run has at most {_MOST_UPLOADS} uploads.", param="manifest")
+    if run.uploads.exclude(manifest_sha256=manifest_sha256).count() >= _MAX_UPLOADS:
+        raise InvalidValue(f"A run has at most {_MAX_UPLOADS} uploads.", param="manifest")
     upload, _ = Upload.objects.get_or_create(
         run=run,
         manifest_sha256=manifest_sha256,
@@ -226,7 +226,7 @@ def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> 
 
 
 def _most_bytes(job: FineTuningJob) -> int:
-    return _BYTES_BESIDE + _MOST_BYTES_A_PARAMETER * job.base_model.parameter_count
+    return _BYTES_BESIDE + _MAX_BYTES_A_PARAMETER * job.base_model.parameter_count
 
 
 def require_complete(*, upload: Upload, manifest_sha256: str) -> None:

@@ -22,7 +22,7 @@ from apps.finetuning.runs import attempts
 
 _TIMES_EXPECTED = 10  # of the time that a step should take by the quote
 _TIMES_WORKER = 2  # of the time after which the worker itself ends its child, with better evidence than ours
-_MOST_STEPLESS_MS = 24 * 3_600_000  # however much work a worker reports meanwhile
+_MAX_STEPLESS_MS = 24 * 3_600_000  # however much work a worker reports meanwhile
 
 
 def expected_step_seconds(*, job: FineTuningJob) -> float:
@@ -50,7 +50,7 @@ def is_step(event: wire.RunEvent, job: FineTuningJob) -> bool:
 def end_stalled_runs() -> int:
     """End the runs that went on for too long without progress and queue their successors; return how many."""
     idle_ms = _TIMES_WORKER * settings.STALL_SECONDS * 1000
-    is_suspect = Q(idle_ms__gt=idle_ms) | Q(stepless_ms__gt=_MOST_STEPLESS_MS)
+    is_suspect = Q(idle_ms__gt=idle_ms) | Q(stepless_ms__gt=_MAX_STEPLESS_MS)
     suspects = Run.objects.filter(is_suspect, status__in=RUN_HOLDING_LEASE)
     return sum(_end(run_id) for run_id in suspects.values_list("pk", flat=True))
 
@@ -61,7 +61,7 @@ def _end(run_id: str) -> bool:
     job = FineTuningJob.objects.select_for_update().get(pk=job_id)
     run = Run.objects.get(pk=run_id)
     limit_ms = _TIMES_WORKER * 1000 * max(settings.STALL_SECONDS, _TIMES_EXPECTED * expected_step_seconds(job=job))
-    still_ms, most_ms = max((run.idle_ms, limit_ms), (run.stepless_ms, _MOST_STEPLESS_MS), key=lambda p: p[0] - p[1])
+    still_ms, most_ms = max((run.idle_ms, limit_ms), (run.stepless_ms, _MAX_STEPLESS_MS), key=lambda p: p[0] - p[1])
     if still_ms <= most_ms:
         return False
     now = db_now()

@@ -19,7 +19,7 @@ from apps.core.secrets.sealing import place_of, seal, unseal
 from apps.finetuning.models import FineTuningJob, TrackerKey
 
 NAMES = {"wandb": "Weights & Biases", "mlflow": "MLflow"}
-_MOST_TAGS, _LONGEST_NAME, _SHORTEST_KEY, _LONGEST_KEY = 20, 128, 8, 400
+_MAX_TAGS, _MAX_NAME, _SHORTEST_KEY, _MAX_KEY = 20, 128, 8, 400
 _PRINTABLE = re.compile(r"[\x21-\x7e]+")
 _HINT = 4
 
@@ -42,7 +42,7 @@ def store_tracker_key(
 ) -> TrackerKey:
     """Keep the organization's key of a tracker, in place of the one before. Raises InvalidValue."""
     _require_kind(kind)
-    if not _SHORTEST_KEY <= len(secret) <= _LONGEST_KEY or not _PRINTABLE.fullmatch(secret):
+    if not _SHORTEST_KEY <= len(secret) <= _MAX_KEY or not _PRINTABLE.fullmatch(secret):
         raise InvalidValue("A key has 8 to 400 characters and no spaces.", param="key")
     if kind == "mlflow":
         _require_server(url)
@@ -117,9 +117,9 @@ def _integration(given: Mapping[str, Any], kind: str, param: str) -> Integration
         text = f"'{param}.{kind}' takes project, a string, and if you like name, entity (strings) and tags (a list)."
         raise InvalidValue(text, param=f"{param}.{kind}") from error
     names = [chosen.project, chosen.name or "-", chosen.entity or "-", *chosen.tags]
-    if len(chosen.tags) > _MOST_TAGS or not all(name.strip() and len(name) <= _LONGEST_NAME for name in names):
+    if len(chosen.tags) > _MAX_TAGS or not all(name.strip() and len(name) <= _MAX_NAME for name in names):
         raise InvalidValue(
-            f"Names have 1 to {_LONGEST_NAME} characters, and there are up to {_MOST_TAGS} tags.",
+            f"Names have 1 to {_MAX_NAME} characters, and there are up to {_MAX_TAGS} tags.",
             param=f"{param}.{kind}",
         )
     return chosen

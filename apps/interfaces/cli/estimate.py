@@ -29,8 +29,8 @@ _OPTIONS = {
 }
 # GPUs of one machine, as they are sold and rented; Grace-Blackwell racks join theirs in one NVLink domain.
 _IN_ONE_MACHINE, _IN_ONE_RACK, _RACK_PREFIX = 8, 72, "gb"
-_MOST_SUGGESTED_GPUS = 64
-_MOST_DOLLARS = 1e6
+_MAX_SUGGESTED_GPUS = 64
+_MAX_DOLLARS = 1e6
 _EXAMPLES = """examples:
   anneal estimate --model Llama-3.1-8B --method qlora --gpu h100 --tokens 10e6
   anneal estimate --model Qwen3-14B --gpu all --rows 20000 --seq 4096 --within 6
@@ -154,7 +154,7 @@ def _answer(request: QuoteRequest, gpu: Gpu, count: int, given: argparse.Namespa
         price_nano=round(price.usd_per_hour * output.NANO_PER_USD) if price else None,
         live_workers=1,
         gpus_per_worker=_IN_ONE_RACK if gpu.key.startswith(_RACK_PREFIX) else _IN_ONE_MACHINE,
-        max_gpu_count=max(count, _MOST_SUGGESTED_GPUS),
+        max_gpu_count=max(count, _MAX_SUGGESTED_GPUS),
         host_memory_bytes=given.host_memory,
         is_spot=given.spot is not None,
         interruptions_per_hour=given.spot or 0.0,
@@ -216,7 +216,7 @@ def _gib(text: str) -> int:
 
 def _dollars(text: str) -> float:
     value = float(text.removeprefix("$"))
-    if not 0 <= value <= _MOST_DOLLARS:
+    if not 0 <= value <= _MAX_DOLLARS:
         raise ValueError(text)
     return value
 

@@ -42,7 +42,7 @@ from apps.interfaces.gateway.engines.upstreams import Upstreams  # noqa: E402
 from apps.interfaces.gateway.http.bodies import Bodies  # noqa: E402
 from apps.interfaces.gateway.metering.recorder import Recorder  # noqa: E402
 from apps.interfaces.gateway.metering.shipper import keep_adopting  # noqa: E402
-from apps.interfaces.gateway.metering.spending_slices import Purses  # noqa: E402
+from apps.interfaces.gateway.metering.spending_slices import SpendingSlices  # noqa: E402
 from apps.interfaces.gateway.metering.tickets import Metering  # noqa: E402
 from apps.interfaces.gateway.requests.grammars import Grammars  # noqa: E402
 from apps.interfaces.gateway.stalls import Stalls  # noqa: E402
@@ -89,8 +89,8 @@ class Gateway:
         self._database = Database()
         self._keys = Keys(self._database)
         self._routes = Routes(self._database)
-        self._purses = Purses(self._database, name=name)
-        self._recorder = Recorder(spool_root, name=name, settled=self._purses.note_settled)
+        self._spending_slices = SpendingSlices(self._database, name=name)
+        self._recorder = Recorder(spool_root, name=name, settled=self._spending_slices.note_settled)
         self._upstreams = Upstreams(places_per_replica=settings.REPLICA_PLACES, addresses=settings.REPLICA_ADDRESSES)
         self._grammars = Grammars()
         self._stalls = Stalls()
@@ -99,9 +99,11 @@ class Gateway:
             routes=self._routes,
             rates=Rates(),
             open_requests=OpenRequests(),
-            metering=Metering(self._routes, self._purses, self._recorder, Faults(self._database, self._routes)),
+            metering=Metering(
+                self._routes, self._spending_slices, self._recorder, Faults(self._database, self._routes)
+            ),
             upstreams=self._upstreams,
-            purses=self._purses,
+            spending_slices=self._spending_slices,
             bodies=Bodies(),
             grammars=self._grammars,
             media_hosts=settings.MEDIA_HOSTS,
@@ -118,7 +120,7 @@ class Gateway:
             for work in (
                 keep_listening(self._keys, self._database),
                 self._routes.keep_fresh(),
-                self._purses.tend(),
+                self._spending_slices.maintain(),
                 self._stalls.watch(),
                 keep_adopting(self._database, self._spool_root),
             )
@@ -138,7 +140,7 @@ class Gateway:
         try:
             async with asyncio.timeout(_FLUSH_SECONDS):
                 await self._recorder.flush()
-                await self._purses.return_idle(at_once=True)
+                await self._spending_slices.return_idle(at_once=True)
         except (TimeoutError, ConnectionError, *DATABASE_ERRORS) as error:
             logger.warning("stopping with %d requests on disk only: %r", self._recorder.waiting, error)
         self._upstreams.close()

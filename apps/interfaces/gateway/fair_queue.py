@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from apps.core.errors import RateLimited, Unavailable
 
-MOST_WAITING = 256  # of one tenant
-LONGEST_WAIT_SECONDS = 60.0
+MAX_WAITING = 256  # of one tenant
+MAX_WAIT_SECONDS = 60.0
 _KEPT_SHARE = 8  # one place of so many
 
 
@@ -49,7 +49,7 @@ class _Waiting:
     given: "asyncio.Future[str]"
 
 
-class Turns:
+class FairQueue:
     """Use inside one event loop."""
 
     def __init__(self, *, places: int) -> None:
@@ -79,15 +79,15 @@ class Turns:
 
     async def _wait(self, tenant: str, replica_ids: Collection[str]) -> str:
         queue = self._queues.setdefault(tenant, deque())
-        if len(queue) >= MOST_WAITING:
+        if len(queue) >= MAX_WAITING:
             raise RateLimited(
-                f"{MOST_WAITING} requests of your organization already wait for a free replica. Send fewer at once.",
+                f"{MAX_WAITING} requests of your organization already wait for a free replica. Send fewer at once.",
                 retry_after_seconds=2,
             )
         waiting = _Waiting(replica_ids, asyncio.get_running_loop().create_future())
         queue.append(waiting)
         try:
-            async with asyncio.timeout(LONGEST_WAIT_SECONDS):
+            async with asyncio.timeout(MAX_WAIT_SECONDS):
                 return await waiting.given
         except BaseException as error:
             self._leave(tenant, waiting)
@@ -142,7 +142,7 @@ def _first_for(queue: Iterable[_Waiting], replica_id: str) -> _Waiting | None:
 # --- Replicas that fail -----------------------------------------------------------------------------------------------
 
 _FAILURES = 5
-_SHORTEST_REST_SECONDS, _LONGEST_REST_SECONDS = 1.0, 10.0
+_SHORTEST_REST_SECONDS, _MAX_REST_SECONDS = 1.0, 10.0
 
 
 @dataclass(slots=True)
@@ -181,7 +181,7 @@ class Breaker:
         health.tenants.add(tenant)
         health.is_replicas |= is_replicas
         if health.is_unwell:
-            rest = min(_SHORTEST_REST_SECONDS * 2 ** (health.failures - _FAILURES), _LONGEST_REST_SECONDS)
+            rest = min(_SHORTEST_REST_SECONDS * 2 ** (health.failures - _FAILURES), _MAX_REST_SECONDS)
             health.rests_until = time.monotonic() + rest
 
     def note_trial(self, replica_id: str) -> None:

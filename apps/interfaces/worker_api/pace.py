@@ -8,7 +8,7 @@ from collections.abc import Callable
 from apps.core.errors import RateLimited
 
 CALLS_A_SECOND, CALLS_AT_ONCE = 50.0, 500.0
-_MOST_KNOWN = 10_000  # credentials; whose bucket is full again need not be known
+_MAX_KNOWN = 10_000  # credentials; whose bucket is full again need not be known
 
 
 class Pace:
@@ -27,7 +27,7 @@ class Pace:
             left = min(CALLS_AT_ONCE, left + (now - since) * CALLS_A_SECOND)
             if left < 1:
                 raise RateLimited("This machine calls too often. Wait a second.", retry_after_seconds=1)
-            if len(self._left) >= _MOST_KNOWN:
+            if len(self._left) >= _MAX_KNOWN:
                 self._left = {
                     one: seen for one, seen in self._left.items() if now - seen[1] < CALLS_AT_ONCE / CALLS_A_SECOND
                 }

@@ -13,9 +13,9 @@ from apps.core.errors import InvalidValue, NotFound, PermissionDenied, RateLimit
 from apps.finetuning.models import ThroughputProbe, Worker
 from apps.finetuning.pools import operations
 
-_LONGEST_PROBE_TOKENS = 512
-_LONGEST_SHAPE_NAME = 60
-_MOST_A_DAY = 1_000  # of a worker: a calibration's grid is some hundred points, each of ten seconds
+_MAX_PROBE_TOKENS = 512
+_MAX_SHAPE_NAME = 60
+_MAX_A_DAY = 1_000  # of a worker: a calibration's grid is some hundred points, each of ten seconds
 _PROBED = (Method.LORA, Method.QLORA)  # full training is timed by what these tell of the pool
 
 
@@ -44,7 +44,7 @@ def _may_measure(worker: Worker) -> bool:
 
 def _request(base_model: BaseModel, method: Method, *, has_token: bool) -> ProbeRequest:
     recipe = base_model.default_recipe
-    usual = recipe.get("typical_row_tokens", _LONGEST_PROBE_TOKENS)
+    usual = recipe.get("typical_row_tokens", _MAX_PROBE_TOKENS)
     return ProbeRequest(
         base_model=BaseModelRef(
             id=base_model.pk,
@@ -71,8 +71,8 @@ def record(*, worker: Worker, report: ProbeReport) -> None:
     if worker.kind != "trainer":
         raise PermissionDenied("A trainer measures; a replica does not.")
     a_day_ago = db_now() - datetime.timedelta(days=1)
-    if ThroughputProbe.objects.filter(worker=worker, measured_at__gte=a_day_ago).count() >= _MOST_A_DAY:
-        raise RateLimited(f"A worker reports at most {_MOST_A_DAY} measurements a day.", retry_after_seconds=3600)
+    if ThroughputProbe.objects.filter(worker=worker, measured_at__gte=a_day_ago).count() >= _MAX_A_DAY:
+        raise RateLimited(f"A worker reports at most {_MAX_A_DAY} measurements a day.", retry_after_seconds=3600)
     operations.record_probe(
         worker=worker,
         base_model=_base_model(report),
@@ -85,7 +85,7 @@ def record(*, worker: Worker, report: ProbeReport) -> None:
 def _base_model(report: ProbeReport) -> BaseModel | None:
     """The model that was measured; None for made-up weights, which say of what shape they were."""
     if not report.base_model_id:
-        if not report.shape or len(report.shape) > _LONGEST_SHAPE_NAME or not report.config:
+        if not report.shape or len(report.shape) > _MAX_SHAPE_NAME or not report.config:
             raise InvalidValue("A measurement is of a base model, or of a shape with its config.", param="shape")
         return None
     base_model = BaseModel.objects.filter(pk=report.base_model_id).first()

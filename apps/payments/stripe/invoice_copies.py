@@ -22,7 +22,7 @@ from apps.payments.topups import PaymentMismatch
 logger = logging.getLogger(__name__)
 
 _LINES_AT_ONCE = 100
-_MOST_LINES = 240  # Stripe takes 250 on an invoice; ours says each, the copy then what each kind came to
+_MAX_LINES = 240  # Stripe takes 250 on an invoice; ours says each, the copy then what each kind came to
 # Stripe forgets our keys after 24 hours: an attempt that lasts as long begins again, with a look for what there is.
 _ATTEMPT = datetime.timedelta(hours=20)
 _CLOCKS_DIFFER = datetime.timedelta(hours=1)
@@ -97,7 +97,7 @@ def _written(invoice: Invoice, customer_id: str, attempt: int) -> str:
 
 def _lines(invoice: Invoice) -> list[StripeLine]:
     ours = list(invoice.lines.order_by("position"))
-    if len(ours) <= _MOST_LINES:
+    if len(ours) <= _MAX_LINES:
         return [_line(line) for line in ours]
     cents: dict[str, int] = defaultdict(int)
     for line in ours:

@@ -9,7 +9,7 @@ import regex
 from apps.contracts.evaluation import Grader, GraderKind
 
 _REGEX_SECONDS = 1.0
-_MOST_WORDS = 2_000
+_MAX_WORDS = 2_000
 
 
 def grade(grader: Grader, answer: str, reference: str) -> float:
@@ -59,7 +59,7 @@ def _is_valid(answer: str, grader: Grader) -> bool:
 
 def rouge_l(answer: Sequence[str], reference: Sequence[str]) -> float:
     """Return ROUGE-L's F1 over words (Lin 2004, beta 1)."""
-    answer, reference = answer[:_MOST_WORDS], reference[:_MOST_WORDS]
+    answer, reference = answer[:_MAX_WORDS], reference[:_MAX_WORDS]
     if not answer or not reference:
         return float(not answer and not reference)
     row = [0] * (len(reference) + 1)

@@ -30,7 +30,7 @@ _ANSWER_TOKENS = 8  # one digit and the end
 _LANES = 2  # as many answers by a schema as the gateway writes for an organization at once
 _TRIES = 4  # a limit of the gateway's is waited for as long as there is time
 _CALL_SECONDS = 60.0
-_LONGEST_WAIT_SECONDS = 20.0
+_MAX_WAIT_SECONDS = 20.0
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -182,6 +182,6 @@ def _error_of(response: httpx.Response) -> dict[str, Any]:
 
 def _retry_after(response: httpx.Response) -> float:
     try:
-        return min(float(response.headers.get("retry-after", "1")), _LONGEST_WAIT_SECONDS)
+        return min(float(response.headers.get("retry-after", "1")), _MAX_WAIT_SECONDS)
     except ValueError:
         return 1.0

@@ -94,7 +94,7 @@ def split_keys_of(path: Path, *, kind: RowKind = RowKind.CHAT) -> Sequence[int]:
         raise bad_row(error) from error
 
 
-def hold_out(keys: Sequence[int], split: Split) -> list[bool]:
+def split_off(keys: Sequence[int], split: Split) -> list[bool]:
     """Return which rows are held out; raises TrainingFailed where nothing would be left to train."""
     held = split.held_out(keys)
     if all(held):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from apps.contracts.chat import RowError
 from apps.contracts.failures import FailureCode
-from apps.contracts.held_rows import HeldRows, Repeats, repeats_of
+from apps.contracts.held_rows import Repeats, ValidationIndex, repeats_of
 from apps.contracts.runs import DatasetRef, RunSpec
 from apps.contracts.split import Split
 from apps.contracts.struct import Struct
 from gpu_workers.common.events import TRAINING_FILE, VALIDATION_FILE
-from gpu_workers.train.data.encoding import bad_row, hold_out, read_rows, split_keys_of
+from gpu_workers.train.data.encoding import bad_row, read_rows, split_keys_of, split_off
 from gpu_workers.train.data.rows import kind_of
 from gpu_workers.train.failures import TrainingFailed
 
@@ -41,7 +41,7 @@ def select_rows(work_dir: Path, spec: RunSpec) -> Selection:
     if not recipe.validation_share:
         return Selection()
     kind = kind_of(spec.training, recipe.objective)
-    held = hold_out(split_keys_of(work_dir / TRAINING_FILE, kind=kind), Split(recipe.validation_share, recipe.seed))
+    held = split_off(split_keys_of(work_dir / TRAINING_FILE, kind=kind), Split(recipe.validation_share, recipe.seed))
     return Selection(
         training=[not each for each in held],
         validation_file=TRAINING_FILE,
@@ -53,7 +53,7 @@ def select_rows(work_dir: Path, spec: RunSpec) -> Selection:
 def _without_held_out(work_dir: Path, spec: RunSpec, ref: DatasetRef) -> Selection:
     objective = spec.hyperparameters.objective
     try:
-        held = HeldRows(read_rows(work_dir / VALIDATION_FILE, kind_of(ref, objective)))
+        held = ValidationIndex(read_rows(work_dir / VALIDATION_FILE, kind_of(ref, objective)))
         rows = read_rows(work_dir / TRAINING_FILE, kind_of(spec.training, objective))
         repeats = bytes(repeats_of(rows, held))
     except RowError as error:

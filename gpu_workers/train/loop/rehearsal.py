@@ -19,8 +19,8 @@ from gpu_workers.train.loop.evaluation import evaluate
 from gpu_workers.train.loop.trainer_protocol import ResumableTrainer
 
 _FOLDER = "rehearsal"
-_LEAST_INTERVAL_SECONDS = 15.0
-_MOST_SHARE = 0.02  # of the time that saving may take, however often a pool fails
+_MIN_INTERVAL_SECONDS = 15.0
+_MAX_SHARE = 0.02  # of the time that saving may take, however often a pool fails
 
 
 class Rehearsal(Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ def checkpoint_interval_seconds(spec: RunSpec, *, save_seconds: float) -> float:
     if spec.seconds_between_failures is None:
         return asked
     best = math.sqrt(2 * save_seconds * spec.seconds_between_failures) - save_seconds
-    least = max(_LEAST_INTERVAL_SECONDS, save_seconds / _MOST_SHARE)
+    least = max(_MIN_INTERVAL_SECONDS, save_seconds / _MAX_SHARE)
     return min(max(best, least), max(asked, least))
 
 

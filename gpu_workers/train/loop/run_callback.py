@@ -25,11 +25,11 @@ from gpu_workers.train.loop.evaluation import Evaluation, evaluate
 from gpu_workers.train.loop.rehearsal import checkpoint_interval_seconds, rehearse
 from gpu_workers.train.loop.trainer_protocol import ResumableTrainer
 
-_MOST_EPOCH_CHECKPOINTS = 20
-_MOST_SAVING_SHARE = 0.05  # of an epoch's time, for the checkpoint at its end
-_LEAST_SECONDS_APART = 1.0
+_MAX_EPOCH_CHECKPOINTS = 20
+_MAX_SAVING_SHARE = 0.05  # of an epoch's time, for the checkpoint at its end
+_MIN_SECONDS_APART = 1.0
 _EVALUATION_SHARE = 0.1  # of training's time
-_LEAST_EVALUATED_ROWS = 256
+_MIN_EVALUATED_ROWS = 256
 
 
 class RunCallback(ProgressCallback):
@@ -71,7 +71,7 @@ class RunCallback(ProgressCallback):
         """
         recipe = spec.hyperparameters
         between = (recipe.eval_steps or steps_per_epoch) * recipe.batch_size
-        most = max(_LEAST_EVALUATED_ROWS, int(2 * _EVALUATION_SHARE * between))
+        most = max(_MIN_EVALUATED_ROWS, int(2 * _EVALUATION_SHARE * between))
         if len(rows) <= most:
             return rows
         events.write(
@@ -161,10 +161,10 @@ class RunCallback(ProgressCallback):
     def is_save_due(self, now: float, state: TrainerState) -> bool:
         """By the clock, and at an epoch's end where saving takes little of the time since the last checkpoint."""
         epochs = self._spec.hyperparameters.epochs
-        every = self.steps_per_epoch * -(-epochs // _MOST_EPOCH_CHECKPOINTS)
+        every = self.steps_per_epoch * -(-epochs // _MAX_EPOCH_CHECKPOINTS)
         is_adapter = self._spec.hyperparameters.method is not Method.FULL
         is_epoch_end = self.is_rehearsing and is_adapter and state.global_step % every == 0
-        is_cheap = now - self._saved_at >= max(self._save_seconds / _MOST_SAVING_SHARE, _LEAST_SECONDS_APART)
+        is_cheap = now - self._saved_at >= max(self._save_seconds / _MAX_SAVING_SHARE, _MIN_SECONDS_APART)
         return super().is_save_due(now, state) or (is_epoch_end and is_cheap)
 
     def _evaluate(self, state: TrainerState, control: TrainerControl) -> None:

@@ -18,8 +18,8 @@ from apps.contracts.addresses.networks import is_public
 from apps.contracts.runs import Tracker
 
 _TIMEOUT_SECONDS, _ANSWER_SECONDS = 15.0, 60.0
-_MOST_ANSWER_BYTES = 1024 * 1024
-_MOST_METRICS, _MOST_PARAMS, _LONGEST_PARAM = 1000, 100, 500  # limits of log-batch
+_MAX_ANSWER_BYTES = 1024 * 1024
+_MAX_METRICS, _MAX_PARAMS, _MAX_PARAM = 1000, 100, 500  # limits of log-batch
 _STATUS = {"succeeded": "FINISHED", "cancelled": "KILLED", "paused": "SCHEDULED"}
 _JOB_TAG = "anneal.job"
 
@@ -51,7 +51,7 @@ class MlflowRun:
         )
         experiment = self._experiment(tracker.project)
         self._run_id = self._found(experiment, job_id) or self._create(experiment, tracker, job_id)
-        self._batch(params=[{"key": k, "value": v[:_LONGEST_PARAM]} for k, v in parameters.items()][:_MOST_PARAMS])
+        self._batch(params=[{"key": k, "value": v[:_MAX_PARAM]} for k, v in parameters.items()][:_MAX_PARAMS])
 
     def log(self, points: Sequence[Any]) -> None:
         now_ms = int(time.time() * 1000)
@@ -60,8 +60,8 @@ class MlflowRun:
             for point in points
             for name, value in point.values.items()
         ]
-        for at in range(0, len(metrics), _MOST_METRICS):
-            self._batch(metrics=metrics[at : at + _MOST_METRICS])
+        for at in range(0, len(metrics), _MAX_METRICS):
+            self._batch(metrics=metrics[at : at + _MAX_METRICS])
 
     def finish(self, status: str) -> None:
         self._update(_STATUS.get(status, "FAILED"), end_time=int(time.time() * 1000))
@@ -118,8 +118,8 @@ def _content_of(answer: httpx.Response) -> bytes:
     content, until = bytearray(), time.monotonic() + _ANSWER_SECONDS
     for part in answer.iter_raw():
         content += part
-        if len(content) > _MOST_ANSWER_BYTES:
-            raise MlflowRefused(f"the answer is longer than {_MOST_ANSWER_BYTES:,} bytes")
+        if len(content) > _MAX_ANSWER_BYTES:
+            raise MlflowRefused(f"the answer is longer than {_MAX_ANSWER_BYTES:,} bytes")
         if time.monotonic() > until:
             raise MlflowRefused(f"the answer took longer than {_ANSWER_SECONDS:.0f} s")
     return bytes(content)

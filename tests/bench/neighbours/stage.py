@@ -138,7 +138,7 @@ def _make_world(home: Path, stack: ExitStack, url: str, internal_url: str, mail_
     from apps.finetuning.models import Worker
     from apps.finetuning.runs.leases import Lease, claim
     from tests.factories.accounts import make_organization, make_user
-    from tests.factories.finetuning import Floor, make_worker
+    from tests.factories.finetuning import TrainingSetup, make_worker
     from tests.factories.serving import make_served_model
     from tests.twins.scripted_engine import ScriptedEngine
 
@@ -148,7 +148,7 @@ def _make_world(home: Path, stack: ExitStack, url: str, internal_url: str, mail_
     make_served_model("bench", engine.url)
     owner = make_user("working")
     organization = make_organization("working", owner=owner)
-    floor = Floor(organization)
+    floor = TrainingSetup(organization)
     working = _make_tenant(organization, owner, floor, "127.0.0.2")
     lease = claim(worker=floor.worker, base_models=None)
     assert lease is not None

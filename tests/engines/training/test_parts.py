@@ -21,7 +21,7 @@ from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.artifacts import BrokenArtifact, seal_folder
 from gpu_workers.common.config import WorkerConfig
 from gpu_workers.common.events import TRAINING_FILE, VALIDATION_FILE, EventTail, EventWriter
-from gpu_workers.train.data.encoding import PaddingCollator, encode_file, hold_out, split_keys_of
+from gpu_workers.train.data.encoding import PaddingCollator, encode_file, split_keys_of, split_off
 from gpu_workers.train.data.selection import select_rows
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.loop.callbacks import ProgressCallback, StopFlag
@@ -112,7 +112,7 @@ def test_the_held_out_rows_are_those_of_the_preview_and_no_row_is_on_both_sides(
     renderer = ChatRenderer.from_folder(BASE_MODEL)
     previewed = Split(0.2, 7).held_out(split_keys(parse_line(line) for line in split_lines([path.read_bytes()])))
 
-    held = hold_out(split_keys_of(path), Split(0.2, 7))
+    held = split_off(split_keys_of(path), Split(0.2, 7))
     training = encode_file(path, renderer, max_length=64, keep=[not each for each in held])
     validation = encode_file(path, renderer, max_length=64, keep=held)
 
@@ -153,7 +153,7 @@ def test_a_file_of_one_row_over_and_over_cannot_be_split(tmp_path):
     (tmp_path / "rows.jsonl").write_bytes(make_rows(1) * 12)
 
     with pytest.raises(TrainingFailed, match="too few different rows"):
-        hold_out(split_keys_of(tmp_path / "rows.jsonl"), Split(0.1, 7))
+        split_off(split_keys_of(tmp_path / "rows.jsonl"), Split(0.1, 7))
 
 
 def test_a_bad_row_is_named_by_its_line(tmp_path):

@@ -248,7 +248,7 @@ def test_its_published_weights_are_those_of_its_best_evaluation(overfitted, tiny
 
 
 def test_a_large_validation_file_is_read_in_part_while_training(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_callback, "_LEAST_EVALUATED_ROWS", 4)
+    monkeypatch.setattr(run_callback, "_MIN_EVALUATED_ROWS", 4)
     recipe = msgspec.structs.replace(SMALL, epochs=1, eval_steps=4)  # 16 rows between two evaluations
     read = []
     original = run_callback.evaluate
@@ -266,8 +266,8 @@ def test_a_large_validation_file_is_read_in_part_while_training(tiny_model, tmp_
 
 
 def test_each_epoch_ends_with_a_checkpoint_that_knows_its_evaluation(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_callback, "_LEAST_SECONDS_APART", 0.0)
-    monkeypatch.setattr(run_callback, "_MOST_SAVING_SHARE", 1e9)  # as if an epoch took long
+    monkeypatch.setattr(run_callback, "_MIN_SECONDS_APART", 0.0)
+    monkeypatch.setattr(run_callback, "_MAX_SAVING_SHARE", 1e9)  # as if an epoch took long
 
     tried = attempt(tmp_path, tiny_model, ROWS, validation=unlike(ROWS))
 

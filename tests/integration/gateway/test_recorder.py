@@ -16,7 +16,7 @@ import pytest
 from apps.interfaces.gateway.engines.chunks import Meter
 from apps.interfaces.gateway.metering import recorder as recording
 from apps.interfaces.gateway.metering.recorder import Recorder
-from apps.interfaces.gateway.metering.spending_slices import Reservation
+from apps.interfaces.gateway.metering.spending_slices import SliceShare
 from apps.interfaces.gateway.metering.spool import Orphan, adopt_orphans
 from apps.interfaces.gateway.metering.tickets import Metering, Ticket
 from apps.interfaces.gateway.surfaces.inference import _written
@@ -150,7 +150,7 @@ def _ticket(recorder: Recorder) -> Ticket:
         SimpleNamespace(organization_id="org_1", key_id="key_1"),
         SimpleNamespace(model_name="anneal-demo", adapter_version_id=""),
         SimpleNamespace(input=price, output=price),
-        Reservation(slice_, 0),
+        SliceShare(slice_, 0),
         Meter(1),
     )
 

@@ -8,8 +8,8 @@ from django.db import connection, transaction
 from django.db.models import F
 
 from apps.accounts.invitations import (
-    MOST_A_DAY,
-    MOST_OPEN,
+    MAX_A_DAY,
+    MAX_OPEN,
     AlreadyMember,
     InvitationClosed,
     TooManyInvitations,
@@ -215,7 +215,7 @@ def test_an_address_is_mailed_once_a_day_even_if_its_invitation_was_withdrawn(or
 
 
 def test_twenty_are_open_at_once(organization, alice):
-    sent = [invite(organization, alice, f"{number}@example.com") for number in range(MOST_OPEN)]
+    sent = [invite(organization, alice, f"{number}@example.com") for number in range(MAX_OPEN)]
 
     with pytest.raises(TooManyInvitations, match="20 invitations are open"):
         invite(organization, alice, "more@example.com")
@@ -225,7 +225,7 @@ def test_twenty_are_open_at_once(organization, alice):
 
 
 def test_fifty_are_sent_a_day_whatever_became_of_them(organization, alice):
-    for number in range(MOST_A_DAY):
+    for number in range(MAX_A_DAY):
         sent = invite(organization, alice, f"{number}@example.com")
         revoke_invitation(organization=organization, invitation_id=sent.pk, by=alice, now=db_now())
 

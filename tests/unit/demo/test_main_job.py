@@ -230,7 +230,7 @@ def test_a_failure_that_another_job_would_repeat_ends_the_main_job_with_its_caus
 
 
 def test_jobs_that_keep_failing_end_the_main_job(scripted: ScriptedPlatform, train: Train) -> None:
-    scripted.fates = [[become("failed", error=FAILURE)] for _ in range(jobs.MOST_JOBS)]
+    scripted.fates = [[become("failed", error=FAILURE)] for _ in range(jobs.MAX_JOBS)]
 
     with pytest.raises(DemoFailed, match="3 jobs ended without an adapter") as failed:
         train()
@@ -395,7 +395,7 @@ def test_an_adapter_that_is_refused_again_and_again_ends_the_main_job(
         succeed(platform, job)
         platform.models[job["fine_tuned_model"]] |= {"status": "refused", "state": "off"}
 
-    scripted.fates = [[refuse]] * jobs.MOST_JOBS
+    scripted.fates = [[refuse]] * jobs.MAX_JOBS
 
     with pytest.raises(DemoFailed, match="No adapter of 3 jobs could be served") as failed:
         train_and_serve(platform, state, stage, "file-1", name="lora", quantization=None)

@@ -17,7 +17,7 @@ from apps.core.errors import DomainError, InvalidValue, RateLimited
 from apps.core.objects.store import store
 from apps.finetuning.models import FineTuningJob, JobEvent, Run, ThroughputProbe, Upload, Worker
 from apps.finetuning.runs import reports
-from tests.factories.finetuning import CREDENTIAL, Floor, adapter_files, manifest_of, model_files, probe_report
+from tests.factories.finetuning import CREDENTIAL, TrainingSetup, adapter_files, manifest_of, model_files, probe_report
 from tests.support.attempts import Attempt, step
 
 WHOLE = model_files()
@@ -25,7 +25,7 @@ PICKLE = b"\x80\x04\x95\x00\x00\x00\x00{.."
 
 
 @pytest.fixture
-def attempt(floor: Floor, claim) -> Attempt:
+def attempt(floor: TrainingSetup, claim) -> Attempt:
     floor.job()
     found = claim()
     found.start()
@@ -33,7 +33,7 @@ def attempt(floor: Floor, claim) -> Attempt:
 
 
 @pytest.fixture
-def whole(floor: Floor, claim) -> Attempt:
+def whole(floor: TrainingSetup, claim) -> Attempt:
     """An attempt at full training, whose result is a model."""
     job = floor.job()
     recipe = job.hyperparameters | {"method": "full"}
@@ -263,7 +263,7 @@ def test_measurements_that_no_machine_makes_are_refused(floor, settings, changes
 
 def test_a_worker_that_measures_without_end_is_stopped_and_a_replica_measures_nothing(floor, settings, monkeypatch):
     settings.ROOT_URLCONF = "apps.config.urls_internal"
-    monkeypatch.setattr("apps.interfaces.worker_api.probes._MOST_A_DAY", ThroughputProbe.objects.count() + 1)
+    monkeypatch.setattr("apps.interfaces.worker_api.probes._MAX_A_DAY", ThroughputProbe.objects.count() + 1)
     body = msgspec.json.encode(probe_report(floor.base_model))
 
     answers = [post("probes", body, CREDENTIAL)[0] for _ in range(2)]
@@ -276,7 +276,7 @@ def test_a_worker_that_measures_without_end_is_stopped_and_a_replica_measures_no
 
 
 @pytest.fixture
-def gated(floor: Floor):
+def gated(floor: TrainingSetup):
     """A model whose repository asks for a token, not measured yet in the pool."""
     model = floor.base_model
     ThroughputProbe.objects.all().delete()

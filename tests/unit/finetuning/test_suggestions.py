@@ -21,7 +21,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.runs.attempts import fail_job
 from apps.finetuning.tasks import admit_waiting
 from tests.factories.datasets import chat_row, jsonl_of, make_ready_version, make_version
-from tests.factories.finetuning import Floor
+from tests.factories.finetuning import TrainingSetup
 
 GOOD = [chat_row(f"Where is card {number}?") for number in range(40)]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "find", "arguments": "{}"}}
@@ -129,7 +129,7 @@ FAILURES |= {str(code): Failure(code) for code in SAME_AGAIN}
 
 
 @pytest.fixture
-def fail(floor: Floor, reload):
+def fail(floor: TrainingSetup, reload):
     def end(failure: Failure) -> FineTuningJob:
         asked = dict(failure.recipe)
         job = floor.job(method=asked.pop("method", "lora"), hyperparameters=asked)

@@ -9,7 +9,7 @@ import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from apps.core.http.connections import MOST_AHEAD
+from apps.core.http.connections import MAX_AHEAD
 from apps.interfaces.gateway.http.connections import Connection
 
 
@@ -81,8 +81,8 @@ def test_so_many_requests_are_read_ahead_of_their_turn(sent):
     events = events_of(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n" * sent)
 
     answered = sum(event.count(b"hello") for event in events if event != "close")
-    assert answered == sent if sent <= MOST_AHEAD else answered <= MOST_AHEAD + 1
-    assert ("close" in events) is (sent > MOST_AHEAD)
+    assert answered == sent if sent <= MAX_AHEAD else answered <= MAX_AHEAD + 1
+    assert ("close" in events) is (sent > MAX_AHEAD)
 
 
 def test_what_is_answered_in_one_turn_is_sent_when_all_of_it_is_answered():

@@ -50,7 +50,7 @@ def test_a_copy_has_our_lines_and_is_paid_from_credit(near_twin: Twin, invoice: 
 def test_more_lines_than_stripe_takes_become_one_of_each_kind(
     near_twin: Twin, invoice: Invoice, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(invoice_copies, "_MOST_LINES", 2)
+    monkeypatch.setattr(invoice_copies, "_MAX_LINES", 2)
 
     invoice_copies.copy_invoice(invoice_id=invoice.pk, now=db_now())
 

@@ -17,17 +17,17 @@ from apps.serving.models import Replica
 from apps.serving.operations import desired_state
 from apps.serving.placements import replan_around
 from apps.serving.queries import list_routes
-from tests.factories.finetuning import Floor
+from tests.factories.finetuning import TrainingSetup
 from tests.factories.serving import make_adapter
 
 
 @pytest.fixture
-def floor(organization) -> Floor:
-    return Floor(organization)
+def floor(organization) -> TrainingSetup:
+    return TrainingSetup(organization)
 
 
 @pytest.fixture
-def token(floor: Floor) -> str:
+def token(floor: TrainingSetup) -> str:
     return operations.issue_worker_token(pool=floor.pool, kind="replica", base_model=floor.base_model, by="user_olga")
 
 

@@ -22,26 +22,26 @@ from apps.serving.operations import (
 )
 from apps.serving.placements import note_requests, replan
 from apps.serving.queries import Route, list_routes, serving_states
-from tests.factories.finetuning import Floor
+from tests.factories.finetuning import TrainingSetup
 from tests.factories.serving import make_adapter, make_replica, make_whole_model
 
 
 @pytest.fixture
-def floor(organization) -> Floor:
-    return Floor(organization)
+def floor(organization) -> TrainingSetup:
+    return TrainingSetup(organization)
 
 
 @pytest.fixture
-def version(floor: Floor, organization) -> AdapterVersion:
+def version(floor: TrainingSetup, organization) -> AdapterVersion:
     return make_whole_model(organization, floor.base_model)
 
 
-def allow(floor: Floor) -> None:
+def allow(floor: TrainingSetup) -> None:
     floor.pool.serves_whole_models = True
     floor.pool.save()
 
 
-def admit(floor: Floor, version: AdapterVersion) -> Replica:
+def admit(floor: TrainingSetup, version: AdapterVersion) -> Replica:
     """As the operator's token and the machine's enrolment do it."""
     secret = operations.issue_worker_token(
         pool=floor.pool, kind="replica", base_model=None, whole_model=version, by="user_olga"

@@ -12,7 +12,7 @@ from apps.core.objects.store import attachment
 from apps.interfaces.api.requests.pagination import read_limit
 from apps.interfaces.api.views import ApiView
 
-MOST_AT_ONCE = 100
+MAX_AT_ONCE = 100
 
 
 class AuditLog(ApiView):
@@ -26,7 +26,7 @@ class AuditLog(ApiView):
         rows = list_entries(organization=self.organization, chosen=read_filter(request.query_params))
         if kind := request.query_params.get("export"):
             return self._file(export(rows, kind=kind), f"audit-{self.organization.slug}.{kind}")
-        limit = read_limit(request, default=PAGE, maximum=MOST_AT_ONCE)
+        limit = read_limit(request, default=PAGE, maximum=MAX_AT_ONCE)
         found = list(rows[: limit + 1])
         data = [as_object(entry) for entry in found[:limit]]
         return Response(

@@ -19,7 +19,7 @@ from apps.estimates.ranking import Ranking
 from apps.finetuning.jobs.files import data_facts, require_objective, require_ready
 from apps.finetuning.quotes.computation import snapshot
 from apps.finetuning.quotes.delivery import Delivery, deliver
-from apps.finetuning.quotes.options import PoolQuote, Way, finish_seconds, rank_quotes
+from apps.finetuning.quotes.options import PoolQuote, Remedy, finish_seconds, rank_quotes
 from apps.finetuning.quotes.queries import get_quotes
 from apps.finetuning.recipes.completion import choose
 from apps.interfaces.api.requests.parsers import read_body
@@ -149,7 +149,7 @@ def option_object(quoted: PoolQuote, ranking: Ranking, deadline_seconds: float |
         "cost_usd_per_million_trained_tokens": usd(estimate.cost_nano_per_million_trained_tokens),
         "price_usd_per_hour": usd(quoted.price.price_nano * 3_600_000 // quoted.price.per) if quoted.price else None,
         "finish_seconds": _percentiles(finish) if finish else None,
-        "ways_to_fit": [_way_object(way) for way in quoted.ways],
+        "ways_to_fit": [_remedy_object(way) for way in quoted.ways],
         "estimate": snapshot(estimate),
     }
 
@@ -175,7 +175,7 @@ def delivery_object(delivery: Delivery) -> dict[str, Any]:
     }
 
 
-def _way_object(way: Way) -> dict[str, Any]:
+def _remedy_object(way: Remedy) -> dict[str, Any]:
     """`changes` are fields of the request to set, such as {"quantization": "nf4"}; `pool` is one to take instead."""
     changes: dict[str, Any] = {}
     if method := way.changes.get("method"):

@@ -11,7 +11,7 @@ from apps.catalog.models import BaseModel
 from apps.contracts.runs import Method, Objective
 from apps.finetuning.recipes.completion import choose
 from apps.finetuning.recipes.limits import Kind, Limit, get_limits
-from apps.finetuning.recipes.start_points import find_beginning
+from apps.finetuning.recipes.start_points import find_start_point
 from apps.interfaces.api.views import ApiView
 
 
@@ -21,7 +21,7 @@ class ModelLimits(ApiView):
     required_scope = {"GET": Permission.VIEW}
 
     def get(self, request: Request, model: str) -> Response:
-        beginning = find_beginning(organization=self.organization, model=model)
+        beginning = find_start_point(organization=self.organization, model=model)
         limits = get_limits(base_model=beginning.base_model)
         return Response(
             {

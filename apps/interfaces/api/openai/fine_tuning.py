@@ -108,7 +108,7 @@ class BudgetChoice(msgspec.Struct, forbid_unknown_fields=True):
     max_cost_usd: str | int | float | None = None
 
 
-_LONGEST_KEY = 200
+_MAX_KEY = 200
 
 
 class CreateJob(msgspec.Struct, forbid_unknown_fields=True):
@@ -298,8 +298,8 @@ def require_scope_of_judge(identity: KeyIdentity, evaluation: Any) -> None:
 
 def _idempotency_key(request: Request) -> str | None:
     key = request.headers.get("Idempotency-Key")
-    if key is not None and len(key) > _LONGEST_KEY:
-        raise InvalidValue(f"Idempotency-Key has at most {_LONGEST_KEY} characters.", param="Idempotency-Key")
+    if key is not None and len(key) > _MAX_KEY:
+        raise InvalidValue(f"Idempotency-Key has at most {_MAX_KEY} characters.", param="Idempotency-Key")
     return key
 
 

@@ -16,7 +16,7 @@ _AT_PATH = re.compile(r"(?P<what>.*?) - at `\$(?P<path>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>[0-9]+)\]|(?P<value>\[\.\.\.\])")
-_LONGEST_SHOWN = 60
+_MAX_SHOWN = 60
 
 
 class MissingParameter(DomainError):
@@ -122,7 +122,7 @@ def _shown(value: Any) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
 def _join(param: str, name: str) -> str:

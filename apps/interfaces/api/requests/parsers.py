@@ -15,8 +15,8 @@ from apps.interfaces.api.requests.body_errors import explain
 T = TypeVar("T")
 _MAX_DEPTH = 64
 _LARGEST_INTEGER = 2**63 - 1  # what the database holds
-_MOST_DIGITS = 400
-_LONGEST_PARAM = 200
+_MAX_DIGITS = 400
+_MAX_PARAM = 200
 
 
 class InvalidJson(DomainError):
@@ -53,7 +53,7 @@ class EmptyTolerantJSONParser(JSONParser):
         except RecursionError as error:
             raise _unreadable(f"it is nested deeper than {_MAX_DEPTH} levels") from error
         if found := _find_unstorable(value):
-            param = found[0].lstrip(".")[:_LONGEST_PARAM]
+            param = found[0].lstrip(".")[:_MAX_PARAM]
             text = f"'{param}' {found[1]}: send another value." if param else f"The body {found[1]}."
             raise InvalidJson(text, param=param or None)
         return value
@@ -99,8 +99,8 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _integer(text: str) -> int:
-    if len(text) > _MOST_DIGITS:
-        raise _unreadable(f"a number has more than {_MOST_DIGITS} digits")
+    if len(text) > _MAX_DIGITS:
+        raise _unreadable(f"a number has more than {_MAX_DIGITS} digits")
     return int(text)
 
 

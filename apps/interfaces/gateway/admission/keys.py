@@ -26,9 +26,9 @@ FRESH_SECONDS = 1.0  # then looked up again beside the request
 USABLE_SECONDS = 2.0  # then looked up again before the request
 # While the database is away nobody can revoke a key either: those in use stay usable for as long as this.
 OUTAGE_SECONDS = 30.0
-_LONGEST_LOOKUP_SECONDS = 1.0  # a database that takes longer counts as away
+_MAX_LOOKUP_SECONDS = 1.0  # a database that takes longer counts as away
 _TRY_AGAIN_SECONDS = 3.0
-_MOST_KEYS = 20_000
+_MAX_KEYS = 20_000
 _SHOWN_LENGTH = 13
 
 MISSING = (
@@ -107,7 +107,7 @@ class Keys:
             self._begin_lookup(known, secret)
             return entry
         try:
-            async with asyncio.timeout(_LONGEST_LOOKUP_SECONDS if entry else None):
+            async with asyncio.timeout(_MAX_LOOKUP_SECONDS if entry else None):
                 return await asyncio.shield(self._begin_lookup(known, secret))
         except (TimeoutError, *DATABASE_ERRORS) as error:
             self._away_until = time.monotonic() + _TRY_AGAIN_SECONDS
@@ -135,7 +135,7 @@ class Keys:
             identity, caller = await self._database.call(_find, secret)
         self._entries[known] = entry = _Entry(identity, caller, started_at)
         self._entries.move_to_end(known)
-        while len(self._entries) > _MOST_KEYS:
+        while len(self._entries) > _MAX_KEYS:
             self._entries.popitem(last=False)
         return entry
 

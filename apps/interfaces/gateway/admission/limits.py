@@ -12,10 +12,10 @@ from operator import attrgetter
 
 from apps.core.errors import RateLimited
 
-MOST_OPEN = 512
+MAX_OPEN = 512
 # The engine compiles grammars in a pool all tenants share; a slow one holds a place for tens of seconds.
-MOST_OPEN_STRUCTURED = 2
-MOST_ENGINE_FAILURES = 30  # a minute, of one organization
+MAX_OPEN_STRUCTURED = 2
+MAX_ENGINE_FAILURES = 30  # a minute, of one organization
 _FORGET_SECONDS = 120.0
 
 _HEADERS = (("limit", "d"), ("remaining", "d"), ("reset", "b"))
@@ -122,7 +122,7 @@ class Rates:
     def __init__(self) -> None:
         self._requests = _Buckets("requests", attrgetter("requests_per_minute"))
         self._tokens = _Buckets("tokens", attrgetter("tokens_per_minute"))
-        self._failures = _Buckets("requests on which an engine fails", lambda _: MOST_ENGINE_FAILURES)
+        self._failures = _Buckets("requests on which an engine fails", lambda _: MAX_ENGINE_FAILURES)
         self.take_request = self._requests.take
         self.take_tokens = self._tokens.take  # what is known of a request; `correct` it when more is
         self.correct = self._tokens.correct
@@ -177,7 +177,7 @@ class OpenRequests:
         for one in limits:
             most = one.concurrent_requests
             if one is limits[0]:
-                most = MOST_OPEN if most is None else min(most, MOST_OPEN)
+                most = MAX_OPEN if most is None else min(most, MAX_OPEN)
             if most is not None and self._open.get(one.owner_id, 0) >= most:
                 raise _too_many(one, most, "requests")
         for one in limits:
@@ -189,8 +189,8 @@ class OpenRequests:
 
     def _take_structured(self, limits: Sequence[Limits]) -> None:
         organization = limits[0]
-        if self._structured.get(organization.owner_id, 0) >= MOST_OPEN_STRUCTURED:
-            raise _too_many(organization, MOST_OPEN_STRUCTURED, "requests with a response_format or tools")
+        if self._structured.get(organization.owner_id, 0) >= MAX_OPEN_STRUCTURED:
+            raise _too_many(organization, MAX_OPEN_STRUCTURED, "requests with a response_format or tools")
         self._structured[organization.owner_id] += 1
 
     def _give_back_structured(self, limits: Sequence[Limits]) -> None:

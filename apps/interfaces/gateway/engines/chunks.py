@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from apps.interfaces.gateway.requests.schema import MOST_CHOICES, MOST_PROMPTS
+from apps.interfaces.gateway.requests.schema import MAX_CHOICES, MAX_PROMPTS
 
 DONE = b"[DONE]"
 LARGEST_EVENT_BYTES = 4 * 1024 * 1024
 # No token is longer, of any vocabulary; an answer that goes on is none.
-_LONGEST_TOKEN_BYTES, _LONGEST_ANSWER_BYTES = 1024, 64 * 1024 * 1024
-_LONGEST_SHOWN = 10**18  # of a count in a message: JSON knows numbers of any length
+_MAX_TOKEN_BYTES, _MAX_ANSWER_BYTES = 1024, 64 * 1024 * 1024
+_MAX_SHOWN = 10**18  # of a count in a message: JSON knows numbers of any length
 # How a complete answer may end. The engine's "abort" and "error" are failures that look like answers.
 GOOD_ENDS = frozenset({"stop", "length", "content_filter", "tool_calls"})
 
@@ -57,7 +57,7 @@ class Delta(msgspec.Struct, omit_defaults=True, gc=False):
 class EngineChoice(msgspec.Struct, gc=False):
     """A choice of either surface: chat sends `delta`, completions `text`."""
 
-    index: Annotated[int, Meta(ge=0, lt=MOST_PROMPTS * MOST_CHOICES)]
+    index: Annotated[int, Meta(ge=0, lt=MAX_PROMPTS * MAX_CHOICES)]
     delta: Delta | None = None
     text: str = ""
     logprobs: dict[str, Any] | None = None
@@ -229,7 +229,7 @@ class Meter(msgspec.Struct):
         return self._against(bounds.possible_input, bounds.possible_output)
 
     def _against(self, most_input: int, most_output: int) -> str:
-        read, written = (min(count, _LONGEST_SHOWN) for count in (self._claimed_input, self._claimed_output))
+        read, written = (min(count, _MAX_SHOWN) for count in (self._claimed_input, self._claimed_output))
         return (
             f"counted {read:.4g} input tokens where at most {most_input} are possible"
             f" and {written:.4g} output tokens where at most {most_output} are"
@@ -242,8 +242,8 @@ class Meter(msgspec.Struct):
 
     @property
     def _is_endless(self) -> bool:
-        most = self.bounds.possible_output * _LONGEST_TOKEN_BYTES if self.bounds else _LONGEST_ANSWER_BYTES
-        return self.content_bytes > min(most, _LONGEST_ANSWER_BYTES)
+        most = self.bounds.possible_output * _MAX_TOKEN_BYTES if self.bounds else _MAX_ANSWER_BYTES
+        return self.content_bytes > min(most, _MAX_ANSWER_BYTES)
 
     @property
     def finish(self) -> str:

@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 import httptools
 
 from apps.contracts.addresses.replicas import AddressRefused, AddressRules, is_ip
-from apps.interfaces.gateway.http.transports import TurnTransport
+from apps.interfaces.gateway.http.transports import CoalescingTransport
 
 CONNECT_SECONDS = 5.0
 FIRST_BYTE_SECONDS = 600.0  # a queue of long answers may stand before it; the customer's own connection ends the wait
 IDLE_SECONDS = 120.0  # between two parts of an answer
 _KEEP_ALIVE_SECONDS = 15.0  # below the proxy's 75, so that it never closes a connection we are about to use
-_MOST_BUFFERED_BYTES = 256 * 1024
+_MAX_BUFFERED_BYTES = 256 * 1024
 _LOOK_SECONDS = 5.0  # the longest between two looks; a timer for each part of an answer costs as much as reading it
 
 
@@ -262,7 +262,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         own = cast(asyncio.Transport, transport)  # uvloop's own class is no subclass
-        self._transport = TurnTransport(own, self._loop)
+        self._transport = CoalescingTransport(own, self._loop)
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
@@ -292,7 +292,7 @@ class _Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
         self._size_bytes += len(body)
-        if self._size_bytes > _MOST_BUFFERED_BYTES and not self._is_paused and self._transport is not None:
+        if self._size_bytes > _MAX_BUFFERED_BYTES and not self._is_paused and self._transport is not None:
             self._is_paused = True
             self._transport.pause_reading()
 

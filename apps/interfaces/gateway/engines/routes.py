@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 1.0
 # A name not found may be of an adapter registered since the last reading: the table is read again, this often at most.
-LEAST_SECONDS_BETWEEN_REFRESHES = 0.25
+MIN_SECONDS_BETWEEN_REFRESHES = 0.25
 # What was asked for is counted this often: replicas hold adapters by demand.
 NOTE_SECONDS = 5.0
-LONGEST_LOAD_SECONDS = 20.0  # how long a request waits for an adapter that a replica is loading
+MAX_LOAD_SECONDS = 20.0  # how long a request waits for an adapter that a replica is loading
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Routes:
         """Have the table read after `moment`; all who ask meanwhile share one reading."""
         async with self._reading:
             if self._asked_at < moment:
-                await asyncio.sleep(self._asked_at + LEAST_SECONDS_BETWEEN_REFRESHES - time.monotonic())
+                await asyncio.sleep(self._asked_at + MIN_SECONDS_BETWEEN_REFRESHES - time.monotonic())
                 await self._read()
 
     async def keep_fresh(self) -> None:
@@ -103,7 +103,7 @@ class Routes:
         An adapter that is being loaded is waited for, and a cold one is asked back. Raises ModelNotFound; Unavailable
         when no replica has it in time.
         """
-        ready = self._visible(self._meant(model_name, organization_id), organization_id)
+        ready = self._visible(self._resolve_alias(model_name, organization_id), organization_id)
         if ready is not None and ready.upstreams:
             if ready.adapter_version_id:
                 self._asked[ready.adapter_version_id] += 1
@@ -112,10 +112,10 @@ class Routes:
             with suppress(*DATABASE_ERRORS):
                 await self._refresh_since(time.monotonic())
                 await self._ask_for_checkpoint(model_name, organization_id)
-        model_name = self._meant(model_name, organization_id)
+        model_name = self._resolve_alias(model_name, organization_id)
         await self._note_request(self._visible(model_name, organization_id))
         with suppress(TimeoutError):
-            async with asyncio.timeout(LONGEST_LOAD_SECONDS), self._news:
+            async with asyncio.timeout(MAX_LOAD_SECONDS), self._news:
                 await self._news.wait_for(lambda: not self._is_loading(model_name, organization_id))
         route = self.require_known(model_name, organization_id=organization_id)
         if not route.upstreams:
@@ -132,7 +132,7 @@ class Routes:
         if not await self._database.call(request_model, organization_id=organization_id, model_name=model_name):
             return
         try:
-            async with asyncio.timeout(LONGEST_LOAD_SECONDS), self._news:
+            async with asyncio.timeout(MAX_LOAD_SECONDS), self._news:
                 await self._news.wait_for(lambda: self._visible(model_name, organization_id) is not None)
         except TimeoutError as late:
             message = "The model of this checkpoint is being made. Try again shortly."
@@ -143,7 +143,7 @@ class Routes:
 
         Raises ModelNotFound.
         """
-        route = self._visible(self._meant(model_name, organization_id), organization_id)
+        route = self._visible(self._resolve_alias(model_name, organization_id), organization_id)
         if route is None:
             raise ModelNotFound(
                 "The model does not exist or you do not have access to it. GET /v1/models lists yours.", param="model"
@@ -172,7 +172,7 @@ class Routes:
             self._asked.update(asked)
             raise
 
-    def _meant(self, model_name: str, organization_id: str) -> str:
+    def _resolve_alias(self, model_name: str, organization_id: str) -> str:
         """Return the version's name that an alias of the organization stands for in this request."""
         alias = self._table.aliases.get(model_name)
         if alias is None or alias.organization_id != organization_id:

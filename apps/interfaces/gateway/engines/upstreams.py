@@ -26,14 +26,14 @@ from apps.interfaces.gateway.engines.chunks import (
 )
 from apps.interfaces.gateway.engines.engine_http import Answer, Broken, Replica, Unreachable
 from apps.interfaces.gateway.errors import ContextLengthExceeded, EngineError, RequestFailed, UnsupportedParameter
-from apps.interfaces.gateway.fair_queue import Breaker, Turns
+from apps.interfaces.gateway.fair_queue import Breaker, FairQueue
 from apps.interfaces.gateway.requests.schema import EngineRequest
 from apps.serving.queries import Route, Upstream
 
 logger = logging.getLogger(__name__)
 
 # A request that kills its engine must not walk through all of them; replicas that were not reached do not count.
-MOST_ATTEMPTS = 2
+MAX_ATTEMPTS = 2
 _END_SECONDS = 2
 _ERROR_BYTES = 64 * 1024
 
@@ -77,7 +77,7 @@ class Call(msgspec.Struct, frozen=True):
 class Upstreams:
     def __init__(self, *, places_per_replica: int, addresses: AddressRules | None = None) -> None:
         self._addresses = addresses
-        self.turns = Turns(places=places_per_replica)
+        self.turns = FairQueue(places=places_per_replica)
         self._breaker = Breaker()
         self._replicas: dict[str, Replica] = {}
 
@@ -90,7 +90,7 @@ class Upstreams:
         body = msgspec.json.encode(_engine_body(route, call.request, call.cache_salt))
         untried = {upstream.replica_id: upstream for upstream in route.upstreams}
         attempts = 0
-        while attempts < MOST_ATTEMPTS and (allowed := self._breaker.allowed(untried)):
+        while attempts < MAX_ATTEMPTS and (allowed := self._breaker.allowed(untried)):
             replica_id = self.turns.take_free(call.tenant, allowed) or await self.turns.take(call.tenant, allowed)
             upstream = untried.pop(replica_id)
             self._breaker.note_trial(replica_id)

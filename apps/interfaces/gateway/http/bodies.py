@@ -12,13 +12,13 @@ from apps.core.errors import DomainError, RateLimited, Status, Unavailable
 from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB
 
 BODY_SECONDS = 30.0
-MOST_OF_ONE = 32 * MIB  # of bodies that are not read to their end, of one organization
-MOST_OF_ALL = 256 * MIB
+MAX_OF_ONE = 32 * MIB  # of bodies that are not read to their end, of one organization
+MAX_OF_ALL = 256 * MIB
 PARSED_ASIDE_BYTES = 256 * 1024  # a larger body is parsed in a thread
 
 _FIXED_BYTES = 256 * 1024  # for tools, schemas and what stands around the words
 _BYTES_PER_TOKEN = 16  # about 4 of English; JSON writes some characters with 12
-_BYTES_PER_TOKEN_UNREAD, _MOST_TOKENS_UNREAD = 16, 32_768
+_BYTES_PER_TOKEN_UNREAD, _MAX_TOKENS_UNREAD = 16, 32_768
 
 
 class BodyTooSlow(DomainError):
@@ -37,7 +37,7 @@ def largest_body(context_length: int, *, takes_media: bool) -> int:
 
 def tokens_unread(body_bytes: int) -> int:
     """Return what a body counts of the tokens per minute before it is parsed, and when it is refused then."""
-    return min(body_bytes // _BYTES_PER_TOKEN_UNREAD, _MOST_TOKENS_UNREAD)
+    return min(body_bytes // _BYTES_PER_TOKEN_UNREAD, _MAX_TOKENS_UNREAD)
 
 
 class Bodies:
@@ -52,12 +52,12 @@ class Bodies:
 
     def add(self, organization_id: str, count: int) -> None:
         """Raises RateLimited, Unavailable; then nothing is added."""
-        if count > 0 and self._held[organization_id] + count > MOST_OF_ONE:
+        if count > 0 and self._held[organization_id] + count > MAX_OF_ONE:
             raise RateLimited(
-                f"Your organization is sending {MOST_OF_ONE // MIB} MiB of request bodies at once, the most allowed. "
+                f"Your organization is sending {MAX_OF_ONE // MIB} MiB of request bodies at once, the most allowed. "
                 "Send fewer large requests at a time."
             )
-        if count > 0 and self._total + count > MOST_OF_ALL:
+        if count > 0 and self._total + count > MAX_OF_ALL:
             raise Unavailable("Too many large requests are being sent at the moment. Try again shortly.")
         self._total += count
         self._held[organization_id] += count

@@ -20,12 +20,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from apps.core.http.asgi import Application, Message, Scope
-from apps.core.http.connections import MOST_AHEAD, TooManyAhead
-from apps.interfaces.gateway.http.transports import TurnTransport
+from apps.core.http.connections import MAX_AHEAD, TooManyAhead
+from apps.interfaces.gateway.http.transports import CoalescingTransport
 
 EXCHANGE = "anneal.exchange"  # where a scope has it
-_MOST_PIPELINED = 16  # requests read ahead of their turn; more are left in the socket
-_MOST_HEAD_BYTES = 64 * 1024
+_MAX_PIPELINED = 16  # requests read ahead of their turn; more are left in the socket
+_MAX_HEAD_BYTES = 64 * 1024
 _HEAD_SECONDS = 30.0  # for all of a head to come
 _LOOK_SECONDS = 10.0  # the longest between two looks at the times
 _TOO_LARGE_HEAD = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -59,7 +59,7 @@ class Connection(HttpToolsProtocol):
         self._idle_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(TurnTransport(transport, self.loop))
+        super().connection_made(CoalescingTransport(transport, self.loop))
         self._scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
@@ -90,7 +90,7 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self._is_in_head:
             self._head_bytes += len(data)
-            if self._head_bytes > _MOST_HEAD_BYTES:
+            if self._head_bytes > _MAX_HEAD_BYTES:
                 self.transport.write(_TOO_LARGE_HEAD)
                 self.transport.close()
 
@@ -125,9 +125,9 @@ class Connection(HttpToolsProtocol):
             self._begin(scope, exchange)
             return
         self._waiting.append((scope, exchange))
-        if len(self._waiting) > MOST_AHEAD:  # one read of the socket may bring thousands
+        if len(self._waiting) > MAX_AHEAD:  # one read of the socket may bring thousands
             raise TooManyAhead
-        if len(self._waiting) >= _MOST_PIPELINED:
+        if len(self._waiting) >= _MAX_PIPELINED:
             self.flow.pause_reading()
 
     def on_body(self, body: bytes) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 
-class TurnTransport(asyncio.Transport):
+class CoalescingTransport(asyncio.Transport):
     """A transport whose writes are held until all that came in one turn of the loop was answered.
 
     A write wakes whoever reads it, and on a busy machine the reader takes the processor at once: written one after the

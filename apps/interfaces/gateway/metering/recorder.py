@@ -25,8 +25,8 @@ from apps.interfaces.gateway.metering.spool import End, Start, claim_folder, enc
 
 logger = logging.getLogger(__name__)
 
-LEAST_FREE_BYTES = 256 * 1024 * 1024
-MOST_WAITING = 100_000  # with the database away for long, nobody is served on credit that cannot be written down
+MIN_FREE_BYTES = 256 * 1024 * 1024
+MAX_WAITING = 100_000  # with the database away for long, nobody is served on credit that cannot be written down
 _COMMAND = (sys.executable, "-m", "apps.interfaces.gateway.metering.recorder_process")
 _LOOK_SECONDS = 1.0
 _START_SECONDS = 0.01  # a beginning is written when it is once to twice as old, unless its end is there by then
@@ -77,8 +77,8 @@ class Recorder(asyncio.Protocol):
         now = time.monotonic()
         if now - self._looked_at > _LOOK_SECONDS:
             self._looked_at = now
-            self._is_roomy = shutil.disk_usage(self.folder).free >= LEAST_FREE_BYTES
-        return self._is_roomy and self._is_well and self.waiting <= MOST_WAITING
+            self._is_roomy = shutil.disk_usage(self.folder).free >= MIN_FREE_BYTES
+        return self._is_roomy and self._is_well and self.waiting <= MAX_WAITING
 
     def start(self, entry: Start) -> None:
         """Write that a request begins, unless it ends at once: then its end tells both.

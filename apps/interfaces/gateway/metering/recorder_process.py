@@ -84,7 +84,7 @@ class RecorderProcess:
     def _handle(self, kind: Kind, content: bytes) -> None:
         if kind is Kind.FLUSH:
             self._is_stopping = True
-            self._shipper.hurry()
+            self._shipper.flush_now()
             return
         is_written = self._write(content, is_synced=kind is Kind.ENDS)
         self._send(Kind.WRITTEN, b"\1" if is_written else b"\0")

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 BATCH = 1000
 GATHER_SECONDS = 0.25
 ADOPT_SECONDS = 10.0
-_LONGEST_PAUSE_SECONDS = 5.0
+_MAX_PAUSE_SECONDS = 5.0
 
 
 class Shipper:
@@ -40,7 +40,7 @@ class Shipper:
         self._waiting.extend(records)
         self._has_work.set()
 
-    def hurry(self) -> None:
+    def flush_now(self) -> None:
         """Gather no more before a batch is sent: the gateway stops."""
         self._hurries.set()
 
@@ -54,7 +54,7 @@ class Shipper:
                 self.ship()
                 pause = GATHER_SECONDS
             except DATABASE_ERRORS as error:
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                pause = min(2 * pause, _MAX_PAUSE_SECONDS)
                 self._hurries.clear()
                 logger.warning("usage not recorded yet, %d requests wait on disk: %s", len(self._waiting), error)
 
@@ -104,13 +104,13 @@ async def keep_adopting(database: Database, root: Path) -> None:
     """Ship what dead gateways left, now and from time to time, until cancelled."""
     while True:
         try:
-            await adopt(database, root)
+            await recover_orphans(database, root)
         except DATABASE_ERRORS as error:
             logger.warning("a dead gateway's usage is not recorded yet: %s", error)
         await asyncio.sleep(ADOPT_SECONDS)
 
 
-async def adopt(database: Database, root: Path) -> None:
+async def recover_orphans(database: Database, root: Path) -> None:
     """Record everything that dead gateways metered and count what they could not. Safe to be killed and repeated."""
     for orphan in await database.call(lambda: list(adopt_orphans(root))):
         try:

@@ -56,7 +56,7 @@ class _Slice:
 
 
 @dataclass
-class _Purse:
+class _KeySlices:
     current: _Slice | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     refill: "asyncio.Task[None] | None" = None
@@ -65,7 +65,7 @@ class _Purse:
     refused_at: float = 0.0
 
 
-class Reservation(msgspec.Struct, frozen=True):
+class SliceShare(msgspec.Struct, frozen=True):
     """The worst case of one request, set aside in a slice; in none when the model costs nothing."""
 
     slice: _Slice | None
@@ -82,65 +82,65 @@ class Reservation(msgspec.Struct, frozen=True):
             self.slice.spent_nano += spent_nano
 
 
-class Purses:
+class SpendingSlices:
     def __init__(self, database: Database, *, name: str) -> None:
         self._database = database
         self._name = name
-        self._purses: dict[_Owner, _Purse] = {}
+        self._spending_slices: dict[_Owner, _KeySlices] = {}
         self._slices: dict[str, _Slice] = {}  # every slice with requests to ship, current or not
 
     def require_credit(self, organization_id: str, key_id: str) -> None:
         """Refuse who had nothing left a moment ago, before the request is read. Raises QuotaExceeded."""
-        purse = self._purses.get((organization_id, key_id))
-        if purse is None or purse.refusal is None:
+        key_slices = self._spending_slices.get((organization_id, key_id))
+        if key_slices is None or key_slices.refusal is None:
             return
-        if purse.refusal.data.get("balance_nano", math.inf) < _NOTHING_NANO or isinstance(
-            purse.refusal, SpendingStopped
+        if key_slices.refusal.data.get("balance_nano", math.inf) < _NOTHING_NANO or isinstance(
+            key_slices.refusal, SpendingStopped
         ):
-            _raise_recent_refusal(purse, purse.refused_nano)
+            _raise_recent_refusal(key_slices, key_slices.refused_nano)
 
-    async def reserve(self, organization_id: str, key_id: str, amount_nano: int) -> Reservation:
+    async def reserve(self, organization_id: str, key_id: str, amount_nano: int) -> SliceShare:
         """Set the amount aside. Raises InsufficientBalance, BudgetExceeded, Unavailable."""
         if not amount_nano:
-            return Reservation(None, 0)
+            return SliceShare(None, 0)
         owner = (organization_id, key_id)
-        purse = self._purses.get(owner)
-        if purse is None:
-            purse = self._purses[owner] = _Purse()
+        key_slices = self._spending_slices.get(owner)
+        if key_slices is None:
+            key_slices = self._spending_slices[owner] = _KeySlices()
         # Again after each lease: others take from the slice without the lock while this one waits for the ledger.
-        while not _can_give(purse, amount_nano):
-            async with purse.lock:
-                if not _can_give(purse, amount_nano):
-                    await self._lease(owner, purse, amount_nano)
-        return self._take(owner, purse, amount_nano)
+        while not _can_give(key_slices, amount_nano):
+            async with key_slices.lock:
+                if not _can_give(key_slices, amount_nano):
+                    await self._lease(owner, key_slices, amount_nano)
+        return self._take(owner, key_slices, amount_nano)
 
-    def _take(self, owner: _Owner, purse: _Purse, amount_nano: int) -> Reservation:
-        current = purse.current
+    def _take(self, owner: _Owner, key_slices: _KeySlices, amount_nano: int) -> SliceShare:
+        current = key_slices.current
         assert current is not None  # it can give, and nothing was awaited since
         current.reserved_nano += amount_nano
         current.unshipped += 1
         current.used_at = time.monotonic()
-        if current.free_nano < REFILL_SHARE * current.last_grant_nano and purse.refill is None:
-            purse.refill = asyncio.ensure_future(self._refill(owner, purse))
-        return Reservation(current, amount_nano)
+        if current.free_nano < REFILL_SHARE * current.last_grant_nano and key_slices.refill is None:
+            key_slices.refill = asyncio.ensure_future(self._refill(owner, key_slices))
+        return SliceShare(current, amount_nano)
 
-    async def _refill(self, owner: _Owner, purse: _Purse) -> None:
+    async def _refill(self, owner: _Owner, key_slices: _KeySlices) -> None:
         """Lease more before it is needed, so that no request waits for it."""
         try:
-            async with purse.lock:
-                current = purse.current
+            async with key_slices.lock:
+                current = key_slices.current
                 if current is not None and current.free_nano < REFILL_SHARE * current.last_grant_nano:
-                    await self._lease(owner, purse, max(current.free_nano, 0) + 1)
+                    await self._lease(owner, key_slices, max(current.free_nano, 0) + 1)
         except (QuotaExceeded, Unavailable):
             pass  # the request that needs more will say so
         finally:
-            purse.refill = None
+            key_slices.refill = None
 
-    async def _lease(self, owner: _Owner, purse: _Purse, amount_nano: int) -> None:
-        """Have at least the amount free in the purse's slice; the caller holds its lock."""
-        current = purse.current if purse.current and purse.current.is_usable() else None
+    async def _lease(self, owner: _Owner, key_slices: _KeySlices, amount_nano: int) -> None:
+        """Have at least the amount free in the key's slice; the caller holds its lock."""
+        current = key_slices.current if key_slices.current and key_slices.current.is_usable() else None
         short_nano = amount_nano - (current.free_nano if current else 0)
-        _raise_recent_refusal(purse, short_nano)
+        _raise_recent_refusal(key_slices, short_nano)
         started_at = time.monotonic()
         try:
             leased = await self._database.call(
@@ -152,13 +152,13 @@ class Purses:
                 hold_id=current.hold_id if current else None,
             )
         except QuotaExceeded as refusal:
-            purse.refusal, purse.refused_nano, purse.refused_at = refusal, short_nano, time.monotonic()
+            key_slices.refusal, key_slices.refused_nano, key_slices.refused_at = refusal, short_nano, time.monotonic()
             raise
         except DATABASE_ERRORS as error:
             raise Unavailable("The balance cannot be checked at the moment. Try again shortly.") from error
         if current is None or leased.hold_id != current.hold_id:
             current = _Slice(leased.hold_id, owner, 0, started_at, 0)
-            purse.current = self._slices[leased.hold_id] = current
+            key_slices.current = self._slices[leased.hold_id] = current
         current.last_grant_nano = leased.amount_nano - current.amount_nano
         current.amount_nano, current.renewed_at = leased.amount_nano, started_at
 
@@ -167,7 +167,7 @@ class Purses:
         if found := self._slices.get(slice_id):
             found.unshipped -= count
 
-    async def tend(self) -> None:
+    async def maintain(self) -> None:
         """Renew what is in use and return what is idle, until cancelled."""
         while True:
             await asyncio.sleep(_TEND_SECONDS)
@@ -192,9 +192,9 @@ class Purses:
     def _drop(self, hold_id: str) -> None:
         logger.warning("slice %s was taken back", hold_id)
         dropped = self._slices.pop(hold_id)
-        purse = self._purses.get(dropped.owner)
-        if purse is not None and purse.current is dropped:
-            purse.current = None
+        key_slices = self._spending_slices.get(dropped.owner)
+        if key_slices is not None and key_slices.current is dropped:
+            key_slices.current = None
 
     async def return_idle(self, *, at_once: bool = False) -> None:
         """Close slices that nothing was asked of for a while, or, `at_once`, all with nothing left to ship."""
@@ -203,25 +203,25 @@ class Purses:
                 await self._return(one)
 
     async def _return(self, one: _Slice) -> None:
-        purse = self._purses.setdefault(one.owner, _Purse())
-        async with purse.lock:  # a request that finds the wallet short waits until this money is back in it
+        key_slices = self._spending_slices.setdefault(one.owner, _KeySlices())
+        async with key_slices.lock:  # a request that finds the wallet short waits until this money is back in it
             if one.unshipped:
                 return
-            if purse.current is one:
-                purse.current = None
+            if key_slices.current is one:
+                key_slices.current = None
             await self._database.call(close_slice, hold_id=one.hold_id, by=self._name)
             self._slices.pop(one.hold_id, None)
-        if purse.current is None and purse.refill is None and not purse.lock.locked():
-            self._purses.pop(one.owner, None)
+        if key_slices.current is None and key_slices.refill is None and not key_slices.lock.locked():
+            self._spending_slices.pop(one.owner, None)
 
 
-def _can_give(purse: _Purse, amount_nano: int) -> bool:
-    current = purse.current
+def _can_give(key_slices: _KeySlices, amount_nano: int) -> bool:
+    current = key_slices.current
     return current is not None and current.is_usable() and current.free_nano >= amount_nano
 
 
-def _raise_recent_refusal(purse: _Purse, short_nano: int) -> None:
+def _raise_recent_refusal(key_slices: _KeySlices, short_nano: int) -> None:
     """Answer as the ledger did a moment ago: an organization without credit must not keep it busy."""
-    is_recent = time.monotonic() - purse.refused_at < _REFUSAL_SECONDS
-    if purse.refusal is not None and is_recent and short_nano >= purse.refused_nano:
-        raise type(purse.refusal)(purse.refusal.message, **purse.refusal.data)
+    is_recent = time.monotonic() - key_slices.refused_at < _REFUSAL_SECONDS
+    if key_slices.refusal is not None and is_recent and short_nano >= key_slices.refused_nano:
+        raise type(key_slices.refusal)(key_slices.refusal.message, **key_slices.refusal.data)

@@ -14,7 +14,7 @@ from apps.interfaces.gateway.engines.chunks import Meter, TokenBounds
 from apps.interfaces.gateway.engines.faults import Faults
 from apps.interfaces.gateway.engines.routes import Prices, Routes
 from apps.interfaces.gateway.metering.recorder import Recorder
-from apps.interfaces.gateway.metering.spending_slices import Purses, Reservation
+from apps.interfaces.gateway.metering.spending_slices import SliceShare, SpendingSlices
 from apps.interfaces.gateway.metering.spool import Start
 from apps.interfaces.gateway.requests.schema import EngineRequest
 from apps.serving.queries import Route
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 # An engine may have been started with a longer context than the catalogue has for its base model (YaRN stretches it
 # four times), and a tokenizer that normalizes Unicode may read more tokens than the body has bytes. Both are beyond
 # what was reserved, and neither is the replica's fault.
-_LONGEST_CONTEXTS = 4
+_MAX_CONTEXTS = 4
 
 
 def cost_nano(prices: Prices, *, input_tokens: int, output_tokens: int) -> int:
@@ -36,7 +36,7 @@ def cost_nano(prices: Prices, *, input_tokens: int, output_tokens: int) -> int:
 
 def bounds_of(request: EngineRequest, context_length: int) -> TokenBounds:
     """Return what is reserved for the request, in tokens, and what no working engine counts more than."""
-    longest = _LONGEST_CONTEXTS * context_length
+    longest = _MAX_CONTEXTS * context_length
     reserved_input = request.input_tokens_bound(context_length)
     return TokenBounds(
         input=reserved_input,
@@ -54,7 +54,7 @@ class Ticket(msgspec.Struct):
     caller: Caller
     route: Route
     prices: Prices
-    reservation: Reservation
+    share: SliceShare
     meter: Meter
     started_at: float = msgspec.field(default_factory=time.monotonic)
     first_token_ms: int | None = None
@@ -69,18 +69,16 @@ class Ticket(msgspec.Struct):
         return int((time.monotonic() - self.started_at) * 1000)
 
     def finish(self, finish: str, *, is_charged: bool = True) -> "asyncio.Future[bool]":
-        """Write down what was used and settle the reservation; the future tells whether it is on the disk."""
+        """Write down what was used and settle the share; the future tells whether it is on the disk."""
         assert not self.is_finished
         self.is_finished = True
         self._judge_counts()
         record = self._record(finish, is_charged=is_charged)
-        self.reservation.settle(
-            cost_nano(self.prices, input_tokens=record.input_tokens, output_tokens=record.output_tokens)
-        )
+        self.share.settle(cost_nano(self.prices, input_tokens=record.input_tokens, output_tokens=record.output_tokens))
         return self.metering.end(record)
 
     def _judge_counts(self) -> None:
-        """Have a replica isolated whose counts no working engine makes; nothing beyond the reservation is billed."""
+        """Have a replica isolated whose counts no working engine makes; nothing beyond the share is billed."""
         if not self.replica_id:
             return
         if fault := self.meter.fault:
@@ -97,8 +95,8 @@ class Ticket(msgspec.Struct):
             key_id=caller.key_id,
             model_name=self.route.model_name,
             adapter_version_id=self.route.adapter_version_id,
-            slice_id=self.reservation.slice_id,
-            reserved_nano=self.reservation.amount_nano,
+            slice_id=self.share.slice_id,
+            reserved_nano=self.share.amount_nano,
             input_price_id=prices.input.id,
             output_price_id=prices.output.id,
             input_tokens=read if is_charged else 0,
@@ -116,9 +114,9 @@ class Ticket(msgspec.Struct):
 
 
 class Metering:
-    def __init__(self, routes: Routes, purses: Purses, recorder: Recorder, faults: Faults) -> None:
+    def __init__(self, routes: Routes, spending_slices: SpendingSlices, recorder: Recorder, faults: Faults) -> None:
         self._routes = routes
-        self._purses = purses
+        self._spending_slices = spending_slices
         self._recorder = recorder
         self._faults = faults
 
@@ -131,15 +129,15 @@ class Metering:
             raise Unavailable("Requests cannot be metered at the moment. Try again shortly.", retry_after_seconds=5)
         meter.bounds = bounds = bounds_of(request, route.context_length)
         worst_case_nano = cost_nano(prices, input_tokens=bounds.input, output_tokens=bounds.output)
-        reservation = await self._purses.reserve(caller.organization_id, caller.key_id, worst_case_nano)
-        ticket = Ticket(self, usage_id, caller, route, prices, reservation, meter)
+        share = await self._spending_slices.reserve(caller.organization_id, caller.key_id, worst_case_nano)
+        ticket = Ticket(self, usage_id, caller, route, prices, share, meter)
         self._recorder.start(
             Start(
                 id=usage_id,
                 organization_id=caller.organization_id,
                 key_id=caller.key_id,
                 model_name=route.model_name,
-                slice_id=reservation.slice_id,
+                slice_id=share.slice_id,
                 worst_case_nano=worst_case_nano,
                 at=self._routes.now(),
             )

@@ -26,8 +26,8 @@ _OPTIONS: "JsonCompileOptions" = {"whitespace_flexible": False}
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _SINGLE = ("items", "additionalProperties")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_MOST_LOOKS = 64
-_LONGEST_REASON = 200
+_MAX_LOOKS = 64
+_MAX_REASON = 200
 
 
 class Verdict(msgspec.Struct, array_like=True):
@@ -62,7 +62,7 @@ def _place_of(schema: Any, fault: str) -> list[str]:
     shared = {name: schema[name] for name in ("$defs", "definitions") if isinstance(schema.get(name), dict)}
     wanted, path, looks = _headline(fault), [], 0
     waiting = _schemas_in(schema)
-    while (found := next(waiting, None)) is not None and looks < _MOST_LOOKS:
+    while (found := next(waiting, None)) is not None and looks < _MAX_LOOKS:
         looks += 1
         steps, inner = found
         if _headline(_fault_of(msgspec.json.encode(shared | inner).decode())) == wanted:
@@ -112,8 +112,8 @@ def _in_plain_words(fault: str) -> str:
         return f"{names} cannot be enforced here. Remove it and check the answer yourself"
     for pattern, words in _WORDS:
         if found := pattern.match(text):
-            return found.expand(words)[:_LONGEST_REASON]
-    return text.partition("\n")[0][:_LONGEST_REASON].rstrip(".")
+            return found.expand(words)[:_MAX_REASON]
+    return text.partition("\n")[0][:_MAX_REASON].rstrip(".")
 
 
 def serve() -> None:

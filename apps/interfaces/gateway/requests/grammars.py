@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from apps.core.errors import InvalidValue, Unavailable
-from apps.interfaces.gateway.fair_queue import Turns
+from apps.interfaces.gateway.fair_queue import FairQueue
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Grammars:
     """Use inside one event loop; `close` when done."""
 
     def __init__(self) -> None:
-        self._turns = Turns(places=1)
+        self._turns = FairQueue(places=1)
         self._verdicts: OrderedDict[bytes, InvalidValue | None] = OrderedDict()  # by hash, the one used last at the end
         self._asked: dict[bytes, asyncio.Task[InvalidValue | None]] = {}
         self._child: asyncio.subprocess.Process | None = None

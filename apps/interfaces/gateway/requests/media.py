@@ -15,7 +15,7 @@ import msgspec
 from apps.core.errors import InvalidValue
 from apps.interfaces.gateway.errors import MissingParameter, UnsupportedParameter
 
-MOST_MEDIA = 8  # in one request
+MAX_MEDIA = 8  # in one request
 MEDIA_TOKENS_ESTIMATE = 1024  # what one image costs about, for limits per minute; the bill goes by the engine's count
 
 # One spelling only, so that the engine's parser cannot read another host out of it: no user, no other port, no address
@@ -25,7 +25,7 @@ _INLINE = {
     "image": re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,"),
     "audio": re.compile(r"data:audio/[a-z0-9.+-]{1,32};base64,"),
 }
-_LONGEST_URL = 2048
+_MAX_URL = 2048
 
 
 class Link(msgspec.Struct):
@@ -65,8 +65,8 @@ def read_parts(parts: list[ContentPart], *, place: str, may_hold_media: bool, me
     read = [_read_part(part, f"{place}[{number}]", may_hold_media, media) for number, part in enumerate(parts)]
     if all("text" in part for part in read):
         return "\n".join(part["text"] for part in read)
-    if len(media) > MOST_MEDIA:
-        raise InvalidValue(f"At most {MOST_MEDIA} images and sounds are allowed in one request.", param=place)
+    if len(media) > MAX_MEDIA:
+        raise InvalidValue(f"At most {MAX_MEDIA} images and sounds are allowed in one request.", param=place)
     return read
 
 
@@ -107,10 +107,10 @@ def _require_url(medium: Medium, url: str, hosts: Collection[str]) -> None:
         if _INLINE[medium.kind].match(url) is None:
             raise InvalidValue(f"`{param}` must begin like 'data:{medium.kind}/…;base64,'.", param=param)
         return
-    found = _HTTPS.fullmatch(url) if len(url) <= _LONGEST_URL else None
+    found = _HTTPS.fullmatch(url) if len(url) <= _MAX_URL else None
     if found is None:
         raise InvalidValue(
-            f"`{param}` must be an https:// URL with a host name, at most {_LONGEST_URL} characters, or a data: URL.",
+            f"`{param}` must be an https:// URL with a host name, at most {_MAX_URL} characters, or a data: URL.",
             param=param,
         )
     if found["host"].lower() not in hosts:

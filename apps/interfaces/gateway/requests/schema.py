@@ -16,7 +16,7 @@ from apps.interfaces.gateway.requests.grammars import CheckedSchema
 from apps.interfaces.gateway.requests.media import MEDIA_TOKENS_ESTIMATE, ContentPart, Medium, read_parts
 from apps.interfaces.gateway.requests.parsing import decode_body
 from apps.interfaces.gateway.requests.structured import (
-    MOST_TOOLS,
+    MAX_TOOLS,
     NamedTool,
     ResponseFormat,
     Tool,
@@ -25,23 +25,23 @@ from apps.interfaces.gateway.requests.structured import (
     tools_fields,
 )
 
-MOST_CHOICES = 8  # as many as engines are started to take
-MOST_SEQUENCES = 32  # prompts times choices
-MOST_PROMPTS = 8
-MOST_LOGPROBS = 5
-MOST_MESSAGES = 2048
-MOST_PARTS = 512  # of one message's content
-MOST_TOKENS = 2**24  # longer than any model's context
+MAX_CHOICES = 8  # as many as engines are started to take
+MAX_SEQUENCES = 32  # prompts times choices
+MAX_PROMPTS = 8
+MAX_LOGPROBS = 5
+MAX_MESSAGES = 2048
+MAX_PARTS = 512  # of one message's content
+MAX_TOKENS = 2**24  # longer than any model's context
 NOT_MODERATED = "Nothing here judges requests or answers."
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions, and the engine's
 
 # What a chat template adds of its own, at most: a default system prompt and the turn of the assistant.
 _TEMPLATE_TOKENS = 256
-_LONGEST_TOKEN_ID = 9  # digits
+_MAX_TOKEN_ID = 9  # digits
 
 _Probability = Annotated[float, Meta(ge=0, le=1)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
-_TokenCount = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+_TokenCount = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 _Bias = Annotated[float, Meta(ge=-100, le=100)]
 _Stop = Annotated[str, Meta(min_length=1, max_length=256)]
 _TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -66,7 +66,7 @@ class Sampling(msgspec.Struct, omit_defaults=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: _Stop | Annotated[list[_Stop], Meta(max_length=16)] | None = None
     logit_bias: Annotated[dict[str, _Bias], Meta(max_length=300)] | None = None
-    n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: _TokenCount | None = None
 
 
@@ -83,18 +83,18 @@ class ToolCall(msgspec.Struct):
 
 class Message(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[ContentPart], Meta(max_length=MOST_PARTS)] | None = None
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Meta(max_length=MOST_TOOLS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_TOOLS)] | None = None
     tool_call_id: _CallId | None = None
 
 
 class ChatBody(Sampling, forbid_unknown_fields=True):
     model: str | None = None
-    messages: Annotated[list[Message], Meta(max_length=MOST_MESSAGES)] | None = None
+    messages: Annotated[list[Message], Meta(max_length=MAX_MESSAGES)] | None = None
     max_completion_tokens: _TokenCount | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -125,7 +125,7 @@ class ChatBody(Sampling, forbid_unknown_fields=True):
 class CompletionBody(Sampling, forbid_unknown_fields=True):
     model: str | None = None
     prompt: str | list[str | _TokenId | list[_TokenId]] | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     echo: bool | None = None
@@ -241,9 +241,9 @@ def parse_completion(raw: bytes) -> EngineRequest:
     _require_stream(body)
     fields = _sampling_fields(body)
     fields["prompt"], prompt_count = _prompts(body.prompt)
-    if prompt_count * (body.n or 1) > MOST_SEQUENCES:
+    if prompt_count * (body.n or 1) > MAX_SEQUENCES:
         raise InvalidValue(
-            f"{prompt_count} prompts with {body.n} choices each are more than {MOST_SEQUENCES} answers. Send fewer "
+            f"{prompt_count} prompts with {body.n} choices each are more than {MAX_SEQUENCES} answers. Send fewer "
             "prompts at once.",
             param="n",
         )
@@ -303,7 +303,7 @@ def _refuse_given(name: str, value: Any, instead: str) -> None:
 
 def _sampling_fields(body: Sampling) -> dict[str, Any]:
     for token_id in body.logit_bias or ():
-        if not (token_id.isascii() and token_id.isdigit() and len(token_id) <= _LONGEST_TOKEN_ID):
+        if not (token_id.isascii() and token_id.isdigit() and len(token_id) <= _MAX_TOKEN_ID):
             raise InvalidValue(
                 f"`logit_bias` has the key {token_id[:40]!r}: its keys are ids of tokens, such as '1734'.",
                 param="logit_bias",
@@ -351,8 +351,8 @@ def _prompts(prompt: str | list[Any] | None) -> tuple[str | list[Any], int]:
         raise InvalidValue("`prompt` mixes texts and token ids: send one kind.", param="prompt")
     if kinds == {int}:
         return prompt, 1
-    if len(prompt) > MOST_PROMPTS:
-        raise InvalidValue(f"`prompt` holds {len(prompt)} prompts; at most {MOST_PROMPTS} are allowed.", param="prompt")
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidValue(f"`prompt` holds {len(prompt)} prompts; at most {MAX_PROMPTS} are allowed.", param="prompt")
     if kinds == {list} and not all(prompt):
         raise InvalidValue("`prompt` holds an empty list of token ids.", param="prompt")
     return prompt, len(prompt)

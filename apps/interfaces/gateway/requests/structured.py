@@ -11,7 +11,7 @@ from apps.interfaces.gateway.errors import MissingParameter
 from apps.interfaces.gateway.requests.grammars import CheckedSchema
 from apps.interfaces.gateway.requests.schema_bounds import require_bounded
 
-MOST_TOOLS = 64
+MAX_TOOLS = 64
 TOOLS_BYTES = 32 * 1024
 _SCHEMA = "response_format.json_schema.schema"
 _ONE_OF_AS_ANY_OF = {"x-guidance": {"coerce_one_of": True}}  # as no compiler of grammars can do better
@@ -61,8 +61,8 @@ def tools_fields(
         if choice not in (None, "none", "auto"):
             raise InvalidValue("`tool_choice` names a tool, but `tools` is empty.", param="tool_choice")
         return {}
-    if len(tools) > MOST_TOOLS:
-        raise InvalidValue(f"`tools` holds {len(tools)} tools; at most {MOST_TOOLS} are allowed.", param="tools")
+    if len(tools) > MAX_TOOLS:
+        raise InvalidValue(f"`tools` holds {len(tools)} tools; at most {MAX_TOOLS} are allowed.", param="tools")
     if len(msgspec.json.encode(tools)) > TOOLS_BYTES:
         raise InvalidValue(f"`tools` is larger than {TOOLS_BYTES} bytes.", param="tools")
     for number, tool in enumerate(tools):

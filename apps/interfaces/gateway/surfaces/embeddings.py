@@ -16,7 +16,7 @@ from apps.interfaces.gateway.requests.parsing import decode_body
 from apps.interfaces.gateway.surfaces.inference import Services
 
 PATH = "/v1/embeddings"
-MOST_BYTES = 256 * 1024  # enough for any request to learn that it is not answered
+MAX_BYTES = 256 * 1024  # enough for any request to learn that it is not answered
 
 
 class EmbeddingsUnsupported(DomainError):
@@ -52,7 +52,7 @@ class Embeddings:
                 services.open_requests.one_more(caller.limits),
                 services.bodies.reading(caller.share_holder) as reading,
             ):
-                body = decode_body(await client.read_body(most_bytes=MOST_BYTES, note=reading.note), _decoder)
+                body = decode_body(await client.read_body(most_bytes=MAX_BYTES, note=reading.note), _decoder)
             for name in ("model", "input"):
                 if not getattr(body, name):
                     raise MissingParameter(f"`{name}` is required.", param=name)

@@ -22,7 +22,7 @@ from apps.interfaces.gateway.engines.upstreams import Call, EngineAnswer, Progre
 from apps.interfaces.gateway.errors import EngineError, RequestFailed
 from apps.interfaces.gateway.http.bodies import PARSED_ASIDE_BYTES, Bodies, tokens_unread
 from apps.interfaces.gateway.http.client import Client, ClientGone
-from apps.interfaces.gateway.metering.spending_slices import Purses
+from apps.interfaces.gateway.metering.spending_slices import SpendingSlices
 from apps.interfaces.gateway.metering.tickets import Metering, Ticket
 from apps.interfaces.gateway.requests.grammars import Grammars, SchemaTooCostly
 from apps.interfaces.gateway.requests.media import require_allowed
@@ -44,13 +44,13 @@ class Services:
     open_requests: OpenRequests
     metering: Metering
     upstreams: Upstreams
-    purses: Purses
+    spending_slices: SpendingSlices
     bodies: Bodies
     grammars: Grammars
     media_hosts: frozenset[str]  # what the engines may fetch images and audio from
 
 
-class Written(Protocol):
+class AnswerRenderer(Protocol):
     """How an answer is written for the customer."""
 
     def opening(self) -> bytes: ...
@@ -65,20 +65,20 @@ class Surface:
 
     parse: Callable[[bytes], EngineRequest]
     engine_path: str
-    renderer: Callable[[str, str, EngineRequest], Written]  # ulid, model name
+    renderer: Callable[[str, str, EngineRequest], AnswerRenderer]  # ulid, model name
 
 
-def _chat(ulid: str, model_name: str, request: EngineRequest) -> Written:
+def _chat(ulid: str, model_name: str, request: EngineRequest) -> AnswerRenderer:
     wants = request.wants_usage
     return Renderer(f"chatcmpl-{ulid}", int(time.time()), model_name, is_chat=True, wants_usage=wants)
 
 
-def _completion(ulid: str, model_name: str, request: EngineRequest) -> Written:
+def _completion(ulid: str, model_name: str, request: EngineRequest) -> AnswerRenderer:
     wants = request.wants_usage
     return Renderer(f"cmpl-{ulid}", int(time.time()), model_name, is_chat=False, wants_usage=wants)
 
 
-def _response(ulid: str, model_name: str, request: EngineRequest) -> Written:
+def _response(ulid: str, model_name: str, request: EngineRequest) -> AnswerRenderer:
     return ResponseRenderer(ulid, int(time.time()), model_name, request.echoed)
 
 
@@ -103,7 +103,7 @@ class Inference:
             client.limit_headers = lambda: services.rates.headers(caller.limits)
             services.rates.take_request(caller.limits)
             services.rates.require_failures_left(caller.limits)
-            services.purses.require_credit(caller.organization_id, caller.key_id)
+            services.spending_slices.require_credit(caller.organization_id, caller.key_id)
             with services.open_requests.one_more(caller.limits), client.watch():
                 await self._serve(caller, client)
         except DomainError as error:
@@ -180,7 +180,7 @@ def _finish(ticket: Ticket, finish: str, *, is_charged: bool) -> None:
         ticket.finish(finish, is_charged=is_charged)
 
 
-async def _stream(answer: EngineAnswer, ticket: Ticket, renderer: Written, client: Client) -> None:
+async def _stream(answer: EngineAnswer, ticket: Ticket, renderer: AnswerRenderer, client: Client) -> None:
     client.start_stream()
     events = renderer.opening()
     async for chunks in answer:
@@ -192,7 +192,7 @@ async def _stream(answer: EngineAnswer, ticket: Ticket, renderer: Written, clien
     await client.end(renderer.closing(ticket.meter))
 
 
-async def _send_whole(answer: EngineAnswer, ticket: Ticket, renderer: Written, client: Client) -> None:
+async def _send_whole(answer: EngineAnswer, ticket: Ticket, renderer: AnswerRenderer, client: Client) -> None:
     assembler = Assembler()
     async for chunks in answer:
         assembler.add(*chunks)

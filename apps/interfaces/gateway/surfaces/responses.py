@@ -16,8 +16,8 @@ from apps.interfaces.gateway.errors import MissingParameter, UnsupportedParamete
 from apps.interfaces.gateway.requests.calls import read_arguments
 from apps.interfaces.gateway.requests.parsing import convert_body, decode_body
 from apps.interfaces.gateway.requests.schema import (
-    MOST_MESSAGES,
-    MOST_PARTS,
+    MAX_MESSAGES,
+    MAX_PARTS,
     NOT_MODERATED,
     ChatBody,
     EngineRequest,
@@ -77,7 +77,7 @@ class Part(msgspec.Struct):
     text: str | None = None
 
 
-_Parts = Annotated[list[Part], Meta(max_length=MOST_PARTS)]
+_Parts = Annotated[list[Part], Meta(max_length=MAX_PARTS)]
 
 
 class Item(msgspec.Struct):
@@ -94,7 +94,7 @@ class Item(msgspec.Struct):
 
 class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
-    input: str | Annotated[list[Item], Meta(max_length=MOST_MESSAGES)] | None = None
+    input: str | Annotated[list[Item], Meta(max_length=MAX_MESSAGES)] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None

@@ -70,7 +70,7 @@ def _require_room_to_found(user: User) -> None:
     """Raise QuotaExceeded when a person who never paid has founded enough: each organization has limits of its own."""
     with system():
         founded = operations.list_founded(user=user)
-        if len(founded) >= site.MOST_UNPAID_ORGANIZATIONS and not has_paid_lot(organizations=founded):
+        if len(founded) >= site.MAX_UNPAID_ORGANIZATIONS and not has_paid_lot(organizations=founded):
             raise QuotaExceeded(
                 f"You have created {len(founded)} organizations. Pay into one of them to create more.", param="name"
             )

@@ -14,8 +14,8 @@ from apps.finetuning.queries import list_jobs
 from apps.serving.aliases import list_aliases
 from apps.serving.queries import ServingState, serving_states
 
-_MOST_DESCENDANTS = 5
-_MOST_COMPARED = 4  # columns of the playground
+_MAX_DESCENDANTS = 5
+_MAX_COMPARED = 4  # columns of the playground
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def ancestor_of(job: FineTuningJob | None) -> Ancestor | None:
 def list_descendants(version: AdapterVersion) -> list[FineTuningJob]:
     """Return the newest jobs that began with the version."""
     jobs = list_jobs(organization=version.organization_id).filter(requested__start_from__version=version.pk)
-    return list(jobs[:_MOST_DESCENDANTS])
+    return list(jobs[:_MAX_DESCENDANTS])
 
 
 def siblings_of(version: AdapterVersion) -> list[Sibling]:
@@ -78,5 +78,5 @@ def comparison_url(version: AdapterVersion, siblings: Iterable[Sibling]) -> str:
     if len(served) < 2 or version.model_name not in served:
         return ""
     others = [name for name in served if name != version.model_name]
-    asked = [("model", name) for name in [version.model_name, *others][:_MOST_COMPARED]]
+    asked = [("model", name) for name in [version.model_name, *others][:_MAX_COMPARED]]
     return f"{reverse('web:playground')}?{urlencode(asked)}"

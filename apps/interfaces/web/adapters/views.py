@@ -143,7 +143,7 @@ def download(
     name = request.GET.get("file", "")
     kind = request.GET.get("export", "")
     job = find_jobs_of_adapters(organization=organization, versions=[version]).get(version.pk)
-    texts = _papers(job, version, kind)
+    texts = _model_documents(job, version, kind)
     if name in texts:
         return _text_file(name, texts[name])
     prefix, manifest = queries.find_files(version=version, export=kind)
@@ -162,7 +162,7 @@ def download(
     return stream_download(request, archive, filename=f"{folder}.zip", content_type="application/zip")
 
 
-def _papers(job: FineTuningJob | None, version: AdapterVersion, export: str) -> dict[str, str]:
+def _model_documents(job: FineTuningJob | None, version: AdapterVersion, export: str) -> dict[str, str]:
     """Model card and reproducibility file by name; none for a version that no job of ours made."""
     if job is None:
         return {}

@@ -29,7 +29,7 @@ from apps.interfaces.web.datasets.viewer import (
     OVER,
     SHARED,
     Address,
-    Looked,
+    RowContext,
     chosen_model,
     cut_at,
     look,
@@ -38,7 +38,7 @@ from apps.interfaces.web.datasets.viewer import (
 )
 from apps.interfaces.web.shell.access import organization_view
 
-_MOST_JOBS, _MOST_OVERLAPS = 50, 6
+_MAX_JOBS, _MAX_OVERLAPS = 50, 6
 _PENDING = ("uploaded", "validating")
 _WHAT_ROWS = {
     "chat": ("conversation", "Every row ends with an answer to learn from"),
@@ -118,7 +118,7 @@ def _count(
 
 
 def _summary(
-    address: Address, looked: Looked, refusal: operations.RowRefused | None, is_counting: bool
+    address: Address, looked: RowContext, refusal: operations.RowRefused | None, is_counting: bool
 ) -> dict[str, Any]:
     version, count = address.version, looked.count
     is_pending = version.status in _PENDING
@@ -164,7 +164,7 @@ def _trained_tokens(address: Address, count: TokenCount | None) -> int:
     return count.tokens if address.train_on is TrainOn.ALL else count.trained_tokens
 
 
-def _is_comparing(address: Address, looked: Looked) -> bool:
+def _is_comparing(address: Address, looked: RowContext) -> bool:
     """Whether a task, which `look` asked for, is comparing the file with the chosen one."""
     if not address.against or looked.repeats is not None or address.version.status != "ready":
         return False
@@ -188,7 +188,7 @@ def _people(version: DatasetVersion, organization: Organization, member: Members
     }
 
 
-def _checks(address: Address, looked: Looked, refusal: operations.RowRefused | None) -> list[Check]:
+def _checks(address: Address, looked: RowContext, refusal: operations.RowRefused | None) -> list[Check]:
     version = address.version
     if version.status == "invalid":
         return [
@@ -233,7 +233,7 @@ def _length_checks(count: TokenCount, address: Address) -> list[Check]:
     return checks
 
 
-def _found(address: Address, looked: Looked) -> list[Check]:
+def _found(address: Address, looked: RowContext) -> list[Check]:
     if looked.inspection is None:
         return []
     findings = {found["code"]: found for found in looked.inspection.findings}
@@ -252,7 +252,7 @@ def _found(address: Address, looked: Looked) -> list[Check]:
     return checks + _compared(address, looked) + _overlaps(address, looked)
 
 
-def _compared(address: Address, looked: Looked) -> list[Check]:
+def _compared(address: Address, looked: RowContext) -> list[Check]:
     """Say how many rows repeat the chosen validation file."""
     if looked.repeats is None:
         return []
@@ -273,17 +273,17 @@ def _shared(equal: int, near: int, file: str, urls: tuple[str, str] = ("", "")) 
     return checks
 
 
-def _overlaps(address: Address, looked: Looked) -> list[Check]:
+def _overlaps(address: Address, looked: RowContext) -> list[Check]:
     """Compare with the validation files this version was trained with."""
     if looked.inspection is None:
         return []
     version, checks = address.version, list[Check]()
     jobs = version.jobs.exclude(validation_file=None).exclude(validation_file=address.against or None)
-    latest = jobs.select_related("validation_file").order_by("-created_at")[:_MOST_JOBS]
+    latest = jobs.select_related("validation_file").order_by("-created_at")[:_MAX_JOBS]
     used = {job.validation_file.pk: job.validation_file for job in latest if job.validation_file}
     for other in used.values():
         found = comparisons.find_comparison(version=version, other=other)
-        if found and len(checks) < _MOST_OVERLAPS:
+        if found and len(checks) < _MAX_OVERLAPS:
             checks += _shared(found.equal_rows, found.near_rows, other.filename, _shared_urls(address, other))
     return checks
 

@@ -85,7 +85,7 @@ class ListedRow:
 
 
 @dataclass(frozen=True)
-class Looked:
+class RowContext:
     """What is known of the version and shown with its rows."""
 
     model: BaseModel | None
@@ -162,13 +162,13 @@ def _number(request: HttpRequest, name: str, default: int) -> int:
     return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < 10 else default
 
 
-def look(version: DatasetVersion, model: BaseModel | None, address: Address, count: TokenCount | None) -> Looked:
+def look(version: DatasetVersion, model: BaseModel | None, address: Address, count: TokenCount | None) -> RowContext:
     """Gather what is known of the rows besides themselves."""
     inspection = inspections.find_inspection(version=version) if version.status == "ready" else None
     held = None
     if inspection and address.share and (version.rows or 0) <= inspections.KEYS_READ_NOW:
         held = inspections.held_out_rows(inspection=inspection, split=address.split)
-    return Looked(model, count, inspection, held, _repeats(version, address.against))
+    return RowContext(model, count, inspection, held, _repeats(version, address.against))
 
 
 def _repeats(version: DatasetVersion, file_id: str) -> bytes | None:
@@ -185,7 +185,7 @@ def cut_at(count: TokenCount | None, limit: int) -> Mapping[str, Any] | None:
     return next((cut for cut in count.cuts if cut["limit"] == limit), None) if count else None
 
 
-def viewer_context(address: Address, looked: Looked, *, is_pending: bool) -> dict[str, Any]:
+def viewer_context(address: Address, looked: RowContext, *, is_pending: bool) -> dict[str, Any]:
     """Return what the viewer's template shows."""
     lines = looked.lines_of(address) if address.find else []
     previews = [] if is_pending else _previews(address, lines)
@@ -241,7 +241,7 @@ def _previews(address: Address, lines: list[int]) -> list[RowPreview]:
     return previews
 
 
-def _listed(preview: RowPreview, looked: Looked, address: Address) -> ListedRow:
+def _listed(preview: RowPreview, looked: RowContext, address: Address) -> ListedRow:
     row, sides = preview.row, _sides(preview, looked.model, address.train_on)
     flags = _flags(row, sides, looked, address) if row is not None else (("bad", "error"),)
     text = _title(row) if row is not None else preview.raw
@@ -256,7 +256,7 @@ def _listed(preview: RowPreview, looked: Looked, address: Address) -> ListedRow:
 
 
 def _flags(
-    row: Row, sides: tuple[RenderedRow, ...] | None, looked: Looked, address: Address
+    row: Row, sides: tuple[RenderedRow, ...] | None, looked: RowContext, address: Address
 ) -> tuple[tuple[str, str], ...]:
     flags = []
     if sides is None and looked.model is not None:
@@ -275,7 +275,7 @@ def _flags(
     return tuple(flags)
 
 
-def _copy_of(line: int, looked: Looked) -> str:
+def _copy_of(line: int, looked: RowContext) -> str:
     words = {"exact_copy": "copy", "near_copy": "near copy"}
     for found in looked.inspection.findings if looked.inspection else []:
         if found["code"] in words and any(row["line"] == line for row in found["first"]):

@@ -26,7 +26,7 @@ from apps.core.database.tenancy import tenant
 from apps.core.http.asgi import Scope
 from apps.interfaces.web.shell.access import SESSION_ORGANIZATION
 
-_KEPT_SECONDS, _MOST_KEPT = 60.0, 10_000
+_KEPT_SECONDS, _MAX_KEPT = 60.0, 10_000
 
 
 class Caller(NamedTuple):
@@ -80,7 +80,7 @@ async def find(credential: tuple[str, str]) -> Caller | None:
         digest = _digest(credential)
         _known[digest] = (time.monotonic() + _KEPT_SECONDS, caller)
         _known.move_to_end(digest)
-        while len(_known) > _MOST_KEPT:
+        while len(_known) > _MAX_KEPT:
             _known.popitem(last=False)
     return caller
 

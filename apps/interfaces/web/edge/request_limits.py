@@ -33,7 +33,7 @@ from apps.interfaces.web.edge import callers
 
 _STATIC = "/static/"  # files of the dashboard itself: a page has several, which browsers keep
 _UPLOAD_PREFIXES = ("/v1/files", "/v1/uploads", "/datasets")
-_WAIT_SECONDS, _MOST_WAITING = 10.0, 32
+_WAIT_SECONDS, _MAX_WAITING = 10.0, 32
 # Views share one interpreter: each one more of an organization slows down those of the others by as much.
 _PART_OF_ONE, _LEFT_OF_A_QUIET_ONE = 4, 0.9
 
@@ -84,7 +84,7 @@ class LimitRequests:
         self._limits = limits
         self._requests, self._seconds = Buckets(), Buckets()
         self._open, self._uploads = OpenCounts(), OpenCounts()
-        self._places = Places(limits.places, most_waiting=_MOST_WAITING, wait_seconds=_WAIT_SECONDS)
+        self._places = Places(limits.places, most_waiting=_MAX_WAITING, wait_seconds=_WAIT_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -20,7 +20,7 @@ class NotSignedIn(DomainError):
     status = Status.UNAUTHENTICATED
 
 
-async def judge_upload(scope: Scope) -> Allowance:
+async def authorize_upload(scope: Scope) -> Allowance:
     """Return the whole limit for a caller we know, else the default one."""
     return await _judge(scope, UPLOAD_BYTES)
 
@@ -38,7 +38,7 @@ async def _judge(scope: Scope, limit_bytes: int) -> Allowance:
 
 
 UPLOAD_LIMITS = (
-    BodyLimit("POST", "/v1/files", UPLOAD_BYTES, judge_upload),
+    BodyLimit("POST", "/v1/files", UPLOAD_BYTES, authorize_upload),
     BodyLimit("POST", "/v1/uploads/", PART_BYTES, judge_part),
-    BodyLimit("POST", "/datasets", UPLOAD_BYTES, judge_upload),
+    BodyLimit("POST", "/datasets", UPLOAD_BYTES, authorize_upload),
 )

@@ -11,7 +11,7 @@ from apps.finetuning import queries
 from apps.finetuning.models import FineTuningJob, JobEvent
 from apps.interfaces.web.shell.live import with_units
 
-_MOST_POINTS = 500  # beyond it a chart shows no more and costs more
+_MAX_POINTS = 500  # beyond it a chart shows no more and costs more
 _CURVES = (
     "train_loss",
     "valid_loss",
@@ -45,7 +45,7 @@ def thinned(job: FineTuningJob) -> list[dict[str, Any]]:
 
 
 def _every_nth(rows: QuerySet[JobEvent], count: int) -> Iterable[tuple[int, dict[str, Any]]]:
-    stride = -(-count // _MOST_POINTS) or 1
+    stride = -(-count // _MAX_POINTS) or 1
     chosen = rows.annotate(rest=Mod(F("place") - 1, stride)).filter(Q(rest=0) | Q(place=count))
     return chosen.values_list("sequence", "data")
 

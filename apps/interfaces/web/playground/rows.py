@@ -26,7 +26,7 @@ from apps.interfaces.web.shell.access import organization_view
 from apps.serving.aliases import list_aliases
 
 DATASET_NAME = "Playground rows"
-_MOST_BYTES = 8 * 2**20  # of the dataset of saved rows; start another one then
+_MAX_BYTES = 8 * 2**20  # of the dataset of saved rows; start another one then
 
 _Text = Annotated[str, msgspec.Meta(max_length=100_000)]
 
@@ -75,7 +75,7 @@ def _append(organization: Organization, asked: Conversation, *, by: str) -> Data
 
     def chunks() -> Iterator[bytes]:
         if before is not None:
-            kept = read_object(before.object_key, limit_bytes=_MOST_BYTES)
+            kept = read_object(before.object_key, limit_bytes=_MAX_BYTES)
             yield kept if kept.endswith(b"\n") else kept + b"\n"
         yield row
 

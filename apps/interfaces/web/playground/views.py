@@ -29,7 +29,7 @@ from apps.serving.queries import serving_states
 
 _MILLION = 1_000_000
 _ADAPTERS_OFFERED = 200
-_MOST_COLUMNS = 4
+_MAX_COLUMNS = 4
 _NOTES = {
     "loaded": "",
     "cold": "cold, the first answer waits while it loads",
@@ -56,7 +56,7 @@ def show(request: HttpRequest, organization: Organization, membership: Membershi
     """Show a column for each ?model=; for one or none, an adapter (the newest) beside its base model."""
     bases, adapters = _options(organization)
     known = {option.name for option in (*bases, *adapters)}
-    wanted = [name for name in request.GET.getlist("model") if name in known][:_MOST_COLUMNS]
+    wanted = [name for name in request.GET.getlist("model") if name in known][:_MAX_COLUMNS]
     chosen = wanted if len(wanted) > 1 else _pair(bases, adapters, wanted[0] if wanted else "")
     context = {
         "columns": [{"chosen": name} for name in chosen],

@@ -37,10 +37,10 @@ from apps.interfaces.web.shell.access import require
 logger = logging.getLogger(__name__)
 
 LOOK_ANYWAY_SECONDS = 5.0  # how long a watcher waits for a message before it looks at the table
-MOST_LOOKS_PER_SECOND = 4.0  # of all watchers of this process that wait for a message
-LEAST_SECONDS = 0.25  # between two looks of one watcher, however many messages come
+MAX_LOOKS_PER_SECOND = 4.0  # of all watchers of this process that wait for a message
+MIN_SECONDS = 0.25  # between two looks of one watcher, however many messages come
 ASK_AGAIN_SECONDS = 60.0
-MOST_OF_PERSON, MOST_OF_ORGANIZATION = 8, 40
+MAX_OF_PERSON, MAX_OF_ORGANIZATION = 8, 40
 _PREFIX = "anneal:live:"
 _RETRY_SECONDS = 1.0
 
@@ -107,7 +107,7 @@ class Watcher:
 
     def require_room(self) -> None:
         """Raises RateLimited where the person or the organization watches as much as they may."""
-        limits = (MOST_OF_PERSON, MOST_OF_ORGANIZATION)
+        limits = (MAX_OF_PERSON, MAX_OF_ORGANIZATION)
         for owner, most, name in zip(self.owners, limits, ("You follow", "Your organization follows"), strict=True):
             if _open[owner] >= most:
                 text = f"{name} {most} live pages at once, the most allowed. Close one and reload this page."
@@ -150,7 +150,7 @@ async def follow_job(*, watcher: Watcher, job_id: str, after: int) -> AsyncItera
 async def _frames(watcher: Watcher, job_id: str, after: int) -> AsyncIterator[bytes]:
     asked_at, looked_at = time.monotonic(), 0.0
     while True:
-        await asyncio.sleep(max(0.0, looked_at + LEAST_SECONDS - time.monotonic()))
+        await asyncio.sleep(max(0.0, looked_at + MIN_SECONDS - time.monotonic()))
         if time.monotonic() - asked_at > ASK_AGAIN_SECONDS:
             if not await watcher.may_watch():
                 return
@@ -165,7 +165,7 @@ async def _frames(watcher: Watcher, job_id: str, after: int) -> AsyncIterator[by
             return
         if not events:  # time passes and money is spent between two steps as well
             yield f"event: metric\ndata: {json.dumps(figures)}\n\n".encode()
-            await hub.wait(f"job:{job_id}", max(LOOK_ANYWAY_SECONDS, hub.watcher_count / MOST_LOOKS_PER_SECOND))
+            await hub.wait(f"job:{job_id}", max(LOOK_ANYWAY_SECONDS, hub.watcher_count / MAX_LOOKS_PER_SECOND))
 
 
 def _read(organization_id: str, job_id: str, after: int) -> tuple[list[JobEvent], str, dict[str, Any]]:

@@ -10,7 +10,7 @@ from apps.core.templatetags.ui import about, memory, usd, usd_hour
 from apps.estimates.physics.gpus import GIB
 from apps.estimates.quote import Estimate
 from apps.estimates.ranking import Ranking
-from apps.finetuning.quotes.options import PoolQuote, Way, finish_seconds
+from apps.finetuning.quotes.options import PoolQuote, Remedy, finish_seconds
 from apps.interfaces.web.charts import geometry
 
 HOUR_MS = 3_600_000
@@ -49,7 +49,7 @@ class TableView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WayOut:
+class RemedyRow:
     """One change that makes a job fit, as the table offers it; without a url it cannot be applied here."""
 
     text: str
@@ -89,7 +89,7 @@ class ComputeRow:
     finish_at: datetime.datetime | None
     late_at: datetime.datetime | None
     in_time: str
-    ways: tuple[WayOut, ...]
+    ways: tuple[RemedyRow, ...]
     is_chosen: bool = False
     is_recommended: bool = False
     is_cheapest: bool = False
@@ -143,7 +143,7 @@ class ComputeRow:
         return f"{memory(estimate.headroom_bytes)} free" if estimate.fits else ""
 
     @property
-    def short_way(self) -> WayOut | None:
+    def short_way(self) -> RemedyRow | None:
         """The first way out, where it can be said beside the bar."""
         first = self.ways[0] if self.ways else None
         return first if first and first.url and first.short else None
@@ -198,7 +198,7 @@ def _row(quoted: PoolQuote, view: TableView, *, has_choice: bool) -> ComputeRow:
         finish_at=view.now + datetime.timedelta(seconds=finish[1]) if finish and is_known else None,
         late_at=view.now + datetime.timedelta(seconds=finish[2]) if finish and is_known else None,
         in_time=_in_time(finish, view) if finish else "",
-        ways=tuple(_way_out(way, view) for way in quoted.ways),
+        ways=tuple(_remedy_row(way, view) for way in quoted.ways),
         is_chosen=quoted is view.chosen,
         is_recommended=quoted.is_launchable and ranking.recommended == quoted.key,
         is_cheapest=has_choice and quoted.is_launchable and ranking.cheapest == quoted.key,
@@ -213,7 +213,7 @@ def _in_time(finish: tuple[float, float, float], view: TableView) -> str:
     return "yes" if finish[2] <= left else "maybe" if finish[1] <= left else "no"
 
 
-def _way_out(way: Way, view: TableView) -> WayOut:
+def _remedy_row(way: Remedy, view: TableView) -> RemedyRow:
     fix = way.fix
     changes: dict[str, Any] = {name: str(value) for name, value in way.changes.items()}
     if way.pool:
@@ -222,7 +222,7 @@ def _way_out(way: Way, view: TableView) -> WayOut:
         "method": "QLoRA fits" if fix.method == "qlora" else "LoRA fits",
         "max_length": f"{fix.max_length or 0:,} tokens a row fit",
     }.get(fix.key, "")
-    return WayOut(
+    return RemedyRow(
         text=fix.text,
         short=f"{short}, {fix.peak_bytes / GIB:.1f} GiB" if short else "",
         url=view.way_url(**changes) if changes else "",

@@ -21,7 +21,7 @@ from apps.finetuning.quotes.delivery import Delivery, deliver, why_no_gguf
 from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.quotes.queries import count_files, counting_model, is_still_counting, quote_counted
 from apps.finetuning.recipes.limits import Kind
-from apps.finetuning.recipes.start_points import Beginning, find_beginning
+from apps.finetuning.recipes.start_points import StartPoint, find_start_point
 from apps.finetuning.runs.judges import list_judges
 from apps.finetuning.runs.trackers import list_tracker_keys
 from apps.interfaces.web.account.tracker_forms import TrackingForm
@@ -97,10 +97,10 @@ class Plan:
         return get_version(organization=self.organization, id=file_id) if file_id else None
 
     @cached_property
-    def beginning(self) -> Beginning | None:
+    def beginning(self) -> StartPoint | None:
         """Where the weights begin: a base model, or what is continued. Raises NotFound."""
         name = self.choices.get("model")
-        return find_beginning(organization=self.organization, model=name) if name else None
+        return find_start_point(organization=self.organization, model=name) if name else None
 
     @property
     def base_model(self) -> BaseModel | None:

@@ -27,7 +27,7 @@ from apps.finetuning.jobs.creation import JobRequest, create_job
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.recipes.limits import Kind, kind_of
-from apps.finetuning.recipes.start_points import find_beginning
+from apps.finetuning.recipes.start_points import find_start_point
 from apps.interfaces.web.account.tracker_forms import trackers_given
 from apps.interfaces.web.shell.access import organization_view
 from apps.interfaces.web.wizard.after_training_forms import given_of
@@ -146,7 +146,7 @@ def beginning_of(job: FineTuningJob) -> str:
     start = job.requested.get("start_from") or {}
     name = start.get("model") or start.get("checkpoint") or ""
     try:
-        return name if name and find_beginning(organization=job.organization_id, model=name) else job.base_model.name
+        return name if name and find_start_point(organization=job.organization_id, model=name) else job.base_model.name
     except NotFound:
         return job.base_model.name
 

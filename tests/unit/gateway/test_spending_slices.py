@@ -10,7 +10,7 @@ from apps.billing.operations import InsufficientBalance, insufficient_balance
 from apps.billing.usage.slices import Slice
 from apps.core.errors import Unavailable
 from apps.interfaces.gateway.metering import spending_slices as purses_module
-from apps.interfaces.gateway.metering.spending_slices import Purses
+from apps.interfaces.gateway.metering.spending_slices import SpendingSlices
 
 
 class Ledger:
@@ -51,9 +51,9 @@ def test_any_mix_of_reservations_stays_within_the_wallet():
     ledger = Ledger(wallet_nano=10_000)
     chance = random.Random(5)
 
-    async def spend(purses: Purses) -> int:
+    async def spend(spending_slices: SpendingSlices) -> int:
         try:
-            reservation = await purses.reserve("org_1", "key_1", worst := chance.randint(1, 300))
+            reservation = await spending_slices.reserve("org_1", "key_1", worst := chance.randint(1, 300))
         except InsufficientBalance:
             return 0
         for _ in range(chance.randrange(20)):
@@ -62,8 +62,8 @@ def test_any_mix_of_reservations_stays_within_the_wallet():
         return spent
 
     async def scenario() -> int:
-        purses = Purses(ledger, name="gateway_1")
-        return sum(await asyncio.gather(*(spend(purses) for _ in range(300))))
+        spending_slices = SpendingSlices(ledger, name="gateway_1")
+        return sum(await asyncio.gather(*(spend(spending_slices) for _ in range(300))))
 
     spent = asyncio.run(scenario())
 
@@ -75,13 +75,13 @@ def test_what_another_took_while_more_was_leased_is_leased_again():
     ledger = Ledger(wallet_nano=1_000)
 
     async def scenario() -> int:
-        purses = Purses(ledger, name="gateway_1")
-        first = await purses.reserve("org_1", "key_1", 400)
+        spending_slices = SpendingSlices(ledger, name="gateway_1")
+        first = await spending_slices.reserve("org_1", "key_1", 400)
         await asyncio.sleep(0.01)  # the refill it caused is over
         first.settle(0)
-        large = asyncio.ensure_future(purses.reserve("org_1", "key_1", first.slice.free_nano + 100))
+        large = asyncio.ensure_future(spending_slices.reserve("org_1", "key_1", first.slice.free_nano + 100))
         await asyncio.sleep(0)  # it waits for the ledger
-        await purses.reserve("org_1", "key_1", first.slice.free_nano)
+        await spending_slices.reserve("org_1", "key_1", first.slice.free_nano)
         await large
         return first.slice.free_nano
 
@@ -92,9 +92,9 @@ def test_requests_within_the_slice_ask_the_ledger_nothing():
     ledger = Ledger(wallet_nano=1_000_000)
 
     async def scenario() -> None:
-        purses = Purses(ledger, name="gateway_1")
+        spending_slices = SpendingSlices(ledger, name="gateway_1")
         for _ in range(50):
-            (await purses.reserve("org_1", "key_1", 100)).settle(10)
+            (await spending_slices.reserve("org_1", "key_1", 100)).settle(10)
 
     asyncio.run(scenario())
 
@@ -106,13 +106,13 @@ def test_a_refusal_is_remembered_for_a_moment_only(monkeypatch):
     ledger = Ledger(wallet_nano=0)
 
     async def scenario() -> None:
-        purses = Purses(ledger, name="gateway_1")
+        spending_slices = SpendingSlices(ledger, name="gateway_1")
         for _ in range(20):
             with pytest.raises(InsufficientBalance):
-                await purses.reserve("org_1", "key_1", 100)
+                await spending_slices.reserve("org_1", "key_1", 100)
         ledger.wallet_nano = 1_000
         monkeypatch.setattr(purses_module, "_REFUSAL_SECONDS", 0)
-        await purses.reserve("org_1", "key_1", 100)
+        await spending_slices.reserve("org_1", "key_1", 100)
 
     asyncio.run(scenario())
 
@@ -121,17 +121,17 @@ def test_a_refusal_is_remembered_for_a_moment_only(monkeypatch):
 
 @pytest.mark.parametrize(("wallet_nano", "is_refused_unread"), [(0, True), (500, True), (5_000, False)])
 def test_who_has_nothing_left_is_refused_before_the_request_is_read(monkeypatch, wallet_nano, is_refused_unread):
-    purses = Purses(Ledger(wallet_nano), name="gateway_1")
-    purses.require_credit("org_1", "key_1")
+    spending_slices = SpendingSlices(Ledger(wallet_nano), name="gateway_1")
+    spending_slices.require_credit("org_1", "key_1")
     with pytest.raises(InsufficientBalance):
-        asyncio.run(purses.reserve("org_1", "key_1", 10_000))
+        asyncio.run(spending_slices.reserve("org_1", "key_1", 10_000))
 
     if is_refused_unread:
         with pytest.raises(InsufficientBalance):
-            purses.require_credit("org_1", "key_1")
-    purses.require_credit("org_2", "key_2")
+            spending_slices.require_credit("org_1", "key_1")
+    spending_slices.require_credit("org_2", "key_2")
     monkeypatch.setattr(purses_module, "_REFUSAL_SECONDS", 0.0)
-    purses.require_credit("org_1", "key_1")
+    spending_slices.require_credit("org_1", "key_1")
 
 
 def test_a_refusal_names_amounts_that_are_not_rounded_to_nothing():
@@ -144,13 +144,13 @@ def test_without_the_ledger_a_slice_serves_until_its_fence_and_no_longer(monkeyp
     ledger = Ledger(wallet_nano=1_000_000)
 
     async def scenario() -> None:
-        purses = Purses(ledger, name="gateway_1")
-        await purses.reserve("org_1", "key_1", 100)
+        spending_slices = SpendingSlices(ledger, name="gateway_1")
+        await spending_slices.reserve("org_1", "key_1", 100)
         ledger.is_away = True
-        await purses.reserve("org_1", "key_1", 100)
+        await spending_slices.reserve("org_1", "key_1", 100)
         monkeypatch.setattr(purses_module, "FENCE_SECONDS", 0)
         with pytest.raises(Unavailable):
-            await purses.reserve("org_1", "key_1", 100)
+            await spending_slices.reserve("org_1", "key_1", 100)
 
     asyncio.run(scenario())
 
@@ -159,13 +159,13 @@ def test_a_slice_goes_back_when_its_last_request_is_recorded(monkeypatch):
     ledger = Ledger(wallet_nano=1_000)
 
     async def scenario() -> None:
-        purses = Purses(ledger, name="gateway_1")
-        reservation = await purses.reserve("org_1", "key_1", 100)
+        spending_slices = SpendingSlices(ledger, name="gateway_1")
+        reservation = await spending_slices.reserve("org_1", "key_1", 100)
         reservation.settle(10)
-        await purses.return_idle(at_once=True)
+        await spending_slices.return_idle(at_once=True)
         assert ledger.amounts
-        purses.note_settled(reservation.slice_id, 1)
-        await purses.return_idle(at_once=True)
+        spending_slices.note_settled(reservation.slice_id, 1)
+        await spending_slices.return_idle(at_once=True)
         assert not ledger.amounts
 
     asyncio.run(scenario())
@@ -175,7 +175,7 @@ def test_a_model_that_costs_nothing_needs_no_money():
     ledger = Ledger(wallet_nano=0)
 
     async def scenario() -> str:
-        return (await Purses(ledger, name="gateway_1").reserve("org_1", "key_1", 0)).slice_id
+        return (await SpendingSlices(ledger, name="gateway_1").reserve("org_1", "key_1", 0)).slice_id
 
     assert asyncio.run(scenario()) == ""
     assert ledger.leases == 0

@@ -9,7 +9,7 @@ import pytest
 
 from apps.core.errors import RateLimited, Unavailable
 from apps.interfaces.gateway import fair_queue as turning
-from apps.interfaces.gateway.fair_queue import Breaker, Turns
+from apps.interfaces.gateway.fair_queue import Breaker, FairQueue
 
 
 def run(scenario) -> None:
@@ -23,7 +23,7 @@ async def settle() -> None:
 
 def test_the_least_busy_replica_is_chosen():
     async def scenario() -> None:
-        turns = Turns(places=8)
+        turns = FairQueue(places=8)
         assert [await turns.take("a", ("r1", "r2")) for _ in range(4)] == ["r1", "r2", "r1", "r2"]
 
     run(scenario())
@@ -31,7 +31,7 @@ def test_the_least_busy_replica_is_chosen():
 
 def test_a_place_that_comes_free_goes_to_the_tenant_with_the_fewest():
     async def scenario() -> None:
-        turns = Turns(places=4)  # three for all, one kept
+        turns = FairQueue(places=4)  # three for all, one kept
         for _ in range(3):
             await turns.take("busy", ("r",))
         await turns.take("quiet", ("r",))
@@ -56,7 +56,7 @@ def test_a_place_that_comes_free_goes_to_the_tenant_with_the_fewest():
 
 def test_the_last_place_is_kept_for_a_tenant_with_none():
     async def scenario() -> None:
-        turns = Turns(places=4)
+        turns = FairQueue(places=4)
         for _ in range(3):
             await turns.take("burst", ("r",))
         waiting = asyncio.create_task(turns.take("burst", ("r",)))
@@ -70,10 +70,10 @@ def test_the_last_place_is_kept_for_a_tenant_with_none():
 
 
 def test_whoever_stops_waiting_leaves_no_place_taken(monkeypatch):
-    monkeypatch.setattr(turning, "LONGEST_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(turning, "MAX_WAIT_SECONDS", 0.02)
 
     async def scenario() -> None:
-        turns = Turns(places=1)
+        turns = FairQueue(places=1)
         await turns.take("a", ("r",))
         with pytest.raises(Unavailable):
             await turns.take("b", ("r",))
@@ -90,10 +90,10 @@ def test_whoever_stops_waiting_leaves_no_place_taken(monkeypatch):
 
 
 def test_a_tenant_may_have_only_so_many_waiting(monkeypatch):
-    monkeypatch.setattr(turning, "MOST_WAITING", 2)
+    monkeypatch.setattr(turning, "MAX_WAITING", 2)
 
     async def scenario() -> None:
-        turns = Turns(places=1)
+        turns = FairQueue(places=1)
         await turns.take("a", ("r",))
         waiting = [asyncio.create_task(turns.take("a", ("r",))) for _ in range(2)]
         await settle()
@@ -108,7 +108,7 @@ def test_a_tenant_may_have_only_so_many_waiting(monkeypatch):
 
 def test_waiting_for_one_replica_takes_no_place_on_another():
     async def scenario() -> None:
-        turns = Turns(places=1)
+        turns = FairQueue(places=1)
         await turns.take("a", ("r1",))
         await turns.take("a", ("r2",))
         waiting = asyncio.create_task(turns.take("b", ("r2",)))
@@ -124,7 +124,7 @@ def test_waiting_for_one_replica_takes_no_place_on_another():
 
 def test_a_tenant_that_waits_for_one_model_is_served_another():
     async def scenario() -> None:
-        turns = Turns(places=1)
+        turns = FairQueue(places=1)
         await turns.take("a", ("r1",))
         waiting = asyncio.create_task(turns.take("a", ("r1",)))
         await settle()
@@ -162,7 +162,7 @@ SERVICE_SECONDS, PLACES, SECONDS = 0.1, 16, 10
 async def _quiet_p95(*, with_burst: bool, chance: random.Random) -> float:
     """The 95th percentile of a tenant that asks 10 times a second, alone or beside one that asks for 1.6 times as much
     as there is."""
-    turns, loop = Turns(places=PLACES), asyncio.get_running_loop()
+    turns, loop = FairQueue(places=PLACES), asyncio.get_running_loop()
     taken: list[float] = []
 
     async def ask(tenant: str) -> None:
@@ -244,6 +244,6 @@ def test_its_rests_grow_to_a_bound(clock):
     breaker = Breaker()
     for n in range(40):
         breaker.note_failure("r", f"tenant-{n}")
-    clock.now += turning._LONGEST_REST_SECONDS + 0.1
+    clock.now += turning._MAX_REST_SECONDS + 0.1
 
     assert breaker.allowed(["r"]) == ["r"]
