@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev setup-gguf demo demo-ci dev test test-quick test-unit test-browser test-engines test-e2e \
-        test-durations nightly chaos check fix migrations shell screenshots clean
+        test-durations nightly chaos fuzz check audit fix migrations shell screenshots clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/; s/%/NAME/' | expand -t 16
@@ -58,11 +58,15 @@ test-e2e: setup-dev # the whole platform as processes, short selection
 test-durations: setup-dev # all tests; keeps what each file took, by which the longest start first
 	$(WEB) -m scripts.test --record
 
-nightly: setup-dev ## before a release: external PostgreSQL, Redis and S3, images through vLLM
+nightly: audit ## before a release: external PostgreSQL, Redis and S3, images through vLLM; and make audit
 	$(WEB) -m scripts.test --nightly
 
 chaos: setup-dev ## kill -9 of every process at every point (long)
 	$(PYTEST) -m chaos tests/e2e tests/unit/payments tests/integration/billing tests/api/gateway
+
+fuzz: SECONDS ?= 3600
+fuzz: setup-dev ## random input for API, gateway and readers, SECONDS=3600; the last line is one JSON object
+	$(WEB) -m tests.fuzz --seconds $(SECONDS)
 
 bench-quotes: setup-dev # distinct quotes a second on one core, placement search included
 	$(WEB) -m tests.bench.quote_rate
@@ -79,6 +83,9 @@ check: setup-dev ## lint, format, types, import contracts, migrations, deploymen
 	$(MANAGE) makemigrations --check --dry-run
 	$(WEB) -m scripts.with_services $(WEB) -m mypy
 	.venv/bin/lint-imports
+
+audit: setup-dev ## known vulnerabilities of all locked versions; needs PyPI, and fails where it does not answer
+	$(WEB) -m scripts.dependencies.audit
 
 fix: setup-dev ## format and repair what ruff can
 	$(WEB) -m ruff check --fix .

@@ -6,6 +6,7 @@ USER anneal
 WORKDIR /srv/anneal
 # The dependencies change less often than the code: a layer of their own.
 COPY --chown=anneal: scripts/__init__.py scripts/machine.py scripts/setup.py scripts/
+COPY --chown=anneal: scripts/installation scripts/installation
 COPY --chown=anneal: requirements requirements
 RUN python scripts/setup.py && rm -rf /home/anneal/.cache
 COPY --chown=anneal: . .

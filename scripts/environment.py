@@ -10,19 +10,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from apps.core.embedded import ROLES, EmbeddedServices, services
+from scripts.embedded import ROLES, EmbeddedServices, services
 from scripts.processes import PROGRAMS, REPOSITORY, Place, Program
 
 SECRETS = ("ANNEAL_SECRET_KEY", "ANNEAL_KEY_PEPPER", "ANNEAL_SIGNING_KEY")
 WEB_PORT, INTERNAL_PORT = 8000, 8001
 LOCAL_POOL = "local-cpu"
 # The demo's matrices feed no more than this; the trainer also keeps to the cores that it finds free.
-MOST_TRAINER_THREADS = 4
+MAX_TRAINER_THREADS = 4
 DRAIN_SECONDS = "3"  # what Ctrl-C may wait for answers that are being written
 
 _OURS = re.compile(r"STRIPE_|ANNEAL_|DATABASE_|REDIS_URL|CELERY_|AWS_|DJANGO_SETTINGS_MODULE|FORWARDED_ALLOW_IPS")
-_NOT_SETTABLE = frozenset({"DATABASE_URL", "ANNEAL_HOME", "ANNEAL_WORK_DIR", "ANNEAL_DEBUG", "DJANGO_SETTINGS_MODULE"})
+_NOT_SETTABLE = frozenset(
+    {
+        "DATABASE_URL",
+        "ANNEAL_HOME",
+        "ANNEAL_WORK_DIR",
+        "ANNEAL_MAIL_FOLDER",
+        "ANNEAL_DEBUG",
+        "DJANGO_SETTINGS_MODULE",
+    }
+)
 
 
 class EnvironmentIncomplete(Exception):
@@ -112,8 +122,8 @@ def _is_external(given: Mapping[str, str], own: EmbeddedServices) -> bool:
         return False
     if missing := sorted(ours.keys() - given.keys()):
         raise EnvironmentIncomplete(
-            f"for external PostgreSQL and Redis also set: {', '.join(missing)} (each process has a role of its own, so "
-            "DATABASE_URL alone is not enough)"
+            f"For external PostgreSQL and Redis also set: {', '.join(missing)}. Each process has a role of its own, so "
+            "that DATABASE_URL alone is not enough."
         )
     return True
 
@@ -139,7 +149,7 @@ def _known_variables(
         "ANNEAL_BASE_MODEL_ROOTS": f"{REPOSITORY}/demo",
         "ANNEAL_BROKER_KEY_PREFIX": "anneal:",
         "ANNEAL_POOL": LOCAL_POOL,
-        "ANNEAL_TRAINER_THREADS": str(MOST_TRAINER_THREADS),
+        "ANNEAL_TRAINER_THREADS": str(MAX_TRAINER_THREADS),
         "ANNEAL_ENGINE_THREADS": "1",
         "ANNEAL_ENGINE_DRAIN_SECONDS": DRAIN_SECONDS,
         "ANNEAL_DEBUG": "1" if is_debug else "0",
@@ -152,6 +162,9 @@ def _known_variables(
         defaults |= {"REDIS_URL": embedded.redis_url, "CELERY_BROKER_URL": embedded.broker_url}
         defaults |= {"ANNEAL_TRAINER_BROKER_URL": embedded.trainer_broker_url}
     known = defaults | {name: value for name, value in given.items() if name not in _NOT_SETTABLE}
+    mail = urlsplit(known["ANNEAL_EMAIL_URL"])
+    if mail.scheme == "file":  # pages name the folder; they are not told the URL, which may hold a password
+        known["ANNEAL_MAIL_FOLDER"] = unquote(mail.path)
     known.setdefault("CELERY_BROKER_URL", known["REDIS_URL"])
     known.setdefault("ANNEAL_TRAINER_BROKER_URL", known["CELERY_BROKER_URL"])
     return known

@@ -3,10 +3,9 @@
 `make demo` renders it as a supervisor configuration; deploy/compose.yaml repeats the commands and a test compares them.
 """
 
-import re
 import shlex
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -14,56 +13,26 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 # What a program may know. A trainer and an engine get no secret of the control plane and no database.
-CONTROL = frozenset(
-    {
-        "ANNEAL_SECRET_KEY",
-        "ANNEAL_KEY_PEPPER",
-        "ANNEAL_SIGNING_KEY",
-        "DATABASE_URL",
-        "REDIS_URL",
-        "CELERY_BROKER_URL",
-        "ANNEAL_PUBLIC_URL",
-        "ANNEAL_INTERNAL_URL",
-        "ANNEAL_GATEWAY_URL",
-        "ANNEAL_OBJECT_STORE",
-        "ANNEAL_BASE_MODEL_ROOTS",
-        "ANNEAL_DEBUG",
-        "DJANGO_SETTINGS_MODULE",
-    }
-)
+CONTROL = frozenset({
+    "ANNEAL_SECRET_KEY", "ANNEAL_KEY_PEPPER", "ANNEAL_SIGNING_KEY", "DATABASE_URL", "REDIS_URL", "CELERY_BROKER_URL",
+    "ANNEAL_PUBLIC_URL", "ANNEAL_INTERNAL_URL", "ANNEAL_GATEWAY_URL", "ANNEAL_OBJECT_STORE",
+    "ANNEAL_BASE_MODEL_ROOTS", "ANNEAL_DEBUG", "DJANGO_SETTINGS_MODULE",
+})  # fmt: skip
 # The bucket's own keys: only for those who sign URLs, read files or delete them.
 STORE_OPTIONS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION"})
-CONTROL_OPTIONS = frozenset(
-    {
-        "ANNEAL_SECRET_KEY_FALLBACKS",
-        "ANNEAL_EMAIL_URL",
-        "ANNEAL_FROM_EMAIL",
-        "ANNEAL_ALLOWED_HOSTS",
-        "ANNEAL_MOST_UNPAID_ORGANIZATIONS",
-        "ANNEAL_OPERATOR_MFA",
-        "ANNEAL_MAX_UPLOAD_BYTES",
-        "ANNEAL_STALL_SECONDS",
-        "ANNEAL_REPLICA_ADDRESSES",
-        "ANNEAL_REPLICA_PLACES",
-        "ANNEAL_MEDIA_HOSTS",
-        "ANNEAL_WEB_REQUESTS_PER_MINUTE",
-        "ANNEAL_WEB_SECONDS_PER_MINUTE",
-        "ANNEAL_WEB_PLACES",
-        "HF_ENDPOINT",
-        "FORWARDED_ALLOW_IPS",
-    }
-)
-# Of one program alone: the web process takes webhooks, for which it has their secret, and calls nobody.
-STRIPE_OPTIONS = frozenset(
-    {
-        "STRIPE_SECRET_KEY",
-        "STRIPE_WEBHOOK_SECRET",
-        "STRIPE_PORTAL_CONFIGURATION",
-        "STRIPE_TAX",
-        "STRIPE_METER",
-        "STRIPE_API_BASE",
-    }
-)
+CONTROL_OPTIONS = frozenset({
+    "ANNEAL_SECRET_KEY_FALLBACKS", "ANNEAL_ALLOWED_HOSTS",
+    "ANNEAL_MOST_UNPAID_ORGANIZATIONS", "ANNEAL_OPERATOR_MFA", "ANNEAL_MAX_UPLOAD_BYTES", "ANNEAL_STALL_SECONDS",
+    "ANNEAL_REPLICA_ADDRESSES", "ANNEAL_REPLICA_PLACES", "ANNEAL_MEDIA_HOSTS", "ANNEAL_WEB_REQUESTS_PER_MINUTE",
+    "ANNEAL_WEB_SECONDS_PER_MINUTE", "ANNEAL_WEB_PLACES", "HF_ENDPOINT", "FORWARDED_ALLOW_IPS",
+})  # fmt: skip
+# The mail server's password is in the URL: only for the one program that sends.
+MAIL_OPTIONS = frozenset({"ANNEAL_EMAIL_URL", "ANNEAL_FROM_EMAIL"})
+# Of one program alone: the web process takes webhooks, for which it has their secret, and makes no calls.
+STRIPE_OPTIONS = frozenset({
+    "STRIPE_SECRET_KEY", "STRIPE_WEBHOOK_SECRET", "STRIPE_PORTAL_CONFIGURATION", "STRIPE_TAX", "STRIPE_METER",
+    "STRIPE_API_BASE",
+})  # fmt: skip
 WORKER = frozenset({"ANNEAL_INTERNAL_URL", "ANNEAL_WORK_DIR", "ANNEAL_POOL", "ANNEAL_BASE_MODEL_ROOTS"})
 
 
@@ -106,35 +75,27 @@ class Program:
 
 
 _UVICORN = (
-    "uvicorn --http apps.core.connections:Connection --no-server-header --no-access-log --no-proxy-headers "
+    "uvicorn --http apps.core.http.connections:Connection --no-server-header --no-access-log --no-proxy-headers "
     "--timeout-keep-alive 75 --timeout-graceful-shutdown 8"
 )
 DRAIN_SECONDS = 120  # streams under way are finished, for as long as this
 _GATEWAY_UVICORN = (
-    "uvicorn --http apps.gateway.connections:Connection --no-server-header --no-date-header --no-access-log "
-    f"--no-proxy-headers --timeout-keep-alive 75 --timeout-graceful-shutdown {DRAIN_SECONDS}"
+    "uvicorn --http apps.interfaces.gateway.http.connections:Connection --no-server-header --no-date-header "
+    f"--no-access-log --no-proxy-headers --timeout-keep-alive 75 --timeout-graceful-shutdown {DRAIN_SECONDS}"
 )
 _CELERY = "celery -A apps.config.celery"
 
-_ENGINE_OPTIONS = frozenset(
-    {
-        "ANNEAL_ENGINE_THREADS",
-        "ANNEAL_ENGINE_MAX_LORAS",
-        "ANNEAL_ENGINE_MAX_CPU_LORAS",
-        "ANNEAL_ENGINE_MAX_LORA_RANK",
-        "ANNEAL_ENGINE_MAX_QUEUED_REQUESTS",
-        "ANNEAL_ENGINE_MAX_MODEL_LENGTH",
-        "ANNEAL_ENGINE_DRAIN_SECONDS",
-        "ANNEAL_ENGINE_EXTRA_ARGUMENTS",
-        "ANNEAL_LOG_LEVEL",
-    }
-)
+_ENGINE_OPTIONS = frozenset({
+    "ANNEAL_ENGINE_THREADS", "ANNEAL_ENGINE_MAX_LORAS", "ANNEAL_ENGINE_MAX_CPU_LORAS", "ANNEAL_ENGINE_MAX_LORA_RANK",
+    "ANNEAL_ENGINE_MAX_QUEUED_REQUESTS", "ANNEAL_ENGINE_MAX_MODEL_LENGTH", "ANNEAL_ENGINE_DRAIN_SECONDS",
+    "ANNEAL_ENGINE_EXTRA_ARGUMENTS", "ANNEAL_LOG_LEVEL",
+})  # fmt: skip
 
 PROGRAMS: tuple[Program, ...] = (
     Program(
         "postgres",
         Tier.SERVICES,
-        "apps.core.embedded postgres --data-dir ${home}",
+        "scripts.embedded postgres --data-dir ${home}",
         needs=frozenset(),
         options=frozenset(),
         stop_seconds=30,
@@ -143,7 +104,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "redis",
         Tier.SERVICES,
-        "apps.core.embedded redis --data-dir ${home}",
+        "scripts.embedded redis --data-dir ${home}",
         needs=frozenset(),
         options=frozenset(),
         is_embedded_only=True,
@@ -153,7 +114,7 @@ PROGRAMS: tuple[Program, ...] = (
         Tier.WEB,
         f"{_UVICORN} apps.config.asgi:application ${{web_listen}}",
         role="app",
-        options=CONTROL_OPTIONS | STORE_OPTIONS | {"STRIPE_WEBHOOK_SECRET"},
+        options=CONTROL_OPTIONS | STORE_OPTIONS | {"STRIPE_WEBHOOK_SECRET", "ANNEAL_MAIL_FOLDER"},
     ),
     Program(
         "internal",
@@ -166,7 +127,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "gateway",
         Tier.CONTROL,
-        f"{_GATEWAY_UVICORN} apps.gateway.app:create_app --factory ${{gateway_listen}}",
+        f"{_GATEWAY_UVICORN} apps.interfaces.gateway.app:create_app --factory ${{gateway_listen}}",
         role="gateway",
         stop_seconds=DRAIN_SECONDS + 15,
     ),
@@ -192,6 +153,7 @@ PROGRAMS: tuple[Program, ...] = (
         Tier.CONTROL,
         f"{_CELERY} worker --queues data-small --concurrency 1 --pool prefork --without-gossip --without-mingle",
         role="sys",
+        options=CONTROL_OPTIONS | STORE_OPTIONS,
     ),
     Program(
         # Waits for the mail server, as long as that takes. Alone in one process: it needs little else.
@@ -199,6 +161,7 @@ PROGRAMS: tuple[Program, ...] = (
         Tier.CONTROL,
         f"{_CELERY} worker --queues mail --concurrency 1 --pool solo --without-gossip --without-mingle",
         role="sys",
+        options=CONTROL_OPTIONS | MAIL_OPTIONS,
         stop_seconds=30,  # one message: twice EMAIL_TIMEOUT
     ),
     Program(
@@ -220,7 +183,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "vllm",
         Tier.SERVING,
-        "gpu_workers.engine",
+        "gpu_workers.engine.launcher",
         venv=".venv-engines",
         needs=frozenset({"ANNEAL_WORK_DIR"}),
         options=_ENGINE_OPTIONS
@@ -233,7 +196,7 @@ PROGRAMS: tuple[Program, ...] = (
         # Waits until the serving agent has a new adapter version to try; runs a minute longer than that.
         "vllm-canary",
         Tier.SERVING,
-        "gpu_workers.engine canary",
+        "gpu_workers.engine.launcher canary",
         venv=".venv-engines",
         needs=frozenset({"ANNEAL_WORK_DIR"}),
         options=_ENGINE_OPTIONS | {"ANNEAL_CANARY_KV_CACHE_BYTES", "ANNEAL_CANARY_GPU_MEMORY_SHARE"},
@@ -245,7 +208,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "serving-agent",
         Tier.SERVING,
-        "gpu_workers.serving_agent",
+        "gpu_workers.serving.agent",
         venv=".venv-engines",
         needs=WORKER | {"ANNEAL_REPLICA_LISTEN"},
         options=frozenset(
@@ -269,7 +232,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(
         "trainer",
         Tier.TRAINING,
-        "celery -A gpu_workers.celery_app worker --queues train.${pool} --pool solo --prefetch-multiplier 1"
+        "celery -A gpu_workers.trainer.celery_app worker --queues train.${pool} --pool solo --prefetch-multiplier 1"
         " --without-gossip --without-mingle",
         venv=".venv-engines",
         needs=WORKER | {"ANNEAL_BROKER_KEY_PREFIX"},
@@ -327,77 +290,3 @@ CONTAINER = Place(
     },
     pythons={".venv": "python", ".venv-engines": "python"},
 )
-
-
-def render_supervisor(
-    programs: Sequence[Program],
-    place: Place,
-    *,
-    home: Path,
-    runtime_dir: Path,
-    variables: Mapping[str, Mapping[str, str]],
-) -> str:
-    """The supervisor configuration of these programs; `variables` by program name. It holds secrets: keep it 0600."""
-    sections = [_supervisord_section(home, runtime_dir)]
-    sections += [_program_section(program, place, home, variables[program.name]) for program in programs]
-    for priority, tier in enumerate(Tier):
-        members = [program.name for program in programs if program.tier == tier]
-        if members:
-            sections.append(f"[group:{tier}]\nprograms={','.join(members)}\npriority={priority}\n")
-    return "\n".join(sections)
-
-
-def _supervisord_section(home: Path, runtime_dir: Path) -> str:
-    return f"""\
-[unix_http_server]
-file={_escaped(runtime_dir)}/supervisor.sock
-chmod=0600
-
-[rpcinterface:supervisor]
-supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
-
-[supervisord]
-nodaemon=true
-silent=true
-pidfile={_escaped(runtime_dir)}/supervisord.pid
-logfile={_escaped(home)}/logs/supervisord.log
-logfile_maxbytes=5MB
-logfile_backups=1
-childlogdir={_escaped(home)}/logs
-strip_ansi=true
-"""
-
-
-def _program_section(program: Program, place: Place, home: Path, variables: Mapping[str, str]) -> str:
-    # A program that keeps failing is tried again for ever, each time a second later than the last. SIGTERM goes to the
-    # program alone, which stops its own children in order (a Celery child would drop its task); SIGKILL goes to all.
-    environment = ",".join(f"{name}={_quoted(value)}" for name, value in sorted(variables.items()))
-    return f"""\
-[program:{program.name}]
-command={_escaped(shlex.join(place.command(program)))}
-directory={_escaped(REPOSITORY)}
-environment={environment}
-autostart=false
-autorestart=true
-startsecs=2
-startretries=1000000
-stopsignal=TERM
-stopwaitsecs={program.stop_seconds}
-stopasgroup=false
-killasgroup=true
-redirect_stderr=true
-stdout_logfile={_escaped(home)}/logs/{program.name}.log
-stdout_logfile_maxbytes=10MB
-stdout_logfile_backups=2
-"""
-
-
-def _escaped(text: object) -> str:
-    """`text` as supervisor's reader takes it. Raises ValueError for what it cannot carry in any spelling."""
-    if re.search(r"""["\n]|\s[;#]""", str(text)):
-        raise ValueError(f"a supervisor configuration cannot hold {str(text)!r}: use a plainer path or value")
-    return str(text).replace("%", "%%")
-
-
-def _quoted(value: str) -> str:
-    return f'"{_escaped(value)}"'

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
+from scripts.installation.clients import BROWSERS
 from scripts.processes import REPOSITORY
-from scripts.setup import BROWSERS
 
 SIZES = {"wide": (1440, 900), "narrow": (390, 780)}
 THEMES = ("light", "dark")

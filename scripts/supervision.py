@@ -2,18 +2,20 @@
 
 import fcntl
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 from xmlrpc.client import Fault, ServerProxy
 
 from supervisor.xmlrpc import SupervisorTransport
 
-from gpu_workers.process_tree import (
+from gpu_workers.common.process_tree import (
     Process,
     become_subreaper,
     die_with_parent,
@@ -25,7 +27,7 @@ from gpu_workers.process_tree import (
     reap_children,
 )
 from scripts.environment import Prepared, plain_environment
-from scripts.processes import REPOSITORY, Program, Tier, render_supervisor
+from scripts.processes import REPOSITORY, Place, Program, Tier
 
 # In the environment of every program, with the data directory as its value. Not ANNEAL_…: workers take those away from
 # their engine and their training child, which must be found too.
@@ -131,7 +133,7 @@ class Supervision:
         # SPT_NOENV: a process that changes its title keeps its environment, and with it the mark.
         shared = {"ANNEAL_HOME": home, LAUNCH_MARK: home, "SPT_NOENV": "1", "PYTHONUNBUFFERED": "1"}
         variables = {program.name: self.prepared.variables(program) | shared for program in self.prepared.programs}
-        return render_supervisor(
+        return render_config(
             self.prepared.programs,
             self.prepared.place,
             home=self.prepared.home,
@@ -151,12 +153,83 @@ class Supervision:
             return False
 
 
+def render_config(
+    programs: Sequence[Program],
+    place: Place,
+    *,
+    home: Path,
+    runtime_dir: Path,
+    variables: Mapping[str, Mapping[str, str]],
+) -> str:
+    """The supervisor configuration of these programs; `variables` by program name. It holds secrets: keep it 0600."""
+    sections = [_supervisord_section(home, runtime_dir)]
+    sections += [_program_section(program, place, home, variables[program.name]) for program in programs]
+    for priority, tier in enumerate(Tier):
+        members = [program.name for program in programs if program.tier == tier]
+        if members:
+            sections.append(f"[group:{tier}]\nprograms={','.join(members)}\npriority={priority}\n")
+    return "\n".join(sections)
+
+
+def _supervisord_section(home: Path, runtime_dir: Path) -> str:
+    return f"""\
+[unix_http_server]
+file={_escaped(runtime_dir)}/supervisor.sock
+chmod=0600
+
+[rpcinterface:supervisor]
+supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
+
+[supervisord]
+nodaemon=true
+silent=true
+pidfile={_escaped(runtime_dir)}/supervisord.pid
+logfile={_escaped(home)}/logs/supervisord.log
+logfile_maxbytes=5MB
+logfile_backups=1
+childlogdir={_escaped(home)}/logs
+strip_ansi=true
+"""
+
+
+def _program_section(program: Program, place: Place, home: Path, variables: Mapping[str, str]) -> str:
+    # A program that keeps failing is tried again for ever, each time a second later than the last. SIGTERM goes to the
+    # program alone, which stops its own children in order (a Celery child would drop its task); SIGKILL goes to all.
+    environment = ",".join(f"{name}={_quoted(value)}" for name, value in sorted(variables.items()))
+    return f"""\
+[program:{program.name}]
+command={_escaped(shlex.join(place.command(program)))}
+directory={_escaped(REPOSITORY)}
+environment={environment}
+autostart=false
+autorestart=true
+startsecs=2
+startretries=1000000
+stopsignal=TERM
+stopwaitsecs={program.stop_seconds}
+stopasgroup=false
+killasgroup=true
+redirect_stderr=true
+stdout_logfile={_escaped(home)}/logs/{program.name}.log
+stdout_logfile_maxbytes=10MB
+stdout_logfile_backups=2
+"""
+
+
+def _escaped(text: object) -> str:
+    """`text` as supervisor's reader takes it. Raises ValueError for what it cannot carry in any spelling."""
+    if re.search(r"""["\n]|\s[;#]""", str(text)):
+        raise ValueError(f"a supervisor configuration cannot hold {str(text)!r}: use a plainer path or value")
+    return str(text).replace("%", "%%")
+
+
+def _quoted(value: str) -> str:
+    return f'"{_escaped(value)}"'
+
+
 def end_with_launcher() -> None:
     """To be called in a child between fork and exec: it is asked to end when the launcher was killed."""
     die_with_parent(signal.SIGTERM)
-
-
-# --- one launcher per data directory ----------------------------------------------------------------------------------
 
 
 def lock(home: Path) -> IO[str]:
@@ -166,14 +239,11 @@ def lock(home: Path) -> IO[str]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        raise LaunchFailed(f"Anneal already runs in {home} (process {file.read().strip()}); stop it first") from None
+        raise LaunchFailed(f"Anneal already runs in {home} (process {file.read().strip()}). Stop it first.") from None
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()
     return file
-
-
-# --- nothing is left --------------------------------------------------------------------------------------------------
 
 
 def find_leftovers(home: Path) -> tuple[Process, ...]:
@@ -191,7 +261,7 @@ def _belongs(entry: Path, mark: bytes, home: Path) -> bool:
     try:
         # PostgreSQL overwrites its environment; it works in its cluster.
         return mark in (entry / "environ").read_bytes().split(b"\0") or (entry / "cwd").readlink() == home / "postgres"
-    except OSError:  # gone, or somebody else's
+    except OSError:  # gone, or of another account
         return False
 
 

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
-from gpu_workers.process_tree import die_with_parent
+from gpu_workers.common.process_tree import die_with_parent
 from scripts.touched import pick_tests
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,12 +44,16 @@ _PERCENT = re.compile(rb"\[ *(\d+)%\]")
 
 @dataclass(frozen=True)
 class Part:
-    """Some folders or files of tests that one process of pytest runs, one test after the other."""
+    """Some folders or files of tests that one process of pytest runs, one test after the other.
+
+    It takes `places` of those that `--at-once` gives, or the whole machine.
+    """
 
     name: str
     paths: tuple[str, ...]
     environment: str = "web"
     marks: str = "not chaos and not nightly"
+    places: int = 1
     is_alone: bool = False
 
     def seconds(self, durations: dict[str, float]) -> float:
@@ -63,13 +68,15 @@ class Part:
 PARTS = (
     Part("unit", ("tests/unit",)),
     Part("integration", ("tests/integration", "tests/setting_up")),
-    Part("api", ("tests/api", "tests/guards")),
+    Part("api", ("tests/api",)),
+    Part("guards", ("tests/guards",)),
     Part("web", ("tests/web",)),
     Part("browser", ("tests/browser",)),
     Part("training", ("tests/engines/training", "tests/engines/estimates"), "engines"),
     Part("serving", ("tests/engines/serving",), "engines"),
-    # The whole platform trains and answers against its own quotes: nothing else may run.
-    Part("e2e", ("tests/e2e",), is_alone=True),
+    # A platform of fifteen processes that trains and answers: a single other part beside it. Its jobs have caps that a
+    # busy machine does not reach, and no test of it compares a time with a quote.
+    Part("e2e", ("tests/e2e",), places=2),
 )
 
 
@@ -91,6 +98,7 @@ class Run:
     process: subprocess.Popen[bytes]
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     cases: list[Case] = field(default_factory=list)
 
     @property
@@ -108,6 +116,14 @@ class Run:
         """How far it is, by what pytest wrote last."""
         found = _PERCENT.findall(self.log.read_bytes())
         return f"{self.part.name} {int(found[-1]) if found else 0}%"
+
+    def has_ended(self) -> bool:
+        """Whether its process has ended; then what it and its children computed is known."""
+        before = _cpu_seconds_of_children()
+        if self.process.poll() is None:
+            return False
+        self.cpu_seconds += _cpu_seconds_of_children() - before
+        return True
 
     def finish(self) -> None:
         """Read the report of a process that has ended."""
@@ -153,7 +169,7 @@ def main(arguments: Sequence[str] | None = None, *, all_parts: Sequence[Part] = 
 def _quick_parts(durations: dict[str, float]) -> list[Part]:
     """Return the parts cut down to the nearest files of tests of the current change."""
     chosen = pick_tests(ROOT, durations, seconds=QUICK_SECONDS * 0.75)  # the rest is for starting
-    parts = [part for part in PARTS if not part.is_alone]
+    parts = [part for part in PARTS if part.places == 1]
     cut = [(part, tuple(file for file in chosen if part.holds(file))) for part in parts]
     return [Part(part.name, files, part.environment, part.marks) for part, files in cut if files]
 
@@ -167,11 +183,12 @@ def _run(parts: Iterable[Part], durations: dict[str, float], at_once: int) -> li
     screen = _Screen()
     try:
         while waiting or going:
-            while waiting and len(going) < at_once and not (going and (waiting[0].is_alone or going[0].part.is_alone)):
-                going.append(_start(waiting.pop(0)))
+            while part := _next(waiting, [run.part for run in going], at_once):
+                waiting.remove(part)
+                going.append(_start(part))
             time.sleep(0.2)
             screen.show(going, waiting)
-            for run in [run for run in going if run.process.poll() is not None]:
+            for run in [run for run in going if run.has_ended()]:
                 going.remove(run)
                 run.finish()
                 done.append(run)
@@ -179,6 +196,18 @@ def _run(parts: Iterable[Part], durations: dict[str, float], at_once: int) -> li
     finally:
         _stop(going)
     return done
+
+
+def _next(waiting: Sequence[Part], going: Sequence[Part], at_once: int) -> Part | None:
+    """Return the longest part that may start now."""
+    return next((part for part in waiting if has_place(part, going, at_once)), None)
+
+
+def has_place(part: Part, others: Sequence[Part], at_once: int) -> bool:
+    """Whether a part may start beside those under way; without any, each may."""
+    if any(each.is_alone for each in (part, *others)):
+        return not others
+    return not others or sum(each.places for each in (part, *others)) <= at_once
 
 
 def _start(part: Part) -> Run:
@@ -255,12 +284,19 @@ class _Screen:
             print("\r\033[K", end="")
         if run.failures:
             print(f"\n--- {run.part.name} failed: {run.log}\n{run.log.read_text(errors='replace')}")
-        print(f"{run.part.name:10} {_clock(run.seconds)}  {_summary(run.cases, run.failures)}", flush=True)
+        took = f"{_clock(run.seconds)} ({_clock(run.cpu_seconds)} of CPU)"
+        print(f"{run.part.name:10} {took}  {_summary(run.cases, run.failures)}", flush=True)
 
 
 def _summary(cases: Sequence[Case], failures: int) -> str:
     passed, skipped = (sum(case.outcome == outcome for case in cases) for outcome in ("passed", "skipped"))
     return f"{passed} passed, {failures} failed, {skipped} skipped"
+
+
+def _cpu_seconds_of_children() -> float:
+    """What all processes computed that were waited for, theirs included."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _clock(seconds: float) -> str:

@@ -4,7 +4,7 @@ The change is what differs from the commit where this branch left the main one, 
 The distance from a changed file to a file of tests is
 
     0   it is the changed file
-    1   it imports the changed module, or bears its name: apps/web/jobs.py and test_jobs.py
+    1   it imports the changed module, or bears its name: apps/interfaces/web/jobs/views.py and test_jobs.py
     2   it is in the folder of the changed module's app: apps/billing and tests/unit/billing
     n   it imports the module through n - 1 others
 

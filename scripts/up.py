@@ -2,7 +2,7 @@
 
     python3 scripts/up.py [--home DIR] [--main-job | --ci | --reload | --no-main-job]
 
-Standard library only: it runs under whatever Python 3.11 or newer the machine has and goes on inside .venv.
+Standard library only: it starts under any Python 3.11 or newer and continues inside .venv.
 """
 
 import os

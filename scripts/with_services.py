@@ -12,7 +12,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from apps.core.embedded import ROLES, ensure_running
+from scripts.embedded import ROLES, ensure_running
 from scripts.environment import prepare
 from scripts.processes import REPOSITORY
 

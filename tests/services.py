@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.core.embedded import ensure_running
+from scripts.embedded import ensure_running
 
 ROOT = Path(__file__).resolve().parents[1]
 _services = ExitStack()

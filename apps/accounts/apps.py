@@ -13,7 +13,7 @@ class AccountsConfig(AppConfig):
             return
         from allauth.mfa import signals  # noqa: PLC0415 - imports models
 
-        from apps.accounts import second_factor, sessions  # noqa: PLC0415 - imports models
+        from apps.accounts.login import second_factor, sessions  # noqa: PLC0415 - imports models
 
         user_logged_in.connect(sessions.note_sign_in)
         signals.authenticator_added.connect(second_factor.note_added)

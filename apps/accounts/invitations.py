@@ -11,17 +11,18 @@ import hmac
 from django.conf import settings
 from django.db import transaction
 
-from apps.accounts.addresses import has_verified_address
+from apps.accounts.login.addresses import has_verified_address
 from apps.accounts.models import Invitation, Membership, Organization, User
 from apps.accounts.operations import known_role, lock_members, require_grantable
 from apps.accounts.queries import get_invitation
 from apps.accounts.roles import Permission, has_permission
-from apps.core import audit, outbox
+from apps.core import audit
 from apps.core.errors import InvalidState, NotFound, PermissionDenied, RateLimited
+from apps.core.messages import outbox
 
 INVITATION_LIFETIME = datetime.timedelta(days=7)
 # An invitation is mail to a stranger with words of the sender's choice.
-MOST_OPEN, MOST_A_DAY = 20, 50  # of an organization
+MAX_OPEN, MAX_A_DAY = 20, 50  # of an organization
 _A_DAY = datetime.timedelta(days=1)
 
 
@@ -104,10 +105,10 @@ def _require_room(organization: Organization, by: User, email: str, now: datetim
     today = rows.filter(created_at__gt=now - _A_DAY)
     if today.filter(email__iexact=email).exists():
         raise TooManyInvitations(f"{email} had an invitation today. Send another one tomorrow.", param="email")
-    if rows.still_open().filter(expires_at__gt=now).exclude(email__iexact=email).count() >= MOST_OPEN:
-        raise TooManyInvitations(f"{MOST_OPEN} invitations are open. Withdraw one, or wait until one is accepted.")
-    if today.count() >= MOST_A_DAY:
-        raise TooManyInvitations(f"An organization sends {MOST_A_DAY} invitations a day. Continue tomorrow.")
+    if rows.still_open().filter(expires_at__gt=now).exclude(email__iexact=email).count() >= MAX_OPEN:
+        raise TooManyInvitations(f"{MAX_OPEN} invitations are open. Withdraw one, or wait until one is accepted.")
+    if today.count() >= MAX_A_DAY:
+        raise TooManyInvitations(f"An organization sends {MAX_A_DAY} invitations a day. Continue tomorrow.")
 
 
 def _mail(organization: Organization, email: str, now: datetime.datetime, **fields: object) -> Invitation:

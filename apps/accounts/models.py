@@ -7,13 +7,13 @@ import pgtrigger
 from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
-from django.db.models.functions import Lower, Now
+from django.db.models.functions import Coalesce, Lower, Now
 
 from apps.accounts.roles import ROLE_CHOICES
+from apps.core.database.policies import OWN_ORGANIZATION
+from apps.core.database.tenancy import OrganizationModel, OrganizationQuerySet
 from apps.core.ids import IdField
-from apps.core.key_news import key_news
-from apps.core.policies import OWN_ORGANIZATION
-from apps.core.tenancy import OrganizationModel, OrganizationQuerySet
+from apps.core.messages.key_invalidation import key_news
 
 _OWN_USER = "user_id = nullif(current_setting('anneal.user', true), '')"
 
@@ -64,6 +64,11 @@ class Organization(models.Model):
     created_at = models.DateTimeField(db_default=Now())
     suspended_at = models.DateTimeField(null=True)
     founded_by = models.ForeignKey(User, on_delete=models.PROTECT, null=True, related_name="+")
+    has_own_share = models.BooleanField(
+        db_default=False,
+        help_text="It has paid, or an operator has set its limits. Until then it has one share of queues and limits "
+        "together with the others its founder made.",
+    )
     requires_second_factor = models.BooleanField(
         default=False, help_text="Its pages open only for members who have shown a second factor."
     )
@@ -73,12 +78,28 @@ class Organization(models.Model):
         "id = nullif(current_setting('anneal.organization', true), '') OR id IN (SELECT organization_id FROM "  # noqa: S608 - constants
         f"accounts_membership WHERE {_OWN_USER})"
     )
+    app_kept_columns = ("has_own_share",)
 
     class Meta:
         triggers = [key_news("organization_key_news", pgtrigger.UpdateOf("suspended_at"), organization="NEW.id")]
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def share_holder(self) -> str:
+        """The id of whom fair shares and limits count: the organization, or its founder as long as it shares."""
+        return self.pk if self.has_own_share else self.founded_by_id or self.pk
+
+    @classmethod
+    def share_holder_by(cls, path: str = "") -> models.Case:
+        """Return the SQL of `share_holder`; `path` leads to the organization, as in "organization__"."""
+        own = models.F(f"{path}id")
+        return models.Case(
+            models.When(**{f"{path}has_own_share": True}, then=own),
+            default=Coalesce(models.F(f"{path}founded_by_id"), own),
+            output_field=models.CharField(),
+        )
 
 
 class Membership(OrganizationModel):

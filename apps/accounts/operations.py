@@ -8,20 +8,13 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils.text import slugify
 
-from apps.accounts import keys
+from apps.accounts.login import api_keys
 from apps.accounts.models import ApiKey, Invitation, KeyKind, Membership, Organization, User
-from apps.accounts.queries import (
-    NO_LIMITS,
-    KeyIdentity,
-    KeyLimits,
-    find_membership,
-    get_key,
-    get_membership,
-)
+from apps.accounts.queries import NO_LIMITS, KeyIdentity, KeyLimits, find_membership, get_key, get_membership
 from apps.accounts.roles import ROLES, SCOPES, Owner, Permission, has_permission
 from apps.core import audit
+from apps.core.database.tenancy import set_organization
 from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied
-from apps.core.tenancy import set_organization
 
 MEMBER_TOKEN_LIFETIME = datetime.timedelta(minutes=10)
 USE_NOTED_EVERY = datetime.timedelta(minutes=1)
@@ -242,8 +235,9 @@ def issue_key(
     if expires_at is not None and expires_at <= now:
         raise InvalidValue("The key would be expired at once.", param="expires_at")
     issued = _issue(
-        keys.new_secret(keys.LIVE_PREFIX), organization=organization, kind=KeyKind.SECRET, name=_clean_name(name),
-        scopes=sorted(scopes), created_by=by, created_at=now, expires_at=expires_at, **asdict(limits),
+        api_keys.new_secret(api_keys.LIVE_PREFIX), organization=organization, kind=KeyKind.SECRET,
+        name=_clean_name(name), scopes=sorted(scopes), created_by=by, created_at=now, expires_at=expires_at,
+        **asdict(limits),
     )  # fmt: skip
     audit.record(
         organization=organization, by=by.pk, action="key.create", target=issued.key.pk,
@@ -267,13 +261,13 @@ def issue_member_token(
     scopes = frozenset({Permission.INFERENCE.value})
     _require_role(membership, scopes)
     return _issue(
-        keys.new_secret(keys.WEB_PREFIX), organization_id=membership.organization_id, kind=KeyKind.MEMBER, name=name,
-        scopes=sorted(scopes), created_by_id=membership.user_id, created_at=now, expires_at=now + lifetime,
+        api_keys.new_secret(api_keys.WEB_PREFIX), organization_id=membership.organization_id, kind=KeyKind.MEMBER,
+        name=name, scopes=sorted(scopes), created_by_id=membership.user_id, created_at=now, expires_at=now + lifetime,
     )  # fmt: skip
 
 
 def _issue(secret: str, **fields: object) -> IssuedKey:
-    key = ApiKey.objects.create(hmac=keys.fingerprint(secret), prefix=keys.shown_prefix(secret), **fields)
+    key = ApiKey.objects.create(hmac=api_keys.fingerprint(secret), prefix=api_keys.shown_prefix(secret), **fields)
     return IssuedKey(key=key, secret=secret)
 
 

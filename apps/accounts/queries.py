@@ -9,7 +9,7 @@ import msgspec
 from django.db import connection
 from django.db.models import QuerySet
 
-from apps.accounts.keys import fingerprint, is_well_formed
+from apps.accounts.login.api_keys import fingerprint, is_well_formed
 from apps.accounts.models import ApiKey, Invitation, KeyKind, Membership, Organization, User
 from apps.accounts.roles import ROLES
 from apps.core.errors import NotFound

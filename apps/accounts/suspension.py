@@ -9,8 +9,9 @@ import datetime
 from django.db import transaction
 
 from apps.accounts.models import Organization
-from apps.core import audit, outbox
+from apps.core import audit
 from apps.core.errors import InvalidState, InvalidValue
+from apps.core.messages import outbox
 
 REASON_LENGTH = 500
 

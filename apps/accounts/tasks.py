@@ -4,8 +4,8 @@ from typing import Any
 
 from celery import shared_task
 
-from apps.accounts.sweeping import sweep_expired_tokens
-from apps.core.clock import db_now
+from apps.accounts.login.browser_tokens import sweep_expired_tokens
+from apps.core.database.clock import db_now
 
 
 @shared_task(name="accounts.sweep_expired_tokens", ignore_result=True)

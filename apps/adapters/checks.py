@@ -3,15 +3,9 @@
 from typing import Any
 
 from apps.catalog.models import BaseModel
-from apps.contracts.adapter_files import (
-    AdapterFileError,
-    check_adapter,
-    get_header_bytes,
-    parse_config,
-    parse_header,
-)
+from apps.contracts.adapter_files import AdapterFileError, check_adapter, get_header_bytes, parse_config, parse_header
 from apps.contracts.result_files import MODEL_CONFIG, problem_of_config, problem_of_start, unexpected
-from apps.core.object_store import read_object, store
+from apps.core.objects.store import read_object, store
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 

@@ -1,6 +1,6 @@
 """The states of an adapter version: what was trained is served only after an engine has certified it."""
 
-from apps.core.transitions import Transitions
+from apps.core.database.transitions import Transitions
 
 VERSION_TRANSITIONS: Transitions = {
     "checking": frozenset({"ready", "refused", "uncertified"}),

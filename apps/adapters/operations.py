@@ -12,10 +12,11 @@ from apps.adapters.lifecycle import VERSION_TRANSITIONS
 from apps.adapters.models import Adapter, AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.contracts.parity import ParityResult
-from apps.core import audit, outbox
+from apps.core import audit
+from apps.core.database.transitions import try_advance
 from apps.core.errors import DomainError, InvalidState
 from apps.core.ids import random_name
-from apps.core.transitions import try_advance
+from apps.core.messages import outbox
 
 CHECKPOINT_MARK = ":ckpt-step-"  # in the name of a checkpoint's model, before its step
 

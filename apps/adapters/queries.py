@@ -6,7 +6,7 @@ from django.db.models import QuerySet
 
 from apps.adapters.models import AdapterVersion
 from apps.core.errors import NotFound
-from apps.core.object_store import store
+from apps.core.objects.store import store
 
 _DOWNLOAD_SECONDS = 300
 

@@ -13,20 +13,12 @@ from django.db.models import F, Q, QuerySet, Sum
 
 from apps.accounts.models import ApiKey
 from apps.billing.ledger import lock_wallet
-from apps.billing.models import (
-    Budget,
-    BudgetAlert,
-    BudgetMode,
-    BudgetPeriod,
-    BudgetScope,
-    Hold,
-    KeyLabel,
-    UsageSeries,
-)
-from apps.core import audit, outbox
+from apps.billing.models import Budget, BudgetAlert, BudgetMode, BudgetPeriod, BudgetScope, Hold, KeyLabel, UsageSeries
+from apps.core import audit
 from apps.core.audit import require_transaction
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue, QuotaExceeded
+from apps.core.messages import outbox
 from apps.core.money import dollars
 
 DEFAULT_THRESHOLDS = (50, 80, 100)

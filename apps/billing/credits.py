@@ -8,9 +8,9 @@ from django.db.models import F, Sum
 from apps.billing.ledger import account, lock_wallet, post, posted_before
 from apps.billing.lots import spendable_lots
 from apps.billing.models import AccountKind, CreditLot, Hold, LedgerAccount, LedgerTransaction, LotKind
-from apps.billing.one_by_one import for_each
+from apps.billing.tenant_batches import for_each
 from apps.core import audit
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
 
 # A reversal of these leaves no hold or usage series behind that says otherwise; charges are refunded instead.

@@ -10,6 +10,7 @@ from typing import Any
 
 from django.db.models import F, QuerySet, Sum
 
+from apps.accounts.shares import give_own_share
 from apps.billing.models import CreditLot, LotKind, LotMovement
 
 PROMOTIONAL_PRIORITY = 20
@@ -75,7 +76,9 @@ def open_lot(
     priority: int | None = None,
     expires_at: datetime.datetime | None = None,
 ) -> CreditLot:
-    """Create an empty lot; the posting that brings its credit fills it."""
+    """Create an empty lot; the posting that brings its credit fills it. A paid one brings a share of one's own."""
+    if kind == LotKind.PAID:
+        give_own_share(organization=organization_id)
     usual = PAID_PRIORITY if kind == LotKind.PAID else PROMOTIONAL_PRIORITY
     return CreditLot.objects.create(
         organization_id=organization_id,

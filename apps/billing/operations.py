@@ -12,7 +12,7 @@ from apps.billing.ledger import account, beside, lock_wallet, lock_wallet_of_hol
 from apps.billing.lots import open_lot, returns_for
 from apps.billing.models import AccountKind, CreditLot, Hold, LedgerAccount, LedgerTransaction, LotKind
 from apps.core import audit
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded
 from apps.core.money import dollars
 

@@ -6,8 +6,11 @@ from typing import Any
 
 from celery import shared_task
 
-from apps.billing import credits, invoicing, mail, metered, reconciliation, seals, slices, usage
-from apps.core.clock import db_now
+from apps.billing import credits
+from apps.billing.books import reconciliation, seals
+from apps.billing.invoices import mail, statements
+from apps.billing.usage import metering, slices, storage
+from apps.core.database.clock import db_now
 
 logger = logging.getLogger(__name__)
 _VERIFIED = datetime.timedelta(days=35)  # the chain itself is followed from its beginning
@@ -15,7 +18,7 @@ _VERIFIED = datetime.timedelta(days=35)  # the chain itself is followed from its
 
 @shared_task(name="billing.rate_usage")
 def rate_usage(**_: Any) -> None:
-    usage.rate_usage()
+    metering.rate_usage()
 
 
 @shared_task(name="billing.close_expired_holds")
@@ -25,7 +28,7 @@ def close_expired_holds(**_: Any) -> None:
 
 @shared_task(name="billing.post_rebates")
 def post_rebates(**_: Any) -> None:
-    metered.post_rebates(now=db_now())
+    storage.post_rebates(now=db_now())
 
 
 @shared_task(name="billing.mail_reports")
@@ -35,7 +38,7 @@ def mail_reports(**_: Any) -> None:
 
 @shared_task(name="billing.close_months")
 def close_months(**_: Any) -> None:
-    invoicing.close_months(now=db_now())
+    statements.close_months(now=db_now())
 
 
 @shared_task(name="billing.reconcile")

@@ -12,8 +12,8 @@ import msgspec
 
 from apps.contracts.chat import ChatRenderer, InvalidChatTemplate
 from apps.core.errors import InvalidValue
-from apps.estimates.architectures import Architecture, from_config, parameter_count
-from apps.estimates.families import ArchitectureError
+from apps.estimates.models.architectures import Architecture, from_config, parameter_count
+from apps.estimates.models.families import ArchitectureError
 
 # What trainer and engine are both known to run without code from the repository.
 MODEL_TYPES = frozenset(

@@ -8,9 +8,9 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from apps.catalog.pricing import title_of
+from apps.core.database.policies import OWN_ORGANIZATION
+from apps.core.database.tenancy import OrganizationModel
 from apps.core.ids import IdField
-from apps.core.policies import OWN_ORGANIZATION
-from apps.core.tenancy import OrganizationModel
 
 # What asks nothing of those who use the weights. A row that names two licences is read as the stricter one.
 _PERMISSIVE = re.compile(r"(?:apache|mit|bsd|isc|cc0)\b(?!.*(?:except|also applies|\band\b))", re.IGNORECASE)
@@ -29,7 +29,6 @@ class BaseModel(models.Model):
     path = models.CharField(max_length=400, blank=True)
     licence = models.CharField(max_length=80, blank=True)  # an SPDX identifier, or the name of the terms
     is_gated = models.BooleanField(default=False)
-    hub_token_sealed = models.BinaryField(null=True)
     config = models.JSONField(default=dict, help_text="The model's own config.json, or the seeded dimensions.")
     parameter_count = models.BigIntegerField()
     context_length = models.PositiveIntegerField()
@@ -53,7 +52,6 @@ class BaseModel(models.Model):
 
     tenancy_reason = "the catalogue is the same for all tenants"
     app_access = "read"
-    hidden_columns = {"hub_token_sealed": ("anneal_gateway",)}
 
     def __str__(self) -> str:
         return self.display_name
@@ -77,6 +75,16 @@ class BaseModel(models.Model):
     def licence_url(self) -> str:
         """Where the licence can be read."""
         return f"https://huggingface.co/{self.repo}" if self.repo else self.source_url
+
+
+class HubToken(models.Model):
+    """What opens the repository of a gated model. A table of its own: web and gateway read the model and not this."""
+
+    base_model = models.OneToOneField(BaseModel, on_delete=models.CASCADE, primary_key=True, related_name="hub_token")
+    token_sealed = models.BinaryField()
+
+    tenancy_reason = "the catalogue is the same for all tenants"
+    app_access = "none"
 
 
 class LicenceAcceptance(OrganizationModel):

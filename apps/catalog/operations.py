@@ -13,16 +13,17 @@ from django.db import transaction
 
 from apps.catalog.hub import download_text_files
 from apps.catalog.model_files import ModelFolder, ModelRefused, check_config, read_hub_folder, read_model_folder
-from apps.catalog.models import BaseModel, PriceRule
+from apps.catalog.models import BaseModel, HubToken, PriceRule
 from apps.catalog.pricing import STORAGE_SKU, Tier, unit_of
 from apps.catalog.queries import hub_token_place, open_hub_token
 from apps.contracts.chat import chat_template_sha256
-from apps.core import audit, outbox
+from apps.core import audit
+from apps.core.database.locks import lock
 from apps.core.errors import DomainError, InvalidState, InvalidValue
-from apps.core.locks import lock
-from apps.core.object_store import platform_key, read_chunks, store
-from apps.core.sealing import seal
-from apps.estimates.architectures import parameter_count
+from apps.core.messages import outbox
+from apps.core.objects.store import platform_key, read_chunks, store
+from apps.core.secrets.sealing import seal
+from apps.estimates.models.architectures import parameter_count
 
 _NAME = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -66,10 +67,12 @@ def add_base_model(
     if path is not None:
         _fill_from_folder(row, read_model_folder(path, roots=base_model_roots()), default_recipe or {})
     else:
-        _fill_from_repository(row, repo=repo, revision=revision, config=config, hub_token=hub_token)
+        _fill_from_repository(row, repo=repo, revision=revision, config=config)
+        row.is_gated = bool(hub_token)
     row.added_by = by
     row.save()
     if path is None:
+        keep_hub_token(base_model=row, hub_token=hub_token)
         request_install(base_model=row, by=by, now=now)
     audit.record(
         organization=None, by=by, action="base_model.added", target=row.pk, name=name,
@@ -154,9 +157,7 @@ def _fill_from_folder(
         store().put_stream(row.tokenizer_key, read_chunks(tokenizer))
 
 
-def _fill_from_repository(
-    row: BaseModel, *, repo: str, revision: str, config: dict[str, Any] | None, hub_token: str
-) -> None:
+def _fill_from_repository(row: BaseModel, *, repo: str, revision: str, config: dict[str, Any] | None) -> None:
     if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
         raise InvalidValue("A repository is written owner/name, as on the hub.", param="repo")
     if not _COMMIT.fullmatch(revision):
@@ -167,8 +168,14 @@ def _fill_from_repository(
     row.repo, row.revision, row.config = repo, revision, config
     row.parameter_count = parameter_count(architecture)
     row.context_length = architecture.max_position_embeddings or UNKNOWN_CONTEXT_TOKENS
-    row.is_gated = bool(hub_token)
-    row.hub_token_sealed = seal(hub_token, place=hub_token_place(row)) if hub_token else None
+
+
+def keep_hub_token(*, base_model: BaseModel, hub_token: str) -> None:
+    """Seal what opens the model's repository in place of what did before; "" where nothing has to."""
+    HubToken.objects.filter(base_model=base_model).delete()
+    if hub_token:
+        sealed = seal(hub_token, place=hub_token_place(base_model))
+        HubToken.objects.create(base_model=base_model, token_sealed=sealed)
 
 
 @transaction.atomic

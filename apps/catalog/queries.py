@@ -6,11 +6,11 @@ from typing import Any
 
 from django.db.models import DateTimeField, F, Func, Q, QuerySet
 
-from apps.catalog.models import BaseModel, GpuType, PriceRule
+from apps.catalog.models import BaseModel, GpuType, HubToken, PriceRule
 from apps.contracts.chat import ChatRenderer
 from apps.core.errors import InvalidState, NotFound
-from apps.core.object_store import read_object
-from apps.core.sealing import place_of, unseal
+from apps.core.objects.store import read_object
+from apps.core.secrets.sealing import place_of, unseal
 
 TOKENIZER_LIMIT_BYTES = 64 * 1024 * 1024
 
@@ -95,13 +95,13 @@ def warm_sku(base_model: BaseModel) -> str:
 
 
 def hub_token_place(base_model: BaseModel) -> bytes:
-    return place_of(table="catalog_basemodel", column="hub_token_sealed", row_id=base_model.pk)
+    return place_of(table="catalog_hubtoken", column="token_sealed", row_id=base_model.pk)
 
 
 def open_hub_token(*, base_model: BaseModel) -> str | None:
     """Return the token that opens a gated repository, or None. Raises SealBroken. Never log or show it."""
-    sealed = base_model.hub_token_sealed
-    return unseal(bytes(sealed), place=hub_token_place(base_model)) if sealed else None
+    found = HubToken.objects.filter(base_model=base_model).first()
+    return unseal(bytes(found.token_sealed), place=hub_token_place(base_model)) if found else None
 
 
 def chat_renderer(*, base_model: BaseModel) -> ChatRenderer:

@@ -14,7 +14,7 @@ from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.operations import UNKNOWN_CONTEXT_TOKENS, add_base_model, reinstall_base_model, set_price
 from apps.catalog.queries import active_price, inference_sku
 from apps.core.money import NANO_PER_CENT
-from apps.estimates import gpus
+from apps.estimates.physics import gpus
 
 DATA = Path(__file__).resolve().parent / "data"
 DEMO = Path(__file__).resolve().parents[2] / "demo"

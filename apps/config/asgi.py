@@ -12,9 +12,9 @@ django.setup(set_prefix=False)
 
 import apps.config.urls  # noqa: E402, F401 - else the first request imports every page
 from apps.config.startup import guard_roles  # noqa: E402 - needs the app registry
-from apps.core.http import Application, DjangoApplication  # noqa: E402
-from apps.web.front_door import FrontDoor  # noqa: E402
-from apps.web.request_limits import WebLimits  # noqa: E402
+from apps.core.http.asgi import Application, DjangoApplication  # noqa: E402
+from apps.interfaces.web.edge.front_door import FrontDoor  # noqa: E402
+from apps.interfaces.web.edge.request_limits import WebLimits  # noqa: E402
 
 guard_roles()
 _limits = WebLimits(settings.WEB_REQUESTS_PER_MINUTE, settings.WEB_SECONDS_PER_MINUTE, settings.WEB_PLACES)

@@ -9,8 +9,13 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "apps.config.settings.internal")
 django.setup(set_prefix=False)
 
 from apps.config.startup import guard_roles  # noqa: E402 - needs the app registry
-from apps.core.http import Application, DjangoApplication, LimitBodies  # noqa: E402
-from apps.core.object_views import OBJECT_LIMIT  # noqa: E402
+from apps.core.http.asgi import Application, DjangoApplication, LimitBodies  # noqa: E402
+from apps.core.http.turns import TakeTurns  # noqa: E402
+from apps.core.objects.views import OBJECT_LIMIT  # noqa: E402
 
 guard_roles()
-application = LimitBodies(cast(Application, DjangoApplication()), [OBJECT_LIMIT])
+# They share one interpreter and twelve connections to the database.
+application = TakeTurns(
+    LimitBodies(cast(Application, DjangoApplication()), [OBJECT_LIMIT]),
+    places=4, most_of_one=1, most_waiting=16, wait_seconds=10.0,
+)  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from apps.core.loopback import is_loopback
+from apps.core.http.loopback import is_loopback
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,6 +37,7 @@ class Env:
     gateway_url: str
     object_store: str
     email_url: str
+    mail_folder: str
     from_email: str
     base_model_roots: tuple[Path, ...]
     hub_url: str
@@ -84,6 +85,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         gateway_url=environ.get("ANNEAL_GATEWAY_URL", f"unix://{home}/run/gateway.sock"),
         object_store=environ.get("ANNEAL_OBJECT_STORE", f"file://{home}/objects"),
         email_url=environ.get("ANNEAL_EMAIL_URL", "console://"),
+        mail_folder=environ.get("ANNEAL_MAIL_FOLDER", ""),
         from_email=environ.get("ANNEAL_FROM_EMAIL", "Anneal <anneal@localhost>"),
         base_model_roots=tuple(Path(part) for part in environ.get("ANNEAL_BASE_MODEL_ROOTS", "").split(":") if part),
         hub_url=environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/"),

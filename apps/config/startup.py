@@ -2,7 +2,7 @@
 
 from django.db import connection
 
-from apps.core.policies import refuse_unsafe_role
+from apps.core.database.policies import refuse_unsafe_role
 
 
 def guard_roles() -> None:

@@ -3,6 +3,6 @@
 from django.urls import include, path
 
 urlpatterns = [
-    path("internal/v1/", include("apps.worker_api.urls")),
-    path("objects/", include("apps.core.urls")),
+    path("internal/v1/", include("apps.interfaces.worker_api.urls")),
+    path("objects/", include("apps.core.objects.urls")),
 ]

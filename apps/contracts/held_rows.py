@@ -2,7 +2,7 @@
 count them, in the quote that leaves them out and in the run that does not train them.
 
 Every row is asked about, however many there are: equal ones are found among all rows of the validation file, near ones
-among its first `near_copies.MOST_ROWS`, so that memory has a bound and time grows with the rows alone. A row that only
+among its first `near_copies.MAX_ROWS`, so that memory has a bound and time grows with the rows alone. A row that only
 resembles one left out stays. The automatic split keeps such chains together because it chooses a side for each row of
 them; here the sides are given, and what resembles no validated row gives no validated row away.
 """
@@ -25,7 +25,7 @@ class Repeats(IntEnum):
     NEARLY_A_ROW = 2
 
 
-class HeldRows:
+class ValidationIndex:
     """The rows of a validation file, to be asked about others. Eight bytes a row (forty while it is made) and 0.7 KB
     of each of the first."""
 
@@ -49,6 +49,6 @@ class HeldRows:
         return identities
 
 
-def repeats_of(rows: Iterable[Row], held: HeldRows) -> Iterator[Repeats]:
+def repeats_of(rows: Iterable[Row], held: ValidationIndex) -> Iterator[Repeats]:
     """Yield for each row what of the validation file it repeats."""
     return map(held.repeated_by, rows)

@@ -12,10 +12,10 @@ from array import array
 from collections.abc import Iterator
 from itertools import pairwise
 
-MOST_ROWS = 200_000
+MAX_ROWS = 200_000
 BINS = 16
 ALIKE_BINS = 11  # of 16: a similarity of about 0.7
-LEAST_WORDS = 6
+MIN_WORDS = 6
 _BANDS = tuple((index, index + BINS // 2) for index in range(BINS // 2))
 _WORD = re.compile(rb"[\w\x80-\xff]+")
 _EMPTY = 0xFFFFFFFF
@@ -25,7 +25,7 @@ class NearCopies:
     """Takes rows in order, each under a number of its own, says which earlier row each is nearly the same as, and in
     the end which rows belong together: near copies of near copies too."""
 
-    def __init__(self, *, most_rows: int = MOST_ROWS) -> None:
+    def __init__(self, *, most_rows: int = MAX_ROWS) -> None:
         self._most_rows = most_rows
         self._sketches = array("I")
         self._rows = array("I")
@@ -91,7 +91,7 @@ def _keys(made: list[int]) -> list[int]:
 def sketch(text: str) -> list[int] | None:
     """Return the bins of a text, or None where it has too few words to be nearly like another."""
     words = _WORD.findall(text.casefold().encode("utf-8", "replace"))
-    if len(words) < LEAST_WORDS:
+    if len(words) < MIN_WORDS:
         return None
     hashes = list(map(zlib.crc32, words))
     bins = [_EMPTY] * BINS

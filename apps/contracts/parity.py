@@ -18,7 +18,7 @@ MAX_PARITY_BYTES = 4 * 2**20
 # the figures in tests/engines/serving/one_replica/test_1_certificates.py.
 TOLERANCE = 0.05
 # Below it an adapter cannot be told from its base: a zero adapter gives 0 exactly.
-LEAST_EFFECT = 1e-3
+MIN_EFFECT = 1e-3
 
 
 class ParityRow(Struct, frozen=True, kw_only=True):
@@ -101,7 +101,7 @@ def problem_of(result: ParityResult) -> str:
     """Return why the engine's numbers do not certify the adapter, or ""."""
     if not all(math.isfinite(value) for value in (result.tuned_difference, result.effect)):
         return "The adapter gives invalid numbers."
-    if result.effect < LEAST_EFFECT:
+    if result.effect < MIN_EFFECT:
         return "The adapter answers exactly as the base model does."
     if result.tuned_difference > min(result.tolerance, max(result.effect / 2, 2 * result.base_difference)):
         return (

@@ -15,8 +15,8 @@ from apps.contracts.parity import PARITY_FILE
 from apps.contracts.runs import Manifest
 
 MODEL_CONFIG = "config.json"
-MOST_FILES = 1024  # of a manifest: the largest open model has some two hundred
-MOST_BYTES = 4 * 2**40
+MAX_FILES = 1024  # of a manifest: the largest open model has some two hundred
+MAX_BYTES = 4 * 2**40
 _ADAPTER = frozenset({WEIGHTS_FILE, CONFIG_FILE, PARITY_FILE})
 _BESIDE_WEIGHTS = frozenset(
     {
@@ -49,13 +49,13 @@ def unexpected(kind: str, names: Collection[str]) -> list[str]:
 def problem_of(manifest: Manifest) -> str:
     """Return what is wrong with a manifest before any of its files exist, empty when nothing is."""
     names = [file.name for file in manifest.files]
-    if not 0 < len(names) <= MOST_FILES:
-        return f"A manifest names 1 to {MOST_FILES} files."
+    if not 0 < len(names) <= MAX_FILES:
+        return f"A manifest names 1 to {MAX_FILES} files."
     if len({name.lower() for name in names}) < len(names):
         return "Two files of the manifest have the same name."
     if strange := unexpected(manifest.kind, names):
         return f"No {manifest.kind} has a file named {strange[0][:100]!r}."
-    if any(not 0 <= file.bytes <= MOST_BYTES or _SHA256.fullmatch(file.sha256) is None for file in manifest.files):
+    if any(not 0 <= file.bytes <= MAX_BYTES or _SHA256.fullmatch(file.sha256) is None for file in manifest.files):
         return "A file of the manifest has no size or no SHA-256."
     return ""
 

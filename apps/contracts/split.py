@@ -1,7 +1,7 @@
 """Which rows are held out for validation: the same answer on the page that previews it and in the run that uses it.
 
 A row's side depends on the seed and on the text of the first row it is a copy of, so copies are always on the same
-side: equal ones, whatever their case and spacing, and near ones among the first `near_copies.MOST_ROWS` rows.
+side: equal ones, whatever their case and spacing, and near ones among the first `near_copies.MAX_ROWS` rows.
 """
 
 import hashlib

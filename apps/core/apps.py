@@ -1,7 +1,7 @@
 from django.apps import AppConfig
 from django.db.models.signals import post_migrate
 
-from apps.core.policies import write_policies_after_migrate
+from apps.core.database.policies import write_policies_after_migrate
 
 
 class CoreConfig(AppConfig):

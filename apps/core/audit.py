@@ -5,8 +5,8 @@ from typing import Any
 
 from django.db import connection
 
+from apps.core.http.origin import current
 from apps.core.models import AuditEntry
-from apps.core.origin import current
 
 
 class NoTransaction(Exception):

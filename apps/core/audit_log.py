@@ -9,15 +9,15 @@ from typing import Any
 from django.db.models import QuerySet
 from django.utils.dateparse import parse_date, parse_datetime
 
-from apps.core.csv_text import csv_chunks
 from apps.core.errors import InvalidValue
+from apps.core.http.csv_text import csv_chunks
 from apps.core.models import AuditEntry
 
 PAGE = 50
-MOST_EXPORTED = 10_000  # of one file; `before` or `until` asks for what is older
+MAX_EXPORTED = 10_000  # of one file; `before` or `until` asks for what is older
 COLUMNS = ("id", "created_at", "actor", "action", "target", "ip", "user_agent", "details")
-_LONGEST_VALUE = 128
-_LONGEST_ID = 18  # digits of a bigint
+_MAX_VALUE = 128
+_MAX_ID = 18  # digits of a bigint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class AuditFilter:
 
 def read_filter(given: Mapping[str, Any]) -> AuditFilter:
     """Read actor, action, target, since, until (ISO 8601, UTC) and before from a query. Raises InvalidValue."""
-    texts = {name: str(given.get(name) or "").strip()[:_LONGEST_VALUE] for name in ("actor", "action", "target")}
+    texts = {name: str(given.get(name) or "").strip()[:_MAX_VALUE] for name in ("actor", "action", "target")}
     return AuditFilter(**texts, since=_moment(given, "since"), until=_moment(given, "until"), before=_id(given))
 
 
@@ -57,7 +57,7 @@ def _id(given: Mapping[str, Any]) -> int | None:
     text = str(given.get("before") or "")
     if not text:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_ID):
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_ID):
         raise InvalidValue("'before' is the id of an entry.", param="before")
     return int(text)
 
@@ -99,7 +99,7 @@ def export(rows: QuerySet[AuditEntry], *, kind: str) -> tuple[Iterator[bytes], s
     """
     if kind not in ("csv", "jsonl"):
         raise InvalidValue("An export is csv or jsonl.", param="export")
-    found = list(rows[:MOST_EXPORTED])
+    found = list(rows[:MAX_EXPORTED])
     if kind == "jsonl":
         return ((json.dumps(as_object(entry)) + "\n").encode() for entry in found), "application/jsonl"
     cells = ([_cell(entry, column) for column in COLUMNS] for entry in found)

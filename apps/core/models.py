@@ -4,7 +4,7 @@ import pgtrigger
 from django.db import models
 from django.db.models.functions import Coalesce, Now
 
-from apps.core.policies import OWN_ORGANIZATION
+from apps.core.database.policies import OWN_ORGANIZATION
 
 
 class AuditEntry(models.Model):

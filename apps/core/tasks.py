@@ -4,9 +4,9 @@ from typing import Any
 
 from celery import shared_task
 
-from apps.core.clock import db_now
-from apps.core.object_store import store
-from apps.core.outbox import CONTROL, deliver_due, prune
+from apps.core.database.clock import db_now
+from apps.core.messages.outbox import CONTROL, deliver_due, prune
+from apps.core.objects.store import store
 
 
 @shared_task(name="core.deliver_outbox", ignore_result=True)

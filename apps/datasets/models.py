@@ -4,9 +4,9 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from apps.core.database.tenancy import OrganizationModel
+from apps.core.database.transitions import Transitions, choices_of, status_trigger
 from apps.core.ids import IdField
-from apps.core.tenancy import OrganizationModel
-from apps.core.transitions import Transitions, choices_of, status_trigger
 from apps.datasets.problems import FileErrorCode
 
 VERSION_TRANSITIONS: Transitions = {
@@ -108,7 +108,7 @@ class TokenCount(OrganizationModel):
     trained_tokens = models.BigIntegerField()
     longest_row_tokens = models.PositiveIntegerField()
     histogram = models.JSONField(help_text="Ascending [upper bound in tokens, rows] pairs.")
-    cuts = models.JSONField(default=list, help_text="What each usual limit would cut: apps.datasets.counting.Cut.")
+    cuts = models.JSONField(default=list, help_text="What each usual limit would cut: apps.datasets.token_counts.Cut.")
     refusal = models.JSONField(
         null=True,
         help_text="The first row that the model's template cannot render, as a LineError.",
@@ -173,8 +173,8 @@ class VersionInspection(OrganizationModel):
     """What one pass over a version's rows found: copies, conflicts, hints at personal data. Never changes the rows."""
 
     version = models.OneToOneField(DatasetVersion, on_delete=models.CASCADE, related_name="inspection")
-    rules = models.PositiveIntegerField(help_text="apps.datasets.inspection.INSPECTION_VERSION of the pass.")
-    findings = models.JSONField(help_text="apps.datasets.inspection.Finding, the first rows of each with it.")
+    rules = models.PositiveIntegerField(help_text="apps.datasets.inspection.inspector.INSPECTION_VERSION of the pass.")
+    findings = models.JSONField(help_text="apps.datasets.inspection.inspector.Finding, the first rows of each with it.")
     distinct_rows = models.BigIntegerField()
     identities_key = models.CharField(max_length=300, help_text="Eight bytes for each row: what decides its split.")
     created_at = models.DateTimeField(db_default=Now())
@@ -185,7 +185,9 @@ class VersionComparison(OrganizationModel):
 
     version = models.ForeignKey(DatasetVersion, on_delete=models.CASCADE, related_name="comparisons")
     other = models.ForeignKey(DatasetVersion, on_delete=models.CASCADE, related_name="+")
-    rules = models.PositiveIntegerField(help_text="apps.datasets.comparing.COMPARISON_VERSION it was made by.")
+    rules = models.PositiveIntegerField(
+        help_text="apps.datasets.inspection.comparisons.COMPARISON_VERSION it was made by."
+    )
     equal_rows = models.BigIntegerField(help_text="Stand in the other version too, but for case and spacing.")
     near_rows = models.BigIntegerField(help_text="Nearly repeat one of it.")
     marks = models.BinaryField(help_text="A byte for each row, apps.contracts.held_rows.Repeats, as zlib.")

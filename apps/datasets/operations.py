@@ -9,17 +9,18 @@ from django.db import transaction
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import RowError
-from apps.core import audit, outbox
-from apps.core.clock import db_now
+from apps.core import audit
+from apps.core.database.clock import db_now
+from apps.core.database.transitions import advance
 from apps.core.errors import DomainError, InvalidState
-from apps.core.transitions import advance
-from apps.datasets.counting import count_rows, measure_rows
-from apps.datasets.lanes import lane_of
+from apps.core.messages import outbox
+from apps.datasets.intake.lanes import lane_of
 from apps.datasets.models import VERSION_TRANSITIONS, Dataset, DatasetVersion, TokenCount
 from apps.datasets.problems import LineError, from_row_error
 from apps.datasets.queries import find_refusal, find_token_count
 from apps.datasets.rows import iterate_rows
-from apps.datasets.validating import take_over_from_the_dead
+from apps.datasets.token_counts import count_rows, measure_rows
+from apps.datasets.validation.leases import release_expired_leases
 
 # Up to this size tokens are counted while somebody waits: about 15,000 short rows, measured at 3,000 to 6,000 a second.
 COUNT_NOW_BYTES = 4_000_000
@@ -96,6 +97,11 @@ def _refused(refusal: LineError) -> RowRefused:
 
 
 @transaction.atomic
+def is_counted_at_once(version: DatasetVersion) -> bool:
+    """Return whether a caller may wait for the count. What counts is what is read: a packed file can hold far more."""
+    return version.data_bytes <= COUNT_NOW_BYTES
+
+
 def request_count(*, version: DatasetVersion, base_model: BaseModel) -> None:
     """Have a task count the tokens of a file too large to count while somebody waits.
 
@@ -129,7 +135,7 @@ def delete_version(*, version: DatasetVersion, by: str, now: datetime.datetime) 
     The row stays with name and hash, so that jobs and adapters still say what they were trained on.
     """
     version = DatasetVersion.objects.select_for_update(of=("self",)).select_related("dataset").get(pk=version.pk)
-    take_over_from_the_dead(version, now)
+    release_expired_leases(version, now)
     if version.status == "validating":
         raise InvalidState("The file is being validated; delete it in a moment.", param="file_id")
     _require_unused(version)

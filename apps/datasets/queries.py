@@ -11,7 +11,7 @@ from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import ChatRow, Line, RenderedRow, Row, RowError, RowKind, parse_line_as, split_lines
 from apps.core.errors import NotFound
-from apps.core.object_store import read_chunks, store
+from apps.core.objects.store import read_chunks, store
 from apps.datasets.models import DatasetVersion, TokenCount, Upload, UploadPart
 from apps.datasets.problems import MAX_LINE_BYTES, LineError, from_row_error, too_long
 from apps.datasets.rows import kind_of

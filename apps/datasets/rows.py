@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from apps.contracts.chat import Row, RowKind, parse_line_as, split_lines
-from apps.core.object_store import read_chunks, store
+from apps.core.objects.store import read_chunks, store
 from apps.datasets.models import DatasetVersion
 from apps.datasets.problems import MAX_LINE_BYTES
 

@@ -6,15 +6,18 @@ from celery import shared_task
 
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
-from apps.datasets import comparing, inspecting, operations, sweeping, uploads, validating
+from apps.datasets import operations
+from apps.datasets.inspection import comparisons, inspections
+from apps.datasets.intake import orphans, uploads
 from apps.datasets.models import DatasetVersion
+from apps.datasets.validation import leases
 
 
 def handle_validation(*, key: str, payload: dict[str, Any]) -> None:
     """Outbox handler of `dataset.validate`."""
-    validate(payload["version_id"])
+    validate(payload["version_id"], is_long=payload.get("is_long", False))
 
 
 def handle_count(*, key: str, payload: dict[str, Any]) -> None:
@@ -41,14 +44,14 @@ def inspect(version_id: str) -> None:
     """Look through a file's rows for copies and personal data, unless that is done or the file is gone."""
     version = DatasetVersion.objects.filter(pk=version_id, status="ready").first()
     if version:
-        inspecting.inspect_version(version=version)
+        inspections.inspect_version(version=version)
 
 
 def compare(version_id: str, other_id: str) -> None:
     """Find the rows of a file that repeat its validation file, unless that is done or one of them is gone."""
     found = DatasetVersion.objects.in_bulk([version_id, other_id])
     if len(found) == 2:
-        comparing.compare_versions(version=found[version_id], other=found[other_id])
+        comparisons.compare_versions(version=found[version_id], other=found[other_id])
 
 
 def count(version_id: str, base_model_id: str) -> None:
@@ -58,23 +61,27 @@ def count(version_id: str, base_model_id: str) -> None:
         _count_if_possible(version, BaseModel.objects.get(pk=base_model_id))
 
 
-def validate(version_id: str) -> None:
+def validate(version_id: str, *, is_long: bool = False) -> None:
     """Validate a file and count its tokens for each installed model, so that pages and quotes need not wait.
 
-    The count of a large file is a message of its own, which waits for another turn. Raises HeldByAnother.
+    The count of a large file is a message of its own, which waits for another turn, and so is the validation of a small
+    file that takes long. Raises HeldByAnother.
     """
-    version = validating.validate_version(version_id=version_id, now=db_now())
+    try:
+        version = leases.validate_version(version_id=version_id, now=db_now(), is_long=is_long)
+    except leases.TakesLong:
+        return
     if version is None:
-        validating.require_done(version_id=version_id)
+        leases.require_done(version_id=version_id)
         return
     if version.status == "ready":
         for base_model in list_base_models(only_installed=True):
-            if version.bytes > operations.COUNT_NOW_BYTES:
-                operations.request_count(version=version, base_model=base_model)
-            else:
+            if operations.is_counted_at_once(version):
                 _count_if_possible(version, base_model)
-        inspecting.request_inspection(version=version)
-    validating.announce(version=version)
+            else:
+                operations.request_count(version=version, base_model=base_model)
+        inspections.request_inspection(version=version)
+    leases.announce(version=version)
 
 
 def _count_if_possible(version: DatasetVersion, base_model: BaseModel) -> None:
@@ -94,7 +101,7 @@ def expire_uploads() -> None:
     name="datasets.sweep_orphans", acks_late=False, ignore_result=True, soft_time_limit=3_540, time_limit=3_600
 )
 def sweep_orphans() -> None:
-    sweeping.sweep_orphans(now=db_now())
+    orphans.sweep_orphans(now=db_now())
 
 
 @shared_task(name="datasets.delete_expired", ignore_result=True)

@@ -29,14 +29,14 @@ _GROUP_VOTES = 6.0
 _CERTAIN_ERRORS = 4.0
 _MEDIAN_ERROR = 1.2533
 _MAD_TO_SIGMA = 1.4826
-_LEAST_SCATTER = 0.05  # what a few runs that happen to agree may claim at most
+_MIN_SCATTER = 0.05  # what a few runs that happen to agree may claim at most
 # A run counts half after so many newer ones of its pool: drivers, clocks and neighbours change.
 _HALF_LIFE_RUNS = 300
 # A run older than these weighs a sixteenth, and is left out.
-MOST_RUNS = 1_200
+MAX_RUNS = 1_200
 # Fewer finished runs than these do not show a tenth: the physics' own interval stands. Points of the grid do not count
 # here, since they were measured alone and in order.
-_LEAST_RUNS_FOR_SPREAD = 10
+_MIN_RUNS_FOR_SPREAD = 10
 # Spread (standard deviation of the logarithm) of the physics on hardware nobody calibrated, and
 # how many runs it is worth beside what was seen, and the pool's other runs beside a group's own:
 # in the same simulation 80 to 86 % of runs then fall inside P10 to P90.
@@ -98,7 +98,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 def fit(observations: Sequence[Observation], *, number: int = 0) -> Calibration:
     """Fit a pool's runs, given oldest first."""
-    recent = observations[-MOST_RUNS:]
+    recent = observations[-MAX_RUNS:]
     return Calibration(
         time=_learn([(o.family, o.method, o.time_ratio) for o in recent]),
         memory=_learn([(o.family, o.method, o.memory_ratio) for o in recent]),
@@ -112,7 +112,7 @@ def correct(calibration: Calibration, *, family: str, method: str) -> Correction
     """Return what a pool's runs say of one job; None where they say nothing yet."""
     if calibration.physics != PHYSICS or not (calibration.time.runs or calibration.memory.runs):
         return None
-    is_ranged = calibration.runs >= _LEAST_RUNS_FOR_SPREAD
+    is_ranged = calibration.runs >= _MIN_RUNS_FOR_SPREAD
     time = _factors(calibration.time, family, method, _TIME_SPREAD if is_ranged else None)
     memory = _factors(calibration.memory, family, method, _MEMORY_SPREAD if is_ranged else None)
     return Correction(
@@ -151,7 +151,7 @@ def _factors(
 
 def check(observations: Sequence[Observation], *, quantity: str, folds: int = 5) -> Check:
     """Return what a calibration would have been worth. `quantity` is "time_ratio" or "memory_ratio"."""
-    known = [o for o in observations[-MOST_RUNS:] if getattr(o, quantity)]
+    known = [o for o in observations[-MAX_RUNS:] if getattr(o, quantity)]
     before, after = [], []
     for fold in range(folds):
         learned = _learn([_row(o, quantity) for index, o in enumerate(known) if index % folds != fold])
@@ -222,7 +222,7 @@ def _voted_median(values: Sequence[float], weights: Sequence[float], physics_vot
     """Weighted median of the values and of zero, which holds `physics_votes`, fewer where many runs clearly deny it."""
     runs = sum(weights)
     plain = _median(values, weights)
-    scatter = max(_LEAST_SCATTER, _MAD_TO_SIGMA * _median([abs(value - plain) for value in values], weights))
+    scatter = max(_MIN_SCATTER, _MAD_TO_SIGMA * _median([abs(value - plain) for value in values], weights))
     error = _MEDIAN_ERROR * scatter / math.sqrt(runs)
     doubt = min(1.0, (_CERTAIN_ERRORS * error / plain) ** 2) if plain else 1.0
     votes = physics_votes * max(doubt, min(1.0, physics_votes / runs))

@@ -5,28 +5,28 @@ import math
 
 import msgspec
 
-from apps.estimates.architectures import active_linear_parameter_count
-from apps.estimates.gpus import Gpu
+from apps.estimates.models.architectures import active_linear_parameter_count
+from apps.estimates.models.shapes import shape_of
+from apps.estimates.physics.gpus import Gpu
+from apps.estimates.physics.plans import Method, TrainingPlan
+from apps.estimates.physics.stacks import ANNEAL
+from apps.estimates.physics.throughput import ProbeRow
+from apps.estimates.physics.timing import StepTime, step_time, timed
 from apps.estimates.placement import Task, padded_length
-from apps.estimates.plans import Method, TrainingPlan
 from apps.estimates.requests import PoolFacts, QuoteRequest
-from apps.estimates.shapes import shape_of
-from apps.estimates.stacks import ANNEAL
-from apps.estimates.throughput import ProbeRow
-from apps.estimates.timing import StepTime, step_time, timed
 
 # Packed rows are filled to this share on average (best-fit decreasing: Fewer Truncations Improve Language Modeling,
 # arXiv 2404.10830, table 1: above 99.9 % for documents of web length; chat rows are longer against the cap).
 _PACKING_SHARE = 0.97
 # Rows sorted by length as a whole set (PEFT's method comparison) leave this much padding on skewed lengths.
 _SORTED_PADDING = 1.03
-# Batches that our trainer sorts together where it pads (gpu_workers/train/data.py LengthGroupedSampler).
+# Batches that our trainer sorts together where it pads (gpu_workers/train/data/encoding.py LengthGroupedSampler).
 _BATCHES_PER_POOL = 4
 # Writing a checkpoint: serialise, hash and store; bytes a second and a fixed part. Assumed, shown as such.
 _CHECKPOINT_BYTES_PER_SECOND, _CHECKPOINT_SECONDS = 500e6, 1.0
 # Our workers save five times a job, never more often than this, and spend at most this share of the time on it
-# (apps/finetuning/leases.py checkpoint_interval, gpu_workers/train/rehearsal.py).
-_SAVES_A_JOB, _LEAST_SECONDS_APART, _MOST_SAVING_SHARE = 5, 15.0, 0.02
+# (apps/finetuning/runs/leases.py checkpoint_interval, gpu_workers/train/loop/rehearsal.py).
+_SAVES_A_JOB, _MIN_SECONDS_APART, _MAX_SAVING_SHARE = 5, 15.0, 0.02
 # The yardstick of "cost per A100-hour": NVIDIA A100 80GB SXM data sheet, best measured product (gpus.json).
 A100 = Gpu(
     key="a100-sxm-80",
@@ -181,8 +181,10 @@ def _row_length(task: Task, plan: TrainingPlan, gpu: Gpu) -> float:
 
 
 def _is_padded(request: QuoteRequest, gpu: Gpu) -> bool:
-    """Whether our trainer pads here (gpu_workers/train/hardware.py): pairs, on request, for attention of the model's
-    own, and on cards before Ampere."""
+    """Whether our trainer pads here: pairs, on request, for attention of the model's own, and on cards before Ampere.
+
+    As in gpu_workers/train/model/hardware.py.
+    """
     is_asked = request.is_preference or request.pads_rows
     return is_asked or request.architecture.has_own_attention or bool(gpu.fp16_flops and not gpu.bf16_flops)
 
@@ -243,7 +245,7 @@ def _refers(request: QuoteRequest) -> bool:
 
 def _reference_seconds(task: Task, plan: TrainingPlan, step: StepTime, length: float) -> float:
     """Once over the rows to train and those held out, in micro-batches, every process over all of them
-    (gpu_workers/train/dpo.py); with an adapter it is switched off meanwhile."""
+    (gpu_workers/train/loop/dpo.py); with an adapter it is switched off meanwhile."""
     request = task.request
     if not _refers(request) or not task.stack.reference_ahead:
         return 0.0
@@ -254,8 +256,8 @@ def _reference_seconds(task: Task, plan: TrainingPlan, step: StepTime, length: f
 def _checkpoints(request: QuoteRequest, computing: float, save_seconds: float, pool: PoolFacts) -> int:
     if request.checkpoints is not None:
         return request.checkpoints
-    apart = min(max(computing / _SAVES_A_JOB, _LEAST_SECONDS_APART), pool.checkpoint_seconds_apart)
-    return int(computing / max(apart, save_seconds / _MOST_SAVING_SHARE)) + 1  # the last one is the result
+    apart = min(max(computing / _SAVES_A_JOB, _MIN_SECONDS_APART), pool.checkpoint_seconds_apart)
+    return int(computing / max(apart, save_seconds / _MAX_SAVING_SHARE)) + 1  # the last one is the result
 
 
 def _checkpoint_seconds(task: Task) -> float:

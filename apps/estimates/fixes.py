@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import msgspec
 
 from apps.estimates.durations import duration
-from apps.estimates.gpus import GIB, Gpu
 from apps.estimates.intervals import memory_interval, time_interval
+from apps.estimates.physics.gpus import GIB, Gpu
+from apps.estimates.physics.plans import Method
 from apps.estimates.placement import Placement, Task, choose_plan, longest_length, smallest_placement
-from apps.estimates.plans import Method
 from apps.estimates.requests import PoolFacts, pieces_of
 
 _LENGTH_STEP = 64  # suggested lengths are round numbers
-_MOST_GPUS = 64
+_MAX_GPUS = 64
 _LIGHTER = {Method.FULL: (Method.LORA, Method.QLORA), Method.LORA: (Method.QLORA,), Method.QLORA: ()}
 _NAMES = {Method.LORA: "LoRA", Method.QLORA: "QLoRA"}
 
@@ -127,7 +127,7 @@ def _with_length(task: Task, length: int) -> Task:
 
 def _more_gpus(task: Task, pool: PoolFacts, gpu_count: int) -> Iterator[Fix]:
     """The fewest GPUs of this pool that hold the job as asked."""
-    count, most = gpu_count * 2, min(pool.max_gpu_count or pool.gpus_per_worker, _MOST_GPUS)
+    count, most = gpu_count * 2, min(pool.max_gpu_count or pool.gpus_per_worker, _MAX_GPUS)
     while count <= most and task.request.batch_size % count == 0:
         placement = _placed(task, pool, count)
         if placement.fits:

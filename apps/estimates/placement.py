@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 
 from apps.estimates.errors import EstimateError
-from apps.estimates.gpus import Gpu
-from apps.estimates.memory import MemoryEstimate, MemoryModel
-from apps.estimates.plans import Method, Parallelism, TrainingPlan, divisors
+from apps.estimates.models.shapes import Shape, shape_of
+from apps.estimates.physics.gpus import Gpu
+from apps.estimates.physics.memory import MemoryEstimate, MemoryModel
+from apps.estimates.physics.plans import Method, Parallelism, TrainingPlan, divisors
+from apps.estimates.physics.stacks import ANNEAL, STACKS, StackProfile, held_by
+from apps.estimates.physics.timing import step_time, timed
 from apps.estimates.requests import QuoteRequest
-from apps.estimates.shapes import Shape, shape_of
-from apps.estimates.stacks import ANNEAL, STACKS, StackProfile, held_by
-from apps.estimates.timing import step_time, timed
 
 # Memory that must fit: so many times the whole, with what is not weights so many times larger.
 Margin = tuple[float, float]

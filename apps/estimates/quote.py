@@ -7,15 +7,15 @@ import msgspec
 from apps.estimates.durations import Duration, duration, step_count
 from apps.estimates.errors import EstimateError
 from apps.estimates.fixes import Fix, ways_to_fit, ways_within
-from apps.estimates.gpus import GIB, Gpu
 from apps.estimates.intervals import Interval, memory_interval, time_interval
-from apps.estimates.memory import MemoryPart
+from apps.estimates.physics.gpus import GIB, Gpu
+from apps.estimates.physics.memory import MemoryPart
+from apps.estimates.physics.plans import TrainingPlan
+from apps.estimates.physics.throughput import ProbeRow, SpeedSource
+from apps.estimates.physics.timing import StepTime
 from apps.estimates.placement import Placement, Task, choose_plan, padded_length, task_of
-from apps.estimates.plans import TrainingPlan
-from apps.estimates.published import nearest
+from apps.estimates.published.sources import nearest
 from apps.estimates.requests import Correction, PoolFacts, QuoteRequest
-from apps.estimates.throughput import ProbeRow, SpeedSource
-from apps.estimates.timing import StepTime
 
 __all__ = [
     "Correction", "Estimate", "EstimateError", "PoolFacts", "QuoteRequest", "TimePart", "cost_nano", "padded_length",

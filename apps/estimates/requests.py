@@ -5,12 +5,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from apps.estimates.architectures import Architecture
 from apps.estimates.errors import EstimateError
-from apps.estimates.gpus import Gpu
-from apps.estimates.plans import DEFAULT_TARGET_MODULES, Method, Optimizer
-from apps.estimates.stacks import STACKS
-from apps.estimates.throughput import ProbeRow
+from apps.estimates.models.architectures import Architecture
+from apps.estimates.physics.gpus import Gpu
+from apps.estimates.physics.plans import DEFAULT_TARGET_MODULES, Method, Optimizer
+from apps.estimates.physics.stacks import STACKS
+from apps.estimates.physics.throughput import ProbeRow
 
 # Beyond these a value is a slip of the keyboard, not a job anyone runs.
 _LIMITS = {

@@ -13,17 +13,18 @@ from typing import Any
 
 import msgspec
 
-from apps.estimates import gpus, published
 from apps.estimates.accuracy import Accuracy, Point, accuracy
-from apps.estimates.architectures import Architecture
 from apps.estimates.errors import EstimateError
 from apps.estimates.intervals import MEMORY, TIME, Interval
-from apps.estimates.names import Names
-from apps.estimates.predictions import Prepared, known_bytes, predict, prepare
-from apps.estimates.rows import MEMORY as MEMORY_KIND
-from apps.estimates.rows import TIME as TIME_KIND
-from apps.estimates.rows import Excluded, Job, read_row
-from apps.estimates.timing import CONSTANTS, Constants
+from apps.estimates.models.architectures import Architecture
+from apps.estimates.models.names import Names
+from apps.estimates.physics import gpus
+from apps.estimates.physics.timing import CONSTANTS, Constants
+from apps.estimates.published import sources
+from apps.estimates.published.predictions import Prepared, known_bytes, predict, prepare
+from apps.estimates.published.rows import MEMORY as MEMORY_KIND
+from apps.estimates.published.rows import TIME as TIME_KIND
+from apps.estimates.published.rows import Excluded, Job, read_row
 
 DATA = Path(__file__).resolve().parents[1] / "catalog" / "data"
 _GROUPS = ("source", "method", "gpu")
@@ -36,7 +37,7 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
 
 def score(rows: Iterable[Mapping[str, Any]], *, folder: Path = DATA) -> Scored:
     """Predict every row whose configuration is complete."""
-    architectures = Names(published.load_architectures(folder))
+    architectures = Names(sources.load_architectures(folder))
     types = gpus.load(folder / "gpus.json")
     excluded: list[Excluded] = []
     points: dict[str, list[Point]] = {MEMORY_KIND: [], TIME_KIND: []}

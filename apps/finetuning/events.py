@@ -4,9 +4,9 @@ from typing import Any
 
 from django.db.models import F
 
-from apps.core import live
 from apps.core.audit import require_transaction
 from apps.core.ids import ulid_of
+from apps.core.messages import live
 from apps.finetuning.models import FineTuningJob, JobEvent
 
 

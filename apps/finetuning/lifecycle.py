@@ -1,6 +1,6 @@
 """The legal moves of jobs and runs, and the phases people see."""
 
-from apps.core.transitions import Transitions, terminal_states
+from apps.core.database.transitions import Transitions, terminal_states
 
 JOB_TRANSITIONS: Transitions = {
     "validating_files": frozenset({"queued", "failed", "cancelled"}),
@@ -33,7 +33,7 @@ LEASE_SECONDS = 60
 HEARTBEAT_SECONDS = 10
 SELF_FENCE_SECONDS = 45
 REAPER_SECONDS = 15
-MOST_CHECKPOINT_SECONDS = 300.0
+MAX_CHECKPOINT_SECONDS = 300.0
 MAX_LOST_ATTEMPTS = 20
 MAX_ATTEMPTS_WITHOUT_PROGRESS = 3
 MAX_STALLED_ATTEMPTS = 2

@@ -5,10 +5,10 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
+from apps.core.database.tenancy import OrganizationModel
+from apps.core.database.transitions import choices_of, status_trigger
 from apps.core.ids import IdField
-from apps.core.key_news import key_news
-from apps.core.tenancy import OrganizationModel
-from apps.core.transitions import choices_of, status_trigger
+from apps.core.messages.key_invalidation import key_news
 from apps.finetuning.lifecycle import (
     JOB_TERMINAL,
     JOB_TRANSITIONS,
@@ -393,7 +393,7 @@ class CalibrationVersion(models.Model):
     pool = models.ForeignKey(GpuPool, on_delete=models.PROTECT, related_name="calibrations")
     number = models.PositiveIntegerField(help_text="Counts a pool's versions from 1.")
     calibration = models.JSONField(help_text="apps.estimates.calibration.Calibration")
-    fitted_on = models.JSONField(help_text="apps.finetuning.calibrations.FittedOn")
+    fitted_on = models.JSONField(help_text="apps.finetuning.pools.calibrations.FittedOn")
     last_point = models.BigIntegerField(help_text="The newest CalibrationPoint that was there.")
     created_at = models.DateTimeField(db_default=Now())
 
@@ -410,8 +410,8 @@ class PoolAccuracy(models.Model):
     """What the public page says of a pool; absent while its runs are too few to tell without telling of somebody."""
 
     pool = models.OneToOneField(GpuPool, on_delete=models.CASCADE, primary_key=True, related_name="accuracy")
-    report = models.JSONField(help_text="apps.finetuning.accuracy.Report")
+    report = models.JSONField(help_text="apps.finetuning.pools.accuracy.Report")
     updated_at = models.DateTimeField(db_default=Now())
 
-    tenancy_reason = "figures over several organizations' runs, above the floor of apps.finetuning.accuracy"
+    tenancy_reason = "figures over several organizations' runs, above the floor of apps.finetuning.pools.accuracy"
     app_access = "read"

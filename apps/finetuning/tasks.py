@@ -6,19 +6,19 @@ from typing import Any
 from celery import current_app, shared_task
 from django.db.models import Q
 
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
-from apps.finetuning import storage
-from apps.finetuning.accuracy import refresh_public_reports
-from apps.finetuning.calibrations import refit_pools
-from apps.finetuning.checkpoint_models import serve_checkpoint
-from apps.finetuning.leases import reclaim_expired_leases
+from apps.finetuning.jobs.control import pause_jobs_of, pause_jobs_of_budget
+from apps.finetuning.jobs.creation import admit_when_ready
 from apps.finetuning.models import FineTuningJob, GpuPool
-from apps.finetuning.operations import admit_when_ready
-from apps.finetuning.stalls import end_stalled_runs
-from apps.finetuning.stopping import pause_jobs_of, pause_jobs_of_budget
-from apps.finetuning.sweeping import sweep_checkpoints
-from apps.finetuning.verdicts import tell_of_verdict
+from apps.finetuning.pools.accuracy import refresh_public_reports
+from apps.finetuning.pools.calibrations import refit_pools
+from apps.finetuning.results.checkpoint_models import serve_checkpoint
+from apps.finetuning.results.retention import sweep_checkpoints, sweep_uploads
+from apps.finetuning.results.verdicts import record_certification_event
+from apps.finetuning.runs.leases import reclaim_expired_leases
+from apps.finetuning.runs.stalls import end_stalled_runs
+from apps.finetuning.usage import storage
 
 logger = logging.getLogger(__name__)
 _ENDED = ("ready", "invalid", "deleted")  # a file whose validation is over
@@ -83,8 +83,9 @@ def learn_from_runs(**_: Any) -> None:
 
 @shared_task(name="finetuning.sweep_checkpoints")
 def sweep(**_: Any) -> None:
-    """Delete the checkpoints of jobs that ended without success long ago."""
+    """Delete the checkpoints of jobs that ended long ago, and what ended runs uploaded for nothing."""
     sweep_checkpoints(now=db_now())
+    sweep_uploads(now=db_now())
 
 
 def ring_doorbell(*, key: str, payload: dict[str, Any]) -> None:
@@ -107,7 +108,7 @@ def serve_named_checkpoint(*, key: str, payload: dict[str, Any]) -> None:
 
 def tell_adapter_checked(*, key: str, payload: dict[str, Any]) -> None:
     """Outbox handler of `adapter.checked`: the job that made the version says what came of it."""
-    tell_of_verdict(version_id=payload["version_id"])
+    record_certification_event(version_id=payload["version_id"])
 
 
 def _ring(pool: str) -> None:

@@ -15,17 +15,18 @@ from django.urls import reverse
 
 from apps.accounts.models import Membership
 from apps.billing.ledger import lock_wallet
-from apps.core import audit, outbox
-from apps.core.clock import db_now
+from apps.core import audit
+from apps.core.database.clock import db_now
+from apps.core.database.transitions import try_advance
 from apps.core.errors import InvalidState, InvalidValue
+from apps.core.messages import outbox
 from apps.core.money import NANO_PER_CENT
-from apps.core.transitions import try_advance
-from apps.payments import stripe_gateway
 from apps.payments.customers import ensure_customer, get_customer
 from apps.payments.lifecycle import TOPUP, TOPUP_IN_FLIGHT
 from apps.payments.models import AutoRecharge, TopUp
-from apps.payments.stripe_errors import CardDeclined, StripeRefused, StripeUnavailable
-from apps.payments.stripe_objects import Invoice, InvoiceLine
+from apps.payments.stripe import gateway
+from apps.payments.stripe.errors import CardDeclined, StripeRefused, StripeUnavailable
+from apps.payments.stripe.objects import Invoice, InvoiceLine
 from apps.payments.topups import GIVEN_UP_AFTER, LARGEST_CENTS, SMALLEST_CENTS, PaymentMismatch, sync_topup
 
 logger = logging.getLogger(__name__)
@@ -144,7 +145,7 @@ def charge(*, topup_id: str) -> None:
         return
     try:
         invoice = _written_invoice(topup)
-        stripe_gateway.pay_invoice(invoice_id=invoice.id, key=f"{topup.pk}:pay")
+        gateway.pay_invoice(invoice_id=invoice.id, key=f"{topup.pk}:pay")
     except CardDeclined as declined:
         _handle_decline(topup, declined.reason)
         return
@@ -174,16 +175,16 @@ def _no_longer_ordered(topup: TopUp) -> str:
 def _written_invoice(topup: TopUp) -> Invoice:
     """Return the finalized invoice of a charge. Raises PaymentMismatch rather than finalizing another amount."""
     customer = ensure_customer(organization_id=topup.organization_id)
-    made = stripe_gateway.create_invoice(
+    made = gateway.create_invoice(
         customer_id=customer.stripe_id, metadata={"topup_id": topup.pk}, description="Automatic top-up",
         days_until_due=None, key=f"{topup.pk}:invoice",
     )  # fmt: skip
     TopUp.objects.filter(pk=topup.pk, invoice_id=None).update(invoice_id=made.id)
     line = InvoiceLine(description="Credit", amount_cents=topup.amount_cents, key=topup.pk)
-    filled = stripe_gateway.add_invoice_lines(invoice_id=made.id, lines=[line], key=f"{topup.pk}:lines")
+    filled = gateway.add_invoice_lines(invoice_id=made.id, lines=[line], key=f"{topup.pk}:lines")
     if filled.subtotal_cents != topup.amount_cents:
         raise PaymentMismatch(f"{topup.pk}: the invoice says {filled.subtotal_cents}, not {topup.amount_cents}")
-    finalized = stripe_gateway.finalize_invoice(invoice_id=made.id, key=f"{topup.pk}:finalize")
+    finalized = gateway.finalize_invoice(invoice_id=made.id, key=f"{topup.pk}:finalize")
     if finalized.payment_intent_ids:
         TopUp.objects.filter(pk=topup.pk).update(payment_intent_id=finalized.payment_intent_ids[0])
     return finalized
@@ -194,7 +195,7 @@ def _handle_decline(topup: TopUp, reason: str) -> None:
     if reason == "authentication_required":
         _ask_owner(topup)
         return
-    stripe_gateway.void_invoice(invoice_id=topup.invoice_id or "", key=f"{topup.pk}:void")
+    gateway.void_invoice(invoice_id=topup.invoice_id or "", key=f"{topup.pk}:void")
     with transaction.atomic():
         try_advance(topup, to="failed", transitions=TOPUP, failure=reason[:200])
     if reason in HARD_DECLINES:
@@ -205,7 +206,7 @@ def _handle_decline(topup: TopUp, reason: str) -> None:
 
 def _ask_owner(topup: TopUp) -> None:
     """Mail the people who can where to confirm the charge; it waits for them for three days."""
-    url = stripe_gateway.get_invoice(invoice_id=topup.invoice_id or "").hosted_url
+    url = gateway.get_invoice(invoice_id=topup.invoice_id or "").hosted_url
     with transaction.atomic():
         if try_advance(topup, to="action_required", transitions=TOPUP, pay_url=url):
             _mail_owners(
@@ -278,9 +279,9 @@ def _settle_late(topup: TopUp) -> None:
     if not topup.invoice_id:
         _give_up(topup, "Stripe did not answer.")
         return
-    found = stripe_gateway.get_invoice(invoice_id=topup.invoice_id)
+    found = gateway.get_invoice(invoice_id=topup.invoice_id)
     if found.status == "open":
-        stripe_gateway.void_invoice(invoice_id=found.id, key=f"{topup.pk}:void")
+        gateway.void_invoice(invoice_id=found.id, key=f"{topup.pk}:void")
     if found.status in ("open", "draft"):
         _give_up(topup, "Stripe did not answer.")
     else:
@@ -292,7 +293,7 @@ def drop_unconfirmed(*, now: datetime.datetime) -> None:
     late = TopUp.objects.filter(origin="auto", status="action_required", created_at__lt=now - _CONFIRM_WITHIN)
     for topup in late[:50]:
         try:
-            stripe_gateway.void_invoice(invoice_id=topup.invoice_id or "", key=f"{topup.pk}:void")
+            gateway.void_invoice(invoice_id=topup.invoice_id or "", key=f"{topup.pk}:void")
         except (StripeRefused, StripeUnavailable) as error:  # paid meanwhile, say: the sync tells
             logger.warning("%s was not voided: %s", topup.pk, error)
         sync_topup(topup_id=topup.pk)

@@ -6,9 +6,9 @@ from django.db import transaction
 
 from apps.accounts.models import Membership, Organization
 from apps.core import audit
-from apps.payments import stripe_gateway
 from apps.payments.models import StripeCustomer
-from apps.payments.stripe_objects import Card, CardLeft
+from apps.payments.stripe import gateway
+from apps.payments.stripe.objects import Card, CardLeft
 
 _SHOWN = ["payment_method_id", "card_brand", "card_last4", "card_exp_month", "card_exp_year"]
 _NEWEST = ["is_newest_chosen", "newest_left_at", "newest_method_id"]
@@ -25,9 +25,7 @@ def ensure_customer(*, organization_id: str) -> StripeCustomer:
         return found
     organization = Organization.objects.get(pk=organization_id)
     owner = Membership.objects.filter(organization=organization, role="owner").select_related("user").earliest("pk")
-    stripe_id = stripe_gateway.create_customer(
-        organization_id=organization.pk, name=organization.name, email=owner.user.email
-    )
+    stripe_id = gateway.create_customer(organization_id=organization.pk, name=organization.name, email=owner.user.email)
     row = StripeCustomer(organization=organization, stripe_id=stripe_id)
     StripeCustomer.objects.bulk_create([row], ignore_conflicts=True)
     return StripeCustomer.objects.get(organization=organization)
@@ -45,7 +43,7 @@ def keep_card(*, customer: StripeCustomer, card: CardLeft, cause: str, is_chosen
         return
     used = ""
     while used != (newest := StripeCustomer.objects.get(pk=customer.pk).newest_method_id):
-        stripe_gateway.use_card(customer_id=customer.stripe_id, payment_method_id=newest, key=f"card:{cause}:{newest}")
+        gateway.use_card(customer_id=customer.stripe_id, payment_method_id=newest, key=f"card:{cause}:{newest}")
         used = newest  # a newer one that was noted meanwhile may have been set before this one: it is set once more
     sync_card(customer=customer)
 
@@ -72,13 +70,13 @@ def _set_newest(customer: StripeCustomer, card: CardLeft, is_chosen: bool) -> bo
 
 def _is_charged(customer: StripeCustomer, card: CardLeft) -> bool:
     """Return whether Stripe would charge this card: one that is not the newest got there by a race that broke off."""
-    charged = stripe_gateway.get_card(customer_id=customer.stripe_id)
+    charged = gateway.get_card(customer_id=customer.stripe_id)
     return charged is not None and charged.payment_method_id == card.payment_method_id
 
 
 def sync_card(*, customer: StripeCustomer) -> None:
     """Show the card that Stripe would charge now, or none. Asks Stripe."""
-    card = stripe_gateway.get_card(customer_id=customer.stripe_id)
+    card = gateway.get_card(customer_id=customer.stripe_id)
     with transaction.atomic():
         _set_card(StripeCustomer.objects.select_for_update().get(pk=customer.pk), card)
 

@@ -13,7 +13,7 @@ from apps.billing.operations import collect_receivable, grant_paid_credit, rever
 from apps.core import audit
 from apps.core.money import NANO_PER_CENT
 from apps.payments.models import CardDispute, TopUp
-from apps.payments.stripe_objects import CashMovement, Dispute
+from apps.payments.stripe.objects import CashMovement, Dispute
 
 logger = logging.getLogger(__name__)
 

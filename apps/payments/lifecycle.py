@@ -1,6 +1,6 @@
 """The legal moves of what is paid and paid back. Money that arrives late counts: failed and expired may become paid."""
 
-from apps.core.transitions import Transitions
+from apps.core.database.transitions import Transitions
 
 TOPUP: Transitions = {
     "requested": frozenset({"open", "action_required", "paid", "failed", "expired"}),

@@ -8,10 +8,10 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from apps.core.database.tenancy import OrganizationModel
+from apps.core.database.transitions import choices_of, status_trigger
 from apps.core.ids import IdField
 from apps.core.money import NANO_PER_CENT
-from apps.core.tenancy import OrganizationModel
-from apps.core.transitions import choices_of, status_trigger
 from apps.payments.lifecycle import EVENT, PAGE, REFUND, STANDING, TOPUP, TOPUP_IN_FLIGHT
 
 _STRIPE_ID = 255  # Stripe's own advice for columns that hold its ids

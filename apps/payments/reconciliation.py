@@ -16,12 +16,13 @@ from django.db.models import Sum
 from apps.billing.ledger import account, post, posted_before
 from apps.billing.models import AccountKind, LedgerEntry
 from apps.core import audit
+from apps.core.database.locks import lock
 from apps.core.errors import NotFound
-from apps.core.locks import lock
 from apps.core.money import NANO_PER_CENT
-from apps.payments import stripe_gateway, webhooks
+from apps.payments import webhooks
 from apps.payments.models import CardRefund, Reconciliation, ReconciliationDifference, TopUp
-from apps.payments.stripe_objects import CashMovement
+from apps.payments.stripe import gateway
+from apps.payments.stripe.objects import CashMovement
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ def reconcile(*, kind: str, now: datetime.datetime) -> Reconciliation:
     missed = _catch_up(since, now)
     movements = [
         movement
-        for movement in stripe_gateway.list_cash_movements(since=since, until=until)
+        for movement in gateway.list_cash_movements(since=since, until=until)
         if movement.kind not in _NOT_CUSTOMERS
     ]
     theirs, ours = _sum_by_source(movements), _ours(movements, since, until)
@@ -108,7 +109,7 @@ def _credited_without_cash(
     found = {}
     for topup in credited:
         total = topup.amount_cents + topup.tax_cents
-        payment = stripe_gateway.get_payment(payment_intent_id=topup.payment_intent_id or "")
+        payment = gateway.get_payment(payment_intent_id=topup.payment_intent_id or "")
         if payment.received_cents != total:
             found[payment.id] = total
     return found

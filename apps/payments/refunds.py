@@ -13,15 +13,16 @@ from django.db import transaction
 from apps.billing.credits import end_set_aside, set_credit_aside
 from apps.billing.ledger import lock_wallet
 from apps.billing.operations import collect_receivable, grant_paid_credit, reverse_paid_credit
-from apps.core import audit, outbox
+from apps.core import audit
+from apps.core.database.transitions import try_advance
 from apps.core.errors import InvalidState
+from apps.core.messages import outbox
 from apps.core.money import NANO_PER_CENT
-from apps.core.transitions import try_advance
-from apps.payments import stripe_gateway
 from apps.payments.lifecycle import REFUND
 from apps.payments.models import CardRefund, TopUp
-from apps.payments.stripe_errors import StripeRefused
-from apps.payments.stripe_objects import Refund
+from apps.payments.stripe import gateway
+from apps.payments.stripe.errors import StripeRefused
+from apps.payments.stripe.objects import Refund
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ def send_refund(*, refund_id: str) -> None:
     if refund.status != "requested":
         return
     try:
-        sent = stripe_gateway.create_refund(
+        sent = gateway.create_refund(
             payment_intent_id=refund.topup.payment_intent_id or "",
             amount_cents=refund.credit_cents + refund.tax_cents,
             refund_id=refund.pk,

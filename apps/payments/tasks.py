@@ -8,19 +8,10 @@ from typing import Any
 
 from celery import shared_task
 
-from apps.core.clock import db_now
-from apps.payments import (
-    autorecharge,
-    invoice_copies,
-    meter_mirror,
-    reconciliation,
-    refunds,
-    standing,
-    stripe_gateway,
-    topups,
-    webhooks,
-)
-from apps.payments.stripe_errors import StripeUnavailable
+from apps.core.database.clock import db_now
+from apps.payments import autorecharge, dunning, reconciliation, refunds, topups, webhooks
+from apps.payments.stripe import gateway, invoice_copies, meter_mirror
+from apps.payments.stripe.errors import StripeUnavailable
 
 # Stripe asks for patience with a 429, which its package does not repeat.
 _PATIENT = {
@@ -80,7 +71,7 @@ def handle_event(*, event_id: str, **_: Any) -> None:
 @shared_task(name="payments.sweep")
 def sweep(**_: Any) -> None:
     """Do again what was lost on the way: doorbells, answers, webhooks."""
-    if not stripe_gateway.is_configured():
+    if not gateway.is_configured():
         return
     now = db_now()
     for event_id in webhooks.list_unhandled(now=now):
@@ -96,14 +87,14 @@ def sweep(**_: Any) -> None:
 @shared_task(name="payments.recharge")
 def recharge(**_: Any) -> None:
     """Begin a charge where credit ran low."""
-    if stripe_gateway.is_configured():
+    if gateway.is_configured():
         autorecharge.start_due(now=db_now())
 
 
 # A month of movements takes its time, and the reconciliation may be cut off and repeated at any point.
 @shared_task(name="payments.reconcile", soft_time_limit=540, time_limit=600, **_PATIENT)
 def reconcile(*, kind: str, **_: Any) -> None:
-    if stripe_gateway.is_configured():
+    if gateway.is_configured():
         now = db_now()
         for invoice_id in invoice_copies.list_uncopied() if kind == "hourly" else ():
             copy_invoice.delay(invoice_id=invoice_id)
@@ -112,7 +103,7 @@ def reconcile(*, kind: str, **_: Any) -> None:
 
 @shared_task(name="payments.review_standings")
 def review_standings(**_: Any) -> None:
-    standing.review_standings(now=db_now())
+    dunning.review_standings(now=db_now())
 
 
 @shared_task(name="payments.copy_invoice", **_PATIENT)
@@ -122,5 +113,5 @@ def copy_invoice(*, invoice_id: str, **_: Any) -> None:
 
 @shared_task(name="payments.mirror_usage")
 def mirror_usage(**_: Any) -> None:
-    if stripe_gateway.is_configured():
+    if gateway.is_configured():
         meter_mirror.mirror_usage(now=db_now())

@@ -14,19 +14,20 @@ from django.urls import reverse
 
 from apps.billing.ledger import lock_wallet
 from apps.billing.operations import grant_paid_credit
-from apps.core import audit, outbox
-from apps.core.clock import db_now
+from apps.core import audit
+from apps.core.database.clock import db_now
+from apps.core.database.transitions import advance, try_advance
 from apps.core.errors import InvalidState, InvalidValue
+from apps.core.messages import outbox
 from apps.core.money import NANO_PER_CENT
-from apps.core.transitions import advance, try_advance
-from apps.payments import stripe_gateway
 from apps.payments.customers import ensure_customer, keep_card
+from apps.payments.dunning import review
 from apps.payments.lifecycle import PAGE, TOPUP, TOPUP_IN_FLIGHT
 from apps.payments.models import HostedPage, TopUp
-from apps.payments.standing import review
-from apps.payments.stripe_errors import StripeRefused, StripeUnavailable
-from apps.payments.stripe_gateway import CURRENCY
-from apps.payments.stripe_objects import Checkout, Invoice
+from apps.payments.stripe import gateway
+from apps.payments.stripe.errors import StripeRefused, StripeUnavailable
+from apps.payments.stripe.gateway import CURRENCY
+from apps.payments.stripe.objects import Checkout, Invoice
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def request_topup(*, organization: Any, amount_cents: int, by: str) -> HostedPag
 @transaction.atomic
 def request_page(*, organization: Any, kind: str, by: str, topup: TopUp | None = None) -> HostedPage:
     """Ask for a page of Stripe's; it is made after commit, by a task. Raises InvalidState without payments."""
-    if not stripe_gateway.is_configured():
+    if not gateway.is_configured():
         raise InvalidState("This installation takes no payments. Its operator grants credit.")
     page = HostedPage.objects.create(organization_id=_key(organization), kind=kind, topup=topup, requested_by=by)
     outbox.publish(topic="payments.page", key=f"payments.page:{page.pk}", payload={"page_id": page.pk})
@@ -99,7 +100,7 @@ def _make(page: HostedPage) -> tuple[str, str]:
     here = settings.PUBLIC_URL + reverse("web:billing")
     back = settings.PUBLIC_URL + reverse("web:billing_page", args=[page.pk])
     if page.kind == "portal":
-        url = stripe_gateway.create_portal_page(
+        url = gateway.create_portal_page(
             customer_id=customer.stripe_id,
             return_url=here,
             configuration_id=settings.STRIPE_PORTAL_CONFIGURATION,
@@ -107,11 +108,11 @@ def _make(page: HostedPage) -> tuple[str, str]:
         )
         return "", url
     if page.topup is None:
-        made = stripe_gateway.create_card_page(
+        made = gateway.create_card_page(
             customer_id=customer.stripe_id, reference=page.pk, success_url=here, cancel_url=here, key=page.pk
         )
     else:
-        made = stripe_gateway.create_topup_page(
+        made = gateway.create_topup_page(
             customer_id=customer.stripe_id,
             topup_id=page.topup.pk,
             amount_cents=page.topup.amount_cents,
@@ -129,14 +130,14 @@ def sync_topup(*, topup_id: str) -> None:
     """Bring a top-up to what Stripe says of it, crediting it if it is paid; asks Stripe. Any number of times."""
     topup = TopUp.objects.get(pk=topup_id)
     if topup.invoice_id:
-        _apply_invoice(topup, stripe_gateway.get_invoice(invoice_id=topup.invoice_id))
+        _apply_invoice(topup, gateway.get_invoice(invoice_id=topup.invoice_id))
     elif topup.checkout_id:
-        _apply_checkout(topup, stripe_gateway.get_checkout(checkout_id=topup.checkout_id))
+        _apply_checkout(topup, gateway.get_checkout(checkout_id=topup.checkout_id))
 
 
 def sync_checkout(*, checkout_id: str) -> bool:
     """Handle what happened to a page of Stripe's; return whether it was one of ours. Asks Stripe."""
-    found = stripe_gateway.get_checkout(checkout_id=checkout_id)
+    found = gateway.get_checkout(checkout_id=checkout_id)
     if found.mode == "setup":
         return _keep_card_left(found)
     topup = TopUp.objects.filter(pk=found.reference).first()
@@ -151,7 +152,7 @@ def _keep_card_left(found: Checkout) -> bool:
     if page is None:
         return False
     if found.status == "complete" and found.setup_intent_id:
-        card = stripe_gateway.get_card_left(setup_intent_id=found.setup_intent_id)
+        card = gateway.get_card_left(setup_intent_id=found.setup_intent_id)
         keep_card(customer=ensure_customer(organization_id=page.organization_id), card=card, cause=page.pk)
     return True
 
@@ -164,7 +165,7 @@ def _apply_checkout(topup: TopUp, found: Checkout) -> None:
     if found.status == "expired":
         _end(topup, "expired", "")
     elif found.status == "complete" and found.payment_intent_id:
-        failure = stripe_gateway.get_payment(payment_intent_id=found.payment_intent_id).failure
+        failure = gateway.get_payment(payment_intent_id=found.payment_intent_id).failure
         if failure:
             _end(topup, "failed", failure)
 
@@ -180,7 +181,7 @@ def _keep_card_paid_with(topup: TopUp) -> None:
     """Charge later what a person paid with last, unless they left a card to be charged."""
     customer = ensure_customer(organization_id=topup.organization_id)
     if topup.payment_intent_id and not (customer.has_card and customer.is_newest_chosen):
-        card = stripe_gateway.get_card_paid_with(payment_intent_id=topup.payment_intent_id)
+        card = gateway.get_card_paid_with(payment_intent_id=topup.payment_intent_id)
         keep_card(customer=customer, card=card, cause=topup.pk, is_chosen=False)
 
 

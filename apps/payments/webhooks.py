@@ -12,22 +12,22 @@ from collections.abc import Callable, Iterable
 from django.db import transaction
 from django.db.models import F
 
-from apps.core import outbox
-from apps.core.transitions import advance
-from apps.payments import stripe_gateway
+from apps.core.database.transitions import advance
+from apps.core.messages import outbox
 from apps.payments.customers import sync_card
 from apps.payments.disputes import sync_dispute
 from apps.payments.lifecycle import EVENT
 from apps.payments.models import StripeCustomer, StripeEvent, TopUp
 from apps.payments.refunds import sync_refund
-from apps.payments.stripe_errors import StripeRefused
-from apps.payments.stripe_objects import Notice
+from apps.payments.stripe import gateway
+from apps.payments.stripe.errors import StripeRefused
+from apps.payments.stripe.objects import Notice
 from apps.payments.topups import PaymentMismatch, sync_checkout, sync_topup
 
 logger = logging.getLogger(__name__)
 
 _HANDLED_AGAIN_AFTER = datetime.timedelta(seconds=30)
-_MOST_ATTEMPTS = 20  # then it waits for an operator; a Stripe that is away does not count
+_MAX_ATTEMPTS = 20  # then it waits for an operator; a Stripe that is away does not count
 
 
 class PaymentUnknown(Exception):
@@ -36,7 +36,7 @@ class PaymentUnknown(Exception):
 
 def receive(*, body: bytes, signature: str) -> bool:
     """Verify and store one webhook; return whether it is new. Raises BadSignature. Asks nobody."""
-    return store([stripe_gateway.read_webhook(body=body, signature=signature)]) == 1
+    return store([gateway.read_webhook(body=body, signature=signature)]) == 1
 
 
 @transaction.atomic
@@ -91,14 +91,14 @@ def list_stuck() -> list[StripeEvent]:
 def list_unhandled(*, now: datetime.datetime) -> list[str]:
     """Return the events whose doorbell may have been lost, or that failed, oldest first."""
     waiting = StripeEvent.objects.filter(
-        status="received", received_at__lt=now - _HANDLED_AGAIN_AFTER, attempts__lt=_MOST_ATTEMPTS
+        status="received", received_at__lt=now - _HANDLED_AGAIN_AFTER, attempts__lt=_MAX_ATTEMPTS
     )
     return list(waiting.order_by("received_at").values_list("pk", flat=True)[:100])
 
 
 def ingest_missed(*, since: datetime.datetime, until: datetime.datetime) -> int:
     """Store the events of a period that never reached us; return how many there were. Asks Stripe."""
-    notices = {notice.id: notice for notice in stripe_gateway.list_events(since=since, until=until)}
+    notices = {notice.id: notice for notice in gateway.list_events(since=since, until=until)}
     known = set(StripeEvent.objects.filter(pk__in=notices).values_list("pk", flat=True))
     missed = [notice for identifier, notice in notices.items() if identifier not in known]
     if missed:
@@ -115,7 +115,7 @@ def _sync_payment(payment_intent_id: str) -> bool:
 
 
 def _sync_invoice(invoice_id: str) -> bool:
-    found = stripe_gateway.get_invoice(invoice_id=invoice_id)
+    found = gateway.get_invoice(invoice_id=invoice_id)
     topup_id = found.metadata.get("topup_id", "")
     if not TopUp.objects.filter(pk=topup_id).exists():
         return False
@@ -124,13 +124,13 @@ def _sync_invoice(invoice_id: str) -> bool:
 
 
 def _sync_refund(refund_id: str) -> bool:
-    found = stripe_gateway.get_refund(refund_id=refund_id)
+    found = gateway.get_refund(refund_id=refund_id)
     sync_refund(refund=found, topup=_paid_topup_of(found.payment_intent_id))
     return True
 
 
 def _sync_dispute(dispute_id: str) -> bool:
-    found = stripe_gateway.get_dispute(dispute_id=dispute_id)
+    found = gateway.get_dispute(dispute_id=dispute_id)
     sync_dispute(dispute=found, topup=_paid_topup_of(found.payment_intent_id))
     return True
 
@@ -158,7 +158,7 @@ def _topup_of(payment_intent_id: str) -> TopUp | None:
     """Return the top-up of a payment, brought up to date; None when it is not one of ours."""
     topup = TopUp.objects.filter(payment_intent_id=payment_intent_id).first()
     if topup is None:
-        payment = stripe_gateway.get_payment(payment_intent_id=payment_intent_id)
+        payment = gateway.get_payment(payment_intent_id=payment_intent_id)
         topup = TopUp.objects.filter(pk=payment.metadata.get("topup_id", "")).first()
     if topup is not None and topup.status != "paid":
         sync_topup(topup_id=topup.pk)

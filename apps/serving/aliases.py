@@ -11,12 +11,12 @@ from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK
 from apps.core import audit
 from apps.core.errors import InvalidState, InvalidValue, NotFound
-from apps.serving.answering import answering
 from apps.serving.models import Alias, Deployment
+from apps.serving.ready_replicas import answering
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{1,38}[a-z0-9]")
 _LIKE_A_VERSION = re.compile(r"[0-9a-hjkmnp-tv-z]{10}")  # how the names of versions end
-MOST_ALIASES = 20  # of one adapter
+MAX_ALIASES = 20  # of one adapter
 
 
 def list_aliases(*, organization: Any) -> QuerySet[Alias]:
@@ -103,8 +103,8 @@ def _create(version: AdapterVersion, name: str, canary_percent: int) -> Alias:
             "the end of a version's name.",
             param="name",
         )
-    if Alias.objects.filter(adapter=version.adapter_id).count() >= MOST_ALIASES:
-        raise InvalidState(f"An adapter has at most {MOST_ALIASES} aliases. Delete one first.", param="name")
+    if Alias.objects.filter(adapter=version.adapter_id).count() >= MAX_ALIASES:
+        raise InvalidState(f"An adapter has at most {MAX_ALIASES} aliases. Delete one first.", param="name")
     own_name = version.model_name.split(CHECKPOINT_MARK)[0]
     model_name = f"{own_name.rsplit(':', 1)[0]}:{name}"
     if Alias.objects.filter(model_name=model_name).exists():

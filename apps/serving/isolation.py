@@ -8,7 +8,7 @@ from django.db.models.functions import Now
 
 from apps.core import audit
 from apps.serving.models import Replica
-from apps.serving.placing import replan_around
+from apps.serving.placements import replan_around
 
 logger = logging.getLogger(__name__)
 

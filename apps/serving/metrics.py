@@ -13,10 +13,10 @@ from django.db.models import Count, Sum
 
 from apps.billing.models import UsageSeries
 from apps.contracts.serving import LoadState
-from apps.core.clock import db_now
-from apps.serving.answering import answering, ready_replicas
+from apps.core.database.clock import db_now
 from apps.serving.models import Deployment, LoadedAdapter, MeteringCheck, Replica
 from apps.serving.placement import demand_after
+from apps.serving.ready_replicas import answering, ready_replicas
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LOAD = {

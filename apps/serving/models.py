@@ -3,8 +3,8 @@
 from django.db import models
 from django.db.models.functions import Now
 
+from apps.core.database.tenancy import OrganizationModel
 from apps.core.ids import IdField
-from apps.core.tenancy import OrganizationModel
 
 
 class Replica(models.Model):
@@ -22,7 +22,6 @@ class Replica(models.Model):
     worker = models.OneToOneField("finetuning.Worker", on_delete=models.PROTECT, related_name="replica", null=True)
     url = models.CharField(max_length=300, blank=True, help_text="Where its proxy listens: unix:///… or http(s)://…")
     is_address_accepted = models.BooleanField(db_default=True, help_text="By the settings or an operator.")
-    token_sealed = models.BinaryField(help_text="What the gateway presents to the proxy, encrypted.")
     capacity = models.PositiveIntegerField(default=56, help_text="Adapters registered at once.")
     slots = models.PositiveIntegerField(default=8, help_text="Adapters in one batch without loss of speed.")
     max_rank = models.PositiveIntegerField(default=64)
@@ -46,6 +45,16 @@ class Replica(models.Model):
     def is_trusted(self) -> bool:
         """Whether it may be asked and told anything."""
         return self.isolated_at is None and self.is_address_accepted
+
+
+class ReplicaToken(models.Model):
+    """What the gateway presents to a replica's proxy. A table of its own: web reads the replica and not this."""
+
+    replica = models.OneToOneField(Replica, on_delete=models.CASCADE, primary_key=True, related_name="token")
+    token_sealed = models.BinaryField()
+
+    tenancy_reason = "replicas are shared by all tenants"
+    app_access = "none"
 
 
 class EngineTokens(models.Model):

@@ -13,20 +13,20 @@ from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import delete_version, record_verdict
 from apps.adapters.queries import get_version_by_name
 from apps.catalog.models import BaseModel
-from apps.contracts.addresses import AddressRefused
+from apps.contracts.addresses.replicas import AddressRefused
 from apps.contracts.runs import SignedFile
 from apps.contracts.serving import DesiredAdapter, DesiredState, LoadState, ObservedAdapter, ObservedState
 from apps.core import audit
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
+from apps.core.database.tenancy import system
 from apps.core.errors import InvalidValue
-from apps.core.object_store import store
-from apps.core.sealing import place_of, seal, unseal
-from apps.core.tenancy import system
+from apps.core.objects.store import store
+from apps.core.secrets.sealing import place_of, seal, unseal
 from apps.serving.aliases import require_unaliased
-from apps.serving.models import Deployment, LoadedAdapter, Replica
-from apps.serving.placing import replan, replan_around
+from apps.serving.keep_warm import let_cool
+from apps.serving.models import Deployment, LoadedAdapter, Replica, ReplicaToken
+from apps.serving.placements import replan, replan_around
 from apps.serving.reconciliation import note_count
-from apps.serving.warmth import let_cool
 from apps.serving.whole_models import desired_whole_model, give_place, note_whole_model, require_replica, withdraw
 
 _URL_SECONDS = 3600
@@ -107,11 +107,10 @@ def register_replica(
     token = secrets.token_urlsafe(32)
     replica = Replica(base_model=base_model, worker_id=worker_id, url=url, generation=1, whole_model=whole_model)
     replica.is_address_accepted = is_accepted
-    replica.pk = replica._meta.pk.get_default()
-    replica.token_sealed = seal(token, place=_token_place(replica))
     if whole_model is not None:
         replica.capacity = replica.slots = replica.max_rank = 0
     replica.save(force_insert=True)
+    give_token(replica=replica, token=token)
     if whole_model is not None:
         give_place(replica=replica, version=whole_model)
     audit.record(organization=None, by=worker_id, action="replica.registered", target=replica.pk, url=url)
@@ -160,13 +159,18 @@ def drain_replica(*, replica: Replica, is_draining: bool, by: str) -> None:
     replan(base_model_id=replica.base_model_id, now=now)
 
 
+def give_token(*, replica: Replica, token: str) -> None:
+    """Keep what a new replica's proxy expects of the gateway."""
+    ReplicaToken.objects.create(replica=replica, token_sealed=seal(token, place=_token_place(replica)))
+
+
 def token_of(*, replica: Replica) -> str:
     """Return what the replica's proxy expects of the gateway."""
-    return unseal(bytes(replica.token_sealed), place=_token_place(replica))
+    return unseal(bytes(replica.token.token_sealed), place=_token_place(replica))
 
 
 def _token_place(replica: Replica) -> bytes:
-    return place_of(table="serving_replica", column="token_sealed", row_id=replica.pk)
+    return place_of(table="serving_replicatoken", column="token_sealed", row_id=replica.pk)
 
 
 def desired_state(*, replica: Replica) -> DesiredState:

@@ -19,10 +19,10 @@ IDLE_SECONDS = 24 * 3600.0  # asked for longer ago than this: on no replica, unt
 ACTIVE_SECONDS = 900.0  # asked for since: before all that were not
 WAITING_SECONDS = 30.0  # asked for since, and nowhere: a customer waits for it
 HOT_SHARE = 0.25  # of a replica's fair part of the traffic: more than that is spread over another replica
-LEAST_SHARE_PER_SECOND = 1.0  # requests: below it one replica is enough, however little other traffic there is
+MIN_SHARE_PER_SECOND = 1.0  # requests: below it one replica is enough, however little other traffic there is
 STICKINESS = 1.5  # what is held counts for so much more than what would take its place
-MOST_TO_LOAD = 4  # on one replica at a time, in the place of others
-MOST_REBALANCING_MOVES = 2  # in one placement; loads that a customer waits for are not counted
+MAX_TO_LOAD = 4  # on one replica at a time, in the place of others
+MAX_REBALANCING_MOVES = 2  # in one placement; loads that a customer waits for are not counted
 QUICK_SECONDS = 20.0  # a request fades from the one sum so fast: a hot adapter spreads at once,
 SLOW_SECONDS = 300.0  # and from the other: it gathers again only after minutes
 _UNEVEN = 1.25  # times the mean: a replica with more gives some away
@@ -30,7 +30,7 @@ _KEPT, _ACTIVE, _COPY, _RARE = range(4)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class AdapterDemand:
     """An adapter that may be asked for. Times are seconds of one clock."""
 
     version_id: str
@@ -42,7 +42,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ReplicaCapacity:
     """A replica. `capacity`: adapters registered at once; `slots`: adapters in one batch without loss of speed."""
 
     replica_id: str
@@ -56,7 +56,7 @@ class Room:
 class _State:
     """A replica while it is being filled."""
 
-    room: Room
+    room: ReplicaCapacity
     held: set[str]
     load: float = 0.0
     hot: int = 0
@@ -70,8 +70,8 @@ Placed = dict[str, frozenset[str]]
 
 
 def place(
-    wishes: Iterable[Wish],
-    rooms: Collection[Room],
+    wishes: Iterable[AdapterDemand],
+    rooms: Collection[ReplicaCapacity],
     *,
     holding: Mapping[str, Collection[str]],
     loaded: Mapping[str, Collection[str]],
@@ -107,18 +107,18 @@ def count_moves(before: Mapping[str, Collection[str]], after: Placed) -> int:
 
 
 def _most_pushed_out(
-    rooms: Iterable[Room], holding: Mapping[str, Collection[str]], loaded: Mapping[str, Collection[str]]
+    rooms: Iterable[ReplicaCapacity], holding: Mapping[str, Collection[str]], loaded: Mapping[str, Collection[str]]
 ) -> int:
     """Return how many adapters may now take the places of others: what replicas are loading already counts."""
     missing = {room.replica_id: set(holding.get(room.replica_id, ())) for room in rooms}
-    return sum(max(0, MOST_TO_LOAD - len(missing[id] - set(loaded.get(id, ())))) for id in missing)
+    return sum(max(0, MAX_TO_LOAD - len(missing[id] - set(loaded.get(id, ())))) for id in missing)
 
 
 class _Plan:
     def __init__(
         self,
-        wishes: dict[str, Wish],
-        rooms: list[Room],
+        wishes: dict[str, AdapterDemand],
+        rooms: list[ReplicaCapacity],
         holding: Mapping[str, Collection[str]],
         unable: frozenset[tuple[str, str]],
     ) -> None:
@@ -131,13 +131,13 @@ class _Plan:
                 if version_id in wishes and self._may_hold(state, wishes[version_id]):
                     self._holders[version_id].append(state)
         total = sum(wish.requests_per_second for wish in wishes.values())
-        self._share = max(LEAST_SHARE_PER_SECOND, HOT_SHARE * total / max(1, len(rooms)))
+        self._share = max(MIN_SHARE_PER_SECOND, HOT_SHARE * total / max(1, len(rooms)))
         self._copies: dict[str, int] = {}
         ranks = sorted({room.max_rank for room in rooms})
         self._places = {rank: sum(r.capacity for r in rooms if r.max_rank >= rank) for rank in ranks}
         self._taken: Counter[int] = Counter()
 
-    def _may_hold(self, state: _State, wish: Wish) -> bool:
+    def _may_hold(self, state: _State, wish: AdapterDemand) -> bool:
         return wish.rank <= state.room.max_rank and (state.room.replica_id, wish.version_id) not in self._unable
 
     # --- which adapters, and on how many replicas -------------------------------------------------------------------
@@ -179,7 +179,7 @@ class _Plan:
         kept = min(len(self._holders.get(version_id, ())), math.ceil(2 * demand / self._share))
         return min(most, max(wanted, kept))
 
-    def _take_place(self, wish: Wish) -> bool:
+    def _take_place(self, wish: AdapterDemand) -> bool:
         """Count one more copy, if the classes of this rank and below still have a place for it."""
         own = next((rank for rank in self._places if rank >= wish.rank), None)
         affected = [rank for rank in self._places if own is not None and rank <= own]
@@ -228,7 +228,7 @@ class _Plan:
 
     def rebalance(self) -> None:
         """Move a few adapters from the busiest replica to the idlest of the same rank class."""
-        for _ in range(MOST_REBALANCING_MOVES):
+        for _ in range(MAX_REBALANCING_MOVES):
             if not any(self._even_out(rank) for rank in self._places):
                 return
 
@@ -269,13 +269,13 @@ class _Plan:
         return self._wishes[version_id].requests_per_second / self._copies[version_id]
 
     def _is_hot(self, version_id: str) -> bool:
-        return self._part(version_id) >= LEAST_SHARE_PER_SECOND
+        return self._part(version_id) >= MIN_SHARE_PER_SECOND
 
     def _rank_below(self, max_rank: int) -> int:
         return max((rank for rank in self._places if rank < max_rank), default=0)
 
 
-def _kind(wish: Wish, now: float) -> int | None:
+def _kind(wish: AdapterDemand, now: float) -> int | None:
     """Return how needed a first copy is; None where nobody needs one."""
     age = now - wish.last_used_at
     if wish.is_kept:
@@ -285,6 +285,6 @@ def _kind(wish: Wish, now: float) -> int | None:
     return _ACTIVE if age <= ACTIVE_SECONDS else _RARE
 
 
-def _affinity(version_id: str, room: Room) -> int:
+def _affinity(version_id: str, room: ReplicaCapacity) -> int:
     """Return a number that is the same on every placer and every day: where an adapter was, it comes back to."""
     return int.from_bytes(hashlib.blake2b(f"{version_id} {room.replica_id}".encode(), digest_size=8).digest(), "big")

@@ -9,10 +9,10 @@ from django.db.models import F, QuerySet
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.contracts.serving import LoadState
-from apps.core.tenancy import system
-from apps.serving.answering import credible, ready_replicas, spoken_lately
+from apps.core.database.tenancy import system
 from apps.serving.models import Alias, Deployment, Placement, Replica
 from apps.serving.operations import token_of
+from apps.serving.ready_replicas import credible, ready_replicas, spoken_lately
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ def _upstreams(found: list[_Ready]) -> tuple[Upstream, ...]:
 
 def list_routes() -> list[Route]:
     """Return every name that may be asked for now, with the replicas that confirmed it."""
-    replicas = list(ready_replicas())
+    replicas = list(ready_replicas().select_related("token"))
     ready = {r.pk: _Ready(r, Upstream(r.pk, r.url, token_of(replica=r))) for r in replicas}
     return [*_base_routes(ready), *_adapter_routes(ready, replicas)]
 
 
 def _base_routes(ready: dict[str, _Ready]) -> list[Route]:
-    served = BaseModel.objects.filter(is_installed=True, retired_at=None).defer("hub_token_sealed")
+    served = BaseModel.objects.filter(is_installed=True, retired_at=None)
     return [
         Route(
             model_name=base.name,
@@ -113,9 +113,7 @@ def _adapter_routes(ready: dict[str, _Ready], replicas: list[Replica]) -> list[R
             loaded[version_id].append(ready[replica_id])
         elif state != LoadState.LOADING:
             refused.add(version_id)
-    bases = _current_deployments().select_related("adapter_version__adapter__base_model")
-    # No business of a gateway's, which may not read it.
-    deployments = list(bases.defer("adapter_version__adapter__base_model__hub_token_sealed"))
+    deployments = list(_current_deployments().select_related("adapter_version__adapter__base_model"))
     wanted, cold = _wanted_and_cold(replicas, deployments)
     versions = [d.adapter_version for d in deployments]
     return [

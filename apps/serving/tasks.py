@@ -5,18 +5,18 @@ from typing import Any
 from celery import shared_task
 
 from apps.adapters.models import AdapterVersion
-from apps.core.clock import db_now
-from apps.serving import operations, placing, reconciliation, warmth
+from apps.core.database.clock import db_now
+from apps.serving import keep_warm, operations, placements, reconciliation
 
 
 @shared_task(name="serving.place")
 def place(**_: Any) -> None:
-    placing.replan_all(now=db_now())
+    placements.replan_all(now=db_now())
 
 
 @shared_task(name="serving.charge_warm")
 def charge_warm(**_: Any) -> None:
-    warmth.charge_warm(now=db_now())
+    keep_warm.charge_warm(now=db_now())
 
 
 @shared_task(name="serving.reconcile_metering")

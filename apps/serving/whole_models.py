@@ -13,9 +13,9 @@ from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import find_whole_model
 from apps.contracts.runs import SignedFile
 from apps.contracts.serving import DesiredState, LoadState, ObservedState
+from apps.core.database.tenancy import system
 from apps.core.errors import InvalidState
-from apps.core.object_store import store
-from apps.core.tenancy import system
+from apps.core.objects.store import store
 from apps.serving.models import Deployment, LoadedAdapter, Placement, Replica
 
 _URL_SECONDS = 3600

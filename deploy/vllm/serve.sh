@@ -1,5 +1,5 @@
 #!/bin/sh
-# vLLM as Anneal runs it, without Anneal: for looking at one engine by hand. In service, `python -m gpu_workers.engine`
+# vLLM as Anneal runs it, without Anneal: for looking at one engine by hand. In service, `python -m gpu_workers.engine.launcher`
 # starts the same line and ends every process of it; a test compares the two.
 #   sh deploy/vllm/serve.sh /models/qwen3-8b b-qwen3-8b [further vLLM options]
 set -eu

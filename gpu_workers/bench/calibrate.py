@@ -25,12 +25,12 @@ import msgspec
 
 from apps.contracts.runs import BaseModelRef
 from apps.contracts.worker_api import ProbeReport, ProbeRequest
-from gpu_workers.api_client import ApiClient, ApiError, Unavailable, load_credential
-from gpu_workers.config import read_config
-from gpu_workers.events import LOG_FILE, SPEC_FILE, replace_file
-from gpu_workers.executor import SubprocessExecutor
-from gpu_workers.preflight import Machine, inspect_machine, list_gpu_memory
-from gpu_workers.probing import PROBE_FILE
+from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable, load_credential
+from gpu_workers.common.config import read_config
+from gpu_workers.common.events import LOG_FILE, SPEC_FILE, replace_file
+from gpu_workers.common.preflight import Machine, inspect_machine, list_gpu_memory
+from gpu_workers.trainer.executor import SubprocessExecutor
+from gpu_workers.trainer.probes import PROBE_FILE
 
 log = logging.getLogger("gpu_workers.bench.calibrate")
 

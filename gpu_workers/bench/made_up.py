@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 
 from apps.contracts.runs import Method
-from gpu_workers.train.hardware import Engine
-from gpu_workers.train.model import attention_implementation, quantization_config
+from gpu_workers.train.model.hardware import Engine
+from gpu_workers.train.model.loading import attention_implementation, quantization_config
 
 _UNCONVERTED = ["lm_head"]  # what transformers leaves in 16 bit too
 

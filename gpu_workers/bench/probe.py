@@ -22,17 +22,17 @@ from apps.contracts.chat import RenderedRow
 from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Method, RunSpec
 from apps.contracts.worker_api import ProbeReport, ProbeRequest
 from gpu_workers.bench import made_up
-from gpu_workers.events import EVENTS_FILE, EventWriter, replace_file
-from gpu_workers.preflight import inspect_machine
-from gpu_workers.probing import PROBE_FILE
-from gpu_workers.pulse import open_pulse
-from gpu_workers.train.attention import attention_of
-from gpu_workers.train.callbacks import StopFlag
-from gpu_workers.train.data import Encoded
-from gpu_workers.train.hardware import choose_engine, detect
-from gpu_workers.train.memory import peak_allocated_bytes, peak_memory_bytes
-from gpu_workers.train.model import adapt, fetch_base_model, load_model
-from gpu_workers.train.sft import build_trainer
+from gpu_workers.common.events import EVENTS_FILE, EventWriter, replace_file
+from gpu_workers.common.preflight import inspect_machine
+from gpu_workers.common.pulse import open_pulse
+from gpu_workers.train.data.encoding import Encoded
+from gpu_workers.train.loop.callbacks import StopFlag
+from gpu_workers.train.loop.sft import build_trainer
+from gpu_workers.train.model.attention import attention_of
+from gpu_workers.train.model.hardware import choose_engine, detect
+from gpu_workers.train.model.loading import adapt, fetch_base_model, load_model
+from gpu_workers.train.model.memory import peak_allocated_bytes, peak_memory_bytes
+from gpu_workers.trainer.probes import PROBE_FILE
 
 WARM_UP_STEPS = 8  # as many as there are batches: each shape has been seen
 MEASURED_SECONDS = 6.0

@@ -14,13 +14,13 @@ import msgspec
 import torch
 
 from apps.contracts.runs import Failed, RunSpec, Stopped
-from gpu_workers.events import ChildOutcome, write_outcome
-from gpu_workers.pulse import open_pulse
+from gpu_workers.common.events import ChildOutcome, write_outcome
+from gpu_workers.common.pulse import open_pulse
 from gpu_workers.train.attempt import Attempt
-from gpu_workers.train.callbacks import StopFlag
 from gpu_workers.train.failures import StopRequested, classify
-from gpu_workers.train.launch import Rank, read_rank, run_ranks
-from gpu_workers.train.memory import peak_memory_bytes
+from gpu_workers.train.loop.callbacks import StopFlag
+from gpu_workers.train.loop.launch import Rank, read_rank, run_ranks
+from gpu_workers.train.model.memory import peak_memory_bytes
 
 EXIT_DONE = 0
 EXIT_FAILED = 3

@@ -12,8 +12,8 @@ from transformers import set_seed
 from apps.contracts.chat import ChatRenderer
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Hyperparameters, LogLine, Phase, PhaseChanged, RunSpec, Stopped
-from gpu_workers.artifacts import BrokenArtifact, folder_bytes, read_manifest
-from gpu_workers.events import (
+from gpu_workers.common.artifacts import BrokenArtifact, folder_bytes, read_manifest
+from gpu_workers.common.events import (
     ADAPTER_FOLDER,
     CHECKPOINTS_FOLDER,
     EVENTS_FILE,
@@ -25,27 +25,27 @@ from gpu_workers.events import (
     ChildOutcome,
     EventWriter,
 )
-from gpu_workers.train.attention import attention_of
-from gpu_workers.train.callbacks import StopFlag
-from gpu_workers.train.checkpoint import (
+from gpu_workers.train.data.encoding import load_renderer
+from gpu_workers.train.data.rows import Rows, encode
+from gpu_workers.train.data.selection import select_rows
+from gpu_workers.train.failures import StopRequested, TrainingFailed, is_out_of_memory
+from gpu_workers.train.loop.base_trainer import RunTrainer
+from gpu_workers.train.loop.callbacks import StopFlag
+from gpu_workers.train.loop.checkpoint import (
     IncompleteCheckpoint,
     Progress,
     adopt_plan,
     explain_inexact_resume,
     open_checkpoint,
 )
-from gpu_workers.train.data import load_renderer
-from gpu_workers.train.failures import StopRequested, TrainingFailed, is_out_of_memory
-from gpu_workers.train.hardware import Engine, choose_engine, detect
-from gpu_workers.train.launch import Rank, first_rank_first
-from gpu_workers.train.memory import peak_memory_bytes
-from gpu_workers.train.model import fetch_base_model, load_model
-from gpu_workers.train.rows import Rows, encode
-from gpu_workers.train.running import RunTrainer
-from gpu_workers.train.selection import select_rows
-from gpu_workers.train.sft import build_trainer, count_steps, micro_batch_size
-from gpu_workers.train.sharding import gather_trained, is_sharded
-from gpu_workers.train.weights import export_result
+from gpu_workers.train.loop.launch import Rank, first_rank_first
+from gpu_workers.train.loop.sft import build_trainer, count_steps, micro_batch_size
+from gpu_workers.train.model.attention import attention_of
+from gpu_workers.train.model.hardware import Engine, choose_engine, detect
+from gpu_workers.train.model.loading import fetch_base_model, load_model
+from gpu_workers.train.model.memory import peak_memory_bytes
+from gpu_workers.train.model.sharding import gather_trained, is_sharded
+from gpu_workers.train.model.weights import export_result
 
 
 class Attempt:
@@ -175,7 +175,7 @@ class Attempt:
     def _export(self, trainer: RunTrainer, step: int) -> AdapterReady:
         best_step = trainer.progress.best.put_back(trainer)
         folder = self._work_dir / ADAPTER_FOLDER
-        weights = gather_trained(trainer) if is_sharded(trainer) else None
+        weights = gather_trained(trainer.model) if is_sharded(trainer.model) else None
         digest = ""
         if self._rank.is_first:
             digest = export_result(

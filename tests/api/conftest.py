@@ -4,13 +4,13 @@ import openai
 import pytest
 
 from tests.api.sdk import openai_client
-from tests.factories.finetuning import Floor, make_training_file
+from tests.factories.finetuning import TrainingSetup, make_training_file
 from tests.support.attempts import claim  # noqa: F401 - a fixture
 
 
 @pytest.fixture
-def floor(organization) -> Floor:
-    return Floor(organization)
+def floor(organization) -> TrainingSetup:
+    return TrainingSetup(organization)
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import datetime
 import pytest
 
 from apps.billing.operations import grant_credit, hold, settle_hold
-from apps.billing.slices import lease_slice
-from apps.billing.usage import UsageRecord, rate_usage, record_usage
+from apps.billing.usage.metering import UsageRecord, rate_usage, record_usage
+from apps.billing.usage.slices import lease_slice
 from apps.catalog.operations import set_price
 from apps.catalog.queries import active_price
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from tests.factories.accounts import make_key
 
 URL = "/api/v1/billing"

@@ -5,9 +5,9 @@ import json
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.datasets.models import DatasetVersion
-from apps.datasets.validating import validate_version
+from apps.datasets.validation.leases import validate_version
 from tests.factories.accounts import make_key
 from tests.factories.datasets import jsonl, make_ready_version, make_upload
 

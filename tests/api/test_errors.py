@@ -16,11 +16,11 @@ from rest_framework.test import APIClient
 
 from apps.accounts.models import ApiKey, Organization
 from apps.accounts.operations import IssuedKey
-from apps.api.parsers import read_body
-from apps.api.views import ApiView
 from apps.config.urls import handler404, handler500  # noqa: F401 - Django looks for them in the URL module
 from apps.config.urls import urlpatterns as real_urls
 from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded, RateLimited, Unavailable
+from apps.interfaces.api.requests.parsers import read_body
+from apps.interfaces.api.views import ApiView
 
 ApiClient = Callable[[IssuedKey | str | None], APIClient]
 _raised: list[Exception] = []

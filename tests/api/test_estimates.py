@@ -5,16 +5,16 @@ from decimal import Decimal
 
 import pytest
 
-from apps.api import estimates
 from apps.billing.models import Hold
 from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.operations import set_price
 from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.models import OutboxMessage
 from apps.core.money import usd_decimal, usd_to_nano
 from apps.datasets.models import TokenCount
 from apps.finetuning.models import FineTuningJob, GpuPool, JobEvent, Run, ThroughputProbe
+from apps.interfaces.api.native import estimates
 from tests.factories.accounts import make_key
 from tests.factories.catalog import make_listed_model
 from tests.factories.datasets import chat_row, jsonl, jsonl_of, make_ready_version

@@ -16,13 +16,13 @@ from rest_framework.test import APIClient
 from apps.accounts.models import Organization, User
 from apps.accounts.operations import IssuedKey
 from apps.accounts.roles import SCOPES
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry
-from apps.datasets import intake
+from apps.datasets.intake import versions
 from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import count_tokens
-from apps.datasets.validating import _Lease, validate_version
-from apps.finetuning.quotas import set_quota
+from apps.datasets.validation.leases import _Lease, validate_version
+from apps.finetuning.usage.quotas import set_quota
 from tests.api.sdk import openai_client
 from tests.factories.accounts import make_key
 from tests.factories.catalog import make_base_model
@@ -155,7 +155,7 @@ class TestCreate:
         assert response.status_code == 415
 
     def test_refuses_a_file_that_is_too_large(self, client, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(intake, "MAX_FILE_BYTES", 100)
+        monkeypatch.setattr(versions, "MAX_FILE_BYTES", 100)
 
         with pytest.raises(openai.APIStatusError) as refused:
             upload(client)
@@ -232,9 +232,9 @@ class TestList:
 
 class TestDelete:
     def test_is_refused_while_a_job_uses_the_file(self, client, organization) -> None:
-        from tests.factories.finetuning import Floor
+        from tests.factories.finetuning import TrainingSetup
 
-        job = Floor(organization).job()
+        job = TrainingSetup(organization).job()
 
         with pytest.raises(openai.BadRequestError) as refused:
             client.files.delete(job.training_file_id)

@@ -5,12 +5,12 @@ import json
 import openai
 import pytest
 
-from apps.api import files
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.datasets.tasks import validate
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.tasks import admit_waiting
+from apps.interfaces.api.openai import files
 from tests.api.sdk import create, openai_client
 from tests.factories.accounts import make_key
 from tests.factories.datasets import jsonl, make_ready_version

@@ -6,15 +6,15 @@ import pytest
 from apps.catalog.models import LicenceAcceptance
 from apps.finetuning.models import FineTuningJob
 from tests.api.sdk import openai_client
-from tests.factories.finetuning import Floor
+from tests.factories.finetuning import TrainingSetup
 
 LICENCE = "Llama 3.1 Community License"
 URL = "/api/v1/models/anneal-demo/licence"
 
 
 @pytest.fixture
-def floor(organization) -> Floor:
-    floor = Floor(organization)
+def floor(organization) -> TrainingSetup:
+    floor = TrainingSetup(organization)
     floor.base_model.licence = LICENCE
     floor.base_model.save(update_fields=["licence"])
     return floor

@@ -6,10 +6,10 @@ import pytest
 from apps.accounts.roles import SCOPES
 from apps.adapters.models import Adapter, AdapterVersion
 from apps.catalog.operations import retire_base_model
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.ids import new_id, ulid_of
 from apps.core.models import OutboxMessage
-from apps.core.object_store import object_key
+from apps.core.objects.store import object_key
 from apps.serving.operations import deploy
 from tests.api.sdk import openai_client
 from tests.factories.accounts import make_key

@@ -12,7 +12,7 @@ import pytest
 
 from tests.factories.accounts import make_key
 from tests.factories.datasets import jsonl
-from tests.factories.finetuning import Floor, make_training_file
+from tests.factories.finetuning import TrainingSetup, make_training_file
 from tests.support.asgi import origin  # noqa: F401 - a fixture
 
 CLIENTS = Path(__file__).resolve().parents[2] / ".anneal/node"
@@ -24,7 +24,7 @@ BOUNDARY = "a-boundary"
 def test_every_call_works_with_the_clients_for_node(origin, organization, alice, tmp_path: Path, client: str) -> None:  # noqa: F811
     assert shutil.which("node"), "node is missing: make setup-dev"
     assert (CLIENTS / "node_modules" / client).exists(), f"{CLIENTS} is missing or old: make setup-dev"
-    file_id = make_training_file(organization, Floor(organization).base_model).pk
+    file_id = make_training_file(organization, TrainingSetup(organization).base_model).pk
     rows = tmp_path / "rows.jsonl"
     rows.write_bytes(jsonl())
     command = ["node", SESSION, origin, make_key(organization, alice).secret, client, rows, file_id]

@@ -8,9 +8,9 @@ from rest_framework.request import Request
 from rest_framework.test import APIRequestFactory
 
 from apps.accounts.models import Invitation, Organization, User
-from apps.api.pagination import page
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
+from apps.interfaces.api.requests.pagination import page
 
 
 @pytest.fixture

@@ -6,15 +6,15 @@ from django.test import Client
 
 from apps.contracts.worker_api import ProbeReport
 from apps.finetuning.models import ThroughputProbe
-from apps.finetuning.pool_facts import list_shape_probes, newest_probes
-from tests.factories.finetuning import CREDENTIAL, Floor, probe_report
+from apps.finetuning.quotes.pool_facts import list_shape_probes, newest_probes
+from tests.factories.finetuning import CREDENTIAL, TrainingSetup, probe_report
 
 CONFIG = {"model_type": "llama", "hidden_size": 64}
 
 
 @pytest.fixture
-def floor(organization, settings) -> Floor:
-    made = Floor(organization)
+def floor(organization, settings) -> TrainingSetup:
+    made = TrainingSetup(organization)
     settings.ROOT_URLCONF = "apps.config.urls_internal"
     return made
 

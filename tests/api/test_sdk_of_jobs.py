@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.factories.accounts import make_key
-from tests.factories.finetuning import Floor, make_training_file
+from tests.factories.finetuning import TrainingSetup, make_training_file
 
 OLD_SDK = Path(__file__).resolve().parents[2] / ".anneal/openai-1.109.1"
 
@@ -18,7 +18,7 @@ OLD_SDK = Path(__file__).resolve().parents[2] / ".anneal/openai-1.109.1"
 @pytest.mark.parametrize("sdk", ["installed", "1.109.1"])
 def test_every_call_of_jobs_works_with_both_generations_of_the_sdk(live_server, organization, alice, sdk: str) -> None:
     assert sdk == "installed" or OLD_SDK.exists(), f"{OLD_SDK} is missing: make setup-dev"
-    floor = Floor(organization)
+    floor = TrainingSetup(organization)
     file_id = make_training_file(organization, floor.base_model).pk
     session = Path(__file__).with_name("sdk_job_session.py")
     folder = "" if sdk == "installed" else str(OLD_SDK)

@@ -5,7 +5,7 @@ from rest_framework.test import APIClient
 
 from apps.adapters.models import AdapterVersion
 from apps.catalog.operations import set_price
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.serving.models import LoadedAdapter, Placement
 from apps.serving.operations import undeploy
 from tests.factories.serving import dedicate, make_adapter, make_served_model, make_whole_model

@@ -7,10 +7,11 @@ import pytest
 
 from apps.billing.models import Hold
 from apps.contracts import runs as wire
-from apps.core.clock import db_now
-from apps.finetuning import leases, quotas, reporting
-from apps.finetuning.leases import Lease, sha256_hex
+from apps.core.database.clock import db_now
 from apps.finetuning.models import FineTuningJob, GpuPool, Run, Worker
+from apps.finetuning.runs import leases, reports
+from apps.finetuning.runs.leases import Lease, sha256_hex
+from apps.finetuning.usage import quotas
 from tests.factories.market import Market
 
 URL, JOBS = "/api/v1/estimates", "/v1/fine_tuning/jobs"
@@ -66,10 +67,10 @@ def test_the_option_asked_for_is_held_claimed_placed_and_billed(post, body, mark
 
     lease = Lease(id=claimed.lease_id, token=claimed.lease_token)
     started = wire.TrainingStarted(sequence=1, total_steps=10, start_step=0, rows=10, trained_tokens_per_epoch=10)
-    reporting.record_events(lease=lease, reported=(started,))
+    reports.record_events(lease=lease, reported=(started,))
     run = Run.objects.get()
     run.training_started_at = db_now() - datetime.timedelta(hours=1)
-    reporting._make_durable(run, FineTuningJob.objects.get(), step=10, training_seconds=20.0)
+    reports._make_durable(run, FineTuningJob.objects.get(), step=10, training_seconds=20.0)
     assert Run.objects.get().billed_gpu_ms == 4 * 20_000
 
 

@@ -4,20 +4,20 @@ import pytest
 
 from apps.adapters.models import AdapterVersion
 from apps.billing.models import LedgerEntry, LedgerTransaction, UsageEvent
-from apps.billing.usage import UsageRecord, rate_usage, record_usage
+from apps.billing.usage.metering import UsageRecord, rate_usage, record_usage
 from apps.catalog.operations import set_price
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
+from apps.core.database.tenancy import tenant
 from apps.core.ids import new_id
-from apps.core.outbox import deliver_due
-from apps.core.tenancy import tenant
+from apps.core.messages.outbox import deliver_due
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.pool_facts import seconds_ahead
+from apps.finetuning.quotes.pool_facts import seconds_ahead
 from apps.serving import operations
 from apps.serving.models import Deployment, Replica
-from apps.serving.placing import replan
+from apps.serving.placements import replan
 from tests.api.sdk import openai_client
 from tests.factories.accounts import make_key
-from tests.factories.finetuning import Floor, give_credit, make_job
+from tests.factories.finetuning import TrainingSetup, give_credit, make_job
 
 
 def test_another_tenants_work_counts_in_the_queue_without_being_seen(floor, rival, charlie):
@@ -61,7 +61,7 @@ def test_a_tenant_undeploys_and_deletes_its_model_through_the_outbox(floor, orga
     assert billing_rows(organization) == billed
 
 
-def record_answer(floor: Floor, version: AdapterVersion, key_id: str) -> None:
+def record_answer(floor: TrainingSetup, version: AdapterVersion, key_id: str) -> None:
     """One answer of the adapter, priced."""
     prices = {
         f"{way}_price_id": set_price(

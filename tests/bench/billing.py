@@ -24,7 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from apps.core.embedded import ensure_running
+from scripts.embedded import ensure_running
 
 USD = 1_000_000_000
 KEYS, MODELS = 20, 10
@@ -72,7 +72,7 @@ class World:
         ]
 
     def assert_books_hold(self) -> None:
-        from apps.billing.reconciliation import reconcile
+        from apps.billing.books.reconciliation import reconcile
 
         differences = [(row.name, row.differences[:3]) for row in reconcile(now=_now()) if row.differences]
         if differences:
@@ -136,28 +136,28 @@ async def _meter(world: World, home: Path, seconds: float) -> tuple[int, float]:
     """Admit and finish requests as the gateway does, with nothing between; return how many, and the seconds."""
     from apps.core.errors import Unavailable
     from apps.core.ids import new_id
-    from apps.gateway.chunks import Meter
-    from apps.gateway.database import Database
-    from apps.gateway.metering import Metering
-    from apps.gateway.purses import Purses
-    from apps.gateway.recorder import Recorder
-    from apps.gateway.routes import Price, Prices
+    from apps.interfaces.gateway.database import Database
+    from apps.interfaces.gateway.engines.chunks import Meter
+    from apps.interfaces.gateway.engines.routes import Price, Prices
+    from apps.interfaces.gateway.metering.recorder import Recorder
+    from apps.interfaces.gateway.metering.spending_slices import SpendingSlices
+    from apps.interfaces.gateway.metering.tickets import Metering
 
     database = Database()
     name = new_id("gateway")
-    purses = Purses(database, name=name)
-    recorder = Recorder(home / "spool", name=name, settled=purses.note_settled)
+    spending_slices = SpendingSlices(database, name=name)
+    recorder = Recorder(home / "spool", name=name, settled=spending_slices.note_settled)
     prices = Prices(*(Price(rule.pk, rule.price_nano, rule.per) for rule in world.prices))
     routes: Any = SimpleNamespace(prices_of=lambda route, organization_id: prices, now=time.time)
     faults: Any = None  # none is accused
-    metering = Metering(routes, purses, recorder, faults)
+    metering = Metering(routes, spending_slices, recorder, faults)
     caller: Any = SimpleNamespace(organization_id=world.organization.pk, key_id="key_bench")
     route: Any = SimpleNamespace(model_name="bench", adapter_version_id="", context_length=4096)
     request: Any = SimpleNamespace(
         choice_count=1, prompt_count=1, input_tokens_bound=lambda context: 200, output_tokens_bound=lambda context: 100
     )
     await recorder.open()
-    tending = asyncio.create_task(purses.tend())
+    maintaining = asyncio.create_task(spending_slices.maintain())
     counts = [0] * LANES
 
     async def lane(number: int, until: float) -> None:
@@ -174,10 +174,10 @@ async def _meter(world: World, home: Path, seconds: float) -> tuple[int, float]:
     began = time.perf_counter()
     await asyncio.gather(*(lane(number, began + seconds) for number in range(LANES)))
     took = time.perf_counter() - began
-    tending.cancel()
-    await asyncio.gather(tending, return_exceptions=True)
+    maintaining.cancel()
+    await asyncio.gather(maintaining, return_exceptions=True)
     await recorder.flush()
-    await purses.return_idle(at_once=True)
+    await spending_slices.return_idle(at_once=True)
     await recorder.close()
     database.close()
     return sum(counts), took
@@ -185,7 +185,7 @@ async def _meter(world: World, home: Path, seconds: float) -> tuple[int, float]:
 
 def bench_requests(world: World, home: Path, *, seconds: float) -> dict[str, Any]:
     from apps.billing.models import UsageEvent
-    from apps.billing.usage import rate_usage
+    from apps.billing.usage.metering import rate_usage
 
     sent, took = asyncio.run(_meter(world, home, seconds))
     recorded = UsageEvent.objects.filter(key_id="key_bench").count()
@@ -201,9 +201,9 @@ def bench_requests(world: World, home: Path, *, seconds: float) -> dict[str, Any
 
 def _write_segments(world: World, folder: Path, count: int) -> int:
     """Write `count` ends as gateways leave them on their disks; return the sum of their tokens."""
-    from apps.billing.usage import UsageRecord
+    from apps.billing.usage.metering import UsageRecord
     from apps.core.ids import new_ulid
-    from apps.gateway.spool import End, encode
+    from apps.interfaces.gateway.metering.spool import End, encode
 
     folder.mkdir()
     tokens = 0
@@ -236,8 +236,8 @@ def _write_segments(world: World, folder: Path, count: int) -> int:
 def _ship(path: Path) -> int:
     from django.db import connection
 
-    from apps.billing.usage import record_usage
-    from apps.gateway.spool import End, read_entries
+    from apps.billing.usage.metering import record_usage
+    from apps.interfaces.gateway.metering.spool import End, read_entries
 
     ends = [entry.record for entry in read_entries(path) if isinstance(entry, End)]
     for batch in _batched(ends, BATCH):
@@ -248,8 +248,8 @@ def _ship(path: Path) -> int:
 
 
 def bench_events(world: World, home: Path, *, events: int) -> dict[str, Any]:
-    from apps.billing.invoicing import close_month
-    from apps.billing.usage import rate_usage
+    from apps.billing.invoices.statements import close_month
+    from apps.billing.usage.metering import rate_usage
 
     tokens = _write_segments(world, home / "segments", events)
     began = time.perf_counter()

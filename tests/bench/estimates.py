@@ -13,13 +13,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from apps.estimates import gpus, published
 from apps.estimates.accuracy import Accuracy, Point, accuracy
 from apps.estimates.intervals import Interval
-from apps.estimates.predictions import Prepared, known_bytes, prepare
-from apps.estimates.rows import MEMORY, TIME, Job, read_row
+from apps.estimates.physics import gpus
+from apps.estimates.physics.timing import CONSTANTS
+from apps.estimates.published import sources
+from apps.estimates.published.predictions import Prepared, known_bytes, prepare
+from apps.estimates.published.rows import MEMORY, TIME, Job, read_row
 from apps.estimates.score import cards, point_of, write_table
-from apps.estimates.timing import CONSTANTS
 from tests.bench import rivals
 from tests.bench.fit_timing import leave_one_out
 from tests.bench.scored_rows import DATA
@@ -51,7 +52,7 @@ def main() -> None:
 
 def prepared_rows() -> list[Prepared]:
     """Every row of the committed list; of times, those whose GPU has a data sheet."""
-    rows, architectures = published.load_rows(DATA), published.load_architectures(DATA)
+    rows, architectures = sources.load_rows(DATA), sources.load_architectures(DATA)
     types = gpus.load(DATA / "gpus.json")
     jobs = [job for row in rows if isinstance(job := read_row(row, architectures), Job)]
     found = [prepare(job, types) for job in jobs]

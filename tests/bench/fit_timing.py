@@ -1,4 +1,4 @@
-"""Fit the shared constants of `apps.estimates.timing`: `python -m tests.bench.fit_timing` prints them.
+"""Fit the shared constants of `apps.estimates.physics.timing`: `python -m tests.bench.fit_timing` prints them.
 
 Coordinate descent on the mean absolute log error, each source weighing as the root of its rows, shrunk towards the
 literature's figures and within bounds that physics allows. `leave_one_out` fits without one source at a time: what the
@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from apps.estimates import gpus, published
-from apps.estimates.predictions import Prepared, prepare, seconds_per_token
-from apps.estimates.rows import TIME, Job, read_row
-from apps.estimates.timing import Constants
+from apps.estimates.physics import gpus
+from apps.estimates.physics.timing import Constants
+from apps.estimates.published import sources as published
+from apps.estimates.published.predictions import Prepared, prepare, seconds_per_token
+from apps.estimates.published.rows import TIME, Job, read_row
 from tests.bench.scored_rows import DATA
 
 # Where every fit starts: round figures from the literature, not from rows.

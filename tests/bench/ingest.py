@@ -24,10 +24,10 @@ import msgspec
 
 from apps.contracts.chat import ChatRenderer, RowKind, parse_row_as, split_lines
 from apps.contracts.templating.process import shared_process
-from apps.datasets.counting import count_rows, measure_rows
 from apps.datasets.problems import MAX_LINE_BYTES
 from apps.datasets.stream import CHUNK_BYTES
-from apps.datasets.validation import validate_file
+from apps.datasets.token_counts import count_rows, measure_rows
+from apps.datasets.validation.validator import validate_file
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "demo/base_model"

@@ -19,11 +19,19 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from math import exp
 
-from apps.serving.placement import QUICK_SECONDS, SLOW_SECONDS, Room, Wish, count_moves, demand_after, place
+from apps.serving.placement import (
+    QUICK_SECONDS,
+    SLOW_SECONDS,
+    AdapterDemand,
+    ReplicaCapacity,
+    count_moves,
+    demand_after,
+    place,
+)
 
 ADAPTERS, REPLICAS, ORGANIZATIONS = 2_000, 8, 200
 TICK_SECONDS = 5
-_LONGEST_WAIT_SECONDS = 20
+_MAX_WAIT_SECONDS = 20
 
 
 @dataclass(frozen=True)
@@ -59,12 +67,12 @@ class Fleet:
     """Replicas that load what is placed on them, one adapter a second, the most asked for first."""
 
     def __init__(self, setup: Setup) -> None:
-        self.rooms = [Room(f"rep{i}", setup.places, setup.slots, 16) for i in range(REPLICAS)]
+        self.rooms = [ReplicaCapacity(f"rep{i}", setup.places, setup.slots, 16) for i in range(REPLICAS)]
         self.placed: dict[str, frozenset[str]] = {room.replica_id: frozenset() for room in self.rooms}
         self.loaded: dict[str, set[str]] = {room.replica_id: set() for room in self.rooms}
         self.gone: set[str] = set()
 
-    def give_places(self, wishes: list[Wish], now: float) -> int:
+    def give_places(self, wishes: list[AdapterDemand], now: float) -> int:
         rooms = [room for room in self.rooms if room.replica_id not in self.gone]
         after = place(wishes, rooms, holding=self.placed, loaded=self.loaded, now=now)
         moves = count_moves(self.placed, after)
@@ -106,12 +114,12 @@ class Demand:
     def quick(self) -> dict[str, float]:
         return {f"v{adapter}": noted[0] for adapter, noted in self._noted.items()}
 
-    def wishes(self, now: float) -> list[Wish]:
+    def wishes(self, now: float) -> list[AdapterDemand]:
         found = []
         for adapter in range(ADAPTERS):
             quick, slow, at = self._noted.get(adapter, (0.0, 0.0, 0.0))
             rate = demand_after(quick, slow, now - at)
-            found.append(Wish(f"v{adapter}", f"org{adapter % ORGANIZATIONS}", 8, at, rate))
+            found.append(AdapterDemand(f"v{adapter}", f"org{adapter % ORGANIZATIONS}", 8, at, rate))
         return found
 
 
@@ -163,11 +171,11 @@ def _change_fashion(popularity: list[int], random_numbers: random.Random) -> Non
 def _end_waits(warm: set[str], waiting: dict[int, int], second: int, outcome: Outcome) -> None:
     for adapter, since in list(waiting.items()):
         waited = second + 1 - since
-        if f"v{adapter}" in warm or waited > _LONGEST_WAIT_SECONDS:
+        if f"v{adapter}" in warm or waited > _MAX_WAIT_SECONDS:
             del waiting[adapter]
             if outcome.by_minute:
                 outcome.waits.append(waited)
-                outcome.refused += waited > _LONGEST_WAIT_SECONDS
+                outcome.refused += waited > _MAX_WAIT_SECONDS
 
 
 def _end_minute(outcome: Outcome, requests: int, warm: int, moves: int) -> None:

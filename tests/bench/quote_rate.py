@@ -11,7 +11,8 @@ import time
 
 import msgspec
 
-from apps.estimates import gpus, published
+from apps.estimates.physics import gpus
+from apps.estimates.published import sources
 from apps.estimates.quote import PoolFacts, QuoteRequest, quote
 from tests.bench.scored_rows import DATA
 
@@ -23,7 +24,7 @@ QUOTES = 6000
 
 
 def main() -> None:
-    models, types = published.load_architectures(DATA), gpus.load(DATA / "gpus.json")
+    models, types = sources.load_architectures(DATA), gpus.load(DATA / "gpus.json")
     names = [name for name in MODELS if name in models]
     pools = [PoolFacts(gpu=types[card], price_nano=2_000_000_000, live_workers=1, gpus_per_worker=8) for card in CARDS]
     cases = itertools.islice(itertools.cycle(itertools.product(names, METHODS, pools, COUNTS, RANKS)), QUOTES)

@@ -17,9 +17,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from apps.contracts.runs import Method
-from apps.core.clock import db_now
-from apps.finetuning.quotes import get_quotes
-from apps.finetuning.recipes import resolve
+from apps.core.database.clock import db_now
+from apps.finetuning.quotes.queries import get_quotes
+from apps.finetuning.recipes.completion import resolve
 from tests.factories.market import Market
 
 BUDGET_MS = 200

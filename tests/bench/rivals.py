@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from apps.estimates.names import plain_name
-from apps.estimates.predictions import Prepared
-from apps.estimates.shapes import shape_of
+from apps.estimates.models.names import plain_name
+from apps.estimates.models.shapes import shape_of
+from apps.estimates.published.predictions import Prepared
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / ".anneal" / "bench-venv"
@@ -91,14 +91,17 @@ def _environment(notes: list[str]) -> Path | None:
     shutil.rmtree(FOLDER, ignore_errors=True)
     venv.create(FOLDER, with_pip=True)
     pip = [str(FOLDER / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    wanted = [line for line in LOCK.read_text().split() if not line.startswith(_SOURCE_ONLY)]
-    installed = subprocess.run([*pip, "install", "--no-deps", *wanted], capture_output=True, text=True, check=False)
+    wanted, source = FOLDER / "wanted.txt", FOLDER / "source.txt"
+    for path, is_source in ((wanted, False), (source, True)):
+        lines = LOCK.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if line.startswith(_SOURCE_ONLY) is is_source))
+    options = ["--no-deps", "--require-hashes", "-r"]
+    installed = subprocess.run([*pip, "install", *options, str(wanted)], capture_output=True, text=True, check=False)
     if installed.returncode:
         notes.append(f"canifinetune, ftuneai: not installed: {installed.stderr.strip().splitlines()[-1]}")
         return None
-    source = next(line for line in LOCK.read_text().split() if line.startswith(_SOURCE_ONLY))
     got = subprocess.run(
-        [*pip, "download", "--no-deps", "--no-binary", _SOURCE_ONLY, source, "--dest", str(FOLDER / "download")],
+        [*pip, "download", "--no-binary", _SOURCE_ONLY, *options, str(source), "--dest", str(FOLDER / "download")],
         capture_output=True, text=True, check=False, env=dict(os.environ) | {"DS_BUILD_OPS": "0"},
     )  # fmt: skip
     if got.returncode:

@@ -1,7 +1,7 @@
 """The list of rows that the estimates are scored on: `python -m tests.bench.scored_rows` writes it anew.
 
-The rules are those of `apps.estimates.rows`; the list was committed before any constant was fitted, so that a later
-change of the rules shows as a change of the list.
+The rules are those of `apps.estimates.published.rows`. The list was committed before any constant was fitted, so that a
+later change of the rules shows as a change of the list.
 """
 
 from collections import defaultdict
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from apps.estimates import published
-from apps.estimates.rows import Job, read_row
+from apps.estimates.published import sources
+from apps.estimates.published.rows import Job, read_row
 
 DATA = Path(__file__).resolve().parents[2] / "apps" / "catalog" / "data"
 LIST = Path(__file__).parent / "data" / "scored_rows.json"
@@ -18,7 +18,7 @@ LIST = Path(__file__).parent / "data" / "scored_rows.json"
 
 def scored_rows() -> dict[str, dict[str, list[str]]]:
     """Ids by kind and source, and those left out by reason."""
-    rows, architectures = published.load_rows(DATA), published.load_architectures(DATA)
+    rows, architectures = sources.load_rows(DATA), sources.load_architectures(DATA)
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         job = read_row(row, architectures)

@@ -23,12 +23,12 @@ from transformers import set_seed
 from trl import SFTConfig, SFTTrainer
 
 from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Method, RunSpec
-from gpu_workers.events import EVENTS_FILE, EventWriter
-from gpu_workers.train.callbacks import StopFlag
-from gpu_workers.train.data import encode_file, load_renderer
-from gpu_workers.train.hardware import choose_engine, detect
-from gpu_workers.train.model import load_model
-from gpu_workers.train.sft import build_trainer
+from gpu_workers.common.events import EVENTS_FILE, EventWriter
+from gpu_workers.train.data.encoding import encode_file, load_renderer
+from gpu_workers.train.loop.callbacks import StopFlag
+from gpu_workers.train.loop.sft import build_trainer
+from gpu_workers.train.model.hardware import choose_engine, detect
+from gpu_workers.train.model.loading import load_model
 from tests.bench.training_meter import TARGETS, Meter, Request, held_out_loss
 
 _RIVALS = ("unsloth", "axolotl")

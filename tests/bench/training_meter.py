@@ -11,7 +11,7 @@ import msgspec
 import torch
 from transformers import TrainerCallback
 
-from gpu_workers.train.data import IGNORED, PaddingCollator, encode_file, load_renderer
+from gpu_workers.train.data.encoding import IGNORED, PaddingCollator, encode_file, load_renderer
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _ROWS_AT_ONCE = 16

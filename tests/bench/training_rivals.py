@@ -19,7 +19,7 @@ _FIRST = importlib.import_module("unsloth") if "unsloth" in sys.argv[1:] else No
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
-from gpu_workers.train.data import encode_file, load_renderer  # noqa: E402
+from gpu_workers.train.data.encoding import encode_file, load_renderer  # noqa: E402
 from tests.bench.training_meter import TARGETS, Meter, Request, held_out_loss  # noqa: E402
 
 

@@ -6,9 +6,10 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from apps.accounts.models import Organization, User
-from apps.core.clock import db_now
-from apps.finetuning import accuracy, calibrations, leases
-from tests.factories.finetuning import Floor, give_credit, make_job
+from apps.core.database.clock import db_now
+from apps.finetuning.pools import accuracy, calibrations
+from apps.finetuning.runs import leases
+from tests.factories.finetuning import TrainingSetup, give_credit, make_job
 from tests.factories.outcomes import leave_queue, teach
 from tests.support.attempts import Attempt
 from tests.support.browser import check_page
@@ -19,7 +20,7 @@ WIDTHS = (1440, 390)
 @pytest.fixture
 def job_id(transactional_db: None, organization: Organization, rival: Organization) -> str:
     """A job that ran, on a pool that 50 runs of two organizations have taught, the later ones well estimated."""
-    floor = Floor(organization)
+    floor = TrainingSetup(organization)
     job = floor.job(suffix="triage")
     attempt = Attempt(leases.claim(worker=floor.worker, base_models=None))
     attempt.start()

@@ -7,11 +7,11 @@ from playwright.sync_api import Page
 
 from apps.accounts.models import Organization, User
 from apps.billing.budgets import set_budget
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.serving.operations import register_replica
 from tests.factories.accounts import make_key
 from tests.factories.catalog import make_listed_model
-from tests.factories.finetuning import Floor
+from tests.factories.finetuning import TrainingSetup
 from tests.support.browser import WIDTHS, check_page, find_overflow
 
 Open = Callable[..., Page]
@@ -27,9 +27,9 @@ OPERATORS = (
 
 
 @pytest.fixture
-def floor(transactional_db: None, organization: Organization, alice: User) -> Floor:
+def floor(transactional_db: None, organization: Organization, alice: User) -> TrainingSetup:
     """A queued job, a key, a budget, a model that is only listed and a replica."""
-    floor = Floor(organization)
+    floor = TrainingSetup(organization)
     floor.job(suffix="triage")
     make_key(organization, alice)
     make_listed_model()
@@ -44,7 +44,7 @@ def floor(transactional_db: None, organization: Organization, alice: User) -> Fl
 @pytest.mark.parametrize(("who", "paths"), [("nobody", SIGNED_OUT), ("alice", CUSTOMERS), ("olga", OPERATORS)])
 def test_pages_around_the_work_are_accessible_and_reflow(
     open_page: Open,
-    floor: Floor,
+    floor: TrainingSetup,
     request: pytest.FixtureRequest,
     who: str,
     paths: tuple[str, ...],

@@ -13,13 +13,13 @@ from apps.billing.models import Hold
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.contracts.parity import ParityResult
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.templatetags.ui import usd
-from apps.datasets.inspecting import inspect_version
-from apps.finetuning import leases
+from apps.datasets.inspection.inspections import inspect_version
 from apps.finetuning.models import FineTuningJob
+from apps.finetuning.runs import leases
 from apps.serving.operations import deploy
-from tests.factories.finetuning import Floor, make_pool, make_training_file, make_worker
+from tests.factories.finetuning import TrainingSetup, make_pool, make_training_file, make_worker
 from tests.support.attempts import REPORT, Attempt, step
 from tests.support.browser import check_page, hold_first, wait_on
 
@@ -38,10 +38,10 @@ CERTIFIED = ParityResult(
 
 
 @dataclass(frozen=True)
-class Lived:
+class SeededOrganization:
     """An organization where something has happened: a job that ended, one failed, one under way, one at its cap."""
 
-    floor: Floor
+    floor: TrainingSetup
     done: FineTuningJob
     failed: FineTuningJob
     running: FineTuningJob
@@ -65,12 +65,12 @@ class Lived:
 
 
 @pytest.fixture
-def floor(transactional_db: None, organization: Organization) -> Floor:
-    return Floor(organization)
+def floor(transactional_db: None, organization: Organization) -> TrainingSetup:
+    return TrainingSetup(organization)
 
 
 @pytest.fixture
-def lived(floor: Floor) -> Lived:
+def lived(floor: TrainingSetup) -> SeededOrganization:
     make_pool("idle")
     make_pool("tiny", memory_bytes=2**20)
 
@@ -95,10 +95,12 @@ def lived(floor: Floor) -> Lived:
     done.refresh_from_db()
     deploy(version=done.adapter_version, by="system")
     record_verdict(version=done.adapter_version, is_accepted=True, reason="", parity=CERTIFIED, now=db_now())
-    return Lived(floor, done, failed, running, capped)
+    return SeededOrganization(floor, done, failed, running, capped)
 
 
-def test_a_job_shows_its_newest_state_when_answers_are_late(open_page: Open, lived: Lived, alice: User) -> None:
+def test_a_job_shows_its_newest_state_when_answers_are_late(
+    open_page: Open, lived: SeededOrganization, alice: User
+) -> None:
     page = open_page(f"/jobs/{lived.running.pk}", user=alice)
     held = hold_first(page, f"**/jobs/{lived.running.pk}", target="div#job-state")
     page.evaluate("() => htmx.trigger('#job-live', 'state')")
@@ -111,7 +113,9 @@ def test_a_job_shows_its_newest_state_when_answers_are_late(open_page: Open, liv
     expect(page.locator("#job-state")).to_contain_text("Waiting for a machine.")
 
 
-def test_the_palette_and_single_keys_find_objects_and_walk_lists(open_page: Open, lived: Lived, alice: User) -> None:
+def test_the_palette_and_single_keys_find_objects_and_walk_lists(
+    open_page: Open, lived: SeededOrganization, alice: User
+) -> None:
     page = open_page("/jobs", user=alice)
     page.keyboard.press("j")
     expect(page.locator("a.name").first).to_be_focused()
@@ -129,7 +133,7 @@ def test_the_palette_and_single_keys_find_objects_and_walk_lists(open_page: Open
     expect(page).to_have_url(f"/jobs/{lived.failed.pk}")
 
 
-def test_a_late_answer_to_other_words_is_not_offered(open_page: Open, lived: Lived, alice: User) -> None:
+def test_a_late_answer_to_other_words_is_not_offered(open_page: Open, lived: SeededOrganization, alice: User) -> None:
     page = open_page("/jobs", user=alice)
     held = hold_first(page, "**/search?*", target="div#palette-found")
     page.keyboard.press("Control+k")
@@ -152,7 +156,9 @@ def test_a_late_answer_to_other_words_is_not_offered(open_page: Open, lived: Liv
     complaints[:] = [text for text in complaints if "Failed to fetch" not in text and "ERR_INTERNET" not in text]
 
 
-def test_a_list_keeps_its_rows_when_an_answer_fails_and_says_so(open_page: Open, lived: Lived, alice: User) -> None:
+def test_a_list_keeps_its_rows_when_an_answer_fails_and_says_so(
+    open_page: Open, lived: SeededOrganization, alice: User
+) -> None:
     page = open_page("/jobs", user=alice)
     page.route("**/jobs?status=*", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
 
@@ -164,7 +170,7 @@ def test_a_list_keeps_its_rows_when_an_answer_fails_and_says_so(open_page: Open,
     complaints[:] = [text for text in complaints if "502" not in text]
 
 
-def test_the_charts_legend_names_what_is_drawn(open_page: Open, lived: Lived, alice: User) -> None:
+def test_the_charts_legend_names_what_is_drawn(open_page: Open, lived: SeededOrganization, alice: User) -> None:
     page = open_page(f"/jobs/{lived.running.pk}", user=alice)
     page.locator("#loss-chart canvas").wait_for()
     legend = page.locator("[data-legend]:visible")
@@ -174,7 +180,9 @@ def test_the_charts_legend_names_what_is_drawn(open_page: Open, lived: Lived, al
     expect(legend).to_have_text(["Speed"])
 
 
-def test_every_page_is_accessible_reflows_and_breaks_no_policy(open_page: Open, lived: Lived, alice: User) -> None:
+def test_every_page_is_accessible_reflows_and_breaks_no_policy(
+    open_page: Open, lived: SeededOrganization, alice: User
+) -> None:
     page = open_page("/", user=alice)
 
     for path in lived.paths():
@@ -183,12 +191,12 @@ def test_every_page_is_accessible_reflows_and_breaks_no_policy(open_page: Open, 
         _forget_refusals(page, open_page)
 
 
-def test_the_first_page_of_a_new_organization_is_accessible(open_page: Open, floor: Floor, alice: User) -> None:
+def test_the_first_page_of_a_new_organization_is_accessible(open_page: Open, floor: TrainingSetup, alice: User) -> None:
     check_page(open_page("/", user=alice), WIDTHS[-1:])
 
 
 def test_the_wizard_leads_from_a_dataset_to_a_launched_job(
-    open_page: Open, floor: Floor, organization: Organization, alice: User
+    open_page: Open, floor: TrainingSetup, organization: Organization, alice: User
 ) -> None:
     make_training_file(organization, floor.base_model, rows=4_000)
     page = open_page("/jobs/new", user=alice)
@@ -221,7 +229,7 @@ def test_the_wizard_leads_from_a_dataset_to_a_launched_job(
 
 
 def test_a_price_that_comes_later_moves_nothing(
-    open_page: Open, floor: Floor, organization: Organization, alice: User
+    open_page: Open, floor: TrainingSetup, organization: Organization, alice: User
 ) -> None:
     version = make_training_file(organization, floor.base_model)
     inspect_version(version=version)
@@ -241,7 +249,9 @@ def test_a_price_that_comes_later_moves_nothing(
     assert len(before) == 2 and places() == before
 
 
-def test_another_pool_changes_the_estimate_and_the_call_to_copy(open_page: Open, lived: Lived, alice: User) -> None:
+def test_another_pool_changes_the_estimate_and_the_call_to_copy(
+    open_page: Open, lived: SeededOrganization, alice: User
+) -> None:
     floor = lived.floor
     other = make_pool("second")
     make_worker(other, credential="annw_another", base_model=floor.base_model)
@@ -254,7 +264,7 @@ def test_another_pool_changes_the_estimate_and_the_call_to_copy(open_page: Open,
     expect(page.locator("#copy-as-python-code")).to_contain_text(f'"pool": "{other.name}"')
 
 
-def test_the_wizard_works_without_script(open_page: Open, lived: Lived, alice: User) -> None:
+def test_the_wizard_works_without_script(open_page: Open, lived: SeededOrganization, alice: User) -> None:
     page = open_page("/", user=alice)
     context = page.context.browser.new_context(
         base_url=page.url.rsplit("/", 1)[0], java_script_enabled=False, storage_state=page.context.storage_state()

@@ -10,13 +10,13 @@ from playwright.sync_api import Page, Route, expect
 from apps.accounts.models import Organization, User
 from apps.adapters.models import AdapterVersion
 from apps.catalog.operations import set_price
-from apps.core.clock import db_now
-from apps.finetuning import leases
+from apps.core.database.clock import db_now
 from apps.finetuning.models import Checkpoint
+from apps.finetuning.runs import leases
 from apps.serving.aliases import point_alias
 from apps.serving.models import Alias, MeteringCheck, Replica
 from apps.serving.operations import deploy
-from tests.factories.finetuning import Floor
+from tests.factories.finetuning import TrainingSetup
 from tests.factories.serving import USD, load, make_replica
 from tests.support.attempts import Attempt
 from tests.support.browser import DRAWN, check_page, wait_on
@@ -28,7 +28,7 @@ Open = Callable[..., Page]
 @pytest.fixture
 def version(transactional_db: None, organization: Organization) -> AdapterVersion:
     """A warm version with an alias, on a replica that says how it is doing."""
-    floor = Floor(organization)
+    floor = TrainingSetup(organization)
     job = floor.job(suffix="triage")
     attempt = Attempt(leases.claim(worker=floor.worker, base_models=None))
     attempt.start()
@@ -53,7 +53,7 @@ def version(transactional_db: None, organization: Organization) -> AdapterVersio
     return version
 
 
-def _make_checkpoint(floor: Floor) -> None:
+def _make_checkpoint(floor: TrainingSetup) -> None:
     """Another job, which still runs, with a checkpoint."""
     floor.job(suffix="second")
     attempt = Attempt(leases.claim(worker=floor.worker, base_models=None))

@@ -16,10 +16,10 @@ from playwright.sync_api import Page, Request, Route, expect
 
 from apps.accounts.models import User
 from apps.config.settings.base import store_origins
-from apps.core.object_store import open_store, read_object
-from apps.datasets import uploads
+from apps.core.objects.store import open_store, read_object
+from apps.datasets.intake import uploads
 from apps.datasets.models import DatasetVersion, Upload
-from apps.web import datasets
+from apps.interfaces.web.datasets import views
 from tests.factories.accounts import make_organization, make_user
 from tests.factories.catalog import make_base_model
 from tests.factories.datasets import jsonl
@@ -42,7 +42,7 @@ def alice(transactional_db: None) -> User:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch, server_url: str, settings) -> None:
     monkeypatch.setattr(uploads, "BROWSER_PART_BYTES", PART)
-    monkeypatch.setattr(datasets, "IN_PARTS_FROM_BYTES", PART)
+    monkeypatch.setattr(views, "IN_PARTS_FROM_BYTES", PART)
     settings.PUBLIC_URL = server_url
 
 

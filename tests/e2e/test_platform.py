@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import openai
 import pytest
 
-from gpu_workers.process_tree import identify, is_alive, list_descendants, read_command
+from gpu_workers.common.process_tree import identify, is_alive, list_descendants, read_command
 from tests.e2e.platform import ROOT, Platform, until
 
 _JUDGED_ROWS = 4
@@ -19,6 +19,14 @@ class Judged(NamedTuple):
     model: str
     report: dict[str, Any]
     charged_usd: float
+
+
+class Interrupted(NamedTuple):
+    """A job that is under way again, itself when it was paused, and the bill before it."""
+
+    job_id: str
+    paused: Any
+    books: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +54,23 @@ def judged(platform: Platform, file_id: str) -> Judged:
 @pytest.fixture(scope="module")
 def model(judged: Judged) -> str:
     return judged.model
+
+
+@pytest.fixture(scope="module")
+def interrupted(platform: Platform, file_id: str) -> Interrupted:
+    """A job that paused at a checkpoint and resumed there, and whose trainer was killed then."""
+    books = platform.wait_for_settled_books()
+    job_id = platform.create_job(file_id, epochs=2, exports=["merged_16bit"])
+    until(lambda: any(m.startswith("Step") for m in platform.messages(job_id)), 300, "no first step")
+    jobs = platform.client.fine_tuning.jobs
+    jobs.pause(job_id)
+    until(lambda: platform.job(job_id).status == "paused", 120, "the job does not pause")
+    paused = platform.job(job_id)
+    resumed = f"Resumed from step {jobs.checkpoints.list(job_id).data[0].step_number}."
+    jobs.resume(job_id)
+    until(lambda: resumed in platform.messages(job_id), 300, "the job does not resume at its checkpoint")
+    platform.kill("trainer")
+    return Interrupted(job_id, paused, books)
 
 
 def test_a_job_becomes_a_model_that_answers_and_is_paid_once(platform: Platform, model: str):
@@ -101,29 +126,6 @@ def test_a_model_answers_only_with_a_certificate(platform: Platform, model: str)
     assert parity["is_template_equal"] is True and parity["engine"].startswith("vllm ")
 
 
-def test_a_job_pauses_at_a_checkpoint_resumes_and_is_paid_once(platform: Platform, file_id: str):
-    before = platform.wait_for_settled_books()
-    options = {"exports": ["merged_16bit"], "budget": {"max_cost_usd": "1"}}  # a slow machine must not reach the cap
-    job_id = platform.create_job(file_id, epochs=2, **options)
-    until(lambda: any(m.startswith("Step") for m in platform.messages(job_id)), 300, "no first step")
-
-    platform.client.fine_tuning.jobs.pause(job_id)
-    until(lambda: platform.job(job_id).status == "paused", 120, "the job does not pause")
-    paused = platform.job(job_id)
-    assert paused.model_extra["held_usd"] == "0"
-    checkpoint = platform.client.fine_tuning.jobs.checkpoints.list(job_id).data[0]
-    platform.client.fine_tuning.jobs.resume(job_id)
-    job = platform.wait_for_end(job_id)
-
-    assert job.status == "succeeded", job.error
-    assert f"Resumed from step {checkpoint.step_number}." in platform.messages(job_id)
-    after = platform.wait_for_settled_books()
-    assert float(after["training_usd"]) - float(before["training_usd"]) == pytest.approx(
-        float(job.model_extra["cost_usd"])
-    )
-    assert float(job.model_extra["cost_usd"]) > float(paused.model_extra["cost_usd"]) > 0
-
-
 def test_base_and_adapter_answer_side_by_side_and_strangers_get_404(platform: Platform, model: str):
     assert platform.ask(platform.model) != platform.ask(model)
 
@@ -142,27 +144,8 @@ def test_an_over_long_prompt_names_the_field(platform: Platform, model: str):
     assert refused.value.param == "messages"
 
 
-def test_a_killed_trainer_costs_nothing_and_the_job_ends_once(platform: Platform, file_id: str):
-    job_id = platform.create_job(file_id, epochs=3)
-    until(lambda: any(m.startswith("Step") for m in platform.messages(job_id)), 300, "no first step")
-    before = platform.wait_for_settled_books()
-
-    platform.kill("trainer")
-    job = platform.wait_for_end(job_id)
-
-    assert job.status == "succeeded"
-    messages = platform.messages(job_id)
-    assert messages.count("The job has successfully completed") == 1
-    assert "The worker fell silent" in messages
-    after = platform.wait_for_settled_books()
-    assert after["ledger_sum_nano"] == 0
-    assert float(after["training_usd"]) - float(before["training_usd"]) == pytest.approx(
-        float(job.model_extra["cost_usd"])
-    )
-    platform.wait_until_answers(job.fine_tuned_model)
-
-
-def test_a_killed_engine_leaves_no_orphan_and_answers_again(platform: Platform, model: str):
+def test_a_killed_engine_leaves_no_orphan_and_answers_again(platform: Platform, model: str, interrupted: Interrupted):
+    """While the interrupted job waits for its next trainer and goes on."""
     launcher = identify(platform.pid("vllm"))
     titles = {process: read_command(process) for process in list_descendants(launcher.pid)}
     for title in ("VLLM::EngineCore", "VLLM::Worker"):
@@ -172,6 +155,24 @@ def test_a_killed_engine_leaves_no_orphan_and_answers_again(platform: Platform, 
 
     until(lambda: not any(map(is_alive, [launcher, *titles])), 10, "engine processes are still there")
     assert platform.wait_until_answers(model, 180)
+
+
+def test_a_paused_job_whose_trainer_is_killed_ends_once_and_is_paid_once(platform: Platform, interrupted: Interrupted):
+    job = platform.wait_for_end(interrupted.job_id)
+
+    assert job.status == "succeeded", job.error
+    messages = platform.messages(job.id)
+    assert messages.count("The job has successfully completed") == 1
+    assert "The worker fell silent" in messages
+    paused = interrupted.paused.model_extra
+    assert paused["held_usd"] == "0"
+    assert float(job.model_extra["cost_usd"]) > float(paused["cost_usd"]) > 0
+    after = platform.wait_for_settled_books()
+    assert after["ledger_sum_nano"] == 0
+    assert float(after["training_usd"]) - float(interrupted.books["training_usd"]) == pytest.approx(
+        float(job.model_extra["cost_usd"])
+    )
+    platform.wait_until_answers(job.fine_tuned_model)
 
 
 def test_the_openapi_document_describes_the_public_api(platform: Platform):

@@ -5,12 +5,12 @@ from itertools import count
 
 from django.db import transaction
 
-from apps.accounts.addresses import mark_verified
+from apps.accounts.login.addresses import mark_verified
 from apps.accounts.models import Membership, Organization, User
 from apps.accounts.operations import IssuedKey, create_organization, issue_key, issue_member_token
 from apps.accounts.queries import NO_LIMITS, KeyLimits
 from apps.accounts.roles import SCOPES
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 
 PASSWORD = "correct-horse-battery"
 _numbers = count(1)

@@ -5,7 +5,7 @@ from typing import Any
 
 from apps.catalog.models import BaseModel
 from apps.catalog.operations import add_base_model
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 
 DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo/base_model"
 

@@ -4,11 +4,11 @@ import json
 from typing import Any
 
 from apps.accounts.models import Organization
-from apps.core.clock import db_now
-from apps.datasets.intake import create_version
+from apps.core.database.clock import db_now
+from apps.datasets.intake.uploads import create_upload
+from apps.datasets.intake.versions import create_version
 from apps.datasets.models import DatasetVersion, Upload
-from apps.datasets.uploads import create_upload
-from apps.datasets.validating import validate_version
+from apps.datasets.validation.leases import validate_version
 
 
 def chat_row(question: str = "Where is my card?", answer: str = "card_arrival") -> dict[str, Any]:

@@ -14,14 +14,14 @@ from apps.catalog.operations import set_price
 from apps.contracts import worker_api as wire
 from apps.contracts.adapter_files import expected_tensors
 from apps.contracts.runs import Hyperparameters, Manifest, ManifestFile
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.ids import new_id
-from apps.core.object_store import object_key, store
+from apps.core.objects.store import object_key, store
 from apps.datasets.models import Dataset, DatasetVersion, TokenCount
-from apps.finetuning.leases import sha256_hex
+from apps.finetuning.jobs.creation import JobRequest, create_job
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, Upload, Worker
-from apps.finetuning.operations import JobRequest, create_job
-from apps.finetuning.pools import record_probe
+from apps.finetuning.pools.operations import record_probe
+from apps.finetuning.runs.leases import sha256_hex
 from tests.factories.catalog import make_base_model
 
 GIB = 2**30
@@ -139,7 +139,7 @@ def make_checkpoint(organization: Organization, base_model: BaseModel, *, step: 
     return Checkpoint.objects.create(organization=organization, job=job, run=run, upload=upload, step=step, bytes=1)
 
 
-class Floor:
+class TrainingSetup:
     """A platform with one pool, one worker and one base model, and an organization with credit."""
 
     def __init__(self, organization: Organization) -> None:

@@ -7,10 +7,10 @@ import msgspec
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.operations import set_price
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.datasets.models import DatasetVersion, TokenCount
-from apps.finetuning.leases import sha256_hex
 from apps.finetuning.models import GpuPool, Worker
+from apps.finetuning.runs.leases import sha256_hex
 from tests.factories.catalog import make_base_model
 from tests.factories.finetuning import give_credit, make_training_file
 

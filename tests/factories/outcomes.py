@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.estimates.calibration import PHYSICS
 from apps.finetuning.models import CalibrationPoint, FineTuningJob, Run
 

@@ -10,10 +10,10 @@ from apps.adapters.models import Adapter, AdapterVersion
 from apps.billing.operations import grant_credit
 from apps.catalog.models import BaseModel
 from apps.catalog.operations import set_price
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.ids import new_id, new_ulid
-from apps.core.sealing import place_of, seal
 from apps.serving.models import Deployment, LoadedAdapter, Placement, Replica
+from apps.serving.operations import give_token
 from apps.serving.whole_models import give_place
 from tests.factories.accounts import make_key, make_organization, make_user
 from tests.twins.scripted_engine import TOKEN
@@ -63,16 +63,9 @@ def make_served_model(name: str, *engine_urls: str, is_priced: bool = True, **co
 
 def make_replica(base_model: BaseModel, url: str) -> Replica:
     """A replica that was heard of just now, and stays so for the test."""
-    replica_id = new_id("rep")
-    token = seal(TOKEN, place=place_of(table="serving_replica", column="token_sealed", row_id=replica_id))
-    return Replica.objects.create(
-        id=replica_id,
-        base_model=base_model,
-        url=url,
-        token_sealed=token,
-        is_ready=True,
-        observed_at="2100-01-01T00:00Z",
-    )
+    replica = Replica.objects.create(base_model=base_model, url=url, is_ready=True, observed_at="2100-01-01T00:00Z")
+    give_token(replica=replica, token=TOKEN)
+    return replica
 
 
 def make_tenant(name: str, base_model: BaseModel, *, credit_nano: int = 10 * USD) -> Tenant:

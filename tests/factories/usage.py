@@ -3,8 +3,8 @@
 import datetime
 from itertools import count
 
-from apps.billing.usage import UsageRecord
-from apps.gateway.spool import Start
+from apps.billing.usage.metering import UsageRecord
+from apps.interfaces.gateway.metering.spool import Start
 
 _numbers = count(1)
 

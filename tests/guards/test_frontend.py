@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from apps.core.templatetags.ui import STATUSES
-from apps.web import navigation
+from apps.interfaces.web.shell import navigation
 
 ROOT = Path(__file__).resolve().parents[2]
 STATIC = ROOT / "static"

@@ -1,16 +1,24 @@
-"""The contract that keeps engines out of a worker's own processes names every module beside train and bench."""
+"""The tree shows where a line belongs: few entries in each folder, and contracts that name packages."""
 
-import tomllib
+import subprocess
+from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
+MAX_ENTRIES = 15
 
 
-def test_every_module_of_the_workers_is_kept_from_importing_engines() -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    [contract] = [each for each in settings["contracts"] if each["name"] == "Only train and bench import torch"]
-    modules = {f"gpu_workers.{file.stem}" for file in (ROOT / "gpu_workers").glob("*.py")} - {"gpu_workers.__init__"}
-    folders = {f"gpu_workers.{init.parent.name}" for init in (ROOT / "gpu_workers").glob("*/__init__.py")}
+@pytest.mark.parametrize("top", ["apps", "gpu_workers", "demo", "scripts"])
+def test_a_folder_has_few_entries(top: str) -> None:
+    listed = subprocess.run(["git", "ls-files", top], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    entries = defaultdict(set)
+    for line in listed.splitlines():
+        path = Path(line)
+        for part in (path, *path.parents[:-1]):
+            if part.name != "__init__.py" and part != Path(top):
+                entries[str(part.parent)].add(part.name)
 
-    assert set(contract["source_modules"]) == modules
-    assert folders == {"gpu_workers.train", "gpu_workers.bench"} < set(contract["forbidden_modules"])
+    assert entries
+    assert {folder: len(names) for folder, names in entries.items() if len(names) > MAX_ENTRIES} == {}

@@ -13,11 +13,11 @@ from apps.accounts.models import Organization
 from apps.contracts.runs import Failed, LogLine, Manifest
 from apps.contracts.serving import ObservedState
 from apps.contracts.worker_api import EventsRequest, FinishRequest, HeartbeatRequest, UploadRequest
-from apps.finetuning import leases
 from apps.finetuning.models import Run, Upload
+from apps.finetuning.runs import leases
 from apps.serving.models import Replica
 from apps.serving.operations import register_replica
-from tests.factories.finetuning import Floor, make_worker
+from tests.factories.finetuning import TrainingSetup, make_worker
 
 URLCONF = "apps.config.urls_internal"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -76,7 +76,7 @@ def test_a_foreign_lease_is_answered_like_one_that_does_not_exist(
     call: str, organization: Organization, settings: Any
 ) -> None:
     settings.ROOT_URLCONF = URLCONF
-    floor = Floor(organization)
+    floor = TrainingSetup(organization)
     other = make_worker(floor.pool, credential=THEIRS)
     floor.job(), floor.job()
     mine = leases.claim(worker=floor.worker, base_models=None)
@@ -102,7 +102,7 @@ def test_a_foreign_replica_is_answered_like_one_that_does_not_exist(
     method: str, call: str, organization: Organization, settings: Any
 ) -> None:
     settings.ROOT_URLCONF = URLCONF
-    floor = Floor(organization)
+    floor = TrainingSetup(organization)
     make_worker(floor.pool, credential=MINE)
     other = make_worker(floor.pool, credential=THEIRS)
     replica, _ = register_replica(worker_id=other.pk, base_model=floor.base_model, url="unix:///theirs")

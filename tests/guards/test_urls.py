@@ -18,7 +18,7 @@ from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
 from apps.accounts.models import User
 from apps.accounts.roles import ROLES, has_permission
-from apps.api.views import ApiView
+from apps.interfaces.api.views import ApiView
 from tests.guards.url_fixtures import URLS, Url
 from tests.guards.world import MAKERS, SHARED, Tenant, World, build_world, key_secret, rows_of, undone
 
@@ -52,7 +52,7 @@ def _payments_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def walls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With `scoping alone` requests run as the owner of the tables, for whom every tenant's rows are visible."""
     if request.param == "scoping alone":
-        monkeypatch.setattr("apps.core.tenancy.APP_ROLE", "anneal_owner")
+        monkeypatch.setattr("apps.core.database.tenancy.APP_ROLE", "anneal_owner")
     return request.param
 
 
@@ -284,9 +284,10 @@ def test_a_page_for_anybody_works_without_an_organization(name: str, who: str, w
 
 @pytest.mark.parametrize("name", OPEN)
 def test_an_open_address_shows_no_tenants_data(name: str, world: World) -> None:
+    with undone():
+        before = rows_of(world.acme)
     for method in METHODS:
         with undone():
-            before = rows_of(world.acme)
             response = ask(browser(None), method, address(name, world.acme, missing=True), dict(URLS[name].data))
             assert_no_leak(response, world.acme)
             assert rows_of(world.acme) == before

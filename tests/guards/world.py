@@ -7,7 +7,6 @@ import datetime
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from django.apps import apps
 from django.db import connection, models, transaction
@@ -16,19 +15,19 @@ from apps.accounts.invitations import invitation_token, invite_member
 from apps.accounts.models import Membership, Organization, User
 from apps.accounts.roles import ROLES, SCOPES
 from apps.adapters.models import Adapter, AdapterVersion
-from apps.billing.adjustments import request_adjustment
+from apps.billing.books.adjustments import request_adjustment
 from apps.billing.budgets import set_budget
-from apps.billing.invoicing import close_month
+from apps.billing.invoices.statements import close_month
 from apps.billing.models import InvoiceLine
 from apps.billing.operations import hold, settle_hold
 from apps.catalog.licences import accept_licence
 from apps.catalog.models import BaseModel
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.ids import new_id, ulid_of
 from apps.datasets.models import Upload, UploadPart
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, Worker
 from apps.finetuning.models import Upload as RunUpload
-from apps.finetuning.trackers import store_tracker_key
+from apps.finetuning.runs.trackers import store_tracker_key
 from apps.payments.models import HostedPage, ReconciliationDifference, StripeCustomer, TopUp
 from apps.serving.models import Alias
 from apps.serving.operations import deploy
@@ -304,14 +303,17 @@ def undone() -> Iterator[None]:
         transaction.set_rollback(True)
 
 
-def rows_of(tenant: Tenant) -> dict[str, list[Any]]:
-    """Return every row that belongs to a tenant, to compare before and after."""
+def rows_of(tenant: Tenant) -> dict[str, str]:
+    """Return every row that belongs to a tenant as JSON, by the model's label, to compare before and after."""
+    selects = [
+        f"SELECT '{model._meta.label}', jsonb_agg(to_jsonb(each) ORDER BY each.{model._meta.pk.column})::text"
+        f" FROM {model._meta.db_table} AS each WHERE each.organization_id = %(organization)s"
+        for model in tenant_models()
+    ]
     with connection.cursor() as cursor:
         cursor.execute("SELECT set_config('role', 'anneal_owner', true)")
-    return {
-        model._meta.label: list(model._base_manager.filter(organization=tenant.organization).order_by("pk").values())
-        for model in tenant_models()
-    }
+        cursor.execute(" UNION ALL ".join(selects), {"organization": tenant.organization.pk})
+        return dict(cursor.fetchall())
 
 
 def tenant_models() -> list[type[models.Model]]:

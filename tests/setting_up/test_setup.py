@@ -15,7 +15,11 @@ from pathlib import Path
 import pytest
 
 from scripts import machine, setup
-from scripts.setup import Environment, NoWheel, SetupFailed, install
+from scripts.installation import environments, indexes
+from scripts.installation.commands import NoWheel, SetupFailed
+from scripts.installation.environments import Environment
+from scripts.installation.packages import WITHOUT_HASHES, install_locked
+from scripts.setup import install
 
 
 class Index(SimpleHTTPRequestHandler):
@@ -48,6 +52,12 @@ def write_wheel(folder: Path, name: str) -> str:
     return f"{name}-1.0-py3-none-any.whl"
 
 
+def locked(folder: Path, name: str) -> str:
+    """Return the line of a lock for the wheel that the folder has of this name."""
+    digest = hashlib.sha256((folder / f"{name}-1.0-py3-none-any.whl").read_bytes()).hexdigest()
+    return f"{name}==1.0 --hash=sha256:{digest}"
+
+
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[ThreadingHTTPServer]:
     root = tmp_path / "index"
@@ -68,9 +78,10 @@ def index(tmp_path: Path) -> Iterator[ThreadingHTTPServer]:
 def environment(tmp_path: Path, index: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> Environment:
     requirements = tmp_path / "requirements"
     requirements.mkdir()
-    (requirements / "two.lock").write_text("alpha==1.0\nbeta==1.0\n")
-    (requirements / "more.lock").write_text("gamma==1.0\n")
-    monkeypatch.setattr(setup, "REQUIREMENTS", requirements)
+    alpha, beta = (locked(tmp_path / "index", name) for name in ("alpha", "beta"))
+    (requirements / "two.lock").write_text(f"{alpha}\n{beta}\n")
+    (requirements / "more.lock").write_text(f"gamma==1.0 --hash=sha256:{'0' * 64}\n")
+    monkeypatch.setattr(environments, "REQUIREMENTS", requirements)
     for name, value in {
         "PIP_CONFIG_FILE": "/dev/null",
         "PIP_INDEX_URL": f"http://127.0.0.1:{index.server_port}/simple",
@@ -150,7 +161,7 @@ def test_an_index_that_refuses_is_named_with_what_to_set(
     monkeypatch.setenv("PIP_INDEX_URL", f"http://user:secret@127.0.0.1:{closed_port()}/simple")
     started = time.monotonic()
     with pytest.raises(SetupFailed, match=r"Connection refused.*Set PIP_INDEX_URL") as failed:
-        setup.install_locked(Path(sys.executable), [setup.REQUIREMENTS / "two.lock"])
+        install_locked(Path(sys.executable), environment.lock_files)
 
     assert "127.0.0.1" in str(failed.value) and "secret" not in str(failed.value)
     assert time.monotonic() - started < 60
@@ -169,20 +180,20 @@ def test_where_no_index_answers_and_nothing_is_kept_set_up_makes_no_environment(
 
 
 def test_an_index_that_says_nothing_is_named_after_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "INDEX_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(indexes, "INDEX_ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/whl/cpu"
         with pytest.raises(SetupFailed, match=rf"{address} \(.*timed out"):
-            setup.check_indexes([address])
+            indexes.check_indexes([address])
 
 
 def test_pytorchs_index_is_asked_for_what_the_others_lack_and_named_where_it_is_silent(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = f"http://127.0.0.1:{closed_port()}/whl/cpu"
-    monkeypatch.setattr(setup, "PYTORCH_CPU_INDEX", dead)
+    monkeypatch.setattr(indexes, "PYTORCH_CPU_INDEX", dead)
     with pytest.raises(NoWheel, match=rf"gamma==1.0.*{dead}.*PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS"):
-        setup.install_locked(Path(sys.executable), [setup.REQUIREMENTS / "more.lock"], fallback_index=dead)
+        install_locked(Path(sys.executable), [environments.REQUIREMENTS / "more.lock"], fallback_index=dead)
 
 
 def test_another_python_of_the_path_is_tried_where_this_one_has_no_wheel(
@@ -197,7 +208,7 @@ def test_another_python_of_the_path_is_tried_where_this_one_has_no_wheel(
 
     made: list[str] = []
     monkeypatch.setattr(machine, "suitable_pythons", lambda: ["/other/python3.12"])
-    monkeypatch.setattr(setup, "_version_of", lambda python: "3.12" if "other" in str(python) else "3.11")
+    monkeypatch.setattr(setup, "version_of", lambda python: "3.12" if "other" in str(python) else "3.11")
     monkeypatch.setattr(Environment, "make_anew", lambda self, python: made.append(python))
     monkeypatch.setattr(setup, "_install_locks", install_locks)
 
@@ -221,12 +232,37 @@ def test_a_lock_that_changed_is_installed_into_the_sound_environment(
 ) -> None:
     install(environment)
     (packages_of(environment) / "by_hand.py").touch()
-    (setup.REQUIREMENTS / "two.lock").write_text("alpha==1.0\n")
+    lock = environments.REQUIREMENTS / "two.lock"
+    lock.write_text(lock.read_text().splitlines()[0] + "\n")
 
     assert not environment.is_up_to_date()
     install(environment)
     assert environment.is_up_to_date()
     assert (packages_of(environment) / "by_hand.py").exists()
+
+
+@pytest.mark.parametrize("change", ["altered", "without a hash"])
+def test_a_file_that_the_lock_has_no_hash_of_is_not_installed(
+    environment: Environment, tmp_path: Path, change: str
+) -> None:
+    lock = environments.REQUIREMENTS / "two.lock"
+    if change == "altered":
+        with zipfile.ZipFile(tmp_path / "index/beta-1.0-py3-none-any.whl", "a") as wheel:
+            wheel.writestr("beta/more.py", "")
+    else:
+        lock.write_text(lock.read_text().rpartition(" --hash")[0] + "\n")
+
+    with pytest.raises(SetupFailed, match=r"HASH|hash"):
+        install(environment)
+    assert not environment.is_sound()
+
+
+def test_what_has_no_hashes_is_installed_apart_from_what_has() -> None:
+    cpu = Environment("engines", Path("x"), (WITHOUT_HASHES, "engines-cpu.lock", "engines.lock"))
+
+    assert [[path.name for path in group] for group in cpu.lock_groups] == [
+        ["torch-cpu.lock"], ["engines-cpu.lock", "engines.lock"],
+    ]  # fmt: skip
 
 
 def closed_port() -> int:

@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from apps.contracts.runs import (
-    Hyperparameters,
-    RunSpec,
-)
-from gpu_workers.agent import Agent
-from gpu_workers.api_client import ApiClient
-from gpu_workers.config import WorkerConfig
-from gpu_workers.executor import SubprocessExecutor
-from gpu_workers.probing import Prober
-from gpu_workers.publishing import Publisher
+from apps.contracts.runs import Hyperparameters, RunSpec
+from gpu_workers.common.api_client import ApiClient
+from gpu_workers.common.config import WorkerConfig
+from gpu_workers.trainer.agent import Agent
+from gpu_workers.trainer.executor import SubprocessExecutor
+from gpu_workers.trainer.probes import Prober
+from gpu_workers.trainer.publication import Publisher
 from tests.twins.control_plane import CREDENTIAL, ControlPlane, serve_control_plane
 
 CHILD = "tests.integration.gpu_workers.scripted_child"

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import pytest
 import uvicorn
 
-from apps.core.connections import Connection
-from apps.core.http import Application, DjangoApplication
-from apps.web.front_door import FrontDoor
-from apps.web.request_limits import WebLimits
+from apps.core.http.asgi import Application, DjangoApplication
+from apps.core.http.connections import Connection
+from apps.interfaces.web.edge.front_door import FrontDoor
+from apps.interfaces.web.edge.request_limits import WebLimits
 
 NO_LIMITS = WebLimits(1_000_000, 1_000_000, 8)
 

@@ -11,11 +11,11 @@ import pytest
 from apps.contracts import runs as wire
 from apps.contracts.evaluation import Comparison, EvaluationReport, Interval, WorseRow
 from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, HeartbeatResponse
-from apps.core.object_store import store
-from apps.finetuning import leases, reporting
-from apps.finetuning.leases import Lease
+from apps.core.objects.store import store
 from apps.finetuning.models import FineTuningJob, Run, Upload, Worker
-from tests.factories.finetuning import Floor, adapter_files, checkpoint_files, manifest_of
+from apps.finetuning.runs import leases, reports
+from apps.finetuning.runs.leases import Lease
+from tests.factories.finetuning import TrainingSetup, adapter_files, checkpoint_files, manifest_of
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Attempt:
 
     def report(self, kind: type, **fields: Any) -> None:
         self.sequence += 1
-        reporting.record_events(lease=self.lease, reported=(kind(sequence=self.sequence, **fields),))
+        reports.record_events(lease=self.lease, reported=(kind(sequence=self.sequence, **fields),))
 
     def start(self, total_steps: int = 10, start_step: int = 0) -> None:
         self.report(
@@ -48,7 +48,7 @@ class Attempt:
         spec = self.claimed.spec
         manifest = manifest_of(kind, spec.run_id, spec.attempt, step, files)
         body = msgspec.json.encode(manifest)
-        answer = reporting.create_upload(
+        answer = reports.create_upload(
             lease=self.lease, manifest=manifest, manifest_sha256=hashlib.sha256(body).hexdigest()
         )
         upload = Upload.objects.get(pk=answer.upload_id)
@@ -85,7 +85,7 @@ class Attempt:
         )
 
     def finish(self, outcome: wire.RunOutcome) -> None:
-        reporting.finish_run(lease=self.lease, outcome=outcome)
+        reports.finish_run(lease=self.lease, outcome=outcome)
 
     def beat(self, **fields: Any) -> HeartbeatResponse:
         return leases.heartbeat(lease=self.lease, beat=HeartbeatRequest(**fields))
@@ -96,14 +96,14 @@ class Attempt:
 
 def _long_ago() -> Any:
 
-    from apps.core.clock import db_now
+    from apps.core.database.clock import db_now
 
     return db_now() - datetime.timedelta(minutes=30)
 
 
 @pytest.fixture
-def floor(organization) -> Floor:
-    return Floor(organization)
+def floor(organization) -> TrainingSetup:
+    return TrainingSetup(organization)
 
 
 @pytest.fixture

@@ -42,8 +42,22 @@ class GatewayProcess:
 
     def start(self) -> None:
         self.socket.unlink(missing_ok=True)  # a killed process leaves it
-        command = [sys.executable, "-m", "uvicorn", "--factory", "apps.gateway.app:create_app", "--uds", self.socket]
-        command += ["--loop", "uvloop", "--http", "apps.gateway.connections:Connection", "--no-access-log"]
+        command = [
+            sys.executable,
+            "-m",
+            "uvicorn",
+            "--factory",
+            "apps.interfaces.gateway.app:create_app",
+            "--uds",
+            self.socket,
+        ]
+        command += [
+            "--loop",
+            "uvloop",
+            "--http",
+            "apps.interfaces.gateway.http.connections:Connection",
+            "--no-access-log",
+        ]
         command += ["--log-level", "warning"]
         environ = os.environ | {"ANNEAL_HOME": str(self.home), "DATABASE_URL": _gateway_database_url()}
         environ["ANNEAL_MEDIA_HOSTS"] = MEDIA_HOST

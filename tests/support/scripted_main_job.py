@@ -69,7 +69,7 @@ class ScriptedPlatform:
             "error": None,
             "estimate": {"train_seconds_p10": 200.0, "train_seconds_p50": 230.0, "train_seconds_p90": 265.0},
             "step": 0,
-            "queue_position": None,
+            "queue_position": 1,
             "waiting_reason": None,
             "spend_cap_usd": "1.00",
             "cost_usd": "0",

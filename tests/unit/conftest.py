@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 FORBIDDEN = {"socket.connect", "socket.bind", "socket.getaddrinfo", "subprocess.Popen", "os.fork", "os.posix_spawn"}
-READERS = {"apps.contracts.templating.child", "apps.datasets.parquet_child"}
+READERS = {"apps.contracts.templating.child", "apps.datasets.validation.parquet_child"}
 _REDIS = unquote(urlsplit(os.environ["REDIS_URL"]).path)
 _is_watching = False
 

@@ -18,9 +18,9 @@ from apps.accounts.operations import IssuedKey
 from apps.accounts.queries import KeyLimits, find_key, get_key_limits
 from apps.billing.lots import open_lot
 from apps.billing.models import LotKind
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
+from apps.core.messages.outbox import deliver_due
 from apps.core.models import AuditEntry, OutboxMessage
-from apps.core.outbox import deliver_due
 from tests.factories.accounts import PASSWORD, make_key, make_member, make_organization, make_user
 
 ClientFor = Callable[[User | None], Client]
@@ -79,7 +79,7 @@ def test_the_owner_of_a_taken_address_is_told(alice: User, client: Client) -> No
 def test_sign_up_costs_the_same_for_a_taken_address(alice: User, client: Client, monkeypatch: Any) -> None:
     """The slow part is to hash the password."""
     hashed: list[str] = []
-    monkeypatch.setattr("apps.accounts.forms.make_password", hashed.append)
+    monkeypatch.setattr("apps.accounts.login.forms.make_password", hashed.append)
 
     sign_up(client, email=alice.email)
 
@@ -424,7 +424,7 @@ def test_sign_ins_are_audited_for_the_organizations_of_the_person(
 def test_a_person_who_never_paid_creates_a_few_organizations(
     alice: User, bob: User, client_for: ClientFor, settings: Any
 ) -> None:
-    settings.MOST_UNPAID_ORGANIZATIONS = 2
+    settings.MAX_UNPAID_ORGANIZATIONS = 2
     browser = client_for(alice)  # the founder of Acme
 
     assert browser.post("/organization/new", {"name": "Second"}).status_code == 302

@@ -2,16 +2,16 @@
 
 import pytest
 
-from apps.core.clock import db_now
-from apps.finetuning import accuracy, calibrations
+from apps.core.database.clock import db_now
 from apps.finetuning.models import FineTuningJob, GpuPool, PoolAccuracy
-from tests.factories.finetuning import Floor, give_credit, make_job
+from apps.finetuning.pools import accuracy, calibrations
+from tests.factories.finetuning import TrainingSetup, give_credit, make_job
 from tests.factories.outcomes import leave_queue, teach
 
 
 @pytest.fixture
-def floor(organization) -> Floor:
-    return Floor(organization)
+def floor(organization) -> TrainingSetup:
+    return TrainingSetup(organization)
 
 
 @pytest.fixture

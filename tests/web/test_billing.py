@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from apps.accounts.models import Organization
+from apps.core.database.transitions import advance
 from apps.core.models import OutboxMessage
-from apps.core.transitions import advance
 from apps.payments.lifecycle import PAGE, TOPUP
 from apps.payments.models import AutoRecharge, HostedPage, StripeCustomer, StripeEvent, TopUp
 from tests.twins.stripe.twin import WEBHOOK_SECRET, Twin, signed
@@ -101,7 +101,7 @@ def test_operators_see_payments_and_refund_them(
 @pytest.fixture
 def near_payment(organization: Organization) -> TopUp:
     from apps.billing.operations import grant_paid_credit
-    from apps.core.clock import db_now
+    from apps.core.database.clock import db_now
     from apps.core.money import NANO_PER_CENT
 
     topup = TopUp.objects.create(organization=organization, origin="user", amount_cents=5000, requested_by="user_1")

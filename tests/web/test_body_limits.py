@@ -11,13 +11,13 @@ import pytest
 from django.conf import settings
 from django.test import override_settings
 
-from apps.accounts.keys import LIVE_PREFIX, new_secret
+from apps.accounts.login.api_keys import LIVE_PREFIX, new_secret
 from apps.accounts.models import User
 from apps.accounts.operations import IssuedKey
-from apps.core.http import DEFAULT_BODY_BYTES, MIB, LimitBodies
-from apps.core.object_store import DirectoryStore, object_key, open_store
-from apps.core.object_views import OBJECT_LIMIT
-from apps.web.front_door import BODY_LIMITS
+from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB, LimitBodies
+from apps.core.objects.store import DirectoryStore, object_key, open_store
+from apps.core.objects.views import OBJECT_LIMIT
+from apps.interfaces.web.edge.front_door import BODY_LIMITS
 
 KEY = object_key("org_01", "datasets", "file-01", "data.jsonl")
 

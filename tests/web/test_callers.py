@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from django.conf import settings
 
-from apps.accounts.keys import LIVE_PREFIX, new_secret
-from apps.web import callers
-from apps.web.access import SESSION_ORGANIZATION
+from apps.accounts.login.api_keys import LIVE_PREFIX, new_secret
+from apps.accounts.shares import give_own_share
+from apps.interfaces.web.edge import callers
+from apps.interfaces.web.shell.access import SESSION_ORGANIZATION
 from tests.factories.accounts import make_organization
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -24,6 +25,7 @@ def cookie(browser: Any) -> str:
 
 
 def test_a_key_speaks_for_its_maker_and_organization(key, organization, alice) -> None:
+    give_own_share(organization=organization)
     found = find(authorization=f"bearer  {key.secret} ")
 
     assert (found.person, found.organization) == (f"person {alice.pk}", f"organization {organization.pk}")
@@ -32,6 +34,8 @@ def test_a_key_speaks_for_its_maker_and_organization(key, organization, alice) -
 
 def test_a_session_counts_for_the_organization_it_shows(alice, organization, client_for) -> None:
     second = make_organization("Second", owner=alice)
+    for each in (organization, second):
+        give_own_share(organization=each)
     browser = client_for(alice)
     first = find(cookie=cookie(browser))
     session = browser.session
@@ -46,6 +50,12 @@ def test_a_session_counts_for_the_organization_it_shows(alice, organization, cli
     assert first.organization == f"organization {organization.pk}" == find(cookie=cookie(browser)).organization
     assert switched == first._replace(organization=f"organization {second.pk}")
     assert find(cookie=cookie(client_for(None)) if client_for(None).cookies else "sessionid=none") is None
+
+
+def test_organizations_without_a_share_of_their_own_count_as_their_founder(key, organization, alice, client_for):
+    found = [find(authorization=f"Bearer {key.secret}"), find(cookie=cookie(client_for(alice)))]
+
+    assert {caller.organization for caller in found} == {f"organization {alice.pk}"}
 
 
 def test_the_answer_is_kept_for_a_minute(key, django_assert_num_queries) -> None:

@@ -7,12 +7,12 @@ import pytest
 
 from apps.adapters.models import AdapterVersion
 from apps.contracts import runs as wire
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.models import OutboxMessage
-from apps.core.object_store import read_object
-from apps.finetuning.checkpoint_models import name_of, request_model
+from apps.core.objects.store import read_object
 from apps.finetuning.models import Checkpoint
-from apps.finetuning.sweeping import sweep_checkpoints
+from apps.finetuning.results.checkpoint_models import name_of, request_model
+from apps.finetuning.results.retention import sweep_checkpoints
 from apps.finetuning.tasks import serve_named_checkpoint
 from apps.serving.operations import deploy
 from tests.factories.finetuning import adapter_files, checkpoint_files

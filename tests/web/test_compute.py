@@ -9,10 +9,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from apps.catalog.operations import set_price
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.datasets.models import TokenCount
-from apps.finetuning import quotas
 from apps.finetuning.models import FineTuningJob, GpuPool, Worker
+from apps.finetuning.usage import quotas
 from tests.factories.market import POOLS, Market, make_gpu_pool
 
 LIVE = {"HX-Request": "true", "HX-Target": "div#compute-live"}

@@ -11,8 +11,8 @@ from django.conf import settings
 from django.db import connection
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from apps.core import connections
-from apps.web.callers import address_of
+from apps.core.http import connections
+from apps.interfaces.web.edge.callers import address_of
 from tests.support.asgi import origin, serving  # noqa: F401 - a fixture
 
 
@@ -86,7 +86,7 @@ def test_the_second_request_of_a_connection_is_waited_for_no_longer(monkeypatch)
 
 
 def test_an_address_holds_so_many_connections(monkeypatch, settings) -> None:
-    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
     with serving(whoami) as url:
         parsed = urlsplit(url)
         opened = [socket.create_connection((parsed.hostname, parsed.port)) for _ in range(3)]
@@ -102,6 +102,17 @@ def test_an_address_holds_so_many_connections(monkeypatch, settings) -> None:
         assert b"200 OK" in talk(url, b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n")
         for one in opened:
             one.close()
+
+
+@pytest.mark.parametrize("sent", [50, 1_000])
+def test_so_many_requests_are_read_ahead_of_their_turn(address: str, sent: int) -> None:
+    """One read of the socket brings many small ones, each of which takes memory until it is answered."""
+    answer = talk(address, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * (sent - 1) + b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n")
+
+    if sent <= connections.MAX_AHEAD:
+        assert answer.count(b"200 OK") == sent
+    else:
+        assert answer == b"reset" or answer.count(b"200 OK") <= connections.MAX_AHEAD + 1
 
 
 @pytest.mark.parametrize(

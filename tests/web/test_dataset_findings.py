@@ -8,14 +8,14 @@ import pytest
 from apps.catalog.models import BaseModel
 from apps.contracts.split import Split
 from apps.core.models import OutboxMessage
-from apps.datasets import comparing
-from apps.datasets.inspecting import find_inspection, held_out_rows
+from apps.datasets.inspection import comparisons
+from apps.datasets.inspection.inspections import find_inspection, held_out_rows
 from apps.datasets.models import DatasetVersion
 from apps.datasets.tasks import compare, inspect
 from apps.finetuning.models import FineTuningJob
 from tests.factories.catalog import make_base_model
 from tests.factories.datasets import chat_row, jsonl, jsonl_of, make_ready_version
-from tests.factories.finetuning import Floor
+from tests.factories.finetuning import TrainingSetup
 from tests.web.pages import page_of
 
 pytestmark = pytest.mark.django_db
@@ -103,7 +103,7 @@ def test_what_repeats_a_validation_file_is_counted_flagged_and_listed(
 def test_a_file_that_a_job_validated_with_is_compared_by_name_and_what_it_shares_is_listed(
     organization, alice, client_for
 ) -> None:
-    job = Floor(organization).job()
+    job = TrainingSetup(organization).job()
     version = make_ready_version(organization, jsonl(9) + jsonl_of(chat_row(LONG), chat_row("Something else.")))
     held_out = make_ready_version(organization, jsonl(12), filename="held.jsonl")
     FineTuningJob.objects.filter(pk=job.pk).update(training_file=version, validation_file=held_out)
@@ -122,7 +122,7 @@ def test_a_file_that_a_job_validated_with_is_compared_by_name_and_what_it_shares
 def test_large_files_are_compared_by_a_task_and_the_page_looks_again(
     looked_at, organization, alice, client_for, monkeypatch
 ) -> None:
-    monkeypatch.setattr(comparing, "COMPARE_NOW_ROWS", 10)
+    monkeypatch.setattr(comparisons, "COMPARE_NOW_ROWS", 10)
     held_out = make_ready_version(organization, jsonl(12), filename="held.jsonl")
     page = page_of(looked_at, against=held_out.pk)
 

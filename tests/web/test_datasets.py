@@ -7,15 +7,15 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.urls import reverse
 
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry, OutboxMessage
-from apps.core.object_store import store
+from apps.core.objects.store import store
 from apps.datasets import operations
-from apps.datasets.intake import NotRepairable, repair_version
+from apps.datasets.intake.versions import NotRepairable, repair_version
 from apps.datasets.models import DatasetVersion
-from apps.datasets.repair import RepairMode
-from apps.datasets.validating import validate_version
-from apps.finetuning.quotas import set_quota
+from apps.datasets.validation.leases import validate_version
+from apps.datasets.validation.repair import RepairMode
+from apps.finetuning.usage.quotas import set_quota
 from tests.factories.catalog import make_base_model
 from tests.factories.datasets import jsonl, make_ready_version, make_version
 from tests.web.pages import page_of

@@ -14,8 +14,8 @@ import pytest
 import uvicorn
 from aiohttp import web
 
-from apps.core.http import BodyLimit, LimitBodies
-from apps.web.front_door import FrontDoor
+from apps.core.http.asgi import BodyLimit, LimitBodies
+from apps.interfaces.web.edge.front_door import FrontDoor
 from tests.support.asgi import NO_LIMITS
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -5,18 +5,18 @@ import html
 
 import pytest
 
-from apps.billing.adjustments import request_adjustment
+from apps.billing.books.adjustments import request_adjustment
+from apps.billing.books.reconciliation import reconcile
 from apps.billing.budgets import Attribution
-from apps.billing.invoicing import close_month
-from apps.billing.metered import record_storage
+from apps.billing.invoices.statements import close_month
 from apps.billing.models import Adjustment, BillingProfile, Budget, KeyLabel, PoolCost, UsageSeries
 from apps.billing.operations import grant_credit, hold, settle_hold
 from apps.billing.queries import get_balance
-from apps.billing.reconciliation import reconcile
-from apps.billing.usage import rate_usage
+from apps.billing.usage.metering import rate_usage
+from apps.billing.usage.storage import record_storage
 from apps.catalog.operations import set_price
 from apps.catalog.queries import active_price
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.ids import new_id
 from tests.factories.accounts import make_user
 from tests.factories.finetuning import make_pool

@@ -14,22 +14,23 @@ from apps.accounts.models import Membership, Organization, User
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Method
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
+from apps.core.database.tenancy import tenant
 from apps.core.money import nano_to_usd
 from apps.core.templatetags.ui import usd
-from apps.core.tenancy import tenant
-from apps.finetuning import leases
 from apps.finetuning.models import FineTuningJob, JobEvent
-from apps.web import callers, live
-from apps.web.job_curves import thinned
-from apps.web.live import Watcher, follow_job
-from tests.factories.finetuning import Floor
+from apps.finetuning.runs import leases
+from apps.interfaces.web.edge import callers
+from apps.interfaces.web.jobs.curves import thinned
+from apps.interfaces.web.shell import live
+from apps.interfaces.web.shell.live import Watcher, follow_job
+from tests.factories.finetuning import TrainingSetup
 from tests.support.attempts import step
 
 
 @pytest.fixture
-def floor(organization) -> Floor:
-    return Floor(organization)
+def floor(organization) -> TrainingSetup:
+    return TrainingSetup(organization)
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/jobs/{id}", "/jobs/{id}/chart"])
@@ -369,8 +370,8 @@ def test_a_watcher_who_may_watch_no_longer_is_left_out(floor, organization, bob,
 def test_a_person_follows_so_many_pages_at_once_and_an_organization_so_many(
     floor, organization, alice, bob, client_for, monkeypatch
 ):
-    monkeypatch.setattr(live, "MOST_OF_PERSON", 2)
-    monkeypatch.setattr(live, "MOST_OF_ORGANIZATION", 3)
+    monkeypatch.setattr(live, "MAX_OF_PERSON", 2)
+    monkeypatch.setattr(live, "MAX_OF_ORGANIZATION", 3)
     job = floor.job()
     browsers = {person: client_for(person) for person in (alice, bob)}
 

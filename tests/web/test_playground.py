@@ -9,8 +9,8 @@ import pytest
 from apps.accounts.models import KeyKind
 from apps.accounts.queries import find_key
 from apps.catalog.operations import set_price
-from apps.core.clock import db_now
-from apps.core.object_store import read_object, store
+from apps.core.database.clock import db_now
+from apps.core.objects.store import read_object, store
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import FineTuningJob
 from apps.serving.operations import deploy

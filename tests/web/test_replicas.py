@@ -4,7 +4,7 @@ import pytest
 from django.test import Client
 
 from apps.adapters.models import AdapterVersion
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry
 from apps.serving.isolation import isolate_replica
 from apps.serving.metrics import metrics_token, render_metrics

@@ -6,14 +6,14 @@ import re
 from django.urls import reverse
 
 from apps.core.templatetags.ui import tokens
-from apps.datasets.inspecting import inspect_version
+from apps.datasets.inspection.inspections import inspect_version
 from apps.datasets.operations import count_tokens
 from tests.factories.datasets import make_ready_version
-from tests.factories.finetuning import Floor
+from tests.factories.finetuning import TrainingSetup
 
 
 def test_long_text_is_shown_whole_and_quoted_whole(organization, alice, client_for) -> None:
-    floor = Floor(organization)
+    floor = TrainingSetup(organization)
     texts = ["Where is my card? " * (200 if number == 3 else 3 + number) for number in range(12)]
     content = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
     version = make_ready_version(organization, content)

@@ -13,12 +13,12 @@ from apps.billing.queries import get_balance
 from apps.catalog.models import PriceRule
 from apps.catalog.queries import active_price
 from apps.config.env import ROOT
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry, OutboxMessage
-from apps.finetuning import stopping
+from apps.finetuning.jobs import control
 from apps.finetuning.models import GpuPool, Worker, WorkerToken
-from apps.finetuning.quotas import get_quota
-from tests.factories.finetuning import Floor, give_credit, make_job
+from apps.finetuning.usage.quotas import get_quota
+from tests.factories.finetuning import TrainingSetup, give_credit, make_job
 from tests.factories.serving import make_whole_model
 from tests.twins.control_plane import serve_control_plane
 
@@ -26,8 +26,8 @@ PAGES = ("pools", "base-models", "prices", "quotas", "jobs", "organizations")
 
 
 @pytest.fixture
-def floor(organization) -> Floor:
-    return Floor(organization)
+def floor(organization) -> TrainingSetup:
+    return TrainingSetup(organization)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_jobs_of_all_tenants_are_listed_with_whose_they_are(console, floor, riva
     floor.job(suffix="ours")
     give_credit(rival)
     theirs = make_job(rival, floor.base_model, suffix="theirs")
-    stopping.request_cancellation(job=theirs, by="key_test", now=db_now())
+    control.request_cancellation(job=theirs, by="key_test", now=db_now())
 
     def rows(query: str) -> list[tuple[str, str]]:
         page = console.get(f"/staff/jobs{query}")
@@ -135,7 +135,7 @@ def test_a_spot_pool_says_how_often_its_machines_are_taken_away(console, floor):
 def test_a_token_is_shown_once_with_its_command(console, floor):
     page = console.post(f"/staff/pools/{floor.pool.pk}/token", {"kind": "trainer"}).content.decode()
 
-    assert "python -m gpu_workers.enroll --kind trainer --token annt_" in page
+    assert "python -m gpu_workers.common.enrolment --kind trainer --token annt_" in page
     assert WorkerToken.objects.count() == 1
     assert "annt_" not in console.get(f"/staff/pools/{floor.pool.pk}").content.decode()
 

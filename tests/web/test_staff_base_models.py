@@ -42,7 +42,7 @@ def test_a_gated_repository_is_listed_and_asked_for_with_a_token_nobody_sees_aga
     assert OutboxMessage.objects.get(topic="base_model.install").payload == {"base_model_id": model.pk}
     page = added.content.decode()
     assert "Its files are being read from the hub." in page and "acme/tiny" in page
-    stored = json.dumps([*AuditEntry.objects.values("details")], default=str) + str(model.__dict__)
+    stored = json.dumps([*AuditEntry.objects.values("details")], default=str) + str(model.hub_token.__dict__)
     assert REPOSITORY["hub_token"] not in page + stored
 
 

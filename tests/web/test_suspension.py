@@ -4,10 +4,10 @@ import pytest
 
 from apps.accounts.models import Organization
 from apps.accounts.queries import find_key
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
+from apps.core.messages.outbox import deliver_due
 from apps.core.models import AuditEntry
-from apps.core.outbox import deliver_due
-from apps.finetuning.scheduling import queue_order
+from apps.finetuning.runs.queue_order import queue_order
 
 
 def move(browser, organization, verb, reason="Abuse of the playground"):

@@ -9,16 +9,16 @@ import re
 import pytest
 from django.db import transaction
 
-from apps.billing.metered import STORED
 from apps.billing.queries import get_spending
-from apps.billing.slices import close_slice, lease_slice
-from apps.billing.usage import UsageRecord, rate_usage, record_quantity, record_usage
+from apps.billing.usage.metering import UsageRecord, rate_usage, record_quantity, record_usage
+from apps.billing.usage.slices import close_slice, lease_slice
+from apps.billing.usage.storage import STORED
 from apps.catalog.operations import set_price
 from apps.contracts import runs as wire
-from apps.core.clock import db_now
-from apps.core.csv_text import csv_chunks
+from apps.core.database.clock import db_now
+from apps.core.http.csv_text import csv_chunks
 from apps.core.ids import new_id
-from apps.finetuning import stopping
+from apps.finetuning.jobs import control
 from apps.finetuning.models import FineTuningJob
 
 
@@ -148,13 +148,13 @@ def test_what_a_pause_charged_is_in_the_sum_while_the_job_goes_on(floor, organiz
     job = floor.job(spend_cap_nano=500_000_000)
     attempt = claim()
     attempt.start()
-    stopping.request_pause(job=job, by="key_test", now=db_now())
+    control.request_pause(job=job, by="key_test", now=db_now())
     attempt.checkpoint(step=3, seconds=120.0)
     attempt.finish(wire.Stopped(reason="paused", step=3, training_seconds=120.0))
 
     for resumed in (False, True):
         if resumed:
-            stopping.resume(job=FineTuningJob.objects.get(pk=job.pk), by="key_test", now=db_now())
+            control.resume(job=FineTuningJob.objects.get(pk=job.pk), by="key_test", now=db_now())
         context = client_for(vera).get("/usage").context
         assert context["training_nano"] == get_spending(organization=organization).training_nano == 120_000_000
         assert [(use.job.pk, use.cost_nano, use.billed_seconds) for use in context["jobs"]] == [

@@ -9,22 +9,22 @@ import pytest
 
 from apps.catalog.operations import set_price
 from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU
-from apps.core.clock import db_now
-from apps.datasets import comparing
+from apps.core.database.clock import db_now
+from apps.datasets.inspection import comparisons
 from apps.datasets.tasks import compare
 from apps.finetuning.models import FineTuningJob, Worker
-from apps.finetuning.trackers import store_tracker_key
-from apps.web.wizard import again_url
+from apps.finetuning.runs.trackers import store_tracker_key
+from apps.interfaces.web.wizard.views import again_url
 from tests.factories.datasets import chat_row, jsonl, jsonl_of, make_ready_version
-from tests.factories.finetuning import Floor, make_training_file
+from tests.factories.finetuning import TrainingSetup, make_training_file
 from tests.factories.serving import make_adapter
 
 URL = "/jobs/new"
 
 
 @pytest.fixture
-def floor(organization) -> Floor:
-    return Floor(organization)
+def floor(organization) -> TrainingSetup:
+    return TrainingSetup(organization)
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_rows_that_repeat_the_validation_file_are_counted_before_the_price_is_sh
     asked = {"dataset": rows[0].pk, "validation": rows[1].pk, "pool": floor.pool.name}
 
     with monkeypatch.context() as patch:
-        patch.setattr(comparing, "COMPARE_NOW_ROWS", 10)
+        patch.setattr(comparisons, "COMPARE_NOW_ROWS", 10)
         before = page(chosen | asked)
         compare(rows[0].pk, rows[1].pk)
         after = page(chosen | asked)

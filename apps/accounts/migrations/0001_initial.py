@@ -6,7 +6,7 @@ import django.db.models.deletion
 import django.db.models.functions.datetime
 import django.db.models.functions.text
 import pgtrigger.compiler
-from apps.core.initial_migration import InitialMigration
+from apps.core.database.initial_migration import InitialMigration
 from django.conf import settings
 from django.db import migrations, models
 

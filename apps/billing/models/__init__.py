@@ -9,14 +9,7 @@ from apps.billing.models.budgets import (
     BudgetScope,
     KeyLabel,
 )
-from apps.billing.models.invoices import (
-    ADJUSTMENT_TRANSITIONS,
-    Adjustment,
-    Invoice,
-    InvoiceLine,
-    LedgerCheck,
-    PoolCost,
-)
+from apps.billing.models.invoices import ADJUSTMENT_TRANSITIONS, Adjustment, Invoice, InvoiceLine, LedgerCheck, PoolCost
 from apps.billing.models.ledger import AccountKind, Hold, LedgerAccount, LedgerEntry, LedgerTransaction
 from apps.billing.models.lots import CreditLot, LedgerSeal, LotKind, LotMovement
 from apps.billing.models.usage import StorageSample, UsageConflict, UsageEvent, UsageSeries, VolumeRebate

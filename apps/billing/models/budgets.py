@@ -5,8 +5,8 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from apps.core.database.tenancy import OrganizationModel
 from apps.core.ids import IdField
-from apps.core.tenancy import OrganizationModel
 
 
 class BudgetScope(models.TextChoices):

@@ -5,9 +5,9 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
+from apps.core.database.tenancy import OrganizationModel
+from apps.core.database.transitions import Transitions, choices_of, status_trigger
 from apps.core.ids import IdField
-from apps.core.tenancy import OrganizationModel
-from apps.core.transitions import Transitions, choices_of, status_trigger
 
 ADJUSTMENT_TRANSITIONS: Transitions = {"requested": frozenset({"posted", "rejected"})}
 

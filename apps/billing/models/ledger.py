@@ -8,9 +8,9 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
+from apps.core.database.policies import OWN_ORGANIZATION
+from apps.core.database.tenancy import OrganizationModel
 from apps.core.ids import IdField
-from apps.core.policies import OWN_ORGANIZATION
-from apps.core.tenancy import OrganizationModel
 
 _OWN_OR_PLATFORM = f"organization_id IS NULL OR {OWN_ORGANIZATION}"
 

@@ -6,8 +6,8 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from apps.billing.models.ledger import BALANCED, LedgerTransaction
+from apps.core.database.tenancy import OrganizationModel
 from apps.core.ids import IdField
-from apps.core.tenancy import OrganizationModel
 
 _KEEP_REMAINING = """
     UPDATE billing_creditlot SET remaining_nano = remaining_nano + NEW.amount_nano WHERE id = NEW.lot_id;

@@ -6,7 +6,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
-from apps.core.tenancy import OrganizationModel
+from apps.core.database.tenancy import OrganizationModel
 
 
 class UsageEvent(OrganizationModel):

@@ -7,7 +7,7 @@ from django.urls import reverse_lazy
 
 from apps.config.env import ROOT, read_env
 from apps.config.mail import read_mail_url
-from apps.contracts.addresses import AddressRules
+from apps.contracts.addresses.replicas import AddressRules
 
 ENV = read_env()
 
@@ -41,7 +41,7 @@ REPLICA_ADDRESSES = AddressRules.read(ENV.replica_addresses)
 MAX_UPLOAD_BYTES = ENV.max_upload_bytes
 # Without progress, after which a worker ends its run; the control plane ends it after twice as long.
 STALL_SECONDS = ENV.stall_seconds
-# Of one key or session in one web process; organizations and addresses follow from it (apps/web/request_limits.py).
+# Of one key or session in one web process; apps/interfaces/web/edge/request_limits.py derives the others from it.
 WEB_REQUESTS_PER_MINUTE = ENV.web_requests_per_minute
 WEB_SECONDS_PER_MINUTE = ENV.web_seconds_per_minute
 WEB_PLACES = ENV.web_places
@@ -78,17 +78,17 @@ INSTALLED_APPS = [
     "apps.adapters",
     "apps.finetuning",
     "apps.serving",
-    "apps.web",
-    "apps.api",
-    "apps.worker_api",
-    "apps.staff",
+    "apps.interfaces.web",
+    "apps.interfaces.api",
+    "apps.interfaces.worker_api",
+    "apps.interfaces.staff",
     "apps.core",  # last: its post_migrate writes the policies of every table above
 ]
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
-    "apps.core.http.RequestIdMiddleware",
-    "apps.core.origin.OriginMiddleware",
+    "apps.core.http.asgi.RequestIdMiddleware",
+    "apps.core.http.origin.OriginMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "csp.middleware.CSPMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -99,8 +99,8 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "allauth.account.middleware.AccountMiddleware",
-    "apps.accounts.sessions.EndIdleOperatorSessions",
-    "apps.core.http.RefuseNulMiddleware",
+    "apps.accounts.login.sessions.EndIdleOperatorSessions",
+    "apps.core.http.asgi.RefuseNulMiddleware",
 ]
 
 ROOT_URLCONF = "apps.config.urls"
@@ -137,7 +137,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "apps.web.shell.context",
+                "apps.interfaces.web.shell.frame.context",
             ],
         },
     }
@@ -150,7 +150,7 @@ def _database(url: str) -> dict[str, Any]:
     host = query.pop("host", None) or (unquote(parts.hostname) if parts.hostname else "")
     port = query.pop("port", None) or parts.port or ""
     return {
-        "ENGINE": "apps.core.postgresql",
+        "ENGINE": "apps.core.database.postgresql",
         "NAME": parts.path.lstrip("/"),
         "USER": unquote(parts.username or ""),
         "PASSWORD": unquote(parts.password or ""),
@@ -188,6 +188,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "serving.placement": "write",  # and a cold one is given a place at once
         "serving.replica": "write",
         "catalog": "read",
+        "catalog.hubtoken": "none",
         "billing": "write",
         "core.outboxmessage": "add",
         "finetuning.quota": "read",
@@ -215,26 +216,26 @@ ACCOUNT_LOGIN_METHODS = {"email"}
 ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*"]
 ACCOUNT_EMAIL_VERIFICATION = "mandatory"  # PREVENT_ENUMERATION has no effect at sign-up without it
 ACCOUNT_LOGIN_ON_EMAIL_CONFIRMATION = True  # in the browser that signed up
-ACCOUNT_ADAPTER = "apps.accounts.allauth_adapter.AccountAdapter"
+ACCOUNT_ADAPTER = "apps.accounts.login.allauth_adapter.AccountAdapter"
 ACCOUNT_FORMS = {
-    "signup": "apps.accounts.forms.SignUpForm",
-    "login": "apps.accounts.forms.LoginForm",
-    "change_password": "apps.accounts.forms.ChangePasswordForm",
-    "reset_password": "apps.accounts.forms.ResetPasswordForm",
-    "reset_password_from_key": "apps.accounts.forms.ResetPasswordKeyForm",
-    "reauthenticate": "apps.accounts.forms.ReauthenticateForm",
+    "signup": "apps.accounts.login.forms.SignUpForm",
+    "login": "apps.accounts.login.forms.LoginForm",
+    "change_password": "apps.accounts.login.forms.ChangePasswordForm",
+    "reset_password": "apps.accounts.login.forms.ResetPasswordForm",
+    "reset_password_from_key": "apps.accounts.login.forms.ResetPasswordKeyForm",
+    "reauthenticate": "apps.accounts.login.forms.ReauthenticateForm",
 }
 ACCOUNT_REAUTHENTICATION_TIMEOUT = 15 * 60
 ACCOUNT_RATE_LIMITS = {"signup": "20/h/ip"}  # of one address, or of one IPv6 network
-MOST_UNPAID_ORGANIZATIONS = ENV.most_unpaid_organizations
+MAX_UNPAID_ORGANIZATIONS = ENV.most_unpaid_organizations
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
-MFA_ADAPTER = "apps.accounts.second_factor.SecondFactorAdapter"
+MFA_ADAPTER = "apps.accounts.login.second_factor.SecondFactorAdapter"
 MFA_TOTP_ISSUER = "Anneal"
 MFA_TOTP_TOLERANCE = 1  # codes of the step before and after: RFC 6238 §5.2
 MFA_FORMS = {
-    "authenticate": "apps.accounts.forms.SecondFactorForm",
-    "reauthenticate": "apps.accounts.forms.SecondFactorAgainForm",
-    "activate_totp": "apps.accounts.forms.ActivateTotpForm",
+    "authenticate": "apps.accounts.login.forms.SecondFactorForm",
+    "reauthenticate": "apps.accounts.login.forms.SecondFactorAgainForm",
+    "activate_totp": "apps.accounts.login.forms.ActivateTotpForm",
 }
 ACCOUNT_SESSION_REMEMBER = True
 ACCOUNT_LOGOUT_ON_GET = False
@@ -252,7 +253,7 @@ SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_AGE = 7 * 24 * 3600
 CSRF_COOKIE_SAMESITE = "Lax"
-CSRF_FAILURE_VIEW = "apps.core.http.csrf_failure"
+CSRF_FAILURE_VIEW = "apps.core.http.asgi.csrf_failure"
 X_FRAME_OPTIONS = "DENY"
 SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
@@ -310,7 +311,8 @@ EMAIL_TIMEOUT = 15
 EMAIL_BACKEND = _mail.backend
 EMAIL_HOST, EMAIL_PORT = _mail.host, _mail.port
 EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = _mail.user, _mail.password
-MAIL_FOLDER = EMAIL_FILE_PATH = _mail.folder or None
+EMAIL_FILE_PATH = _mail.folder or None
+MAIL_FOLDER = ENV.mail_folder  # where people of an installation without a mail server find their messages
 EMAIL_USE_TLS, EMAIL_USE_SSL = _mail.use_tls, _mail.use_ssl
 
 CACHES = {
@@ -322,12 +324,12 @@ CACHES = {
 }
 
 REST_FRAMEWORK = {
-    "DEFAULT_AUTHENTICATION_CLASSES": ["apps.api.authentication.ApiKeyAuthentication"],
-    "DEFAULT_PERMISSION_CLASSES": ["apps.api.permissions.HasScope"],
+    "DEFAULT_AUTHENTICATION_CLASSES": ["apps.interfaces.api.requests.authentication.ApiKeyAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["apps.interfaces.api.requests.permissions.HasScope"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["apps.api.parsers.EmptyTolerantJSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["apps.interfaces.api.requests.parsers.EmptyTolerantJSONParser"],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
-    "EXCEPTION_HANDLER": "apps.api.errors.exception_handler",
+    "EXCEPTION_HANDLER": "apps.interfaces.api.errors.exception_handler",
     "UNAUTHENTICATED_USER": None,
 }
 SPECTACULAR_SETTINGS = {
@@ -342,14 +344,16 @@ SPECTACULAR_SETTINGS = {
 # apps.finetuning.models.Quota. Anybody can make such an organization, so it is given what trying things out takes.
 UNPAID_LIMITS = {"storage_bytes": 500_000_000, "queued_jobs": 3, "concurrent_gpus": 1}
 # What an organization may still store: asked by intake, known to the app that keeps models as well as files.
-STORAGE_LEFT = "apps.finetuning.storage.left_bytes"
+STORAGE_LEFT = "apps.finetuning.usage.storage.left_bytes"
 
+# Which organizations have one turn together in the outbox: ids -> ids with whom they count as.
+OUTBOX_SHARES = "apps.accounts.shares.list_sharing"
 # Outbox topic -> function(key, payload); each is idempotent.
 OUTBOX_WAKE = "apps.config.celery.wake_outbox"
 OUTBOX_HANDLERS = {
     "mail": "apps.accounts.mail.send",
-    "billing.alert": "apps.billing.mail.send_alert",
-    "billing.report": "apps.billing.mail.send_report",
+    "billing.alert": "apps.billing.invoices.mail.send_alert",
+    "billing.report": "apps.billing.invoices.mail.send_report",
     "budget.exhausted": "apps.finetuning.tasks.pause_over_budget",
     "dataset.validate": "apps.datasets.tasks.handle_validation",
     "dataset.validated": "apps.finetuning.tasks.admit_jobs_of_file",
@@ -374,7 +378,7 @@ OUTBOX_HANDLERS = {
 }
 # Topic -> the lane of its messages, each with a worker of its own; the others are short effects of `control`. A mail
 # server that is away, or a customer's file of gigabytes, delays its own lane and nothing else. Small files have a lane
-# (apps.datasets.lanes) in which no large one can stand before them.
+# (apps.datasets.intake.lanes) in which no large one can stand before them.
 OUTBOX_LANES = {
     "mail": "mail",
     "billing.alert": "mail",

@@ -8,8 +8,8 @@ INSTALLED_APPS = [app for app in INSTALLED_APPS if not app.startswith("allauth")
 ROOT_URLCONF = "apps.config.urls_internal"
 ALLOWED_HOSTS = ["*"]  # a private listener; workers reach it under whatever name the network gives it
 MIDDLEWARE = [
-    "apps.core.http.RequestIdMiddleware",
-    "apps.core.origin.OriginMiddleware",
+    "apps.core.http.asgi.RequestIdMiddleware",
+    "apps.core.http.origin.OriginMiddleware",
     "django.middleware.common.CommonMiddleware",
-    "apps.core.http.RefuseNulMiddleware",
+    "apps.core.http.asgi.RefuseNulMiddleware",
 ]

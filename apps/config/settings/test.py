@@ -2,7 +2,7 @@
 
 from apps.config.settings.base import *  # noqa: F403
 from apps.config.settings.base import DATABASES, STORAGES
-from apps.contracts.addresses import AddressRules
+from apps.contracts.addresses.replicas import AddressRules
 
 DATABASES["default"]["OPTIONS"].pop("pool", None)
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

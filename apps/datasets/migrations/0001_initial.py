@@ -4,7 +4,7 @@ import apps.core.ids
 import django.db.models.deletion
 import django.db.models.functions.datetime
 import pgtrigger.compiler
-from apps.core.initial_migration import InitialMigration
+from apps.core.database.initial_migration import InitialMigration
 from django.db import migrations, models
 
 
@@ -99,7 +99,7 @@ class Migration(InitialMigration):
                 ('trained_tokens', models.BigIntegerField()),
                 ('longest_row_tokens', models.PositiveIntegerField()),
                 ('histogram', models.JSONField(help_text='Ascending [upper bound in tokens, rows] pairs.')),
-                ('cuts', models.JSONField(default=list, help_text='What each usual limit would cut: apps.datasets.counting.Cut.')),
+                ('cuts', models.JSONField(default=list, help_text='What each usual limit would cut: apps.datasets.token_counts.Cut.')),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
@@ -170,8 +170,8 @@ class Migration(InitialMigration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
                 ('version', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, related_name='inspection', to='datasets.datasetversion')),
-                ('rules', models.PositiveIntegerField(help_text='apps.datasets.inspection.INSPECTION_VERSION of the pass.')),
-                ('findings', models.JSONField(help_text='apps.datasets.inspection.Finding, the first rows of each with it.')),
+                ('rules', models.PositiveIntegerField(help_text='apps.datasets.inspection.inspector.INSPECTION_VERSION of the pass.')),
+                ('findings', models.JSONField(help_text='apps.datasets.inspection.inspector.Finding, the first rows of each with it.')),
                 ('distinct_rows', models.BigIntegerField()),
                 ('identities_key', models.CharField(help_text='Eight bytes for each row: what decides its split.', max_length=300)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
@@ -187,7 +187,7 @@ class Migration(InitialMigration):
                 ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
                 ('version', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='comparisons', to='datasets.datasetversion')),
                 ('other', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='datasets.datasetversion')),
-                ('rules', models.PositiveIntegerField(help_text='apps.datasets.comparing.COMPARISON_VERSION it was made by.')),
+                ('rules', models.PositiveIntegerField(help_text='apps.datasets.inspection.comparisons.COMPARISON_VERSION it was made by.')),
                 ('equal_rows', models.BigIntegerField(help_text='Stand in the other version too, but for case and spacing.')),
                 ('near_rows', models.BigIntegerField(help_text='Nearly repeat one of it.')),
                 ('marks', models.BinaryField(help_text='A byte for each row, apps.contracts.held_rows.Repeats, as zlib.')),

@@ -4,7 +4,7 @@ import apps.core.ids
 import django.db.models.deletion
 import django.db.models.functions.datetime
 import pgtrigger.compiler
-from apps.core.initial_migration import InitialMigration
+from apps.core.database.initial_migration import InitialMigration
 from django.db import migrations, models
 
 
@@ -257,7 +257,7 @@ class Migration(InitialMigration):
                 ('pool', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='calibrations', to='finetuning.gpupool')),
                 ('number', models.PositiveIntegerField(help_text="Counts a pool's versions from 1.")),
                 ('calibration', models.JSONField(help_text='apps.estimates.calibration.Calibration')),
-                ('fitted_on', models.JSONField(help_text='apps.finetuning.calibrations.FittedOn')),
+                ('fitted_on', models.JSONField(help_text='apps.finetuning.pools.calibrations.FittedOn')),
                 ('last_point', models.BigIntegerField(help_text='The newest CalibrationPoint that was there.')),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
@@ -284,7 +284,7 @@ class Migration(InitialMigration):
             name='PoolAccuracy',
             fields=[
                 ('pool', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='accuracy', serialize=False, to='finetuning.gpupool')),
-                ('report', models.JSONField(help_text='apps.finetuning.accuracy.Report')),
+                ('report', models.JSONField(help_text='apps.finetuning.pools.accuracy.Report')),
                 ('updated_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
         ),

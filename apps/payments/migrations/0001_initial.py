@@ -4,7 +4,7 @@ import apps.core.ids
 import django.db.models.deletion
 import django.db.models.functions.datetime
 import pgtrigger.compiler
-from apps.core.initial_migration import InitialMigration
+from apps.core.database.initial_migration import InitialMigration
 from django.db import migrations, models
 
 

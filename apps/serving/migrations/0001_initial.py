@@ -3,7 +3,7 @@
 import apps.core.ids
 import django.db.models.deletion
 import django.db.models.functions.datetime
-from apps.core.initial_migration import InitialMigration
+from apps.core.database.initial_migration import InitialMigration
 from django.db import migrations, models
 
 

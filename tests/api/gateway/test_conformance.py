@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from apps.gateway.responses import IGNORED as IGNORED_IN_RESPONSES
-from apps.gateway.schema import IGNORED
+from apps.interfaces.gateway.requests.schema import IGNORED
+from apps.interfaces.gateway.surfaces.responses import IGNORED as IGNORED_IN_RESPONSES
 
 pytestmark = pytest.mark.django_db
 

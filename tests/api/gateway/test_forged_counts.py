@@ -3,9 +3,9 @@
 import pytest
 
 from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
-from apps.billing.usage import rate_usage
+from apps.billing.usage.metering import rate_usage
 from apps.core.money import rated
-from apps.gateway.schema import parse_completion
+from apps.interfaces.gateway.requests.schema import parse_completion
 from apps.serving.models import Replica
 from tests.factories.serving import CONTEXT_LENGTH, INPUT_NANO, OUTPUT_NANO, PER, USD, make_served_model
 from tests.support.gateway import wait_for_usage, wait_until

@@ -17,11 +17,11 @@ from django.db import connection
 
 from apps.billing.models import Hold, UsageConflict, UsageSeries
 from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
-from apps.billing.usage import rate_usage
+from apps.billing.usage.metering import rate_usage
 from apps.catalog.models import BaseModel
 from apps.core.money import rated
-from apps.gateway.database import Database
-from apps.gateway.shipper import adopt
+from apps.interfaces.gateway.database import Database
+from apps.interfaces.gateway.metering.shipper import recover_orphans
 from tests.factories.serving import BASE_MODEL, INPUT_NANO, OUTPUT_NANO, PER, USD, Tenant, make_tenant
 from tests.support.gateway import GatewayProcess, usage_of, wait_for_usage, wait_until
 from tests.twins.scripted_engine import Script
@@ -183,9 +183,9 @@ def test_shipping_what_was_shipped_before_adds_nothing(gateway, tenant, engine, 
     shutil.copytree(home / "spool", kept)
     database = Database()
 
-    asyncio.run(adopt(database, home / "spool"))
+    asyncio.run(recover_orphans(database, home / "spool"))
     first = {event.pk: event.body_sha256 for event in usage_of(tenant)}
-    asyncio.run(adopt(database, kept))
+    asyncio.run(recover_orphans(database, kept))
     database.close()
 
     assert {event.pk: event.body_sha256 for event in usage_of(tenant)} == first

@@ -11,13 +11,13 @@ from django.db import transaction
 from apps.accounts.queries import KeyLimits
 from apps.billing.models import Hold
 from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
-from apps.billing.usage import rate_usage
+from apps.billing.usage.metering import rate_usage
 from apps.contracts.evaluation import Grader, GraderKind
 from apps.contracts.worker_api import JudgeAccess
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.money import rated
-from apps.finetuning.quotas import set_quota
-from gpu_workers.train.judging import Judge, Question
+from apps.finetuning.usage.quotas import set_quota
+from gpu_workers.train.after.judge import Judge, Question
 from tests.factories.accounts import make_key, make_member_token
 from tests.factories.serving import BASE_MODEL, INPUT_NANO, OUTPUT_NANO, PER, USD, make_tenant
 from tests.support.gateway import HI, error_of, usage_of, wait_for_usage, wait_until

@@ -8,9 +8,9 @@ import pytest
 from django.db import transaction
 
 from apps.accounts.operations import revoke_key
-from apps.core.clock import db_now
-from apps.finetuning.quotas import set_quota
-from apps.gateway.keys import FRESH_SECONDS
+from apps.core.database.clock import db_now
+from apps.finetuning.usage.quotas import set_quota
+from apps.interfaces.gateway.admission.keys import FRESH_SECONDS
 from tests.factories.accounts import make_key
 from tests.factories.serving import BASE_MODEL, make_tenant
 from tests.support.gateway import HI, WEATHER, error_of, wait_for_usage, wait_until

@@ -13,16 +13,16 @@ import pytest
 from django.db import transaction
 
 from apps.adapters.models import AdapterVersion
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.ids import new_ulid
 from apps.core.models import OutboxMessage
-from apps.finetuning.checkpoint_models import name_of
-from apps.gateway.chunks import Meter
-from apps.gateway.limits import MOST_ENGINE_FAILURES
-from apps.gateway.routes import LONGEST_LOAD_SECONDS, REFRESH_SECONDS
-from apps.gateway.schema import parse_completion
-from apps.gateway.upstreams import Call, Progress, Upstreams
+from apps.finetuning.results.checkpoint_models import name_of
+from apps.interfaces.gateway.admission.limits import MAX_ENGINE_FAILURES
+from apps.interfaces.gateway.engines.chunks import Meter
+from apps.interfaces.gateway.engines.routes import MAX_LOAD_SECONDS, REFRESH_SECONDS
+from apps.interfaces.gateway.engines.upstreams import Call, Progress, Upstreams
+from apps.interfaces.gateway.requests.schema import parse_completion
 from apps.serving.aliases import point_alias
 from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement
 from apps.serving.operations import desired_state
@@ -132,7 +132,7 @@ def test_an_adapter_that_no_replica_could_load_is_not_waited_for(gateway, world)
         LoadedAdapter.objects.filter(adapter_version=version).update(state="failed")
 
     answer = gateway.http(world.acme.key).post(
-        "/v1/chat/completions", json={"model": version.model_name, "messages": HI}, timeout=LONGEST_LOAD_SECONDS / 2
+        "/v1/chat/completions", json={"model": version.model_name, "messages": HI}, timeout=MAX_LOAD_SECONDS / 2
     )
 
     assert (answer.status_code, error_of(answer)["param"]) == (503, "model")
@@ -302,7 +302,7 @@ def test_requests_that_engines_fail_on_harm_their_organization_alone(gateway, wo
     def ask(http, prompt: str) -> httpx.Response:
         return http.post("/v1/completions", json={"model": BASE_MODEL, "prompt": prompt})
 
-    answers = [ask(hostile, "poison") for _ in range(MOST_ENGINE_FAILURES + 5)]
+    answers = [ask(hostile, "poison") for _ in range(MAX_ENGINE_FAILURES + 5)]
 
     assert [error_of(answer)["code"] for answer in answers[:2]] == ["request_failed"] * 2
     assert "vllm" not in answers[0].text and "Recursion" not in answers[0].text

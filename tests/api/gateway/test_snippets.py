@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 import uvicorn
 
-from apps.web.code_samples import chat_samples
-from apps.web.front_door import FrontDoor
+from apps.interfaces.web.edge.front_door import FrontDoor
+from apps.interfaces.web.shell.code_samples import chat_samples
 from tests.support.asgi import NO_LIMITS
 
 pytestmark = pytest.mark.django_db

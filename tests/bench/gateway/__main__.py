@@ -25,7 +25,7 @@ from tests.bench.gateway import installing, load, stage
 from tests.bench.gateway.stage import Target
 
 OPEN_LOOP_PER_SECOND = 200
-_LATE_MS, _MOST_TRIES = 10.0, 3
+_LATE_MS, _MAX_TRIES = 10.0, 3
 
 
 def bench(given: argparse.Namespace) -> dict[str, Any]:
@@ -98,7 +98,7 @@ async def _open_loop(targets: dict[str, Target], engine: Target, given: argparse
 
 async def _open_round(target: Target, seconds: float) -> load.Percentiles:
     """Measure once, and again where the generator itself stood still: what holds up both is the machine's doing."""
-    for _ in range(_MOST_TRIES):
+    for _ in range(_MAX_TRIES):
         found = await load.open_loop(target, per_second=OPEN_LOOP_PER_SECOND, seconds=seconds)
         if found.late_ms <= _LATE_MS:
             break

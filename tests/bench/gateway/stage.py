@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from apps.core.embedded import ensure_running
+from scripts.embedded import ensure_running
 from scripts.processes import PROGRAMS
 from tests.bench.gateway import installing
 from tests.ports import free_port
@@ -204,8 +204,8 @@ def _make_world(engines: Engines) -> str:
     from django.core.management import call_command
     from django.db import transaction
 
-    from apps.core.clock import db_now
-    from apps.finetuning.quotas import set_quota
+    from apps.core.database.clock import db_now
+    from apps.finetuning.usage.quotas import set_quota
     from tests.factories.accounts import make_key, make_organization, make_user
     from tests.factories.serving import USD, give_credit, make_served_model
 

@@ -1,27 +1,43 @@
-"""The platform as its own processes, with two tenants: one that works, and one that takes all it can get.
+"""The platform as its own processes, with a tenant that works and others that take all they can get.
 
-The web process, the gateway before a scripted engine, and the worker that validates files; each as it is deployed.
+The web process, the gateway before a scripted engine, the worker API, and the workers that validate files and send
+mail; each as it is deployed.
 """
 
+import itertools
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from apps.core.embedded import ensure_running
+from scripts.embedded import ensure_running
 from scripts.processes import PROGRAMS
+from tests.bench.neighbours.mail_server import MailServer
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 _KEYS = 4  # of each tenant
-_JOBS = 10
+_BAD_WORKER = "annw_bad-worker"
+_JOBS = 3
+_LARGE_BYTES = 20_000_000
 _START_SECONDS = 120
+_PROGRAMS = {
+    "gateway": "gateway",
+    "web": "app",
+    "internal": "internal",
+    "celery-data": "sys",
+    "celery-data-small": "sys",
+    "celery-mail": "sys",
+}  # with their roles
 
 
 class NotStarted(Exception):
@@ -30,44 +46,71 @@ class NotStarted(Exception):
 
 @dataclass(frozen=True)
 class Tenant:
-    """A customer: its API keys, its browser's cookies, and where it sends from."""
+    """A customer: its API keys, its browser's cookie, some things of its own, and the address it sends from."""
 
     keys: list[str]
     cookie: str
     organization_id: str
     file_id: str
+    large_file_id: str
     job_id: str
     address: str
 
 
 @dataclass(frozen=True)
 class Platform:
-    """`url` is the public origin: dashboard, API and, through it, the gateway. `model` answers at the gateway."""
+    """`url` is the public origin: dashboard, API and, through it, the gateway. `model` answers at the gateway.
+
+    `lease` is one that a trainer holds, `bad_worker` the credential of another machine.
+    """
 
     url: str
+    internal_url: str
     home: Path
+    mail_server: MailServer
     working: Tenant
-    hostile: Tenant
+    make_tenant: Callable[[], Tenant]
+    lease: Any
+    bad_worker: str
     training_model: str
     model: str
 
+    def forget_files(self, organization_id: str) -> None:
+        """Have nothing validated any more that the organization uploaded."""
+        from apps.core.models import OutboxMessage
+
+        OutboxMessage.objects.filter(share=organization_id, sent_at=None).delete()
+
+    def forget_invitations(self) -> None:
+        """Let everyone invite again as if nothing had been sent today."""
+        from django.utils import timezone
+
+        from apps.accounts.models import Invitation
+
+        Invitation.objects.update(created_at=timezone.now() - timedelta(days=2), revoked_at=timezone.now())
+
 
 @contextmanager
-def running_platform(home: Path) -> Iterator[Platform]:
-    """Start everything in an empty folder; it ends with the block. Raises NotStarted."""
+def running_platform(home: Path, *, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[Platform]:
+    """Start everything in an empty folder, with `more` variables; it ends with the block. Raises NotStarted."""
     with ensure_running(home, durable=False) as services, ExitStack() as stack:
         os.environ.update(_environ(home, services, "owner"))
-        port = free_port()
+        port, internal_port, mail_server = free_port(), free_port(), MailServer(free_port())
         socket = home / "gateway.sock"
-        made = _make_world(home, stack, f"http://127.0.0.1:{port}")
+        made = _make_world(home, stack, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{internal_port}", mail_server)
         values = {
             "web_listen": f"--host 127.0.0.1 --port {port}",
+            "internal_listen": f"--host 127.0.0.1 --port {internal_port}",
             "gateway_listen": f"--uds {socket}",
         }
-        for name, role in (("gateway", "gateway"), ("web", "app"), ("celery-data", "sys")):
-            environ = _environ(home, services, role) | {"ANNEAL_GATEWAY_URL": f"unix://{socket}"}
+        added = {"ANNEAL_GATEWAY_URL": f"unix://{socket}", "ANNEAL_EMAIL_URL": f"smtp://127.0.0.1:{mail_server.port}"}
+        for name, role in _PROGRAMS.items():
+            environ = _environ(home, services, role) | added | dict(more)
+            if name == "internal":
+                environ["DJANGO_SETTINGS_MODULE"] = "apps.config.settings.internal"
             stack.enter_context(_process(name, home, values, environ))
-        _wait_until_up(f"{made.url}/accounts/login/", home)
+        for url in (f"{made.url}/accounts/login/", f"{made.internal_url}/internal/v1/claim"):
+            _wait_until_up(url, home)
         yield made
 
 
@@ -84,15 +127,18 @@ def _environ(home: Path, services: Any, role: str) -> dict[str, str]:
     }
 
 
-def _make_world(home: Path, stack: ExitStack, url: str) -> Platform:
+def _make_world(home: Path, stack: ExitStack, url: str, internal_url: str, mail_server: MailServer) -> Platform:
     """Migrate an empty database and fill it."""
     import django
 
     django.setup()
     from django.core.management import call_command
 
+    from apps.core.database.clock import db_now
+    from apps.finetuning.models import Worker
+    from apps.finetuning.runs.leases import Lease, claim
     from tests.factories.accounts import make_organization, make_user
-    from tests.factories.finetuning import Floor
+    from tests.factories.finetuning import TrainingSetup, make_worker
     from tests.factories.serving import make_served_model
     from tests.twins.scripted_engine import ScriptedEngine
 
@@ -100,14 +146,26 @@ def _make_world(home: Path, stack: ExitStack, url: str) -> Platform:
     call_command("collectstatic", interactive=False, verbosity=0)
     engine = stack.enter_context(ScriptedEngine(home / "engine.sock").running())
     make_served_model("bench", engine.url)
-    owners = make_user("working"), make_user("hostile")
-    organizations = [make_organization(owner.name, owner=owner) for owner in owners]
-    floor = Floor(organizations[0])
-    tenants = [
-        _make_tenant(organization, owner, floor, f"127.0.0.{number}")
-        for number, (organization, owner) in enumerate(zip(organizations, owners, strict=True), start=2)
-    ]
-    return Platform(url, home, *tenants, training_model=floor.base_model.name, model="bench")
+    owner = make_user("working")
+    organization = make_organization("working", owner=owner)
+    floor = TrainingSetup(organization)
+    working = _make_tenant(organization, owner, floor, "127.0.0.2")
+    lease = claim(worker=floor.worker, base_models=None)
+    assert lease is not None
+    make_worker(floor.pool, credential=_BAD_WORKER)
+    numbers = itertools.count(3)
+
+    def make_tenant() -> Tenant:
+        number = next(numbers)
+        owner = make_user(f"hostile{number}")
+        Worker.objects.update(last_seen_at=db_now() + timedelta(hours=1))  # it need not be heard of meanwhile
+        return _make_tenant(make_organization(owner.name, owner=owner), owner, floor, f"127.0.0.{number}")
+
+    return Platform(
+        url, internal_url, home, mail_server, working, make_tenant,
+        lease=Lease(id=lease.lease_id, token=lease.lease_token), bad_worker=_BAD_WORKER,
+        training_model=floor.base_model.name, model="bench",
+    )  # fmt: skip
 
 
 def _make_tenant(organization: Any, owner: Any, floor: Any, address: str) -> Tenant:
@@ -120,12 +178,13 @@ def _make_tenant(organization: Any, owner: Any, floor: Any, address: str) -> Ten
 
     give_credit(organization, 1_000 * USD)
     file_id = make_training_file(organization, floor.base_model).pk
+    large_file_id = make_training_file(organization, floor.base_model, rows=_LARGE_BYTES // 100).pk
     jobs = [make_job(organization, floor.base_model) for _ in range(_JOBS)]
     client = Client()
     client.force_login(owner, backend=settings.AUTHENTICATION_BACKENDS[0])
     keys = [make_key(organization, owner).secret for _ in range(_KEYS)]
     cookie = f"{settings.SESSION_COOKIE_NAME}={client.cookies[settings.SESSION_COOKIE_NAME].value}"
-    return Tenant(keys, cookie, organization.pk, file_id, jobs[0].pk, address)
+    return Tenant(keys, cookie, organization.pk, file_id, large_file_id, jobs[0].pk, address)
 
 
 @contextmanager
@@ -155,6 +214,9 @@ def _wait_until_up(url: str, home: Path) -> None:
         try:
             urlopen(url, timeout=5).close()
             return
+        except HTTPError:
+            return  # it answers
         except OSError:
             time.sleep(0.2)
-    raise NotStarted((home / "web.log").read_text(errors="replace")[-3000:])
+    logs = [home / f"{name}.log" for name in _PROGRAMS]
+    raise NotStarted("\n".join(f"{log.name}: {log.read_text(errors='replace')[-1500:]}" for log in logs))

@@ -28,7 +28,7 @@ import aiohttp
 from tests.bench.serving.stage import Stage, replica_facts, running_stage
 
 _PATH = "/v1/chat/completions"
-_MOST_REFUSALS = 20
+_MAX_REFUSALS = 20
 _TIMEOUT = aiohttp.ClientTimeout(total=300)
 _QUESTIONS = ("My card was taken twice", "How do I change my PIN?", "Where is my refund?", "The app does not open.")
 
@@ -120,7 +120,7 @@ async def load_cold(stage: Stage) -> tuple[list[float], int]:
                     break
                 except Refused as refusal:
                     refusals += 1
-                    if refusals > _MOST_REFUSALS:
+                    if refusals > _MAX_REFUSALS:
                         raise
                     _say(f"cold: {refusal}")
             taken.append(time.perf_counter() - began)

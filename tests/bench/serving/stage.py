@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from apps.core.embedded import ensure_running
-from gpu_workers.engine_state import EnginePaths
+from gpu_workers.engine.state import EnginePaths
+from scripts.embedded import ensure_running
 from scripts.environment import Prepared, plain_environment, prepare
 from scripts.processes import REPOSITORY, Program
 
@@ -101,8 +101,8 @@ def _make_world(prepared: Prepared, home: Path, *, warm: int, cold: int) -> tupl
 
     from apps.accounts.models import Organization
     from apps.catalog.models import BaseModel
-    from apps.core.clock import db_now
-    from apps.finetuning.quotas import set_quota
+    from apps.core.database.clock import db_now
+    from apps.finetuning.usage.quotas import set_quota
 
     call_command("prepare", demo=True, verbosity=0)
     account = json.loads((home / "demo.json").read_text())
@@ -121,7 +121,7 @@ def _make_world(prepared: Prepared, home: Path, *, warm: int, cold: int) -> tupl
 
 
 def _publish(organization: Any, base: Any, folder: Path) -> Any:
-    from apps.core.object_store import object_key, store
+    from apps.core.objects.store import object_key, store
     from apps.serving.models import Deployment
     from tests.factories.serving import make_version
 
@@ -144,9 +144,9 @@ def _make_cold(versions: list[Any]) -> None:
 
 def _wait_until_warm(made: Stage, versions: list[Any], started: dict[str, subprocess.Popen[bytes]], home: Path) -> None:
     """Place them as the beat's task does until the replica says that it holds them all. Raises NotStarted."""
-    from apps.core.clock import db_now
+    from apps.core.database.clock import db_now
     from apps.serving.models import LoadedAdapter
-    from apps.serving.placing import replan_all
+    from apps.serving.placements import replan_all
 
     deadline = time.monotonic() + _START_SECONDS
     while LoadedAdapter.objects.filter(adapter_version__in=versions, state="loaded").count() < len(versions):

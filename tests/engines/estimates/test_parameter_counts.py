@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from apps.estimates.architectures import (
+from apps.estimates.models.architectures import (
     from_catalog_row,
     from_config,
     linear_layers,

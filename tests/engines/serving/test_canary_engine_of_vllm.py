@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 from apps.contracts.serving import LoadState
-from gpu_workers.canary_engine import IDLE_SECONDS
-from gpu_workers.engine_client import EngineClient
-from gpu_workers.engine_load import sum_samples
-from gpu_workers.engine_state import EnginePaths, read_engine_state
-from gpu_workers.executor import REPOSITORY
-from gpu_workers.process_tree import is_alive, list_descendants, list_session
+from gpu_workers.common.process_tree import is_alive, list_descendants, list_session
+from gpu_workers.engine.client import EngineClient
+from gpu_workers.engine.load import sum_samples
+from gpu_workers.engine.state import EnginePaths, read_engine_state
+from gpu_workers.serving.canary_engine import IDLE_SECONDS
+from gpu_workers.trainer.executor import REPOSITORY
 from tests.support.engines.adapters import make_arrays, make_files
 from tests.support.engines.models import BASE_MODEL
 from tests.support.engines.replica import START_SECONDS, UNCOMPILED
@@ -74,7 +74,7 @@ def test_it_tries_both_is_ended_when_idle_and_leaves_no_process(tmp_path: Path) 
         assert not any(map(is_alive, parts))
 
     with open(tmp_path / "canary.log", "wb") as log:
-        command = [sys.executable, "-m", "gpu_workers.engine", "canary"]
+        command = [sys.executable, "-m", "gpu_workers.engine.launcher", "canary"]
         launcher = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=REPOSITORY)
     try:
         make_stage(tmp_path, adapter(GOOD), adapter(NOOP))(script)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_workers.process_tree import is_alive
-from gpu_workers.train.merge import merge_adapter
+from gpu_workers.common.process_tree import is_alive
+from gpu_workers.train.after.merge import merge_adapter
 from tests.support.engines.adapters import make_arrays, make_files
 from tests.support.engines.control_plane import ControlPlane, wait_until
 from tests.support.engines.models import BASE_MODEL, SERVED_NAME

@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gpu_workers.agent import Agent
-from gpu_workers.api_client import ApiClient
-from gpu_workers.config import WorkerConfig
-from gpu_workers.publishing import MODULE as PUBLISHING_CHILD
-from gpu_workers.publishing import Publisher
-from gpu_workers.train import callbacks
+from gpu_workers.common.api_client import ApiClient
+from gpu_workers.common.config import WorkerConfig
+from gpu_workers.train.loop import callbacks
+from gpu_workers.trainer.agent import Agent
+from gpu_workers.trainer.publication import MODULE as PUBLISHING_CHILD
+from gpu_workers.trainer.publication import Publisher
 from tests.support.engines.attempts import Tried, attempt
 from tests.support.engines.models import BASE_MODEL
 from tests.support.engines.rows import make_rows

@@ -9,10 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM, Trainer, TrainingArguments
 from transformers.trainer_utils import set_seed
 
-from gpu_workers.train.attention import register_attention
-from gpu_workers.train.data import LengthGroupedSampler, PaddingCollator, ShuffledSampler
-from gpu_workers.train.packing import PackingCollator
-from gpu_workers.train.sft import _score_selected
+from gpu_workers.train.data.encoding import LengthGroupedSampler, PaddingCollator, ShuffledSampler
+from gpu_workers.train.data.packing import PackingCollator
+from gpu_workers.train.loop.sft import _score_selected
+from gpu_workers.train.model.attention import register_attention
 
 LENGTHS = np.random.default_rng(0).integers(5, 60, 1003)
 

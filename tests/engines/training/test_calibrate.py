@@ -12,18 +12,18 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from apps.contracts.runs import Hyperparameters, Method
 from apps.contracts.worker_api import ProbeReport
-from apps.estimates import gpus
-from apps.estimates.architectures import from_config, parameter_count
+from apps.estimates.models.architectures import from_config, parameter_count
+from apps.estimates.physics import gpus
 from apps.estimates.quote import PoolFacts, QuoteRequest, quote
-from gpu_workers.api_client import ApiClient
 from gpu_workers.bench import calibrate, made_up
 from gpu_workers.bench.calibrate import CPU_GRID, CUDA_GRID, SHAPES, Point
 from gpu_workers.bench.probe import MEASURED_SECONDS
-from gpu_workers.config import ConfigError
-from gpu_workers.events import LOG_FILE
-from gpu_workers.executor import SubprocessExecutor
-from gpu_workers.preflight import GpuMemory, inspect_machine
-from gpu_workers.train.hardware import choose_engine, detect
+from gpu_workers.common.api_client import ApiClient
+from gpu_workers.common.config import ConfigError
+from gpu_workers.common.events import LOG_FILE
+from gpu_workers.common.preflight import GpuMemory, inspect_machine
+from gpu_workers.train.model.hardware import choose_engine, detect
+from gpu_workers.trainer.executor import SubprocessExecutor
 from tests.support.engines.zygote import ForkingExecutor
 from tests.twins.control_plane import CREDENTIAL, ControlPlane
 
@@ -140,7 +140,7 @@ def test_a_point_asks_no_hub(tmp_path, monkeypatch):
 def test_a_card_whose_driver_does_not_answer_is_not_taken_for_a_cpu(tmp_path, monkeypatch, capsys):
     (tmp_path / "version").write_text("NVRM")
     monkeypatch.setattr(calibrate, "_DRIVER_FILE", tmp_path / "version")
-    monkeypatch.setattr("gpu_workers.preflight.pynvml", None)
+    monkeypatch.setattr("gpu_workers.common.preflight.pynvml", None)
 
     with pytest.raises(SystemExit):
         calibrate.main([])

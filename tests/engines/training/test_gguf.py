@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gpu_workers.gguf_converter import FOLDER, converter_version
-from gpu_workers.train.gguf import GGUF_FILE, NotConverted, convert_model
+from gpu_workers.common.gguf_converter import FOLDER, converter_version
+from gpu_workers.train.after.gguf import GGUF_FILE, NotConverted, convert_model
 
 is_installed = pytest.mark.skipif(converter_version() is None, reason="`make setup-gguf` was not run")
 

@@ -5,9 +5,9 @@ import pytest
 from transformers import Gemma2Config, GptOssConfig, LlamaConfig, MistralConfig, Qwen3Config, Qwen3NextConfig
 
 from apps.contracts.runs import Hyperparameters, Method, Objective
-from gpu_workers.train.attention import attention_of
-from gpu_workers.train.hardware import Attention, Hardware, choose_engine, detect
-from gpu_workers.train.model import attention_implementation
+from gpu_workers.train.model.attention import attention_of
+from gpu_workers.train.model.hardware import Attention, Hardware, choose_engine, detect
+from gpu_workers.train.model.loading import attention_implementation
 
 H100 = Hardware(
     name="H100", capability=(9, 0), has_bf16=True, has_flash_attention=True, has_liger=True, has_triton=True

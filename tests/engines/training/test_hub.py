@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_workers.executor import REPOSITORY
+from gpu_workers.trainer.executor import REPOSITORY
 from tests.support.engines.models import BASE_MODEL
 from tests.twins.hub import COMMIT, Hub, serve_hub
 
@@ -19,7 +19,7 @@ _FETCH = """
 import json, sys
 from apps.contracts.runs import BaseModelRef
 from gpu_workers.train.failures import TrainingFailed
-from gpu_workers.train.model import fetch_base_model
+from gpu_workers.train.model.loading import fetch_base_model
 for line in sys.stdin:
     given = json.loads(line)
     try:
@@ -30,8 +30,8 @@ for line in sys.stdin:
 """
 _RESOLVE = """
 import sys
-from gpu_workers.engine import _resolve_model
-from gpu_workers.engine_state import ReplicaBase
+from gpu_workers.engine.launcher import _resolve_model
+from gpu_workers.engine.state import ReplicaBase
 print(_resolve_model(ReplicaBase(served_name="b-1", repo="acme/tiny", revision=sys.argv[1])))
 """
 

@@ -15,13 +15,13 @@ from apps.contracts.adapter_files import TARGET_MODULES
 from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.parity import PARITY_FILE, ParityProbe
 from apps.contracts.runs import Manifest, Method
-from gpu_workers.artifacts import seal_folder
-from gpu_workers.publishing import Made, PublishSecrets
-from gpu_workers.train import examination
-from gpu_workers.train.merge import merge_adapter
-from gpu_workers.train.publish import make
-from gpu_workers.train.streamed import NotStreamable, StreamedModel
-from gpu_workers.train.tensor_files import Entry, list_tensors, read_tensor, write_tensors
+from gpu_workers.common.artifacts import seal_folder
+from gpu_workers.train.after import examination
+from gpu_workers.train.after.merge import merge_adapter
+from gpu_workers.train.after.publish import make
+from gpu_workers.train.model.streamed import NotStreamable, StreamedModel
+from gpu_workers.train.model.tensor_files import Entry, list_tensors, read_tensor, write_tensors
+from gpu_workers.trainer.publication import Made, PublishSecrets
 from tests.support.engines.adapters import make_arrays, make_files
 from tests.support.engines.attempts import make_run_spec, prepare
 from tests.support.engines.models import BASE_MODEL

@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from apps.contracts.chat import ChatRenderer
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import EvaluationCompleted, Method, Objective, StepCompleted
-from gpu_workers.train import callbacks
+from gpu_workers.train.data.rows import Pairs, encode_pairs, encode_text
 from gpu_workers.train.failures import TrainingFailed
-from gpu_workers.train.model import load_model
-from gpu_workers.train.orpo import OrpoTrainer, orpo_config
-from gpu_workers.train.rows import Pairs, encode_pairs, encode_text
+from gpu_workers.train.loop import callbacks
+from gpu_workers.train.loop.orpo import OrpoTrainer, orpo_config
+from gpu_workers.train.model.loading import load_model
 from tests.support.engines.attempts import attempt
 from tests.support.engines.models import BASE_MODEL
 from tests.support.engines.rows import SMALL, make_pairs, make_rows, make_texts, unlike

@@ -17,21 +17,21 @@ from apps.contracts.failures import FailureCode
 from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, RunSpec
 from apps.contracts.split import Split, split_keys
 from apps.contracts.worker_api import ProbeRequest
-from gpu_workers.api_client import ApiClient
-from gpu_workers.artifacts import BrokenArtifact, seal_folder
-from gpu_workers.config import WorkerConfig
-from gpu_workers.events import TRAINING_FILE, VALIDATION_FILE, EventTail, EventWriter
-from gpu_workers.probing import Prober
-from gpu_workers.train.callbacks import ProgressCallback, StopFlag
-from gpu_workers.train.checkpoint import IncompleteCheckpoint, explain_inexact_resume, geometry, open_checkpoint
-from gpu_workers.train.cpu_lora import speed_up_lora
-from gpu_workers.train.data import PaddingCollator, encode_file, hold_out, split_keys_of
-from gpu_workers.train.export import adapter_config, write_adapter
+from gpu_workers.common.api_client import ApiClient
+from gpu_workers.common.artifacts import BrokenArtifact, seal_folder
+from gpu_workers.common.config import WorkerConfig
+from gpu_workers.common.events import TRAINING_FILE, VALIDATION_FILE, EventTail, EventWriter
+from gpu_workers.train.data.encoding import PaddingCollator, encode_file, split_keys_of, split_off
+from gpu_workers.train.data.selection import select_rows
 from gpu_workers.train.failures import TrainingFailed
-from gpu_workers.train.model import fetch_base_model
-from gpu_workers.train.selection import select_rows
-from gpu_workers.train.sft import _score_selected, build_trainer
-from gpu_workers.train.weights import check_finite
+from gpu_workers.train.loop.callbacks import ProgressCallback, StopFlag
+from gpu_workers.train.loop.checkpoint import IncompleteCheckpoint, explain_inexact_resume, geometry, open_checkpoint
+from gpu_workers.train.loop.sft import _score_selected, build_trainer
+from gpu_workers.train.model.adapter_export import adapter_config, write_adapter
+from gpu_workers.train.model.cpu_lora import speed_up_lora
+from gpu_workers.train.model.loading import fetch_base_model
+from gpu_workers.train.model.weights import check_finite
+from gpu_workers.trainer.probes import Prober
 from tests.support.engines.models import BASE_MODEL
 from tests.support.engines.rows import RECIPE, make_rows
 from tests.twins.control_plane import CREDENTIAL, ControlPlane
@@ -112,7 +112,7 @@ def test_the_held_out_rows_are_those_of_the_preview_and_no_row_is_on_both_sides(
     renderer = ChatRenderer.from_folder(BASE_MODEL)
     previewed = Split(0.2, 7).held_out(split_keys(parse_line(line) for line in split_lines([path.read_bytes()])))
 
-    held = hold_out(split_keys_of(path), Split(0.2, 7))
+    held = split_off(split_keys_of(path), Split(0.2, 7))
     training = encode_file(path, renderer, max_length=64, keep=[not each for each in held])
     validation = encode_file(path, renderer, max_length=64, keep=held)
 
@@ -153,7 +153,7 @@ def test_a_file_of_one_row_over_and_over_cannot_be_split(tmp_path):
     (tmp_path / "rows.jsonl").write_bytes(make_rows(1) * 12)
 
     with pytest.raises(TrainingFailed, match="too few different rows"):
-        hold_out(split_keys_of(tmp_path / "rows.jsonl"), Split(0.1, 7))
+        split_off(split_keys_of(tmp_path / "rows.jsonl"), Split(0.1, 7))
 
 
 def test_a_bad_row_is_named_by_its_line(tmp_path):
@@ -299,7 +299,7 @@ def test_a_gated_base_model_says_what_is_missing(monkeypatch, token, word):
     def refuse(*args, **kwargs):
         raise GatedRepoError("403", response=httpx.Response(403, request=httpx.Request("GET", "https://hub")))
 
-    monkeypatch.setattr("gpu_workers.train.model.snapshot_download", refuse)
+    monkeypatch.setattr("gpu_workers.train.model.loading.snapshot_download", refuse)
 
     with pytest.raises(TrainingFailed, match=word) as failure:
         fetch_base_model(BaseModelRef(id="bm", name="x", repo="owner/gated", revision="0" * 40), hub_token=token)

@@ -12,11 +12,12 @@ import torch
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from apps.contracts.runs import Hyperparameters, Method, Objective, StepCompleted
-from gpu_workers.config import child_environment, rank_environment
-from gpu_workers.events import EVENTS_FILE, AdapterReady, read_outcome
+from gpu_workers.common.config import child_environment, rank_environment
+from gpu_workers.common.events import EVENTS_FILE, AdapterReady, read_outcome
 from gpu_workers.train import __main__ as entry
-from gpu_workers.train import callbacks, sharding
-from gpu_workers.train.model import load_model
+from gpu_workers.train.loop import callbacks
+from gpu_workers.train.model import sharding
+from gpu_workers.train.model.loading import load_model
 from tests.support.engines.attempts import Tried, attempt, make_run_spec, prepare
 from tests.support.engines.rows import SMALL, make_pairs, make_rows
 from tests.support.engines.zygote import Forked, Zygote

@@ -22,13 +22,13 @@ from apps.contracts.evaluation import EvaluationPlan, EvaluationReport, Grader, 
 from apps.contracts.parity import PARITY_FILE, ParityProbe
 from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, Method, Objective, RunSpec, Succeeded
 from apps.contracts.worker_api import JudgeAccess
-from gpu_workers.artifacts import seal_folder, verify_folder
-from gpu_workers.publishing import EVALUATION, GGUF_EXPORT, MERGED_EXPORT, Made, PublishSecrets
-from gpu_workers.train.export import adapter_config
-from gpu_workers.train.graders import grade, rouge_l
-from gpu_workers.train.intervals import compare_ratio, compare_scores, wilson
-from gpu_workers.train.merge import NotMergeable, merge_adapter
-from gpu_workers.train.publish import make
+from gpu_workers.common.artifacts import seal_folder, verify_folder
+from gpu_workers.train.after.graders import grade, rouge_l
+from gpu_workers.train.after.intervals import compare_ratio, compare_scores, wilson
+from gpu_workers.train.after.merge import NotMergeable, merge_adapter
+from gpu_workers.train.after.publish import make
+from gpu_workers.train.model.adapter_export import adapter_config
+from gpu_workers.trainer.publication import EVALUATION, GGUF_EXPORT, MERGED_EXPORT, Made, PublishSecrets
 from tests.support.engines.rows import RECIPE, make_rows, unlike
 
 

@@ -6,11 +6,11 @@ from bitsandbytes.nn import Params4bit
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apps.contracts.runs import Hyperparameters, Method
-from apps.estimates.architectures import from_config
-from apps.estimates.memory import weight_bytes
-from apps.estimates.plans import TrainingPlan
-from gpu_workers.train import model as loading
-from gpu_workers.train.hardware import choose_engine, detect
+from apps.estimates.models.architectures import from_config
+from apps.estimates.physics.memory import weight_bytes
+from apps.estimates.physics.plans import TrainingPlan
+from gpu_workers.train.model import loading
+from gpu_workers.train.model.hardware import choose_engine, detect
 
 DENSE = {
     "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512,

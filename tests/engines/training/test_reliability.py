@@ -10,13 +10,13 @@ import torch
 
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import EvaluationCompleted, LogLine, Method, Objective, StepCompleted, Stopped, TrainingStarted
-from gpu_workers.events import AdapterReady, CheckpointReady, EventWriter
-from gpu_workers.train import callbacks, rehearsal, running
+from gpu_workers.common.events import AdapterReady, CheckpointReady, EventWriter
 from gpu_workers.train.attempt import _smaller
-from gpu_workers.train.callbacks import StopFlag
 from gpu_workers.train.failures import TrainingFailed
-from gpu_workers.train.rehearsal import checkpoint_interval_seconds
-from gpu_workers.train.sft import Trainer
+from gpu_workers.train.loop import callbacks, rehearsal, run_callback
+from gpu_workers.train.loop.callbacks import StopFlag
+from gpu_workers.train.loop.rehearsal import checkpoint_interval_seconds
+from gpu_workers.train.loop.sft import Trainer
 from tests.support.engines.attempts import attempt, make_run_spec
 from tests.support.engines.rows import SMALL, make_pairs, make_rows, unlike
 
@@ -84,7 +84,7 @@ def test_a_run_interrupted_at_random_steps_ends_with_identical_weights(
 def test_a_rehearsal_leaves_no_trace(tiny_model, tmp_path, monkeypatch):
     rehearsed = attempt(tmp_path / "rehearsed", tiny_model, ROWS, validation=unlike(ROWS))
     unrehearsed_result = rehearsal.Rehearsal(seconds=0.0, save_seconds=0.0)
-    monkeypatch.setattr("gpu_workers.train.running.rehearse", lambda trainer, validation: unrehearsed_result)
+    monkeypatch.setattr("gpu_workers.train.loop.run_callback.rehearse", lambda trainer, validation: unrehearsed_result)
 
     plain = attempt(tmp_path / "plain", tiny_model, ROWS, validation=unlike(ROWS))
 
@@ -96,7 +96,7 @@ def test_what_cannot_be_saved_fails_before_the_first_billed_second(tiny_model, t
     def full_disk(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gpu_workers.train.running.save_checkpoint", full_disk)
+    monkeypatch.setattr("gpu_workers.train.loop.base_trainer.save_checkpoint", full_disk)
 
     with pytest.raises(OSError, match="No space"):
         attempt(tmp_path, tiny_model, ROWS)
@@ -124,7 +124,9 @@ def test_out_of_memory_halves_the_micro_batch_and_goes_on_from_the_checkpoint(ti
     recipe = msgspec.structs.replace(SMALL, lora_dropout=0.0)
     plain = attempt(tmp_path / "plain", tiny_model, ROWS, recipe=recipe)
     MemoryOf(monkeypatch, 2, from_step=10)
-    monkeypatch.setattr("gpu_workers.train.running.checkpoint_interval_seconds", lambda spec, save_seconds: 0.0)
+    monkeypatch.setattr(
+        "gpu_workers.train.loop.run_callback.checkpoint_interval_seconds", lambda spec, save_seconds: 0.0
+    )
 
     tried = attempt(tmp_path / "small", tiny_model, ROWS, recipe=recipe)
 
@@ -246,16 +248,16 @@ def test_its_published_weights_are_those_of_its_best_evaluation(overfitted, tiny
 
 
 def test_a_large_validation_file_is_read_in_part_while_training(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "_LEAST_EVALUATED_ROWS", 4)
+    monkeypatch.setattr(run_callback, "_MIN_EVALUATED_ROWS", 4)
     recipe = msgspec.structs.replace(SMALL, epochs=1, eval_steps=4)  # 16 rows between two evaluations
     read = []
-    original = running.evaluate
+    original = run_callback.evaluate
 
     def evaluate(model, rows, **options):
         read.append(len(rows))
         return original(model, rows, **options)
 
-    monkeypatch.setattr(running, "evaluate", evaluate)
+    monkeypatch.setattr(run_callback, "evaluate", evaluate)
 
     tried = attempt(tmp_path, tiny_model, ROWS, recipe=recipe, validation=unlike(make_rows(32, seed=1)))
 
@@ -264,8 +266,8 @@ def test_a_large_validation_file_is_read_in_part_while_training(tiny_model, tmp_
 
 
 def test_each_epoch_ends_with_a_checkpoint_that_knows_its_evaluation(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "_LEAST_SECONDS_APART", 0.0)
-    monkeypatch.setattr(running, "_MOST_SAVING_SHARE", 1e9)  # as if an epoch took long
+    monkeypatch.setattr(run_callback, "_MIN_SECONDS_APART", 0.0)
+    monkeypatch.setattr(run_callback, "_MAX_SAVING_SHARE", 1e9)  # as if an epoch took long
 
     tried = attempt(tmp_path, tiny_model, ROWS, validation=unlike(ROWS))
 

@@ -25,7 +25,7 @@ from apps.contracts.runs import (
     Succeeded,
     TrainingStarted,
 )
-from gpu_workers.agent import Agent
+from gpu_workers.trainer.agent import Agent
 from tests.support.engines.rows import RECIPE, make_rows, unlike
 from tests.twins.control_plane import ControlPlane
 

@@ -1,8 +1,8 @@
 """Weights & Biases' own library, offline: it writes its run to the disk and would send it later."""
 
 from apps.contracts.runs import Tracker
-from gpu_workers.tracking import Point
-from gpu_workers.tracking_wandb import WandbRun
+from gpu_workers.trainer.tracking.process import Point
+from gpu_workers.trainer.tracking.wandb import WandbRun
 
 
 def test_a_run_is_recorded_by_the_librarys_own_rules(tmp_path, monkeypatch):

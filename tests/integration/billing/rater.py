@@ -4,7 +4,7 @@ import django
 
 if __name__ == "__main__":
     django.setup()
-    from apps.billing.usage import rate_usage
+    from apps.billing.usage.metering import rate_usage
 
     while True:
         rate_usage()

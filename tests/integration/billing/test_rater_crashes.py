@@ -14,10 +14,10 @@ from django.db import connection
 
 from apps.billing.models import LedgerTransaction, UsageSeries
 from apps.billing.queries import get_balance, get_spending
-from apps.billing.slices import close_slice, lease_slice
-from apps.billing.usage import rate_usage, record_usage
+from apps.billing.usage.metering import rate_usage, record_usage
+from apps.billing.usage.slices import close_slice, lease_slice
 from apps.catalog.operations import set_price
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.money import rated
 from tests.unit.billing.books import assert_books_hold, funded, usage_record
 

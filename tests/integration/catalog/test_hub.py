@@ -8,7 +8,7 @@ import pytest
 from apps.catalog.models import BaseModel
 from apps.catalog.operations import add_base_model, install_from_hub, request_install
 from apps.catalog.queries import chat_renderer
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState
 from apps.core.models import OutboxMessage
 from tests.factories.catalog import DEMO_FOLDER

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from apps.cli.__main__ import main
-from apps.cli.catalog import gpu_types
+from apps.interfaces.cli.__main__ import main
+from apps.interfaces.cli.catalog import gpu_types
 from scripts import setup
 
 ROOT = Path(__file__).resolve().parents[3]

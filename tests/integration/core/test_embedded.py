@@ -14,8 +14,8 @@ import psycopg
 import pytest
 import redis
 
-from apps.core import embedded
-from apps.core.embedded import EmbeddedServiceError, EmbeddedServices, ensure_running
+from scripts import embedded
+from scripts.embedded import EmbeddedServiceError, EmbeddedServices, ensure_running, servers
 from tests.ports import free_port
 
 
@@ -124,7 +124,7 @@ def test_nothing_listens_on_the_network_and_sockets_are_private(running: Embedde
 def test_a_second_server_on_the_same_directory_is_refused(
     running: EmbeddedServices, monkeypatch: pytest.MonkeyPatch, restored_signals: None
 ) -> None:
-    monkeypatch.setattr(embedded, "START_RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(servers, "START_RETRY_SECONDS", 0.1)
 
     with pytest.raises(EmbeddedServiceError, match="another Redis already runs"):
         embedded.serve_redis(Path(running.data_dir))
@@ -135,7 +135,7 @@ def test_a_second_server_on_the_same_directory_is_refused(
 def test_servers_outlive_their_starter_while_another_process_uses_them_and_stop_when_it_is_killed(
     tmp_path: Path,
 ) -> None:
-    program = "import sys, time; from pathlib import Path; from apps.core.embedded import ensure_running\n"
+    program = "import sys, time; from pathlib import Path; from scripts.embedded import ensure_running\n"
     program += "with ensure_running(Path(sys.argv[1]), durable=False): print('holding', flush=True); time.sleep(600)"
     with ensure_running(tmp_path, durable=False) as services:
         pid = postmaster_pid(tmp_path)
@@ -182,7 +182,7 @@ def test_a_lock_file_that_names_an_unrelated_process_does_not_stop_the_start(tmp
 def test_sigterm_shuts_postgres_down_at_once_although_a_client_is_connected(tmp_path: Path) -> None:
     services = embedded.services(tmp_path)
     server = subprocess.Popen(
-        [sys.executable, "-m", "apps.core.embedded", "postgres", "--data-dir", str(tmp_path), "--not-durable"],
+        [sys.executable, "-m", "scripts.embedded", "postgres", "--data-dir", str(tmp_path), "--not-durable"],
         cwd=embedded.REPOSITORY,
         stderr=subprocess.DEVNULL,
     )
@@ -213,12 +213,12 @@ def test_a_path_too_long_or_too_odd_for_a_socket_moves_to_a_private_short_one(tm
         shutil.rmtree(services.runtime_dir)
 
 
-def test_a_runtime_directory_prepared_by_somebody_else_is_refused() -> None:
+def test_a_runtime_directory_prepared_by_another_account_is_refused() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as short:  # a longer path would be left for one under /tmp
         data = Path(short) / "data"
         data.mkdir()
         (Path(short) / "elsewhere").mkdir()
         (data / "run").symlink_to(Path(short) / "elsewhere")
 
-        with pytest.raises(EmbeddedServiceError, match="belongs to somebody else"):
+        with pytest.raises(EmbeddedServiceError, match="belongs to another account"):
             embedded.services(data)

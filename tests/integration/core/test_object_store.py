@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from email.message import Message
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import boto3
 import pytest
@@ -21,9 +21,10 @@ from django.test import override_settings
 from django.urls import include, path
 from moto.server import ThreadedMotoServer
 
-from apps.core import object_store
-from apps.core.object_store import (
+from apps.core.objects import store as object_store
+from apps.core.objects.store import (
     CHECKSUM_HEADER,
+    ONCE,
     DirectoryStore,
     InvalidKey,
     ObjectMissing,
@@ -35,7 +36,9 @@ from apps.core.object_store import (
     read_chunks,
 )
 
-urlpatterns = [path("objects/", include("apps.core.urls"))]  # this module is the ROOT_URLCONF of the server below
+urlpatterns = [
+    path("objects/", include("apps.core.objects.urls"))
+]  # this module is the ROOT_URLCONF of the server below
 KEY = object_key("org_01", "datasets", "file-01", "data.jsonl")
 CONTENT = b"".join(b"%08d\n" % number for number in range(100_000))  # 900 kB: several chunks
 
@@ -107,6 +110,10 @@ def fetch(url: str, *, method: str = "GET", body: bytes | None = None, **headers
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read(), error.headers
+
+
+def signed_headers(url: str) -> list[str]:
+    return parse_qs(urlsplit(url).query)["X-Amz-SignedHeaders"][0].split(";")
 
 
 class TestEveryStore:
@@ -213,6 +220,27 @@ class TestEveryStore:
 
         assert status == 200
         assert hash_object(KEY).sha256 == hashlib.sha256(CONTENT).hexdigest()
+
+    def test_a_signed_put_of_nothing_takes_nothing(self, store: ObjectStore) -> None:
+        url = store.signed_url(KEY, "PUT", expires_seconds=60, content_bytes=0)
+
+        if isinstance(store, DirectoryStore):
+            assert fetch(url, method="PUT", body=b"x")[0] >= 400
+            with pytest.raises(ObjectMissing):
+                store.stat(KEY)
+        else:
+            assert "content-length" in signed_headers(url)  # of which the server asks the value that was signed
+        assert fetch(url, method="PUT", body=b"")[0] == 200
+        assert store.stat(KEY).bytes == 0
+
+    def test_a_signed_put_that_may_write_once_replaces_nothing(self, store: ObjectStore) -> None:
+        url = store.signed_url(KEY, "PUT", expires_seconds=60, content_bytes=3, is_once=True)
+
+        assert fetch(url, method="PUT", body=b"one", **ONCE)[0] == 200
+        assert fetch(url, method="PUT", body=b"two", **ONCE)[0] in (400, 412)
+        assert hash_object(KEY).sha256 == hashlib.sha256(b"one").hexdigest()
+        if not isinstance(store, DirectoryStore):
+            assert "if-none-match" in signed_headers(url)  # so it cannot be left out
 
     def test_a_process_without_access_can_use_the_urls_and_nothing_else(self, store: ObjectStore) -> None:
         store.put_stream(KEY, [CONTENT])

@@ -8,7 +8,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connection, transaction
 
-from apps.core.policies import write_policies
+from apps.core.database.policies import write_policies
 
 TABLE = "core_outboxmessage"
 

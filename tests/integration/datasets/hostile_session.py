@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from apps.datasets.validation import validate_file
+from apps.datasets.validation.validator import validate_file
 
 MIB = 1024 * 1024
 

@@ -14,18 +14,14 @@ from django.test import Client, override_settings
 from moto.server import ThreadedMotoServer
 
 from apps.accounts.models import Organization
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.models import OutboxMessage
-from apps.core.object_store import DirectoryStore, PrefixClosed, S3Store, open_store, read_object, store
-from apps.core.s3_store import SMALLEST_PART_BYTES
-from apps.datasets import uploads
-from apps.datasets.intake import FileTooLarge, StorageFull
-from apps.datasets.models import DatasetVersion, Upload
-from apps.datasets.queries import storage_used_bytes
-from apps.datasets.sweeping import sweep_orphans
-from apps.datasets.tasks import delete_parts
-from apps.datasets.uploads import (
+from apps.core.objects.s3 import SMALLEST_PART_BYTES
+from apps.core.objects.store import DirectoryStore, PrefixClosed, S3Store, open_store, read_object, store
+from apps.datasets.intake import uploads
+from apps.datasets.intake.orphans import sweep_orphans
+from apps.datasets.intake.uploads import (
     UnknownUpload,
     UploadClosed,
     WrongChecksum,
@@ -38,7 +34,11 @@ from apps.datasets.uploads import (
     part_size,
     sign_parts,
 )
-from apps.finetuning.quotas import set_quota
+from apps.datasets.intake.versions import FileTooLarge, StorageFull
+from apps.datasets.models import DatasetVersion, Upload
+from apps.datasets.queries import storage_used_bytes
+from apps.datasets.tasks import delete_parts
+from apps.finetuning.usage.quotas import set_quota
 from tests.factories.datasets import jsonl, make_ready_version, make_upload
 
 pytestmark = pytest.mark.django_db

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from django.urls import resolve
 
-from apps.core.http import MIB
-from apps.web.front_door import BODY_LIMITS, INFERENCE_PATHS
+from apps.core.http.asgi import MIB
+from apps.interfaces.web.edge.front_door import BODY_LIMITS, INFERENCE_PATHS
 
 NGINX = Path(__file__).resolve().parents[3] / "deploy/nginx"
 CONF = (NGINX / "anneal.conf").read_text()

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_workers.config import EngineConfig, child_environment
-from gpu_workers.engine_launch import build_command, build_environment
-from gpu_workers.engine_state import ReplicaBase
+from gpu_workers.common.config import EngineConfig, child_environment
+from gpu_workers.engine.command import build_command, build_environment
+from gpu_workers.engine.state import ReplicaBase
 from scripts.environment import EnvironmentIncomplete, plain_environment, prepare
-from scripts.processes import PROGRAMS, REPOSITORY, Place, Tier, render_supervisor
-from scripts.supervision import LAUNCH_MARK, find_leftovers
+from scripts.processes import PROGRAMS, REPOSITORY, Place, Tier
+from scripts.supervision import LAUNCH_MARK, find_leftovers, render_config
 
 # The plugin that starts services for the tests sets these for Django; a launcher starts from a plain shell.
 PLAIN_SHELL = {
@@ -113,7 +113,7 @@ def test_secrets_are_made_once_and_readable_by_nobody_else(tmp_path: Path) -> No
 
 
 def test_supervisor_stops_the_trainer_first_and_postgres_last(tmp_path: Path) -> None:
-    text = render_supervisor(
+    text = render_config(
         PROGRAMS,
         Place(dict.fromkeys(NAMES, "x"), pythons={".venv": "/py", ".venv-engines": "/py"}),
         home=tmp_path,
@@ -137,9 +137,7 @@ def test_a_value_that_supervisor_would_cut_is_refused(value: str, tmp_path: Path
     place = Place(dict.fromkeys(NAMES, "x"), pythons={".venv": "/py", ".venv-engines": "/py"})
 
     with pytest.raises(ValueError, match="plainer"):
-        render_supervisor(
-            PROGRAMS[:1], place, home=tmp_path, runtime_dir=tmp_path, variables={"postgres": {"A": value}}
-        )
+        render_config(PROGRAMS[:1], place, home=tmp_path, runtime_dir=tmp_path, variables={"postgres": {"A": value}})
 
 
 SUPERVISE = """
@@ -200,9 +198,8 @@ def test_every_lock_pins_exact_versions_once_and_the_cpu_engines_bring_no_cuda()
         lines = [line.partition(" --hash=")[0] for line in path.read_text().splitlines() if not line.startswith("#")]
         assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line) for line in lines), path.name
         assert len({line.split("==")[0].lower() for line in lines}) == len(lines), path.name
-    cpu = (REPOSITORY / "requirements/engines-cpu.lock").read_text() + (
-        REPOSITORY / "requirements/engines.lock"
-    ).read_text()
+    names = ("torch-cpu", "engines-cpu", "engines")
+    cpu = "".join((REPOSITORY / f"requirements/{name}.lock").read_text() for name in names)
     assert "torch==2.13.0+cpu" in cpu and not re.search(
         r"^(nvidia-(?!ml-py)|triton|torchvision|torchaudio|torchcodec)", cpu, re.M
     )

@@ -11,7 +11,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from apps.core import embedded
+from scripts import embedded
 
 START = embedded.REPOSITORY / "deploy/redis/start.sh"
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,17 +21,18 @@ BREAKS_DOWN = "import os\ndef test_that_passes(): pass\ndef test_that_ends_the_p
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -q -p no:cacheprovider --import-mode=importlib\n")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take each start of pytest a second
     monkeypatch.setattr(runner, "LOGS", tmp_path / "logs")
     monkeypatch.setattr(runner, "DURATIONS", tmp_path / "durations.json")
     monkeypatch.setattr(runner, "CONFIGURATIONS", {"web": str(tmp_path / "pytest.ini")})
     return tmp_path
 
 
-def make_part(folder: Path, name: str, content: str, *, is_alone: bool = False) -> runner.Part:
+def make_part(folder: Path, name: str, content: str, **options: Any) -> runner.Part:
     path = folder / name / f"test_{name}.py"
     path.parent.mkdir()
     path.write_text(content)
-    return runner.Part(name, (str(path),), is_alone=is_alone)
+    return runner.Part(name, (str(path),), **options)
 
 
 def test_the_last_line_counts_every_part_and_one_failure_fails_all(
@@ -73,6 +75,22 @@ def test_what_was_recorded_decides_what_starts_first(folder: Path, capsys: pytes
     assert runner.main(["--at-once", "1"], all_parts=parts) == 0
     ended = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.endswith(" skipped")]
     assert ended[:2] == ["long", "short"]
+
+
+def test_a_part_of_two_places_leaves_one_of_three_and_an_alone_one_none() -> None:
+    small, large, alone = (
+        runner.Part(name, (), places=places, is_alone=name == "alone")
+        for name, places in (("small", 1), ("large", 2), ("alone", 1))
+    )
+
+    def may_start(part: runner.Part, *going: runner.Part, at_once: int = 3) -> bool:
+        return runner.has_place(part, going, at_once)
+
+    assert may_start(large) and may_start(large, small) and may_start(small, large)
+    assert not may_start(small, large, small) and not may_start(large, small, small)
+    assert may_start(large, at_once=1)  # or it would never run
+    assert not may_start(small, large, at_once=1)
+    assert may_start(alone) and not may_start(alone, small) and not may_start(small, alone)
 
 
 STOPPED = """

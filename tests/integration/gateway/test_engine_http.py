@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from apps.contracts.addresses import AddressRules
-from apps.gateway import engine_http
-from apps.gateway.engine_http import Answer, Broken, Replica, Unreachable
+from apps.contracts.addresses.replicas import AddressRules
+from apps.interfaces.gateway.engines import engine_http
+from apps.interfaces.gateway.engines.engine_http import Answer, Broken, Replica, Unreachable
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
 

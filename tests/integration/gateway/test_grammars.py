@@ -6,7 +6,7 @@ import signal
 from collections.abc import Awaitable, Callable
 
 from apps.core.errors import InvalidValue
-from apps.gateway.grammars import CheckedSchema, Grammars, SchemaTooCostly
+from apps.interfaces.gateway.requests.grammars import CheckedSchema, Grammars, SchemaTooCostly
 
 PARAM = "response_format.json_schema.schema"
 

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from apps.gateway import recorder as recording
-from apps.gateway.chunks import Meter
-from apps.gateway.inference import _written
-from apps.gateway.metering import Metering, Ticket
-from apps.gateway.purses import Reservation
-from apps.gateway.recorder import Recorder
-from apps.gateway.spool import Orphan, adopt_orphans
+from apps.interfaces.gateway.engines.chunks import Meter
+from apps.interfaces.gateway.metering import recorder as recording
+from apps.interfaces.gateway.metering.recorder import Recorder
+from apps.interfaces.gateway.metering.spending_slices import SliceShare
+from apps.interfaces.gateway.metering.spool import Orphan, adopt_orphans
+from apps.interfaces.gateway.metering.tickets import Metering, Ticket
+from apps.interfaces.gateway.surfaces.inference import _written
 from tests.factories.usage import make_record, make_start
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,7 +29,7 @@ PROGRAM = textwrap.dedent(
     """
     import os, sys, time
     from pathlib import Path
-    from apps.gateway import recorder_process, shipper, spool
+    from apps.interfaces.gateway import recorder_process, shipper, spool
 
     weather = Path(sys.argv[1]).parent / "weather"
     write_all, sync = spool._write_all, os.fdatasync
@@ -150,7 +150,7 @@ def _ticket(recorder: Recorder) -> Ticket:
         SimpleNamespace(organization_id="org_1", key_id="key_1"),
         SimpleNamespace(model_name="anneal-demo", adapter_version_id=""),
         SimpleNamespace(input=price, output=price),
-        Reservation(slice_, 0),
+        SliceShare(slice_, 0),
         Meter(1),
     )
 
@@ -160,8 +160,8 @@ GATEWAY = textwrap.dedent(
     """
     import asyncio, sys, pathlib
     import django; django.setup()
-    from apps.gateway import recorder as recording
-    from apps.gateway.recorder import Recorder
+    from apps.interfaces.gateway import recorder as recording
+    from apps.interfaces.gateway.metering.recorder import Recorder
     from tests.factories.usage import make_record, make_start
 
     recording._COMMAND = (sys.executable, "-c", sys.argv[2])

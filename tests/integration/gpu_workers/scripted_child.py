@@ -21,9 +21,9 @@ from apps.contracts.runs import (
     Stopped,
     TrainingStarted,
 )
-from gpu_workers.artifacts import folder_bytes, read_manifest, seal_folder
-from gpu_workers.events import AdapterReady, CheckpointReady, EventWriter, write_outcome
-from gpu_workers.pulse import beat, open_pulse
+from gpu_workers.common.artifacts import folder_bytes, read_manifest, seal_folder
+from gpu_workers.common.events import AdapterReady, CheckpointReady, EventWriter, write_outcome
+from gpu_workers.common.pulse import beat, open_pulse
 
 behaviour, spec_path, work_dir = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 spec = msgspec.json.decode(spec_path.read_bytes(), type=RunSpec)

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from apps.contracts.evaluation import EvaluationReport
-from gpu_workers.artifacts import folder_bytes, read_manifest, seal_folder
-from gpu_workers.publishing import EVALUATION, Made, SealedFolder, write_made
+from gpu_workers.common.artifacts import folder_bytes, read_manifest, seal_folder
+from gpu_workers.trainer.publication import EVALUATION, Made, SealedFolder, write_made
 
 work_dir, line = Path(sys.argv[3]), sys.stdin.readline()
 part = json.loads(line)["part"]

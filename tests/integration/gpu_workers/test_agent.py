@@ -10,19 +10,11 @@ import msgspec
 import pytest
 
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import (
-    BaseModelRef,
-    CheckpointSaved,
-    Failed,
-    LogLine,
-    StepCompleted,
-    Stopped,
-    Succeeded,
-)
+from apps.contracts.runs import BaseModelRef, CheckpointSaved, Failed, LogLine, StepCompleted, Stopped, Succeeded
 from apps.contracts.worker_api import ProbeRequest
-from gpu_workers import run_attempt
-from gpu_workers.lease_keeper import LeaseKeeper
-from gpu_workers.process_tree import identify, is_alive
+from gpu_workers.common.process_tree import identify, is_alive
+from gpu_workers.trainer import run_supervisor
+from gpu_workers.trainer.lease_keeper import LeaseKeeper
 from tests.support.agent import ROWS, Draining, add_run, make_agent
 from tests.twins.control_plane import CREDENTIAL
 
@@ -132,10 +124,10 @@ def test_a_stale_lease_kills_the_child_and_reports_nothing(plane, models, tmp_pa
 
 
 def test_an_agent_cut_off_ends_its_child_before_the_lease_ends(plane, models, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_attempt, "_KILL_AFTER_FENCE_SECONDS", 0.5)
+    monkeypatch.setattr(run_supervisor, "_KILL_AFTER_FENCE_SECONDS", 0.5)
     skew = [0.0]
     keeper = partial(LeaseKeeper, clock=lambda: time.monotonic() + skew[0])
-    monkeypatch.setattr(run_attempt, "LeaseKeeper", keeper)
+    monkeypatch.setattr(run_supervisor, "LeaseKeeper", keeper)
     add_run(plane, models)
     draining = Draining(make_agent(plane, tmp_path, "stubborn"))
     plane.wait_for(lambda: plane.events_of(StepCompleted))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gpu_workers.engine_client import Canary, EngineClient
+from gpu_workers.engine.client import Canary, EngineClient
 
 NAME = "a-" + "0" * 26
 

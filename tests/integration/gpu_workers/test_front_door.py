@@ -12,8 +12,8 @@ from unittest.mock import AsyncMock
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from gpu_workers.engine_client import EngineClient, EngineDown
-from gpu_workers.front_door import FrontDoor
+from gpu_workers.engine.client import EngineClient, EngineDown
+from gpu_workers.serving.front_door import FrontDoor
 
 TOKEN = "replica-token-of-this-test"
 BASE, GOOD = "b-demo", "a-" + "good".ljust(26, "0")

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from apps.contracts.runs import BaseModelRef
-from gpu_workers.api_client import ApiClient
-from gpu_workers.base_models import NotInstalled, locate_base_model
-from gpu_workers.config import ConfigError, WorkerConfig, child_environment, read_config
-from gpu_workers.enroll import NotEnrolled, ensure_enrolled
-from gpu_workers.preflight import NotReady, catalog_key, inspect_machine, require_ready
+from gpu_workers.common.api_client import ApiClient
+from gpu_workers.common.base_models import NotInstalled, locate_base_model
+from gpu_workers.common.config import ConfigError, WorkerConfig, child_environment, read_config
+from gpu_workers.common.enrolment import NotEnrolled, ensure_enrolled
+from gpu_workers.common.preflight import NotReady, catalog_key, inspect_machine, require_ready
 from tests.twins.control_plane import serve_control_plane
 
 

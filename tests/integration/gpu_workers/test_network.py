@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_workers.events import LOG_FILE
-from gpu_workers.executor import SubprocessExecutor
+from gpu_workers.common.events import LOG_FILE
+from gpu_workers.trainer.executor import SubprocessExecutor
 
 CHILD = textwrap.dedent(
     """

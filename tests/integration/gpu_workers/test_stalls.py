@@ -10,9 +10,9 @@ import pytest
 from apps.contracts.failures import Blame, FailureCode
 from apps.contracts.runs import BaseModelRef, CheckpointSaved, Failed, Hyperparameters, Phase, Succeeded
 from apps.contracts.worker_api import ProbeRequest
-from gpu_workers import lease_keeper, probing, run_attempt
-from gpu_workers.lease_keeper import LeaseKeeper
-from gpu_workers.process_tree import list_descendants, read_command
+from gpu_workers.common.process_tree import list_descendants, read_command
+from gpu_workers.trainer import lease_keeper, probes, run_supervisor
+from gpu_workers.trainer.lease_keeper import LeaseKeeper
 from tests.support.agent import CHILD, ROWS, Draining, add_run, make_agent
 
 STALL_SECONDS = 3.0
@@ -21,7 +21,7 @@ STALL_SECONDS = 3.0
 @pytest.fixture(autouse=True)
 def impatience(plane, monkeypatch):
     plane.stall_seconds = STALL_SECONDS
-    monkeypatch.setattr(probing, "_STALL_SECONDS", STALL_SECONDS)
+    monkeypatch.setattr(probes, "_STALL_SECONDS", STALL_SECONDS)
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -102,8 +102,8 @@ def test_a_worker_that_hangs_itself_leaves_once_its_lease_is_gone(plane, models,
     """Inside a driver's call, say: the control plane ends the run, and a supervisor starts another worker."""
     left = threading.Event()
     monkeypatch.setattr(lease_keeper, "_STUCK_SECONDS", 0.2)
-    monkeypatch.setattr(run_attempt, "LeaseKeeper", partial(LeaseKeeper, on_stuck=left.set))
-    monkeypatch.setattr(run_attempt, "check_run", lambda spec, work_dir: left.wait(120) and ())
+    monkeypatch.setattr(run_supervisor, "LeaseKeeper", partial(LeaseKeeper, on_stuck=left.set))
+    monkeypatch.setattr(run_supervisor, "check_run", lambda spec, work_dir: left.wait(120) and ())
     add_run(plane, models)
     draining = Draining(make_agent(plane, tmp_path, "succeed"))
     plane.wait_for(lambda: len(plane.beats) > 1)

@@ -21,7 +21,16 @@ def test_a_trainer_that_cannot_start_ends_its_process(tmp_path: Path) -> None:
         "ANNEAL_WORK_DIR": str(blocked),
         "ANNEAL_POOL": pool,
     }
-    command = [sys.executable, "-m", "celery", "-A", "gpu_workers.celery_app", "worker", "--queues", f"train.{pool}"]
+    command = [
+        sys.executable,
+        "-m",
+        "celery",
+        "-A",
+        "gpu_workers.trainer.celery_app",
+        "worker",
+        "--queues",
+        f"train.{pool}",
+    ]
     command += ["--pool", "solo", "--without-gossip", "--without-mingle", "--without-heartbeat"]
 
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from apps.contracts.runs import EvaluationCompleted, LogLine, StepCompleted, Succeeded, Tracker
-from gpu_workers import tracking_mlflow
-from gpu_workers.events import EventTail
-from gpu_workers.tracking import TRACKING_FILE, Assignment, Point, Tracking, points_of
-from gpu_workers.tracking_mlflow import MlflowRefused, MlflowRun, public_origin
+from gpu_workers.common.events import EventTail
+from gpu_workers.trainer.tracking import mlflow as tracking_mlflow
+from gpu_workers.trainer.tracking.mlflow import MlflowRefused, MlflowRun, public_origin
+from gpu_workers.trainer.tracking.process import TRACKING_FILE, Assignment, Point, Tracking, points_of
 from tests.support.agent import add_run, make_agent
 
 SECRET = "token-0123456789"

@@ -8,9 +8,9 @@ import stripe
 from django.db import transaction
 
 from apps.core.ids import new_id
-from apps.payments import stripe_gateway as gateway
-from apps.payments.stripe_errors import BadSignature, CardDeclined, StripeRefused, StripeUnavailable
-from apps.payments.stripe_objects import InvoiceLine
+from apps.payments.stripe import gateway
+from apps.payments.stripe.errors import BadSignature, CardDeclined, StripeRefused, StripeUnavailable
+from apps.payments.stripe.objects import InvoiceLine
 from tests.twins.stripe import money
 from tests.twins.stripe.twin import Fault, Twin, signed
 

@@ -22,8 +22,8 @@ import pytest
 import stripe
 
 from apps.core.ids import new_id
-from apps.payments import stripe_gateway as gateway
-from apps.payments.stripe_errors import CardDeclined, StripeRefused
+from apps.payments.stripe import gateway
+from apps.payments.stripe.errors import CardDeclined, StripeRefused
 from tests.ports import free_port
 
 pytestmark = pytest.mark.django_db

@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 
 from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, Event, Hyperparameters, RunSpec
-from gpu_workers.events import (
+from gpu_workers.common.events import (
     ADAPTER_FOLDER,
     CHECKPOINTS_FOLDER,
     EVENTS_FILE,
@@ -20,7 +20,7 @@ from gpu_workers.events import (
     EventTail,
 )
 from gpu_workers.train.attempt import Attempt
-from gpu_workers.train.callbacks import StopFlag
+from gpu_workers.train.loop.callbacks import StopFlag
 from tests.support.engines.rows import SMALL
 
 ELSEWHERE = CheckpointRef(id="ckpt_1", step=0, manifest_sha256="", files=())

@@ -9,12 +9,12 @@ from aiohttp import web
 
 from apps.contracts.serving import DesiredAdapter, DesiredState, LoadState, ObservedAdapter
 from apps.contracts.worker_api import EnrollResponse
-from gpu_workers.canary_engine import CanaryEngine
-from gpu_workers.config import ServingConfig, WorkerConfig
-from gpu_workers.engine_state import EnginePaths, EngineState
-from gpu_workers.private_files import write_private
-from gpu_workers.process_tree import Process
-from gpu_workers.reconciler import Reconciler
+from gpu_workers.common.config import ServingConfig, WorkerConfig
+from gpu_workers.common.private_files import write_private
+from gpu_workers.common.process_tree import Process
+from gpu_workers.engine.state import EnginePaths, EngineState
+from gpu_workers.serving.canary_engine import CanaryEngine
+from gpu_workers.serving.reconciler import Reconciler
 from tests.support.engines.models import SERVED_NAME, name_of
 
 GOOD, NAN, DEADLY_ONE, UNLOADABLE = (name_of(word) for word in ("good", "nan", "deadly", "unloadable"))

@@ -18,10 +18,10 @@ import time
 from typing import Any
 
 import gpu_workers.train.__main__
-import gpu_workers.train.publish  # noqa: F401 - both are imported for what is forked
-from gpu_workers.config import child_environment
-from gpu_workers.executor import REPOSITORY, SubprocessExecutor
-from gpu_workers.process_tree import die_with_parent
+import gpu_workers.train.after.publish  # noqa: F401 - both are imported for what is forked
+from gpu_workers.common.config import child_environment
+from gpu_workers.common.process_tree import die_with_parent
+from gpu_workers.trainer.executor import REPOSITORY, SubprocessExecutor
 
 _MESSAGE_BYTES = 1 << 20
 _POLL_SECONDS = 0.02

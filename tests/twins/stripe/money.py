@@ -3,7 +3,7 @@
 import datetime
 from typing import Any
 
-from apps.payments.stripe_objects import CardLeft
+from apps.payments.stripe.objects import CardLeft
 from tests.twins.stripe.twin import CARDS, DISPUTE_FEE_CENTS, Object, Refusal, Twin, answers
 
 

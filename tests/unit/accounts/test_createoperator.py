@@ -5,7 +5,7 @@ import io
 import pytest
 from django.core.management import CommandError, call_command
 
-from apps.accounts.addresses import has_verified_address
+from apps.accounts.login.addresses import has_verified_address
 from apps.accounts.models import User
 from apps.accounts.queries import find_key
 from apps.core.models import AuditEntry

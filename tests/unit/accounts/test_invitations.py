@@ -7,10 +7,9 @@ from django.core import mail
 from django.db import connection, transaction
 from django.db.models import F
 
-from apps.accounts.addresses import mark_verified
 from apps.accounts.invitations import (
-    MOST_A_DAY,
-    MOST_OPEN,
+    MAX_A_DAY,
+    MAX_OPEN,
     AlreadyMember,
     InvitationClosed,
     TooManyInvitations,
@@ -21,10 +20,11 @@ from apps.accounts.invitations import (
     invite_member,
     revoke_invitation,
 )
+from apps.accounts.login.addresses import mark_verified
 from apps.accounts.mail import plain_name, send
 from apps.accounts.models import Invitation, Membership, Organization, User
 from apps.accounts.operations import change_role, remove_member
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry, OutboxMessage
 from tests.factories.accounts import make_member, make_organization, make_user
 
@@ -215,7 +215,7 @@ def test_an_address_is_mailed_once_a_day_even_if_its_invitation_was_withdrawn(or
 
 
 def test_twenty_are_open_at_once(organization, alice):
-    sent = [invite(organization, alice, f"{number}@example.com") for number in range(MOST_OPEN)]
+    sent = [invite(organization, alice, f"{number}@example.com") for number in range(MAX_OPEN)]
 
     with pytest.raises(TooManyInvitations, match="20 invitations are open"):
         invite(organization, alice, "more@example.com")
@@ -225,7 +225,7 @@ def test_twenty_are_open_at_once(organization, alice):
 
 
 def test_fifty_are_sent_a_day_whatever_became_of_them(organization, alice):
-    for number in range(MOST_A_DAY):
+    for number in range(MAX_A_DAY):
         sent = invite(organization, alice, f"{number}@example.com")
         revoke_invitation(organization=organization, invitation_id=sent.pk, by=alice, now=db_now())
 

@@ -3,14 +3,8 @@
 import pytest
 
 from apps.accounts.models import ApiKey, Membership, Organization, User
-from apps.accounts.operations import (
-    LastOwner,
-    change_role,
-    issue_key,
-    remove_member,
-    revoke_key,
-)
-from apps.core.clock import db_now
+from apps.accounts.operations import LastOwner, change_role, issue_key, remove_member, revoke_key
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue, NotFound, PermissionDenied
 from apps.core.models import AuditEntry
 from tests.factories.accounts import make_key

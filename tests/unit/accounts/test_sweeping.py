@@ -4,10 +4,10 @@ import datetime
 
 import pytest
 
+from apps.accounts.login.browser_tokens import TOKEN_RETENTION, sweep_expired_tokens
 from apps.accounts.models import ApiKey
 from apps.accounts.operations import MEMBER_TOKEN_LIFETIME, issue_key
-from apps.accounts.sweeping import TOKEN_RETENTION, sweep_expired_tokens
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from tests.factories.accounts import make_member_token
 
 MINUTE = datetime.timedelta(minutes=1)

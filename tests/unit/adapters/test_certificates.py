@@ -8,7 +8,7 @@ from apps.adapters.models import AdapterVersion
 from apps.contracts.parity import EngineScores, ParityProbe, ParityResult, ParityRow, compare, problem_of
 from apps.contracts.serving import LoadState, ObservedAdapter, ObservedState
 from apps.core.errors import InvalidState
-from apps.core.outbox import deliver_due
+from apps.core.messages.outbox import deliver_due
 from apps.finetuning.models import FineTuningJob
 from apps.serving.models import Placement, Replica
 from apps.serving.operations import deploy, record_observed
@@ -67,7 +67,7 @@ def version(floor, claim) -> AdapterVersion:  # noqa: F811
 @pytest.fixture
 def say(version, floor):  # noqa: F811
     """Return a function with which a replica says what it holds; it gives the version as it is then."""
-    replica = Replica.objects.create(base_model=floor.base_model, url="unix:///x", token_sealed=b"x")
+    replica = Replica.objects.create(base_model=floor.base_model, url="unix:///x")
     Placement.objects.create(organization=version.organization, replica=replica, adapter_version=version)
 
     def observe(state: LoadState, reason: str = "", parity: ParityResult | None = None) -> AdapterVersion:

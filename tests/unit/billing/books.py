@@ -8,10 +8,10 @@ from typing import Any
 from django.db import connection
 
 from apps.accounts.models import Organization
+from apps.billing.books.reconciliation import CHECKS
 from apps.billing.models import BudgetPeriod, CreditLot, Hold, LedgerAccount, LedgerEntry, LotMovement
 from apps.billing.operations import grant_credit, hold
-from apps.billing.reconciliation import CHECKS
-from apps.billing.usage import UsageRecord
+from apps.billing.usage.metering import UsageRecord
 
 CONNECTIONS = 64
 

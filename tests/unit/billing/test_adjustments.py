@@ -6,17 +6,17 @@ import pytest
 from django.db import IntegrityError, transaction
 
 from apps.accounts.models import Organization
-from apps.billing.adjustments import (
+from apps.billing.books.adjustments import (
     SECOND_APPROVER_ABOVE_NANO,
     approve_adjustment,
     reject_adjustment,
     request_adjustment,
 )
+from apps.billing.books.reconciliation import list_newest_checks, list_receivables, reconcile
 from apps.billing.models import Adjustment, CreditLot, Hold, LedgerCheck
 from apps.billing.operations import grant_paid_credit, hold, reverse_paid_credit, settle_hold
 from apps.billing.queries import get_balance, get_ledger_sum_nano
-from apps.billing.reconciliation import list_newest_checks, list_receivables, reconcile
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue, PermissionDenied
 from apps.core.ids import new_id
 

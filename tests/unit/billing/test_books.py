@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from apps.accounts.models import Organization
-from apps.billing.adjustments import request_adjustment
+from apps.billing.books.adjustments import request_adjustment
 from apps.billing.budgets import set_budget
 from apps.billing.credits import end_set_aside, expire_lots, reverse_transaction, set_credit_aside
 from apps.billing.ledger import IdempotencyMismatch
@@ -25,10 +25,10 @@ from apps.billing.operations import (
     settle_hold,
 )
 from apps.billing.queries import get_balance
-from apps.billing.slices import close_slice, lease_slice
-from apps.billing.usage import rate_usage, record_usage
+from apps.billing.usage.metering import rate_usage, record_usage
+from apps.billing.usage.slices import close_slice, lease_slice
 from apps.catalog.operations import set_price
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from tests.unit.billing.books import (
     assert_books_hold,

@@ -19,12 +19,12 @@ from apps.billing.budgets import (
     set_budget,
     set_key_labels,
 )
-from apps.billing.mail import publish_reports, send_alert, send_report
+from apps.billing.invoices.mail import publish_reports, send_alert, send_report
 from apps.billing.models import BillingProfile, Budget, BudgetAlert, KeyLabel
 from apps.billing.operations import grant_credit, hold, refund_source, settle_hold
-from apps.billing.slices import lease_slice
 from apps.billing.spending import forecast_month, list_spending, sum_by
-from apps.core.clock import db_now
+from apps.billing.usage.slices import lease_slice
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.models import OutboxMessage
 from tests.factories.accounts import make_organization, make_user

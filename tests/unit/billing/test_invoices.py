@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from apps.accounts.models import Organization
 from apps.accounts.operations import IssuedKey
 from apps.billing.budgets import Attribution, set_key_labels
-from apps.billing.explaining import find_charge, list_hours, list_postings
-from apps.billing.invoice_files import CSV_HEADER, csv_rows, pdf_of
-from apps.billing.invoicing import cents_of, close_month, close_months, sum_by_label
-from apps.billing.metered import post_rebates, record_storage
+from apps.billing.invoices.files import CSV_HEADER, csv_rows, pdf_of
+from apps.billing.invoices.statements import cents_of, close_month, close_months, sum_by_label
 from apps.billing.models import Hold, Invoice, InvoiceLine, StorageSample, UsageSeries
 from apps.billing.operations import grant_credit, hold, refund_source, settle_hold
 from apps.billing.queries import get_balance, get_ledger_sum_nano
-from apps.billing.usage import UsageRecord, rate_usage, record_usage
+from apps.billing.usage.charge_details import find_charge, list_hours, list_postings
+from apps.billing.usage.metering import UsageRecord, rate_usage, record_usage
+from apps.billing.usage.storage import post_rebates, record_storage
 from apps.catalog.models import PriceRule
 from apps.catalog.operations import set_price
 from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU, Tier
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.money import NANO_PER_CENT, rated
 
 USD = 1_000_000_000

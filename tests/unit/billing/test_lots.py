@@ -9,6 +9,7 @@ from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.db.models import Sum
 
 from apps.accounts.models import Organization
+from apps.billing.books.seals import seal_days, verify_seals
 from apps.billing.credits import end_set_aside, expire_lots, reverse_transaction, set_credit_aside
 from apps.billing.ledger import IdempotencyMismatch, account
 from apps.billing.models import AccountKind, CreditLot, LedgerEntry, LedgerTransaction, LotMovement
@@ -21,8 +22,7 @@ from apps.billing.operations import (
     settle_hold,
 )
 from apps.billing.queries import get_balance, get_ledger_sum_nano
-from apps.billing.seals import seal_days, verify_seals
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
 
 USD = 1_000_000_000

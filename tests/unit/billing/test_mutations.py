@@ -12,13 +12,14 @@ import pytest
 from django.db import connection
 
 from apps.accounts.models import Organization
-from apps.billing import operations, usage
+from apps.billing import operations
 from apps.billing.models import Hold
 from apps.billing.operations import InsufficientBalance
 from apps.billing.queries import get_spending
-from apps.billing.usage import rate_usage, record_usage
+from apps.billing.usage import metering
+from apps.billing.usage.metering import rate_usage, record_usage
 from apps.catalog.operations import set_price
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.money import rated
 from tests.unit.billing.books import at_once, funded, place_hold, usage_record
 
@@ -115,7 +116,7 @@ def test_what_is_charged_is_the_price_of_the_sum(db: None, monkeypatch: pytest.M
     assert_charged_by_the_sum(funded(1000))
 
     mutate(
-        monkeypatch, usage, usage._post_line,
+        monkeypatch, metering, metering._post_line,
         ("rated(quantity=line.quantity, price_nano=price.price_nano, per=price.per) - line.posted_nano",
          "rated(quantity=line.quantity - line.rated_quantity, price_nano=price.price_nano, per=price.per)"),
     )  # fmt: skip

@@ -13,25 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apps.accounts.models import Organization
-from apps.billing import usage
+from apps.billing.books.reconciliation import list_newest_checks
 from apps.billing.ledger import account
-from apps.billing.models import (
-    AccountKind,
-    Hold,
-    LedgerAccount,
-    LedgerCheck,
-    LedgerEntry,
-    UsageConflict,
-    UsageEvent,
-)
+from apps.billing.models import AccountKind, Hold, LedgerAccount, LedgerCheck, LedgerEntry, UsageConflict, UsageEvent
 from apps.billing.operations import InsufficientBalance, grant_credit
 from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
-from apps.billing.reconciliation import list_newest_checks
-from apps.billing.slices import close_expired_holds, close_slice, lease_slice, renew_slices
-from apps.billing.usage import UsageRecord, price_ceiling, rate_usage, record_usage
+from apps.billing.usage import metering
+from apps.billing.usage.metering import UsageRecord, price_ceiling, rate_usage, record_usage
+from apps.billing.usage.slices import close_expired_holds, close_slice, lease_slice, renew_slices
 from apps.catalog.models import PriceRule
 from apps.catalog.operations import set_price
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.money import rated
 
 USD = 1_000_000_000
@@ -378,7 +370,7 @@ def test_one_organization_that_cannot_be_charged_holds_up_no_other(db, monkeypat
     broken = sorted(each.organization.pk for each in customers)[0]
     records = [each.record() for each in customers]
     record_usage(records=records)
-    rate = usage.rate_organization
+    rate = metering.rate_organization
 
     def rate_or_fail(*, wallet: LedgerAccount) -> int:
         posted = rate(wallet=wallet)
@@ -386,7 +378,7 @@ def test_one_organization_that_cannot_be_charged_holds_up_no_other(db, monkeypat
             raise ZeroDivisionError("a bug")
         return posted
 
-    monkeypatch.setattr(usage, "rate_organization", rate_or_fail)
+    monkeypatch.setattr(metering, "rate_organization", rate_or_fail)
     for _ in range(2):
         rate_usage()
 
@@ -397,7 +389,7 @@ def test_one_organization_that_cannot_be_charged_holds_up_no_other(db, monkeypat
     assert LedgerCheck.objects.count() == 1  # said once, not at each run
     assert {each.levelname for each in caplog.records if broken in each.getMessage()} == {"CRITICAL"}
 
-    monkeypatch.setattr(usage, "rate_organization", rate)
+    monkeypatch.setattr(metering, "rate_organization", rate)
     rate_usage()
     assert get_spending(organization=Organization.objects.get(pk=broken)).inference_nano > 0
     assert [each.difference_count for each in list_newest_checks()] == [0]

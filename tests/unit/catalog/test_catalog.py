@@ -10,7 +10,7 @@ from django.db import ProgrammingError, transaction
 from django.test import override_settings
 
 from apps.catalog.model_files import ModelRefused
-from apps.catalog.models import BaseModel, GpuType, PriceRule
+from apps.catalog.models import BaseModel, GpuType, HubToken, PriceRule
 from apps.catalog.operations import add_base_model, reinstall_base_model, retire_base_model, set_price
 from apps.catalog.queries import (
     ModelNotInstalled,
@@ -22,11 +22,11 @@ from apps.catalog.queries import (
     open_hub_token,
 )
 from apps.catalog.seeding import seed_catalog
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.models import AuditEntry
-from apps.core.object_store import store
-from apps.core.sealing import SealBroken
+from apps.core.objects.store import store
+from apps.core.secrets.sealing import SealBroken
 from tests.factories.catalog import DEMO_FOLDER, make_base_model, make_listed_model
 
 pytestmark = pytest.mark.django_db
@@ -196,9 +196,9 @@ class TestHubModel:
     def test_its_token_is_sealed_and_opens_for_its_row_only(self) -> None:
         model, other = self.add(), make_listed_model("other")
 
-        assert b"hf_secret" not in bytes(model.hub_token_sealed or b"")
+        assert b"hf_secret" not in bytes(model.hub_token.token_sealed)
         assert open_hub_token(base_model=get_base_model(name="q")) == "hf_secret"
-        other.hub_token_sealed = model.hub_token_sealed
+        HubToken.objects.filter(base_model=model).update(base_model=other)
         with pytest.raises(SealBroken):
             open_hub_token(base_model=other)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from apps.contracts.addresses import AddressRefused, AddressRules
+from apps.contracts.addresses.replicas import AddressRefused, AddressRules
 
 NONE = AddressRules.read([])
 

@@ -1,7 +1,7 @@
 """Which rows of a training file repeat one of the validation file."""
 
 from apps.contracts.chat import RowKind, TextRow, parse_row_as
-from apps.contracts.held_rows import HeldRows, Repeats, repeats_of
+from apps.contracts.held_rows import Repeats, ValidationIndex, repeats_of
 
 LONG = "the quick brown fox jumps over the lazy dog while the cat looks on from the warm window sill in the"
 OTHER = "a slow grey wolf walks under one tired cow since a mouse hears nothing at any cold kitchen door of"
@@ -18,7 +18,7 @@ def chat(system: str, question: str, answer: str) -> bytes:
 
 
 def test_equal_and_near_rows_are_told_apart_and_others_stay() -> None:
-    held = HeldRows(texts(f"{LONG} sun", "too short", "unlike all others here in this file"))
+    held = ValidationIndex(texts(f"{LONG} sun", "too short", "unlike all others here in this file"))
 
     found = repeats_of(texts(f" {LONG.upper()}  SUN ", f"{LONG} rain", "Too short", "too short too", OTHER), held)
 
@@ -29,14 +29,14 @@ def test_equal_and_near_rows_are_told_apart_and_others_stay() -> None:
 
 def test_a_row_that_only_resembles_one_left_out_stays() -> None:
     validated, left_out, stays = (" ".join(f"word{place}" for place in range(at, at + 30)) for at in (0, 4, 8))
-    held = HeldRows(texts(validated))
+    held = ValidationIndex(texts(validated))
 
     assert [*repeats_of(texts(left_out, stays), held)] == [Repeats.NEARLY_A_ROW, Repeats.NOTHING]
-    assert HeldRows(texts(left_out)).repeated_by(texts(stays)[0]) is Repeats.NEARLY_A_ROW
+    assert ValidationIndex(texts(left_out)).repeated_by(texts(stays)[0]) is Repeats.NEARLY_A_ROW
 
 
 def test_a_system_message_that_all_rows_share_makes_none_of_them_repeat_another() -> None:
-    held = HeldRows([parse_row_as(chat(LONG, "where is my card now", "here"), RowKind.CHAT, line_number=1)])
+    held = ValidationIndex([parse_row_as(chat(LONG, "where is my card now", "here"), RowKind.CHAT, line_number=1)])
     row = parse_row_as(chat(LONG, "who was at my door today", "nobody"), RowKind.CHAT, line_number=1)
 
     assert held.repeated_by(row) is Repeats.NOTHING

@@ -2,7 +2,8 @@
 
 import pytest
 
-from apps.contracts.public_addresses import check_server, is_public
+from apps.contracts.addresses.customer_servers import check_server
+from apps.contracts.addresses.networks import is_public
 
 
 @pytest.mark.parametrize(
@@ -19,7 +20,9 @@ def test_addresses_of_the_internet_are_public(address: str) -> None:
         "239.1.1.1", "240.0.0.1", "255.255.255.255", "198.18.0.1", "192.0.2.1", "::", "::1", "fe80::1", "fe80::1%eth0",
         "fc00::1", "fec0::1", "ff02::1", "ff0e::1", "::ffff:10.0.0.1", "::ffff:a9fe:a9fe", "::7f00:1", "::a9fe:a9fe",
         "64:ff9b::a9fe:a9fe", "64:ff9b::7f00:1", "64:ff9b:1::808:808", "2002:a9fe:a9fe::", "2002:7f00:1::1",
-        "2001:0:808:808:0:0:f5ff:fffe", "2001:db8::1", "not an address", "",
+        "2001:0:808:808:0:0:f5ff:fffe", "2001:db8::1",
+        "168.63.129.16", "::ffff:168.63.129.16", "64:ff9b::a83f:8110", "100.100.100.200", "192.0.0.192",
+        "fd00:ec2::254", "::ffff:0:7f00:1", "::ffff:0:a00:1", "not an address", "",
     ],
 )  # fmt: skip
 def test_addresses_of_networks_of_our_own_are_not(address: str) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from apps.core import fair_shares
-from apps.core.fair_shares import Buckets, Places, TooManyWaiting
+from apps.core.http import fair_shares
+from apps.core.http.fair_shares import Buckets, Places, TooManyWaiting
 
 
 @pytest.fixture

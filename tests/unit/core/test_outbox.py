@@ -7,11 +7,11 @@ import pytest
 from django.db import connection, transaction
 
 from apps.accounts.models import Organization
-from apps.core import outbox
 from apps.core.audit import NoTransaction
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
+from apps.core.database.tenancy import tenant
+from apps.core.messages import outbox
 from apps.core.models import OutboxMessage
-from apps.core.tenancy import tenant
 
 delivered: list[tuple[str, dict[str, Any]]] = []
 woken: list[str] = []
@@ -146,7 +146,7 @@ def test_a_thousand_messages_of_one_organization_delay_anothers_by_one(topic: st
     assert delivered_keys() == expected
 
 
-def test_turns_are_remembered_from_one_delivery_to_the_next() -> None:
+def test_fair_queue_are_remembered_from_one_delivery_to_the_next() -> None:
     publish("a1", organization="org_a")
     outbox.deliver_due()
     publish("a2", organization="org_a")

@@ -5,8 +5,8 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 
-from apps.core.resealing import sealed_columns
-from apps.core.sealing import SealBroken, _cipher, is_current, place_of, seal, unseal
+from apps.core.secrets.resealing import sealed_columns
+from apps.core.secrets.sealing import SealBroken, _cipher, is_current, place_of, seal, unseal
 from apps.serving.operations import token_of
 from tests.factories.serving import make_served_model
 from tests.twins.scripted_engine import TOKEN
@@ -66,5 +66,5 @@ def test_every_stored_secret_moves_to_the_present_key_or_none(settings):
 
     replica.refresh_from_db()
     assert said.getvalue() == "1 secrets were sealed anew.\n"
-    assert token_of(replica=replica) == TOKEN and is_current(replica.token_sealed)
+    assert token_of(replica=replica) == TOKEN and is_current(replica.token.token_sealed)
     assert len({model for model, _ in sealed_columns()}) >= 3

@@ -5,7 +5,7 @@ from django.db import connection, transaction
 
 from apps.accounts.models import ApiKey, Organization, User
 from apps.accounts.operations import IssuedKey
-from apps.core.tenancy import set_organization, system, tenant
+from apps.core.database.tenancy import set_organization, system, tenant
 
 pytestmark = pytest.mark.django_db
 

@@ -6,7 +6,7 @@ import pytest
 from django.db import ProgrammingError, connection, transaction
 
 from apps.accounts.models import Organization, User
-from apps.core.transitions import (
+from apps.core.database.transitions import (
     IllegalTransition,
     Transitions,
     advance,

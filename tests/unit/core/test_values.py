@@ -10,7 +10,7 @@ from apps.accounts.models import Organization
 from apps.core import audit
 from apps.core.audit import NoTransaction
 from apps.core.errors import DomainError, NotFound, QuotaExceeded, RateLimited
-from apps.core.http import error_headers
+from apps.core.http.asgi import error_headers
 from apps.core.ids import new_id, new_ulid, ulid_of
 from apps.core.models import AuditEntry
 from apps.core.money import dollars, nano_to_usd, rated, usd_decimal, usd_to_nano

@@ -1,5 +1,6 @@
 import datetime
 import functools
+import gzip
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
@@ -9,17 +10,16 @@ import pytest
 from django.utils import timezone
 
 from apps.accounts.models import Organization
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
+from apps.core.database.tenancy import tenant
 from apps.core.errors import DomainError, InvalidState, InvalidValue
+from apps.core.messages.outbox import deliver_due
 from apps.core.models import AuditEntry, OutboxMessage
-from apps.core.object_store import DirectoryStore, ObjectMissing, store
-from apps.core.outbox import deliver_due
-from apps.core.tenancy import tenant
-from apps.datasets import intake, lanes, operations, validating
-from apps.datasets.counting import histogram_of
-from apps.datasets.formats import Format, Mapping
-from apps.datasets.intake import FileTooLarge, StorageFull, clean_name, remap_version
-from apps.datasets.lanes import ReadingTime
+from apps.core.objects.store import DirectoryStore, ObjectMissing, store
+from apps.datasets import operations
+from apps.datasets.intake import lanes, versions
+from apps.datasets.intake.lanes import ReadingTime
+from apps.datasets.intake.versions import FileTooLarge, StorageFull, clean_name, remap_version
 from apps.datasets.models import Dataset, DatasetVersion
 from apps.datasets.operations import FileInUse, NotReady, RowRefused, count_tokens, delete_expired, delete_version
 from apps.datasets.queries import (
@@ -33,8 +33,11 @@ from apps.datasets.queries import (
 )
 from apps.datasets.stream import LINES_PER_OFFSET
 from apps.datasets.tasks import count, validate
-from apps.datasets.validating import validate_version
-from apps.finetuning.quotas import set_quota
+from apps.datasets.token_counts import histogram_of
+from apps.datasets.validation import leases
+from apps.datasets.validation.formats import Format, Mapping
+from apps.datasets.validation.leases import validate_version
+from apps.finetuning.usage.quotas import set_quota
 from tests.factories.catalog import make_base_model, make_listed_model
 from tests.factories.datasets import jsonl, make_ready_version, make_version
 
@@ -87,7 +90,7 @@ class TestUpload:
         def refuse(**_: object) -> None:
             raise RuntimeError("no audit, no change")
 
-        monkeypatch.setattr(intake.audit, "record", refuse)
+        monkeypatch.setattr(versions.audit, "record", refuse)
 
         with pytest.raises(RuntimeError):
             make_version(organization)
@@ -97,7 +100,7 @@ class TestUpload:
     def test_longer_than_a_file_may_be_is_refused(
         self, organization: Organization, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(intake, "MAX_FILE_BYTES", 1000)
+        monkeypatch.setattr(versions, "MAX_FILE_BYTES", 1000)
 
         with pytest.raises(FileTooLarge):
             make_version(organization, chunks=iter([b"x" * 600, b"x" * 600]))
@@ -157,14 +160,14 @@ class TestValidation:
 
     def test_is_not_done_twice_at_a_time(self, organization: Organization) -> None:
         version = make_version(organization)
-        lease = validating._Lease(version, db_now())
+        lease = leases._Lease(version, db_now())
         assert lease.take()
 
         assert validate_version(version_id=version.pk, now=db_now()) is None
 
     def test_of_a_worker_that_died_is_taken_over(self, organization: Organization) -> None:
         version = make_version(organization)
-        dead = validating._Lease(version, db_now() - datetime.timedelta(hours=1))
+        dead = leases._Lease(version, db_now() - datetime.timedelta(hours=1))
         dead.take()
 
         taken_over = validate_version(version_id=version.pk, now=db_now())
@@ -173,26 +176,26 @@ class TestValidation:
 
     def test_of_a_worker_that_was_only_slow_changes_nothing_any_more(self, organization: Organization) -> None:
         version = make_version(organization)
-        slow = validating._Lease(version, db_now() - datetime.timedelta(hours=1))
+        slow = leases._Lease(version, db_now() - datetime.timedelta(hours=1))
         slow.take()
         validate_version(version_id=version.pk, now=db_now())
 
-        assert validating._record_report(version, validating._unreadable("not_read", "Gone.", "Again."), slow) is None
+        assert leases._record_report(version, leases._unreadable("not_read", "Gone.", "Again."), slow) is None
         assert DatasetVersion.objects.get().status == "ready"
 
     def test_held_by_another_is_asked_for_again(self, organization: Organization) -> None:
         version = make_version(organization)
-        validating._Lease(version, db_now()).take()
+        leases._Lease(version, db_now()).take()
 
-        with pytest.raises(validating.HeldByAnother):
+        with pytest.raises(leases.HeldByAnother):
             validate(version.pk)
 
     def test_that_ends_with_its_worker_again_and_again_is_given_up(self, organization: Organization) -> None:
         version = make_version(organization)
-        for _ in range(validating.MOST_ATTEMPTS):
+        for _ in range(leases.MAX_ATTEMPTS):
             version.refresh_from_db()
-            validating.take_over_from_the_dead(version, db_now())
-            assert validating._Lease(version, db_now() - datetime.timedelta(hours=1)).take()
+            leases.release_expired_leases(version, db_now())
+            assert leases._Lease(version, db_now() - datetime.timedelta(hours=1)).take()
 
         given_up = validate_version(version_id=version.pk, now=db_now())
 
@@ -215,7 +218,7 @@ class TestValidation:
     def test_takes_no_longer_than_the_file_is_large(self, organization: Organization, monkeypatch: Any) -> None:
         ticks = iter(range(0, 10_000, 100))
         slow = functools.partial(ReadingTime, clock=lambda: next(ticks))
-        monkeypatch.setattr(validating, "ReadingTime", slow)
+        monkeypatch.setattr(leases, "ReadingTime", slow)
 
         done = validate_version(version_id=make_version(organization).pk, now=db_now())
 
@@ -247,6 +250,22 @@ class TestValidation:
         assert {version.pk for version in waiting} == {version.pk for version in large[1:]}
         assert {small.pk, other.pk}.isdisjoint(waiting.values_list("pk", flat=True))
 
+    def test_a_small_file_that_takes_long_leaves_the_lane_of_small_ones(
+        self, organization: Organization, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The files of other tenants wait for it there."""
+        monkeypatch.setattr("apps.datasets.validation.leases.SMALL_SECONDS", -1.0)
+        version = make_version(organization)
+
+        deliver_due(lane="data-small", limit=1)
+
+        version.refresh_from_db()
+        assert (version.status, version.validation_attempts) == ("uploaded", 0)
+        assert not OutboxMessage.objects.filter(lane="data-small", sent_at=None).exists()
+        deliver_due(lane="data", limit=1)
+        version.refresh_from_db()
+        assert version.status == "ready"
+
 
 class TestCounting:
     def test_follows_validation_at_once_or_in_a_task_of_its_own(
@@ -254,16 +273,19 @@ class TestCounting:
     ) -> None:
         base_model = make_base_model()
         small, large = make_version(organization), make_version(organization, jsonl(500))
+        packed = make_version(organization, gzip.compress(jsonl(500)), filename="rows.jsonl.gz")
+        assert packed.bytes < 10_000
         monkeypatch.setattr(operations, "COUNT_NOW_BYTES", 10_000)
 
-        for version in (small, large):
+        for version in (small, large, packed):
             validate(version.pk)
 
         assert find_token_count(version=small, base_model=base_model)
-        assert find_token_count(version=large, base_model=base_model) is None
-        payload = OutboxMessage.objects.get(topic="dataset.count").payload
-        count(**payload)
-        assert find_token_count(version=large, base_model=base_model)
+        for version in (large, packed):
+            assert find_token_count(version=version, base_model=base_model) is None
+            payload = OutboxMessage.objects.get(topic="dataset.count", payload__version_id=version.pk).payload
+            count(**payload)
+            assert find_token_count(version=version, base_model=base_model)
 
     def test_counts_what_the_model_would_see_and_train_on(self, organization: Organization) -> None:
         base_model = make_base_model()
@@ -395,7 +417,7 @@ class TestDeletion:
 
     def test_is_refused_while_somebody_reads_the_file(self, organization: Organization) -> None:
         version = make_version(organization)
-        validating._Lease(version, db_now()).take()
+        leases._Lease(version, db_now()).take()
 
         with pytest.raises(InvalidState, match="in a moment"):
             delete_version(version=version, by="user_1", now=db_now())

@@ -10,8 +10,8 @@ import pytest
 
 from apps.contracts.chat import RowKind
 from apps.core.errors import InvalidValue
-from apps.datasets.formats import Format, Mapping, detect, read_mapping
-from apps.datasets.validation import Pass, Report, validate_file
+from apps.datasets.validation.formats import Format, Mapping, detect, read_mapping
+from apps.datasets.validation.validator import FileValidator, Report, validate_file
 from tests.factories.datasets import chat_row, jsonl
 
 Rows = list[dict[str, Any]]
@@ -20,7 +20,9 @@ CALL = '{"name": "find", "arguments": {"n": 1.50}}'
 
 def read(content: bytes, filename: str = "f.jsonl", mapping: Mapping | None = None) -> tuple[Rows, Report]:
     """Return the rows a file is kept as, and the report on it."""
-    reading = Pass([content[at : at + 1000] for at in range(0, len(content), 1000)], filename=filename, mapping=mapping)
+    reading = FileValidator(
+        [content[at : at + 1000] for at in range(0, len(content), 1000)], filename=filename, mapping=mapping
+    )
     reading.start()
     kept = b"".join(reading)
     return [json.loads(line) for line in kept.splitlines() if line.strip()], reading.report
@@ -106,9 +108,9 @@ def test_a_format_is_recognised_and_kept_as_our_rows(row: dict, format: str, kin
     assert rows == [kept] * 12
 
 
-def test_turns_are_passed_on_as_the_text_they_stand_in() -> None:
+def test_fair_queue_are_passed_on_as_the_text_they_stand_in() -> None:
     turns = b'[{"role": "user", "content": "Hi", "name": "\\u00e9"}]'
-    reading = Pass([b'{"prompt": %s, "completion": "Hello!"}\n' % turns * 12])
+    reading = FileValidator([b'{"prompt": %s, "completion": "Hello!"}\n' % turns * 12])
     reading.start()
 
     kept = b"".join(reading)
@@ -163,7 +165,7 @@ def test_every_container_gives_the_same_rows(content: bytes, filename: str, cont
 
 def test_a_good_jsonl_file_of_our_rows_is_its_own_rows_byte_for_byte() -> None:
     content = jsonl(40).replace(b'"role": ', b'"role" :   ')
-    reading = Pass([content])
+    reading = FileValidator([content])
 
     reading.start()
 

@@ -19,7 +19,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from apps.datasets.validation import Report, validate_file
+from apps.datasets.validation.validator import Report, validate_file
 from tests.factories.datasets import chat_row, jsonl
 
 GOOD = jsonl(20)

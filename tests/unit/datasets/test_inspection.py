@@ -9,10 +9,11 @@ import pytest
 from apps.contracts.chat import RowKind, parse_row_as
 from apps.contracts.near_copies import NearCopies
 from apps.contracts.split import Split
-from apps.datasets import inspecting, inspection, operations
-from apps.datasets.inspection import Finding, inspect_rows
+from apps.datasets import operations
+from apps.datasets.inspection import inspections, inspector
+from apps.datasets.inspection.inspector import Finding, inspect_rows
+from apps.datasets.inspection.personal_data import Hint, find_hints
 from apps.datasets.models import VersionInspection
-from apps.datasets.personal_data import Hint, find_hints
 from apps.datasets.tasks import inspect
 from tests.factories.catalog import make_base_model
 from tests.factories.datasets import chat_row, make_ready_version
@@ -91,10 +92,10 @@ def test_near_copies_stop_being_looked_for_where_memory_would_grow() -> None:
 def test_rows_compared_in_parts_give_what_all_at_once_give(monkeypatch) -> None:
     numbers = array("Q", [5, 0, 9, 5, 7, 9, 0, 5])
 
-    at_once = sorted(inspection.repeats(numbers))
-    monkeypatch.setattr(inspection, "_ROWS_COMPARED_AT_ONCE", 2)
+    at_once = sorted(inspector.repeats(numbers))
+    monkeypatch.setattr(inspector, "_ROWS_COMPARED_AT_ONCE", 2)
 
-    assert sorted(inspection.repeats(numbers)) == at_once == [(3, 0), (5, 2), (7, 0)]
+    assert sorted(inspector.repeats(numbers)) == at_once == [(3, 0), (5, 2), (7, 0)]
 
 
 @pytest.mark.django_db
@@ -108,7 +109,7 @@ def test_an_inspection_is_made_once_by_a_task_and_kept(organization) -> None:
     made = VersionInspection.objects.get()
     assert {finding["code"]: finding["rows"] for finding in made.findings} == {"exact_copy": 1, "personal_email": 2}
     assert made.distinct_rows == 13
-    held = inspecting.held_out_rows(inspection=made, split=Split(0.3, 5))
+    held = inspections.held_out_rows(inspection=made, split=Split(0.3, 5))
     assert len(held) == 14 and held[12] == held[13] and 0 < sum(held) < 14
 
 

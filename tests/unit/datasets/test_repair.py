@@ -4,16 +4,16 @@ import pytest
 
 from apps.accounts.models import Organization
 from apps.contracts.chat import Line, RowKind
-from apps.core.clock import db_now
-from apps.core.object_store import read_object
-from apps.datasets.formats import Format, Mapping
-from apps.datasets.intake import NotRepairable, StorageFull, remap_version, repair_version
+from apps.core.database.clock import db_now
+from apps.core.objects.store import read_object
+from apps.datasets.intake.versions import NotRepairable, StorageFull, remap_version, repair_version
 from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import read_rows, storage_used_bytes
-from apps.datasets.repair import RepairMode, mend
-from apps.datasets.row_checks import check_line
-from apps.datasets.validating import validate_version
-from apps.finetuning.quotas import set_quota
+from apps.datasets.validation.formats import Format, Mapping
+from apps.datasets.validation.leases import validate_version
+from apps.datasets.validation.repair import RepairMode, mend
+from apps.datasets.validation.row_checks import check_line
+from apps.finetuning.usage.quotas import set_quota
 from tests.factories.datasets import chat_row, jsonl, make_ready_version
 
 USER, ANSWER = chat_row("Hi", "Hello")["messages"]

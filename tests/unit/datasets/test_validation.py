@@ -10,7 +10,7 @@ import pytest
 
 from apps.datasets.problems import KEPT_PROBLEMS
 from apps.datasets.stream import LINES_PER_OFFSET
-from apps.datasets.validation import Report, validate_file
+from apps.datasets.validation.validator import Report, validate_file
 from tests.factories.datasets import chat_row, jsonl
 
 

@@ -12,19 +12,32 @@ import httpx2
 import openai
 import pytest
 
-from demo import main_job
-from demo.main_job import DemoFailed
+from demo.main_job import __main__ as command
+from demo.main_job import adapters, jobs, pauses, stages
+from demo.main_job import state as states
+from demo.main_job.adapters import serve
+from demo.main_job.bills import bill_lines
+from demo.main_job.journey import train_and_serve
+from demo.main_job.platform import DemoFailed, Platform
+from demo.main_job.stages import Stage
+from demo.main_job.state import State
+from demo.main_job.training_file import upload
 from tests.support.scripted_main_job import Clock, ScriptedPlatform, become, nothing, say, succeed
 
 CAP_EVENT = "Paused at the spend cap; the last checkpoint is kept"
 FAILURE = {"code": "internal_error", "message": "KeyError: 'x'", "cause": "A fault of our own software."}
+STALLED = {
+    "code": "stalled", "blame": "platform", "message": "No step for 900 s.", "cause": "The run stood still twice."
+}  # fmt: skip
+NO_WORKER = {"code": "cannot_launch", "blame": "customer", "message": "No worker of this pool is online."}
 Train = Callable[[], Any]
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(main_job, "time", clock.as_module())
+    for module in (adapters, jobs, pauses, stages):
+        monkeypatch.setattr(module, "time", clock.as_module())
     return clock
 
 
@@ -45,23 +58,23 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def platform(home: Path, scripted: ScriptedPlatform) -> main_job.Platform:
-    return main_job.Platform(home, transport=httpx2.MockTransport(scripted.answer))
+def platform(home: Path, scripted: ScriptedPlatform) -> Platform:
+    return Platform(home, transport=httpx2.MockTransport(scripted.answer))
 
 
 @pytest.fixture
-def state(home: Path) -> main_job.State:
-    return main_job.State(home / "demo/state.json")
+def state(home: Path) -> State:
+    return State(home / "demo/state.json")
 
 
 @pytest.fixture
-def stage(clock: Clock) -> main_job.Stage:
-    return main_job.Stage(began_at=clock.now)
+def stage(clock: Clock) -> Stage:
+    return Stage(began_at=clock.now)
 
 
 @pytest.fixture
-def train(platform: main_job.Platform, state: main_job.State, stage: main_job.Stage) -> Train:
-    return lambda: main_job.train(platform, state, stage, "file-1", name="lora", quantization=None)
+def train(platform: Platform, state: State, stage: Stage) -> Train:
+    return lambda: jobs.train(platform, state, stage, "file-1", name="lora", quantization=None)
 
 
 # --- a job's states -----------------------------------------------------------------------------------------------
@@ -93,7 +106,7 @@ def test_a_job_at_its_cap_continues_with_a_higher_one_and_says_why(
 
 
 def test_a_job_kept_from_before_that_is_paused_at_its_cap_continues(
-    scripted: ScriptedPlatform, train: Train, state: main_job.State
+    scripted: ScriptedPlatform, train: Train, state: State
 ) -> None:
     kept = scripted.add_job("paused", nothing, nothing, nothing, become("running"), succeed, spend_cap_usd="0.06")
     kept["cost_usd"] = "0.058"
@@ -117,7 +130,7 @@ def test_a_job_that_a_person_paused_continues_after_a_moment_under_its_own_cap(
     assert train().status == "succeeded"
 
     assert scripted.sent("/resume$") == [{}]
-    assert clock.now - began_at >= main_job.PAUSED_BY_PERSON_SECONDS
+    assert clock.now - began_at >= pauses.PAUSED_BY_PERSON_SECONDS
     assert "A person paused the job. It continues in 20 s, or when you press Resume." in capsys.readouterr().out
 
 
@@ -139,8 +152,28 @@ def test_a_paused_job_that_may_not_continue_fails_with_the_reason(scripted: Scri
         train()
 
 
+def test_a_small_cap_that_does_not_pay_for_another_start_is_raised(scripted: ScriptedPlatform, train: Train) -> None:
+    scripted.balance = "0.09"
+    scripted.fates = [[say("Pause requested"), become("paused", cost_usd="0.01"), *[nothing] * 60, succeed]]
+
+    assert train().status == "succeeded"
+
+    assert scripted.sent("/resume$") == [{"budget": {"max_cost_usd": "0.10"}}]
+
+
+def test_a_balance_that_does_not_pay_for_another_start_says_who_can_grant_credit(
+    scripted: ScriptedPlatform, train: Train
+) -> None:
+    scripted.fates = [[say("The spend cap is close: stop"), become("paused", cost_usd="1.19")]]
+    refused = {"message": "Raise the cap to $2.50.", "code": "invalid_state", "param": "budget.max_cost_usd"}
+    scripted.refusals["/resume$"] = [(400, refused)]
+
+    with pytest.raises(DemoFailed, match=r"came close to its spend cap, and it cannot .* Raise the cap .* can grant"):
+        train()
+
+
 def test_old_events_of_a_running_job_are_not_acted_on(
-    scripted: ScriptedPlatform, train: Train, state: main_job.State, capsys: pytest.CaptureFixture[str]
+    scripted: ScriptedPlatform, train: Train, state: State, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = scripted.add_job("running", nothing, nothing, say("Step 7"), succeed)
     say(CAP_EVENT)(scripted, kept)
@@ -157,6 +190,8 @@ def test_old_events_of_a_running_job_are_not_acted_on(
     ("end", "words"),
     [
         (become("failed", error=FAILURE), "failed: A fault of our own software. Reported: KeyError: 'x'"),
+        (become("failed", error=STALLED), "failed: The run stood still twice. Reported: No step for 900 s."),
+        (become("failed", error=NO_WORKER), "failed: No worker of this pool is online."),
         (become("cancelled"), "was cancelled."),
     ],
 )
@@ -167,7 +202,7 @@ def test_after_a_job_without_an_adapter_a_new_one_starts(
     is_kept: bool,
     scripted: ScriptedPlatform,
     train: Train,
-    state: main_job.State,
+    state: State,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     if is_kept:
@@ -179,8 +214,23 @@ def test_after_a_job_without_an_adapter_a_new_one_starts(
     assert f"ftjob-1 {words} A new job starts." in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("code", "hint"), [("loss_not_finite", "same way.$"), ("insufficient_quota", "/staff/organizations")]
+)
+def test_a_failure_that_another_job_would_repeat_ends_the_main_job_with_its_cause(
+    code: str, hint: str, scripted: ScriptedPlatform, train: Train, state: State
+) -> None:
+    error = {"code": code, "blame": "customer", "message": "It cannot be.", "suggestion": {"text": "Change it."}}
+    scripted.fates = [[become("failed", error=error)]]
+
+    with pytest.raises(DemoFailed, match=rf"failed: It cannot be\. The platform suggests: Change it\. .*{hint}"):
+        train()
+
+    assert len(scripted.jobs) == 1 and state["lora"] is None
+
+
 def test_jobs_that_keep_failing_end_the_main_job(scripted: ScriptedPlatform, train: Train) -> None:
-    scripted.fates = [[become("failed", error=FAILURE)] for _ in range(main_job.MOST_JOBS)]
+    scripted.fates = [[become("failed", error=FAILURE)] for _ in range(jobs.MAX_JOBS)]
 
     with pytest.raises(DemoFailed, match="3 jobs ended without an adapter") as failed:
         train()
@@ -204,6 +254,12 @@ def test_jobs_that_keep_failing_end_the_main_job(scripted: ScriptedPlatform, tra
             "The trainer is online and measures its speed",
             "trainer.log",
         ),
+        (
+            "queued",
+            {"queue_position": None},
+            "It has no place in line, as happens while its organization",
+            "trainer.log",
+        ),
         ("queued", {"block_reason": "No price is set for this pool."}, "not ready: No price is set", "trainer.log"),
         ("queued", {"waiting_reason": "2 jobs run already."}, "The job is queued: 2 jobs run already.", "trainer.log"),
         ("queued", {"queue_position": 4}, "The job is queued behind 3 other jobs of local-cpu.", "trainer.log"),
@@ -219,10 +275,12 @@ def test_a_job_that_does_not_move_names_what_is_missing_and_gives_up_in_the_end(
     log: str,
     scripted: ScriptedPlatform,
     train: Train,
-    state: main_job.State,
+    state: State,
     home: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(jobs, "POLL_SECONDS", 10.0)
     scripted.live_workers = changes.pop("live_workers", 1)
     scripted.block_reason = changes.pop("block_reason", None)
     state["lora"] = scripted.add_job(status, **changes)["id"]
@@ -268,32 +326,50 @@ def test_a_wallet_that_cannot_pay_says_who_can_grant_credit(scripted: ScriptedPl
         train()
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "message"),
+    [
+        (400, "spend_cap_too_low", "A spend cap of $0.07 does not pay for one start."),
+        (429, "insufficient_quota", "This organization is suspended: an invoice is unpaid."),
+    ],
+)
+def test_a_job_that_the_wallet_does_not_start_says_why_and_who_can_change_it(
+    status: int, code: str, message: str, scripted: ScriptedPlatform, train: Train
+) -> None:
+    scripted.refusals["/jobs$"] = [(status, {"message": message, "code": code})]
+
+    with pytest.raises(DemoFailed) as failed:
+        train()
+
+    assert str(failed.value).startswith(f"The job cannot start: {message} An operator can grant credit or lift")
+
+
 # --- the stages before and after ----------------------------------------------------------------------------------
 
 
 def test_what_another_database_knew_is_made_again(
     scripted: ScriptedPlatform,
-    platform: main_job.Platform,
-    state: main_job.State,
-    stage: main_job.Stage,
+    platform: Platform,
+    state: State,
+    stage: Stage,
     train: Train,
     home: Path,
 ) -> None:
     state["file_id"], state["lora"] = "file-of-yesterday", "ftjob-of-yesterday"
     scripted.fates = [[succeed]]
 
-    assert main_job.upload(platform, state, stage, home / "demo") == "file-2"
+    assert upload(platform, state, stage, home / "demo") == "file-2"
     assert train().id == "ftjob-1"
 
     assert json.loads((home / "demo/state.json").read_text()) == {"file_id": "file-2", "lora": "ftjob-1"}
 
 
 def test_a_file_whose_check_was_interrupted_is_waited_for_and_not_sent_twice(
-    scripted: ScriptedPlatform, platform: main_job.Platform, state: main_job.State, stage: main_job.Stage, home: Path
+    scripted: ScriptedPlatform, platform: Platform, state: State, stage: Stage, home: Path
 ) -> None:
     state["file_id"] = scripted.add_file("uploaded")["id"]
 
-    assert main_job.upload(platform, state, stage, home / "demo") == "file-2"
+    assert upload(platform, state, stage, home / "demo") == "file-2"
     assert len(scripted.files) == 2
 
 
@@ -302,52 +378,52 @@ def serve_job(scripted: ScriptedPlatform, **changes: Any) -> Any:
 
 
 def test_an_adapter_that_was_deleted_is_trained_again(
-    scripted: ScriptedPlatform, platform: main_job.Platform, state: main_job.State, stage: main_job.Stage
+    scripted: ScriptedPlatform, platform: Platform, state: State, stage: Stage
 ) -> None:
     state["lora"] = scripted.add_job("succeeded", fine_tuned_model="ft:deleted")["id"]
     scripted.fates = [[succeed]]
 
-    model, job = main_job.train_and_serve(platform, state, stage, "file-1", name="lora", quantization=None)
+    model, job = train_and_serve(platform, state, stage, "file-1", name="lora", quantization=None)
 
     assert (model, job.id) == ("ft:ftjob-2", "ftjob-2")
 
 
 def test_an_adapter_that_is_refused_again_and_again_ends_the_main_job(
-    scripted: ScriptedPlatform, platform: main_job.Platform, state: main_job.State, stage: main_job.Stage
+    scripted: ScriptedPlatform, platform: Platform, state: State, stage: Stage
 ) -> None:
     def refuse(platform: ScriptedPlatform, job: dict[str, Any]) -> None:
         succeed(platform, job)
         platform.models[job["fine_tuned_model"]] |= {"status": "refused", "state": "off"}
 
-    scripted.fates = [[refuse]] * main_job.MOST_JOBS
+    scripted.fates = [[refuse]] * jobs.MAX_JOBS
 
     with pytest.raises(DemoFailed, match="No adapter of 3 jobs could be served") as failed:
-        main_job.train_and_serve(platform, state, stage, "file-1", name="lora", quantization=None)
+        train_and_serve(platform, state, stage, "file-1", name="lora", quantization=None)
 
     assert failed.value.process == "serving-agent"
 
 
 def test_an_adapter_that_was_taken_out_of_service_is_served_again(
-    scripted: ScriptedPlatform, platform: main_job.Platform, stage: main_job.Stage
+    scripted: ScriptedPlatform, platform: Platform, stage: Stage
 ) -> None:
     scripted.add_model("ft:one", state="off")
 
-    assert main_job.serve(platform, stage, serve_job(scripted)) == "ft:one"
+    assert serve(platform, stage, serve_job(scripted)) == "ft:one"
 
     assert scripted.sent("/serving$") == [{"is_served": True}]
 
 
 def test_an_engine_that_still_loads_is_waited_for_with_a_sentence(
     scripted: ScriptedPlatform,
-    platform: main_job.Platform,
-    stage: main_job.Stage,
+    platform: Platform,
+    stage: Stage,
     home: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     scripted.add_model("ft:one", state="waiting")
     scripted.models["ft:one"]["silent"] = 100
 
-    assert main_job.serve(platform, stage, serve_job(scripted)) == "ft:one"
+    assert serve(platform, stage, serve_job(scripted)) == "ft:one"
 
     said = capsys.readouterr().out
     assert "The engine (the process vllm) is still loading the base model or the adapter." in said
@@ -363,7 +439,7 @@ def test_the_bill_says_what_was_quoted_charged_and_returned() -> None:
     }
     bill = {"tokens_billed": 61_234, "inference_usd": "0.0012", "available_usd": "24.96", "held_usd": "0"}
 
-    lines = [text for _, text in main_job.bill_lines(job, bill | {"ledger_sum_nano": 0})]
+    lines = [text for _, text in bill_lines(job, bill | {"ledger_sum_nano": 0})]
 
     assert lines == [
         "training was quoted at 230 s (200 to 265 s)",
@@ -381,26 +457,26 @@ def test_a_state_file_that_was_cut_off_counts_as_none(text: str, home: Path) -> 
     path = home / "demo/state.json"
     path.write_text(text)
 
-    state = main_job.State(path)
+    state = State(path)
     assert state["lora"] is None
     state["lora"] = "ftjob-1"
 
-    assert main_job.State(path)["lora"] == "ftjob-1"
+    assert State(path)["lora"] == "ftjob-1"
 
 
 def test_a_write_of_the_state_that_is_cut_off_keeps_the_old_one(
-    home: Path, state: main_job.State, monkeypatch: pytest.MonkeyPatch
+    home: Path, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state["lora"] = "ftjob-1"
 
     def die(_: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(main_job.os, "fsync", die)
+    monkeypatch.setattr(states.os, "fsync", die)
     with pytest.raises(KeyboardInterrupt):
         state["lora"] = "ftjob-2"
 
-    assert main_job.State(home / "demo/state.json")["lora"] == "ftjob-1"
+    assert State(home / "demo/state.json")["lora"] == "ftjob-1"
 
 
 def asked_for(home: Path) -> argparse.Namespace:
@@ -417,39 +493,50 @@ def failure(error: Exception) -> Callable[..., Any]:
 def test_a_failure_names_its_reason_and_the_log(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(main_job, "run_main_job", failure(DemoFailed("It is broken.", process="trainer")))
+    monkeypatch.setattr(command, "run_main_job", failure(DemoFailed("It is broken.", process="trainer")))
 
-    assert main_job.run(asked_for(home)) == {"error": "It is broken."}
+    assert command.run(asked_for(home)) == {"error": "It is broken."}
 
     said = capsys.readouterr().out
     assert "It is broken." in said and f"The log to read: {home}/logs/trainer.log" in said
 
 
-def test_a_revoked_key_says_how_to_get_a_new_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    response = httpx2.Response(401, request=httpx2.Request("GET", "http://127.0.0.1:8000/v1/files"))
-    revoked = openai.AuthenticationError("revoked", response=response, body=None)
-    monkeypatch.setattr(main_job, "run_main_job", failure(revoked))
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (401, None, ["is not accepted any more", "suspended", "run `make demo` again: it makes a new key"]),
+        (429, "rate_limit_exceeded", ["Too fast.", "Wait a minute and run the main job again"]),
+        (429, "insufficient_quota", ["Too fast.", "/staff/organizations"]),
+    ],
+)
+def test_a_refusal_of_the_platform_says_what_to_do(
+    status: int, code: str | None, words: list[str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    response = httpx2.Response(status, request=httpx2.Request("GET", "http://127.0.0.1:8000/v1/files"))
+    kind = {401: openai.AuthenticationError, 429: openai.RateLimitError}[status]
+    refused = kind("refused", response=response, body={"message": "Too fast.", "code": code})
+    monkeypatch.setattr(command, "run_main_job", failure(refused))
 
-    reason = main_job.run(asked_for(home))["error"]
+    reason = command.run(asked_for(home))["error"]
 
-    assert "is not accepted any more" in reason and "run `make demo` again: it makes a new key" in reason
+    assert all(each in reason for each in words)
 
 
 @pytest.mark.parametrize("name", ["demo.json", "ports.json"])
 def test_without_a_platform_it_says_how_to_start_one(home: Path, name: str) -> None:
     (home / name).write_text("{")
 
-    assert "start it with `make demo`" in main_job.run(asked_for(home))["error"]
+    assert "start it with `make demo`" in command.run(asked_for(home))["error"]
 
 
 def test_a_second_main_job_waits_for_the_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inner: list[dict[str, Any]] = []
 
     def run_main_job(*_: Any, **__: Any) -> dict[str, Any]:
-        inner.append(main_job.run(asked_for(home)))
+        inner.append(command.run(asked_for(home)))
         raise DemoFailed("over")
 
-    monkeypatch.setattr(main_job, "run_main_job", run_main_job)
-    main_job.run(asked_for(home))
+    monkeypatch.setattr(command, "run_main_job", run_main_job)
+    command.run(asked_for(home))
 
     assert "runs already, in another process" in inner[0]["error"]

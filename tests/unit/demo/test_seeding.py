@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from apps.accounts.addresses import has_verified_address
+from apps.accounts.login.addresses import has_verified_address
 from apps.accounts.models import User
 from apps.catalog.seeding import seed_catalog
 from apps.contracts.worker_api import EnrollRequest
-from apps.core.clock import db_now
-from apps.finetuning.pools import enroll
-from apps.staff.demo import EMAIL, DemoAccount, seed_account, seed_local_workers
+from apps.core.database.clock import db_now
+from apps.finetuning.pools.operations import enroll
+from apps.interfaces.staff.management.seeding import EMAIL, DemoAccount, seed_account, seed_local_workers
 
 Seed = Callable[[], DemoAccount]
 

@@ -102,7 +102,14 @@ def test_only_services_that_handle_objects_know_the_buckets_keys() -> None:
     with_keys = {name for name, one in SERVICES.items() if "AWS_SECRET_ACCESS_KEY" in one.get("environment", {})}
     granted = {program.name for program in PROGRAMS if "AWS_SECRET_ACCESS_KEY" in program.options}
 
-    assert with_keys - {"migrate"} == granted == {"web", "internal", "celery", "celery-data"}
+    assert with_keys - {"migrate"} == granted == {"web", "internal", "celery", "celery-data", "celery-data-small"}
+
+
+def test_only_the_service_that_sends_mail_knows_the_mail_servers_password() -> None:
+    with_password = {name for name, one in SERVICES.items() if "ANNEAL_EMAIL_URL" in one.get("environment", {})}
+    granted = {program.name for program in PROGRAMS if "ANNEAL_EMAIL_URL" in program.options | program.needs}
+
+    assert with_password == granted == {"celery-mail"}
 
 
 def test_the_database_is_on_one_network_without_a_way_out() -> None:

@@ -62,5 +62,7 @@ def test_the_image_has_a_supported_python_and_the_library_that_a_slim_debian_lac
 def test_every_file_that_set_up_imports_is_copied_before_it_runs() -> None:
     copied, run = DOCKERFILE.split("RUN python scripts/setup.py")[0], (REPOSITORY / "scripts/setup.py").read_text()
 
-    imported = re.findall(r"^from scripts import (\w+)", run, re.MULTILINE)
-    assert imported and all(f"scripts/{name}.py" in copied for name in [*imported, "setup", "__init__"])
+    modules = re.findall(r"^from scripts import (\w+)", run, re.MULTILINE)
+    packages = set(re.findall(r"^from scripts\.(\w+)\.", run, re.MULTILINE))
+    assert modules and all(f"scripts/{name}.py" in copied for name in [*modules, "setup", "__init__"])
+    assert packages and all(f"scripts/{name} scripts/{name}\n" in copied for name in packages)

@@ -13,8 +13,10 @@ from typing import Any, cast
 
 import pytest
 
-from scripts import environment, launch
+from scripts import environment
 from scripts.environment import Prepared, prepare
+from scripts.launch import main_job
+from scripts.launch import starting as launch
 from scripts.processes import PROGRAMS, Tier
 from scripts.supervision import LaunchFailed, Supervision
 
@@ -163,7 +165,8 @@ class Started:
         self.supervised = Supervised(prepared.home)
         time = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now, sleep=self.sleep)
         monkeypatch.setattr(launch, "time", time)
-        monkeypatch.setattr(launch, "_health_check", lambda _, __, program: lambda: program.name not in self.silent)
+        monkeypatch.setattr(main_job, "time", time)
+        monkeypatch.setattr(launch, "health_check", lambda _, __, program: lambda: program.name not in self.silent)
         monkeypatch.setattr(launch, "_prepare_data", lambda _: self.supervised.started.append("data"))
         self.supervision = cast(Supervision, self.supervised)
         self.starting = launch.Starting(prepared, self.supervision, checks=AtOnce())
@@ -172,7 +175,7 @@ class Started:
         self.now += seconds
 
     def bring_up(self, *, has_engine: bool = True) -> None:
-        launch.bring_up(self.prepared, self.supervision, self.starting)
+        launch.bring_up(self.starting)
         if has_engine:
             self.starting.start(Tier.SERVING)
         self.starting.look()
@@ -205,12 +208,12 @@ def test_the_engine_starts_once_when_the_training_job_exists(started: Started) -
     state = started.prepared.home / "demo/state.json"
     state.parent.mkdir(exist_ok=True)
 
-    launch._start_engine_when_quoted(started.prepared, started.starting)
+    main_job.start_engine_when_quoted(started.starting)
     assert Tier.SERVING not in started.supervised.started
 
     for text in ('{"file_id": "file-01"}', '{"file_id": "file-01", "lora": "ftjob-01"}', '{"lora": "ftjob-01"}'):
         state.write_text(text)
-        launch._start_engine_when_quoted(started.prepared, started.starting)
+        main_job.start_engine_when_quoted(started.starting)
         assert (Tier.SERVING in started.supervised.started) is ("ftjob" in text)
     assert started.supervised.started.count(Tier.SERVING) == 1
 
@@ -219,7 +222,7 @@ def test_the_engine_waits_for_a_quote_that_does_not_come_no_longer_than_two_minu
     started.bring_up(has_engine=False)
 
     started.sleep(121.0)
-    launch._start_engine_when_quoted(started.prepared, started.starting)
+    main_job.start_engine_when_quoted(started.starting)
 
     assert Tier.SERVING in started.supervised.started
 
@@ -244,7 +247,7 @@ def test_the_demo_operator_is_made_only_where_nobody_else_comes(
 
     said = launch._sign_in(prepared)
 
-    assert launch._has_demo(prepared) is has_demo
+    assert launch.has_demo(prepared) is has_demo
     assert ("secret-word" in said, "createoperator" in said) == (has_demo, not has_demo)
 
 
@@ -255,6 +258,7 @@ def test_sockets_that_servers_make_open_to_all_lie_in_a_private_folder(tmp_path:
 
     assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
     assert prepared.known["ANNEAL_EMAIL_URL"] == f"file://{tmp_path}/mail"
+    assert prepared.known["ANNEAL_MAIL_FOLDER"] == f"{tmp_path}/mail"
 
 
 def test_the_dashboard_is_announced_when_the_web_server_answers_and_before_anything_else_does(
@@ -275,14 +279,14 @@ def test_programs_that_answer_later_are_waited_for_side_by_side(
     started.silent = {"vllm"}
     started.bring_up()
 
-    assert not launch._look(started.prepared, started.supervision, started.starting)
-    assert "trainer        is up" in capsys.readouterr().out and not (started.prepared.home / "ready.json").exists()
+    assert not started.starting.watch()
+    assert "trainer           is up" in capsys.readouterr().out and not (started.prepared.home / "ready.json").exists()
 
     started.now, started.silent = started.now + 55.0, set()
     started.starting.look()  # asks again
-    assert launch._look(started.prepared, started.supervision, started.starting)
+    assert started.starting.watch()
 
-    assert "55.0 s  vllm           is up" in capsys.readouterr().out
+    assert "55.0 s  vllm              is up" in capsys.readouterr().out
     assert json.loads((started.prepared.home / "ready.json").read_text())["pids"]["vllm"] == 7
 
 
@@ -294,19 +298,19 @@ def test_an_engine_that_does_not_answer_is_named_with_its_log_and_stops_nothing(
 
     for _ in range(40):
         started.sleep(10)
-        launch._look(started.prepared, started.supervision, started.starting)
+        started.starting.watch()
 
     said = capsys.readouterr().out
     assert said.count("vllm does not answer after 300 s. Everything else runs. Log: ") == 1
 
 
 def test_after_a_main_job_that_failed_the_command_to_run_it_again_is_said(started: Started) -> None:
-    assert launch._after_main_job(started.prepared, 0) == ""
+    assert main_job.after_main_job(started.prepared, 0) == ""
 
-    said = launch._after_main_job(started.prepared, 1)
+    said = main_job.after_main_job(started.prepared, 1)
 
     assert "Everything keeps running: http://127.0.0.1:8000" in said
-    assert f".venv/bin/python demo/main_job.py --home {started.prepared.home}" in said
+    assert f".venv/bin/python -m demo.main_job --home {started.prepared.home}" in said
 
 
 # --- the figures --------------------------------------------------------------------------------------------------
@@ -318,7 +322,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     setup = tmp_path / ".anneal/setup.json"
     setup.write_text('{"seconds_install": 60.5}')
     os.utime(setup, (70.0, 70.0))
-    monkeypatch.setattr(launch, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(main_job, "REPOSITORY", tmp_path)
     return tmp_path
 
 
@@ -326,7 +330,7 @@ def test_a_fresh_clone_counts_from_the_command_that_was_typed(started: Started, 
     started.bring_up()
     started.starting.seconds |= {"web": 20.0, "vllm": 90.0}
 
-    figures = launch._figures_of_start(started.starting, 8.0, is_new=True, ended_at=338.0)
+    figures = main_job.figures_of_start(started.starting, 8.0, is_new=True, ended_at=338.0)
 
     assert figures.pop("seconds_until_up")["vllm"] == 90.0
     assert figures == {
@@ -344,7 +348,7 @@ def test_seconds_since_the_clone_have_no_meaning_with_packages_or_data_from_befo
 ) -> None:
     started.bring_up()
 
-    figures = launch._figures_of_start(started.starting, began_at, is_new=is_new, ended_at=338.0)
+    figures = main_job.figures_of_start(started.starting, began_at, is_new=is_new, ended_at=338.0)
 
     assert figures["seconds_clone_to_dashboard"] is figures["seconds_clone_to_end_of_main_job"] is None
     assert figures["seconds_install"] == (60.5 if began_at == 8.0 else None)
@@ -355,7 +359,7 @@ def test_the_seconds_of_a_start_that_did_not_finish_are_not_said(started: Starte
     started.silent = {"vllm"}
     started.bring_up()
 
-    figures = launch._figures_of_start(started.starting, None, is_new=True, ended_at=None)
+    figures = main_job.figures_of_start(started.starting, None, is_new=True, ended_at=None)
 
     assert figures["seconds_start"] is None and figures["seconds_start_to_dashboard"] is not None
 
@@ -365,6 +369,6 @@ def test_an_external_place_waits_for_no_embedded_service(started: Started) -> No
     external = replace(started.prepared, programs=programs)
     starting = launch.Starting(external, started.supervision, checks=AtOnce())
 
-    launch.bring_up(external, started.supervision, starting)
+    launch.bring_up(starting)
 
     assert not {"postgres", "redis"} & starting.seconds.keys()

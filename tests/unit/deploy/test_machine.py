@@ -101,9 +101,12 @@ def test_on_another_system_the_first_line_is_the_command_of_the_container(
     assert (setup.REPOSITORY / machine.CONTAINER.split()[3]).exists()
 
 
-@pytest.mark.parametrize("name", ["setup.py", "machine.py", "up.py"])
-def test_what_every_python_runs_is_written_for_older_ones(name: str) -> None:
-    ast.parse((setup.REPOSITORY / "scripts" / name).read_text(), feature_version=(3, 8))
+@pytest.mark.parametrize("pattern", ["setup.py", "machine.py", "up.py", "installation/*.py"])
+def test_what_every_python_runs_is_written_for_older_ones(pattern: str) -> None:
+    paths = list((setup.REPOSITORY / "scripts").glob(pattern))
+    assert paths
+    for path in paths:
+        ast.parse(path.read_text(), feature_version=(3, 8))
 
 
 def test_set_up_does_not_begin_on_a_machine_that_lacks_something(

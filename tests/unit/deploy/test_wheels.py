@@ -1,6 +1,7 @@
 """Every locked version has a wheel on every supported machine, so that set-up needs no compiler."""
 
 import json
+import re
 from itertools import chain
 
 import pytest
@@ -8,9 +9,18 @@ from packaging.tags import compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
 
 from scripts import machine
-from scripts.lock import GLIBC_MINOR, REQUIREMENTS, SUPPORTED_ARCHITECTURES, SUPPORTED_PYTHONS, locked_lines
+from scripts.dependencies.lock import (
+    GLIBC_MINOR,
+    REQUIREMENTS,
+    SUPPORTED_ARCHITECTURES,
+    SUPPORTED_PYTHONS,
+    WITHOUT_HASHES,
+    locked_lines,
+)
+from scripts.installation.packages import WITHOUT_HASHES as WITHOUT_PIP_HASHES
 
 WHEELS: dict[str, list[str]] = json.loads((REQUIREMENTS / "wheels.json").read_text())
+DOCKERFILES = "".join(path.read_text() for path in (REQUIREMENTS.parent / "deploy").glob("*.Dockerfile"))
 
 
 def is_installable(wheels: list[str], python: str, architecture: str) -> bool:
@@ -35,7 +45,7 @@ def test_every_locked_version_has_a_wheel_for_every_supported_machine(python: st
 
     missing = [line for line in lines if not is_installable(WHEELS.get(line, []), python, architecture)]
     assert len(lines) > 300
-    assert missing == [], "no wheel recorded: run scripts/lock.py wheels"
+    assert missing == [], "no wheel recorded: run scripts/dependencies/lock.py wheels"
 
 
 def test_wheels_of_older_pythons_of_another_processor_or_of_a_newer_system_do_not_count() -> None:
@@ -47,6 +57,22 @@ def test_wheels_of_older_pythons_of_another_processor_or_of_a_newer_system_do_no
     assert not is_installable(of_two_pythons, "3.12", "aarch64")
     assert not is_installable(of_a_newer_system, "3.12", "x86_64")
     assert is_installable(["a-1-py3-none-any.whl"], "3.14", "aarch64")
+
+
+def test_every_line_of_every_lock_has_hashes_but_that_of_pytorchs_own_index() -> None:
+    without = {
+        (path.name, line)
+        for path in REQUIREMENTS.glob("*.lock")
+        for line in path.read_text().splitlines()
+        if not line.startswith("#") and not re.fullmatch(r"[A-Za-z0-9._-]+==\S+( --hash=sha256:[0-9a-f]{64})+", line)
+    }
+
+    assert without == {(WITHOUT_PIP_HASHES, "torch==2.13.0+cpu")} and {WITHOUT_PIP_HASHES} == WITHOUT_HASHES
+
+
+@pytest.mark.parametrize("installed", re.findall(r"pip install .*", DOCKERFILES))
+def test_images_install_from_locks_by_hash(installed: str) -> None:
+    assert "--require-hashes" in installed and "-r /" in installed
 
 
 def test_set_up_supports_the_pythons_that_the_locks_have_wheels_for() -> None:

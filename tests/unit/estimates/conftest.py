@@ -5,11 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from apps.estimates import gpus, published
-from apps.estimates.architectures import Architecture
-from apps.estimates.gpus import Gpu
+from apps.estimates.models.architectures import Architecture
+from apps.estimates.physics import gpus
+from apps.estimates.physics.gpus import Gpu
+from apps.estimates.physics.throughput import ProbeRow, SpeedSource
+from apps.estimates.published import sources
 from apps.estimates.requests import QuoteRequest
-from apps.estimates.throughput import ProbeRow, SpeedSource
 
 DATA = Path(__file__).resolve().parents[3] / "apps" / "catalog" / "data"
 
@@ -21,7 +22,7 @@ def catalog_rows() -> list[dict]:
 
 @pytest.fixture(scope="session")
 def models() -> dict[str, Architecture]:
-    return published.load_architectures(DATA)
+    return sources.load_architectures(DATA)
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +32,7 @@ def gpu_types() -> dict[str, Gpu]:
 
 @pytest.fixture(scope="session")
 def published_speeds() -> tuple[ProbeRow, ...]:
-    return published.load(DATA)
+    return sources.load(DATA)
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from apps.estimates import gpus
-from apps.estimates.gpus import GIB
+from apps.estimates.physics import gpus
+from apps.estimates.physics.gpus import GIB
+from apps.estimates.physics.throughput import ProbeRow
 from apps.estimates.requests import PoolFacts
-from apps.estimates.throughput import ProbeRow
 
 CPU = gpus.cpu(memory_bytes=16 * GIB)
 PRICE_NANO = 360_000_000  # $0.36 an hour

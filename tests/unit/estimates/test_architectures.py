@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from apps.estimates.architectures import (
+from apps.estimates.models.architectures import (
     ArchitectureError,
     from_catalog_row,
     from_config,

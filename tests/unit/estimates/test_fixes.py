@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from apps.estimates.gpus import GIB
+from apps.estimates.physics.gpus import GIB
 from apps.estimates.quote import quote
 from tests.unit.estimates.pools import pool
 

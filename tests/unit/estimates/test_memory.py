@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.estimates import gpus
-from apps.estimates.architectures import from_config
-from apps.estimates.gpus import GIB
-from apps.estimates.memory import MemoryModel, peak_memory, weight_bytes
-from apps.estimates.plans import TrainingPlan
-from apps.estimates.shapes import shape_of
-from apps.estimates.stacks import ANNEAL, STACKS
+from apps.estimates.models.architectures import from_config
+from apps.estimates.models.shapes import shape_of
+from apps.estimates.physics import gpus
+from apps.estimates.physics.gpus import GIB
+from apps.estimates.physics.memory import MemoryModel, peak_memory, weight_bytes
+from apps.estimates.physics.plans import TrainingPlan
+from apps.estimates.physics.stacks import ANNEAL, STACKS
 
 GB = 1e9
 SEVENTY = "Llama-3.1-70B"

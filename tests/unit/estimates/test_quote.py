@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from apps.estimates.durations import padded_mean, pooled_padding
+from apps.estimates.physics.plans import TrainingPlan
 from apps.estimates.placement import task_of
-from apps.estimates.plans import TrainingPlan
 from apps.estimates.quote import Correction, Estimate, quote, quote_placements
 from tests.unit.estimates.pools import pool
 
@@ -26,6 +26,19 @@ def test_a_probed_pool_is_quoted_from_its_probe(ask, probe):
     assert estimate.cost_nano_p50 == math.ceil(estimate.train_seconds_p50 * 1000) * 100
     assert estimate.queue_seconds == 30.0
     assert estimate.speed_source == probe.source
+
+
+@pytest.mark.parametrize(
+    ("waited_share", "factor"), [(0.0, 1.2), (0.1, 1.2), (0.4, 1 / 0.6), (0.78, 4.5), (0.99, 5.0), (7.0, 5.0)]
+)
+def test_a_probe_that_waited_for_cores_widens_the_range_upwards_alone(ask, probe, waited_share, factor):
+    """The job has the probe's own batch and lengths: nothing is carried over."""
+    own = ask(batch_size=16, tokens=64_000, rows=1000)
+    quiet = quote(request=own, pool=pool(probe))
+    busy = quote(request=own, pool=pool(msgspec.structs.replace(probe, waited_share=waited_share)))
+
+    assert (busy.train_seconds_p10, busy.train_seconds_p50) == (quiet.train_seconds_p10, quiet.train_seconds_p50)
+    assert busy.train_seconds_p90 / busy.train_seconds_p50 == pytest.approx(factor, rel=0.03)
 
 
 def test_a_pool_that_nobody_measured_has_memory_but_no_time_or_cost(ask):

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from apps.estimates import gpus
-from apps.estimates.architectures import from_config
 from apps.estimates.errors import EstimateError
+from apps.estimates.models.architectures import from_config
+from apps.estimates.physics import gpus
 from apps.estimates.quote import quote
 from tests.unit.estimates.pools import pool
 

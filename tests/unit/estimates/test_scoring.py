@@ -7,9 +7,9 @@ import pytest
 
 from apps.estimates import score
 from apps.estimates.accuracy import Point, accuracy
-from apps.estimates.gpus import GIB
-from apps.estimates.names import gpu_key, plain_name
-from apps.estimates.rows import Excluded, Job, framework, read_row
+from apps.estimates.models.names import gpu_key, plain_name
+from apps.estimates.physics.gpus import GIB
+from apps.estimates.published.rows import Excluded, Job, framework, read_row
 from tests.bench.scored_rows import LIST, scored_rows
 
 ROW = {

@@ -5,19 +5,19 @@ F1 to F15 number the facts; a fact marked "impossible" is an article's claim tha
 
 import pytest
 
-from apps.estimates.architectures import (
+from apps.estimates.models.architectures import (
     from_config,
     lora_matrix_parameter_count,
     lora_parameter_count,
     parameter_count,
 )
-from apps.estimates.memory import peak_memory, weight_bytes
+from apps.estimates.models.shapes import shape_of
+from apps.estimates.physics.memory import peak_memory, weight_bytes
+from apps.estimates.physics.plans import TrainingPlan
+from apps.estimates.physics.stacks import STACKS
+from apps.estimates.physics.timing import step_time
 from apps.estimates.placement import choose_plan, task_of
-from apps.estimates.plans import TrainingPlan
 from apps.estimates.quote import PoolFacts, QuoteRequest, cost_nano, quote
-from apps.estimates.shapes import shape_of
-from apps.estimates.stacks import STACKS
-from apps.estimates.timing import step_time
 
 GB = 1e9
 DOLLAR = 10**9

@@ -11,18 +11,21 @@ from apps.billing.models import Hold
 from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, QuotaExceeded
 from apps.core.ids import ulid_of
 from apps.core.models import OutboxMessage
 from apps.core.money import usd_to_nano
-from apps.core.object_store import store
-from apps.finetuning import leases, pools, quotas, scheduling, stopping
-from apps.finetuning.charges import STOP_IN_ORDER_SECONDS, SpendCapTooLow
-from apps.finetuning.leases import StaleLease
-from apps.finetuning.missing_parts import list_missing
+from apps.core.objects.store import store
+from apps.finetuning.jobs import control
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, ThroughputProbe, Worker
-from apps.finetuning.reporting import UploadIncomplete
+from apps.finetuning.pools import operations
+from apps.finetuning.results.missing_parts import list_missing
+from apps.finetuning.runs import leases, queue_order
+from apps.finetuning.runs.leases import StaleLease
+from apps.finetuning.runs.reports import UploadIncomplete
+from apps.finetuning.usage import quotas
+from apps.finetuning.usage.charges import STOP_IN_ORDER_SECONDS, SpendCapTooLow
 from tests.factories.finetuning import adapter_files, give_credit, make_job, make_worker, probe_report
 
 MILLI_DOLLAR = 1_000_000  # what one second costs in these tests, in nano-USD
@@ -112,7 +115,7 @@ def test_each_time_a_paused_job_goes_on_is_a_start_of_its_own(floor, organizatio
         held_since(attempt, 300)
         paused_at(attempt, reload(job), step=step, seconds=1.0)
         if step == 1:
-            stopping.resume(job=reload(job), by="key_test", now=db_now())
+            control.resume(job=reload(job), by="key_test", now=db_now())
 
     assert charged(organization) == 120 * MILLI_DOLLAR
 
@@ -124,7 +127,7 @@ def test_an_attempt_that_we_lost_costs_no_minimum(floor, organization, claim, re
     held_since(lost, 300)
     lost.fall_silent()
     leases.reclaim_expired_leases()
-    stopping.request_cancellation(job=reload(job), by="key_test", now=db_now())
+    control.request_cancellation(job=reload(job), by="key_test", now=db_now())
 
     assert (reload(job).status, charged(organization)) == ("cancelled", 0)
 
@@ -159,9 +162,9 @@ def test_a_job_never_goes_on_with_a_cap_raised_by_less_than_a_start(floor, claim
 
     for cap_nano in (None, 60 * MILLI_DOLLAR + 1, 100 * MILLI_DOLLAR - 1, 0):
         with pytest.raises(InvalidState, match=r"raise the cap to \$0\.10"):
-            stopping.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=cap_nano)
+            control.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=cap_nano)
 
-    stopping.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=100 * MILLI_DOLLAR)
+    control.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=100 * MILLI_DOLLAR)
     assert reload(job).status == "queued"
 
 
@@ -286,7 +289,7 @@ def test_a_revoked_worker_loses_its_run_to_another(floor, claim, reload):
     job = floor.job()
     revoked = claim()
     revoked.start()
-    pools.revoke(worker=floor.worker, by="user_operator")
+    operations.revoke(worker=floor.worker, by="user_operator")
 
     with pytest.raises(StaleLease):
         revoked.beat()
@@ -339,7 +342,7 @@ def test_a_users_mistake_is_not_tried_again_and_pays_for_durable_steps(floor, or
 def test_a_queued_job_is_cancelled_at_once_for_nothing(floor, organization, claim):
     job = floor.job()
 
-    job = stopping.request_cancellation(job=job, by="key_test", now=db_now())
+    job = control.request_cancellation(job=job, by="key_test", now=db_now())
 
     assert (job.status, charged(organization), claim()) == ("cancelled", 0, None)
 
@@ -349,7 +352,7 @@ def test_a_running_job_keeps_its_checkpoint_when_cancelled_and_pays_up_to_it(flo
     attempt = claim()
     attempt.start()
 
-    stopping.request_cancellation(job=job, by="key_test", now=db_now())
+    control.request_cancellation(job=job, by="key_test", now=db_now())
     assert attempt.beat(step=3).is_cancel_requested
     attempt.checkpoint(step=3, seconds=6.0)
     attempt.finish(wire.Stopped(reason="cancelled", step=3, training_seconds=6.0))
@@ -363,7 +366,7 @@ def test_a_result_that_arrives_after_the_cancellation_is_discarded(floor, organi
     attempt = claim()
     attempt.start()
     attempt.checkpoint(step=3, seconds=6.0)
-    stopping.request_cancellation(job=job, by="key_test", now=db_now())
+    control.request_cancellation(job=job, by="key_test", now=db_now())
 
     attempt.succeed(floor.base_model)
 
@@ -379,7 +382,7 @@ def test_a_result_that_arrives_after_the_cancellation_is_discarded(floor, organi
 def test_cancelling_a_job_whose_worker_died_still_ends_it(floor, claim, reload):
     job = floor.job()
     attempt = claim()
-    stopping.request_cancellation(job=job, by="key_test", now=db_now())
+    control.request_cancellation(job=job, by="key_test", now=db_now())
 
     attempt.fall_silent()
     leases.reclaim_expired_leases()
@@ -394,7 +397,7 @@ def test_a_finished_job_cannot_be_cancelled(floor, claim):
     attempt.succeed(floor.base_model)
 
     with pytest.raises(InvalidState):
-        stopping.request_cancellation(job=job, by="key_test", now=db_now())
+        control.request_cancellation(job=job, by="key_test", now=db_now())
 
 
 def held_since(attempt, seconds: float) -> None:
@@ -409,7 +412,7 @@ def slow_report(base_model) -> dict:
 
 
 def paused_at(attempt, job, *, step: int, seconds: float) -> None:
-    stopping.request_pause(job=job, by="key_test", now=db_now())
+    control.request_pause(job=job, by="key_test", now=db_now())
     assert attempt.beat().is_pause_requested
     attempt.checkpoint(step=step, seconds=seconds)
     attempt.finish(wire.Stopped(reason="paused", step=step, training_seconds=seconds))
@@ -423,7 +426,7 @@ def test_a_pause_pays_for_durable_seconds_and_resuming_holds_the_rest_again(floo
     assert reload(job).status == "paused"
     assert (charged(organization), get_balance(organization=organization).held_nano) == (9 * MILLI_DOLLAR, 0)
 
-    stopping.resume(job=reload(job), by="key_test", now=db_now())
+    control.resume(job=reload(job), by="key_test", now=db_now())
     resumed = claim()
 
     assert resumed.claimed.spec.resume_from.step == 5
@@ -436,7 +439,7 @@ def test_every_second_is_billed_once_over_two_pauses(floor, organization, claim,
         attempt = claim()
         attempt.start()
         paused_at(attempt, reload(job), step=step, seconds=seconds)
-        stopping.resume(job=reload(job), by="key_test", now=db_now())
+        control.resume(job=reload(job), by="key_test", now=db_now())
 
     last = claim()
     last.start(start_step=6)
@@ -452,7 +455,7 @@ def test_seconds_after_the_checkpoint_of_a_pause_are_not_billed(floor, organizat
     attempt = claim()
     attempt.start()
     attempt.checkpoint(step=3, seconds=5.0)
-    stopping.request_pause(job=job, by="key_test", now=db_now())
+    control.request_pause(job=job, by="key_test", now=db_now())
     attempt.beat(step=5, training_seconds=9.0)
 
     attempt.finish(wire.Stopped(reason="paused", step=3, training_seconds=5.0))
@@ -465,7 +468,7 @@ def test_what_a_pause_charged_is_given_back_when_the_platform_fails_the_job(floo
     attempt = claim()
     attempt.start()
     paused_at(attempt, job, step=5, seconds=9.0)
-    stopping.resume(job=reload(job), by="key_test", now=db_now())
+    control.resume(job=reload(job), by="key_test", now=db_now())
 
     claim().finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="Out of memory."))
 
@@ -479,7 +482,7 @@ def test_a_paused_job_can_be_cancelled_and_pays_no_more(floor, organization, cla
     attempt.start()
     paused_at(attempt, job, step=5, seconds=9.0)
 
-    stopping.request_cancellation(job=reload(job), by="key_test", now=db_now())
+    control.request_cancellation(job=reload(job), by="key_test", now=db_now())
 
     assert (reload(job).status, charged(organization)) == ("cancelled", 9 * MILLI_DOLLAR)
 
@@ -488,9 +491,9 @@ def test_a_job_cancelled_while_it_pauses_ends(floor, claim, reload):
     job = floor.job()
     attempt = claim()
     attempt.start()
-    stopping.request_pause(job=job, by="key_test", now=db_now())
+    control.request_pause(job=job, by="key_test", now=db_now())
     attempt.beat()
-    stopping.request_cancellation(job=reload(job), by="key_test", now=db_now())
+    control.request_cancellation(job=reload(job), by="key_test", now=db_now())
 
     attempt.finish(wire.Stopped(reason="paused"))
 
@@ -506,8 +509,8 @@ def test_a_job_paused_at_its_cap_goes_on_only_with_a_higher_one(floor, organizat
     attempt.finish(wire.Stopped(reason="paused", step=5, training_seconds=47.0))
 
     with pytest.raises(InvalidState, match="raise the cap"):
-        stopping.resume(job=reload(job), by="key_test", now=db_now())
-    stopping.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=120 * MILLI_DOLLAR)
+        control.resume(job=reload(job), by="key_test", now=db_now())
+    control.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=120 * MILLI_DOLLAR)
 
     assert (reload(job).status, reload(job).spend_cap_nano) == ("queued", 120 * MILLI_DOLLAR)
     assert get_balance(organization=organization).held_nano == 73 * MILLI_DOLLAR
@@ -520,7 +523,7 @@ def test_resuming_without_the_money_leaves_the_job_paused(floor, organization, c
     paused_at(attempt, job, step=5, seconds=9.0)
 
     with pytest.raises(QuotaExceeded):
-        stopping.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=2 * CREDIT)
+        control.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=2 * CREDIT)
 
     assert (reload(job).status, reload(job).runs.count()) == ("paused", 1)
 
@@ -597,7 +600,7 @@ def test_the_months_gpu_seconds_hold_back_what_would_pass_them(floor, organizati
 
 def test_a_cordoned_worker_gets_no_work(floor, claim):
     floor.job()
-    pools.cordon(worker=floor.worker, by="user_operator")
+    operations.cordon(worker=floor.worker, by="user_operator")
 
     assert claim() is None
 
@@ -607,7 +610,7 @@ def test_a_drained_worker_gives_its_run_back_unbilled_for_the_move(floor, claim,
     attempt = claim()
     attempt.start()
     attempt.checkpoint(step=2, seconds=4.0)
-    pools.drain(worker=floor.worker, by="user_operator")
+    operations.drain(worker=floor.worker, by="user_operator")
     assert attempt.beat().is_drain_requested
 
     attempt.finish(wire.Stopped(reason="preempted", step=2, training_seconds=4.0))
@@ -633,7 +636,7 @@ def test_what_held_the_gpu_counts_in_the_queue_although_it_cost_nothing(floor, r
         job = floor.job()
         attempt = claim()
         held_since(attempt, 3600)
-        stopping.request_cancellation(job=reload(job), by="key_test", now=db_now())
+        control.request_cancellation(job=reload(job), by="key_test", now=db_now())
         attempt.finish(wire.Stopped(reason="cancelled"))
     ours = floor.job()
     theirs = make_job(rival, floor.base_model)
@@ -654,10 +657,10 @@ def test_an_organization_that_waited_long_enough_goes_before_a_smaller_share(flo
 
 
 def test_a_run_far_back_in_its_own_queue_has_no_position(floor, monkeypatch):
-    monkeypatch.setattr(scheduling, "_CANDIDATES", 1)
+    monkeypatch.setattr(queue_order, "_CANDIDATES", 1)
     runs = [floor.job().runs.get() for _ in range(2)]
 
-    assert [scheduling.queue_position(run=run, now=db_now()) for run in runs] == [1, None]
+    assert [queue_order.queue_position(run=run, now=db_now()) for run in runs] == [1, None]
 
 
 @pytest.mark.parametrize(

@@ -5,23 +5,23 @@ import datetime
 import pytest
 
 from apps.contracts.worker_api import EnrollRequest
-from apps.core.clock import db_now
-from apps.finetuning import pools
+from apps.core.database.clock import db_now
 from apps.finetuning.models import Worker, WorkerToken
+from apps.finetuning.pools import operations
 
 
 @pytest.fixture
 def token(floor) -> str:
-    return pools.issue_worker_token(pool=floor.pool, kind="trainer", base_model=None, by="user_olga")
+    return operations.issue_worker_token(pool=floor.pool, kind="trainer", base_model=None, by="user_olga")
 
 
 def enroll(token: str, kind: str = "trainer"):
-    return pools.enroll(request=EnrollRequest(token=token, kind=kind, hostname="gpu-1"))
+    return operations.enroll(request=EnrollRequest(token=token, kind=kind, hostname="gpu-1"))
 
 
 def assert_refused(token: str, kind: str = "trainer") -> None:
     before = Worker.objects.count()
-    with pytest.raises(pools.UnknownWorker) as refused:
+    with pytest.raises(operations.UnknownWorker) as refused:
         enroll(token, kind)
     assert (refused.value.status, refused.value.param) == (401, "token")
     assert Worker.objects.count() == before
@@ -30,7 +30,7 @@ def assert_refused(token: str, kind: str = "trainer") -> None:
 def test_a_token_admits_one_worker_whose_credential_then_holds(token, floor):
     worker, _, answer = enroll(token)
 
-    assert pools.authenticate(credential=answer.credential) == worker
+    assert operations.authenticate(credential=answer.credential) == worker
     assert (worker.pool, answer.pool, worker.hostname) == (floor.pool, floor.pool.name, "gpu-1")
 
 
@@ -60,7 +60,7 @@ def test_a_token_nobody_issued_is_refused(token, wrong):
 def test_a_revoked_worker_is_refused_at_its_next_call(token):
     worker, _, answer = enroll(token)
 
-    pools.revoke(worker=worker, by="user_olga")
+    operations.revoke(worker=worker, by="user_olga")
 
-    with pytest.raises(pools.UnknownWorker):
-        pools.authenticate(credential=answer.credential)
+    with pytest.raises(operations.UnknownWorker):
+        operations.authenticate(credential=answer.credential)

@@ -4,8 +4,8 @@ import pytest
 
 from apps.contracts import runs as wire
 from apps.contracts.failures import CAUSES, Blame, FailureCode
-from apps.core.clock import db_now
-from apps.finetuning.explanations import explain
+from apps.core.database.clock import db_now
+from apps.finetuning.jobs.explanations import explain
 
 
 @pytest.fixture

@@ -9,16 +9,15 @@ import pytest
 from django.db.models import F
 from django.test import Client
 
-from apps.catalog.operations import hub_token_place
+from apps.catalog.operations import keep_hub_token
 from apps.contracts import runs as wire
 from apps.contracts.runs import Manifest
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue, RateLimited
-from apps.core.object_store import store
-from apps.core.sealing import seal
-from apps.finetuning import reporting
+from apps.core.objects.store import store
 from apps.finetuning.models import FineTuningJob, JobEvent, Run, ThroughputProbe, Upload, Worker
-from tests.factories.finetuning import CREDENTIAL, Floor, adapter_files, manifest_of, model_files, probe_report
+from apps.finetuning.runs import reports
+from tests.factories.finetuning import CREDENTIAL, TrainingSetup, adapter_files, manifest_of, model_files, probe_report
 from tests.support.attempts import Attempt, step
 
 WHOLE = model_files()
@@ -26,7 +25,7 @@ PICKLE = b"\x80\x04\x95\x00\x00\x00\x00{.."
 
 
 @pytest.fixture
-def attempt(floor: Floor, claim) -> Attempt:
+def attempt(floor: TrainingSetup, claim) -> Attempt:
     floor.job()
     found = claim()
     found.start()
@@ -34,7 +33,7 @@ def attempt(floor: Floor, claim) -> Attempt:
 
 
 @pytest.fixture
-def whole(floor: Floor, claim) -> Attempt:
+def whole(floor: TrainingSetup, claim) -> Attempt:
     """An attempt at full training, whose result is a model."""
     job = floor.job()
     recipe = job.hyperparameters | {"method": "full"}
@@ -46,7 +45,7 @@ def whole(floor: Floor, claim) -> Attempt:
 
 def announce(attempt: Attempt, manifest: Manifest) -> None:
     digest = hashlib.sha256(msgspec.json.encode(manifest)).hexdigest()
-    reporting.create_upload(lease=attempt.lease, manifest=manifest, manifest_sha256=digest)
+    reports.create_upload(lease=attempt.lease, manifest=manifest, manifest_sha256=digest)
 
 
 def succeeded(upload: Upload, **fields) -> wire.Succeeded:
@@ -104,7 +103,7 @@ def test_every_file_of_a_whole_model_is_hashed(whole, reload, name):
     changed = WHOLE[name][:-1] + bytes([WHOLE[name][-1] ^ 1])
     store().put_stream(f"{upload.object_prefix}/{name}", [changed])
 
-    with pytest.raises(reporting.UploadIncomplete, match=name):
+    with pytest.raises(reports.UploadIncomplete, match=name):
         whole.finish(succeeded(upload))
 
     assert whole.run.status == "running"
@@ -132,8 +131,8 @@ def test_a_whole_model_that_could_run_code_is_not_published(whole, reload, files
 
 def test_a_whole_model_is_published_after_one_reading(whole, reload, monkeypatch):
     upload, read = whole.upload("model", 10, WHOLE), []
-    hash_object = reporting.hash_object
-    monkeypatch.setattr(reporting, "hash_object", lambda key: read.append(key) or hash_object(key))
+    hash_object = reports.hash_object
+    monkeypatch.setattr(reports, "hash_object", lambda key: read.append(key) or hash_object(key))
 
     whole.finish(succeeded(upload))
 
@@ -188,11 +187,11 @@ def test_events_beyond_any_pace_are_refused_and_not_kept(attempt):
     for sequence in (10**6, 2**53):
         with pytest.raises(RateLimited):
             line = wire.LogLine(sequence=sequence, level="info", message="x")
-            reporting.record_events(lease=attempt.lease, reported=(line,))
+            reports.record_events(lease=attempt.lease, reported=(line,))
     assert JobEvent.objects.count() == before
 
     Run.objects.update(leased_at=F("leased_at") - datetime.timedelta(days=1))
-    reporting.record_events(lease=attempt.lease, reported=(wire.LogLine(sequence=10**6, level="info", message="x"),))
+    reports.record_events(lease=attempt.lease, reported=(wire.LogLine(sequence=10**6, level="info", message="x"),))
     assert JobEvent.objects.count() == before + 1
 
 
@@ -264,7 +263,7 @@ def test_measurements_that_no_machine_makes_are_refused(floor, settings, changes
 
 def test_a_worker_that_measures_without_end_is_stopped_and_a_replica_measures_nothing(floor, settings, monkeypatch):
     settings.ROOT_URLCONF = "apps.config.urls_internal"
-    monkeypatch.setattr("apps.worker_api.probes._MOST_A_DAY", ThroughputProbe.objects.count() + 1)
+    monkeypatch.setattr("apps.interfaces.worker_api.probes._MAX_A_DAY", ThroughputProbe.objects.count() + 1)
     body = msgspec.json.encode(probe_report(floor.base_model))
 
     answers = [post("probes", body, CREDENTIAL)[0] for _ in range(2)]
@@ -277,13 +276,13 @@ def test_a_worker_that_measures_without_end_is_stopped_and_a_replica_measures_no
 
 
 @pytest.fixture
-def gated(floor: Floor):
+def gated(floor: TrainingSetup):
     """A model whose repository asks for a token, not measured yet in the pool."""
     model = floor.base_model
     ThroughputProbe.objects.all().delete()
     model.repo, model.path = "owner/gated", ""
-    model.hub_token_sealed = seal("hf_secret", place=hub_token_place(model))
     model.save()
+    keep_hub_token(base_model=model, hub_token="hf_secret")
     return model
 
 
@@ -324,9 +323,7 @@ def test_nor_does_one_of_a_closed_pool_or_one_that_measured_it(gated, floor, set
 
 def test_nothing_refused_leaves_the_run_unable_to_go_on(attempt, floor):
     with pytest.raises(DomainError):
-        reporting.record_events(
-            lease=attempt.lease, reported=(wire.LogLine(sequence=10**9, level="info", message="x"),)
-        )
+        reports.record_events(lease=attempt.lease, reported=(wire.LogLine(sequence=10**9, level="info", message="x"),))
 
     attempt.succeed(floor.base_model)
 

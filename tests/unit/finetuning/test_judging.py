@@ -9,12 +9,12 @@ from django.db import ProgrammingError, connection, transaction
 from apps.accounts.models import ApiKey, Membership, User
 from apps.accounts.operations import revoke_key
 from apps.accounts.queries import find_key, list_keys
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue, NotFound, PermissionDenied
-from apps.finetuning import operations
-from apps.finetuning.judging import open_judge
-from apps.finetuning.leases import Lease, StaleLease
-from apps.finetuning.operations import JobRequest
+from apps.finetuning.jobs import creation
+from apps.finetuning.jobs.creation import JobRequest
+from apps.finetuning.runs.judges import open_judge
+from apps.finetuning.runs.leases import Lease, StaleLease
 from tests.factories.accounts import make_key, make_organization, make_user
 from tests.factories.finetuning import make_training_file
 from tests.factories.serving import make_adapter
@@ -34,7 +34,7 @@ def create(floor, bob):
             training_file=make_training_file(floor.organization, floor.base_model).pk,
             requested=judged_by(model or floor.base_model.name),
         )
-        return operations.create_job(organization=floor.organization, request=request, by=by or bob.pk, now=db_now())
+        return creation.create_job(organization=floor.organization, request=request, by=by or bob.pk, now=db_now())
 
     return create
 

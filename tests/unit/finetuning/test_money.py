@@ -5,15 +5,15 @@ import datetime
 import pytest
 
 from apps.billing.operations import set_spending
-from apps.core.clock import db_now
-from apps.finetuning.margins import list_margins
+from apps.core.database.clock import db_now
+from apps.finetuning.jobs.control import pause_jobs_of
 from apps.finetuning.models import FineTuningJob, Run, Worker
-from apps.finetuning.scheduling import queue_position
-from apps.finetuning.stopping import pause_jobs_of
-from tests.support.attempts import Floor
+from apps.finetuning.pools.margins import list_margins
+from apps.finetuning.runs.queue_order import queue_position
+from tests.support.attempts import TrainingSetup
 
 
-def test_what_a_suspended_organization_queued_waits_until_it_has_paid(floor: Floor, claim) -> None:
+def test_what_a_suspended_organization_queued_waits_until_it_has_paid(floor: TrainingSetup, claim) -> None:
     job = floor.job()
     set_spending(organization=floor.organization, stopped_because="$5.00 is owed. Top up to go on.")
 
@@ -24,7 +24,7 @@ def test_what_a_suspended_organization_queued_waits_until_it_has_paid(floor: Flo
     assert claim() is not None
 
 
-def test_a_suspended_organizations_running_jobs_keep_a_checkpoint_and_pause(floor: Floor, claim) -> None:
+def test_a_suspended_organizations_running_jobs_keep_a_checkpoint_and_pause(floor: TrainingSetup, claim) -> None:
     job = floor.job()
     claim().start()
 
@@ -35,7 +35,9 @@ def test_a_suspended_organizations_running_jobs_keep_a_checkpoint_and_pause(floo
 
 
 @pytest.mark.parametrize(("gpus", "idle_seconds"), [(1, 3 * 3600), (4, 0)])
-def test_idle_is_the_time_online_that_no_run_had_of_each_gpu(floor: Floor, claim, gpus: int, idle_seconds: int) -> None:
+def test_idle_is_the_time_online_that_no_run_had_of_each_gpu(
+    floor: TrainingSetup, claim, gpus: int, idle_seconds: int
+) -> None:
     job = floor.job()
     claim()
     now = db_now().replace(day=15, hour=12)

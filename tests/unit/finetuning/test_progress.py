@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 
 from apps.contracts import runs as wire
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
+from apps.finetuning.jobs.progress import finish_of, get_progress
 from apps.finetuning.models import FineTuningJob, Run
-from apps.finetuning.progress import finish_of, get_progress
 from tests.support.attempts import step
 
 MILLI_DOLLAR = 1_000_000

@@ -3,8 +3,8 @@
 import datetime
 
 from apps.contracts import runs as wire
-from apps.finetuning import quotas
 from apps.finetuning.models import Run
+from apps.finetuning.usage import quotas
 
 
 def test_an_attempt_across_the_months_end_counts_in_each_month_as_long_as_it_held_its_gpus_there(

@@ -6,8 +6,8 @@ from apps.catalog.models import BaseModel
 from apps.contracts.runs import Method, Objective
 from apps.core.errors import InvalidValue
 from apps.estimates.durations import step_count
-from apps.finetuning.limits import get_limits
-from apps.finetuning.recipes import DataFacts, choose
+from apps.finetuning.recipes.completion import DataFacts, choose
+from apps.finetuning.recipes.limits import get_limits
 
 MODEL = BaseModel(name="m", context_length=4096, parameter_count=1, config={"architectures": ["LlamaForCausalLM"]})
 OWN = BaseModel(name="own", context_length=512, parameter_count=1, default_recipe={"learning_rate": 1e-3, "epochs": 2})

@@ -7,11 +7,11 @@ from django.db.models import F
 
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
-from apps.core.clock import db_now
-from apps.finetuning import leases, stalls
-from apps.finetuning.explanations import explain
-from apps.finetuning.leases import StaleLease
+from apps.core.database.clock import db_now
+from apps.finetuning.jobs.explanations import explain
 from apps.finetuning.models import Run
+from apps.finetuning.runs import leases, stalls
+from apps.finetuning.runs.leases import StaleLease
 from tests.support.attempts import step
 
 BEAT_SECONDS = 50  # less than a lease

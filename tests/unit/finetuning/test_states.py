@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from django.db import DatabaseError, transaction
 
-from apps.finetuning.diagrams import render
+from apps.finetuning.jobs.diagrams import render
 from apps.finetuning.models import FineTuningJob
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "states.md"

@@ -3,15 +3,17 @@
 import pytest
 from django.conf import settings
 
+from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import QuotaExceeded
-from apps.datasets.intake import StorageFull
+from apps.datasets.intake.versions import StorageFull
 from apps.datasets.queries import storage_used_bytes
-from apps.finetuning.checkpoint_models import serve_checkpoint
 from apps.finetuning.models import Checkpoint, Quota
-from apps.finetuning.quotas import get_quota, set_quota
-from apps.finetuning.storage import left_bytes, stored_bytes
+from apps.finetuning.results.checkpoint_models import serve_checkpoint
+from apps.finetuning.usage import storage
+from apps.finetuning.usage.quotas import get_quota, set_quota
+from apps.finetuning.usage.storage import left_bytes, stored_bytes
 from tests.factories.datasets import make_version
 from tests.factories.finetuning import give_credit
 
@@ -83,3 +85,12 @@ def test_a_checkpoint_is_not_copied_into_a_full_storage(floor, organization, cla
 
     with pytest.raises(QuotaExceeded, match="storage is full"):
         serve_checkpoint(organization=organization, checkpoint_id=Checkpoint.objects.get().pk)
+
+
+def test_a_suspended_organization_is_charged_for_nothing_it_keeps(organization, rival, monkeypatch):
+    sampled = []
+    monkeypatch.setattr(storage, "record_storage", lambda *, organization, **_: sampled.append(organization.pk) or 1)
+    Organization.objects.filter(pk=rival.pk).update(suspended_at=db_now())
+
+    assert storage.sample_storage(now=db_now()) == 1
+    assert sampled == [organization.pk]

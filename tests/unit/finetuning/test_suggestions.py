@@ -9,19 +9,19 @@ import pytest
 from apps.billing.queries import get_balance
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Objective
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState
-from apps.core.object_store import store
+from apps.core.objects.store import store
 from apps.datasets.models import DatasetVersion, TokenCount
-from apps.datasets.validating import validate_version
-from apps.finetuning.attempts import fail_job
-from apps.finetuning.explanations import Explanation, explain
+from apps.datasets.validation.leases import validate_version
+from apps.finetuning.jobs.creation import CannotLaunch, JobRequest, create_job
+from apps.finetuning.jobs.explanations import Explanation, explain
+from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.operations import CannotLaunch, JobRequest, create_job
-from apps.finetuning.retrying import retry_job
+from apps.finetuning.runs.attempts import fail_job
 from apps.finetuning.tasks import admit_waiting
 from tests.factories.datasets import chat_row, jsonl_of, make_ready_version, make_version
-from tests.factories.finetuning import Floor
+from tests.factories.finetuning import TrainingSetup
 
 GOOD = [chat_row(f"Where is card {number}?") for number in range(40)]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "find", "arguments": "{}"}}
@@ -129,7 +129,7 @@ FAILURES |= {str(code): Failure(code) for code in SAME_AGAIN}
 
 
 @pytest.fixture
-def fail(floor: Floor, reload):
+def fail(floor: TrainingSetup, reload):
     def end(failure: Failure) -> FineTuningJob:
         asked = dict(failure.recipe)
         job = floor.job(method=asked.pop("method", "lora"), hyperparameters=asked)

@@ -6,12 +6,13 @@ import pytest
 
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.models import OutboxMessage
-from apps.core.object_store import store
+from apps.core.objects.store import store
 from apps.core.tasks import delete_objects
-from apps.finetuning.models import Checkpoint, FineTuningJob
-from apps.finetuning.sweeping import CHECKPOINT_RETENTION, sweep_checkpoints
+from apps.finetuning.models import Checkpoint, FineTuningJob, Run, Upload
+from apps.finetuning.results.retention import CHECKPOINT_RETENTION, UPLOAD_RETENTION, sweep_checkpoints, sweep_uploads
+from tests.factories.finetuning import adapter_files
 
 pytestmark = pytest.mark.django_db
 
@@ -59,3 +60,43 @@ def test_a_running_jobs_checkpoints_stay(floor, claim) -> None:
     attempt.checkpoint(step=4, seconds=8.0)
 
     assert sweep_checkpoints(now=db_now() + CHECKPOINT_RETENTION * 2) == 0
+
+
+def long_ago(job: FineTuningJob) -> None:
+    ended = db_now() - UPLOAD_RETENTION * 2
+    Run.objects.filter(job=job, finished_at__isnull=False).update(finished_at=ended)
+    Upload.objects.filter(run__job=job).update(created_at=ended)
+
+
+def test_what_a_failed_run_uploaded_as_its_result_goes_and_its_checkpoint_stays(floor, claim) -> None:
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    attempt.checkpoint(step=4, seconds=8.0)
+    result = attempt.upload("adapter", 10, adapter_files(floor.base_model))
+    attempt.finish(wire.Failed(code=FailureCode.LOSS_NOT_FINITE, message="The loss is not a number."))
+
+    assert sweep_uploads(now=db_now()) == 0  # it may have ended just now
+    long_ago(job)
+    assert sweep_uploads(now=db_now()) == 1
+    assert sweep_uploads(now=db_now()) == 0
+    message = OutboxMessage.objects.get(key=f"delete:{result.pk}")
+    delete_objects(key=message.key, payload=message.payload)
+    assert list(store().list_objects(result.object_prefix)) == []
+    kept = Checkpoint.objects.get().upload
+    assert list(store().list_objects(kept.object_prefix)) and Upload.objects.get() == kept
+
+
+def test_what_is_published_or_belongs_to_a_run_that_goes_on_stays(floor, claim) -> None:
+    job = floor.job()
+    attempt = claim()
+    attempt.start()
+    attempt.succeed(floor.base_model)
+    running = floor.job()
+    other = claim()
+    other.start()
+    other.upload("adapter", 10, adapter_files(floor.base_model))
+    for each in (job, running):
+        long_ago(each)
+
+    assert sweep_uploads(now=db_now()) == 0

@@ -2,7 +2,7 @@
 
 import struct
 
-from apps.finetuning.tensorboard import _crc32c, event_file
+from apps.finetuning.results.tensorboard import _crc32c, event_file
 
 
 def records(data: bytes) -> list[bytes]:

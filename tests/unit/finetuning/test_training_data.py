@@ -4,7 +4,7 @@ import pytest
 
 from apps.contracts.runs import Hyperparameters
 from apps.datasets.models import DatasetVersion, TokenCount
-from apps.finetuning.training_data import Counted, training_data
+from apps.finetuning.recipes.training_data import Counted, training_data
 
 CUTS = [
     {"limit": 256, "tokens": 20_000, "trained_tokens": 4_000, "untrained": 20},

@@ -6,22 +6,22 @@ from typing import Any
 import pytest
 
 from apps.billing.queries import get_balance
-from apps.core import outbox
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import QuotaExceeded
+from apps.core.messages import outbox
 from apps.core.models import OutboxMessage
-from apps.datasets import comparing
 from apps.datasets import operations as datasets
+from apps.datasets.inspection import comparisons
 from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import FileInUse, count_tokens, delete_version
 from apps.datasets.tasks import compare, count
 from apps.datasets.tasks import validate as validate_task
-from apps.datasets.validating import validate_version
-from apps.finetuning import operations, quotes, stopping
+from apps.datasets.validation.leases import validate_version
+from apps.finetuning.jobs import control, creation
+from apps.finetuning.jobs.creation import JobRequest, create_job
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.operations import JobRequest, create_job
-from apps.finetuning.quotas import set_quota
 from apps.finetuning.tasks import admit_waiting
+from apps.finetuning.usage.quotas import set_quota
 from tests.factories.datasets import jsonl, jsonl_of, make_ready_version, make_version
 
 ROW = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]}
@@ -54,7 +54,7 @@ def create(floor, organization):
 def validate(job: FineTuningJob) -> DatasetVersion | None:
     """Validate the job's file and count it, as the task does."""
     version = validate_version(version_id=job.training_file_id, now=db_now())
-    if version.status == "ready" and version.bytes <= datasets.COUNT_NOW_BYTES:
+    if version.status == "ready" and datasets.is_counted_at_once(version):
         count_tokens(version=version, base_model=job.base_model)
     return version
 
@@ -78,7 +78,7 @@ def test_a_job_waits_for_its_file_and_is_then_queued_with_its_hold(create, organ
 
 
 def test_a_job_waits_until_it_is_known_what_repeats_its_validation_file(floor, organization, reload, monkeypatch):
-    monkeypatch.setattr(comparing, "COMPARE_NOW_ROWS", 10)
+    monkeypatch.setattr(comparisons, "COMPARE_NOW_ROWS", 10)
     training, held_out = (make_ready_version(organization, jsonl(rows), filename=f"{rows}") for rows in (40, 12))
     asked = JobRequest(
         base_model=floor.base_model.name, training_file=training.pk, validation_file=held_out.pk,
@@ -206,14 +206,14 @@ def test_a_job_that_cannot_be_judged_keeps_no_other_waiting(create, reload, monk
     first, second = create(GOOD), create(GOOD)
     for job in (first, second):
         validate_task(job.training_file_id)
-    judge = operations.require_rows_to_train
+    judge = creation.require_rows_to_train
 
     def fail_for_first(training_file, validation_file):
         if training_file.pk == first.training_file_id:
             raise RuntimeError("a bug")
         judge(training_file, validation_file)
 
-    monkeypatch.setattr(operations, "require_rows_to_train", fail_for_first)
+    monkeypatch.setattr(creation, "require_rows_to_train", fail_for_first)
     admit_waiting()
 
     assert [reload(job).status for job in (first, second)] == ["validating_files", "queued"]
@@ -221,7 +221,6 @@ def test_a_job_that_cannot_be_judged_keeps_no_other_waiting(create, reload, monk
 
 def test_a_row_the_model_cannot_read_fails_the_job_that_waits_for_a_large_file(create, reload, monkeypatch):
     monkeypatch.setattr(datasets, "COUNT_NOW_BYTES", 10)
-    monkeypatch.setattr(quotes, "COUNT_NOW_BYTES", 10)
     job = create(GOOD + jsonl_of(TOOL))  # the demo's template knows no tools
 
     validate(job)
@@ -238,7 +237,7 @@ def test_a_row_the_model_cannot_read_fails_the_job_that_waits_for_a_large_file(c
 def test_a_job_cancelled_meanwhile_stays_cancelled(create, organization, claim, reload):
     job = create(GOOD)
 
-    stopping.request_cancellation(job=job, by="key_test", now=db_now())
+    control.request_cancellation(job=job, by="key_test", now=db_now())
     validate(job)
     admit_waiting()
 

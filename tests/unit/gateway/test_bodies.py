@@ -5,11 +5,18 @@ import asyncio
 import pytest
 
 from apps.core.errors import RateLimited, Unavailable
-from apps.core.http import DEFAULT_BODY_BYTES, MIB, TooLarge
-from apps.gateway import client as reading
-from apps.gateway.bodies import MOST_OF_ALL, MOST_OF_ONE, Bodies, BodyTooSlow, largest_body, tokens_unread
-from apps.gateway.client import Client
-from apps.gateway.connections import EXCHANGE
+from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB, TooLarge
+from apps.interfaces.gateway.http import client as reading
+from apps.interfaces.gateway.http.bodies import (
+    MAX_OF_ALL,
+    MAX_OF_ONE,
+    Bodies,
+    BodyTooSlow,
+    largest_body,
+    tokens_unread,
+)
+from apps.interfaces.gateway.http.client import Client
+from apps.interfaces.gateway.http.connections import EXCHANGE
 
 
 class Incoming:
@@ -68,18 +75,18 @@ def test_a_body_that_does_not_come_to_its_end_is_given_up_with_its_connection(mo
 def test_one_organizations_bodies_leave_room_for_the_others():
     bodies = Bodies()
     with bodies.reading("hostile") as first, bodies.reading("hostile") as second, bodies.reading("other") as theirs:
-        first.note(MOST_OF_ONE - 1)
+        first.note(MAX_OF_ONE - 1)
         with pytest.raises(RateLimited):
             second.note(2)
-        theirs.note(MOST_OF_ONE)
+        theirs.note(MAX_OF_ONE)
     with bodies.reading("hostile") as again:
-        again.note(MOST_OF_ONE)
+        again.note(MAX_OF_ONE)
 
 
 def test_all_bodies_together_are_bounded_and_what_ended_is_given_back():
     bodies = Bodies()
-    for number in range(MOST_OF_ALL // MOST_OF_ONE):
-        bodies.reading(f"org_{number}").note(MOST_OF_ONE)
+    for number in range(MAX_OF_ALL // MAX_OF_ONE):
+        bodies.reading(f"org_{number}").note(MAX_OF_ONE)
 
     one_more = bodies.reading("one more")
     with pytest.raises(Unavailable):

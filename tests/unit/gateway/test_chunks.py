@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.gateway.chunks import Assembler, EngineUsage, Meter, Renderer, SseParser, TokenBounds, decode_chunk
-from apps.gateway.schema import MOST_CHOICES, MOST_PROMPTS
+from apps.interfaces.gateway.engines.chunks import (
+    Assembler,
+    EngineUsage,
+    Meter,
+    Renderer,
+    SseParser,
+    TokenBounds,
+    decode_chunk,
+)
+from apps.interfaces.gateway.requests.schema import MAX_CHOICES, MAX_PROMPTS
 
 
 def chunk(
@@ -119,7 +127,7 @@ def test_counts_that_are_no_numbers_end_the_answer(usage):
         decode_chunk(b'{"choices": [], "usage": %b}' % usage.encode())
 
 
-@pytest.mark.parametrize("index", [-1, MOST_PROMPTS * MOST_CHOICES, 10**9])
+@pytest.mark.parametrize("index", [-1, MAX_PROMPTS * MAX_CHOICES, 10**9])
 def test_a_choice_that_was_not_asked_for_ends_the_answer(index):
     with pytest.raises(msgspec.DecodeError):
         decode_chunk(chunk(index, "a"))

@@ -9,7 +9,8 @@ import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from apps.gateway.connections import Connection
+from apps.core.http.connections import MAX_AHEAD
+from apps.interfaces.gateway.http.connections import Connection
 
 
 class Transport:
@@ -47,7 +48,8 @@ def events_of(request: bytes) -> list[bytes | str]:
         connection = Connection(Config(answer, lifespan="off", log_config=None), state, {}, asyncio.get_running_loop())
         connection.connection_made(transport)
         connection.data_received(request)
-        await asyncio.gather(*state.tasks)
+        while state.tasks:
+            await asyncio.gather(*state.tasks)
         await settle()
         connection.connection_lost(None)
         return transport.events
@@ -71,6 +73,16 @@ def test_an_answer_is_sent_before_its_connection_closes(request_bytes):
 
     assert first.startswith(b"HTTP/1.1 ")
     assert second == "close"
+
+
+@pytest.mark.parametrize("sent", [50, 1_000])
+def test_so_many_requests_are_read_ahead_of_their_turn(sent):
+    """One read of the socket brings many small ones, each of which takes memory until it is answered."""
+    events = events_of(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n" * sent)
+
+    answered = sum(event.count(b"hello") for event in events if event != "close")
+    assert answered == sent if sent <= MAX_AHEAD else answered <= MAX_AHEAD + 1
+    assert ("close" in events) is (sent > MAX_AHEAD)
 
 
 def test_what_is_answered_in_one_turn_is_sent_when_all_of_it_is_answered():

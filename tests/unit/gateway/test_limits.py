@@ -3,8 +3,8 @@
 import pytest
 
 from apps.core.errors import RateLimited
-from apps.gateway import limits as limiting
-from apps.gateway.limits import MOST_ENGINE_FAILURES, Limits, OpenRequests, Rates, duration
+from apps.interfaces.gateway.admission import limits as limiting
+from apps.interfaces.gateway.admission.limits import MAX_ENGINE_FAILURES, Limits, OpenRequests, Rates, duration
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_headers_are_the_standard_ones(clock):
 
 def test_an_organization_on_whose_requests_engines_fail_waits_and_others_do_not(clock):
     rates, one, other = Rates(), [limits_of("org_1")], [limits_of("org_2")]
-    for _ in range(MOST_ENGINE_FAILURES + 1):
+    for _ in range(MAX_ENGINE_FAILURES + 1):
         rates.require_failures_left(one)
         rates.note_failure(one)
 

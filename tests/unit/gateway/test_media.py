@@ -6,8 +6,8 @@ import pytest
 
 from apps.catalog.models import BaseModel
 from apps.core.errors import DomainError
-from apps.gateway.media import MOST_MEDIA, require_allowed
-from apps.gateway.schema import EngineRequest, parse_chat
+from apps.interfaces.gateway.requests.media import MAX_MEDIA, require_allowed
+from apps.interfaces.gateway.requests.schema import EngineRequest, parse_chat
 
 HOSTS = frozenset({"images.example.com", "10.0.0.1"})
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
@@ -102,7 +102,7 @@ def test_a_model_that_does_not_take_them_refuses_them_by_name(part, taken):
         ([{"type": "image_url"}], "user", "messages[0].content[0].image_url"),
         ([{"type": "image_url", "uuid": "of-another-tenant"}], "user", "messages[0].content[0].image_url"),
         ([{"type": "image_url", "image_url": {}}], "user", "messages[0].content[0].image_url.url"),
-        ([image(PIXEL)] * (MOST_MEDIA + 1), "user", "messages[0].content"),
+        ([image(PIXEL)] * (MAX_MEDIA + 1), "user", "messages[0].content"),
     ],
 )
 def test_what_no_model_takes_is_refused_at_once(parts, role, param):

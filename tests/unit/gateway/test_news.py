@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from apps.gateway.news import keep_listening
+from apps.interfaces.gateway.admission.key_invalidation import keep_listening
 
 pytestmark = pytest.mark.django_db
 

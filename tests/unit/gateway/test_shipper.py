@@ -3,8 +3,8 @@
 import pytest
 from django.db import OperationalError
 
-from apps.gateway import shipper as shipping
-from apps.gateway.shipper import Shipper
+from apps.interfaces.gateway.metering import shipper as shipping
+from apps.interfaces.gateway.metering.shipper import Shipper
 from tests.factories.usage import make_record
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from apps.billing.usage import UsageRecord
-from apps.gateway import spool as spooling
-from apps.gateway.spool import End, Segments, adopt_orphans, claim_folder, encode, read_entries
+from apps.billing.usage.metering import UsageRecord
+from apps.interfaces.gateway.metering import spool as spooling
+from apps.interfaces.gateway.metering.spool import End, Segments, adopt_orphans, claim_folder, encode, read_entries
 from tests.factories.usage import make_record, make_start
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from apps.gateway import stalls as stalling
-from apps.gateway.stalls import Stalls
+from apps.interfaces.gateway import stalls as stalling
+from apps.interfaces.gateway.stalls import Stalls
 
 
 def test_the_longest_stall_of_the_last_minute_is_told_and_then_forgotten(monkeypatch, caplog):

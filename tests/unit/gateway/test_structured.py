@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from apps.core.errors import InvalidValue
-from apps.gateway.schema_bounds import (
+from apps.interfaces.gateway.requests.schema_bounds import (
     PATTERN_BYTES,
     PATTERN_COUNT,
     PATTERN_EXPANDED,
@@ -16,8 +16,8 @@ from apps.gateway.schema_bounds import (
     SCHEMA_EXPANDED,
     SCHEMA_PROPERTIES,
 )
-from apps.gateway.structured import (
-    MOST_TOOLS,
+from apps.interfaces.gateway.requests.structured import (
+    MAX_TOOLS,
     TOOLS_BYTES,
     Function,
     JsonSchema,
@@ -150,9 +150,9 @@ def tools(count: int, description: str = "") -> list[Tool]:
 
 
 def test_the_number_and_the_size_of_tools_are_bounded_and_so_is_each_ones_schema() -> None:
-    assert len(tools_fields(tools(MOST_TOOLS), None, in_parallel=None)["tools"]) == MOST_TOOLS
+    assert len(tools_fields(tools(MAX_TOOLS), None, in_parallel=None)["tools"]) == MAX_TOOLS
 
-    for too_much in (tools(MOST_TOOLS + 1), tools(1, "x" * TOOLS_BYTES)):
+    for too_much in (tools(MAX_TOOLS + 1), tools(1, "x" * TOOLS_BYTES)):
         with pytest.raises(InvalidValue) as refused:
             tools_fields(too_much, None, in_parallel=None)
         assert refused.value.param == "tools"

@@ -5,10 +5,10 @@ from collections import deque
 
 import pytest
 
-from apps.gateway.chunks import Meter
-from apps.gateway.errors import EngineError
-from apps.gateway.schema import parse_completion
-from apps.gateway.upstreams import EngineAnswer
+from apps.interfaces.gateway.engines.chunks import Meter
+from apps.interfaces.gateway.engines.upstreams import EngineAnswer
+from apps.interfaces.gateway.errors import EngineError
+from apps.interfaces.gateway.requests.schema import parse_completion
 
 REQUEST = parse_completion(b'{"model": "m", "prompt": "Hi"}')
 

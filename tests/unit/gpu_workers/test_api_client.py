@@ -6,7 +6,7 @@ import pytest
 
 from apps.contracts.runs import LogLine
 from apps.contracts.worker_api import ClaimRequest, HeartbeatRequest, HeartbeatResponse
-from gpu_workers.api_client import ApiClient, ApiError, Lease, StaleLease, Unauthorized, Unavailable
+from gpu_workers.common.api_client import ApiClient, ApiError, Lease, StaleLease, Unauthorized, Unavailable
 
 LEASE = Lease(id="lease_1", token="secret")
 

@@ -5,7 +5,14 @@ import httpx
 import pytest
 
 from apps.contracts.runs import Manifest, SignedFile
-from gpu_workers.artifacts import BrokenArtifact, Interrupted, StoreUnavailable, Transfers, seal_folder, verify_folder
+from gpu_workers.common.artifacts import (
+    BrokenArtifact,
+    Interrupted,
+    StoreUnavailable,
+    Transfers,
+    seal_folder,
+    verify_folder,
+)
 
 CONTENT = b"weights" * 1000
 SIGNED = SignedFile(
@@ -108,6 +115,23 @@ def test_an_upload_announces_its_length_and_ends_with_the_manifest(tmp_path):
 
     assert [path for path, _, _ in puts] == ["/a.bin", "/b.json", "/manifest.json"]
     assert all(announced == sent for _, announced, sent in puts)
+
+
+def test_an_upload_replaces_nothing_and_what_is_there_already_is_left(tmp_path):
+    folder, _ = seal(tmp_path)
+    there = {}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.headers["If-None-Match"] == "*"
+        if request.url.path in there:
+            return httpx.Response(412)
+        there[request.url.path] = request.read()
+        return httpx.Response(503 if len(there) == 1 else 200)  # stored, and then the answer is lost
+
+    urls = {name: f"http://store/{name}" for name in ("a.bin", "b.json", "manifest.json")}
+    make_transfers(answer).upload_folder(folder, urls)
+
+    assert sorted(there) == ["/a.bin", "/b.json", "/manifest.json"]
 
 
 def test_a_transfer_stops_when_the_lease_is_lost(tmp_path):

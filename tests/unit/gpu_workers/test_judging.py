@@ -8,7 +8,7 @@ import pytest
 
 from apps.contracts.evaluation import Grader, GraderKind
 from apps.contracts.worker_api import JudgeAccess
-from gpu_workers.train.judging import Judge, Question
+from gpu_workers.train.after.judge import Judge, Question
 
 ACCESS = JudgeAccess(url="http://gateway/v1", key="ann_web_x", model="demo")
 GRADER = Grader(kind=GraderKind.JUDGE, model="demo", instructions="Is it polite?")

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_workers.config import ConfigError, EngineConfig, read_engine_config, read_serving_config
-from gpu_workers.engine_launch import TARGET_MODULES, build_command, build_environment
-from gpu_workers.engine_state import ReplicaBase
+from gpu_workers.common.config import ConfigError, EngineConfig, read_engine_config, read_serving_config
+from gpu_workers.engine.command import TARGET_MODULES, build_command, build_environment
+from gpu_workers.engine.state import ReplicaBase
 
 BASE = ReplicaBase(served_name="b-demo", path="/models/demo")
 

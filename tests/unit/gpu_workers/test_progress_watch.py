@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_workers.progress_watch import Activity, ProgressWatch
+from gpu_workers.trainer.progress_watch import Activity, ProgressWatch
 
 
 class Machine:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_workers.redaction import redact
+from gpu_workers.common.redaction import redact
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_secret_is_removed(line, secret):
 def test_an_ordinary_log_stays_as_it_is():
     log = (
         "Step 12/96: loss 0.1234, 512 tokens per second, 3 tokens: 17\n"
-        '  File "/app/gpu_workers/train/sft.py", line 40, in compute_loss\n'
+        '  File "/app/gpu_workers/train/loop/sft.py", line 40, in compute_loss\n'
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.\n"
     )
 

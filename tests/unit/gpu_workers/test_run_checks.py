@@ -5,9 +5,9 @@ import pytest
 
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, Hyperparameters, RunSpec, SignedFile
-from gpu_workers import run_checks
-from gpu_workers.preflight import GpuMemory
-from gpu_workers.run_checks import Refused, check_run, needed_disk_bytes
+from gpu_workers.common.preflight import GpuMemory
+from gpu_workers.trainer import run_checks
+from gpu_workers.trainer.run_checks import Refused, check_run, needed_disk_bytes
 
 GIB = 1024**3
 

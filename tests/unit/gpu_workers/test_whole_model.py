@@ -10,10 +10,10 @@ import pytest
 from apps.contracts.runs import SignedFile
 from apps.contracts.serving import DesiredState, ObservedState
 from apps.contracts.worker_api import EnrollResponse
-from gpu_workers.api_client import Unavailable
-from gpu_workers.engine_state import EnginePaths
-from gpu_workers.fetching import Unfetchable
-from gpu_workers.whole_model import fetch_model, wait_for_model, withdraw_model
+from gpu_workers.common.api_client import Unavailable
+from gpu_workers.common.downloads import Unfetchable
+from gpu_workers.engine.state import EnginePaths
+from gpu_workers.serving.whole_model import fetch_model, wait_for_model, withdraw_model
 
 FILES = {"config.json": b"{}", "model.safetensors": b"weights" * 100, "tokenizer.json": b"[]"}
 

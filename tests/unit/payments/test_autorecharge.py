@@ -8,14 +8,14 @@ import pytest
 from apps.accounts.models import Organization
 from apps.billing.operations import grant_credit
 from apps.billing.queries import get_balance
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
 from apps.core.models import OutboxMessage
 from apps.core.money import NANO_PER_CENT
 from apps.payments import autorecharge
 from apps.payments.customers import ensure_customer, keep_card
 from apps.payments.models import AutoRecharge, TopUp
-from apps.payments.stripe_errors import StripeUnavailable
+from apps.payments.stripe.errors import StripeUnavailable
 from tests.twins.stripe import invoices, money
 from tests.twins.stripe.twin import _HANDLERS, Fault, Twin
 

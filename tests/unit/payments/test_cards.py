@@ -9,10 +9,11 @@ import pytest
 from django.db import transaction
 
 from apps.accounts.models import Organization
-from apps.payments import stripe_gateway, topups
+from apps.payments import topups
 from apps.payments.customers import ensure_customer, keep_card
 from apps.payments.models import HostedPage, StripeCustomer
-from apps.payments.stripe_objects import CardLeft
+from apps.payments.stripe import gateway
+from apps.payments.stripe.objects import CardLeft
 from tests.support.payments import deliver, open_topup
 from tests.twins.stripe import money
 from tests.twins.stripe.twin import Twin
@@ -85,14 +86,14 @@ def test_two_pages_handled_at_the_same_time_leave_the_card_of_the_later(
     near_twin: Twin, organization: Organization, monkeypatch: Any
 ) -> None:
     first, second = leave_cards(near_twin, organization, *LEFT)
-    use, waiting = stripe_gateway.use_card, [second]
+    use, waiting = gateway.use_card, [second]
 
     def use_late(**call: Any) -> None:
         while waiting:  # the second page is handled whole while the first one's call is on its way
             deliver(waiting.pop())
         use(**call)
 
-    monkeypatch.setattr(stripe_gateway, "use_card", use_late)
+    monkeypatch.setattr(gateway, "use_card", use_late)
     deliver(first)
 
     assert charged(near_twin, organization) == ("4444", "4444")

@@ -24,15 +24,16 @@ from apps.billing.operations import (
     settle_hold,
 )
 from apps.billing.queries import get_balance, get_ledger_sum_nano
-from apps.billing.slices import lease_slice
-from apps.core.clock import db_now
+from apps.billing.usage.slices import lease_slice
+from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.money import NANO_PER_CENT
-from apps.payments import autorecharge, standing, stripe_gateway, topups, webhooks
+from apps.payments import autorecharge, dunning, topups, webhooks
 from apps.payments.customers import ensure_customer, keep_card
 from apps.payments.lifecycle import TOPUP_IN_FLIGHT
 from apps.payments.models import AutoRecharge, Standing, StripeEvent, TopUp
-from apps.payments.stripe_errors import StripeUnavailable
+from apps.payments.stripe import gateway
+from apps.payments.stripe.errors import StripeUnavailable
 from tests.factories.accounts import make_organization, make_user
 from tests.twins.stripe import invoices, money
 from tests.twins.stripe.server import KeyMissing
@@ -264,7 +265,7 @@ class Owing(RuleBasedStateMachine):
             grant_paid_credit(
                 organization=self.ours, amount_nano=cents * NANO_PER_CENT, reference=self.payments[-1], by="stripe"
             )
-            standing.review(organization_id=self.ours.pk, now=self.now)  # as a paid top-up does
+            dunning.review(organization_id=self.ours.pk, now=self.now)  # as a paid top-up does
 
     @precondition(lambda self: self.owed_nano())
     @rule()
@@ -305,7 +306,7 @@ class Owing(RuleBasedStateMachine):
     @rule(hours=st.integers(1, 100))
     def wait(self, hours: int) -> None:
         self.now += datetime.timedelta(hours=hours)
-        standing.review_standings(now=self.now)
+        dunning.review_standings(now=self.now)
         assert (self.status() == "active") == (self.owed_nano() == 0)
 
     @invariant()
@@ -380,9 +381,9 @@ def test_a_charge_begun_and_carried_out_by_many_at_once_is_one_charge(near_twin:
 # --- P18 --------------------------------------------------------------------------------------------------------------
 
 ASKED: list[Callable[[], Any]] = [
-    lambda: stripe_gateway.create_customer(organization_id="org_1", name="A", email="a@example.com"),
-    lambda: stripe_gateway.finalize_invoice(invoice_id="in_1", key="k"),
-    lambda: stripe_gateway.create_refund(payment_intent_id="pi_1", amount_cents=1, refund_id="r", key="k"),
+    lambda: gateway.create_customer(organization_id="org_1", name="A", email="a@example.com"),
+    lambda: gateway.finalize_invoice(invoice_id="in_1", key="k"),
+    lambda: gateway.create_refund(payment_intent_id="pi_1", amount_cents=1, refund_id="r", key="k"),
 ]
 
 
@@ -390,7 +391,7 @@ ASKED: list[Callable[[], Any]] = [
 def test_a_post_without_our_key_never_leaves(
     near_twin: Twin, db: None, monkeypatch: pytest.MonkeyPatch, ask: Callable[[], Any]
 ) -> None:
-    monkeypatch.setattr(stripe_gateway, "_keyed", lambda key: {})
+    monkeypatch.setattr(gateway, "_keyed", lambda key: {})
 
     with pytest.raises(KeyMissing):
         ask()

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from apps.accounts.models import Organization
-from apps.billing.invoicing import close_month
+from apps.billing.invoices.statements import close_month
 from apps.billing.models import Invoice
-from apps.core.clock import db_now
-from apps.payments import invoice_copies
-from apps.payments.stripe_errors import StripeUnavailable
+from apps.core.database.clock import db_now
+from apps.payments.stripe import invoice_copies
+from apps.payments.stripe.errors import StripeUnavailable
 from tests.support.payments import paid_topup, spend
 from tests.twins.stripe import invoices
 from tests.twins.stripe.twin import _HANDLERS, Fault, Twin
@@ -50,7 +50,7 @@ def test_a_copy_has_our_lines_and_is_paid_from_credit(near_twin: Twin, invoice: 
 def test_more_lines_than_stripe_takes_become_one_of_each_kind(
     near_twin: Twin, invoice: Invoice, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(invoice_copies, "_MOST_LINES", 2)
+    monkeypatch.setattr(invoice_copies, "_MAX_LINES", 2)
 
     invoice_copies.copy_invoice(invoice_id=invoice.pk, now=db_now())
 

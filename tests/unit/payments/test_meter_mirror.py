@@ -8,10 +8,10 @@ import pytest
 from apps.accounts.models import Organization
 from apps.billing.models import UsageSeries
 from apps.catalog.operations import set_price
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.payments.customers import ensure_customer
-from apps.payments.meter_mirror import mirror_usage
-from apps.payments.stripe_errors import StripeUnavailable
+from apps.payments.stripe.errors import StripeUnavailable
+from apps.payments.stripe.meter_mirror import mirror_usage
 from tests.twins.stripe.twin import Fault, Twin
 
 pytestmark = pytest.mark.django_db

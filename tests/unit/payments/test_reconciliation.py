@@ -8,7 +8,7 @@ import pytest
 from apps.accounts.models import Organization
 from apps.billing.models import AccountKind
 from apps.billing.operations import grant_paid_credit
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import NotFound
 from apps.core.money import NANO_PER_CENT
 from apps.payments import reconciliation, refunds

@@ -6,11 +6,11 @@ import pytest
 
 from apps.accounts.models import Organization
 from apps.billing.operations import SpendingStopped, hold, set_spending
-from apps.billing.slices import lease_slice, renew_slices
-from apps.core.clock import db_now
+from apps.billing.usage.slices import lease_slice, renew_slices
+from apps.core.database.clock import db_now
 from apps.core.models import OutboxMessage
 from apps.core.money import NANO_PER_CENT
-from apps.payments import standing
+from apps.payments import dunning
 from apps.payments.models import Standing
 from tests.support.payments import deliver, paid_topup, spend
 from tests.twins.stripe import money
@@ -30,7 +30,7 @@ def owing(near_twin: Twin, organization: Organization) -> Organization:
 
 
 def status_after(owing: Organization, **days: int) -> str:
-    standing.review_standings(now=db_now() + datetime.timedelta(**days))
+    dunning.review_standings(now=db_now() + datetime.timedelta(**days))
     return Standing.objects.get(organization=owing).status
 
 
@@ -70,7 +70,7 @@ def test_paying_leads_back_to_active_at_once(near_twin: Twin, owing: Organizatio
     status_after(owing, days=8)
 
     paid_topup(near_twin, owing, 3000)
-    standing.review(organization_id=owing.pk, now=db_now())
+    dunning.review(organization_id=owing.pk, now=db_now())
 
     assert Standing.objects.get().status == "active"
     hold(
@@ -90,6 +90,6 @@ def test_a_won_dispute_leads_back_too(near_twin: Twin, owing: Organization) -> N
 def test_who_owes_nothing_has_no_standing(near_twin: Twin, organization: Organization) -> None:
     paid_topup(near_twin, organization, 2500)
 
-    standing.review_standings(now=db_now())
+    dunning.review_standings(now=db_now())
 
     assert not Standing.objects.exists()

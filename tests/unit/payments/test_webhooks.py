@@ -12,13 +12,13 @@ from django.db import transaction
 from apps.accounts.models import Organization
 from apps.billing.models import AccountKind
 from apps.billing.queries import get_balance, get_ledger_sum_nano
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.models import OutboxMessage
 from apps.core.money import NANO_PER_CENT
 from apps.payments import refunds, topups, webhooks
 from apps.payments.customers import ensure_customer
 from apps.payments.models import CardDispute, CardRefund, HostedPage, StripeEvent, TopUp
-from apps.payments.stripe_errors import BadSignature, StripeUnavailable
+from apps.payments.stripe.errors import BadSignature, StripeUnavailable
 from tests.support.payments import deliver, open_topup, paid_topup, spend, total
 from tests.twins.stripe import money
 from tests.twins.stripe.twin import Fault, Twin, signed

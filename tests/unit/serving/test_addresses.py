@@ -8,27 +8,27 @@ import msgspec
 import pytest
 from django.test import Client
 
-from apps.contracts.addresses import AddressRules
+from apps.contracts.addresses.replicas import AddressRules
 from apps.contracts.worker_api import EnrollRequest
 from apps.core.models import AuditEntry
-from apps.finetuning import pools
 from apps.finetuning.models import WorkerToken
+from apps.finetuning.pools import operations
 from apps.serving.models import Replica
 from apps.serving.operations import desired_state
-from apps.serving.placing import replan_around
+from apps.serving.placements import replan_around
 from apps.serving.queries import list_routes
-from tests.factories.finetuning import Floor
+from tests.factories.finetuning import TrainingSetup
 from tests.factories.serving import make_adapter
 
 
 @pytest.fixture
-def floor(organization) -> Floor:
-    return Floor(organization)
+def floor(organization) -> TrainingSetup:
+    return TrainingSetup(organization)
 
 
 @pytest.fixture
-def token(floor: Floor) -> str:
-    return pools.issue_worker_token(pool=floor.pool, kind="replica", base_model=floor.base_model, by="user_olga")
+def token(floor: TrainingSetup) -> str:
+    return operations.issue_worker_token(pool=floor.pool, kind="replica", base_model=floor.base_model, by="user_olga")
 
 
 def enroll(token: str, url: str) -> tuple[int, dict]:

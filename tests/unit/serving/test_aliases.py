@@ -4,13 +4,13 @@ import pytest
 
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import get_version
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
 from apps.core.ids import new_ulid
 from apps.serving.aliases import delete_alias, point_alias, roll_back
 from apps.serving.models import Alias, Deployment, LoadedAdapter
 from apps.serving.operations import delete_model, undeploy
-from apps.serving.placing import replan
+from apps.serving.placements import replan
 from apps.serving.queries import list_alias_routes
 from tests.factories.serving import load, make_adapter, make_served_model
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
-from apps.serving.placement import MOST_TO_LOAD, Placed, Room, Wish, count_moves, place
+from apps.serving.placement import MAX_TO_LOAD, AdapterDemand, Placed, ReplicaCapacity, count_moves, place
 from tests.bench.placement import Setup, simulate
 
 NOW = 1_000_000.0
@@ -12,17 +12,19 @@ NOW = 1_000_000.0
 
 def wish(
     name: str, rate: float = 0.0, *, organization: str = "a", rank: int = 8, age: float = 60.0, kept=False
-) -> Wish:
-    return Wish(name, organization, rank, NOW - age, rate, kept)
+) -> AdapterDemand:
+    return AdapterDemand(name, organization, rank, NOW - age, rate, kept)
 
 
-def room(name: str, *, capacity: int = 4, slots: int = 2, max_rank: int = 16, is_draining: bool = False) -> Room:
-    return Room(name, capacity, slots, max_rank, is_draining)
+def room(
+    name: str, *, capacity: int = 4, slots: int = 2, max_rank: int = 16, is_draining: bool = False
+) -> ReplicaCapacity:
+    return ReplicaCapacity(name, capacity, slots, max_rank, is_draining)
 
 
 def placed(
-    wishes: list[Wish],
-    rooms: list[Room],
+    wishes: list[AdapterDemand],
+    rooms: list[ReplicaCapacity],
     holding: Mapping[str, Collection[str]] | None = None,
     loaded: Mapping[str, Collection[str]] | None = None,
     unable: Collection[tuple[str, str]] = (),
@@ -122,9 +124,9 @@ def test_a_customer_who_waits_gets_the_adapter_in_but_no_faster_than_replicas_lo
     rooms = [room("r1", capacity=20)]
 
     found = placed(held + waited_for, rooms, holding)
-    is_behind = placed(held + waited_for, rooms, holding, loaded={"r1": {f"v{i}" for i in range(MOST_TO_LOAD, 20)}})
+    is_behind = placed(held + waited_for, rooms, holding, loaded={"r1": {f"v{i}" for i in range(MAX_TO_LOAD, 20)}})
 
-    assert count_moves(holding, found) == MOST_TO_LOAD
+    assert count_moves(holding, found) == MAX_TO_LOAD
     assert count_moves(holding, is_behind) == 0
 
 

@@ -8,11 +8,11 @@ from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import record_verdict
 from apps.catalog.models import BaseModel
 from apps.contracts.serving import EngineLoad, LoadState, ObservedAdapter, ObservedState
-from apps.core.clock import db_now
-from apps.core.tenancy import tenant
+from apps.core.database.clock import db_now
+from apps.core.database.tenancy import tenant
 from apps.serving.models import Deployment, LoadedAdapter, Replica
 from apps.serving.operations import desired_state, record_observed
-from apps.serving.placing import note_requests, replan
+from apps.serving.placements import note_requests, replan
 from apps.serving.queries import list_routes, serving_states
 from tests.factories.serving import make_adapter, make_replica, make_served_model
 

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from apps.billing.usage import UsageRecord, record_usage
+from apps.billing.usage.metering import UsageRecord, record_usage
 from apps.contracts.serving import EngineCount, ObservedState
 from apps.serving.models import EngineTokens, MeteringCheck, Replica
 from apps.serving.operations import record_observed

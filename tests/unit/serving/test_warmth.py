@@ -7,13 +7,13 @@ import pytest
 from apps.adapters.models import AdapterVersion
 from apps.billing.models import UsageSeries
 from apps.billing.queries import get_balance
-from apps.billing.usage import rate_usage
+from apps.billing.usage.metering import rate_usage
 from apps.catalog.operations import set_price
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState
+from apps.serving.keep_warm import NoPlaceLeft, charge_warm, keep_warm, let_cool
 from apps.serving.models import Deployment, LoadedAdapter
-from apps.serving.placing import replan
-from apps.serving.warmth import NoPlaceLeft, charge_warm, keep_warm, let_cool
+from apps.serving.placements import replan
 from tests.factories.serving import USD, give_credit, make_adapter, make_served_model
 
 HOUR_MS = 3_600_000

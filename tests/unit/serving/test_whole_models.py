@@ -5,10 +5,11 @@ import pytest
 from apps.adapters.models import AdapterVersion
 from apps.contracts.serving import ObservedState
 from apps.contracts.worker_api import EnrollRequest
-from apps.core.clock import db_now
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
-from apps.finetuning import pools
+from apps.finetuning.pools import operations
 from apps.serving.isolation import isolate_replica
+from apps.serving.keep_warm import keep_warm
 from apps.serving.models import Deployment, Placement, Replica
 from apps.serving.operations import (
     delete_model,
@@ -19,34 +20,33 @@ from apps.serving.operations import (
     register_replica,
     undeploy,
 )
-from apps.serving.placing import note_requests, replan
+from apps.serving.placements import note_requests, replan
 from apps.serving.queries import Route, list_routes, serving_states
-from apps.serving.warmth import keep_warm
-from tests.factories.finetuning import Floor
+from tests.factories.finetuning import TrainingSetup
 from tests.factories.serving import make_adapter, make_replica, make_whole_model
 
 
 @pytest.fixture
-def floor(organization) -> Floor:
-    return Floor(organization)
+def floor(organization) -> TrainingSetup:
+    return TrainingSetup(organization)
 
 
 @pytest.fixture
-def version(floor: Floor, organization) -> AdapterVersion:
+def version(floor: TrainingSetup, organization) -> AdapterVersion:
     return make_whole_model(organization, floor.base_model)
 
 
-def allow(floor: Floor) -> None:
+def allow(floor: TrainingSetup) -> None:
     floor.pool.serves_whole_models = True
     floor.pool.save()
 
 
-def admit(floor: Floor, version: AdapterVersion) -> Replica:
+def admit(floor: TrainingSetup, version: AdapterVersion) -> Replica:
     """As the operator's token and the machine's enrolment do it."""
-    secret = pools.issue_worker_token(
+    secret = operations.issue_worker_token(
         pool=floor.pool, kind="replica", base_model=None, whole_model=version, by="user_olga"
     )
-    worker, token, _ = pools.enroll(request=EnrollRequest(token=secret, kind="replica", hostname="gpu-9"))
+    worker, token, _ = operations.enroll(request=EnrollRequest(token=secret, kind="replica", hostname="gpu-9"))
     replica, _ = register_replica(
         worker_id=worker.pk, base_model=token.base_model, url="unix:///own", whole_model=token.whole_model
     )

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from django.test import RequestFactory
 
-from apps.web import navigation
+from apps.interfaces.web.shell import navigation
 
 
 def _request(view_name: str = "web:key_list", *, is_operator: bool = False) -> object:

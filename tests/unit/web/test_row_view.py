@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from apps.contracts.chat import ChatRenderer, ChatRow, parse_row
-from apps.web.row_view import RowView, row_view
+from apps.interfaces.web.datasets.row_view import RowView, row_view
 
 FOLDER = Path(__file__).resolve().parents[3] / "demo/base_model"
 

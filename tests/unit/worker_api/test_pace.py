@@ -3,7 +3,7 @@
 import pytest
 
 from apps.core.errors import RateLimited
-from apps.worker_api.pace import CALLS_A_SECOND, CALLS_AT_ONCE, Pace
+from apps.interfaces.worker_api.pace import CALLS_A_SECOND, CALLS_AT_ONCE, Pace
 
 
 def take_all(pace: Pace, credential: str) -> int:
@@ -30,7 +30,7 @@ def test_a_machine_that_calls_without_end_is_slowed_down_and_another_is_not():
 
 
 def test_made_up_credentials_are_forgotten(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("apps.worker_api.pace._MOST_KNOWN", 5)
+    monkeypatch.setattr("apps.interfaces.worker_api.pace._MAX_KNOWN", 5)
     now = [0.0]
     pace = Pace(lambda: now[0])
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from apps.finetuning.diagrams import render
+from apps.finetuning.jobs.diagrams import render
 
 
 class Command(BaseCommand):

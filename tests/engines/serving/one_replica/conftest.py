@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from apps.contracts.serving import DesiredAdapter
-from gpu_workers.process_tree import is_alive
+from gpu_workers.common.process_tree import is_alive
 from tests.support.engines.control_plane import ControlPlane
 from tests.support.engines.models import BASE_MODEL, SERVED_NAME
 from tests.support.engines.replica import Replica

@@ -15,8 +15,8 @@ from apps.contracts.adapter_files import CONFIG_FILE, TARGET_MODULES
 from apps.contracts.parity import PARITY_FILE, TOLERANCE, ParityProbe
 from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Manifest, RunSpec
 from apps.contracts.serving import LoadState, ObservedAdapter
-from gpu_workers.artifacts import seal_folder
-from gpu_workers.train.publish import examine
+from gpu_workers.common.artifacts import seal_folder
+from gpu_workers.train.after.publish import examine
 from tests.support.engines.adapters import make_arrays, make_files
 from tests.support.engines.control_plane import ControlPlane
 from tests.support.engines.models import BASE_MODEL, name_of

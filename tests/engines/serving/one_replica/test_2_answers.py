@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from apps.contracts.serving import EngineCount, LoadState
-from gpu_workers.engine_socket import count_requests
+from gpu_workers.engine.health import count_requests
 from tests.support.engines.adapters import make_arrays, make_files
 from tests.support.engines.control_plane import wait_until
 from tests.support.engines.models import BASE_MODEL, SERVED_NAME, name_of

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from apps.contracts.serving import DesiredAdapter
-from gpu_workers.engine_socket import count_requests
-from gpu_workers.process_tree import Process, is_alive
+from gpu_workers.common.process_tree import Process, is_alive
+from gpu_workers.engine.health import count_requests
 from tests.support.engines.adapters import make_arrays, make_files
 from tests.support.engines.control_plane import wait_until
 from tests.support.engines.models import BASE_MODEL, SERVED_NAME, name_of
 from tests.support.engines.replica import Replica, pausing
 from tests.support.engines.world import ENDLESS, GOOD, OTHER
 
-GATEWAYS_READ_ROUTES_SECONDS = 1.0  # apps.gateway.routes
+GATEWAYS_READ_ROUTES_SECONDS = 1.0  # apps.interfaces.gateway.engines.routes
 
 
 def test_invalid_numbers_in_the_engine_close_the_door_and_restart_it(

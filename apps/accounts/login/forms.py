@@ -1,0 +1,152 @@
+"""Forms of allauth's pages that ask for more than allauth does."""
+
+from typing import Any
+
+from allauth.account import forms as allauth_forms
+from allauth.account.adapter import get_adapter
+from allauth.core import context
+from allauth.mfa.base import forms as mfa_forms
+from allauth.mfa.totp import forms as totp_forms
+from django import forms
+from django.contrib.auth.hashers import make_password
+from django.http import HttpRequest, HttpResponse
+
+from apps.accounts.login.person_audit import record_for_person
+from apps.accounts.models import User
+from apps.accounts.operations import create_organization, revoke_keys_of
+from apps.core.database.clock import db_now
+from apps.core.database.tenancy import system, tenant
+
+# Set while somebody who followed an invitation signs up: they come to join, not to found.
+SESSION_INVITATION = "invitation_token"
+
+
+_HELP_ON_PASSWORDS = "At least 10 characters, and not one of the common ones."
+
+
+class PlainFields:
+    """Labels instead of placeholders, which vanish when one types, and one sentence on passwords instead of a list."""
+
+    fields: dict[str, forms.Field]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for field in self.fields.values():
+            field.widget.attrs.pop("placeholder", None)
+        if "password1" in self.fields:
+            self.fields["password1"].help_text = _HELP_ON_PASSWORDS
+
+
+class LoginForm(PlainFields, allauth_forms.LoginForm):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["login"].widget.attrs["autofocus"] = True
+        self.fields["password"].help_text = ""  # the page has a link of its own
+
+
+class ReauthenticateForm(PlainFields, allauth_forms.ReauthenticateForm):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["password"].widget.attrs["autofocus"] = True
+        self.fields["password"].help_text = ""
+
+
+class SecondFactorForm(PlainFields, mfa_forms.AuthenticateForm):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["code"].widget.attrs |= {"autofocus": True, "inputmode": "numeric"}
+
+
+class SecondFactorAgainForm(PlainFields, mfa_forms.ReauthenticateForm):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["code"].widget.attrs |= {"autofocus": True, "inputmode": "numeric"}
+
+
+class ActivateTotpForm(PlainFields, totp_forms.ActivateTOTPForm):
+    pass
+
+
+class ChangePasswordForm(PlainFields, allauth_forms.ChangePasswordForm):
+    revoke_keys = forms.BooleanField(
+        required=False,
+        label="Revoke my API keys too",
+        help_text="Choose this if another person may know your password. Your sessions elsewhere end in any case.",
+    )
+
+    def save(self) -> None:
+        """Change the password and, if asked to, revoke the person's keys: both or neither."""
+        assert isinstance(self.user, User)
+        with system():
+            super().save()
+            revoked = revoke_keys_of(user=self.user, now=db_now()) if self.cleaned_data["revoke_keys"] else 0
+            record_for_person(user=self.user, action="person.password_changed", keys_revoked=revoked)
+
+
+class ResetPasswordForm(PlainFields, allauth_forms.ResetPasswordForm):
+    def save(self, request: HttpRequest, **kwargs: Any) -> str:
+        """Queue the same message for a known and an unknown address: answer and effort tell nothing."""
+        email: str = self.cleaned_data["email"]
+        get_adapter().queue_password_reset(user=self.users[0] if self.users else None, email=email)
+        return email
+
+
+class ResetPasswordKeyForm(PlainFields, allauth_forms.ResetPasswordKeyForm):
+    keep_keys = forms.BooleanField(
+        required=False,
+        label="Keep my API keys",
+        help_text="Otherwise they are revoked: another person may have changed the password.",
+    )
+
+    def save(self) -> None:
+        """Set the password and revoke the person's keys unless they are to be kept: both or neither."""
+        assert isinstance(self.user, User)
+        with system():
+            super().save()
+            revoked = 0 if self.cleaned_data["keep_keys"] else revoke_keys_of(user=self.user, now=db_now())
+            record_for_person(user=self.user, action="person.password_reset", keys_revoked=revoked)
+
+
+class SignUpForm(PlainFields, allauth_forms.SignupForm):
+    """Sign-up makes a person and, unless an invitation brought them, an organization of their own."""
+
+    name = forms.CharField(max_length=120, required=False, label="Your name")
+    organization = forms.CharField(
+        max_length=80, required=False, label="Organization", help_text="You can invite others to it later."
+    )
+
+    field_order = ["name", "email", "password1", "organization"]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["name"].widget.attrs |= {"autocomplete": "name", "autofocus": True}
+        self.fields["organization"].widget.attrs["autocomplete"] = "organization"
+        if SESSION_INVITATION in context.request.session:
+            del self.fields["organization"]
+
+    def clean_name(self) -> str:
+        return " ".join(self.cleaned_data["name"].split())
+
+    def try_save(self, request: HttpRequest) -> tuple[User | None, HttpResponse | None]:
+        """Create the account. For an address that has one, answer the same after the same work, and write to it."""
+        if self.account_already_exists:
+            make_password(self.cleaned_data["password1"])
+        return super().try_save(request)
+
+    def save(self, request: HttpRequest) -> User:
+        """Create person and organization together or not at all."""
+        if not get_adapter().is_email_verified(request, self.cleaned_data["email"]):
+            get_adapter().unstash_verified_email(request)  # an invitation to another address proves nothing of this one
+        with tenant():
+            user: User = super().save(request)
+            user.name = self.cleaned_data["name"]
+            user.save(update_fields=["name"])
+            if "organization" in self.fields:
+                name = self.cleaned_data["organization"].strip()
+                create_organization(name=name or _default_name(user), owner=user, now=db_now())
+        return user
+
+
+def _default_name(user: User) -> str:
+    owner = user.name or user.email.partition("@")[0]
+    return f"{owner}'s organization"

@@ -1,0 +1,81 @@
+"""Second factors: authenticator apps, passkeys and recovery codes, and who must have one.
+
+A person with a second factor is asked for it at sign-in. A session that began before the factor was added has not shown
+it yet, so that pages which demand one look at the session too.
+"""
+
+import base64
+from typing import Any
+
+from allauth.account.authentication import get_authentication_records
+from allauth.mfa.adapter import DefaultMFAAdapter
+from allauth.mfa.models import Authenticator
+from allauth.mfa.utils import is_mfa_enabled
+from django.conf import settings
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.utils.http import urlencode
+
+from apps.accounts.login.person_audit import record_for_person
+from apps.accounts.models import User
+from apps.core.secrets.sealing import place_of, seal, unseal
+
+_ADDED_HERE = "second_factor_added"
+_FACTORS = [Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN]
+_PLACE = place_of(table="mfa_authenticator", column="data", row_id="")
+
+
+class SecondFactorAdapter(DefaultMFAAdapter):
+    """The secrets of authenticator apps and recovery codes are sealed in the database."""
+
+    error_messages = DefaultMFAAdapter.error_messages | {"incorrect_code": "That code is not right. Try the next one."}
+
+    def encrypt(self, text: str) -> str:
+        return base64.b64encode(seal(text, place=_PLACE)).decode()
+
+    def decrypt(self, encrypted_text: str) -> str:
+        return unseal(base64.b64decode(encrypted_text), place=_PLACE)
+
+
+def has_second_factor(user: User) -> bool:
+    return is_mfa_enabled(user, _FACTORS)
+
+
+def require_second_factor(request: HttpRequest, *, why: str) -> HttpResponse | None:
+    """Return where to send a signed-in person whose session has shown no second factor; None when it has."""
+    user = request.user
+    assert isinstance(user, User)
+    if not has_second_factor(user):
+        messages.info(request, f"{why} Add an authenticator app or a passkey to continue.")
+        return redirect("mfa_index")
+    records = get_authentication_records(request, user)
+    if request.session.get(_ADDED_HERE) or any(record["method"] == "mfa" for record in records):
+        return None
+    path = request.get_full_path() if request.method == "GET" else "/"
+    return redirect(f"{reverse('mfa_reauthenticate')}?{urlencode({'next': path})}")
+
+
+def require_of_operator(request: HttpRequest) -> HttpResponse | None:
+    """Return where to send an operator who has shown no second factor, if this installation asks for one."""
+    if not settings.OPERATOR_MFA:
+        return None
+    return require_second_factor(request, why="Operators of this installation need a second factor.")
+
+
+def note_added(*, request: HttpRequest, user: User, authenticator: Authenticator, **_: Any) -> None:
+    request.session[_ADDED_HERE] = True
+    record_for_person(user=user, action="person.second_factor_added", kind=authenticator.type)
+
+
+def note_removed(*, user: User, authenticator: Authenticator, **_: Any) -> None:
+    record_for_person(user=user, action="person.second_factor_removed", kind=authenticator.type)
+
+
+def note_reset(*, user: User, authenticator: Authenticator, **_: Any) -> None:
+    record_for_person(user=user, action="person.recovery_codes_made", kind=authenticator.type)
+
+
+def note_failed(*, user: User, authenticator: Authenticator, **_: Any) -> None:
+    record_for_person(user=user, action="person.second_factor_failed", by="anonymous", kind=authenticator.type)

@@ -1,0 +1,1 @@
+"""The books kept honest: reconciliation, daily seals, and adjustments with two operators."""

@@ -1,0 +1,205 @@
+"""What operators give and take by hand: always with a reason, and above a daily limit only with a second operator."""
+
+import datetime
+from typing import Any
+
+from django.db import transaction
+from django.db.models import F, Q, Sum
+
+from apps.billing.budgets import Attribution, note_spending
+from apps.billing.ledger import account, lock_wallet, post
+from apps.billing.lots import open_lot, returns_for
+from apps.billing.models import (
+    ADJUSTMENT_TRANSITIONS,
+    AccountKind,
+    Adjustment,
+    Hold,
+    LedgerAccount,
+    LedgerTransaction,
+    LotKind,
+)
+from apps.core import audit
+from apps.core.database import locks
+from apps.core.database.clock import db_now
+from apps.core.database.transitions import advance
+from apps.core.errors import InvalidState, InvalidValue, PermissionDenied
+from apps.core.ids import new_id
+from apps.core.money import NANO_PER_USD, dollars
+
+SECOND_APPROVER_ABOVE_NANO = 100 * NANO_PER_USD  # posted alone within a day, by one operator or to one organization
+_DAY = datetime.timedelta(hours=24)
+
+
+@transaction.atomic
+def request_adjustment(
+    *,
+    organization: Any,
+    amount_nano: int,
+    reason: str,
+    by: str,
+    now: datetime.datetime,
+    refund_of: str = "",
+    id: str | None = None,
+) -> Adjustment:
+    """Give (or, negative, take) credit, or refund part of what a job was charged.
+
+    It is posted at once while what one operator gave alone in the last 24 hours, and what the organization was given
+    by operators alone, stay within the limit; else once another operator approves. What is taken is counted apart.
+    The same `id` twice is one adjustment. Raises InvalidValue, InvalidState.
+    """
+    if not amount_nano or (refund_of and amount_nano < 0):
+        raise InvalidValue("Give an amount; a refund is positive.", param="amount_usd")
+    if not reason.strip():
+        raise InvalidValue("Give a reason: the customer reads it.", param="reason")
+    locks.lock(f"adjustments:{by}")
+    wallet = lock_wallet(organization=organization)
+    if id is not None and (found := Adjustment.objects.filter(pk=id).first()):
+        return _same(found, wallet, amount_nano=amount_nano, source=refund_of, by=by)
+    if refund_of:
+        _require_refundable(wallet, refund_of, amount_nano)
+    wanted = Adjustment.objects.create(
+        id=id or new_id("adj"),
+        organization_id=str(wallet.organization_id),
+        kind="refund" if refund_of else "adjustment",
+        source=refund_of,
+        amount_nano=amount_nano,
+        reason=reason.strip(),
+        needs_approval=_needs_approval(wallet, amount_nano, by=by, now=now),
+        requested_by=by,
+    )
+    audit.record(
+        organization=wallet.organization_id, by=by, action="adjustment.requested", target=wanted.pk,
+        amount_nano=amount_nano, reason=reason,
+    )  # fmt: skip
+    return wanted if wanted.needs_approval else _post(wanted, wallet, by=by, now=now)
+
+
+@transaction.atomic
+def approve_adjustment(*, adjustment_id: str, by: str, now: datetime.datetime) -> Adjustment:
+    """Post what another operator asked for. Raises PermissionDenied for one's own, InvalidState when it was decided."""
+    wanted = Adjustment.objects.get(pk=adjustment_id)
+    wallet = lock_wallet(organization=wanted.organization_id)
+    wanted.refresh_from_db()
+    _require_open(wanted)
+    if wanted.requested_by == by:
+        raise PermissionDenied("Another operator must approve what you asked for.")
+    return _post(wanted, wallet, by=by, now=now)
+
+
+@transaction.atomic
+def reject_adjustment(*, adjustment_id: str, by: str, now: datetime.datetime) -> Adjustment:
+    """Post nothing; the operator who asked may take it back. Raises InvalidState when it was decided."""
+    wanted = Adjustment.objects.get(pk=adjustment_id)
+    lock_wallet(organization=wanted.organization_id)
+    wanted.refresh_from_db()
+    _require_open(wanted)
+    advance(wanted, to="rejected", transitions=ADJUSTMENT_TRANSITIONS, decided_by=by, decided_at=now)
+    audit.record(organization=wanted.organization_id, by=by, action="adjustment.rejected", target=wanted.pk)
+    return wanted
+
+
+def _needs_approval(wallet: LedgerAccount, amount_nano: int, *, by: str, now: datetime.datetime) -> bool:
+    alone = Adjustment.objects.filter(status="posted", needs_approval=False, decided_at__gt=now - _DAY)
+    alone = alone.filter(amount_nano__gt=0) if amount_nano > 0 else alone.filter(amount_nano__lt=0)
+    sums = alone.aggregate(
+        of_operator=Sum("amount_nano", filter=Q(requested_by=by)),
+        of_organization=Sum("amount_nano", filter=Q(organization_id=wallet.organization_id)),
+    )
+    return any(abs((posted or 0) + amount_nano) > SECOND_APPROVER_ABOVE_NANO for posted in sums.values())
+
+
+def _same(found: Adjustment, wallet: LedgerAccount, *, amount_nano: int, source: str, by: str) -> Adjustment:
+    asked = (wallet.organization_id, amount_nano, source, by)
+    if (found.organization_id, found.amount_nano, found.source, found.requested_by) != asked:
+        raise InvalidState("This form was sent before with other values: open it again.", param="amount_usd")
+    return found
+
+
+def _require_open(wanted: Adjustment) -> None:
+    if wanted.status != "requested":
+        raise InvalidState(f"It was {wanted.status} already.", param="status")
+
+
+def _refundable(wallet: LedgerAccount, source: str) -> list[Hold]:
+    charged = Hold.objects.filter(organization_id=wallet.organization_id, purpose="job", source=source, status="closed")
+    return list(charged.filter(captured_nano__gt=F("refunded_nano")).order_by("pk"))
+
+
+def _require_refundable(wallet: LedgerAccount, source: str, amount_nano: int) -> None:
+    most = sum(hold.captured_nano - hold.refunded_nano for hold in _refundable(wallet, source))
+    if amount_nano > most:
+        raise InvalidValue(
+            f"{dollars(most)} was charged for {source} and not given back: that is the most.",
+            param="amount_usd",
+        )
+
+
+def _post(wanted: Adjustment, wallet: LedgerAccount, *, by: str, now: datetime.datetime) -> Adjustment:
+    posted = _post_refund(wanted, wallet, by) if wanted.kind == "refund" else _post_adjustment(wanted, wallet, by)
+    advance(
+        wanted,
+        to="posted",
+        transitions=ADJUSTMENT_TRANSITIONS,
+        guard={"transaction": None},
+        decided_by=by,
+        decided_at=now,
+        transaction=posted,
+    )
+    audit.record(
+        organization=wanted.organization_id, by=by, action="adjustment.posted", target=wanted.pk,
+        amount_nano=wanted.amount_nano,
+    )  # fmt: skip
+    return wanted
+
+
+def _post_adjustment(wanted: Adjustment, wallet: LedgerAccount, by: str) -> LedgerTransaction:
+    amount = wanted.amount_nano
+    lots = {}
+    if amount > 0:
+        lot = open_lot(organization_id=wanted.organization_id, kind=LotKind.PROMOTIONAL, amount_nano=amount)
+        lots = {lot.pk: amount}
+    elif wallet.balance_nano + amount < 0:
+        raise InvalidValue(f"Only {dollars(wallet.balance_nano)} is available to take.", param="amount_usd")
+    return post(
+        organization=wanted.organization_id,
+        kind="adjustment",
+        legs={account(organization=None, kind=AccountKind.ADJUSTMENT): -amount, wallet: amount},
+        by=by,
+        source=wanted.pk,
+        idempotency_key=f"adjustment:{wanted.pk}",
+        request={"adjustment": wanted.pk, "amount_nano": amount},
+        reason=wanted.reason,
+        lots=lots,
+    )
+
+
+def _post_refund(wanted: Adjustment, wallet: LedgerAccount, by: str) -> LedgerTransaction:
+    _require_refundable(wallet, wanted.source, wanted.amount_nano)
+    posted = post(
+        organization=wanted.organization_id,
+        kind="refund",
+        legs={
+            account(organization=None, kind=AccountKind.REVENUE): -wanted.amount_nano,
+            wallet: wanted.amount_nano,
+        },
+        by=by,
+        source=wanted.source,
+        idempotency_key=f"adjustment:{wanted.pk}",
+        request={"adjustment": wanted.pk, "amount_nano": wanted.amount_nano},
+        reason=wanted.reason,
+        lots=returns_for(
+            organization_id=wanted.organization_id,
+            sources=[wanted.source],
+            amount_nano=wanted.amount_nano,
+            now=db_now(),
+        ),
+    )
+    left = wanted.amount_nano
+    for hold in _refundable(wallet, wanted.source):
+        part = min(left, hold.captured_nano - hold.refunded_nano)
+        whose = Attribution(hold.key_id, hold.member_id, hold.labels)
+        note_spending(organization=hold.organization_id, attribution=whose, amount_nano=-part)
+        hold.refunded_nano += part
+        hold.save(update_fields=["refunded_nano"])
+        left -= part
+    return posted

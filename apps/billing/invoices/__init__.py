@@ -1,0 +1,1 @@
+"""Monthly statements, their files and the profile that they are addressed to."""

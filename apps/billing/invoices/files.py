@@ -1,0 +1,130 @@
+"""An invoice as files: CSV for spreadsheets, PDF for people."""
+
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+from fpdf import FPDF
+from fpdf.enums import XPos, YPos
+
+from apps.billing.invoices.statements import sum_by_label
+from apps.billing.models import Invoice, InvoiceLine
+from apps.core.money import nano_to_usd
+
+CSV_HEADER = (
+    "invoice", "position", "kind", "subject", "label", "sku", "unit", "quantity", "first_day", "last_day", "key",
+    "adapter_version", "member", "price_version", "amount_usd", "exact_usd",
+)  # fmt: skip
+_FONT = "Helvetica"
+_WIDTHS_MM = (18, 66, 26, 34, 22, 24)
+_ROW_MM = 5.5
+
+
+def csv_rows(invoice: Invoice) -> Iterator[tuple[Any, ...]]:
+    """Yield a row for each line; the amounts in cents add up to the invoice's total."""
+    for line in invoice.lines.order_by("position"):
+        yield (
+            invoice.number, line.position, line.kind, line.subject, line.label, line.sku, line.unit, line.quantity,
+            line.first_day.isoformat(), line.last_day.isoformat(), line.key_id, line.adapter_version_id, line.member_id,
+            line.price_rule_id or "", Decimal(line.cents).scaleb(-2), csv_usd(line.nano),
+        )  # fmt: skip
+
+
+def csv_usd(nano: int) -> str | Decimal:
+    """Return dollars, exact to the nano, as a number every spreadsheet reads: a text that begins with - is quoted."""
+    usd = nano_to_usd(nano)
+    return f"{usd:f}" if nano >= 0 else usd
+
+
+def usd_of_cents(cents: int) -> str:
+    return f"{'-' if cents < 0 else ''}{abs(cents) // 100}.{abs(cents) % 100:02}"
+
+
+def pdf_of(invoice: Invoice) -> bytes:
+    """Return the invoice as a PDF with its lines, its split by label and its total."""
+    pdf = FPDF(format="A4")
+    pdf.set_creation_date(invoice.issued_at)
+    pdf.set_title(f"Invoice {invoice.number}")
+    pdf.set_margins(10, 12)
+    pdf.add_page()
+    _head(pdf, invoice)
+    _table_head(pdf)
+    for line in invoice.lines.order_by("position"):
+        if pdf.will_page_break(_ROW_MM):
+            pdf.add_page()
+            _table_head(pdf)
+        _row(pdf, line)
+    _foot(pdf, invoice)
+    return bytes(pdf.output())
+
+
+def _head(pdf: FPDF, invoice: Invoice) -> None:
+    _line(pdf, f"Invoice {invoice.number}", size=16, style="B", height=9)
+    _line(pdf, f"{invoice.month:%B %Y}, issued {invoice.issued_at:%-d %B %Y} (UTC)", size=10)
+    _line(pdf, "", size=6)
+    for text in [invoice.organization.name, *invoice.billed_to.splitlines()]:
+        _line(pdf, text, size=10)
+    _line(pdf, "", size=6)
+
+
+def _table_head(pdf: FPDF) -> None:
+    _cells(pdf, ("Kind", "For", "Label", "Days (UTC)", "Quantity", "USD"), style="B")
+
+
+def _row(pdf: FPDF, line: InvoiceLine) -> None:
+    days = f"{line.first_day:%d %b} - {line.last_day:%d %b}" if line.last_day > line.first_day else f"{line.first_day}"
+    direction = line.sku.split(":")[1] + " " if line.kind == "inference" and line.sku.count(":") > 1 else ""
+    _cells(pdf, (line.kind, direction + line.subject, line.label, days, quantity_in_words(line.unit, line.quantity),
+                 usd_of_cents(line.cents)))  # fmt: skip
+
+
+def quantity_in_words(unit: str, quantity: int) -> str:
+    """Return a quantity in the unit people buy it in: GPU seconds, tokens, GB-hours, hours kept warm."""
+    if not quantity:
+        return ""
+    match unit:
+        case "gpu_ms":
+            return f"{quantity / 1000:,.1f} s"
+        case "byte_hours":
+            return f"{quantity / 1e9:,.1f} GBh"
+        case "warm_ms":
+            return f"{quantity / 3_600_000:,.2f} h"
+        case _:
+            return f"{quantity:,}"
+
+
+def _foot(pdf: FPDF, invoice: Invoice) -> None:
+    _line(pdf, "", size=6)
+    labels = sum_by_label(invoice)
+    if set(labels) != {""}:
+        for label, cents in labels.items():
+            _line(pdf, f"{label or 'without label'}: ${usd_of_cents(cents)}", size=9)
+    _line(pdf, f"Total ${usd_of_cents(invoice.total_cents)}", size=12, style="B", height=8)
+    _line(pdf, "Charged to the balance when it was used; nothing is due with this statement.", size=8)
+    _line(
+        pdf, "Cents are rounded on the running total, so single lines may differ from their exact value by one.", size=8
+    )
+
+
+def _line(pdf: FPDF, text: str, *, size: int, style: str = "", height: float = 5) -> None:
+    pdf.set_font(_FONT, style, size)
+    pdf.cell(0, height, _printable(text), new_x=XPos.LMARGIN, new_y=YPos.NEXT)
+
+
+def _cells(pdf: FPDF, texts: tuple[str, ...], *, style: str = "") -> None:
+    pdf.set_font(_FONT, style, 8)
+    for width, text in zip(_WIDTHS_MM, texts, strict=True):
+        align = "R" if width in _WIDTHS_MM[-2:] else "L"
+        pdf.cell(width, _ROW_MM, _cut(pdf, _printable(text), width), border="B", align=align)
+    pdf.ln(_ROW_MM)
+
+
+def _cut(pdf: FPDF, text: str, width: float) -> str:
+    while text and pdf.get_string_width(text) > width - 2:
+        text = text[: -4 if text.endswith("...") else -3] + "..." if len(text) > 6 else ""
+    return text
+
+
+def _printable(text: str) -> str:
+    """Return the text in what the PDF's own fonts can draw; the CSV has every character."""
+    return text.encode("latin-1", "replace").decode("latin-1")

@@ -1,0 +1,80 @@
+"""Mail about money: a budget's threshold, and yesterday's spending. Outbox handlers; each message is sent once."""
+
+import datetime
+from typing import Any
+
+from django.conf import settings
+from django.core.mail import EmailMessage
+from django.db import transaction
+from django.template.loader import render_to_string
+
+from apps.accounts.models import Membership, Organization
+from apps.billing.budgets import describe
+from apps.billing.models import BillingProfile, BudgetAlert
+from apps.billing.queries import get_balance
+from apps.billing.spending import forecast_month, list_spending, sum_by
+from apps.core.database.clock import db_now
+from apps.core.messages import outbox
+
+_REPORT_HOUR = 6  # UTC, when most of the records of the day before have long arrived
+_LARGEST_SHOWN = 10
+
+
+def send_alert(*, key: str, payload: dict[str, Any]) -> None:
+    """Tell owners and admins that a budget reached a threshold."""
+    alert = BudgetAlert.objects.select_related("budget", "organization").get(pk=payload["alert_id"])
+    _send(
+        "budget_alert",
+        alert.organization,
+        alert=alert,
+        budget=alert.budget,
+        of=describe(alert.budget),
+        is_over=alert.spent_nano >= alert.budget.limit_nano,
+    )
+
+
+def publish_reports(*, now: datetime.datetime) -> int:
+    """Queue yesterday's report of every organization that spent something and wants it; return how many were queued."""
+    if now.astimezone(datetime.UTC).hour < _REPORT_HOUR:
+        return 0
+    day = now.astimezone(datetime.UTC).date() - datetime.timedelta(days=1)
+    unwanted = BillingProfile.objects.filter(is_daily_report_wanted=False).values("organization_id")
+    count = 0
+    for organization in Organization.objects.exclude(pk__in=unwanted).order_by("pk"):
+        if any(line.kind != "rebate" for line in list_spending(organization=organization, first=day, last=day)):
+            with transaction.atomic():
+                outbox.publish(
+                    topic="billing.report",
+                    key=f"report:{organization.pk}:{day}",
+                    payload={"organization_id": organization.pk, "day": day.isoformat()},
+                )
+            count += 1
+    return count
+
+
+def send_report(*, key: str, payload: dict[str, Any]) -> None:
+    """Tell owners and admins what a day cost, and what the month is going to."""
+    organization = Organization.objects.get(pk=payload["organization_id"])
+    day = datetime.date.fromisoformat(payload["day"])
+    lines = [line for line in list_spending(organization=organization, first=day, last=day) if line.kind != "rebate"]
+    subjects = sum_by(lines, lambda line: f"{line.kind} {line.subject}")
+    _send(
+        "daily_report",
+        organization,
+        day=day,
+        total_nano=sum(line.cost_nano for line in lines),
+        largest=list(subjects.items())[:_LARGEST_SHOWN],
+        others=max(len(subjects) - _LARGEST_SHOWN, 0),
+        forecast=forecast_month(organization=organization, now=db_now()),
+        balance=get_balance(organization=organization),
+    )
+
+
+def _send(template: str, organization: Organization, **context: Any) -> None:
+    readers = Membership.objects.filter(organization=organization, role__in=("owner", "admin"), user__is_active=True)
+    addresses = list(readers.order_by("user__email").values_list("user__email", flat=True))
+    if not addresses:
+        return
+    context |= {"organization": organization, "public_url": settings.PUBLIC_URL}
+    subject, _, body = render_to_string(f"mail/{template}.txt", context).strip().partition("\n")
+    EmailMessage(subject.strip(), body.strip() + "\n", settings.DEFAULT_FROM_EMAIL, addresses).send()

@@ -1,0 +1,192 @@
+"""Monthly invoices: every charge once, in whole cents that never drift from the ledger by more than half a cent.
+
+A line bills what is posted and not invoiced yet, so that late usage is on the next invoice, with its own days. Cents
+are rounded on the sum of everything ever invoiced and subtracted, as rating does with nano.
+"""
+
+import datetime
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import transaction
+from django.db.models import F
+
+from apps.accounts.models import ApiKey, Organization
+from apps.billing.ledger import lock_wallet
+from apps.billing.models import BillingProfile, Hold, Invoice, InvoiceLine, KeyLabel, UsageSeries, VolumeRebate
+from apps.billing.tenant_batches import for_each
+from apps.core import audit
+from apps.core.database.clock import db_now
+from apps.core.database.locks import lock
+from apps.core.money import NANO_PER_CENT
+
+GRACE = datetime.timedelta(hours=48)  # after the month, for records that were on a gateway's disk
+DEFAULT_LABEL = "team"
+
+
+@dataclass(frozen=True)
+class _Line:
+    kind: str
+    subject: str
+    reference: str
+    sku: str
+    price_rule_id: str | None
+    unit: str
+    quantity: int
+    first_day: datetime.date
+    last_day: datetime.date
+    key_id: str
+    adapter_version_id: str
+    member_id: str
+    label: str
+    nano: int
+
+
+def cents_of(cumulative_nano: int) -> int:
+    """Return whole cents, rounded half up; a sum may be negative where refunds outweigh a month."""
+    return (2 * cumulative_nano + NANO_PER_CENT) // (2 * NANO_PER_CENT)
+
+
+def close_months(*, now: datetime.datetime) -> int:
+    """Write the invoices of the month that ended at least `GRACE` ago; return how many were written. Safe to repeat."""
+    ended = (now - GRACE).astimezone(datetime.UTC).date().replace(day=1)
+    month = (ended - datetime.timedelta(days=1)).replace(day=1)
+    done = Invoice.objects.filter(month=month).values("organization_id")
+    waiting = Organization.objects.exclude(pk__in=done).order_by("pk")
+
+    def close(organization: Organization) -> bool:
+        return close_month(organization=organization, month=month) is not None
+
+    return for_each(waiting, close, name="ended months are invoiced", now=now)
+
+
+@transaction.atomic
+def close_month(*, organization: Any, month: datetime.date) -> Invoice | None:
+    """Write the organization's invoice of a month, once; None when it was charged nothing since the one before."""
+    wallet = lock_wallet(organization=organization)
+    organization_id = str(wallet.organization_id)
+    if found := Invoice.objects.filter(organization_id=organization_id, month=month).first():
+        return found
+    profile = BillingProfile.objects.filter(organization_id=organization_id).first()
+    label = profile.chargeback_label if profile else DEFAULT_LABEL
+    after = (month + datetime.timedelta(days=32)).replace(day=1)
+    lines = [
+        *_training_lines(organization_id, after, label),
+        *_metered_lines(organization_id, after, label),
+        *_rebate_lines(organization_id, after),
+    ]
+    return _write(organization_id, month, lines, profile) if lines else None
+
+
+def _write(organization_id: str, month: datetime.date, lines: list[_Line], profile: BillingProfile | None) -> Invoice:
+    last = Invoice.objects.filter(organization_id=organization_id).order_by("-month").first()
+    before = last.cumulative_nano if last else 0
+    total = sum(line.nano for line in lines)
+    lock("billing.invoice_number")
+    number = f"{month:%Y-%m}-{Invoice.objects.filter(month=month).count() + 1:05}"
+    invoice = Invoice.objects.create(
+        organization_id=organization_id,
+        number=number,
+        month=month,
+        issued_at=db_now(),
+        billed_to="\n".join(part for part in (profile.legal_name, profile.address) if part) if profile else "",
+        total_nano=total,
+        total_cents=cents_of(before + total) - cents_of(before),
+        cumulative_nano=before + total,
+    )
+    sum_nano = before
+    rows = []
+    for position, line in enumerate(lines, 1):
+        cents = cents_of(sum_nano + line.nano) - cents_of(sum_nano)
+        sum_nano += line.nano
+        values = {name: getattr(line, name) for name in line.__dataclass_fields__}
+        rows.append(
+            InvoiceLine(organization_id=organization_id, invoice=invoice, position=position, cents=cents, **values)
+        )
+    InvoiceLine.objects.bulk_create(rows, batch_size=1000)
+    audit.record(
+        organization=organization_id, by="system", action="invoice.issued", target=invoice.pk, number=number,
+        total_nano=total,
+    )  # fmt: skip
+    return invoice
+
+
+def _training_lines(organization_id: str, after: datetime.date, label: str) -> Iterable[_Line]:
+    """Yield a line for each job hold that was settled or refunded since it was invoiced."""
+    end = datetime.datetime.combine(after, datetime.time(), datetime.UTC)
+    holds = Hold.objects.filter(
+        organization_id=organization_id, purpose="job", status="closed", closed_at__lt=end
+    ).exclude(invoiced_nano=F("captured_nano") - F("refunded_nano"))
+    for hold in holds.select_related("price_rule").order_by("closed_at", "pk"):
+        nano = hold.captured_nano - hold.refunded_nano - hold.invoiced_nano
+        price, closed_at = hold.price_rule, hold.closed_at
+        assert closed_at is not None
+        day = closed_at.astimezone(datetime.UTC).date()
+        yield _Line(
+            kind="training" if nano > 0 else "refund", subject=hold.source, reference=hold.pk,
+            sku=price.sku if price else "", price_rule_id=price.pk if price else None, unit="gpu_ms",
+            quantity=nano * price.per // price.price_nano if price and price.price_nano and nano > 0 else 0,
+            first_day=day, last_day=day, key_id=hold.key_id, adapter_version_id="", member_id=hold.member_id,
+            label=hold.labels.get(label, ""), nano=nano,
+        )  # fmt: skip
+        hold.invoiced_nano += nano
+        hold.save(update_fields=["invoiced_nano"])
+
+
+def _metered_lines(organization_id: str, after: datetime.date, label: str) -> Iterable[_Line]:
+    """Yield a line for each price, model, key and month with something posted since it was invoiced."""
+    members = dict(ApiKey.objects.filter(organization_id=organization_id).values_list("pk", "created_by_id"))
+    labels = dict(KeyLabel.objects.filter(organization_id=organization_id, name=label).values_list("key_id", "value"))
+    series = UsageSeries.objects.filter(organization_id=organization_id, day__lt=after).exclude(
+        posted_nano=F("invoiced_nano")
+    )
+    grouped: dict[tuple[Any, ...], list[UsageSeries]] = defaultdict(list)
+    for row in series.select_related("price_rule").order_by("sku", "subject", "key_id", "day", "pk"):
+        grouped[row.price_rule_id, row.subject, row.key_id, row.adapter_version_id, row.day.replace(day=1)].append(row)
+    for rows in grouped.values():
+        first = rows[0]
+        yield _Line(
+            kind=first.sku.partition(":")[0], subject=first.subject, reference="", sku=first.sku,
+            price_rule_id=first.price_rule_id, unit=first.price_rule.unit,
+            quantity=sum(_uninvoiced_quantity(row) for row in rows),
+            first_day=rows[0].day, last_day=rows[-1].day, key_id=first.key_id,
+            adapter_version_id=first.adapter_version_id, member_id=members.get(first.key_id, ""),
+            label=labels.get(first.key_id, ""), nano=sum(row.posted_nano - row.invoiced_nano for row in rows),
+        )  # fmt: skip
+    UsageSeries.objects.filter(pk__in=[row.pk for rows in grouped.values() for row in rows]).update(
+        invoiced_nano=F("posted_nano")
+    )
+
+
+def _uninvoiced_quantity(row: UsageSeries) -> int:
+    """Return what of a series' quantity the nano on this invoice pay for; all of it where none was invoiced before."""
+    if not row.invoiced_nano:
+        return row.rated_quantity
+    price = row.price_rule
+    return (row.posted_nano - row.invoiced_nano) * price.per // price.price_nano if price.price_nano else 0
+
+
+def _rebate_lines(organization_id: str, after: datetime.date) -> Iterable[_Line]:
+    rows = VolumeRebate.objects.filter(organization_id=organization_id, month__lt=after).exclude(
+        posted_nano=F("invoiced_nano")
+    )
+    for row in rows.select_related("price_rule").order_by("month", "pk"):
+        last = (row.month + datetime.timedelta(days=32)).replace(day=1) - datetime.timedelta(days=1)
+        yield _Line(
+            kind="rebate", subject=f"Volume of {row.month:%B %Y}", reference="", sku=row.price_rule.sku,
+            price_rule_id=row.price_rule_id, unit=row.price_rule.unit, quantity=row.quantity, first_day=row.month,
+            last_day=last, key_id="", adapter_version_id="", member_id="", label="",
+            nano=row.invoiced_nano - row.posted_nano,
+        )  # fmt: skip
+        row.invoiced_nano = row.posted_nano
+        row.save(update_fields=["invoiced_nano"])
+
+
+def sum_by_label(invoice: Invoice) -> dict[str, int]:
+    """Return the invoice's cents under each value of the charge-back label, most first; "" for what has none."""
+    sums: dict[str, int] = defaultdict(int)
+    for value, cents in invoice.lines.values_list("label", "cents"):
+        sums[value] += cents
+    return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))

@@ -1,0 +1,346 @@
+"""Usage: what the gateways metered, added up per price and day, and charged for by the sum.
+
+Requests are never charged one by one: a series keeps an integer quantity, and rating posts the price of all of it less
+what is posted already, so that no rounding adds up and nothing depends on the order in which records arrive.
+Locks are taken in one order everywhere: wallet, series by their key, holds by id.
+"""
+
+import datetime
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from django.db import IntegrityError, connection, transaction
+from django.db.models import F
+
+from apps.billing.budgets import attribution_of_key, note_spending
+from apps.billing.ledger import beside, lock_wallet, post
+from apps.billing.models import AccountKind, Budget, Hold, LedgerAccount, UsageConflict, UsageEvent, UsageSeries
+from apps.billing.tenant_batches import for_each
+from apps.catalog.models import PriceRule
+from apps.core.audit import require_transaction
+from apps.core.database.clock import db_now
+from apps.core.money import rated
+
+logger = logging.getLogger(__name__)
+
+
+class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One metered request as a gateway spooled it. Token counts are what is billed.
+
+    A field that came later has a default, which is not written: what an older gateway spooled keeps its digest.
+    """
+
+    id: str
+    organization_id: str
+    key_id: str
+    model_name: str
+    adapter_version_id: str
+    slice_id: str
+    input_price_id: str | None
+    output_price_id: str | None
+    input_tokens: int
+    cached_input_tokens: int
+    output_tokens: int
+    finish: str
+    latency_ms: int
+    first_token_ms: int | None
+    occurred_at: datetime.datetime
+    replica_id: str = ""  # which one answered
+    engine_input_tokens: int = 0  # what its engine counted, charged or not
+    engine_output_tokens: int = 0
+    output_bytes: int | None = None  # of the answer, as the gateway saw it; None: not told
+    reserved_nano: int | None = None  # what was set aside for it in its slice: it is never charged more
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What became of a batch: counted now, counted before, or set aside because its id names another request.
+
+    `beyond_reservation` of the new ones cost more than was set aside for them, and are charged for nothing.
+    """
+
+    new: int
+    known: int
+    conflicting: int
+    beyond_reservation: int = 0
+
+
+def price_ceiling(*, quantity: int, price_nano: int, per: int) -> int:
+    """Return the price of a quantity rounded up: what to reserve, never less than what rating will post for it."""
+    return -(-quantity * price_nano // per)
+
+
+# --- Recording --------------------------------------------------------------------------------------------------------
+
+# One table for each connection, empty outside a batch.
+_INCOMING = "CREATE TEMPORARY TABLE IF NOT EXISTS incoming_usage (sha256 text, body json)"
+_RECORD = """
+    WITH incoming AS (
+        SELECT sha256, record.*
+          FROM incoming_usage, json_to_record(body) AS record(id text, organization_id text, key_id text,
+            model_name text, adapter_version_id text, slice_id text, input_price_id text, output_price_id text,
+            input_tokens bigint, cached_input_tokens bigint, output_tokens bigint, finish text, latency_ms int,
+            first_token_ms int, occurred_at timestamptz, replica_id text, engine_input_tokens bigint,
+            engine_output_tokens bigint, output_bytes bigint, reserved_nano bigint)
+    ), bounded AS (
+        -- No record can have reserved more than its slice holds.
+        SELECT incoming.*, coalesce(
+                 least(reserved_nano, CASE WHEN slice_id <> '' THEN coalesce(slice.amount_nano, 0) END)
+                   < coalesce(div(input_tokens::numeric * read.price_nano + read.per - 1, read.per::numeric), 0)
+                   + coalesce(div(output_tokens::numeric * wrote.price_nano + wrote.per - 1, wrote.per::numeric), 0),
+                 false) AS is_beyond
+          FROM incoming
+          LEFT JOIN billing_hold AS slice ON slice.id = slice_id AND slice.organization_id = incoming.organization_id
+          LEFT JOIN catalog_pricerule AS read ON read.id = input_price_id
+          LEFT JOIN catalog_pricerule AS wrote ON wrote.id = output_price_id
+    ), fresh AS (
+        INSERT INTO billing_usageevent (id, organization_id, kind, key_id, model_name, adapter_version_id, slice_id,
+            input_price_id, output_price_id, input_tokens, cached_input_tokens, output_tokens, finish, latency_ms,
+            first_token_ms, occurred_at, body_sha256, replica_id, engine_input_tokens, engine_output_tokens,
+            output_bytes)
+        SELECT id, organization_id, 'inference', key_id, model_name, adapter_version_id, slice_id,
+            input_price_id, output_price_id, CASE WHEN is_beyond THEN 0 ELSE input_tokens END,
+            CASE WHEN is_beyond THEN 0 ELSE cached_input_tokens END, CASE WHEN is_beyond THEN 0 ELSE output_tokens END,
+            finish, latency_ms, first_token_ms, occurred_at, sha256, coalesce(replica_id, ''),
+            coalesce(engine_input_tokens, 0), coalesce(engine_output_tokens, 0), output_bytes
+          FROM bounded
+         ORDER BY id
+        ON CONFLICT (id) DO NOTHING
+        RETURNING id, organization_id, key_id, model_name, adapter_version_id, slice_id, occurred_at, input_price_id,
+            input_tokens, output_price_id, output_tokens, body_sha256
+    ), used AS (
+        SELECT fresh.organization_id, price.sku, price.id AS price_rule_id, fresh.model_name AS subject,
+               fresh.key_id, fresh.adapter_version_id, fresh.slice_id, way.tokens,
+               (fresh.occurred_at AT TIME ZONE 'UTC')::date AS day,
+               div(way.tokens::numeric * price.price_nano + price.per - 1, price.per::numeric) AS cost_nano
+          FROM fresh
+         CROSS JOIN LATERAL (VALUES (input_price_id, input_tokens), (output_price_id, output_tokens)) AS way(id, tokens)
+          JOIN catalog_pricerule AS price ON price.id = way.id
+    ), rolled_up AS (
+        INSERT INTO billing_usageseries AS series (organization_id, sku, price_rule_id, subject, key_id,
+            adapter_version_id, day, quantity, request_count, rated_quantity, rated_request_count, posted_nano,
+            invoiced_nano)
+        SELECT organization_id, sku, price_rule_id, subject, key_id, adapter_version_id, day, sum(tokens), count(*),
+               0, 0, 0, 0
+          FROM used
+         GROUP BY organization_id, sku, price_rule_id, subject, key_id, adapter_version_id, day
+         ORDER BY organization_id, price_rule_id, subject, key_id, adapter_version_id, day
+        ON CONFLICT (organization_id, price_rule_id, subject, key_id, adapter_version_id, day) DO UPDATE
+           SET quantity = series.quantity + excluded.quantity,
+               request_count = series.request_count + excluded.request_count
+    )
+    SELECT (SELECT count(*) FROM fresh),
+           (SELECT coalesce(json_object_agg(slice_id, cost_nano), '{}')
+              FROM (SELECT slice_id, sum(cost_nano)::bigint AS cost_nano FROM used GROUP BY slice_id) AS by_slice),
+           (SELECT count(input_price_id) + count(output_price_id) FROM fresh) - (SELECT count(*) FROM used),
+           (SELECT count(*) FROM (SELECT DISTINCT organization_id AS id FROM fresh) AS named
+             WHERE NOT EXISTS (SELECT FROM accounts_organization AS known WHERE known.id = named.id)),
+           (SELECT coalesce(json_agg(fresh.id), '[]')
+              FROM fresh JOIN bounded ON bounded.id = fresh.id AND bounded.sha256 = fresh.body_sha256 AND is_beyond)
+"""
+
+
+@transaction.atomic
+def record_usage(*, records: Sequence[UsageRecord]) -> Recorded:
+    """Store the records and add the new ones to their series; sending them again adds nothing.
+
+    A record whose id was used for another body is set aside as a UsageConflict and logged; so is one that costs more
+    than was reserved for it, of which nothing is charged. Raises IntegrityError, and stores none, where one names a
+    price or an organization that does not exist.
+    """
+    bodies: dict[tuple[str, str], UsageRecord] = {}
+    lines: list[bytes] = []
+    for record in records:
+        body = msgspec.json.encode(record)
+        sha256 = hashlib.sha256(body).hexdigest()
+        if (record.id, sha256) not in bodies:
+            bodies[record.id, sha256] = record
+            lines.append(_line(sha256, body))
+    with connection.cursor() as cursor:
+        cursor.execute(_INCOMING)
+        with cursor.copy("COPY incoming_usage (sha256, body) FROM STDIN") as copy:
+            copy.write(b"".join(lines))
+        cursor.execute(_RECORD)
+        new, used_by_slice, unpriced, unowned, beyond = cursor.fetchone()
+        if unpriced or unowned:
+            raise IntegrityError(f"usage names {unpriced} unknown prices and {unowned} unknown organizations")
+        cursor.execute("TRUNCATE incoming_usage")
+    _charge_slices(used_by_slice)
+    conflicting = _set_conflicts_aside(bodies) if new < len(bodies) else 0
+    if beyond:
+        _set_beyond_aside({key: record for key, record in bodies.items() if record.id in beyond})
+    return Recorded(
+        new=new, known=len(bodies) - new - conflicting, conflicting=conflicting, beyond_reservation=len(beyond)
+    )
+
+
+def _line(sha256: str, body: bytes) -> bytes:
+    """Return a line of COPY's text format: JSON has no tabs or newlines, only backslashes."""
+    return b"%s\t%s\n" % (sha256.encode(), body.replace(b"\\", b"\\\\"))
+
+
+def record_quantity(
+    *,
+    organization_id: str,
+    price: PriceRule,
+    subject: str,
+    day: datetime.date,
+    quantity: int,
+    adapter_version_id: str = "",
+) -> None:
+    """Add to the series of something that is not a request, such as time or storage; rating charges it like any other.
+
+    The caller sees to it that each quantity is added once.
+    """
+    require_transaction()
+    series, _ = UsageSeries.objects.get_or_create(
+        organization_id=organization_id,
+        price_rule=price,
+        subject=subject,
+        key_id="",
+        adapter_version_id=adapter_version_id,
+        day=day,
+        defaults={"sku": price.sku},
+    )
+    UsageSeries.objects.filter(pk=series.pk).update(
+        quantity=F("quantity") + quantity, request_count=F("request_count") + 1
+    )
+
+
+def _charge_slices(used_nano: dict[str, int]) -> None:
+    """Note at each open slice what was used of it, so that rating takes the money from where it was reserved."""
+    found = Hold.objects.filter(pk__in=[slice_id for slice_id in used_nano if slice_id], status="open").order_by("pk")
+    for open_slice in found.select_for_update():
+        Hold.objects.filter(pk=open_slice.pk).update(used_nano=F("used_nano") + used_nano[open_slice.pk])
+
+
+def _set_conflicts_aside(known: dict[tuple[str, str], UsageRecord]) -> int:
+    """Keep those whose id stands for another body; return how many these are."""
+    ids = {event_id for event_id, _ in known}
+    stored = dict(UsageEvent.objects.filter(pk__in=ids).values_list("pk", "body_sha256"))
+    conflicts = {key: record for key, record in known.items() if stored[record.id] != key[1]}
+    for (event_id, sha256), record in conflicts.items():
+        logger.error("usage %s came again with another body and was set aside", event_id)
+        _keep_aside(record, sha256)
+    return len(conflicts)
+
+
+def _set_beyond_aside(beyond: dict[tuple[str, str], UsageRecord]) -> None:
+    for (event_id, sha256), record in beyond.items():
+        logger.critical("usage %s costs more than was reserved for it; nothing of it is charged", event_id)
+        _keep_aside(record, sha256)
+
+
+def _keep_aside(record: UsageRecord, sha256: str) -> None:
+    conflict = UsageConflict(
+        organization_id=record.organization_id,
+        event_id=record.id,
+        body=msgspec.to_builtins(record),
+        body_sha256=sha256,
+    )
+    UsageConflict.objects.bulk_create([conflict], ignore_conflicts=True)
+
+
+_SERIES_KEY = ("price_rule_id", "subject", "key_id", "adapter_version_id", "day")
+
+# --- Rating -----------------------------------------------------------------------------------------------------------
+
+
+def rate_usage() -> int:
+    """Charge every organization for what it used since the last time; return the nano posted. Safe to repeat.
+
+    One that cannot be charged is left for the next time and paged; the others are charged.
+    """
+    waiting = UsageSeries.objects.filter(request_count__gt=F("rated_request_count"))
+    organizations = waiting.order_by("organization_id").values_list("organization_id", flat=True).distinct()
+    return for_each(organizations, _rate_one, name="what was used is charged", now=db_now())
+
+
+@transaction.atomic
+def _rate_one(organization_id: str) -> int:
+    return rate_organization(wallet=lock_wallet(organization=organization_id))
+
+
+def rate_organization(*, wallet: LedgerAccount) -> int:
+    """Charge the owner of the locked wallet for everything recorded so far; return the nano posted.
+
+    Money comes from the open slices it was reserved in, then from the wallet. What neither can give stays unrated and
+    is taken when there is credit again: that is usage of a slice that was taken back before its gateway could tell what
+    it had used. No request in it costs more than was reserved for it (`record_usage`).
+    """
+    require_transaction()
+    series = UsageSeries.objects.filter(
+        organization_id=wallet.organization_id, request_count__gt=F("rated_request_count")
+    )
+    lines = list(series.order_by(*_SERIES_KEY).select_related("price_rule").select_for_update(of=("self",)))
+    if not lines:
+        return 0
+    open_slices = Hold.objects.filter(organization_id=wallet.organization_id, purpose="inference", status="open")
+    slices = list(open_slices.order_by("pk").select_for_update())
+    has_budgets = Budget.objects.filter(organization_id=wallet.organization_id, ended_at=None).exists()
+    total = 0
+    for line in lines:
+        paid = _post_line(line, wallet, slices)
+        if has_budgets:
+            whose = attribution_of_key(organization=wallet.organization_id, key_id=line.key_id)
+            note_spending(organization=wallet.organization_id, attribution=whose, amount_nano=paid)
+        line.save(update_fields=["posted_nano", "rated_quantity", "rated_request_count"])
+        total += paid
+    return total
+
+
+def _post_line(line: UsageSeries, wallet: LedgerAccount, slices: list[Hold]) -> int:
+    price = line.price_rule
+    due = rated(quantity=line.quantity, price_nano=price.price_nano, per=price.per) - line.posted_nano
+    from_slices = _capture(slices, due, key_id=line.key_id)
+    from_wallet = min(due - from_slices, wallet.balance_nano)
+    paid = from_slices + from_wallet
+    if paid:
+        _post_charge(line, wallet, from_slices=from_slices, from_wallet=from_wallet)
+        line.posted_nano += paid
+        wallet.balance_nano -= from_wallet  # as the trigger did in the row
+    if paid == due:
+        line.rated_quantity, line.rated_request_count = line.quantity, line.request_count
+    else:
+        logger.warning("usage series %s: %d nano could not be charged yet", line.pk, due - paid)
+    return paid
+
+
+def _capture(slices: list[Hold], due: int, *, key_id: str) -> int:
+    """Take up to `due` from the slices, of each only what was used, the key's own first; return what was taken."""
+    taken = 0
+    for one in sorted(slices, key=lambda each: each.key_id != key_id):
+        part = min(min(one.used_nano, one.amount_nano) - one.captured_nano, due - taken)
+        if part > 0:
+            one.captured_nano += part
+            one.save(update_fields=["captured_nano"])
+            taken += part
+    return taken
+
+
+def _post_charge(line: UsageSeries, wallet: LedgerAccount, *, from_slices: int, from_wallet: int) -> None:
+    organization: Any = wallet.organization_id
+    posted_after = line.posted_nano + from_slices + from_wallet
+    post(
+        organization=organization,
+        kind="usage",
+        legs={
+            beside(wallet, AccountKind.HOLD): -from_slices,
+            wallet: -from_wallet,
+            beside(wallet, AccountKind.REVENUE): from_slices + from_wallet,
+        },
+        by="system",
+        source=f"usage:{line.pk}",
+        # The sum posted so far, not the quantity: an unpaid rest is posted later at the same quantity.
+        idempotency_key=f"usage:{line.pk}:{posted_after}",
+        request={"usage": line.pk, "posted_nano": posted_after},
+        reason=f"{line.sku} {line.subject}",
+    )

@@ -1,0 +1,143 @@
+"""Slices: what a gateway may spend of an organization's money without asking again.
+
+A slice is a hold that grows while its gateway needs more and closes when the gateway is idle or gone. Its owner spends
+at most what it holds, so all gateways together never spend more than the wallet had.
+"""
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import transaction
+
+from apps.billing.budgets import Attribution, attribution_of_key, require_room, room_nano
+from apps.billing.ledger import beside, lock_wallet, post
+from apps.billing.models import AccountKind, Hold, LedgerAccount
+from apps.billing.operations import insufficient_balance, require_spending, settle_hold
+from apps.billing.queries import stopped_organizations
+from apps.billing.tenant_batches import for_each
+from apps.billing.usage.metering import rate_organization
+from apps.core.database.clock import db_now
+
+SLICE_SECONDS = 60
+_SHARE_OF_WALLET = 20  # a slice grows by at most 5 % of the wallet, or by what the request at hand needs
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What a gateway was given so far, all in all; what it spent of that it knows itself."""
+
+    hold_id: str
+    amount_nano: int
+
+
+@transaction.atomic
+def lease_slice(
+    *, organization: Any, required_nano: int, by: str, hold_id: str | None = None, key_id: str = ""
+) -> Slice:
+    """Set at least `required_nano` more aside for the gateway `by`, to be spent with one key: in its slice when that is
+    open, else in a new one.
+
+    Raises InsufficientBalance when the wallet has less, BudgetExceeded when a budget has, SpendingStopped.
+    """
+    wallet = lock_wallet(organization=organization)
+    require_spending(wallet)
+    if wallet.balance_nano < required_nano:
+        raise insufficient_balance(wallet.balance_nano, required_nano)
+    whose = attribution_of_key(organization=wallet.organization_id, key_id=key_id)
+    require_room(organization=wallet.organization_id, attribution=whose, amount_nano=required_nano)
+    more = max(required_nano, wallet.balance_nano // _SHARE_OF_WALLET)
+    if room := room_nano(organization=wallet.organization_id, attribution=whose):
+        more = min(more, room[0])
+    found = _lock_open(wallet, hold_id) if hold_id else None
+    grown = _grow(found, more) if found else _open(organization, more, by, whose)
+    _post_lease(grown, wallet, more, by)
+    return Slice(hold_id=grown.pk, amount_nano=grown.amount_nano)
+
+
+def _lock_open(wallet: LedgerAccount, hold_id: str) -> Hold | None:
+    open_slices = Hold.objects.filter(organization_id=wallet.organization_id, purpose="inference", status="open")
+    return open_slices.select_for_update().filter(pk=hold_id).first()
+
+
+def _grow(found: Hold, more: int) -> Hold:
+    found.amount_nano += more
+    found.expires_at = _expiry()
+    found.save(update_fields=["amount_nano", "expires_at"])
+    return found
+
+
+def _open(organization: Any, amount_nano: int, by: str, whose: Attribution) -> Hold:
+    return Hold.objects.create(
+        organization_id=getattr(organization, "pk", organization),
+        purpose="inference",
+        source=by,
+        key_id=whose.key_id,
+        member_id=whose.member_id,
+        labels=dict(whose.labels),
+        amount_nano=amount_nano,
+        expires_at=_expiry(),
+    )
+
+
+def _expiry() -> datetime.datetime:
+    return db_now() + datetime.timedelta(seconds=SLICE_SECONDS)
+
+
+def _post_lease(grown: Hold, wallet: LedgerAccount, more: int, by: str) -> None:
+    post(
+        organization=wallet.organization_id,
+        kind="hold",
+        legs={wallet: -more, beside(wallet, AccountKind.HOLD): more},
+        by=by,
+        source=grown.pk,
+        idempotency_key=f"slice:{grown.pk}:{grown.amount_nano}",
+        request={"slice": grown.pk, "amount_nano": grown.amount_nano},
+    )
+
+
+@transaction.atomic
+def renew_slices(*, hold_ids: Sequence[str]) -> frozenset[str]:
+    """Keep the slices for another minute; return those that are still open. The others must not be spent from.
+
+    Those of an organization whose spending was stopped are not kept.
+    """
+    open_slices = Hold.objects.filter(pk__in=hold_ids, purpose="inference", status="open").order_by("pk")
+    open_slices = open_slices.exclude(organization_id__in=stopped_organizations())
+    kept = frozenset(open_slices.select_for_update().values_list("pk", flat=True))
+    Hold.objects.filter(pk__in=kept).update(expires_at=_expiry())
+    return kept
+
+
+@transaction.atomic
+def close_slice(*, hold_id: str, by: str) -> None:
+    """Charge what was recorded and return the rest to the wallet. Closing it again changes nothing."""
+    organization_id = Hold.objects.values_list("organization_id", flat=True).get(pk=hold_id)
+    _close(lock_wallet(organization=organization_id), hold_id, by=by, reason="slice returned")
+
+
+def close_expired_holds(*, limit: int = 100) -> int:
+    """Return what is left of slices whose gateway no longer renews them; job holds end with their job."""
+    expired = Hold.objects.filter(purpose="inference", status="open", expires_at__lt=db_now()).order_by("expires_at")
+    rows = expired.values_list("organization_id", "pk")[:limit]
+    return for_each(rows, _close_expired, name="slices nobody renews are closed", now=db_now())
+
+
+@transaction.atomic
+def _close_expired(row: tuple[str, str]) -> bool:
+    organization_id, hold_id = row
+    wallet = lock_wallet(organization=organization_id)
+    found = _lock_open(wallet, hold_id)
+    if found is None or found.expires_at is None or found.expires_at >= db_now():
+        return False  # closed or renewed meanwhile
+    _close(wallet, hold_id, by="system", reason="slice expired")
+    return True
+
+
+def _close(wallet: LedgerAccount, hold_id: str, *, by: str, reason: str) -> None:
+    # First what was used of it: afterwards the money could be spent on something else.
+    rate_organization(wallet=wallet)
+    found = _lock_open(wallet, hold_id)
+    if found is not None:
+        settle_hold(hold_id=hold_id, capture_nano=found.captured_nano, by=by, reason=reason)

@@ -1,0 +1,96 @@
+"""What is charged beside requests: storage sampled by the hour, and rebates for a month's volume."""
+
+import datetime
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Sum
+from django.db.models.functions import TruncMonth
+
+from apps.billing.ledger import account, lock_wallet, post
+from apps.billing.lots import returns_for
+from apps.billing.models import AccountKind, LedgerAccount, StorageSample, UsageSeries, VolumeRebate
+from apps.billing.tenant_batches import for_each
+from apps.billing.usage.metering import record_quantity
+from apps.catalog.models import PriceRule
+from apps.catalog.pricing import STORAGE_SKU, tiered_nano, tiers_of
+from apps.catalog.queries import active_price
+from apps.core.database.clock import db_now
+from apps.core.money import rated
+
+STORED = "Storage"
+_REBATED_FOR = datetime.timedelta(days=70)  # months that late usage may still reach
+
+
+@transaction.atomic
+def record_storage(*, organization: Any, byte_count: int, at: datetime.datetime) -> bool:
+    """Add one hour of what is stored to the organization's series, once an hour; return whether it was added.
+
+    Nothing is added while storage has no price, or nothing is stored.
+    """
+    hour_at = at.astimezone(datetime.UTC).replace(minute=0, second=0, microsecond=0)
+    price = active_price(sku=STORAGE_SKU, organization=organization, now=at)
+    if price is None or byte_count <= 0:
+        return False
+    organization_id = getattr(organization, "pk", organization)
+    lock_wallet(organization=organization_id)
+    _, is_new = StorageSample.objects.get_or_create(
+        organization_id=organization_id, hour_at=hour_at, defaults={"bytes": byte_count}
+    )
+    if is_new:
+        record_quantity(
+            organization_id=organization_id, price=price, subject=STORED, day=hour_at.date(), quantity=byte_count
+        )
+    return is_new
+
+
+def post_rebates(*, now: datetime.datetime) -> int:
+    """Give back what tiers make of each month's charged volume, less what was given back; return the nano posted."""
+    tiered = PriceRule.objects.exclude(tiers=[])
+    since = (now - _REBATED_FOR).date().replace(day=1)
+    months = (
+        UsageSeries.objects.filter(price_rule__in=tiered, day__gte=since)
+        .annotate(month=TruncMonth("day"))
+        .values_list("organization_id", "price_rule_id", "month")
+        .distinct()
+        .order_by("organization_id", "price_rule_id", "month")
+    )
+    return for_each(months, _rebate, name="rebates of volume are posted", now=now)
+
+
+@transaction.atomic
+def _rebate(of: tuple[str, str, datetime.date]) -> int:
+    organization_id, price_rule_id, month = of
+    wallet = lock_wallet(organization=organization_id)
+    rule = PriceRule.objects.get(pk=price_rule_id)
+    series = UsageSeries.objects.filter(
+        organization_id=organization_id, price_rule=rule, day__year=month.year, day__month=month.month
+    )
+    quantity = series.aggregate(sum=Sum("rated_quantity"))["sum"] or 0
+    row, _ = VolumeRebate.objects.get_or_create(organization_id=organization_id, price_rule=rule, month=month)
+    full = rated(quantity=quantity, price_nano=rule.price_nano, per=rule.per)
+    less = tiered_nano(quantity=quantity, price_nano=rule.price_nano, per=rule.per, tiers=tiers_of(rule))
+    due = full - less - row.posted_nano
+    if due <= 0:
+        return 0
+    _post_rebate(wallet, row, due, charged=[f"usage:{pk}" for pk in series.values_list("pk", flat=True)])
+    row.quantity, row.posted_nano = quantity, row.posted_nano + due
+    row.save(update_fields=["quantity", "posted_nano"])
+    return due
+
+
+def _post_rebate(wallet: LedgerAccount, row: VolumeRebate, due: int, *, charged: list[str]) -> None:
+    source = f"rebate:{row.pk}"
+    post(
+        organization=wallet.organization_id,
+        kind="rebate",
+        legs={account(organization=None, kind=AccountKind.REVENUE): -due, wallet: due},
+        by="system",
+        source=source,
+        idempotency_key=f"{source}:{row.posted_nano + due}",
+        request={"rebate": row.pk, "posted_nano": row.posted_nano + due},
+        reason=f"Volume in {row.month:%B %Y}: {row.price_rule.sku}",
+        lots=returns_for(
+            organization_id=wallet.organization_id, sources=[*charged, source], amount_nano=due, now=db_now()
+        ),
+    )

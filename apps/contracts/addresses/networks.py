@@ -1,0 +1,61 @@
+"""Which IP addresses are a machine's own, its network's or a cloud's, and which are of the public internet.
+
+One list for all that must not be reached by an address that somebody gives: also in IPv6 addresses that lead to IPv4.
+"""
+
+import ipaddress
+
+Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+# Metadata services that are not link-local: Alibaba Cloud, Oracle Cloud, Azure's wire server, AWS over IPv6.
+_METADATA: list[Network] = [
+    ipaddress.ip_network(text) for text in ("100.100.100.200/32", "192.0.0.0/24", "168.63.129.16/32", "fd00:ec2::/32")
+]
+_OWN_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")  # RFC 8215: a translator of the network itself
+# Prefixes that hold an IPv4 address, and how many bits follow it: NAT64 (RFC 6052, 8215), 6to4, IPv4-compatible,
+# IPv4-translated (RFC 2765).
+_WRAPPED = [
+    (ipaddress.IPv6Network("64:ff9b::/96"), 0),
+    (_OWN_NAT64, 0),
+    (ipaddress.IPv6Network("2002::/16"), 80),
+    (ipaddress.IPv6Network("::/96"), 0),
+    (ipaddress.IPv6Network("::ffff:0:0:0/96"), 0),
+]
+
+
+def is_local(ip: Ip) -> bool:
+    """Tell whether an address is or leads to this machine, its link, something reserved, or a metadata service."""
+    return any(_is_local(one) for one in (ip, *_inner_addresses(ip)))
+
+
+def is_public(address: str) -> bool:
+    """Tell whether an address of a network card is one of the public internet, as is each IPv4 address inside of it."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(ip, ipaddress.IPv6Address) and (ip.scope_id or ip in _OWN_NAT64):
+        return False
+    if inner := _inner_addresses(ip):
+        return all(is_public(str(one)) for one in inner)
+    return ip.is_global and not _is_local(ip)
+
+
+def _is_local(ip: Ip) -> bool:
+    if any(ip.version == network.version and ip in network for network in _METADATA):
+        return True
+    is_site_local = isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local
+    return ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified or ip.is_reserved or is_site_local
+
+
+def _inner_addresses(ip: Ip) -> list[Ip]:
+    """Return the IPv4 addresses that an IPv6 address may lead to."""
+    if isinstance(ip, ipaddress.IPv4Address):
+        return []
+    found: list[Ip] = [ipaddress.IPv4Address((int(ip) >> bits) & 0xFFFFFFFF) for net, bits in _WRAPPED if ip in net]
+    if ip.ipv4_mapped is not None:
+        found.append(ip.ipv4_mapped)
+    if ip.teredo is not None:
+        found += ip.teredo
+    return found

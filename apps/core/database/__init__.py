@@ -1,0 +1,1 @@
+"""PostgreSQL as the foundation: tenancy, policies, guarded transitions, locks and the one clock."""

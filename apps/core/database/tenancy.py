@@ -1,0 +1,100 @@
+"""Who may see which rows, enforced by PostgreSQL.
+
+Each process logs in under a role that is neither superuser nor BYPASSRLS. Under `anneal_app` a row is visible only
+while `anneal.organization` names its organization (or `anneal.user` its member), and both are set inside the
+transaction, so that a pooled connection carries nothing over. `anneal_sys` sees all tenants by an explicit policy.
+apps/core/database/policies.py writes policies and grants after each migration from what the models say of themselves.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+from django.db import connection, models, transaction
+
+from apps.core.database.policies import APP_ROLE, OWN_ORGANIZATION, SYSTEM_ROLE
+
+
+class OrganizationQuerySet(models.QuerySet):
+    def for_organization(self, organization: Any) -> Self:
+        """Return only the organization's rows; the second of three walls (see the module docstring)."""
+        return self.filter(organization_id=getattr(organization, "pk", organization))
+
+
+class OrganizationModel(models.Model):
+    """A row that belongs to one organization."""
+
+    organization = models.ForeignKey("accounts.Organization", on_delete=models.PROTECT, related_name="+")
+
+    objects = OrganizationQuerySet.as_manager()
+
+    tenant_condition = OWN_ORGANIZATION
+
+    class Meta:
+        abstract = True
+
+
+@contextmanager
+def tenant(*, organization: Any = None, user: Any = None) -> Iterator[None]:
+    """Run a transaction that sees one organization's rows (and, for `user`, that person's own memberships)."""
+    with _acting(APP_ROLE, organization=_key(organization), user=_key(user)):
+        yield
+
+
+@contextmanager
+def system() -> Iterator[None]:
+    """Run a transaction that sees every tenant: operator pages, invitation tokens. The caller audits what it does."""
+    with _acting(SYSTEM_ROLE, organization="", user=""):
+        yield
+
+
+@contextmanager
+def all_tenants() -> Iterator[None]:
+    """See every tenant's rows for sums over several; a role that is bound to none sees them as it is."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT current_user")
+        (role,) = cursor.fetchone()
+    if role != APP_ROLE:
+        yield
+        return
+    with system():
+        yield
+
+
+def set_organization(organization: Any) -> None:
+    """Choose the organization for the rest of the `tenant` block in progress."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('anneal.organization', %s, true)", [_key(organization)])
+
+
+@contextmanager
+def _acting(role: str, *, organization: str, user: str) -> Iterator[None]:
+    is_nested = connection.in_atomic_block
+    with transaction.atomic():
+        before = _identity() if is_nested else None
+        _assume(role, organization, user)
+        yield
+        if before is not None:  # SET LOCAL outlives a savepoint that commits; a rollback restores it by itself
+            _assume(*before)
+
+
+def _identity() -> tuple[str, str, str]:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT current_user, coalesce(current_setting('anneal.organization', true), ''),"
+            " coalesce(current_setting('anneal.user', true), '')"
+        )
+        return cursor.fetchone()
+
+
+def _assume(role: str, organization: str, user: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT set_config('role', %s, true), set_config('anneal.organization', %s, true),"
+            " set_config('anneal.user', %s, true)",
+            [role, organization, user],
+        )
+
+
+def _key(value: Any) -> str:
+    return "" if value is None else str(getattr(value, "pk", value))

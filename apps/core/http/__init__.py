@@ -1,0 +1,1 @@
+"""What every HTTP process shares: the ASGI application, connections, fair shares, origins."""

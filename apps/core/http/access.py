@@ -1,0 +1,60 @@
+"""What the dashboard and the operator console share: the mark of who may open a view, and pages for failures."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from django.contrib.auth.views import redirect_to_login
+from django.core.exceptions import PermissionDenied as PageForbidden
+from django.db import DataError
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django_htmx.http import HttpResponseClientRedirect
+
+from apps.core.errors import DomainError, NotFound, PermissionDenied
+from apps.core.http.asgi import error_headers, error_page
+
+logger = logging.getLogger(__name__)
+
+View = Callable[..., HttpResponseBase]
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a view asks of its reader; the guard tests read it from the view's `access` attribute."""
+
+    audience: Literal["public", "person", "organization", "operator"]
+    permission: str | None = None
+
+
+def public_view(view: View) -> View:
+    """Mark a view that anybody may open and that shows no organization's data."""
+    view.access = Access("public")  # type: ignore[attr-defined]
+    return view
+
+
+def redirect_to_sign_in(request: HttpRequest) -> HttpResponse:
+    """Send to the sign-in page and back; a form posted by nobody is not replayed, and htmx leaves the whole page."""
+    response = redirect_to_login(request.get_full_path() if request.method == "GET" else "/")
+    if getattr(request, "htmx", False):
+        return HttpResponseClientRedirect(response.url)
+    return response
+
+
+def answer(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
+    """Run a view and turn what it did not handle into a page: 404 and 403 as Django's, the rest with its sentence."""
+    try:
+        return run()
+    except NotFound as error:
+        raise Http404 from error
+    except PermissionDenied as error:
+        raise PageForbidden(error.message) from error
+    except DataError as error:
+        logger.warning("refused by the database: %s", error)
+        text = "A value is too large, too long or holds a character that cannot be stored. Go back and change it."
+        return error_page(request, 400, message=text)
+    except DomainError as error:
+        page = error_page(request, int(error.status), message=error.message)
+        for name, value in error_headers(error).items():
+            page.headers[name] = value
+        return page

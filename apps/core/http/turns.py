@@ -1,0 +1,97 @@
+"""When a request runs: from the end of its body to the start of its answer, in a place that it waits for.
+
+A body on its way and an answer that is read slowly hold no place.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from apps.core.errors import RateLimited
+from apps.core.http.asgi import Application, Message, Receive, Scope, Send, send_error
+from apps.core.http.fair_shares import Places, TooManyWaiting
+
+_STRANGERS, _MAX_KNOWN = "strangers", 10_000
+
+
+class Run:
+    """One request. `begin` waits for a place and raises RateLimited; `end` gives it back."""
+
+    def __init__(
+        self, begin: Callable[[], Awaitable[None]], end: Callable[[], None], receive: Receive, send: Send
+    ) -> None:
+        self._begin, self._end, self._receive, self._send = begin, end, receive, send
+        self._is_running = self._has_body = False
+        self.refusal: RateLimited | None = None
+        self.has_answered = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request" and not message.get("more_body") and not self._has_body:
+            self._has_body = True
+            try:
+                await self._begin()
+            except RateLimited as refusal:
+                self.refusal = refusal
+                return {"type": "http.disconnect"}
+            self._is_running = True
+        return message
+
+    async def send(self, message: Message) -> None:
+        self.has_answered = True
+        self.end()
+        await self._send(message)
+
+    def end(self) -> None:
+        if self._is_running:
+            self._is_running = False
+            self._end()
+
+
+class TakeTurns:
+    """ASGI: few requests run at once, and they take turns between credentials. All that were never good are one.
+
+    A request of a machine may wait for rows of the database, and holds a connection while it does.
+    """
+
+    def __init__(
+        self, application: Application, *, places: int, most_of_one: int, most_waiting: int, wait_seconds: float
+    ) -> None:
+        self._application, self._most_of_one = application, most_of_one
+        self._places = Places(places, most_waiting=most_waiting, wait_seconds=wait_seconds)
+        self._known: OrderedDict[str, None] = OrderedDict()  # digests of credentials that were good, the last one last
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._application(scope, receive, send)
+            return
+        credential = dict(scope["headers"]).get(b"authorization", b"")
+        digest = hashlib.sha256(credential).hexdigest()
+        owner = digest if digest in self._known else _STRANGERS
+
+        async def answer(message: Message) -> None:
+            if message.get("status", 400) < 400:
+                self._remember(digest)
+            await send(message)
+
+        run = Run(partial(self._begin, owner), partial(self._places.give_back, owner), receive, answer)
+        try:
+            await self._application(scope, run.receive, run.send)
+        finally:
+            run.end()
+        if run.refusal and not run.has_answered:
+            await send_error(send, run.refusal)
+
+    def _remember(self, digest: str) -> None:
+        self._known[digest] = None
+        self._known.move_to_end(digest)
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    async def _begin(self, owner: str) -> None:
+        try:
+            await self._places.take(owner, most=self._most_of_one)
+        except TooManyWaiting:
+            text = "Too many calls of this machine are waiting. Try again in 1 s."
+            raise RateLimited(text, retry_after_seconds=1) from None

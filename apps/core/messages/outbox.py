@@ -1,0 +1,198 @@
+"""Effects that must follow a commit: a row written with the change, delivered afterwards, at least once.
+
+Handlers are named in settings.OUTBOX_HANDLERS (topic -> dotted path of a function taking `key` and `payload`), so that
+core knows no product. A handler must be idempotent.
+
+Each message stands in a lane, which has a worker of its own (apps/config/celery.py), so that nothing slow holds up
+what is urgent. In a lane what is urgent goes first, then one organization in turn: a thousand messages of one
+organization delay each message of another by one. settings.OUTBOX_SHARES says which organizations have one turn
+together. Handlers of the lane `control` take milliseconds and run in the
+transaction that marks them as sent. Those of other lanes may take an hour: they run under a claim that is renewed
+while they live.
+"""
+
+import datetime
+import logging
+from collections import Counter
+from functools import partial
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import F, Max, Window
+from django.db.models.functions import Greatest, RowNumber
+from django.utils.module_loading import import_string
+
+from apps.core.audit import require_transaction
+from apps.core.database.clock import db_now
+from apps.core.messages.heartbeat import beating
+from apps.core.models import OutboxMessage
+
+logger = logging.getLogger(__name__)
+
+CONTROL = "control"
+# From here on an effect is shown to the operators; it is tried again every hour until an operator removes its cause.
+STUCK_ATTEMPTS = 8
+KEPT = datetime.timedelta(days=7)  # a message that was sent
+CLAIM = datetime.timedelta(seconds=60)  # a worker that has not renewed it for so long has died
+_RENEW_SECONDS = 15.0
+_PRUNED_AT_ONCE = 10_000
+_BACKOFF_SECONDS = 2
+_BACKOFF_LIMIT_SECONDS = 3600
+_BACKOFF_DOUBLINGS = 12  # then the limit is reached
+_MAX_COUNTED = 30_000  # what its column holds
+
+
+def publish(*, topic: str, key: str, payload: dict[str, Any], organization: Any = None, lane: str = "") -> None:
+    """Queue one effect with the change in progress; the same key again is the same effect.
+
+    It waits for the turn of `organization`, by default the one the transaction acts for, in the topic's lane or `lane`.
+    """
+    require_transaction()
+    if topic not in settings.OUTBOX_HANDLERS:
+        raise ValueError(f"no handler for outbox topic {topic!r}")
+    lane = lane or settings.OUTBOX_LANES.get(topic, CONTROL)
+    is_urgent = topic in settings.OUTBOX_URGENT
+    message = OutboxMessage(topic=topic, key=key, payload=payload, lane=lane, is_urgent=is_urgent)
+    if organization is not None:
+        message.share = getattr(organization, "pk", organization)
+    OutboxMessage.objects.bulk_create([message], ignore_conflicts=True)
+    transaction.on_commit(partial(import_string(settings.OUTBOX_WAKE), lane))
+
+
+def deliver_due(*, lane: str | None = None, limit: int = 100) -> int:
+    """Deliver up to `limit` messages of a lane that are due, or of every lane; return how many were sent."""
+    if lane is None:
+        return sum(deliver_due(lane=each, limit=limit) for each in (CONTROL, *sorted(lanes())))
+    deliver = _deliver if lane == CONTROL else _carry_out
+    sent, tried = 0, set[int]()
+    while sent < limit and (wanted := [pk for pk in _in_turn(lane, limit - sent) if pk not in tried]):
+        for pk in wanted:
+            tried.add(pk)
+            sent += deliver(pk)
+    return sent
+
+
+def lanes() -> frozenset[str]:
+    """Return the lanes beside `control`."""
+    return frozenset(settings.OUTBOX_LANES.values())
+
+
+def _in_turn(lane: str, limit: int) -> list[int]:
+    """Return which messages are next: urgent ones, then one of each share holder, first of the one that was served
+    longest ago."""
+    due = OutboxMessage.objects.filter(lane=lane, sent_at=None, next_attempt_at__lte=db_now())
+    turn = Window(RowNumber(), partition_by=[F("share"), F("is_urgent")], order_by="id")
+    candidates = due.annotate(turn=turn).filter(turn__lte=limit)
+    found = list(candidates.order_by("id").values_list("pk", "share", "is_urgent"))
+    holders = _share_holders({share for _, share, _ in found})
+    served = OutboxMessage.objects.filter(lane=lane, share__in=holders, taken_at__isnull=False)
+    last: dict[str, datetime.datetime] = {}
+    for share, taken_at in served.values_list("share").annotate(Max("taken_at")).order_by():
+        last[holders[share]] = max(last.get(holders[share], taken_at), taken_at)
+    never = datetime.datetime.min.replace(tzinfo=datetime.UTC)
+    turns = Counter[tuple[str, bool]]()
+    ranks = []
+    for pk, share, is_urgent in found:
+        holder = holders[share]
+        turns[holder, is_urgent] += 1
+        ranks.append((not is_urgent, turns[holder, is_urgent], last.get(holder, never), pk))
+    return [pk for *_, pk in sorted(ranks)[:limit]]
+
+
+def _share_holders(shares: set[str]) -> dict[str, str]:
+    """Return whose turn each of these waits for, with the other organizations whose turns count for the same."""
+    return {share: share for share in shares} | import_string(settings.OUTBOX_SHARES)(organizations=shares)
+
+
+# --- short effects ----------------------------------------------------------------------------------------------------
+
+
+def _deliver(pk: int) -> bool:
+    """Deliver a message in the transaction that marks it; return whether it was sent."""
+    with transaction.atomic():
+        now = db_now()
+        due = OutboxMessage.objects.filter(pk=pk, sent_at=None, next_attempt_at__lte=now)
+        message = due.select_for_update(skip_locked=True).first()
+        if message is None:
+            return False
+        message.attempts, message.taken_at = min(message.attempts + 1, _MAX_COUNTED), now
+        try:
+            with transaction.atomic():
+                _handle(message)
+            message.sent_at = now
+        except Exception as error:  # noqa: BLE001 - a process edge: the message stays and is tried again later
+            _put_off(message, error, now)
+        message.save(update_fields=["attempts", "taken_at", "sent_at", "next_attempt_at", "last_error"])
+        return message.sent_at is not None
+
+
+# --- long ones --------------------------------------------------------------------------------------------------------
+
+
+def _carry_out(pk: int) -> bool:
+    """Carry out a message under a claim; return whether it was done. A claim that ends with its worker is due again."""
+    message = _claim(pk)
+    if message is None:
+        return False
+    mine = OutboxMessage.objects.filter(pk=pk, sent_at=None, attempts=message.attempts)
+    try:
+        with beating(partial(_renew, mine), every_seconds=_RENEW_SECONDS):
+            _handle(message)
+    except Exception as error:  # noqa: BLE001 - a process edge: the message stays and is tried again later
+        _put_off(message, error, db_now())
+        mine.update(next_attempt_at=message.next_attempt_at, last_error=message.last_error)
+        return False
+    return bool(mine.update(sent_at=db_now()))
+
+
+def _claim(pk: int) -> OutboxMessage | None:
+    """Return the message when it is ours until the claim ends: later each time, so that one that kills its worker
+    comes to cost ever less."""
+    with transaction.atomic():
+        now = db_now()
+        due = OutboxMessage.objects.filter(pk=pk, sent_at=None, next_attempt_at__lte=now)
+        message = due.select_for_update(skip_locked=True).first()
+        if message is None:
+            return None
+        message.attempts, message.taken_at = min(message.attempts + 1, _MAX_COUNTED), now
+        message.next_attempt_at = now + max(CLAIM, _backoff(message.attempts))
+        message.save(update_fields=["attempts", "taken_at", "next_attempt_at"])
+        return message
+
+
+def _renew(mine: Any) -> None:
+    mine.update(next_attempt_at=Greatest(F("next_attempt_at"), db_now() + CLAIM))
+
+
+# --- both -------------------------------------------------------------------------------------------------------------
+
+
+def _handle(message: OutboxMessage) -> None:
+    handler = import_string(settings.OUTBOX_HANDLERS[message.topic])
+    handler(key=message.key, payload=message.payload)
+
+
+def _put_off(message: OutboxMessage, error: Exception, now: datetime.datetime) -> None:
+    message.next_attempt_at = now + _backoff(message.attempts)
+    message.last_error = f"{type(error).__name__}: {error}"[:500]
+    # The error's own words may quote an address or a link: they stay in the table, for operators.
+    name = type(error).__name__
+    logger.warning("outbox message %d (%s) failed %d times: %s", message.pk, message.topic, message.attempts, name)
+
+
+def _backoff(attempts: int) -> datetime.timedelta:
+    seconds = min(_BACKOFF_SECONDS ** min(attempts, _BACKOFF_DOUBLINGS), _BACKOFF_LIMIT_SECONDS)
+    return datetime.timedelta(seconds=seconds)
+
+
+def list_stuck(*, limit: int = 50) -> list[OutboxMessage]:
+    """Return the messages that were tried in vain again and again, oldest first."""
+    stuck = OutboxMessage.objects.filter(sent_at=None, attempts__gte=STUCK_ATTEMPTS).order_by("id")
+    return list(stuck[:limit])
+
+
+def prune(*, now: datetime.datetime) -> int:
+    """Delete messages that were sent long ago; return how many. A key used again after that is a new effect."""
+    old = OutboxMessage.objects.filter(sent_at__lt=now - KEPT).order_by("id").values("pk")[:_PRUNED_AT_ONCE]
+    return OutboxMessage.objects.filter(pk__in=old).delete()[0]

@@ -1,0 +1,1 @@
+"""The object store: a directory or S3, reached by signed URLs."""

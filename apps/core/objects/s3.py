@@ -1,0 +1,187 @@
+"""Objects in an S3-compatible bucket. Credentials come from boto3's own chain."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, Any
+
+import boto3
+from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from apps.core.objects.types import (
+    CHUNK_BYTES,
+    MULTIPART_BYTES,
+    ONCE,
+    Base,
+    Method,
+    ObjectInfo,
+    ObjectMissing,
+    StoredObject,
+    attachment,
+    checked_key,
+    checked_prefix,
+    tapped,
+)
+
+SMALLEST_PART_BYTES = 5 * 1024 * 1024  # S3 refuses smaller ones but for the last
+
+
+class S3Store:
+    """Objects in a bucket. Credentials come from boto3's own chain (environment, profile, instance role)."""
+
+    def __init__(
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        endpoint: str | None = None,
+        public_endpoint: str | None = None,
+        region: str | None = None,
+    ) -> None:
+        self._bucket, self._prefix = bucket, prefix
+        self._client = _s3_client(endpoint, region)
+        self._public_client = _s3_client(public_endpoint, region) if public_endpoint else self._client
+
+    def put_stream(self, key: str, chunks: Iterable[bytes]) -> StoredObject:
+        source = _HashedStream(chunks)
+        # Parts are sent one after another: memory stays at two parts, and a failure aborts the whole upload.
+        transfer = TransferConfig(use_threads=False, multipart_chunksize=MULTIPART_BYTES)
+        self._client.upload_fileobj(source, self._bucket, self._name(key), Config=transfer)
+        return source.stored()
+
+    def open_stream(self, key: str, *, offset: int = 0) -> IO[bytes]:
+        wanted = {"Range": f"bytes={offset}-"} if offset else {}
+        try:
+            return self._client.get_object(Bucket=self._bucket, Key=self._name(key), **wanted)["Body"]
+        except ClientError as error:
+            raise _missing_or(error) from error
+
+    def stat(self, key: str) -> ObjectInfo:
+        try:
+            found = self._client.head_object(Bucket=self._bucket, Key=self._name(key))
+        except ClientError as error:
+            raise _missing_or(error) from error
+        return ObjectInfo(found["ContentLength"], found["LastModified"].timestamp())
+
+    def delete(self, key: str) -> None:
+        self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
+
+    def delete_prefix(self, prefix: str) -> None:
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=self._name(checked_prefix(prefix)) + "/"
+        )
+        for page in pages:
+            found = [{"Key": item["Key"]} for item in page.get("Contents", [])]
+            if found:
+                self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": found, "Quiet": True})
+
+    def close_prefix(self, prefix: str) -> bool:
+        checked_prefix(prefix)
+        return False
+
+    def list_objects(self, prefix: str) -> Iterator[tuple[str, ObjectInfo]]:
+        name = self._name(prefix) + "/"
+        for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=name):
+            for item in page.get("Contents", []):
+                key = item["Key"].removeprefix(f"{self._prefix}/") if self._prefix else item["Key"]
+                yield key, ObjectInfo(item["Size"], item["LastModified"].timestamp())
+
+    def compose(
+        self, key: str, part_keys: Sequence[str], *, on_chunk: Callable[[bytes], None] = lambda _: None
+    ) -> StoredObject:
+        if any(self.stat(part).bytes < SMALLEST_PART_BYTES for part in part_keys[:-1]) or not part_keys:
+            return self.put_stream(key, tapped(self, part_keys, on_chunk))
+        source = _HashedStream(tapped(self, part_keys, on_chunk))
+        while source.read(CHUNK_BYTES):
+            pass  # read for its hash; the copy below stays inside the bucket
+        self._copy_parts(key, part_keys)
+        return source.stored()
+
+    def _copy_parts(self, key: str, part_keys: Sequence[str]) -> None:
+        """This function will make one object of others without their bytes leaving the bucket."""
+        target = {"Bucket": self._bucket, "Key": self._name(key)}
+        upload_id = self._client.create_multipart_upload(**target)["UploadId"]
+        try:
+            parts = []
+            for number, part in enumerate(part_keys, start=1):
+                source = {"Bucket": self._bucket, "Key": self._name(part)}
+                copied = self._client.upload_part_copy(
+                    **target, UploadId=upload_id, PartNumber=number, CopySource=source
+                )
+                parts.append({"PartNumber": number, "ETag": copied["CopyPartResult"]["ETag"]})
+            self._client.complete_multipart_upload(**target, UploadId=upload_id, MultipartUpload={"Parts": parts})
+        except BaseException:
+            self._client.abort_multipart_upload(**target, UploadId=upload_id)
+            raise
+
+    def signed_url(
+        self,
+        key: str,
+        method: Method = "GET",
+        *,
+        expires_seconds: int,
+        base: Base = "internal",
+        filename: str | None = None,
+        content_bytes: int | None = None,
+        is_once: bool = False,
+    ) -> str:
+        parameters: dict[str, Any] = {"Bucket": self._bucket, "Key": self._name(key)}
+        if method == "GET" and filename:
+            parameters["ResponseContentDisposition"] = attachment(filename)
+        if method == "PUT" and content_bytes is not None:
+            parameters["ContentLength"] = content_bytes
+        if method == "PUT" and is_once:
+            parameters["IfNoneMatch"] = ONCE["If-None-Match"]
+        client = self._public_client if base == "public" else self._client
+        action = "get_object" if method == "GET" else "put_object"
+        return client.generate_presigned_url(action, Params=parameters, ExpiresIn=expires_seconds)
+
+    def _name(self, key: str) -> str:
+        return "/".join(filter(None, [self._prefix, checked_key(key)]))
+
+
+class _HashedStream:
+    """Chunks as the file object boto3 reads from, hashed and counted on the way."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._rest = b""
+        self._digest, self._size = hashlib.sha256(), 0
+
+    def read(self, size: int = -1) -> bytes:
+        parts, wanted = [], size
+        while wanted:
+            piece = self._rest or next(self._chunks, b"")
+            if not piece:
+                break
+            taken = piece if wanted < 0 else piece[:wanted]
+            self._rest = piece[len(taken) :]
+            parts.append(taken)
+            wanted -= len(taken) if wanted > 0 else 0
+        content = b"".join(parts)
+        self._digest.update(content)
+        self._size += len(content)
+        return content
+
+    def stored(self) -> StoredObject:
+        return StoredObject(self._size, self._digest.hexdigest())
+
+
+def _s3_client(endpoint: str | None, region: str | None) -> Any:
+    # Path style where an endpoint is named: such servers rarely have a DNS name for each bucket. Checksums only when
+    # asked for: not every S3-compatible server takes the newer default.
+    config = Config(
+        signature_version="s3v4",
+        retries={"mode": "standard", "max_attempts": 4},
+        s3={"addressing_style": "path" if endpoint else "auto"},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    return boto3.client("s3", endpoint_url=endpoint, region_name=region or "us-east-1", config=config)
+
+
+def _missing_or(error: ClientError) -> Exception:
+    if error.response.get("Error", {}).get("Code") in ("404", "NoSuchKey", "NotFound"):
+        return ObjectMissing("No such object.")
+    return error

@@ -1,0 +1,108 @@
+"""Where files live: a directory or an S3-compatible bucket behind one interface, opened to others by signed URLs only.
+
+`store()` is the store of settings.OBJECT_STORE: `file:///path` or
+`s3://bucket[/prefix]?endpoint=URL&public_endpoint=URL&region=NAME`. Trainers, serving agents and customers never reach
+it but through `signed_url`; a directory store's URLs are answered by apps/core/objects/views.py.
+"""
+
+import functools
+import hashlib
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from django.conf import settings
+
+from apps.core.objects.directory import DirectoryStore, Grant, check_grant
+from apps.core.objects.s3 import S3Store
+from apps.core.objects.types import (
+    CHECKSUM_HEADER,
+    CHUNK_BYTES,
+    KEY,
+    KEY_LIMIT,
+    ONCE,
+    UNSIZED_PUT_LIMIT_BYTES,
+    Base,
+    InvalidKey,
+    InvalidSignature,
+    Method,
+    ObjectExists,
+    ObjectInfo,
+    ObjectMissing,
+    ObjectStore,
+    PrefixClosed,
+    StoredObject,
+    WrongContent,
+    attachment,
+    checked_key,
+    object_key,
+    platform_key,
+    read_chunks,
+)
+
+__all__ = [
+    "CHECKSUM_HEADER",
+    "CHUNK_BYTES",
+    "KEY",
+    "KEY_LIMIT",
+    "ONCE",
+    "UNSIZED_PUT_LIMIT_BYTES",
+    "Base",
+    "DirectoryStore",
+    "Grant",
+    "InvalidKey",
+    "InvalidSignature",
+    "Method",
+    "ObjectExists",
+    "ObjectInfo",
+    "ObjectMissing",
+    "ObjectStore",
+    "PrefixClosed",
+    "S3Store",
+    "StoredObject",
+    "WrongContent",
+    "attachment",
+    "check_grant",
+    "checked_key",
+    "hash_object",
+    "object_key",
+    "open_store",
+    "platform_key",
+    "read_chunks",
+    "read_object",
+    "store",
+]
+
+
+def store() -> ObjectStore:
+    """Return the store this installation is configured for."""
+    return open_store(settings.OBJECT_STORE)
+
+
+@functools.cache
+def open_store(url: str) -> ObjectStore:
+    """Return the store at `url`. Raises ValueError for a scheme that is neither file nor s3."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        return DirectoryStore(Path(unquote(parts.path)))
+    if parts.scheme == "s3":
+        return S3Store(parts.netloc, prefix=parts.path.strip("/"), **dict(parse_qsl(parts.query)))
+    raise ValueError(f"an object store is file:///path or s3://bucket, not {url!r}")
+
+
+def read_object(key: str, *, limit_bytes: int = 16 * 1024 * 1024) -> bytes:
+    """Return a small object whole. Raises ObjectMissing, and WrongContent when it is longer than the limit."""
+    with store().open_stream(key) as stream:
+        content = stream.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise WrongContent(f"{key} is longer than {limit_bytes} bytes")
+    return content
+
+
+def hash_object(key: str) -> StoredObject:
+    """Read an object whole and return its true size and hash: how an upload is verified. Raises ObjectMissing."""
+    digest, size = hashlib.sha256(), 0
+    with store().open_stream(key) as stream:
+        for chunk in read_chunks(stream):
+            digest.update(chunk)
+            size += len(chunk)
+    return StoredObject(size, digest.hexdigest())

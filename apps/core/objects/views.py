@@ -1,0 +1,203 @@
+"""The door of a directory store: GET and PUT of one object each, opened by a signed URL and by nothing else.
+
+No session, no API key and no database: the signature says what is allowed. Bytes are streamed both ways.
+"""
+
+import asyncio
+import base64
+import re
+from collections.abc import AsyncIterator
+from typing import IO
+
+from asgiref.sync import sync_to_async
+from django.core.handlers.asgi import ASGIRequest
+from django.http import (
+    FileResponse,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBase,
+    JsonResponse,
+    QueryDict,
+    StreamingHttpResponse,
+)
+from django.views.decorators.csrf import csrf_exempt
+
+from apps.core.errors import DomainError
+from apps.core.http.asgi import MIB, Allowance, BodyLimit, Scope
+from apps.core.objects.store import (
+    CHECKSUM_HEADER,
+    CHUNK_BYTES,
+    KEY,
+    KEY_LIMIT,
+    UNSIZED_PUT_LIMIT_BYTES,
+    DirectoryStore,
+    Grant,
+    InvalidSignature,
+    WrongContent,
+    attachment,
+    check_grant,
+    read_chunks,
+    store,
+)
+
+_PREFIX = "/objects/"
+LARGEST_OBJECT_BYTES = 8 * 1024 * MIB
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+
+
+class RangeNotSatisfiable(Exception):
+    """The range asked for lies outside the object."""
+
+
+@csrf_exempt  # the signature is the permission; a browser sends no credential along
+async def signed_object(request: HttpRequest, key: str) -> HttpResponseBase:
+    """Serve GET and HEAD, or take a PUT, as far as the URL's signature allows."""
+    if request.method not in ("GET", "HEAD", "PUT"):
+        return HttpResponse(status=405, headers={"Allow": "GET, HEAD, PUT"})
+    try:
+        grant = _read_grant(request.method, key, request.GET)
+        directory = _directory()
+        if request.method == "PUT":
+            return await _receive(request, directory, grant)
+        return await _send(request, directory, grant)
+    except DomainError as error:
+        return JsonResponse(error.as_openai(), status=int(error.status), headers={"Cache-Control": "no-store"})
+
+
+def _directory() -> DirectoryStore:
+    directory = store()
+    if not isinstance(directory, DirectoryStore):
+        raise InvalidSignature("Objects of this installation are not served here.")
+    return directory
+
+
+async def authorize_put(scope: Scope) -> Allowance:
+    """Return what the URL of a PUT was signed for, before a byte of its body is read. Raises InvalidSignature."""
+    _directory()
+    query = QueryDict(scope.get("query_string", b"").decode("latin-1"))
+    grant = _read_grant(scope["method"], scope["path"].removeprefix(_PREFIX), query)
+    return Allowance(UNSIZED_PUT_LIMIT_BYTES if grant.content_bytes is None else grant.content_bytes)
+
+
+OBJECT_LIMIT = BodyLimit("PUT", _PREFIX, LARGEST_OBJECT_BYTES, authorize_put, is_judged_always=True)
+
+
+def _read_grant(method: str | None, key: str, query: QueryDict) -> Grant:
+    try:
+        size = int(str(query["bytes"])) if "bytes" in query else None
+        grant = Grant(query.get("method", ""), key, int(query.get("expires", "")), query.get("filename", ""), size)
+    except ValueError:
+        raise InvalidSignature("The link is incomplete.") from None
+    check_grant(grant, query.get("signature", ""))
+    wanted = "GET" if method == "HEAD" else method
+    if grant.method != wanted or len(key) > KEY_LIMIT or not KEY.fullmatch(key):
+        raise InvalidSignature("The link was made for something else.")
+    return grant
+
+
+# --- sending ----------------------------------------------------------------------------------------------------------
+
+
+class _FileChunks:
+    """A part of an open file as an asynchronous stream; the response closes it, also when the client goes away."""
+
+    def __init__(self, file: IO[bytes], length: int) -> None:
+        self._file, self._left = file, length
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while self._left:
+            chunk = await asyncio.to_thread(self._file.read, min(CHUNK_BYTES, self._left))
+            if not chunk:
+                return
+            self._left -= len(chunk)
+            yield chunk
+
+    def close(self) -> None:
+        self._file.close()
+
+
+async def _send(request: HttpRequest, directory: DirectoryStore, grant: Grant) -> HttpResponseBase:
+    info = await asyncio.to_thread(directory.stat, grant.key)
+    headers = _download_headers(grant.filename or grant.key.rsplit("/", 1)[-1]) | {"Accept-Ranges": "bytes"}
+    try:
+        first, last = _range_of(request.headers.get("Range", ""), info.bytes)
+    except RangeNotSatisfiable:
+        return HttpResponse(status=416, headers=headers | {"Content-Range": f"bytes */{info.bytes}"})
+    headers["Content-Length"] = str(last - first + 1)
+    is_part = last - first + 1 != info.bytes
+    if is_part:
+        headers["Content-Range"] = f"bytes {first}-{last}/{info.bytes}"
+    status = 206 if is_part else 200
+    if request.method == "HEAD":
+        return HttpResponse(status=status, headers=headers)
+    file = await asyncio.to_thread(directory.open_stream, grant.key, offset=first)
+    return StreamingHttpResponse(_FileChunks(file, last - first + 1), status=status, headers=headers)
+
+
+def object_response(request: HttpRequest, key: str, *, filename: str) -> StreamingHttpResponse:
+    """Return a response that streams one object as a download, to a caller who was already allowed it.
+
+    Raises ObjectMissing, and then nothing was sent. A server that is asynchronous gets an asynchronous stream: Django
+    would read another one into memory whole.
+    """
+    info = store().stat(key)
+    file = store().open_stream(key)
+    headers = _download_headers(filename) | {"Content-Length": str(info.bytes)}
+    if isinstance(request, ASGIRequest):
+        return StreamingHttpResponse(_FileChunks(file, info.bytes), headers=headers)
+    return FileResponse(file, headers=headers)
+
+
+def _download_headers(filename: str) -> dict[str, str]:
+    return {
+        "Content-Type": "application/octet-stream",
+        "Content-Disposition": attachment(filename),
+        "Cache-Control": "private, no-store",
+        "X-Content-Type-Options": "nosniff",
+    }
+
+
+def _range_of(header: str, size: int) -> tuple[int, int]:
+    """Return the first and last byte to send; several ranges or other units are answered with the whole."""
+    match = _RANGE.fullmatch(header.strip())
+    if not match or match.groups() == ("", ""):
+        return 0, size - 1
+    start, end = match.groups()
+    if not start:  # the last N bytes
+        first, last = max(0, size - int(end)), size - 1
+    else:
+        first, last = int(start), min(int(end), size - 1) if end else size - 1
+    if first > last:
+        raise RangeNotSatisfiable(header)
+    return first, last
+
+
+# --- receiving --------------------------------------------------------------------------------------------------------
+
+
+async def _receive(request: HttpRequest, directory: DirectoryStore, grant: Grant) -> HttpResponse:
+    exact = grant.content_bytes is not None
+    limit = grant.content_bytes if grant.content_bytes is not None else UNSIZED_PUT_LIMIT_BYTES
+    _refuse_wrong_length(request.headers.get("Content-Length"), limit, exact=exact)
+    sha256 = _announced_sha256(request)
+    put = sync_to_async(directory.put_once, thread_sensitive=False)
+    stored = await put(grant.key, read_chunks(request), limit_bytes=limit, exact=exact, sha256=sha256)
+    return HttpResponse(headers={"ETag": f'"{stored.sha256}"'})
+
+
+def _refuse_wrong_length(header: str | None, limit: int, *, exact: bool) -> None:
+    """Raise WrongContent before a byte is read where the announced length already says so."""
+    if header is None or not header.isdigit():
+        return
+    if int(header) > limit or (exact and int(header) != limit):
+        raise WrongContent(f"The URL was made for {limit} bytes; {header} were announced.")
+
+
+def _announced_sha256(request: HttpRequest) -> str | None:
+    header = request.headers.get(CHECKSUM_HEADER)
+    if header is None:
+        return None
+    try:
+        return base64.b64decode(header, validate=True).hex()
+    except ValueError:
+        raise WrongContent(f"{CHECKSUM_HEADER} must be the base64 of 32 bytes.") from None

@@ -1,7 +1,0 @@
-"""Signed objects, mounted under /objects/ of the web and of the internal process."""
-
-from django.urls import path
-
-from apps.core.object_views import signed_object
-
-urlpatterns = [path("<path:key>", signed_object, name="signed_object")]

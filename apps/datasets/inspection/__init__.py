@@ -1,0 +1,1 @@
+"""What a person should look at before training: findings, personal data, comparisons of files."""

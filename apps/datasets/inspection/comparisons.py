@@ -1,0 +1,84 @@
+"""Comparisons of a training file with the validation file given with it: made once, kept, and read by pages and quotes.
+
+A small pair is compared while somebody waits; for others a task is asked.
+"""
+
+import zlib
+
+from django.db import transaction
+
+from apps.contracts.held_rows import Repeats, ValidationIndex, repeats_of
+from apps.core.database.clock import db_now
+from apps.core.messages import outbox
+from apps.datasets.intake.lanes import lane_of
+from apps.datasets.models import DatasetVersion, VersionComparison
+from apps.datasets.rows import iterate_rows
+
+# Bumped when a comparison could find something else; a pair compared by older rules is compared again.
+COMPARISON_VERSION = 1
+# Both files of a pair that is compared at once: about a second.
+COMPARE_NOW_ROWS = 5_000
+COMPARE_NOW_BYTES = 4_000_000
+
+
+def find_comparison(*, version: DatasetVersion, other: DatasetVersion) -> VersionComparison | None:
+    """Return how this version repeats the other one by the present rules, if that was looked at."""
+    found = VersionComparison.objects.filter(version=version, other=other, rules=COMPARISON_VERSION)
+    return found.defer("marks").first()
+
+
+def find_or_compare(*, version: DatasetVersion, other: DatasetVersion) -> VersionComparison | None:
+    """Return the comparison, made now where both files are small; None where one is not ready or a task is at it."""
+    found = find_comparison(version=version, other=other)
+    if found is not None or {version.status, other.status} != {"ready"}:
+        return found
+    pair = (version, other)
+    is_small = sum(each.rows or 0 for each in pair) <= COMPARE_NOW_ROWS
+    if is_small and sum(each.bytes for each in pair) <= COMPARE_NOW_BYTES:
+        return compare_versions(version=version, other=other)
+    request_comparison(version=version, other=other)
+    return None
+
+
+def compare_versions(*, version: DatasetVersion, other: DatasetVersion) -> VersionComparison | None:
+    """Compare two ready versions unless that is done; return None where one is not ready."""
+    if {version.status, other.status} != {"ready"}:
+        return None
+    found = find_comparison(version=version, other=other)
+    if found is not None:
+        return found
+    with iterate_rows(version=other) as rows:
+        held = ValidationIndex(rows)
+    with iterate_rows(version=version) as rows:
+        marks = bytes(repeats_of(rows, held))
+    comparison, _ = VersionComparison.objects.update_or_create(
+        version=version,
+        other=other,
+        defaults={
+            "organization_id": version.organization_id,
+            "rules": COMPARISON_VERSION,
+            "equal_rows": marks.count(Repeats.A_ROW),
+            "near_rows": marks.count(Repeats.NEARLY_A_ROW),
+            "marks": zlib.compress(marks),
+        },
+    )
+    return comparison
+
+
+def marks_of(comparison: VersionComparison) -> bytes:
+    """Return for each row of the version, in file order, a `Repeats`."""
+    return zlib.decompress(comparison.marks)
+
+
+@transaction.atomic
+def request_comparison(*, version: DatasetVersion, other: DatasetVersion) -> None:
+    """Have a task compare two versions. Asking again is harmless: one is asked for in an hour."""
+    hour = db_now().strftime("%Y%m%d%H")
+    key = f"compare:{version.pk}:{other.pk}:{COMPARISON_VERSION}:{hour}"
+    outbox.publish(
+        topic="dataset.compare",
+        key=key,
+        payload={"version_id": version.pk, "other_id": other.pk},
+        organization=version.organization_id,
+        lane=lane_of(version.data_bytes + other.data_bytes),
+    )

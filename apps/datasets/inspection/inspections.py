@@ -1,0 +1,83 @@
+"""Inspections of versions: made once by a task, kept, and read by pages."""
+
+from array import array
+from collections.abc import Iterator
+
+from django.db import transaction
+
+from apps.contracts.split import Split
+from apps.core.database.clock import db_now
+from apps.core.messages import outbox
+from apps.core.objects.store import ObjectMissing, read_object, store
+from apps.datasets.inspection.inspector import INSPECTION_VERSION, as_json, inspect_rows, repeats
+from apps.datasets.intake.lanes import lane_of
+from apps.datasets.models import DatasetVersion, VersionInspection
+from apps.datasets.rows import iterate_rows
+
+# The keys of so many rows are read while somebody waits: 1.6 MB, 0.1 s.
+KEYS_READ_NOW = 200_000
+_CHUNK_ROWS = 64 * 1024
+_KEYS_LIMIT_BYTES = 64 * 1024 * 1024
+
+
+def find_inspection(*, version: DatasetVersion) -> VersionInspection | None:
+    """Return the inspection of this version by the present rules, if there is one."""
+    return VersionInspection.objects.filter(version=version, rules=INSPECTION_VERSION).first()
+
+
+def inspect_version(*, version: DatasetVersion) -> VersionInspection | None:
+    """Inspect a ready version unless that is done; return None for one that is not ready."""
+    if version.status != "ready":
+        return None
+    found = find_inspection(version=version)
+    if found:
+        return found
+    with iterate_rows(version=version) as rows:
+        made = inspect_rows(rows)
+    key = f"{version.object_key.rsplit('/', 1)[0]}/keys-{INSPECTION_VERSION}.bin"
+    store().put_stream(key, _chunks(made.keys))
+    inspection, _ = VersionInspection.objects.update_or_create(
+        version=version,
+        defaults={
+            "organization_id": version.organization_id,
+            "rules": INSPECTION_VERSION,
+            "findings": as_json(made.findings),
+            "distinct_rows": len(made.identities) - sum(1 for _ in repeats(made.identities)),
+            "identities_key": key,
+        },
+    )
+    return inspection
+
+
+def _chunks(keys: "array[int]") -> Iterator[bytes]:
+    for at in range(0, len(keys), _CHUNK_ROWS):
+        yield keys[at : at + _CHUNK_ROWS].tobytes()
+
+
+@transaction.atomic
+def request_inspection(*, version: DatasetVersion) -> None:
+    """Have a task inspect the version. Asking again is harmless: one is asked for in an hour."""
+    hour = db_now().strftime("%Y%m%d%H")
+    key = f"inspect:{version.pk}:{INSPECTION_VERSION}:{hour}"
+    outbox.publish(
+        topic="dataset.inspect",
+        key=key,
+        payload={"version_id": version.pk},
+        organization=version.organization_id,
+        lane=lane_of(version.data_bytes),
+    )
+
+
+def _keys_of(inspection: VersionInspection) -> "array[int]":
+    """Return what decides each row's side, in file order, empty where the object is gone."""
+    keys = array("Q")
+    try:
+        keys.frombytes(read_object(inspection.identities_key, limit_bytes=_KEYS_LIMIT_BYTES))
+    except ObjectMissing:
+        pass
+    return keys
+
+
+def held_out_rows(*, inspection: VersionInspection, split: Split) -> list[bool]:
+    """Return which rows a run with this share and seed would hold out, in file order."""
+    return split.held_out(_keys_of(inspection))

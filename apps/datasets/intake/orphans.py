@@ -1,0 +1,44 @@
+"""Objects that nothing knows: left by requests that failed after their bytes were stored, and by killed processes."""
+
+import datetime
+from collections.abc import Iterator
+from itertools import islice
+
+from apps.core.objects.store import store
+from apps.datasets.models import DatasetVersion, Upload
+
+# Longer than any request or validation lasts: what is younger may belong to one that is still going on.
+ORPHAN_AGE = datetime.timedelta(days=1)
+_BATCH = 500
+
+
+def sweep_orphans(*, now: datetime.datetime) -> int:
+    """Delete the folders of files and uploads that are in no row and were last written a day ago; return how many.
+
+    A row that says its bytes are gone counts as none.
+    """
+    swept = 0
+    folders = iter(_old_folders((now - ORPHAN_AGE).timestamp()))
+    while batch := list(islice(folders, _BATCH)):
+        known = _known([folder.rsplit("/", 1)[1] for folder in batch])
+        for folder in batch:
+            if folder.rsplit("/", 1)[1] not in known:
+                store().delete_prefix(folder)
+                swept += 1
+    return swept
+
+
+def _old_folders(before: float) -> Iterator[str]:
+    newest: dict[str, float] = {}
+    for key, info in store().list_objects("org"):
+        parts = key.split("/")
+        if len(parts) > 4 and parts[2] in ("datasets", "uploads"):
+            folder = "/".join(parts[:4])
+            newest[folder] = max(newest.get(folder, 0.0), info.modified_at)
+    yield from (folder for folder, modified_at in newest.items() if modified_at < before)
+
+
+def _known(ids: list[str]) -> set[str]:
+    versions = DatasetVersion.objects.filter(pk__in=ids).exclude(status="deleted")
+    uploads = Upload.objects.filter(pk__in=ids, status="pending")
+    return {*versions.values_list("pk", flat=True), *uploads.values_list("pk", flat=True)}

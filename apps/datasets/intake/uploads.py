@@ -1,0 +1,356 @@
+"""Uploads in parts: OpenAI's Uploads API and the browser's resumable uploads over the same objects.
+
+A part is an object under `org/<organization>/uploads/<upload>/`. Clients of the API send parts through us and name
+their order at the end. A browser gets a plan: parts of one size, each sent straight to the store by a signed URL, and
+which of them have arrived is read from the store, so that nothing is forgotten by a reload or a restart.
+"""
+
+import datetime
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Sum
+
+from apps.core import audit
+from apps.core.database.transitions import advance, try_advance
+from apps.core.errors import InvalidState, InvalidValue, NotFound
+from apps.core.ids import new_id
+from apps.core.messages import outbox
+from apps.core.objects.store import StoredObject, object_key, store
+from apps.datasets.intake.versions import (
+    Arrival,
+    FileTooLarge,
+    check_expiry,
+    check_purpose,
+    clean_filename,
+    lock_storage,
+    new_version,
+    register,
+    require_storage,
+)
+from apps.datasets.models import UPLOAD_TRANSITIONS, DatasetVersion, Upload, UploadPart
+from apps.datasets.validation.formats import Mapping, read_mapping
+
+MAX_PART_BYTES = 64 * 1024**2  # OpenAI's limits for a part, and for the life of an upload
+LIFETIME = datetime.timedelta(hours=1)
+BROWSER_LIFETIME = datetime.timedelta(days=3)
+BROWSER_PART_BYTES = 8 * 1024**2
+MAX_BROWSER_PARTS = 1_000
+SIGNED_SECONDS = 300
+_CLOCKS_APART = datetime.timedelta(seconds=60)  # of the database and of who checks a signature
+MAX_SIGNED_AT_ONCE = 32
+_CLOSED_AT_ONCE = 500  # the others a few minutes later: the task that does it does other tenants' work too
+_MIME_LIMIT, _DATASET_NAME_LIMIT = 120, 120
+
+
+class UnknownUpload(NotFound):
+    """No upload of the organization has this id."""
+
+    code = "upload_not_found"
+
+
+class UploadClosed(InvalidState):
+    """The upload was completed, cancelled, or has expired."""
+
+    code = "upload_closed"
+
+
+class WrongChecksum(InvalidValue):
+    """The bytes that arrived are not those that were announced."""
+
+    code = "invalid_checksum"
+
+
+@transaction.atomic
+def create_upload(
+    *,
+    organization: Any,
+    filename: str,
+    purpose: str,
+    bytes: int,
+    mime_type: str,
+    by: str,
+    now: datetime.datetime,
+    is_planned: bool = False,
+    dataset_name: str = "",
+    expires_after_seconds: int | None = None,
+    mapping: Mapping | None = None,
+) -> Upload:
+    """Announce a file of so many bytes. Raises InvalidValue, FileTooLarge, StorageFull."""
+    check_purpose(purpose)
+    check_expiry(expires_after_seconds)
+    if bytes < 1:
+        raise InvalidValue("'bytes' must be at least 1.", param="bytes")
+    _require_allowed(bytes)
+    lock_storage(organization)
+    require_storage(organization=organization, wanted_bytes=bytes)
+    return Upload.objects.create(
+        organization_id=getattr(organization, "pk", organization),
+        filename=clean_filename(filename),
+        purpose=purpose,
+        bytes=bytes,
+        mime_type=mime_type[:_MIME_LIMIT],
+        part_bytes=max(BROWSER_PART_BYTES, math.ceil(bytes / MAX_BROWSER_PARTS)) if is_planned else None,
+        dataset_name=dataset_name[:_DATASET_NAME_LIMIT],
+        given_mapping=msgspec.to_builtins(mapping) if mapping else None,
+        file_expires_after_seconds=expires_after_seconds,
+        created_by=by,
+        expires_at=now + (BROWSER_LIFETIME if is_planned else LIFETIME),
+    )
+
+
+def _require_allowed(bytes: int) -> None:
+    limit = settings.MAX_UPLOAD_BYTES
+    if bytes > limit:
+        message = (
+            f"The file has {bytes:,} bytes; one file may have up to {limit:,} here, a limit the operator sets. "
+            "Send it as gzip, or split it into several files."
+        )
+        raise FileTooLarge(message, param="bytes")
+
+
+def get_upload(*, organization: Any, id: str) -> Upload:
+    """Return one upload. Raises UnknownUpload, the same for unknown and foreign ids."""
+    uploads = Upload.objects.for_organization(organization).select_related("version")
+    found = uploads.filter(pk=id).first() if "\x00" not in id else None
+    if found is None:
+        raise UnknownUpload(f"No such upload: {id[:80]}.", param="upload_id")
+    return found
+
+
+@transaction.atomic
+def add_part(*, upload: Upload, chunks: Iterable[bytes], now: datetime.datetime) -> UploadPart:
+    """Store one part; they may come in any order and at the same time. Raises UploadClosed, FileTooLarge."""
+    require_open(upload, now)
+    part = UploadPart(pk=new_id("part"), organization_id=upload.organization_id, upload=upload)
+    key = _key(upload, part.pk)
+    try:
+        part.bytes = store().put_stream(key, _limited(chunks)).bytes
+        locked = _locked(upload)
+        require_open(locked, now)
+        _require_room(locked, part.bytes)
+        require_storage(organization=upload.organization_id, wanted_bytes=_beyond(locked, part.bytes))
+        part.save(force_insert=True)
+    except BaseException:
+        store().delete(key)
+        raise
+    part.refresh_from_db()
+    return part
+
+
+@transaction.atomic
+def complete_upload(
+    *,
+    upload: Upload,
+    now: datetime.datetime,
+    by: str,
+    part_ids: Sequence[str] = (),
+    md5: str | None = None,
+) -> Upload:
+    """Put the parts together in this order, or as planned, into a new file; the same call again changes nothing.
+
+    Raises UploadClosed, InvalidValue, WrongChecksum, StorageFull; then the upload stays as it was.
+    """
+    locked = _locked(upload)
+    if locked.status == "completed" and locked.part_ids == list(part_ids):
+        return get_upload(organization=locked.organization_id, id=locked.pk)
+    require_open(locked, now)
+    keys = _planned_keys(locked) if locked.part_bytes else _sent_keys(locked, part_ids)
+    advance(locked, to="completed", transitions=UPLOAD_TRANSITIONS, part_ids=list(part_ids))
+    locked.version = _assemble(locked, keys, md5, by=by, now=now)
+    locked.save(update_fields=["version"])
+    _forget_parts(locked)
+    return locked
+
+
+@transaction.atomic
+def cancel_upload(*, upload: Upload, by: str) -> Upload:
+    """Give the upload up; its parts go right after. Cancelling again changes nothing. Raises UploadClosed."""
+    if upload.status == "cancelled":
+        return upload
+    if not try_advance(upload, to="cancelled", transitions=UPLOAD_TRANSITIONS):
+        raise UploadClosed(f"The upload is {upload.status}.", param="upload_id")
+    _forget_parts(upload)
+    audit.record(organization=upload.organization_id, by=by, action="upload.cancelled", target=upload.pk)
+    return upload
+
+
+def expire_uploads(*, now: datetime.datetime) -> int:
+    """Close the uploads whose time has come and have their parts deleted; return how many.
+
+    Of those closed before, whose last signature has expired since, the parts are deleted once more.
+    """
+    for upload in Upload.objects.exclude(status="pending").filter(signed_until__lt=now)[:_CLOSED_AT_ONCE]:
+        store().delete_prefix(_key(upload))
+        Upload.objects.filter(pk=upload.pk).update(signed_until=None)
+    expired = Upload.objects.filter(status="pending", expires_at__lt=now)
+    return sum(_expire(upload) for upload in expired.order_by("expires_at")[:_CLOSED_AT_ONCE])
+
+
+def delete_parts(*, upload_id: str) -> None:
+    """Delete the parts of a closed upload. Where the store can refuse what is still sent, that needs no other time."""
+    upload = Upload.objects.get(pk=upload_id)
+    is_refused = store().close_prefix(_key(upload))
+    store().delete_prefix(_key(upload))
+    if is_refused:
+        Upload.objects.filter(pk=upload.pk).update(signed_until=None)
+
+
+@transaction.atomic
+def _expire(upload: Upload) -> bool:
+    is_mine = try_advance(upload, to="expired", transitions=UPLOAD_TRANSITIONS)
+    if is_mine:
+        _forget_parts(upload)
+    return is_mine
+
+
+def require_open(upload: Upload, now: datetime.datetime) -> None:
+    """Raise UploadClosed unless parts may still come."""
+    if upload.status != "pending":
+        raise UploadClosed(f"The upload is {upload.status}.", param="upload_id")
+    if upload.expires_at <= now:
+        raise UploadClosed("The upload has expired; start a new one.", param="upload_id")
+
+
+# --- planned parts ----------------------------------------------------------------------------------------------------
+
+
+def count_parts(upload: Upload) -> int:
+    return math.ceil(upload.bytes / (upload.part_bytes or MAX_PART_BYTES))
+
+
+def part_size(upload: Upload, number: int) -> int:
+    """Return how many bytes the part of this number (from 1) has: all the same, but for the last."""
+    size = upload.part_bytes or MAX_PART_BYTES
+    return min(size, upload.bytes - (number - 1) * size)
+
+
+def list_present(*, upload: Upload) -> list[int]:
+    """Return the numbers of the parts that have arrived whole, ascending."""
+    found = {key: info.bytes for key, info in store().list_objects(_key(upload))}
+    numbers = range(1, count_parts(upload) + 1)
+    return [number for number in numbers if found.get(_planned_key(upload, number)) == part_size(upload, number)]
+
+
+def sign_parts(*, upload: Upload, numbers: Sequence[int], now: datetime.datetime) -> dict[int, str]:
+    """Return for each part a URL that takes exactly its bytes for some minutes. Raises UploadClosed, InvalidValue.
+
+    The upload counts as stored until the last of them has expired, also when it is completed or cancelled.
+    """
+    require_open(upload, now)
+    if len(numbers) > MAX_SIGNED_AT_ONCE or not all(1 <= number <= count_parts(upload) for number in numbers):
+        raise InvalidValue("The upload has no such part.", param="numbers")
+    until = now + datetime.timedelta(seconds=SIGNED_SECONDS) + _CLOCKS_APART
+    if not Upload.objects.filter(pk=upload.pk, status="pending").update(signed_until=until):
+        raise UploadClosed("The upload was closed meanwhile.", param="upload_id")
+    return {
+        number: store().signed_url(
+            _planned_key(upload, number), "PUT",
+            expires_seconds=SIGNED_SECONDS, base="public", content_bytes=part_size(upload, number),
+        )
+        for number in numbers
+    }  # fmt: skip
+
+
+def _planned_keys(upload: Upload) -> list[str]:
+    missing = count_parts(upload) - len(list_present(upload=upload))
+    if missing:
+        raise InvalidValue(f"{missing} {'part is' if missing == 1 else 'parts are'} missing.", param="parts")
+    return [_planned_key(upload, number) for number in range(1, count_parts(upload) + 1)]
+
+
+def _planned_key(upload: Upload, number: int) -> str:
+    return _key(upload, f"p{number:05d}")
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _key(upload: Upload, *name: str) -> str:
+    return object_key(upload.organization_id, "uploads", upload.pk, *name)
+
+
+def _locked(upload: Upload) -> Upload:
+    return Upload.objects.select_for_update(of=("self",)).get(pk=upload.pk)
+
+
+def _limited(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    size = 0
+    for chunk in chunks:
+        size += len(chunk)
+        if size > MAX_PART_BYTES:
+            raise FileTooLarge(f"A part may have up to {MAX_PART_BYTES // 1024**2} MiB.", param="data")
+        yield chunk
+
+
+def _require_room(upload: Upload, bytes: int) -> None:
+    """Raise InvalidValue for parts that could never be put together; a part sent twice by a retry is no error."""
+    sent = upload.parts.aggregate(total=Sum("bytes"))["total"] or 0
+    if bytes > upload.bytes or sent + bytes > 2 * upload.bytes + MAX_PART_BYTES:
+        message = f"The parts are longer than the {upload.bytes:,} bytes announced."
+        raise InvalidValue(message, param="data")
+
+
+def _beyond(upload: Upload, bytes: int) -> int:
+    """Return how much of a new part is beyond what the upload counts for already."""
+    sent = upload.parts.aggregate(total=Sum("bytes"))["total"] or 0
+    return max(0, sent + bytes - max(upload.bytes, sent))
+
+
+def _sent_keys(upload: Upload, part_ids: Sequence[str]) -> list[str]:
+    sizes = dict(upload.parts.values_list("pk", "bytes"))
+    if len(set(part_ids)) != len(part_ids):
+        raise InvalidValue("A part is named twice.", param="part_ids")
+    for part_id in part_ids:
+        if part_id not in sizes:
+            raise InvalidValue(f"The upload has no part {part_id[:80]}.", param="part_ids")
+    total = sum(sizes[part_id] for part_id in part_ids)
+    if total != upload.bytes:
+        message = f"The parts have {total:,} bytes together; {upload.bytes:,} were announced."
+        raise InvalidValue(message, param="part_ids")
+    return [_key(upload, part_id) for part_id in part_ids]
+
+
+def _assemble(
+    upload: Upload,
+    keys: Sequence[str],
+    md5: str | None,
+    *,
+    by: str,
+    now: datetime.datetime,
+) -> DatasetVersion:
+    arrival = Arrival(
+        filename=upload.filename,
+        purpose=upload.purpose,
+        by=by,
+        now=now,
+        dataset_name=upload.dataset_name or None,
+        expires_after_seconds=upload.file_expires_after_seconds,
+        mapping=read_mapping(upload.given_mapping),
+        upload_id=upload.pk,
+    )
+    version = new_version(organization=upload.organization_id, arrival=arrival)
+    stored = _compose(version.object_key, keys, md5)
+    return register(version=version, stored=stored, arrival=arrival)
+
+
+def _compose(key: str, part_keys: Sequence[str], md5: str | None) -> StoredObject:
+    digest = hashlib.md5(usedforsecurity=False)
+    stored = store().compose(key, part_keys, on_chunk=digest.update if md5 else lambda _: None)
+    if md5 and digest.hexdigest() != md5.lower():
+        store().delete(key)
+        message = f"The file has the MD5 {digest.hexdigest()}, not the one announced: send its parts again."
+        raise WrongChecksum(message, param="md5")
+    return stored
+
+
+def _forget_parts(upload: Upload) -> None:
+    payload = {"upload_id": upload.pk}
+    outbox.publish(
+        topic="upload.closed", key=f"parts:{upload.pk}", payload=payload, organization=upload.organization_id
+    )

@@ -1,0 +1,350 @@
+"""Training data coming in: streamed to the store, registered as the next version of a dataset, sent to validation."""
+
+import datetime
+import hashlib
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Max
+from django.utils.module_loading import import_string
+
+from apps.accounts.shares import get_share_holder
+from apps.catalog.models import BaseModel
+from apps.core import audit
+from apps.core.database.clock import db_now
+from apps.core.database.locks import lock
+from apps.core.database.transitions import advance
+from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded, Status
+from apps.core.ids import new_id
+from apps.core.messages import outbox
+from apps.core.objects.store import StoredObject, object_key, store
+from apps.datasets.intake.lanes import lane_of
+from apps.datasets.models import VERSION_TRANSITIONS, Dataset, DatasetVersion
+from apps.datasets.validation.formats import Mapping
+from apps.datasets.validation.repair import FIT, RepairMode
+
+PURPOSES = ("fine-tune", "evals")
+MAX_FILE_BYTES = 512 * 1024 * 1024  # OpenAI's own limit for a file sent in one request
+MIN_EXPIRY_SECONDS, MAX_EXPIRY_SECONDS = 3600, 2_592_000
+_FILENAME_LIMIT, _NAME_LIMIT = 255, 120
+_EXTENSIONS = re.compile(r"\.(jsonl?|ndjson|csv|tsv|parquet|txt|text|md)?(\.gz)?$", re.IGNORECASE)
+
+
+class FileTooLarge(DomainError):
+    """The file is longer than a file may be; nothing of it was kept."""
+
+    code = "file_too_large"
+    status = Status.TOO_LARGE
+
+
+class StorageFull(QuotaExceeded):
+    """The organization's storage limit does not hold this file."""
+
+
+class NotRepairable(InvalidState):
+    """The file has no bad rows that could be left out or repaired."""
+
+    code = "file_not_repairable"
+
+
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said of a file that comes in. `upload_id` is the upload in parts that it is made of, if it is."""
+
+    filename: str
+    purpose: str
+    by: str
+    now: datetime.datetime
+    dataset_name: str | None = None
+    expires_after_seconds: int | None = None
+    mapping: Mapping | None = None
+    upload_id: str = ""
+
+
+def create_version(
+    *,
+    organization: Any,
+    filename: str,
+    purpose: str,
+    chunks: Iterable[bytes],
+    by: str,
+    now: datetime.datetime,
+    dataset_name: str | None = None,
+    expires_after_seconds: int | None = None,
+    mapping: Mapping | None = None,
+) -> DatasetVersion:
+    """Store an upload and ask for its validation. The same dataset name again makes the next version of it.
+
+    The bytes are streamed; a failure leaves neither row nor object. Raises InvalidValue, FileTooLarge, StorageFull.
+    """
+    arrival = Arrival(
+        filename=filename,
+        purpose=purpose,
+        by=by,
+        now=now,
+        dataset_name=dataset_name,
+        expires_after_seconds=expires_after_seconds,
+        mapping=mapping,
+    )
+    version = new_version(organization=organization, arrival=arrival)
+    left = storage_left_bytes(organization=organization)
+    stored = store().put_stream(version.object_key, _limited(chunks, left))
+    return register(version=version, stored=stored, arrival=arrival)
+
+
+def new_version(*, organization: Any, arrival: Arrival) -> DatasetVersion:
+    """Return a version that is not saved yet, with the key its bytes belong under. Raises InvalidValue."""
+    check_purpose(arrival.purpose)
+    organization_id = getattr(organization, "pk", organization)
+    version = DatasetVersion(
+        pk=new_id("file", "-"),
+        organization_id=organization_id,
+        purpose=arrival.purpose,
+        filename=clean_filename(arrival.filename),
+        created_by=arrival.by,
+        expires_at=_expiry(arrival.now, arrival.expires_after_seconds),
+        given_mapping=msgspec.to_builtins(arrival.mapping) if arrival.mapping else None,
+    )
+    version.object_key = object_key(organization_id, "datasets", version.pk, "data.jsonl")
+    return version
+
+
+def register(*, version: DatasetVersion, stored: StoredObject, arrival: Arrival) -> DatasetVersion:
+    """Save a version whose bytes are stored; they go again when that fails. Raises StorageFull."""
+    name = arrival.dataset_name or _EXTENSIONS.sub("", version.filename)
+    try:
+        return _register(version, stored, clean_name(name, limit=_NAME_LIMIT) or "dataset", arrival.upload_id)
+    except BaseException:
+        store().delete(version.object_key)
+        raise
+
+
+def check_purpose(purpose: str) -> None:
+    if purpose not in PURPOSES:
+        raise InvalidValue(f"'{purpose[:40]}' is not accepted; use 'fine-tune' or 'evals'.", param="purpose")
+
+
+def check_expiry(seconds: int | None) -> None:
+    if seconds is not None and not MIN_EXPIRY_SECONDS <= seconds <= MAX_EXPIRY_SECONDS:
+        limits = f"{MIN_EXPIRY_SECONDS} and {MAX_EXPIRY_SECONDS}"
+        raise InvalidValue(f"A file may expire between {limits} seconds after upload.", param="expires_after.seconds")
+
+
+def clean_filename(filename: str) -> str:
+    return clean_name(filename, limit=_FILENAME_LIMIT) or "file.jsonl"
+
+
+def clean_name(name: str, *, limit: int) -> str:
+    """Return a name that is safe to store and show: no folder, control or bidi character, normal form C."""
+    base = name.replace("\\", "/").rsplit("/", 1)[-1]
+    kept = "".join(char for char in unicodedata.normalize("NFC", base) if unicodedata.category(char)[0] != "C")
+    return " ".join(kept.split())[:limit].strip()
+
+
+def storage_left_bytes(*, organization: Any, but_upload: str = "") -> int | None:
+    """Return what the organization may still store beside all that it keeps, `but_upload` left out; None where its
+    operator has lifted the limit. What it keeps besides files is known above this layer, and so is the limit."""
+    left: int | None = import_string(settings.STORAGE_LEFT)(organization=organization, but_upload=but_upload)
+    return left
+
+
+def require_storage(*, organization: Any, wanted_bytes: int, but_upload: str = "") -> None:
+    """Raise StorageFull unless so many bytes more may be stored."""
+    left = storage_left_bytes(organization=organization, but_upload=but_upload)
+    if left is not None and wanted_bytes > left:
+        raise _storage_full(left)
+
+
+def _expiry(now: datetime.datetime, seconds: int | None) -> datetime.datetime | None:
+    check_expiry(seconds)
+    return None if seconds is None else now + datetime.timedelta(seconds=seconds)
+
+
+def _limited(chunks: Iterable[bytes], left_bytes: int | None) -> Iterator[bytes]:
+    size = 0
+    for chunk in chunks:
+        size += len(chunk)
+        if size > MAX_FILE_BYTES:
+            limit = f"{MAX_FILE_BYTES // 1024**2} MiB"
+            raise FileTooLarge(f"A file sent at once may have up to {limit}; send it in parts.", param="file")
+        if left_bytes is not None and size > left_bytes:
+            raise _storage_full(left_bytes)
+        yield chunk
+
+
+def limited(pieces: Iterable[bytes], *, organization: Any) -> Iterator[bytes]:
+    """Yield what is written beside a file as long as the organization may store it. Raises StorageFull."""
+    left, size = storage_left_bytes(organization=organization), 0
+    for piece in pieces:
+        size += len(piece)
+        if left is not None and size > left:
+            raise _storage_full(left)
+        yield piece
+
+
+def _storage_full(left_bytes: int) -> StorageFull:
+    return StorageFull(
+        f"Your organization has {left_bytes:,} bytes of storage left, too little for this file: "
+        "delete files you no longer need, or ask the operator for more.",
+        param="file",
+    )
+
+
+@transaction.atomic
+def _register(version: DatasetVersion, stored: StoredObject, name: str, upload_id: str) -> DatasetVersion:
+    lock_storage(version.organization_id)
+    require_storage(organization=version.organization_id, wanted_bytes=stored.bytes, but_upload=upload_id)
+    version.dataset, _ = Dataset.objects.get_or_create(
+        organization_id=version.organization_id, name=name, deleted_at=None, defaults={"created_by": version.created_by}
+    )
+    version.bytes, version.sha256 = stored.bytes, stored.sha256
+    return _save_next(version, "dataset.uploaded", filename=version.filename, bytes=stored.bytes, sha256=stored.sha256)
+
+
+def _save_next(version: DatasetVersion, action: str, **details: Any) -> DatasetVersion:
+    """This function will number the version, save it and have it validated. The caller has serialized uploads."""
+    version.number = (version.dataset.versions.aggregate(last=Max("number"))["last"] or 0) + 1
+    version.save(force_insert=True)
+    _ask_for_validation(version)
+    audit.record(
+        organization=version.organization_id, by=version.created_by, action=action, target=version.pk, **details
+    )
+    version.refresh_from_db()
+    return version
+
+
+def _ask_for_validation(version: DatasetVersion, attempt: str = "") -> None:
+    source = version.derived_from
+    outbox.publish(
+        topic="dataset.validate",
+        key=":".join(filter(None, ["validate", version.pk, attempt])),
+        payload={"version_id": version.pk},
+        organization=version.organization_id,
+        lane=lane_of(max(version.bytes, source.bytes if source else 0)),
+    )
+
+
+def ask_for_long_validation(version: DatasetVersion) -> None:
+    """Have a file validated in the lane of large ones, however small it is."""
+    outbox.publish(
+        topic="dataset.validate",
+        key=f"validate:{version.pk}:long:{db_now().timestamp()}",
+        payload={"version_id": version.pk, "is_long": True},
+        organization=version.organization_id,
+        lane="data",
+    )
+
+
+def lock_storage(organization: Any) -> None:
+    """Let one upload at a time register of those that count for one limit: version numbers and storage add up."""
+    lock(f"uploads:{get_share_holder(organization=organization)}")
+
+
+# --- new versions of what is here already -----------------------------------------------------------------------------
+
+
+@transaction.atomic
+def repair_version(
+    *,
+    version: DatasetVersion,
+    mode: RepairMode,
+    by: str,
+    now: datetime.datetime,
+) -> DatasetVersion:
+    """Return a new version that will have the bad rows of this one mended or left out; a task writes it.
+
+    Raises NotRepairable, StorageFull.
+    """
+    if version.status != "invalid":
+        raise NotRepairable(f"{version.pk} is {version.status}: only a file with bad rows can be repaired.")
+    if version.layout.get("is_rejected", True):
+        raise NotRepairable("The file cannot be read as rows, so there are none to repair: see its first problem.")
+    if not version.has_bad_rows:
+        raise NotRepairable("The file has no bad rows, only too few: add more and upload it again.")
+    return _derive(version, mode, by=by, now=now)
+
+
+@transaction.atomic
+def fit_version(
+    *,
+    version: DatasetVersion,
+    base_model: BaseModel,
+    by: str,
+    now: datetime.datetime,
+) -> DatasetVersion:
+    """Return a new version without the rows that the model's chat template refuses; a task writes it.
+
+    Raises NotRepairable, StorageFull.
+    """
+    if version.status != "ready":
+        raise NotRepairable(f"{version.pk} is {version.status}: its own bad rows are mended first.")
+    return _derive(version, FIT, by=by, now=now, layout={"fits": base_model.pk})
+
+
+def _derive(
+    version: DatasetVersion,
+    mode: str,
+    *,
+    by: str,
+    now: datetime.datetime,
+    layout: dict[str, Any] | None = None,
+) -> DatasetVersion:
+    lock_storage(version.organization_id)
+    require_storage(organization=version.organization_id, wanted_bytes=version.data_bytes)
+    filename = _EXTENSIONS.sub("", version.filename)[: _FILENAME_LIMIT - 20] + ".jsonl"
+    arrival = Arrival(filename=filename, purpose=version.purpose, by=by, now=now)
+    repaired = new_version(organization=version.organization_id, arrival=arrival)
+    repaired.dataset, repaired.derived_from, repaired.repair = version.dataset, version, mode
+    repaired.expires_at, repaired.bytes, repaired.layout = version.expires_at, 0, layout or {}
+    return _save_next(repaired, "dataset.repaired", source=version.pk, mode=mode)
+
+
+def remap_version(
+    *,
+    version: DatasetVersion,
+    mapping: Mapping,
+    by: str,
+    now: datetime.datetime,
+) -> DatasetVersion:
+    """Have a file read again with these columns: itself where it was never ready, else a copy as the next version.
+
+    Raises InvalidState while the file is being validated, and StorageFull.
+    """
+    if version.status == "invalid":
+        return _read_again(version, mapping, by, now)
+    if version.status != "ready":
+        raise InvalidState("The file is being validated; choose its columns in a moment.", param="file_id")
+    arrival = Arrival(
+        filename=version.filename,
+        purpose=version.purpose,
+        by=by,
+        now=now,
+        dataset_name=version.dataset.name,
+        mapping=mapping,
+    )
+    copy = new_version(organization=version.organization_id, arrival=arrival)
+    copy.derived_from = version
+    require_storage(organization=version.organization_id, wanted_bytes=version.bytes)
+    stored = store().compose(copy.object_key, [version.object_key])
+    return register(version=copy, stored=stored, arrival=arrival)
+
+
+@transaction.atomic
+def _read_again(version: DatasetVersion, mapping: Mapping, by: str, now: datetime.datetime) -> DatasetVersion:
+    given = msgspec.to_builtins(mapping)
+    advance(
+        version, to="uploaded", transitions=VERSION_TRANSITIONS,
+        given_mapping=given, errors=[], error_count=0, line_offsets=[],
+        validated_at=None, validation_attempts=0, dismissed_at=None,
+    )  # fmt: skip
+    digest = hashlib.sha256(msgspec.json.encode(given) + str(now).encode()).hexdigest()
+    _ask_for_validation(version, digest[:16])
+    audit.record(
+        organization=version.organization_id, by=by, action="dataset.mapped", target=version.pk,
+        format=str(mapping.format), columns=mapping.columns,
+    )  # fmt: skip
+    return version

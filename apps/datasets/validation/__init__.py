@@ -1,0 +1,1 @@
+"""From bytes to checked rows: containers, formats, row checks, repairs and parquet."""

@@ -1,0 +1,256 @@
+"""One row of a known format as the JSON text of a chat, preference or text row."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from apps.datasets.problems import FileErrorCode, LineError, storable
+from apps.datasets.validation.formats import Format, Mapping
+
+Json = msgspec.Raw
+_encode = msgspec.json.Encoder().encode
+_read_columns = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_read = msgspec.json.Decoder().decode
+_read_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_Turn = dict[str, Any] | msgspec.Raw
+
+
+class Unconvertible(Exception):
+    """A row lacks what its format needs, or holds something else there."""
+
+    def __init__(self, message: str, *, param: str, fix: str, code: str = FileErrorCode.MISSING_VALUE) -> None:
+        super().__init__(message)
+        self.message, self.param, self.fix, self.code = message, param, fix, code
+
+    def at(self, line: int) -> LineError:
+        return LineError(
+            line=line, code=self.code, message=storable(self.message), param=storable(self.param), fix=self.fix
+        )
+
+
+class Columns:
+    """The values of one row by the fields they stand for; JSON text is read only where it must be."""
+
+    def __init__(self, data: bytes, mapping: Mapping) -> None:
+        """Raises Unconvertible for what is no JSON object."""
+        try:
+            self._values = _read_columns(data)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            fix = "Write each row as one complete JSON object on one line."
+            raise Unconvertible("The row is not a JSON object.", param="", fix=fix, code="invalid_json") from None
+        self._columns = mapping.columns
+
+    def raw(self, field: str) -> Json | None:
+        """Return the JSON text of a field, with text that is itself an array or object taken as such."""
+        value = self._values.get(self._columns.get(field, ""))
+        if value is None or bytes(value) in (b"null", b'""'):
+            return None
+        if bytes(value)[:1] == b'"' and (inner := _inner_json(value)) is not None:
+            return inner
+        return value
+
+    def required(self, field: str) -> Json:
+        value = self.raw(field)
+        if value is None:
+            column = self._columns.get(field, field)
+            raise Unconvertible(f"`{column}` is empty.", param=column, fix="Fill it in, or remove the row.")
+        return value
+
+    def text(self, field: str, *, is_required: bool = True) -> str:
+        """Return a field that must be text, "" for one that is not there. Numbers are text too: labels often are."""
+        column = self._columns.get(field, field)
+        value = self._values.get(column)
+        found = None if value is None else _read(value)
+        if isinstance(found, int | float) and not isinstance(found, bool) and value is not None:
+            return bytes(value).decode()
+        if found is None or found == "":
+            if is_required:
+                raise Unconvertible(f"`{column}` is empty.", param=column, fix="Fill it in, or remove the row.")
+            return ""
+        if not isinstance(found, str):
+            raise _wrong(column, "text")
+        return found
+
+    def column(self, field: str) -> str:
+        return self._columns.get(field, field)
+
+
+def convert(data: bytes, mapping: Mapping) -> bytes:
+    """Return a row as JSON text of the mapping's kind. Raises Unconvertible."""
+    return _CONVERTERS[mapping.format](Columns(data, mapping))
+
+
+def _inner_json(value: Json) -> Json | None:
+    """Return JSON that a table could only hold as text, e.g. a column of messages in CSV."""
+    text = _read(value)
+    if not text.lstrip().startswith(("[", "{")):
+        return None
+    try:
+        _read(text)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    return msgspec.Raw(text.replace("\r", " ").replace("\n", " ").encode())
+
+
+def _wrong(column: str, wanted: str) -> Unconvertible:
+    return Unconvertible(
+        f"`{column}` is not {wanted}.",
+        param=column,
+        fix="Correct the row, or choose another column.",
+        code=FileErrorCode.INVALID_VALUE,
+    )
+
+
+# A table of text has no other way to say so; Python writes them with a capital.
+_WRITTEN = {b'"true"': msgspec.Raw(b"true"), b'"false"': msgspec.Raw(b"false")}
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
+def _chat(columns: Columns) -> bytes:
+    row = {"messages": columns.required("messages")} | _present(columns, "tools", "parallel_tool_calls")
+    if (told := row.get("parallel_tool_calls")) is not None:
+        row["parallel_tool_calls"] = _WRITTEN.get(bytes(told).lower(), told)
+    return _encode(row)
+
+
+def _preference(columns: Columns) -> bytes:
+    names = ("input", "preferred_output", "non_preferred_output")
+    return _encode({name: columns.required(name) for name in names})
+
+
+def _pairs(columns: Columns) -> bytes:
+    prompt = _system(columns) + _turns(columns, "prompt", role="user")
+    return _encode(
+        {
+            "input": {"messages": prompt},
+            "preferred_output": _answer(columns, "chosen", prompt),
+            "non_preferred_output": _answer(columns, "rejected", prompt),
+        }
+    )
+
+
+def _answer(columns: Columns, field: str, prompt: list[_Turn]) -> list[_Turn]:
+    """Return the answer alone, where a file repeats the conversation before each."""
+    turns = _turns(columns, field, role="assistant")
+    return turns[-1:] if len(turns) > len(prompt) else turns
+
+
+def _prompt_completion(columns: Columns) -> bytes:
+    prompt = _turns(columns, "prompt", role="user")
+    return _encode({"messages": _system(columns) + prompt + _turns(columns, "completion", role="assistant")})
+
+
+def _instruction(columns: Columns) -> bytes:
+    question, more = columns.text("instruction"), columns.text("input", is_required=False)
+    user = f"{question}\n\n{more}" if more else question
+    answer = columns.text("output")
+    turns = [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]
+    return _encode({"messages": _system(columns) + turns})
+
+
+def _text(columns: Columns) -> bytes:
+    return _encode({"text": columns.text("text")})
+
+
+def _present(columns: Columns, *fields: str) -> dict[str, Json]:
+    return {field: value for field in fields if (value := columns.raw(field)) is not None}
+
+
+def _system(columns: Columns) -> list[_Turn]:
+    text = columns.text("system", is_required=False)
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _turns(columns: Columns, field: str, *, role: str) -> list[_Turn]:
+    """Return a field as turns: they may stand there as messages, else as the text of one."""
+    value = columns.required(field)
+    found = _read(value) if bytes(value)[:1] == b"[" else None
+    if found and all(isinstance(item, dict) and "role" in item for item in found):
+        return list(_read_items(value))
+    return [{"role": role, "content": columns.text(field)}]
+
+
+# --- ShareGPT ---------------------------------------------------------------------------------------------------------
+
+_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "developer": "developer",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+    "function_call": "call",
+    "tool_call": "call",
+}
+
+
+def _sharegpt(columns: Columns) -> bytes:
+    column = columns.column("conversations")
+    turns = _read(columns.required("conversations"))
+    if not isinstance(turns, list) or not turns:
+        raise _wrong(column, "an array of turns")
+    messages = _system(columns) + list(_sharegpt_messages(turns, column))
+    return _encode({"messages": messages} | _present(columns, "tools"))
+
+
+def _sharegpt_messages(turns: list[Any], column: str) -> Iterator[_Turn]:
+    call_id = ""
+    for index, turn in enumerate(turns):
+        param = f"{column}[{index}]"
+        role, content = _sharegpt_turn(turn, param)
+        if role == "call":
+            call_id = f"call_{index}"
+            yield {"role": "assistant", "tool_calls": [_tool_call(call_id, content, param)]}
+        elif role == "tool":
+            yield {"role": "tool", "tool_call_id": call_id, "content": content}
+        else:
+            weight = {"weight": turn["weight"]} if turn.get("weight") is not None else {}
+            yield {"role": role, "content": content} | weight
+
+
+def _sharegpt_turn(turn: Any, param: str) -> tuple[str, str]:
+    if not isinstance(turn, dict):
+        raise _wrong(param, "an object")
+    sender, content = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
+    role = _ROLES.get(sender) if isinstance(sender, str) else None
+    if role is None:
+        raise Unconvertible(
+            f"`{param}.from` is {str(sender)[:40]!r}, a role nobody has here.",
+            param=f"{param}.from",
+            fix="Use system, human, gpt, function_call or observation.",
+            code="invalid_role",
+        )
+    if not isinstance(content, str):
+        raise _wrong(f"{param}.value", "text")
+    return role, content
+
+
+def _tool_call(call_id: str, content: str, param: str) -> _Turn:
+    """Return OpenAI's form of a call; its arguments stay the JSON text they are."""
+    try:
+        call = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+        name, arguments = _read(call["name"]), call.get("arguments", call.get("parameters", msgspec.Raw(b"{}")))
+    except (msgspec.MsgspecError, KeyError, UnicodeError, RecursionError):
+        raise _wrong(f"{param}.value", 'a call {"name": ..., "arguments": {...}}') from None
+    text = _read(arguments) if bytes(arguments)[:1] == b'"' else bytes(arguments).decode()
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+_CONVERTERS: dict[Format, Callable[[Columns], bytes]] = {
+    Format.CHAT: _chat,
+    Format.PREFERENCE: _preference,
+    Format.PREFERENCE_PAIRS: _pairs,
+    Format.PROMPT_COMPLETION: _prompt_completion,
+    Format.INSTRUCTION: _instruction,
+    Format.SHAREGPT: _sharegpt,
+    Format.TEXT: _text,
+}

@@ -1,0 +1,277 @@
+"""Validating a file: whoever does it holds a lease in the row, reads the file once, and writes down what it found."""
+
+import datetime
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from django.db import transaction
+from django.db.models import F
+
+from apps.catalog.models import BaseModel
+from apps.catalog.queries import ModelNotInstalled, chat_renderer
+from apps.core import audit
+from apps.core.database.clock import db_now
+from apps.core.database.transitions import try_advance
+from apps.core.messages import outbox
+from apps.core.objects.store import ObjectMissing, StoredObject, object_key, read_chunks, store
+from apps.datasets.intake.lanes import SMALL_SECONDS, ReadingTime, lane_of
+from apps.datasets.intake.versions import StorageFull, ask_for_long_validation, limited
+from apps.datasets.models import VERSION_TRANSITIONS, DatasetVersion
+from apps.datasets.problems import FileErrorCode, LineError, Rejected, as_json
+from apps.datasets.rows import kind_of
+from apps.datasets.validation.formats import read_mapping
+from apps.datasets.validation.repair import FIT, REPAIRS, RepairMode
+from apps.datasets.validation.template_fit import RenderableRows
+from apps.datasets.validation.validator import FileValidator, Report
+
+MAX_ATTEMPTS = 5
+LEASE = datetime.timedelta(seconds=60)
+_RENEW_SECONDS = 10
+
+
+def validate_version(*, version_id: str, now: datetime.datetime, is_long: bool = True) -> DatasetVersion | None:
+    """Read the file once and mark it ready or invalid; return None when it is another's turn or was done already.
+
+    The caller holds a lease in the row; one that is not renewed has died, and the next caller starts over. Unless
+    `is_long`, a small file has a second. Raises TakesLong when it is over: the lane of large files reads it again.
+    """
+    version = DatasetVersion.objects.filter(pk=version_id).select_related("derived_from").first()
+    if version is None:
+        return None
+    release_expired_leases(version, now)
+    source = version.derived_from
+    is_small = lane_of(max(version.bytes, source.bytes if source else 0)) == "data-small"
+    lease = _Lease(version, now, most_seconds=SMALL_SECONDS if is_small and not is_long else math.inf)
+    if not lease.take():
+        return None
+    rows = None
+    try:
+        if version.validation_attempts > MAX_ATTEMPTS:
+            message = f"We tried to read the file {MAX_ATTEMPTS} times and failed each time."
+            raise Rejected(FileErrorCode.NOT_READ, message, "Upload it again, as plain JSONL if you can.")
+        _write_repaired(version, lease)
+        report, rows = _read(version, lease)
+    except ObjectMissing:
+        report = _unreadable(FileErrorCode.CONTENT_CHANGED, "The stored file is gone.", "Upload it again.")
+    except ModelNotInstalled as gone:
+        report = _unreadable(FileErrorCode.NOT_READ, gone.message, "Choose a base model that is installed.")
+    except StorageFull as full:
+        report = _unreadable(FileErrorCode.STORAGE_FULL, full.message, "")
+    except Rejected as rejected:
+        report = _unreadable(rejected.error.code, rejected.error.message, rejected.error.fix)
+    except TakesLong:
+        lease.hand_over()
+        raise
+    except LeaseLost:
+        return None
+    return _record_report(version, report, lease, rows=rows)
+
+
+def _read(version: DatasetVersion, lease: "_Lease") -> tuple[Report, StoredObject | None]:
+    """Read the file; where it is not JSONL of our rows itself, store its rows as that beside it."""
+    with store().open_stream(version.object_key) as stream:
+        mapping = read_mapping(version.given_mapping)
+        watch = _watch(version.bytes, lease)
+        reading = FileValidator(read_chunks(stream), filename=version.filename, mapping=mapping, on_progress=watch)
+        reading.start()
+        if not reading.is_verbatim:
+            stored = store().put_stream(_rows_key(version), limited(reading, organization=version.organization_id))
+            return reading.report, stored
+        for _ in reading:
+            pass
+        return reading.report, None
+
+
+def _watch(byte_count: int, lease: "_Lease") -> Callable[[], None]:
+    """Return what is called every so often while a file is read: it keeps the lease, and the time within bounds."""
+    time_left = ReadingTime(byte_count)
+
+    def watch() -> None:
+        time_left.check()
+        lease.renew()
+
+    return watch
+
+
+def _write_repaired(version: DatasetVersion, lease: "_Lease") -> None:
+    """Write the bytes of a version that was asked for as the repair of another, unless they are there."""
+    source = version.derived_from
+    if not version.repair or version.sha256 or source is None:
+        return
+    write = _fit if version.repair == FIT else _repair
+    stored, outcome = write(version, source, lease)
+    version.bytes, version.sha256 = stored.bytes, stored.sha256
+    version.layout = version.layout | outcome
+    version.save(update_fields=["bytes", "sha256", "layout"])
+
+
+def _repair(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> tuple[StoredObject, dict[str, int]]:
+    with store().open_stream(source.object_key) as stream:
+        reading = FileValidator(
+            read_chunks(stream),
+            filename=source.filename,
+            mapping=read_mapping(source.given_mapping),
+            repair=REPAIRS[RepairMode(version.repair)],
+            on_progress=_watch(source.bytes, lease),
+        )
+        reading.start()
+        stored = store().put_stream(version.object_key, limited(reading, organization=version.organization_id))
+    if reading.rejection is not None:  # what was written is not the whole file
+        store().delete(version.object_key)
+        raise Rejected(FileErrorCode(reading.rejection.code), reading.rejection.message, reading.rejection.fix)
+    return stored, {"repaired": reading.report.repaired, "dropped": reading.report.dropped}
+
+
+def _fit(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> tuple[StoredObject, dict[str, int]]:
+    renderer = chat_renderer(base_model=BaseModel.objects.get(pk=version.layout["fits"]))
+    with store().open_stream(source.data_key) as stream:
+        renderable = RenderableRows(
+            read_chunks(stream), kind=kind_of(source), renderer=renderer, on_progress=lease.renew
+        )
+        stored = store().put_stream(version.object_key, limited(renderable, organization=version.organization_id))
+    return stored, {"repaired": 0, "dropped": renderable.dropped}
+
+
+def _rows_key(version: DatasetVersion) -> str:
+    return object_key(version.organization_id, "datasets", version.pk, "rows.jsonl")
+
+
+class LeaseLost(Exception):
+    """Another worker has taken over the validation."""
+
+
+class HeldByAnother(Exception):
+    """Another worker validates the file, or died doing it: what is asked here is tried again."""
+
+
+class TakesLong(Exception):
+    """A small file takes longer than the others of its lane should wait; it was put into the lane of large ones."""
+
+
+class _Lease:
+    """The right to validate one version. Its end is written into the row and is also its fencing token."""
+
+    def __init__(self, version: DatasetVersion, now: datetime.datetime, *, most_seconds: float = math.inf) -> None:
+        self._version, self._began, self._most_seconds = version, time.monotonic(), most_seconds
+        self._renewed = self._began
+        self.expires_at = now + LEASE
+
+    def take(self) -> bool:
+        return try_advance(
+            self._version,
+            to="validating",
+            transitions=VERSION_TRANSITIONS,
+            validation_lease_expires_at=self.expires_at,
+            validation_attempts=F("validation_attempts") + 1,
+        )
+
+    @transaction.atomic
+    def hand_over(self) -> None:
+        """Give the version back, for the lane of large files."""
+        is_mine = try_advance(
+            self._version,
+            to="uploaded",
+            transitions=VERSION_TRANSITIONS,
+            guard={"validation_lease_expires_at": self.expires_at},
+            validation_lease_expires_at=None,
+            validation_attempts=F("validation_attempts") - 1,
+        )
+        if is_mine:
+            ask_for_long_validation(self._version)
+
+    def renew(self) -> None:
+        """Raises TakesLong, LeaseLost."""
+        if time.monotonic() - self._began > self._most_seconds:
+            raise TakesLong
+        if time.monotonic() - self._renewed < _RENEW_SECONDS:
+            return
+        self._renewed, expires_at = time.monotonic(), db_now() + LEASE
+        held = DatasetVersion.objects.filter(
+            pk=self._version.pk, status="validating", validation_lease_expires_at=self.expires_at
+        )
+        if not held.update(validation_lease_expires_at=expires_at):
+            raise LeaseLost
+        self.expires_at = expires_at
+
+
+def release_expired_leases(version: DatasetVersion, now: datetime.datetime) -> None:
+    """Give a version back whose validator stopped renewing its lease."""
+    try_advance(
+        version,
+        to="uploaded",
+        transitions=VERSION_TRANSITIONS,
+        guard={"validation_lease_expires_at__lt": now},
+        validation_lease_expires_at=None,
+    )
+
+
+def require_done(*, version_id: str) -> None:
+    """Raise HeldByAnother for a version that is still to be validated: its lease has not ended."""
+    if DatasetVersion.objects.filter(pk=version_id, status__in=("uploaded", "validating")).exists():
+        raise HeldByAnother(version_id)
+
+
+def _unreadable(code: str, message: str, fix: str) -> Report:
+    error = LineError(line=1, code=code, message=message, fix=fix)
+    return Report(rows=0, error_count=1, errors=(error,), line_offsets=(), sha256="", is_rejected=True)
+
+
+@transaction.atomic
+def _record_report(
+    version: DatasetVersion, report: Report, lease: _Lease, *, rows: StoredObject | None = None
+) -> DatasetVersion | None:
+    is_intact = report.sha256 == version.sha256
+    is_ready = report.is_valid and is_intact
+    errors = as_json(report.errors)
+    if report.is_valid and not is_intact:
+        message = "The stored file is not the one that was uploaded."
+        errors = as_json(
+            [LineError(line=1, code=FileErrorCode.CONTENT_CHANGED, message=message, fix="Upload it again.")]
+        )
+    is_mine = try_advance(
+        version,
+        to="ready" if is_ready else "invalid",
+        transitions=VERSION_TRANSITIONS,
+        guard={"validation_lease_expires_at": lease.expires_at},
+        rows=report.rows,
+        error_count=report.error_count or (0 if is_intact else 1),
+        errors=errors,
+        line_offsets=list(report.line_offsets),
+        kind=report.kind,
+        layout=version.layout | layout_of(report),
+        rows_key=_rows_key(version) if rows else "",
+        rows_bytes=rows.bytes if rows else 0,
+        rows_sha256=rows.sha256 if rows else "",
+        validated_at=db_now(),
+        validation_lease_expires_at=None,
+    )
+    if not is_mine:
+        return None
+    audit.record(
+        organization=version.organization_id, by="system", action="dataset.validated", target=version.pk,
+        status=version.status, rows=report.rows, error_count=version.error_count, kind=report.kind,
+    )  # fmt: skip
+    return version
+
+
+@transaction.atomic
+def announce(*, version: DatasetVersion) -> None:
+    """Tell what waits for the file that it is validated; small ones are counted by then."""
+    key = f"validated:{version.pk}:{version.validated_at and version.validated_at.timestamp()}"
+    payload = {"version_id": version.pk}
+    outbox.publish(topic="dataset.validated", key=key, payload=payload, organization=version.organization_id)
+
+
+def layout_of(report: Report) -> dict[str, Any]:
+    """Return what a version remembers of how its file is laid out."""
+    return {
+        "container": report.container,
+        "is_gzip": report.is_gzip,
+        "is_rejected": report.is_rejected,
+        "mapping": msgspec.to_builtins(report.mapping) if report.mapping else None,
+        "columns": list(report.columns),
+        "sample": list(report.sample),
+    }

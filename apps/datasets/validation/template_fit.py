@@ -1,0 +1,72 @@
+"""The rows of a good file that a base model can take in: its chat template refuses the others."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from apps.contracts.chat import (
+    ChatRenderer,
+    ChatRow,
+    Line,
+    PreferenceRow,
+    Row,
+    RowError,
+    RowKind,
+    TextRow,
+    parse_line_as,
+    split_lines,
+)
+from apps.datasets.problems import MAX_LINE_BYTES
+
+_ROWS_AT_ONCE = 256
+
+
+class RenderableRows:
+    """Lines of the rows that can be rendered, once; `dropped` counts the others as they are passed by."""
+
+    def __init__(
+        self,
+        chunks: Iterable[bytes],
+        *,
+        kind: RowKind,
+        renderer: ChatRenderer,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._lines = split_lines(chunks, max_line_bytes=MAX_LINE_BYTES)
+        self._kind, self._renderer, self._on_progress = kind, renderer, on_progress
+        self.dropped = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        waiting: list[Line] = []
+        for line in self._lines:
+            waiting.append(line)
+            if len(waiting) == _ROWS_AT_ONCE:
+                yield self._kept(waiting)
+                waiting = []
+        yield self._kept(waiting)
+
+    def _kept(self, lines: list[Line]) -> bytes:
+        """Most batches hold no refused row: only where one does is each rendered by itself."""
+        self._on_progress()
+        rows = [parse_line_as(line, self._kind) for line in lines]
+        kept = (
+            lines
+            if self._are_rendered(rows)
+            else [line for line, row in zip(lines, rows, strict=True) if self._are_rendered([row])]
+        )
+        self.dropped += len(lines) - len(kept)
+        return b"".join(line.data.rstrip(b"\r\n") + b"\n" for line in kept)
+
+    def _are_rendered(self, rows: list[Row]) -> bool:
+        try:
+            for _ in self._renderer.render_many(_conversations(rows)):
+                pass
+        except RowError:
+            return False
+        return True
+
+
+def _conversations(rows: list[Row]) -> Iterator[ChatRow | TextRow]:
+    for row in rows:
+        if isinstance(row, PreferenceRow):
+            yield from (row.chosen, row.rejected)
+        else:
+            yield row

@@ -1,0 +1,403 @@
+"""One pass over a file with bounded memory: what it is, its rows as rows of ours, and everything wrong with it.
+
+Rows are judged by apps.contracts.chat alone; this module adds what only a whole file can have wrong with it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+
+import msgspec
+
+from apps.contracts.chat import Line, RowError, RowErrorCode, RowKind
+from apps.contracts.chat.lines import parse_json
+from apps.datasets.problems import (
+    KEPT_PROBLEMS,
+    MAX_LINE_BYTES,
+    MAX_ROWS,
+    MIN_ROWS,
+    FileErrorCode,
+    LineError,
+    Rejected,
+    as_json,
+    from_row_error,
+    shown,
+    too_long,
+    too_many_rows,
+)
+from apps.datasets.stream import LINES_PER_OFFSET, UTF8_MARK, Hashed, LineOffsets, Peekable
+from apps.datasets.validation.containers import GZIP_SIGNATURE, BadRow, Container, Row, gunzip, recognize, rows_of
+from apps.datasets.validation.conversion import Unconvertible, convert
+from apps.datasets.validation.formats import OPTIONAL, Mapping, detect
+from apps.datasets.validation.row_checks import check_line, count_if_plain
+
+__all__ = [
+    "LINES_PER_OFFSET",
+    "MAX_LINE_BYTES",
+    "MAX_ROWS",
+    "MIN_ROWS",
+    "FileErrorCode",
+    "FileValidator",
+    "LineError",
+    "Report",
+    "as_json",
+    "from_row_error",
+    "too_long",
+    "validate_file",
+]
+
+_SAMPLED_ROWS = 64
+_SHOWN_ROWS = 5
+_HEAD_BYTES = 64 * 1024
+_OUTPUT_BYTES = 256 * 1024
+
+# A bad row and what is wrong with it -> the rows to keep in its place.
+Repair = Callable[[Line, LineError, RowKind], bytes | None]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pass found. `errors` holds the first of `error_count`."""
+
+    rows: int
+    error_count: int
+    errors: tuple[LineError, ...]
+    line_offsets: tuple[int, ...]
+    sha256: str
+    kind: str = ""
+    container: str = ""
+    is_gzip: bool = False
+    mapping: Mapping | None = None
+    columns: tuple[str, ...] = ()
+    sample: tuple[str, ...] = ()
+    is_rejected: bool = False
+    repaired: int = 0
+    dropped: int = 0
+
+    @property
+    def is_valid(self) -> bool:
+        return self.error_count == 0
+
+
+class FileValidator:
+    """A file being read once. After `start`, iterating yields its rows as JSONL; after that, `report` is known.
+
+    `is_verbatim` says that the rows are the file itself, so that nobody needs to keep what is yielded. A repairing pass
+    leaves bad rows out, or has them replaced; any other yields them as they are, so that line numbers agree.
+    """
+
+    def __init__(
+        self,
+        chunks: Iterable[bytes],
+        *,
+        filename: str = "",
+        mapping: Mapping | None = None,
+        repair: Repair | None = None,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._source = Hashed(_watched(chunks, on_progress))
+        self._filename, self._given, self._repair, self._on_progress = filename, mapping, repair, on_progress
+        self._offsets = LineOffsets()
+        self._findings = _Findings()
+        self._rejection: LineError | None = None
+        self._rows: Iterator[Row] = iter(())
+        self._text = Peekable(())
+        self.container = Container.JSONL
+        self.is_gzip = False
+        self.mapping: Mapping | None = None
+        self.columns: tuple[str, ...] = ()
+        self._sample: tuple[str, ...] = ()
+        self.is_verbatim = False
+
+    def start(self) -> None:
+        """Find out what the file is, reading no more of it than that takes."""
+        try:
+            self._open()
+        except Rejected as rejected:
+            self._rejection = rejected.error
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Read all there is, whatever is wrong with it, so that the file's hash is always known."""
+        try:
+            if self._rejection is None:
+                pieces = self._check_blocks() if self._takes_blocks else self._check_rows()
+                yield from (self._offsets.note(piece) for piece in pieces)
+                self._finish()
+        except Rejected as rejected:
+            self._rejection = rejected.error
+        if self._rejection is not None:
+            self._findings.add(self._rejection)
+        for _ in self._source:
+            pass
+
+    @property
+    def kind(self) -> RowKind:
+        return self.mapping.kind if self.mapping else RowKind.CHAT
+
+    @property
+    def rejection(self) -> LineError | None:
+        """Why the file was not read to its end, if it was not."""
+        return self._rejection
+
+    @property
+    def report(self) -> Report:
+        found = self._findings
+        return Report(
+            rows=found.rows,
+            error_count=found.count,
+            errors=tuple(found.kept),
+            line_offsets=tuple(self._offsets.offsets),
+            sha256=self._source.sha256,
+            kind=str(self.kind) if self.mapping or not found.count else "",
+            container=self.container,
+            is_gzip=self.is_gzip,
+            mapping=self.mapping,
+            columns=self.columns,
+            sample=self._sample,
+            is_rejected=self._rejection is not None,
+            repaired=found.repaired,
+            dropped=found.dropped,
+        )
+
+    # --- opening ---
+
+    def _open(self) -> None:
+        self._text = Peekable(self._source)
+        if self._text.peek(2) == GZIP_SIGNATURE:
+            self.is_gzip, self._text = True, Peekable(gunzip(self._text))
+        head = self._text.peek(_HEAD_BYTES)
+        self.container = recognize(head, self._filename)
+        if self.container is Container.JSONL:
+            sample = _lines_of(head if b"\n" in head else self._text.peek(MAX_LINE_BYTES + 1))
+        else:
+            rows = rows_of(self.container, self._text, head=head)
+            first = list(islice(rows, _SAMPLED_ROWS))
+            self._rows = chain(first, rows)
+            sample = [row.data for row in first if isinstance(row, Line)]
+        self._choose_mapping(sample)
+        has_mark = head.startswith(UTF8_MARK)
+        is_plain = self.container is Container.JSONL and not self.is_gzip and not has_mark and not self._repair
+        self.is_verbatim = is_plain and self._passes_unchanged
+        if self.container is Container.JSONL:
+            if has_mark:
+                self._text = Peekable(_without_mark(self._text))
+            if not self._takes_blocks:
+                self._rows = rows_of(self.container, self._text)
+
+    def _choose_mapping(self, sample: list[bytes]) -> None:
+        self._sample = tuple(shown(data) for data in sample[:_SHOWN_ROWS])
+        names = [found for data in sample if (found := _columns_of(data)) is not None]
+        self.columns = tuple(dict.fromkeys(name for row in names for name in row))[:200]
+        self.mapping = self._given or detect(names)
+        if self._given:
+            _require_columns(self._given, names, self.columns)
+        elif self.mapping is None and names:
+            listed = ", ".join(f"`{name[:40]}`" for name in self.columns[:12]) or "no columns at all"
+            raise Rejected(
+                FileErrorCode.UNKNOWN_COLUMNS,
+                f"Which columns are to be learned is not clear: the rows have {listed}.",
+                "Say which column is what, or use `messages`.",
+            )
+
+    @property
+    def _passes_unchanged(self) -> bool:
+        """Whether rows are rows of ours as they stand. Tables name more columns than ours, so they never do."""
+        is_table = self.container in (Container.CSV, Container.PARQUET)
+        return not is_table and not self._given and (self.mapping is None or self.mapping.is_verbatim)
+
+    @property
+    def _takes_blocks(self) -> bool:
+        return self.container is Container.JSONL and self._passes_unchanged and not self._repair
+
+    # --- reading ---
+
+    def _check_blocks(self) -> Iterator[bytes]:
+        """Judge a JSONL file of our own rows, many lines at once where that is possible."""
+        line_number = 1
+        pending = b""
+        for chunk in self._text:
+            end = chunk.rfind(b"\n") + 1
+            if not end:
+                pending += chunk
+                if len(pending) > 2 * MAX_LINE_BYTES:
+                    pending = b" " * (2 * MAX_LINE_BYTES)  # too long already: what it says no longer matters
+                yield chunk
+                continue
+            block, pending = pending + chunk[:end], chunk[end:]
+            self._check_block(block, line_number)
+            line_number += block.count(b"\n")
+            yield chunk
+        if pending:
+            self._check_block(pending, line_number)
+
+    def _check_block(self, block: bytes, first: int) -> None:
+        rows = count_if_plain(block, self.kind)
+        if rows is not None:
+            self._findings.release()
+            self._findings.rows += rows
+        else:
+            for line in rows_of(Container.JSONL, [block]):
+                assert isinstance(line, Line)
+                line = Line(line.number + first - 1, line.data, line.is_too_long)
+                self._findings.row(line.number, check_line(line, self.kind))
+        self._findings.require_few(first)
+
+    def _check_rows(self) -> Iterator[bytes]:
+        """Judge rows one by one, converted to ours first; yield them in pieces."""
+        out, size, last = list[bytes](), 0, 0
+        for row in self._rows:
+            data = self._judge(row)
+            if row.number % 1_000 == 0:
+                self._on_progress()
+                self._findings.require_few(row.number)
+            if data is not None:
+                gap = 0 if self._repair else row.number - last - 1  # blank lines: what a line is called must not change
+                out.append(b"\n" * gap + data + b"\n")
+                size += len(out[-1])
+            last = row.number
+            if size >= _OUTPUT_BYTES:
+                yield b"".join(out)
+                out, size = [], 0
+        yield b"".join(out)
+
+    def _judge(self, row: Row) -> bytes | None:
+        if isinstance(row, BadRow):
+            return self._bad(Line(row.number, row.data), row.error)
+        try:
+            line = row if self._passes_unchanged or row.is_too_long else self._converted(row)
+        except Unconvertible as error:
+            return self._bad(row, error.at(row.number))
+        except RowError as error:
+            return self._bad(row, from_row_error(error))
+        problem = check_line(line, self.kind)
+        if problem:
+            return self._bad(line, problem)
+        self._findings.row(row.number, None)
+        return line.data
+
+    def _converted(self, row: Line) -> Line:
+        parse_json(row.data, row.number)  # a key given twice, say: conversion would take one and not tell
+        data = convert(row.data, self.mapping) if self.mapping else row.data
+        return Line(row.number, data, is_too_long=len(data) > MAX_LINE_BYTES)
+
+    def _bad(self, line: Line, problem: LineError) -> bytes | None:
+        if self._repair is None:
+            self._findings.row(line.number, problem)
+            return b"{}" if line.is_too_long else line.data
+        data = self._repair(line, problem, self.kind)
+        if data is None:
+            self._findings.dropped += 1
+        else:
+            self._findings.repaired += 1
+            self._findings.row(line.number, None)
+        return data
+
+    def _finish(self) -> None:
+        found = self._findings
+        found.finish(is_ended=self._source.last_byte == b"\n" or not self._takes_blocks)
+        if found.rows < MIN_ROWS:
+            found.add(_too_few_rows(found.rows, max(1, found.last_line), is_text=self.container is Container.TEXT))
+
+
+def validate_file(chunks: Iterable[bytes], *, filename: str = "", mapping: Mapping | None = None) -> Report:
+    """Judge a file from its bytes in order and keep nothing of it."""
+    reading = FileValidator(chunks, filename=filename, mapping=mapping)
+    reading.start()
+    for _ in reading:
+        pass
+    return reading.report
+
+
+class _Findings:
+    """Problems counted. The latest is held back: whether it is the last decides what it is called."""
+
+    def __init__(self) -> None:
+        self.rows = self.count = self.repaired = self.dropped = self.last_line = 0
+        self.kept: list[LineError] = []
+        self._held: LineError | None = None
+
+    def row(self, number: int, problem: LineError | None) -> None:
+        self.release()
+        self.rows += 1
+        self.last_line = number
+        self._held = problem
+
+    def release(self) -> None:
+        if self._held is not None:
+            self.add(self._held)
+            self._held = None
+
+    def add(self, error: LineError) -> None:
+        self.count += 1
+        if len(self.kept) < KEPT_PROBLEMS:
+            self.kept.append(error)
+
+    def finish(self, *, is_ended: bool) -> None:
+        if self._held is not None and not is_ended:
+            self._held = _name_last_error(self._held)
+        self.release()
+
+    def require_few(self, line: int) -> None:
+        if self.rows > MAX_ROWS:
+            raise too_many_rows(line)
+
+
+def _watched(chunks: Iterable[bytes], on_progress: Callable[[], None]) -> Iterator[bytes]:
+    for chunk in chunks:
+        on_progress()
+        yield chunk
+
+
+def _lines_of(head: bytes) -> list[bytes]:
+    """Return the first lines of a JSONL file, without one that is cut."""
+    lines = head.removeprefix(UTF8_MARK).split(b"\n")
+    whole = lines[:-1] if len(head) >= _HEAD_BYTES else lines
+    return [line for line in whole[:_SAMPLED_ROWS] if line.strip()]
+
+
+def _columns_of(data: bytes) -> list[str] | None:
+    try:
+        return list(msgspec.json.decode(data, type=dict[str, msgspec.Raw]))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+
+
+def _require_columns(mapping: Mapping, rows: list[list[str]], columns: tuple[str, ...]) -> None:
+    """Raise Rejected for a mapping that names a column no row has."""
+    for field, column in mapping.columns.items():
+        is_own = column == field  # a format chosen without columns: those it can do without may be missing
+        if rows and column not in columns and not (is_own and field in OPTIONAL[mapping.format]):
+            message = f"No column is called `{column[:80]}`, which was chosen for `{field}`."
+            listed = ", ".join(f"`{name[:40]}`" for name in columns[:12])
+            raise Rejected(FileErrorCode.MISSING_COLUMN, message, f"Choose one of {listed}.")
+
+
+def _without_mark(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    pieces = iter(chunks)
+    yield next(pieces, b"").removeprefix(UTF8_MARK)
+    yield from pieces
+
+
+def _name_last_error(error: LineError) -> LineError:
+    if error.code not in (RowErrorCode.INVALID_JSON, RowErrorCode.NOT_UTF8):
+        return error
+    return LineError(
+        line=error.line,
+        code=FileErrorCode.TRUNCATED_LAST_LINE,
+        message="The file ends in the middle of its last line: it was cut off on the way.",
+        fix="Upload the whole file again.",
+    )
+
+
+def _too_few_rows(rows: int, line: int, *, is_text: bool) -> LineError:
+    if not rows:
+        return LineError(
+            line=line,
+            code=FileErrorCode.EMPTY_FILE,
+            message="The file is empty.",
+            fix=f"Write at least {MIN_ROWS} rows, one JSON object a line.",
+        )
+    return LineError(
+        line=line,
+        code=FileErrorCode.TOO_FEW_ROWS,
+        message=f"The file has {rows} {'row' if rows == 1 else 'rows'}; fine-tuning needs at least {MIN_ROWS}.",
+        fix="Put a blank line between rows, or add more text." if is_text else "Add more examples.",
+    )

@@ -1,0 +1,63 @@
+"""Names that different publishers give one thing: base models and GPU types."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from apps.estimates.models.architectures import Architecture
+
+# Words that tell a variant of the same shape apart.
+_VARIANTS = frozenset(
+    (
+        "instruct", "chat", "hf", "base", "it", "pt", "bnb", "4bit", "8bit", "unsloth", "gptq", "awq", "int4", "int8",
+        "fp8", "bf16", "dynamic", "meta", "preview",
+    )
+)  # fmt: skip
+_GPUS = (
+    ("gb300", r"gb300"), ("gb200", r"gb200"), ("b300-sxm-270", r"b300"), ("b200-sxm-180", r"b200"),
+    ("h200-nvl-141", r"h200.*nvl"), ("h200-sxm-141", r"h200"), ("h100-nvl-94", r"h100.*nvl"),
+    ("h100-pcie-80", r"h100.*pcie"), ("h100-sxm-80", r"h100"), ("a100-pcie-80", r"a100.*pcie.*80|a100.*80.*pcie"),
+    ("a100-pcie-40", r"a100.*pcie"), ("a100-sxm-40", r"a100.*40"), ("a100-sxm-80", r"a100|a800"),
+    ("l40s-48", r"l40s"), ("l40-48", r"\bl40\b"), ("l4-24", r"\bl4\b"), ("rtx-4090", r"4090"), ("rtx-5090", r"5090"),
+    ("rtx-3090", r"3090"), ("rtx-6000-ada", r"6000 ?ada"), ("rtx-pro-6000-bw", r"pro 6000"), ("rtx-a6000", r"a6000"),
+    ("a10g-24", r"a10g"), ("t4-16", r"\bt4\b"), ("v100-sxm-32", r"v100.*32"), ("v100-sxm-16", r"v100"),
+    ("mi300x", r"mi300"), ("mi325x", r"mi325"), ("mi355x", r"mi355"), ("rtx-4080-16", r"4080"),
+)  # fmt: skip
+
+
+class Names(Mapping[str, Architecture]):
+    """Architectures by name; a name not in the table is looked for without owner, variant and spelling."""
+
+    def __init__(self, exact: Mapping[str, Architecture]) -> None:
+        self._exact = exact
+        self._plain: dict[str, Architecture] = {}
+        for name, architecture in exact.items():
+            self._plain.setdefault(plain_name(name), architecture)
+
+    def __getitem__(self, name: str) -> Architecture:
+        if name in self._exact:
+            return self._exact[name]
+        return self._plain[plain_name(name)]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and (name in self._exact or plain_name(name) in self._plain)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._exact)
+
+    def __len__(self) -> int:
+        return len(self._exact)
+
+
+def plain_name(name: str) -> str:
+    """ "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit" -> "llama-3.1-8b"."""
+    text = re.sub(r"[\s_]+", "-", name.rsplit("/", 1)[-1].lower())
+    text = re.sub(r"^(llama|qwen|gemma|phi|mistral|mixtral|falcon)-?(?=\d)", r"\1-", text)
+    return "-".join(word for word in text.split("-") if word and word not in _VARIANTS)
+
+
+def gpu_key(row_key: str | None, name: str | None) -> str:
+    """The catalog's key of a GPU: as the row says, else by its name; empty when neither is known."""
+    if row_key:
+        return row_key
+    text = (name or "").lower()
+    return next((key for key, pattern in _GPUS if re.search(pattern, text)), "")

@@ -1,0 +1,102 @@
+"""Sums over a model's layers that memory and time are computed from, taken once for each model and set of adapters."""
+
+import msgspec
+
+from apps.estimates.models.architectures import (
+    Architecture,
+    LinearLayer,
+    expert_parameter_count,
+    head_parameter_count,
+    linear_layers,
+    other_parameter_count,
+    target_layers,
+)
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts are of parameters; widths are values per token. "active" counts what one token passes through."""
+
+    architecture: Architecture
+    n_layers: int
+    hidden: int
+    query: int
+    key_value: int
+    active_ff: int  # intermediate values of one token in one layer, over the experts it visits
+    ff_copies: int  # intermediate tensors kept for the backward pass: 3 with a gate, else 2
+    vocabulary: int
+    linear: int
+    active_linear: int
+    experts: int  # of `linear`, those of routed experts
+    head: int
+    other: int  # embeddings, untied head, norms, biases, routers
+    largest_linear: int
+    layer: int  # parameters of one decoder layer
+    adapter: int
+    active_adapter: int
+    adapter_modules: int  # adapted modules one token passes through, in the whole model
+    adapted_inputs: int  # values entering adapted modules of one layer, each module counted
+    adapted_outputs: int
+    distinct_adapted_inputs: int  # values entering adapted modules of one layer, shared inputs counted once
+    adapted_weights: int  # base weights of adapted modules
+    active_modules: int  # linear modules one token passes through, in the whole model
+
+    @property
+    def total(self) -> int:
+        return self.linear + self.other
+
+
+def shape_of(architecture: Architecture, *, rank: int, target_modules: tuple[str, ...], use_dora: bool) -> Shape:
+    """Sum up the model's layers; with DoRA, each adapted module has a magnitude for every output besides."""
+    a, layers = architecture, linear_layers(architecture)
+    targets = target_layers(architecture, target_modules)
+    n, head, other = a.n_layers, head_parameter_count(a), other_parameter_count(a)
+    linear = sum(layer.weights * layer.copies for layer in layers)
+    embeddings = head * (1 if a.tie_word_embeddings else 2)
+    inputs = sum(layer.active_copies * layer.in_features for layer in targets)
+    return Shape(
+        architecture=a,
+        n_layers=n,
+        hidden=a.hidden_size,
+        query=a.query_size,
+        key_value=a.key_value_size,
+        active_ff=_active_ff(a),
+        ff_copies=3 if a.mlp_gated else 2,
+        vocabulary=a.vocab_size,
+        linear=linear,
+        active_linear=sum(layer.weights * layer.active_copies for layer in layers),
+        experts=expert_parameter_count(a),
+        head=head,
+        other=other,
+        largest_linear=max(layer.weights for layer in layers),
+        layer=(linear + other - embeddings) // n,
+        adapter=sum(_pair(layer, rank, use_dora) * layer.copies for layer in targets),
+        active_adapter=sum(_pair(layer, rank, False) * layer.active_copies for layer in targets),
+        adapter_modules=sum(layer.active_copies for layer in targets),
+        adapted_inputs=inputs // n,
+        adapted_outputs=sum(layer.active_copies * layer.out_features for layer in targets) // n,
+        distinct_adapted_inputs=_distinct_inputs(targets) // n,
+        adapted_weights=sum(layer.weights * layer.copies for layer in targets),
+        active_modules=sum(layer.active_copies for layer in layers),
+    )
+
+
+def _pair(layer: LinearLayer, rank: int, use_dora: bool) -> int:
+    return rank * (layer.in_features + layer.out_features) + (layer.out_features if use_dora else 0)
+
+
+def _distinct_inputs(targets: tuple[LinearLayer, ...]) -> int:
+    """Query, key and value read one tensor, gate and up another; the other modules have an input of their own."""
+    seen: dict[str, int] = {}
+    for layer in targets:
+        name = layer.name.rsplit(".", 1)[-1]
+        group = "qkv" if name in ("q_proj", "k_proj", "v_proj") else name
+        group = "up" if name in ("gate_proj", "up_proj", "w1", "w3") else group
+        seen[group] = layer.active_copies * layer.in_features
+    return sum(seen.values())
+
+
+def _active_ff(a: Architecture) -> int:
+    if not a.n_experts:
+        return a.intermediate_size
+    experts = (a.experts_per_token or 0) * (a.moe_intermediate_size or 0) + a.shared_expert_intermediate_size
+    return max(experts, a.intermediate_size if a.n_dense_layers else 0)

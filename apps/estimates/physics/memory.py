@@ -1,0 +1,371 @@
+"""Peak memory of a training job on one GPU: the largest of six moments, each the sum of named parts.
+
+Loading; the loss (every saved activation alive, plus the logits); the backward pass of a layer (checkpoints, one
+layer's recomputed activations and their gradients); the optimizer step; evaluation; saving a checkpoint. The parts
+returned are those of the peak moment, so they always add up to it. Preferences have one moment more: the reference.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from apps.estimates.models.architectures import Architecture
+from apps.estimates.models.shapes import Shape, shape_of
+from apps.estimates.physics.gpus import GIB, MIB, Gpu
+from apps.estimates.physics.plans import Method, Parallelism, TrainingPlan
+from apps.estimates.physics.stacks import ANNEAL, StackProfile
+from apps.estimates.physics.states import (
+    CPU_PROCESS_BYTES,
+    DTYPE_BYTES,
+    Shards,
+    buckets,
+    host_bytes,
+    passing_gradients,
+    step_copy,
+    stored_weight_bytes,
+    training_state,
+)
+
+# One torch process on a GPU before any tensor: CUDA context and kernels 0.5-2 GiB by driver and GPU (gpus.json _about;
+# the lower half is seen on single-GPU jobs), and cuBLAS's workspace, 32 MiB on Hopper (PyTorch CUDA semantics notes).
+CONTEXT_BYTES = 1 * GIB
+_CUBLAS_BYTES = 32 * MIB
+# NCCL's channels: 2 rings or trees x 8 to 16 channels x 4 MiB and their proxies (NCCL_BUFFSIZE, NCCL user guide).
+NCCL_BYTES = 256 * MIB
+
+# What the caching allocator reserves beyond what is alive, as a share of what each micro-step allocates and frees:
+# blocks are rounded up to 2 MiB and split. With equal lengths 10 %.
+_RESERVE_SHARE = 0.10
+# When lengths vary, blocks cached for shorter rows are too small for a longer one, and pile up until the card is full
+# and the cache is dropped: replaying a training step's allocations with lengths of mean 3,234 and deviation 2,547
+# against torch's best-fit rules gives 1.9 to 4.7 times what is alive after 60 rows,
+# median 2.6 (tests/bench/allocator.py).
+_VARIED_RESERVE_SHARE = 1.6
+# glibc keeps most of what a training step frees: the peak resident set of four LoRA jobs (42 M and 67 M parameters,
+# 512 to 2,048 tokens a micro-step, fp32, with and without checkpointing) was 1.44 to 1.88 times what was alive.
+_CPU_ALLOCATOR_SHARE = 0.75
+
+# LoRA's dropout saves a byte mask on a GPU (native_dropout); on a CPU the mask has the type of its input.
+_GPU_DROPOUT_MASK_BYTES = 1
+
+# TRL 1.16 scores hidden states in tiles of this many tokens by this many vocabulary entries
+# (trl/kernels/chunked_logprob.py TOKEN_CHUNK_SIZE, trl/trainer/utils.py _CHUNKED_LOGPROB_CHUNK_SIZE).
+_TILE_TOKENS = 4096
+_TILE_VOCABULARY = 32768
+# Without Triton (CPU) torch operators fold the tile: y, z, log p, p, the gradient and three temporaries are alive at
+# once in fp32, and one boolean mask (trl/kernels/chunked_logprob.py _backward_tile).
+_TORCH_TILE_BYTES = 8 * 4 + 1
+
+# Eager attention keeps softmax in fp32 and its 16-bit copy for the backward pass (transformers eager_attention_forward)
+# and makes the gradient of each besides.
+_EAGER_SAVED_BYTES = 4 + 2
+_EAGER_WORKING_BYTES = 4 + 4 + 2
+# A padded batch needs a mask of length x length per row: boolean, and expanded to 16 bits by the kernel.
+_MASK_BYTES_PER_SCORE = 1 + 2
+# ZeRO-3 keeps up to so many gathered parameters (stage3_max_live_parameters; DeepSpeed config docs).
+_LIVE_PARAMETERS = 1e9
+# Under DeepSpeed the model runs in 16 bits without autocast: logits, shifted copy, log-probabilities, gradient.
+_DEEPSPEED_LOSS_BYTES = 8.0
+# FSDP gathers at most two units ahead of the one it computes with (limit_all_gathers), and keeps the root unit
+# (embedding and head) gathered from the forward to the backward pass, with its padded buffer.
+_FSDP_UNITS, _FSDP_ROOT_COPIES = 3, 2
+
+
+class MemoryPart(msgspec.Struct, frozen=True):
+    key: str
+    label: str
+    bytes: int
+
+
+class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """`parts` are what is alive at the peak and sum to `peak_bytes`; `phase` names that moment. `peak_bytes` is what
+    the job needs; `reserved_bytes` what the allocator will show, which may be more while memory is free."""
+
+    peak_bytes: int
+    phase: str
+    parts: tuple[MemoryPart, ...]
+    phase_bytes: dict[str, int]
+    reserved_bytes: int = 0
+    allocated_bytes: int = 0
+    host_bytes: int = 0  # of the machine's own memory, all GPUs of the job together; 0 where nothing rests there
+
+
+LABELS = {
+    "weights": "Base model weights",
+    "adapter": "Adapter weights",
+    "gradients": "Gradients",
+    "optimizer": "Optimizer state",
+    "activations": "Activations",
+    "logits": "Logits and loss",
+    "dequantization": "Dequantisation workspace",
+    "communication": "Gathered layers and buckets",
+    "allocator": "Allocator reserve",
+    "framework": "Framework and CUDA",
+}
+
+
+def peak_memory(
+    *, architecture: Architecture, plan: TrainingPlan, gpu: Gpu, stack: StackProfile = ANNEAL
+) -> MemoryEstimate:
+    """Predict the most memory one GPU holds at any moment of this job, and what it is made of."""
+    return MemoryModel(shape_of_plan(architecture, plan), plan, gpu, stack).estimate(plan)
+
+
+def weight_bytes(*, architecture: Architecture, plan: TrainingPlan, stack: StackProfile = ANNEAL) -> int:
+    """Base model weights as this method stores them, all of them."""
+    return round(stored_weight_bytes(shape_of_plan(architecture, plan), plan, stack))
+
+
+def trained_parameter_count(*, architecture: Architecture, plan: TrainingPlan) -> int:
+    """Parameters that get gradients."""
+    shape = shape_of_plan(architecture, plan)
+    return shape.total if plan.method == Method.FULL else shape.adapter
+
+
+class MemoryModel:
+    """Everything about a job that does not depend on its micro-batch and checkpointing, summed once."""
+
+    def __init__(self, shape: Shape, plan: TrainingPlan, gpu: Gpu, stack: StackProfile) -> None:
+        self.shape, self.plan, self.stack, self.gpu = shape, plan, stack, gpu
+        self.sequences = 2 if plan.is_preference else 1
+        self.width = DTYPE_BYTES[plan.compute_dtype]
+        shards = Shards(plan)
+        weights = stored_weight_bytes(shape, plan, stack)
+        state = training_state(shape, plan, stack)
+        self.refers = plan.is_preference and plan.has_reference
+        self.keeps_reference = self.refers and not stack.reference_ahead
+        if self.keeps_reference and plan.method == Method.FULL:
+            weights *= 2  # the model as it was; with an adapter the base itself is the reference
+        self.weights = weights / shards.weights * (0 if plan.cpu_offload else 1)
+        self.adapter = state.adapter / shards.weights
+        self.gradients = state.gradients / shards.gradients
+        if plan.cpu_offload and not plan.is_deepspeed:
+            self.gradients = min(self.gradients, passing_gradients(shape, self.width))
+        self.host = host_bytes(shape, plan, weights, state) if plan.cpu_offload else 0.0
+        self.optimizer = 0.0 if plan.cpu_offload else state.optimizer / shards.optimizer
+        self.step_copy = 0.0 if plan.cpu_offload else step_copy(state, plan, shards.optimizer)
+        self.buckets = buckets(plan, state)
+        self.gathered = self.buckets + _gathered(shape, plan, weights)
+        self.framework = CPU_PROCESS_BYTES if gpu.is_cpu else CONTEXT_BYTES + _CUBLAS_BYTES
+        self.framework += NCCL_BYTES if plan.gpu_count > 1 else 0
+        self.load = max(shape.head, shape.largest_linear) * self.width
+        self.workspace = _workspace(shape, plan, self.width)
+        self.per_token = _TokenBytes(shape, plan, gpu, stack, self.width)
+        self.reserve_share = _CPU_ALLOCATOR_SHARE if gpu.is_cpu else _RESERVE_SHARE
+        self.keeps_gradients = plan.gradient_accumulation_steps > 1 or plan.parallelism == Parallelism.DDP
+        self.copies = _autocast_copies(shape, plan, stack) if self.keeps_gradients else 0.0
+
+    def estimate(self, plan: TrainingPlan) -> MemoryEstimate:
+        moments = self._moments(plan.micro_batch_size, plan.max_length, plan.gradient_checkpointing)
+        alive = [self._alive(moment) for moment in moments]
+        varying = [moment.varying for moment in moments]
+        totals = [held + self.reserve_share * share for held, share in zip(alive, varying, strict=True)]
+        highest = max(totals)
+        varied = self._reserve_share(plan)
+        reserved = max(held + varied * share for held, share in zip(alive, varying, strict=True))
+        if self.gpu.memory_bytes:
+            reserved = min(reserved, max(self.gpu.memory_bytes, highest))
+        peak = moments[totals.index(highest)]
+        listed = self._parts(peak)
+        rounded = sum(part.bytes for part in listed)
+        return MemoryEstimate(
+            peak_bytes=rounded,
+            phase=peak.phase,
+            parts=listed,
+            phase_bytes={
+                moment.phase: min(round(total), rounded) if moment is not peak else rounded
+                for moment, total in zip(moments, totals, strict=True)
+            },
+            reserved_bytes=round(reserved - self.framework + _CUBLAS_BYTES),
+            allocated_bytes=round(max(alive) - self.framework),
+            host_bytes=round(self.host),
+        )
+
+    def peak(self, rows: int, length: int, checkpointing: bool) -> float:
+        """The figure of `estimate`, without its parts: for searches."""
+        rows *= self.sequences
+        t, tokens, widened = self.per_token, rows * length, 1 + self.reserve_share
+        saved, working = t.activations(rows, length, checkpointing)
+        at_rest = self.weights + self.adapter + self.framework
+        held = at_rest + self.optimizer + self.gathered
+        kept = self.gradients if self.keeps_gradients else 0.0
+        beside = saved + t.loss(tokens) if self.keeps_reference else 0.0
+        return max(
+            at_rest + widened * self.load,
+            held + kept + self.copies + widened * (saved + t.loss(tokens)),
+            held
+            + (self.gradients if checkpointing else kept + self.copies)
+            + widened * (saved + working + self.workspace),
+            at_rest + self.gradients + self.optimizer + self.step_copy + self.buckets,
+            held + widened * (beside + working + t.evaluation(tokens) + self.workspace),
+        )
+
+    def needed(self, rows: int, length: int, checkpointing: bool, margin: tuple[float, float]) -> float:
+        """The peak with a margin on the whole and on what is not weights."""
+        whole, rest = margin
+        return whole * (self.weights + rest * (self.peak(rows, length, checkpointing) - self.weights))
+
+    def _moments(self, rows: int, length: int, checkpointing: bool) -> tuple["_Moment", ...]:
+        rows *= self.sequences
+        tokens, t = rows * length, self.per_token
+        saved, working = t.activations(rows, length, checkpointing)
+        kept = self.gradients if self.keeps_gradients else 0.0
+        optimizer, gathered, workspace, copies = self.optimizer, self.gathered, self.workspace, self.copies
+        reference: tuple[_Moment, ...] = ()
+        if self.refers:
+            first, logits = (saved, t.loss(tokens)) if self.keeps_reference else (0.0, 0.0)
+            state = optimizer if self.keeps_reference else 0.0
+            judged = (first + working, logits + t.evaluation(tokens))
+            reference = (_Moment("reference", 0.0, state, *judged, workspace, gathered),)
+        return (
+            _Moment("load", 0.0, 0.0, 0.0, 0.0, self.load, 0.0),
+            _Moment("loss", kept, optimizer, saved, t.loss(tokens), 0.0, gathered, copies),
+            _Moment(
+                "backward",
+                self.gradients if checkpointing else kept,
+                optimizer,
+                saved + working,
+                0.0,
+                workspace,
+                gathered,
+                0.0 if checkpointing else copies,
+            ),
+            _Moment("optimizer_step", self.gradients, optimizer + self.step_copy, 0.0, 0.0, 0.0, self.buckets),
+            _Moment("evaluation", 0.0, optimizer, working, t.evaluation(tokens), workspace, gathered),
+            _Moment("checkpoint", 0.0, optimizer, 0.0, 0.0, 0.0, gathered),
+            *reference,
+        )
+
+    def _alive(self, moment: "_Moment") -> float:
+        held = moment.gradients + moment.optimizer + moment.communication + moment.copies + moment.varying
+        return self.weights + self.adapter + self.framework + held
+
+    def _parts(self, moment: "_Moment") -> tuple[MemoryPart, ...]:
+        amounts = {
+            "weights": self.weights,
+            "adapter": self.adapter,
+            "gradients": moment.gradients,
+            "optimizer": moment.optimizer,
+            "activations": moment.activations + moment.copies,
+            "logits": moment.logits,
+            "dequantization": moment.dequantization,
+            "communication": moment.communication,
+            "allocator": self.reserve_share * moment.varying,
+            "framework": self.framework,
+        }
+        return tuple(MemoryPart(key, label, round(amounts[key])) for key, label in LABELS.items())
+
+    def _reserve_share(self, plan: TrainingPlan) -> float:
+        is_even = self.gpu.is_cpu or plan.is_packed or self.stack.frees_cache
+        return self.reserve_share if is_even else _VARIED_RESERVE_SHARE
+
+
+class _Moment(NamedTuple):
+    """What is alive besides weights, adapter and framework."""
+
+    phase: str
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    dequantization: float
+    communication: float
+    copies: float = 0.0  # of trained weights, whole matrices of even size: they leave no gaps behind
+
+    @property
+    def varying(self) -> float:
+        return self.activations + self.logits + self.dequantization
+
+
+class _TokenBytes:
+    """Bytes per token of activations and loss, operator by operator, as transformers' modelling code runs them."""
+
+    def __init__(self, shape: Shape, plan: TrainingPlan, gpu: Gpu, stack: StackProfile, width: int) -> None:
+        s = shape
+        if plan.method == Method.QLORA and stack.quantized_activation_bytes:
+            width = stack.quantized_activation_bytes
+        self.shape, self.plan, self.stack, self.width, self.is_cpu = shape, plan, stack, width, gpu.is_cpu
+        norm_bytes = width if stack.fused_kernels else 4  # RMSNorm works on an fp32 copy unless fused
+        norms = s.architecture.norms_per_layer * norm_bytes * s.hidden
+        key_values = s.query if stack.repeats_key_values else s.key_value
+        attention = width * (2 * s.query + 2 * key_values)
+        ff_copies = s.ff_copies - 1 if stack.fused_kernels else s.ff_copies
+        self.layer = norms + attention + ff_copies * width * s.active_ff + self._adapter_inputs()
+        self.working = width * (2 * s.hidden + 3 * s.active_ff)
+        self.checkpoint = 0 if stack.offloads_checkpoints else s.n_layers * s.hidden * width
+        self.head_gradient = s.head * 4 if plan.method == Method.FULL and stack.is_tiled_loss else 0
+
+    def activations(self, rows: int, length: int, checkpointing: bool) -> tuple[float, float]:
+        """What the forward pass of all layers keeps, and what the backward pass of one layer adds."""
+        s, tokens = self.shape, rows * length
+        layer, working = tokens * self.layer, tokens * self.working
+        if self.plan.attention == "eager":
+            scores = rows * s.architecture.n_heads * length**2
+            layer, working = layer + scores * _EAGER_SAVED_BYTES, working + scores * _EAGER_WORKING_BYTES
+        mask = 0 if rows == 1 or self.plan.is_packed else rows * length**2 * _MASK_BYTES_PER_SCORE
+        if checkpointing:
+            return tokens * self.checkpoint + mask, layer + working
+        return s.n_layers * layer + mask, working
+
+    def loss(self, tokens: int) -> float:
+        """At the head's peak."""
+        s, stack = self.shape, self.stack
+        if not stack.is_tiled_loss:
+            per_logit = _DEEPSPEED_LOSS_BYTES if self.plan.is_deepspeed else stack.loss_bytes
+            widened = 2 if self.plan.compute_dtype == "float32" else 1
+            return tokens * s.vocabulary * per_logit * widened
+        tile = min(tokens, _TILE_TOKENS) * min(s.vocabulary, _TILE_VOCABULARY)
+        per_value = self.width + (_TORCH_TILE_BYTES if self.is_cpu else 0)
+        hidden = tokens * s.hidden * (self.width + 4)  # selected positions, and their gradient in fp32
+        return tile * per_value + hidden + self.head_gradient
+
+    def evaluation(self, tokens: int) -> float:
+        """No gradient is made: logits, their fp32 copy and log-probabilities, or a tile."""
+        if self.stack.is_tiled_loss:
+            return self.loss(tokens) - self.head_gradient
+        per_logit = _DEEPSPEED_LOSS_BYTES if self.plan.is_deepspeed else self.stack.loss_bytes
+        return tokens * self.shape.vocabulary * min(per_logit * 5 / 6, self.width + 4 + 4)
+
+    def _adapter_inputs(self) -> float:
+        s, plan, width = self.shape, self.plan, self.width
+        if plan.method == Method.FULL:  # inputs of the two blocks and of the down projection; shared by their layers
+            return width * (2 * s.hidden + s.active_ff)
+        rank = plan.lora_rank * s.adapter_modules / s.n_layers * width
+        # DoRA scales the base's and the adapter's result by a trained magnitude, and so keeps both.
+        dora = s.adapted_outputs * (width + 4) if plan.use_dora else 0
+        if plan.lora_dropout > 0 and not self.stack.fused_kernels:  # each module its own dropped-out copy, and a mask
+            mask = width if self.is_cpu else _GPU_DROPOUT_MASK_BYTES
+            return s.adapted_inputs * (width + mask) + rank + dora
+        return s.distinct_adapted_inputs * width + rank + dora
+
+
+def shape_of_plan(architecture: Architecture, plan: TrainingPlan) -> Shape:
+    return shape_of(architecture, rank=plan.lora_rank, target_modules=plan.target_modules, use_dora=plan.use_dora)
+
+
+def _gathered(shape: Shape, plan: TrainingPlan, weights: float) -> float:
+    """Whole layers that sharded weights are gathered to, while computing."""
+    if plan.parallelism != Parallelism.ZERO3:
+        return 0.0
+    width, outside = DTYPE_BYTES[plan.compute_dtype], shape.total - shape.layer * shape.n_layers
+    layer = shape.layer * (weights - outside * width) / (shape.layer * shape.n_layers)
+    if plan.is_deepspeed:
+        return min(_LIVE_PARAMETERS * width, weights) + shape.head * width
+    return _FSDP_UNITS * layer + _FSDP_ROOT_COPIES * outside * width
+
+
+def _autocast_copies(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> float:
+    """What fp32 weights under autocast take beyond 16 bytes a parameter while gradients accumulate: 4 + 8 + 4, and the
+    16-bit copies that torch.amp's cache keeps until the forward pass ends. (Counted as 2 + 12 + 2 without it, which is
+    right while copies or gradients are alive, not both.) FSDP casts what it gathers instead."""
+    is_cast = plan.method == Method.FULL and stack.casts_trained_weights and plan.compute_dtype != "float32"
+    if not is_cast or plan.parallelism == Parallelism.ZERO3:
+        return 0.0
+    return float((shape.linear + shape.head) * DTYPE_BYTES[plan.compute_dtype])
+
+
+def _workspace(shape: Shape, plan: TrainingPlan, width: int) -> float:
+    """Quantised bases are turned back to the compute type one weight matrix at a time; DoRA adds B x A to each."""
+    quantized = shape.largest_linear * width if plan.method == Method.QLORA else 0
+    dora = 2 * shape.largest_linear * width if plan.use_dora else 0
+    return quantized + dora

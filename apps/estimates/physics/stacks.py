@@ -1,0 +1,239 @@
+"""What each training framework does with memory and time: switches read from its code and documentation.
+
+A profile holds no figure fitted to a publisher's rows; the few constants that all stacks share are in `memory` and
+`timing`. `loss_bytes` is what is alive of the head and loss at their peak, per token and vocabulary entry:
+
+- 12: transformers since 4.49: fp32 log-probabilities and two fp32 gradients of them (16-bit logits come and go)
+- 14: transformers before: 16-bit logits, their fp32 copy, its shifted copy, log-probabilities
+- 16: the same by a loop that holds the model's output, and so its fp32 logits, through the backward pass
+- 12: remote code under autocast: 16-bit logits and shifted copy, fp32 copy, log-probabilities
+- 8: everything in 16 bits (no autocast): logits, shifted copy, log-probabilities, gradient
+- 6: LitGPT: chunked head, 16-bit cross entropy, gradients of a chunk at a time
+- 0: never whole: tiles (TRL >= 1, Liger, Unsloth, cut cross entropy)
+"""
+
+import msgspec
+
+from apps.estimates.models.architectures import Architecture
+
+
+class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """`full_state` of full fine-tuning: "mixed" (fp32 master and moments, 16 bytes a parameter) or "pure" (8)."""
+
+    key: str
+    name: str
+    loss_bytes: float = 12.0
+    is_tiled_loss: bool = False
+    adapter_bytes: int = 4  # of each LoRA weight, where the base is 16-bit
+    quantized_adapter_bytes: int = 4  # the same, where the base is 4-bit
+    is_autocast: bool = True  # fp32 adapters are cast to 16 bits at each use, and the copies kept for the step
+    adapter_input_bytes: int = 2  # of each value that an adapter keeps for its backward pass
+    upcasts_unquantized: bool = False  # prepare_model_for_kbit_training: embeddings, norms and head to fp32
+    # Of each weight of a mixture's experts over a 4-bit base. transformers 5 holds those of a layer in one tensor, that
+    # bitsandbytes leaves as it is; None: a matrix each (transformers 4), quantised as all others.
+    expert_bytes: int | None = None
+    # Full training of fp32 weights under autocast: the forward pass keeps a 16-bit copy of each matrix.
+    casts_trained_weights: bool = False
+    double_quantization: bool = True
+    quantizes_head: bool = False
+    quantized_activation_bytes: int | None = None  # with a 4-bit base; None: as the compute type
+    full_state: str = "mixed"
+    has_step_copy: bool = False  # foreach AdamW: one more copy of the second moment during the step
+    offloads_checkpoints: bool = False  # to the host
+    fused_kernels: bool = False  # norms, gated activation and rotary in one kernel each
+    repeats_key_values: bool = True  # grouped heads are expanded before attention
+    groups_lengths: bool = False  # rows of similar length share a micro-batch: almost no padding
+    packs_micro_batches: bool = False  # a micro-batch's rows become one sequence: no padding where rows can be packed
+    frees_cache: bool = False  # returns cached blocks, or grows segments: lengths that vary do not fragment
+    ties_embeddings: bool = True  # as the model does; else embedding and head are two matrices in every model
+    offloads_quantized: bool = True  # 4-bit weights may rest in the host's memory
+    reference_ahead: bool = False  # DPO: the base's opinion of all rows is taken once, before training
+    launch_share: float = 1.0  # of the eager cost of launching kernels; less when compiled or fused
+    sources: tuple[str, ...] = ()
+
+
+ANNEAL = StackProfile(
+    key="anneal",
+    name="Anneal (TRL, PEFT)",
+    loss_bytes=0.0,
+    is_tiled_loss=True,
+    expert_bytes=2,
+    casts_trained_weights=True,
+    packs_micro_batches=True,
+    offloads_quantized=False,
+    reference_ahead=True,
+    sources=(
+        "TRL 1.16 trl/kernels/chunked_logprob.py",
+        "PEFT autocast_adapter_dtype; gpu_workers/train/loop/sft.py _adapter_in_float32",
+        "gpu_workers/train/model/loading.py _prepare_quantized",
+        "gpu_workers/train/loop/dpo.py",
+    ),
+)
+
+_PROFILES = (
+    ANNEAL,
+    StackProfile(
+        key="hf",
+        name="transformers, TRL, PEFT",
+        upcasts_unquantized=True,
+        full_state="pure",
+        sources=("transformers 5 loss_utils.ForCausalLMLoss", "PEFT prepare_model_for_kbit_training"),
+    ),
+    StackProfile(
+        key="peft",
+        name="PEFT method comparison",
+        full_state="pure",
+        has_step_copy=True,
+        groups_lengths=True,
+        frees_cache=True,
+        sources=("peft method_comparison/MetaMathQA/run.py: batches sorted by length, empty_cache",),
+    ),
+    StackProfile(
+        key="qwen",
+        name="Qwen finetune.py (transformers 4.3x, remote code)",
+        has_step_copy=True,
+        repeats_key_values=False,
+        sources=("QwenLM/Qwen finetune.py, modeling_qwen.py",),
+    ),
+    StackProfile(
+        key="swift",
+        name="ms-swift",
+        has_step_copy=True,
+        full_state="pure",
+        repeats_key_values=False,
+        adapter_bytes=4,
+        upcasts_unquantized=True,
+        sources=("modelscope/swift docs Benchmark.md; transformers Trainer",),
+    ),
+    StackProfile(
+        key="fsdp_qlora",
+        name="fsdp_qlora (Answer.AI)",
+        loss_bytes=16.0,
+        adapter_bytes=2,
+        quantized_adapter_bytes=2,
+        is_autocast=False,
+        has_step_copy=True,
+        full_state="pure",
+        double_quantization=False,
+        sources=("AnswerDotAI/fsdp_qlora train.py: bf16 throughout, torch AdamW, `output` alive through backward",),
+    ),
+    StackProfile(
+        key="litgpt",
+        name="LitGPT",
+        loss_bytes=6.0,
+        adapter_bytes=2,
+        quantized_adapter_bytes=2,
+        is_autocast=False,
+        has_step_copy=True,
+        full_state="pure",
+        double_quantization=False,
+        quantizes_head=True,
+        quantized_activation_bytes=4,
+        ties_embeddings=False,
+        sources=(
+            "litgpt/finetune/lora.py: lm_head_chunk_size=128; bf16-true; bnb.nf4 of every Linear",
+            "litgpt/model.py: GPT holds lm_head and transformer.wte apart, also of models that tie them",
+        ),
+    ),
+    StackProfile(
+        key="unsloth",
+        name="Unsloth",
+        loss_bytes=0.0,
+        is_tiled_loss=True,
+        full_state="pure",
+        offloads_checkpoints=True,
+        fused_kernels=True,
+        repeats_key_values=False,
+        launch_share=0.7,
+        sources=("unsloth README: offloaded gradient checkpointing, fused cross entropy",),
+    ),
+    StackProfile(
+        key="axolotl",
+        name="Axolotl",
+        full_state="pure",
+        repeats_key_values=False,
+        sources=("axolotl loaders/model.py: embeddings and head back to the compute type after the k-bit preparation",),
+    ),
+    StackProfile(
+        key="llama_factory",
+        name="LLaMA-Factory",
+        full_state="mixed",
+        sources=(
+            "LLaMA-Factory README: full AMP 18 bytes, pure bf16 8",
+            "model_utils/checkpointing.py: upcast_layernorm and upcast_lmhead_output are off by default",
+        ),
+    ),
+    StackProfile(
+        key="torchtune",
+        name="torchtune",
+        loss_bytes=6.0,
+        adapter_bytes=2,
+        quantized_adapter_bytes=2,
+        is_autocast=False,
+        full_state="pure",
+        repeats_key_values=False,
+        launch_share=0.7,
+        sources=("torchtune CEWithChunkedOutputLoss; bf16 throughout",),
+    ),
+    StackProfile(
+        key="torchtitan",
+        name="torchtitan",
+        loss_bytes=12.0,
+        repeats_key_values=False,
+        fused_kernels=True,
+        launch_share=0.5,
+        frees_cache=True,
+        sources=("torchtitan: FSDP2 mixed precision, fp32 parameters, fused AdamW, torch.compile",),
+    ),
+    StackProfile(
+        key="foundry",
+        name="LLM Foundry",
+        loss_bytes=12.0,
+        repeats_key_values=False,
+        launch_share=0.7,
+        sources=("llm-foundry: FSDP amp_bf16, flash attention, fused cross entropy",),
+    ),
+    StackProfile(
+        key="automodel",
+        name="NeMo AutoModel",
+        loss_bytes=0.0,
+        is_tiled_loss=True,
+        adapter_bytes=2,
+        is_autocast=False,
+        repeats_key_values=False,
+        launch_share=0.5,
+        sources=("NeMo AutoModel performance summary: TE fused kernels, compile",),
+    ),
+    StackProfile(
+        key="nemo",
+        name="NVIDIA NeMo (Megatron)",
+        loss_bytes=12.0,
+        adapter_bytes=2,
+        is_autocast=False,
+        fused_kernels=True,
+        repeats_key_values=False,
+        launch_share=0.4,
+        sources=("MLPerf Training submissions: Transformer Engine, distributed optimizer, CUDA graphs",),
+    ),
+)
+STACKS: dict[str, StackProfile] = {profile.key: profile for profile in _PROFILES}
+# Any of them with a fused head and loss switched on (Liger, cut cross entropy): no logits are ever whole.
+TILED_SUFFIX = "+tiled"
+STACKS |= {
+    f"{profile.key}{TILED_SUFFIX}": msgspec.structs.replace(
+        profile,
+        key=f"{profile.key}{TILED_SUFFIX}",
+        name=f"{profile.name}, fused loss",
+        loss_bytes=0.0,
+        is_tiled_loss=True,
+    )
+    for profile in _PROFILES
+    if not profile.is_tiled_loss
+}
+
+
+def held_by(stack: StackProfile, architecture: Architecture) -> Architecture:
+    """The model as this framework holds it in memory."""
+    if stack.ties_embeddings or not architecture.tie_word_embeddings:
+        return architecture
+    return msgspec.structs.replace(architecture, tie_word_embeddings=False)

@@ -1,0 +1,149 @@
+"""What a job keeps from step to step: weights as stored, adapters, gradients, optimizer state; how GPUs divide it, and
+what of it rests in the host's memory."""
+
+import msgspec
+
+from apps.estimates.models.shapes import Shape
+from apps.estimates.physics.gpus import MIB
+from apps.estimates.physics.plans import Method, Parallelism, TrainingPlan
+from apps.estimates.physics.stacks import ANNEAL, StackProfile
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Bytes of a quantised weight. NF4: 4 bits and one scale per block of 64: fp32, or with double quantisation uint8 plus
+# one fp32 per 256 scales (QLoRA, arXiv 2305.14314, section 3; bitsandbytes blocksize=64). GPTQ: groups of 128 with an
+# fp16 scale and a zero point of the weights' width (AutoGPTQ group_size=128).
+_WEIGHT_BYTES = {
+    "nf4": 0.5 + 4 / 64,
+    "nf4_double": 0.5 + 1 / 64 + 4 / (64 * 256),
+    "gptq_int4": 0.5 + (2 + 0.5) / 128,
+    "gptq_int8": 1 + (2 + 1) / 128,
+    "int8": 1.0,
+}
+# bitsandbytes blockwise 8-bit Adam: one byte for each moment and one fp32 scale per 256 values.
+_MOMENT_BYTES_8BIT = 1 + 4 / 256
+# Adafactor keeps row and column sums instead of the second moment: below a thousandth of the weights for any matrix
+# of LLM size (arXiv 1804.04235), counted as 1 %.
+_ADAFACTOR_BYTES = 0.04
+_FP32 = 4
+# Resident set after importing torch, transformers, peft, trl and bitsandbytes on a CPU machine: measured 575,276 kB
+# (torch 2.13, transformers 5.19, trl 1.16); rounded up for the data loader and the tokenizer.
+CPU_PROCESS_BYTES = 640 * MIB
+# DeepSpeed's reduce and all-gather buckets: 2e8 elements each in the configuration of transformers' DeepSpeed guide,
+# two of the first (overlap_comm). ZeRO-3 steps its optimizer over 1e9 parameters at a time (sub_group_size).
+_BUCKETS, _BUCKET_ELEMENTS = 3, 2e8
+_STEP_GROUP = 1e9
+
+
+class Shards:
+    """By how many GPUs weights, gradients and optimizer state are divided."""
+
+    def __init__(self, plan: TrainingPlan) -> None:
+        n, kind = plan.gpu_count, plan.parallelism
+        self.optimizer = n if kind in (Parallelism.ZERO1, Parallelism.ZERO2, Parallelism.ZERO3) else 1
+        self.gradients = n if kind in (Parallelism.ZERO2, Parallelism.ZERO3) else 1
+        self.weights = n if kind == Parallelism.ZERO3 else 1
+
+
+class TrainingState(msgspec.Struct):
+    adapter: float
+    gradients: float
+    optimizer: float
+    step_copy: float
+    trained: float = 0.0
+
+
+def stored_weight_bytes(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> float:
+    """All base weights as this method stores them."""
+    width = DTYPE_BYTES[plan.compute_dtype]
+    if plan.method != Method.QLORA:
+        return shape.total * width
+    kind = plan.quantization
+    is_nf4 = kind == "nf4"
+    per_weight = _WEIGHT_BYTES["nf4_double" if is_nf4 and stack.double_quantization else kind]
+    other_width = 4 if is_nf4 and stack.upcasts_unquantized else width
+    head, experts = shape.head if stack.quantizes_head else 0, shape.linear - quantized_linear(shape, stack)
+    quantized = (shape.linear - experts + head) * per_weight
+    return quantized + experts * max(stack.expert_bytes or 0, width) + (shape.other - head) * other_width
+
+
+def quantized_linear(shape: Shape, stack: StackProfile) -> int:
+    """Weights of the block linear layers that a 4-bit base holds in 4 bits."""
+    return shape.linear if stack.expert_bytes is None else shape.linear - shape.experts
+
+
+def training_state(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> TrainingState:
+    width = DTYPE_BYTES[plan.compute_dtype]
+    is_deepspeed = stack.key != ANNEAL.key and plan.parallelism in (
+        Parallelism.ZERO1, Parallelism.ZERO2, Parallelism.ZERO3
+    ) and plan.is_deepspeed  # fmt: skip
+    if plan.method == Method.FULL:
+        trained, is_mixed = shape.total, (stack.full_state == "mixed" or is_deepspeed) and width < _FP32
+        return _state(trained, width, is_mixed, plan, stack, is_deepspeed, adapter=0.0)
+    adapter_width = stack.quantized_adapter_bytes if plan.method == Method.QLORA else stack.adapter_bytes
+    if plan.compute_dtype == "float32":
+        adapter_width = 4
+    if is_deepspeed:
+        return _state(shape.adapter, width, True, plan, stack, True, adapter=float(shape.adapter * width))
+    copies = width if stack.is_autocast and adapter_width > width else 0  # autocast's cache of 16-bit adapters
+    state = _state(shape.adapter, adapter_width, False, plan, stack, False, shape.adapter * (adapter_width + copies))
+    if not plan.trains_embeddings:
+        return state
+    # PEFT's modules_to_save: copies of embedding and head in the base's type, trained whole.
+    more = _state(2 * shape.head, width, False, plan, stack, False, 2.0 * shape.head * width)
+    return TrainingState(*(getattr(state, name) + getattr(more, name) for name in TrainingState.__struct_fields__))
+
+
+def _state(
+    trained: int, width: int, is_mixed: bool, plan: TrainingPlan, stack: StackProfile, is_deepspeed: bool,
+    adapter: float,
+) -> TrainingState:  # fmt: skip
+    state_width = _FP32 if is_mixed else width
+    moments = _moment_bytes(plan, state_width)
+    master = _FP32 if is_mixed else 0
+    # DeepSpeed casts the gradients of its partition to fp32 for the step; foreach AdamW copies the second moment.
+    step = (_FP32 if is_deepspeed else 0) + (state_width if stack.has_step_copy and "8bit" not in plan.optimizer else 0)
+    return TrainingState(adapter, trained * width, trained * (moments + master), trained * step, trained)
+
+
+def _moment_bytes(plan: TrainingPlan, width: int) -> float:
+    match plan.optimizer:
+        case "adamw_8bit":
+            return 2 * _MOMENT_BYTES_8BIT
+        case "paged_adamw" | "paged_adamw_8bit":
+            return 0.0  # in unified memory, moved to the host when the card is full
+        case "adafactor":
+            return _ADAFACTOR_BYTES
+        case "sgd":
+            return 0.0
+        case _:
+            return 2.0 * width
+
+
+def step_copy(state: TrainingState, plan: TrainingPlan, shards: int) -> float:
+    copy = state.step_copy / shards
+    if plan.is_deepspeed and plan.parallelism == Parallelism.ZERO3:
+        return min(copy, _STEP_GROUP * state.step_copy / max(state.trained, 1.0))
+    return copy
+
+
+def buckets(plan: TrainingPlan, state: TrainingState) -> float:
+    """Flat buffers that gradients travel in, all the time."""
+    if plan.parallelism == Parallelism.DDP:
+        return state.gradients  # beside the gradients (DistributedDataParallel without bucket views)
+    return _BUCKETS * _BUCKET_ELEMENTS * DTYPE_BYTES[plan.compute_dtype] if plan.is_deepspeed else 0.0
+
+
+def passing_gradients(shape: Shape, width: int) -> float:
+    """What FSDP holds of the gradients on their way to the host: the root unit's from the head's backward pass on, and
+    two layers', each as computed and in fp32 as reduced."""
+    outside = shape.total - shape.layer * shape.n_layers
+    return (outside + 2 * shape.layer) * (width + _FP32)
+
+
+def host_bytes(shape: Shape, plan: TrainingPlan, weights: float, state: TrainingState) -> float:
+    """Each process reads the whole model before it keeps its shard (full training in fp32); then all shards, and with
+    full training gradients and optimizer state beside them."""
+    is_full = plan.method == Method.FULL
+    reading = plan.gpu_count * (shape.total * _FP32 if is_full else weights)
+    resting = weights + (state.gradients + state.optimizer if is_full else 0.0)
+    return max(reading, resting) + plan.gpu_count * CPU_PROCESS_BYTES

@@ -1,0 +1,264 @@
+"""Seconds of one micro-step and one optimizer step, from the shapes of the model and the data sheet of the GPU.
+
+Matrix products run at a share of what the GPU reaches on its best shape, less on narrow models; what lies between
+them moves bytes; launching kernels takes the host's time, which shows where the GPU is faster than the launches;
+several GPUs exchange bytes, part of it behind the computation. The constants are shared by all stacks and GPU types.
+"""
+
+import msgspec
+
+from apps.estimates.models.shapes import Shape
+from apps.estimates.physics.gpus import Gpu
+from apps.estimates.physics.plans import Method, Parallelism, TrainingPlan
+from apps.estimates.physics.stacks import StackProfile
+from apps.estimates.physics.states import DTYPE_BYTES, quantized_linear, stored_weight_bytes
+
+
+class Constants(msgspec.Struct, frozen=True, kw_only=True):
+    """Fitted on published rows by `python -m tests.bench.fit_timing`, which prints them; each is a ratio to physics
+    or a host's time, none belongs to one GPU or publisher."""
+
+    gemm: float = 0.85  # share of the best measured matrix product that a training job's products reach
+    narrow: float = 180.0  # hidden size at which that halves
+    attention: float = 0.56  # the same share for FlashAttention kernels' products
+    softmax: float = 3.5  # exponentials that a score's softmax and scaling are worth, outside the tensor cores
+    elementwise: float = 1.4  # bytes moved between products, as a multiple of those counted below
+    adapter: float = 0.54  # bytes an unfused adapter moves, as a multiple of those counted below
+    dequantization: float = 0.63  # share of the bandwidth that dequantisation kernels reach
+    launch_seconds: float = 15.6e-6  # of one operator, in eager PyTorch
+    exposed: float = 0.56  # share of communication that computation does not hide, where it could
+    link: float = 0.56  # share of a link's rate that collectives reach
+    micro_step_seconds: float = 0.005  # data loading, bookkeeping; assumed, not fitted
+
+
+CONSTANTS = Constants()
+
+# One matrix product of n weights costs 2n operations a token: one multiplication and one addition each.
+_PRODUCT = 2.0
+# FlashAttention's backward pass does 5 matrix products for the forward's 2 (arXiv 2205.14135, appendix B.5).
+_ATTENTION_BACKWARD = 2.5
+# Bytes moved for each value of the hidden state in one layer's forward pass: two norms through fp32 (12 each), rotary
+# and transposes (10), two residual sums (6 each); and for each intermediate value: activation and product (10).
+_HIDDEN_BYTES, _FF_BYTES = 46.0, 10.0
+# Fused kernels read and write each tensor once.
+_FUSED_SHARE = 0.5
+# An unfused adapter reads its input three times and casts it (2 + 4 + 4 + 2 + 2), and adds to the output (6).
+_ADAPTER_INPUT_BYTES, _ADAPTER_OUTPUT_BYTES = 14.0, 10.0
+# DoRA norms the merged weight: two reads and two writes of every adapted weight at each pass, and scales outputs.
+_DORA_WEIGHT_BYTES, _DORA_OUTPUT_BYTES = 8.0, 10.0
+# Small products (rank 8 to 64) reach this share of what the large ones do (tile of 128 x 128 mostly empty).
+_LOW_RANK_SHARE = 0.2
+# The loss: fp32 copy, softmax, its gradient, casts (stock); tiles stay in cache and are computed twice.
+_LOSS_BYTES, _TILED_LOSS_BYTES = 40.0, 8.0
+# Bytes a quantised weight moves when it is turned back to 16 bits: NF4 reads 0.5 and writes 2, and the product reads
+# them again; GPTQ without a fused kernel unpacks through int32 (AutoGPTQ QuantLinear: shift, mask, scale).
+_DEQUANTIZED_BYTES = {"nf4": 4.5, "gptq_int4": 16.0, "gptq_int8": 16.0, "int8": 5.0}
+# Operators launched for one layer's forward pass (transformers Llama: 2 norms x 6, rotary 10, projections 7, attention
+# 4, activation 2, sums 2, casts) and for each adapted module (PEFT: cast, dropout, A, B, scale, add).
+_LAYER_OPERATORS, _ADAPTER_OPERATORS, _DORA_OPERATORS = 40.0, 9.0, 14.0
+# Gradients of an operator take about two.
+_BACKWARD_OPERATORS = 2.0
+# fp8 products, with the casts and scales around them, against 16-bit ones (Transformer Engine user guide: 1.3-1.5x).
+_FP8_GAIN = 1.4
+# Of a trained parameter: states and weights read and written once by the fused kernel; by foreach AdamW in eight
+# operators over all of them (torch/optim/adamw.py _multi_tensor_adamw), and the norm of the gradients.
+_OPTIMIZER_BYTES = {"mixed": 28.0, "pure": 14.0}
+_FOREACH_OPTIMIZER_BYTES = {"mixed": 96.0, "pure": 48.0}
+# PCIe without peer-to-peer goes through the host: each byte crosses twice.
+_HOST_PCIE_SHARE = 0.5
+# A CPU has no data sheet here: only the ratio of two jobs on it is used, with a probe. Shape of a server core pair.
+_CPU_FLOPS, _CPU_BYTES_PER_SECOND = 4e11, 20_000_000_000
+_SHARPNESS = 4.0  # how sharply the slower of launches and computation wins
+
+
+class StepTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one micro-step by what they are spent on, and of the optimizer step. `flops` counts useful ones."""
+
+    compute: float
+    attention: float
+    head: float
+    memory: float
+    adapters: float
+    dequantization: float
+    fixed: float
+    communication: float
+    optimizer: float
+    micro_step: float
+    flops: float
+
+    def forward(self, plan: TrainingPlan) -> float:
+        """Seconds of one of the passes a micro-step is worth: forward, backward (two with full training), once more
+        with checkpointing."""
+        passes = 2 + (1 if plan.method == Method.FULL else 0) + (1 if plan.gradient_checkpointing else 0)
+        return self.micro_step / passes
+
+    def reference(self, plan: TrainingPlan) -> float:
+        """The same without adapters: what a preference's reference takes."""
+        return max(self.forward(plan) * (1 - self.adapters / self.micro_step), 0.0)
+
+    @property
+    def bottleneck(self) -> str:
+        groups = {
+            "compute": self.compute + self.attention + self.head,
+            "memory_bandwidth": self.memory + self.adapters + self.dequantization,
+            "fixed_cost": self.fixed,
+            "interconnect": self.communication,
+        }
+        return max(groups, key=lambda key: groups[key])
+
+
+def step_time(
+    *,
+    shape: Shape,
+    plan: TrainingPlan,
+    gpu: Gpu,
+    stack: StackProfile,
+    row_tokens: float,
+    rows: int,
+    precision: str = "bf16",
+    node_bytes_per_second: float = 50e9,
+    gpus_per_node: int = 8,
+    constants: Constants = CONSTANTS,
+) -> StepTime:
+    """Time of one micro-step of `rows` rows of `row_tokens` tokens on each of the plan's GPUs."""
+    k, tokens = constants, rows * row_tokens
+    peak = gpu.reachable_flops
+    bandwidth = float(gpu.memory_bandwidth_bytes_per_second or 0)
+    is_full, again = plan.method == Method.FULL, plan.gradient_checkpointing
+    products = 2 + (1 if is_full else 0) + (1 if again else 0)
+    width = shape.hidden / (shape.hidden + k.narrow)
+    rate = peak * k.gemm * width * (_FP8_GAIN if precision == "fp8" else 1.0)
+    blocks = _PRODUCT * shape.active_linear * tokens
+    compute = products * (blocks / rate + 2.0 * shape.active_linear / bandwidth)
+    scores = _PRODUCT * row_tokens * shape.query * shape.n_layers * tokens  # causal: half of the square
+    passes = 1 + _ATTENTION_BACKWARD + (1 if again else 0)
+    pairs = scores / (2 * _PRODUCT * shape.architecture.head_dim)
+    attention = passes * (scores / (peak * k.attention) + pairs * k.softmax / gpu.exponentials_per_second)
+    memory_bytes = tokens * shape.n_layers * (_HIDDEN_BYTES * shape.hidden + _FF_BYTES * shape.active_ff)
+    if plan.attention == "eager":
+        attention *= 2
+        memory_bytes += tokens * row_tokens * shape.architecture.n_heads * shape.n_layers * 16.0
+    moves = 3 + (1 if again else 0)
+    fused = _FUSED_SHARE if stack.fused_kernels or stack.launch_share < 1 else 1.0
+    memory = k.elementwise * fused * moves * memory_bytes / bandwidth
+    head_products = 2 + (1 if is_full else 0) + (1 if stack.is_tiled_loss else 0)
+    loss_bytes = _TILED_LOSS_BYTES if stack.is_tiled_loss else _LOSS_BYTES
+    head = head_products * _PRODUCT * shape.head * tokens / (peak * k.gemm)
+    head += tokens * shape.vocabulary * loss_bytes / bandwidth
+    adapters = 0.0 if is_full else _adapters(shape, plan, k, tokens, moves, rate, bandwidth) * fused
+    dequantization = 0.0
+    if plan.method == Method.QLORA:
+        moved = _DEQUANTIZED_BYTES[plan.quantization] * quantized_linear(shape, stack)
+        dequantization = (2 + (1 if again else 0)) * moved / (bandwidth * k.dequantization)
+    busy = compute + attention + memory + head + adapters + dequantization
+    launches = _launches(shape, plan, stack, k)
+    slower = (busy**_SHARPNESS + launches**_SHARPNESS) ** (1 / _SHARPNESS)
+    fixed = slower - busy + k.micro_step_seconds
+    communication = _communication(
+        shape, plan, gpu, stack, k, busy, node_bytes_per_second=node_bytes_per_second, gpus_per_node=gpus_per_node
+    )
+    useful = (3 if is_full else 2) * _PRODUCT * (shape.active_linear + shape.head) * tokens
+    return StepTime(
+        compute=compute,
+        attention=attention,
+        head=head,
+        memory=memory,
+        adapters=adapters,
+        dequantization=dequantization,
+        fixed=fixed,
+        communication=communication,
+        optimizer=_optimizer(shape, plan, stack, gpu),
+        micro_step=busy + fixed + communication,
+        flops=useful + scores * (1 + _ATTENTION_BACKWARD),
+    )
+
+
+def _adapters(
+    shape: Shape, plan: TrainingPlan, k: Constants, tokens: float, moves: int, rate: float, bandwidth: float
+) -> float:
+    moved = _ADAPTER_INPUT_BYTES * shape.adapted_inputs + _ADAPTER_OUTPUT_BYTES * shape.adapted_outputs
+    if plan.use_dora:
+        moved += _DORA_OUTPUT_BYTES * shape.adapted_outputs
+    seconds = k.adapter * moves * tokens * shape.n_layers * moved / bandwidth
+    seconds += moves * _PRODUCT * shape.active_adapter * tokens / (rate * _LOW_RANK_SHARE)
+    if plan.use_dora:
+        seconds += moves * _DORA_WEIGHT_BYTES * shape.adapted_weights / bandwidth
+    return seconds
+
+
+def _launches(shape: Shape, plan: TrainingPlan, stack: StackProfile, k: Constants) -> float:
+    passes = 1 + _BACKWARD_OPERATORS + (1 if plan.gradient_checkpointing else 0)
+    operators = _LAYER_OPERATORS * shape.n_layers
+    if plan.method != Method.FULL:
+        per_module = _ADAPTER_OPERATORS + (_DORA_OPERATORS if plan.use_dora else 0)
+        operators += per_module * shape.adapter_modules
+    if shape.architecture.n_experts:
+        operators += 4.0 * shape.architecture.n_experts * shape.n_layers  # one expert after the other
+    if plan.method == Method.QLORA:
+        operators += 2.0 * shape.active_modules
+    return operators * passes * k.launch_seconds * stack.launch_share
+
+
+def timed(gpu: Gpu) -> Gpu:
+    """A CPU gets a nominal speed, which a probe then scales."""
+    if gpu.reachable_flops and gpu.memory_bandwidth_bytes_per_second:
+        return gpu
+    return msgspec.structs.replace(
+        gpu, measured_gemm_flops=_CPU_FLOPS, memory_bandwidth_bytes_per_second=_CPU_BYTES_PER_SECOND
+    )
+
+
+def link_bytes_per_second(gpu: Gpu, *, gpu_count: int, gpus_per_node: int, node_bytes_per_second: float) -> float:
+    """One way, for each GPU, over the slowest link of a ring through all of them."""
+    if gpu_count > gpus_per_node:
+        # Each GPU of a machine has its own network adapter: a ring enters and leaves on all of them at once.
+        inside = gpu.nvlink_bytes_per_second or 2 * gpu.pcie_bytes_per_second * _HOST_PCIE_SHARE
+        return min(node_bytes_per_second * gpus_per_node, inside / 2)
+    if gpu.nvlink_bytes_per_second and gpu.has_nvlink_switch:
+        return gpu.nvlink_bytes_per_second / 2
+    return gpu.pcie_bytes_per_second * _HOST_PCIE_SHARE
+
+
+def _communication(
+    shape: Shape, plan: TrainingPlan, gpu: Gpu, stack: StackProfile, k: Constants, busy: float, *,
+    node_bytes_per_second: float, gpus_per_node: int,
+) -> float:  # fmt: skip
+    """What is left of the exchange when computation has hidden what it can."""
+    n, width = plan.gpu_count, DTYPE_BYTES[plan.compute_dtype]
+    if plan.cpu_offload:
+        host = (3 if plan.gradient_checkpointing else 2) * stored_weight_bytes(shape, plan, stack) / max(n, 1)
+        if plan.method == Method.FULL:
+            host += shape.total * DTYPE_BYTES["float32"] / max(n, 1)  # gradients, as they are reduced
+    else:
+        host = 0.0
+    exchanged = 0.0
+    trained = shape.total if plan.method == Method.FULL else shape.adapter
+    if n > 1:
+        ring, accumulation = (n - 1) / n, plan.gradient_accumulation_steps
+        gradients = 2 * ring * trained * width
+        if plan.parallelism == Parallelism.ZERO3:
+            # FSDP gathers a layer for the forward and for the backward pass; ZeRO-3 again to recompute it.
+            gathers = 3 if plan.is_deepspeed and plan.gradient_checkpointing else 2
+            gathered = gathers * ring * stored_weight_bytes(shape, plan, stack)
+            exchanged = gathered + ring * trained * width
+        else:
+            exchanged = gradients / accumulation
+    if exchanged == host == 0:
+        return 0.0
+    link = link_bytes_per_second(
+        gpu, gpu_count=n, gpus_per_node=gpus_per_node, node_bytes_per_second=node_bytes_per_second
+    )
+    seconds = exchanged / (link * k.link) + host / (gpu.pcie_bytes_per_second * k.link)
+    # Part of it never overlaps (first layer, last gradients); the rest only as far as there is work to hide behind.
+    return k.exposed * seconds + max(0.0, (1 - k.exposed) * seconds - busy)
+
+
+def _optimizer(shape: Shape, plan: TrainingPlan, stack: StackProfile, gpu: Gpu) -> float:
+    """States and weights are read and written once; sharded ones in their parts."""
+    trained = shape.total if plan.method == Method.FULL else shape.adapter
+    is_sharded = plan.parallelism in (Parallelism.ZERO1, Parallelism.ZERO2, Parallelism.ZERO3)
+    per_parameter = (_FOREACH_OPTIMIZER_BYTES if stack.has_step_copy else _OPTIMIZER_BYTES)[stack.full_state]
+    moved = trained * per_parameter / (plan.gpu_count if is_sharded else 1)
+    if plan.cpu_offload:
+        return moved / gpu.pcie_bytes_per_second
+    return moved / float(gpu.memory_bandwidth_bytes_per_second or 1)

@@ -1,0 +1,1 @@
+"""Published measurements: how they are read, predicted and used as speed sources."""

@@ -1,0 +1,74 @@
+"""What the estimator says of a published row: the figure that its publisher's counter would show."""
+
+import msgspec
+
+from apps.estimates.models.shapes import Shape, shape_of
+from apps.estimates.physics.gpus import Gpu
+from apps.estimates.physics.memory import CONTEXT_BYTES, MemoryModel
+from apps.estimates.physics.stacks import STACKS, held_by
+from apps.estimates.physics.timing import CONSTANTS, Constants, step_time
+from apps.estimates.published.rows import MEMORY, Job
+
+# Instruction data is skewed: where a row states only the cap of its rows' lengths, their mean is taken as a third of
+# it (MetaMathQA, cap 768: mean about 250; Alpaca, cap 512: about 130; Dolly similar).
+_MEAN_OF_CAP = 1 / 3
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A job with its sums and GPU, so that fits need not take them again."""
+
+    job: Job
+    shape: Shape
+    gpu: Gpu
+
+
+def prepare(job: Job, gpus: dict[str, Gpu]) -> Prepared:
+    """Raises nothing for a GPU nobody knows: it has no speed, and no capacity that a cache could fill."""
+    plan, architecture = job.plan, held_by(STACKS[job.stack], job.architecture)
+    shape = shape_of(architecture, rank=plan.lora_rank, target_modules=plan.target_modules, use_dora=plan.use_dora)
+    found = gpus.get(job.gpu_key) or gpus.get(_ALIASES.get(job.gpu_key, ""))
+    return Prepared(job, shape, found or Gpu(key=job.gpu_key, name=job.gpu_key, memory_bytes=0))
+
+
+def predict(prepared: Prepared, constants: Constants = CONSTANTS) -> float | None:
+    """Bytes of one GPU or seconds per token of one GPU; None where the GPU's speed is not known."""
+    return memory_bytes(prepared) if prepared.job.kind == MEMORY else seconds_per_token(prepared, constants)
+
+
+def memory_bytes(prepared: Prepared) -> float:
+    """torch's counters leave the CUDA context out; a figure without a counter's name is taken for the device's."""
+    job = prepared.job
+    estimate = MemoryModel(prepared.shape, job.plan, prepared.gpu, STACKS[job.stack]).estimate(job.plan)
+    if job.counter == "allocated":
+        return float(estimate.allocated_bytes)
+    shown = estimate.reserved_bytes
+    return float(shown if job.counter.startswith("reserved") else shown + CONTEXT_BYTES)
+
+
+def known_bytes(prepared: Prepared) -> float:
+    """The part of the figure that is certain: weights on one GPU."""
+    plan, stack = prepared.job.plan, STACKS[prepared.job.stack]
+    return MemoryModel(prepared.shape, plan, prepared.gpu, stack).weights
+
+
+def seconds_per_token(prepared: Prepared, constants: Constants = CONSTANTS) -> float | None:
+    job, plan = prepared.job, prepared.job.plan
+    if not prepared.gpu.reachable_flops:
+        return None
+    length = plan.max_length * (1.0 if plan.is_packed else _MEAN_OF_CAP)
+    times = step_time(
+        shape=prepared.shape,
+        plan=plan,
+        gpu=prepared.gpu,
+        stack=STACKS[job.stack],
+        row_tokens=length,
+        rows=plan.micro_batch_size,
+        precision=job.precision,
+        node_bytes_per_second=25e9 if prepared.gpu.key.startswith("a100") else 50e9,
+        constants=constants,
+    )
+    seconds = times.micro_step + times.optimizer / plan.gradient_accumulation_steps
+    return seconds / (length * plan.micro_batch_size)
+
+
+_ALIASES = {"a100-80": "a100-sxm-80", "a800-80": "a100-sxm-80"}

@@ -1,0 +1,213 @@
+"""Published measurement rows as jobs that can be predicted, or the reason why one cannot.
+
+The rules look at what a row says of its configuration, never at its value or at any prediction. Wherever a row does
+not name its framework, plain transformers is assumed.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from apps.estimates.errors import EstimateError
+from apps.estimates.models.architectures import Architecture, linear_layers
+from apps.estimates.models.names import gpu_key
+from apps.estimates.physics.gpus import GIB
+from apps.estimates.physics.plans import DEFAULT_TARGET_MODULES, Method, TrainingPlan, parse_method
+from apps.estimates.physics.stacks import STACKS, TILED_SUFFIX
+
+MEMORY, TIME = "peak_memory", "time"
+_METRICS = {"peak_vram_gb": MEMORY, "tokens_per_s_per_gpu": TIME, "seconds_per_iter": TIME, "minutes_total": TIME}
+_GRADES = ("A", "B")
+# "1024 samples" in the notes of a row of total minutes makes its tokens known.
+_SAMPLES = re.compile(r"\b([\d,]+) samples, one epoch")
+# A row means GiB where it says so or shows the division; a bare "GB" is 1e9 bytes.
+_GIB = re.compile(r"GiB|1024|2\^30", re.IGNORECASE)
+_SPLIT_MODEL = re.compile(r"\b(TP|PP|CP)([2-9]|\d\d)", re.IGNORECASE)
+_DEGREE = re.compile(r"\bFSDP(\d+)")
+_FUSED_LOSS = re.compile(r"liger|cut.cross.entropy|\bcce\b|fused.(linear.)?cross.entropy", re.IGNORECASE)
+_LOW_PRECISION = re.compile(r"fp8|float8|nvfp4", re.IGNORECASE)
+# What a source calls a framework's modules -> the names of transformers.
+_LITGPT = {
+    "query": ("q_proj",), "key": ("k_proj",), "value": ("v_proj",), "projection": ("o_proj", "dense"),
+    "mlp": ("gate_proj", "up_proj", "down_proj", "fc1", "fc2", "gate_up_proj"), "head": (),
+}  # fmt: skip
+# ms-swift's DEFAULT at the commit of its rows: the query, key and value projections of each family.
+_SWIFT_DEFAULT = ("q_proj", "k_proj", "v_proj", "c_attn", "W_pack", "query_key_value", "qkv_proj")
+_FRAMEWORKS = (
+    ("unsloth", r"unsloth"), ("torchtitan", r"torchtitan"), ("torchtune", r"torchtune"), ("litgpt", r"litgpt|lit-gpt"),
+    ("swift", r"swift"), ("llama_factory", r"llama.?factory"), ("axolotl", r"axolotl"),
+    ("foundry", r"foundry|composer"),
+    ("fsdp_qlora", r"fsdp_qlora"), ("automodel", r"automodel"), ("nemo", r"nemo|mlperf|megatron"),
+    ("qwen", r"qwen_readme|QwenLM/Qwen/"), ("peft", r"peft_metamath|huggingface/peft"), ("anneal", r"anneal"),
+)  # fmt: skip
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One row, ready to be predicted. `measured` is bytes of one GPU, or seconds per token of one GPU.
+
+    `counter`: "allocated" and "reserved" are torch's (no CUDA context), "reserved_delta" is reserved less what was
+    before the weights, "device" is what nvidia-smi shows. `has_fixed_lengths`: every micro-step has the same shape.
+    """
+
+    id: str
+    source: str
+    kind: str
+    method: str
+    architecture: Architecture
+    plan: TrainingPlan
+    stack: str
+    gpu_key: str
+    measured: float
+    counter: str = ""
+    precision: str = "bf16"
+
+
+class Excluded(msgspec.Struct, frozen=True):
+    id: str
+    kind: str
+    reason: str
+
+
+def read_row(row: Mapping[str, Any], architectures: Mapping[str, Architecture]) -> Job | Excluded:
+    """Apply the rules in order; the first that fails is the reason."""
+    kind = _METRICS.get(str(row.get("metric")), "")
+    if reason := _obstacle(row, architectures, kind):
+        return Excluded(str(row.get("id")), kind, reason)
+    architecture = architectures[row["model"]]
+    try:
+        measured = _measured(row, kind)
+    except EstimateError as error:
+        return Excluded(str(row.get("id")), kind, str(error))
+    stack = framework(row)
+    return Job(
+        id=str(row.get("id")), source=str(row.get("source")), kind=kind, method=row["method"],
+        architecture=architecture, plan=_plan(row, architecture, stack), stack=stack, measured=measured,
+        gpu_key=gpu_key(row.get("gpu_key"), row.get("gpu")), counter=_counter(row),
+        precision="fp8" if _LOW_PRECISION.search(str(row.get("precision"))) else "bf16",
+    )  # fmt: skip
+
+
+def framework(row: Mapping[str, Any]) -> str:
+    """The stack profile a row was measured with, by what it says of itself; "hf" where it says nothing."""
+    text = " ".join(str(row.get(key)) for key in ("source", "source_url", "notes", "parallelism", "attention"))
+    found = next((key for key, pattern in _FRAMEWORKS if re.search(pattern, text, re.IGNORECASE)), "hf")
+    tiled = f"{found}{TILED_SUFFIX}"
+    return tiled if tiled in STACKS and _FUSED_LOSS.search(text) else found
+
+
+def _obstacle(row: Mapping[str, Any], architectures: Mapping[str, Architecture], kind: str) -> str:
+    parallelism, precision = str(row.get("parallelism")), str(row.get("precision"))
+    checks = (
+        (kind != "", f"metric {row.get('metric')} is neither peak memory nor time"),
+        (row.get("quality", "A") in _GRADES, "grade is not A or B"),
+        (str(row.get("method")) in (*Method, "dora", "rslora"), "method is not LoRA, QLoRA, DoRA or full"),
+        (row.get("model") in architectures, "the model's shape is not known"),
+        (bool(row.get("seq_len")), "sequence length is not stated"),
+        (bool(row.get("micro_batch")), "micro-batch is not stated"),
+        (bool(row.get("gpu_count")), "number of GPUs is not stated"),
+        (isinstance(row.get("grad_ckpt"), bool) or row.get("grad_ckpt") in ("full", "unsloth"),
+         "gradient checkpointing is not stated as on or off"),
+        (row.get("method") == Method.FULL or row.get("rank") is not None, "adapter rank is not stated"),
+        (row.get("method") == Method.FULL or row.get("targets") is not None, "adapted modules are not stated"),
+        (not _SPLIT_MODEL.search(parallelism), "tensor, pipeline or context parallel: a layer is split over GPUs"),
+        ("device_map" not in parallelism, "layers are spread over GPUs in a way the row does not state"),
+        (row.get("gpu_count") == 1 or parallelism not in ("None", "none"), "how several GPUs share it is not stated"),
+        ("nvfp4" not in precision.lower(), "4-bit arithmetic is not modelled"),
+        ("activation" not in parallelism.lower(), "activations offloaded to the host are not modelled"),
+    )  # fmt: skip
+    return next((reason for holds, reason in checks if not holds), "")
+
+
+def _measured(row: Mapping[str, Any], kind: str) -> float:
+    value, gpus = float(row["value"]), int(row["gpu_count"])
+    if not value > 0:
+        raise EstimateError("value", "the value is not positive")
+    if kind == MEMORY:
+        unit = str(row.get("unit_note"))
+        per_gpu = value / gpus if "SUM over all GPUs" in unit else value
+        return per_gpu * (GIB if _GIB.search(unit.replace("GB vs GiB unstated", "")) else 1e9)
+    tokens = float(row["seq_len"]) * float(row["micro_batch"])
+    if row["metric"] == "tokens_per_s_per_gpu":
+        return 1 / value
+    if row["metric"] == "seconds_per_iter":
+        if not row.get("grad_accum"):
+            raise EstimateError("grad_accum", "micro-steps per iteration are not stated")
+        return value / (tokens * float(row["grad_accum"]))
+    samples = _SAMPLES.search(str(row.get("notes")))
+    if samples is None:
+        raise EstimateError("value", "the number of tokens in the total time is not stated")
+    return value * 60 * gpus / (float(samples[1].replace(",", "")) * float(row["seq_len"]))
+
+
+def _plan(row: Mapping[str, Any], architecture: Architecture, stack: str) -> TrainingPlan:
+    choice, gpus = parse_method(row["method"]), int(row["gpu_count"])
+    return TrainingPlan(
+        method=choice.method,
+        use_dora=choice.use_dora or "-dora" in str(row.get("notes")),
+        max_length=int(row["seq_len"]),
+        micro_batch_size=int(row["micro_batch"]),
+        gradient_accumulation_steps=int(row.get("grad_accum") or 1),
+        gradient_checkpointing=bool(row["grad_ckpt"]),
+        lora_rank=int(row.get("rank") or 16),
+        lora_dropout=0.0 if stack in ("peft", "unsloth") else 0.05,
+        target_modules=target_modules(row, architecture),
+        optimizer="adamw_8bit" if "8bit" in str(row.get("optimizer")) else "adamw",
+        is_packed=_has_fixed_lengths(row),
+        quantization=_quantization(row),
+        attention="eager" if str(row.get("attention")).lower() == "eager" else "flash",
+        trains_embeddings="modules_to_save" in str(row.get("targets")),
+        is_deepspeed=bool(re.search(r"deepspeed|zero-?[123]", str(row.get("parallelism")), re.IGNORECASE)),
+        gpu_count=gpus,
+        parallelism=_parallelism(row, gpus),
+        cpu_offload="offload" in str(row.get("parallelism")).lower(),
+    )
+
+
+def _parallelism(row: Mapping[str, Any], gpus: int) -> str:
+    text = str(row.get("parallelism")).lower()
+    if gpus == 1 and "zero" not in text and "deepspeed" not in text:
+        return "single"
+    for name, pattern in (
+        ("ddp", r"ddp|no shard"), ("zero3", r"zero-?3|fsdp|full_shard"), ("zero2", r"zero-?2"), ("zero1", r"zero-?1"),
+    ):  # fmt: skip
+        if re.search(pattern, text):
+            return name
+    return "zero2" if "deepspeed" in text else "ddp"
+
+
+def _counter(row: Mapping[str, Any]) -> str:
+    unit = str(row.get("unit_note")).lower()
+    if "minus" in unit and "reserved" in unit:
+        return "reserved_delta"
+    if "reserved" in unit:
+        return "reserved"
+    if "allocated" in unit:
+        return "allocated"
+    return "device" if "nvidia-smi" in unit or "device" in unit else "unstated"
+
+
+def _has_fixed_lengths(row: Mapping[str, Any]) -> bool:
+    text = f"{row.get('notes')}".lower()
+    return bool(row.get("packing")) or "right-padded to" in text or "dummy data" in text or "mock data" in text
+
+
+def _quantization(row: Mapping[str, Any]) -> str:
+    text = str(row.get("precision")).lower()
+    for name in ("gptq int8", "gptq int4", "int8"):
+        if name in text:
+            return name.replace("gptq ", "gptq_")
+    return "gptq_int4" if "gptq" in text else "nf4"
+
+
+def target_modules(row: Mapping[str, Any], architecture: Architecture) -> tuple[str, ...]:
+    """The row's adapted modules in this family's own names; all linear layers when it says so or names none known."""
+    text = str(row.get("targets") or "")
+    stated = tuple(name.strip() for name in re.split(r"[,+]", text.split(" + ")[0]))
+    names = {layer.name.rsplit(".", 1)[-1] for layer in linear_layers(architecture)}
+    wanted: tuple[str, ...] = _SWIFT_DEFAULT if text.startswith("DEFAULT") else ()
+    for name in stated:
+        wanted += _LITGPT.get(name, (name,))
+    known = tuple(dict.fromkeys(name for name in wanted if name in names))
+    return known if known and "all linear" not in text.lower() else DEFAULT_TARGET_MODULES

@@ -1,0 +1,1 @@
+"""Jobs from the customer's side: creation, control, retries, progress and explanations."""

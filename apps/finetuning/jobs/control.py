@@ -1,0 +1,116 @@
+"""Jobs that are to stop, from the customer's side: cancel, pause, and go on after a pause."""
+
+import datetime
+
+from django.db import transaction
+
+from apps.billing.budgets import holds_of_budget
+from apps.core import audit
+from apps.core.database.transitions import advance, try_advance
+from apps.core.errors import InvalidState
+from apps.core.money import dollars
+from apps.finetuning import events
+from apps.finetuning.lifecycle import JOB_TERMINAL, JOB_TRANSITIONS, RUN_TRANSITIONS
+from apps.finetuning.models import FineTuningJob, Run
+from apps.finetuning.runs import attempts
+from apps.finetuning.usage import charges
+
+
+@transaction.atomic
+def request_cancellation(*, job: FineTuningJob, by: str, now: datetime.datetime) -> FineTuningJob:
+    """Cancel at once what no worker holds; else ask the worker, who keeps the checkpoint. Raises InvalidState."""
+    job = _locked(job)
+    if job.status in JOB_TERMINAL:
+        raise InvalidState(f"The job has already {job.status}.", param="status")
+    if job.cancel_requested_at is None:
+        job.cancel_requested_at, job.cancel_requested_by = now, by
+        job.save(update_fields=["cancel_requested_at", "cancel_requested_by"])
+        events.append(job, message="Cancellation requested")
+        audit.record(organization=job.organization_id, by=by, action="job.cancel_requested", target=job.pk)
+    if _release_queued_run(job, now):
+        attempts.cancel_job(job=job, now=now)
+    return job
+
+
+@transaction.atomic
+def request_pause(*, job: FineTuningJob, by: str, now: datetime.datetime) -> FineTuningJob:
+    """Ask the worker to checkpoint and stop, keeping the hold. Raises InvalidState unless the job is running."""
+    job = _locked(job)
+    if not try_advance(job, to="pausing", transitions=JOB_TRANSITIONS, pause_requested_at=now, pause_requested_by=by):
+        raise InvalidState(f"Only a running job can be paused; this one is {job.status}.", param="status")
+    events.append(job, message="Pause requested")
+    audit.record(organization=job.organization_id, by=by, action="job.pause_requested", target=job.pk)
+    return job
+
+
+@transaction.atomic
+def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nano: int | None = None) -> FineTuningJob:
+    """Hold what is left of the cap (or of a new one) and queue a paused job again, from its last checkpoint.
+
+    Raises InvalidState unless the job is paused and its cap leaves room, InsufficientBalance, BudgetExceeded.
+    """
+    job = _locked(job)
+    if job.status != "paused":
+        raise InvalidState(f"Only a paused job can be resumed; this one is {job.status}.", param="status")
+    job.spend_cap_nano = job.spend_cap_nano if spend_cap_nano is None else spend_cap_nano
+    least_nano = charges.least_cap_of(job=job)
+    if job.spend_cap_nano < least_nano:
+        raise InvalidState(
+            f"The job has spent {dollars(job.cost_nano)}, and a cap of {dollars(job.spend_cap_nano)} does not pay for "
+            f"another start: raise the cap to {dollars(least_nano)} or more.",
+            param="budget.max_cost_usd",
+        )
+    run = attempts.queue_attempt(job=job)
+    amount_nano = attempts.resume_hold_nano(job=job)
+    held = attempts.hold_cap(
+        job=job,
+        price_rule=job.price_rule,
+        amount_nano=amount_nano,
+        by=by,
+        idempotency_key=f"hold:{job.pk}:{run.attempt}",
+    )
+    advance(
+        job,
+        to="queued",
+        transitions=JOB_TRANSITIONS,
+        pause_requested_at=None,
+        pause_requested_by=None,
+        spend_cap_nano=job.spend_cap_nano,
+        hold_id=held.pk,
+    )
+    events.append(job, type="state", message="Resumed", hold_nano=amount_nano)
+    audit.record(
+        organization=job.organization_id, by=by, action="job.resumed", target=job.pk, cap_nano=job.spend_cap_nano
+    )
+    return job
+
+
+def pause_jobs_of_budget(*, budget_id: str, now: datetime.datetime) -> int:
+    """Ask the running jobs that an exhausted budget pays for to checkpoint and pause; return how many were asked."""
+    sources = holds_of_budget(budget_id=budget_id).filter(purpose="job", status="open").values_list("source", flat=True)
+    running = FineTuningJob.objects.filter(pk__in=list(sources), status="running")
+    for job in running:
+        request_pause(job=job, by="system", now=now)
+        events.append(job, level="warn", message="A budget of the organization is used up: pausing")
+    return len(running)
+
+
+def pause_jobs_of(*, organization_id: str, now: datetime.datetime) -> int:
+    """Ask the running jobs of a suspended organization to checkpoint and pause; return how many were asked."""
+    running = FineTuningJob.objects.filter(organization_id=organization_id, status="running")
+    for job in running:
+        request_pause(job=job, by="system", now=now)
+        events.append(job, level="warn", message="The organization is suspended: pausing")
+    return len(running)
+
+
+def _locked(job: FineTuningJob) -> FineTuningJob:
+    locked = FineTuningJob.objects.select_for_update(of=("self",)).select_related("price_rule", "pool", "base_model")
+    return locked.get(pk=job.pk)
+
+
+def _release_queued_run(job: FineTuningJob, now: datetime.datetime) -> bool:
+    """Cancel the attempt nobody has claimed; return whether the job is without an active attempt now."""
+    for run in Run.objects.filter(job=job, status="queued"):
+        try_advance(run, to="cancelled", transitions=RUN_TRANSITIONS, finished_at=now)
+    return not Run.objects.filter(job=job, status__in=("queued", "leased", "running")).exists()

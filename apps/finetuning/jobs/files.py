@@ -1,0 +1,132 @@
+"""The files of a job: what their rows can be for, and what is wrong with them."""
+
+from typing import Any
+
+from apps.contracts.chat import RowKind
+from apps.contracts.runs import Objective
+from apps.core.errors import DomainError, Unavailable
+from apps.datasets.inspection.comparisons import find_or_compare
+from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.queries import get_version
+from apps.finetuning.recipes import completion
+
+_RETRY_SECONDS = 2
+
+
+class InvalidTrainingFile(DomainError):
+    """The file cannot be trained on; the message says what to change."""
+
+    code = "invalid_training_file"
+
+
+class StillValidating(Unavailable):
+    """The file is still being validated, so nothing can be said of its price; asking again later answers."""
+
+    code = "file_still_validating"
+
+
+def usable_file(organization: Any, file_id: str, param: str) -> DatasetVersion:
+    """Return the file, locked against being deleted. Raises UnknownFile and InvalidTrainingFile."""
+    version = get_version(organization=organization, id=file_id, param=param)
+    # Deleting takes the same lock: a file is either deleted before the job, or in use after it.
+    DatasetVersion.objects.select_for_update(of=("self",)).get(pk=version.pk)
+    version.refresh_from_db()
+    if version.purpose != "fine-tune":
+        raise InvalidTrainingFile(f"{file_id} was uploaded for {version.purpose!r}, not for 'fine-tune'.", param=param)
+    if version.status == "invalid":
+        raise invalid_file(version, param)
+    return version
+
+
+_ROWS_OF = {
+    Objective.SUPERVISED: RowKind.CHAT,
+    Objective.TEXT: RowKind.TEXT,
+    Objective.DPO: RowKind.PREFERENCE,
+    Objective.ORPO: RowKind.PREFERENCE,
+}
+
+
+def require_objective(
+    asked: Objective | None, training_file: DatasetVersion, validation_file: DatasetVersion | None = None
+) -> Objective:
+    """Return what the rows are for. Raises InvalidTrainingFile when they are of another kind than was asked."""
+    objective = asked or objective_of(training_file)
+    _require_rows(objective, training_file, "training_file")
+    if validation_file is not None:
+        _require_rows(objective, validation_file, "validation_file")
+    return objective
+
+
+def _require_rows(objective: Objective, version: DatasetVersion, param: str) -> None:
+    """Raise InvalidTrainingFile when the rows' kind is known and not what the objective trains."""
+    wanted = _ROWS_OF[objective]
+    if version.kind not in ("", wanted):
+        message = f"{version.pk} holds {version.kind} rows; {objective} training needs {wanted} rows."
+        raise InvalidTrainingFile(message, param=param)
+
+
+def objectives_of(version: DatasetVersion | None) -> tuple[Objective, ...]:
+    """Return what the file's rows can be for, the usual first; supervised training until their kind is known."""
+    kind = version.kind if version is not None else ""
+    return tuple(objective for objective, rows in _ROWS_OF.items() if rows == kind) or (Objective.SUPERVISED,)
+
+
+def objective_of(version: DatasetVersion | None) -> Objective:
+    """Return what the file's rows are for unless somebody asks otherwise."""
+    return objectives_of(version)[0]
+
+
+def data_facts(
+    *, version: DatasetVersion | None, validation: DatasetVersion | None, count: TokenCount | None
+) -> completion.DataFacts:
+    """Return what is known of the rows by now, for choosing a recipe; `count` is by the base model's own tokenizer."""
+    if version is None:
+        return completion.DataFacts(has_validation=validation is not None)
+    return completion.DataFacts(
+        rows=version.rows if version.status == "ready" else None,
+        longest_row_tokens=count.longest_row_tokens if count else None,
+        has_validation=validation is not None,
+    )
+
+
+def require_ready(version: DatasetVersion, param: str) -> None:
+    """Raise StillValidating until the file is validated, and InvalidTrainingFile for one with errors."""
+    if version.status == "invalid":
+        raise invalid_file(version, param)
+    if version.status != "ready":
+        message = (
+            f"{version.filename} ({version.pk}) is still being validated: ask again in {_RETRY_SECONDS} seconds. "
+            "You can create the job now: it waits for the file."
+        )
+        raise StillValidating(message, param=param, retry_after_seconds=_RETRY_SECONDS)
+
+
+def invalid_file(version: DatasetVersion, param: str) -> InvalidTrainingFile:
+    """Return why a file that is invalid or deleted cannot be trained on: its first problem, with line and fix."""
+    name = f"{version.filename} ({version.pk})"
+    if version.status == "deleted":
+        return InvalidTrainingFile(f"{name} was deleted before the job could begin.", param=param)
+    if not version.errors:
+        return InvalidTrainingFile(f"{name} has errors. Upload it again.", param=param)
+    first, others = version.errors[0], version.error_count - 1
+    more = f" {others:,} more {'problem' if others == 1 else 'problems'} in the file." if others else ""
+    message = f"{name}, line {first['line']}: {first['message']} {first.get('fix', '')}".rstrip() + more
+    return InvalidTrainingFile(message, param=param, line=first["line"])
+
+
+def require_rows_to_train(training_file: DatasetVersion, validation_file: DatasetVersion | None) -> None:
+    """Raise InvalidTrainingFile where every row is known to repeat one of the validation file."""
+    if validation_file is not None and is_all_held_out(training_file, validation_file):
+        message = (
+            "Every row of the training file repeats one of the validation file, or nearly does: nothing would be left "
+            "to train on. Choose a validation file with other rows, or none."
+        )
+        raise InvalidTrainingFile(message, param="validation_file")
+
+
+def is_all_held_out(training_file: DatasetVersion, validation_file: DatasetVersion) -> bool:
+    """Return whether every row of the first is known to repeat one of the second."""
+    if training_file.sha256 and training_file.sha256 == validation_file.sha256:
+        return True
+    compared = find_or_compare(version=training_file, other=validation_file)
+    return compared is not None and bool(training_file.rows) and compared.left_out_rows == training_file.rows

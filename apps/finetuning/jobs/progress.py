@@ -1,0 +1,91 @@
+"""How far a job is: the share of its steps, what it spent, its speed, and the time that is left by its own pace."""
+
+import datetime
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from apps.finetuning import queries
+from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.models import FineTuningJob, JobEvent, Run
+from apps.finetuning.usage import charges
+
+_SPEED_REPORTS = 15  # a pause for a checkpoint slows one report down, and not the median of so many
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The progress of a job at one moment, as pages, streams and the API show it.
+
+    `spent_nano` is what stopping now would cost; of a job that paused or ended, what it did cost. `seconds_left` runs
+    to the end of the job; None while it is not known: in the queue, after the last step, and past what was foreseen.
+    """
+
+    percent: int
+    spent_nano: int
+    seconds_left: float | None
+    tokens_per_second: float | None
+
+
+def get_progress(*, job: FineTuningJob, now: datetime.datetime) -> Progress:
+    """Return how far the job is."""
+    run = None if job.status in JOB_TERMINAL or job.status == "paused" else queries.get_active_run(job=job)
+    reports = _reports(job, run) if run else []
+    speeds = [data["tokens_per_second"] for _, data in reports if data.get("tokens_per_second")]
+    return Progress(
+        percent=percent_of(job),
+        spent_nano=_spent_nano(job, run, reports, now),
+        seconds_left=_seconds_left(job, run, reports, now) if run else None,
+        tokens_per_second=median(speeds) if speeds else None,
+    )
+
+
+def percent_of(job: FineTuningJob) -> int:
+    """Return the share of the steps that are done; 100 only at the end."""
+    if job.status == "succeeded":
+        return 100
+    return min(100 * job.step // job.total_steps, 99) if job.total_steps else 0
+
+
+def finish_of(progress: Progress, *, now: datetime.datetime) -> datetime.datetime | None:
+    """Return when the job will be done, never a moment that has passed; None while it is not known."""
+    left = progress.seconds_left
+    return None if left is None else now + datetime.timedelta(seconds=max(left, 1.0))
+
+
+def _reports(job: FineTuningJob, run: Run) -> list[tuple[datetime.datetime, dict[str, Any]]]:
+    """Return when the attempt reported its last steps and what, newest first."""
+    steps = JobEvent.objects.filter(job=job, type="metrics", data__attempt=run.attempt)
+    return list(steps.order_by("-sequence").values_list("created_at", "data")[:_SPEED_REPORTS])
+
+
+def _spent_nano(
+    job: FineTuningJob, run: Run | None, reports: list[tuple[datetime.datetime, dict[str, Any]]], now: datetime.datetime
+) -> int:
+    if run is None:
+        return job.cost_nano
+    trained_seconds = reports[0][1].get("training_seconds", 0.0) if reports else 0.0
+    return charges.cost_of(job=job, gpu_ms=charges.spent_ms(job=job, run=run, seconds=trained_seconds, now=now))
+
+
+def _seconds_left(
+    job: FineTuningJob, run: Run, reports: list[tuple[datetime.datetime, dict[str, Any]]], now: datetime.datetime
+) -> float | None:
+    if job.status != "running" or run.leased_at is None:
+        return None
+    undone = 1 - job.step / job.total_steps if job.total_steps else 1.0
+    reported_at, report = reports[0] if reports else (run.leased_at, {})
+    if undone <= 0:
+        return None
+    estimate = job.estimate
+    if (pace := report.get("eta_seconds")) is not None:
+        beside = (estimate.get("evaluation_seconds") or 0.0) + (estimate.get("checkpoint_seconds") or 0.0)
+        left = pace + beside * undone
+    else:
+        training, whole = estimate.get("train_seconds_p50"), estimate.get("run_seconds_p50")
+        if training is None:
+            return None
+        reported_at = run.leased_at
+        left = max((whole or training) - training, 0.0) + training * undone
+    left -= (now - reported_at).total_seconds()
+    return left if left > 0 else None

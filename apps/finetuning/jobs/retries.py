@@ -1,0 +1,95 @@
+"""Starting a failed job again as a new one, with the change that was suggested: one call, at the price it was shown."""
+
+import datetime
+from typing import Any
+
+import msgspec
+from django.db import transaction
+
+from apps.contracts.runs import Objective
+from apps.core.database import locks
+from apps.core.errors import InvalidState
+from apps.datasets.intake.versions import fit_version, repair_version
+from apps.datasets.models import DatasetVersion
+from apps.datasets.validation.repair import RepairMode
+from apps.finetuning import events
+from apps.finetuning.jobs.creation import CannotLaunch, JobRequest, create_job
+from apps.finetuning.jobs.suggestions import Suggestion, recipe_of, suggest
+from apps.finetuning.models import FineTuningJob
+from apps.finetuning.recipes.completion import CHOSEN_BY_US
+from apps.finetuning.recipes.limits import get_limits
+
+
+@transaction.atomic
+def retry_job(
+    *, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nano: int | None = None
+) -> FineTuningJob:
+    """Return the job that starts a failed one again with the change suggested for it; asked twice, it is the same one.
+
+    A file that must be mended first is mended into a new version, which the job waits for. `spend_cap_nano` None holds
+    what the suggestion says. Raises InvalidState unless the job failed, CannotLaunch where the suggestion cannot be
+    started from here, and what `create_job` and the repair raise.
+    """
+    if job.status != "failed":
+        raise InvalidState(f"{job.pk} is {job.status}: only a job that failed is started again.", param="job_id")
+    key = f"retry:{job.pk}"
+    locks.lock(f"job:{job.organization_id}:{key}")
+    before = FineTuningJob.objects.for_organization(job.organization_id).filter(idempotency_key=key).first()
+    if before is not None:
+        return before
+    suggestion = suggest(job=job, now=now)
+    if suggestion.hold_nano is None:
+        raise CannotLaunch(f"{suggestion.text} {suggestion.obstacle}", param="job_id")
+    files = _files(job, suggestion, by=by, now=now)
+    request = _request(job, suggestion, files, cap_nano=spend_cap_nano or suggestion.hold_nano, key=key)
+    again = create_job(organization=job.organization_id, request=request, by=by, now=now)
+    events.append(again, message=f"Starts {job.pk} again. {suggestion.text}")
+    return again
+
+
+def _files(
+    job: FineTuningJob, suggestion: Suggestion, *, by: str, now: datetime.datetime
+) -> dict[str, DatasetVersion | None]:
+    """Return the files to train on by their param, mended where the suggestion says so."""
+    change = suggestion.change
+    validation = None if change.without_validation else job.validation_file
+    files: dict[str, DatasetVersion | None] = {"training_file": job.training_file, "validation_file": validation}
+    for param in change.repairs:
+        version = files[param]
+        assert version is not None
+        if version.status == "invalid":
+            files[param] = repair_version(version=version, mode=RepairMode.REPAIR, by=by, now=now)
+        else:
+            files[param] = fit_version(version=version, base_model=job.base_model, by=by, now=now)
+    return files
+
+
+def _request(
+    job: FineTuningJob, suggestion: Suggestion, files: dict[str, DatasetVersion | None], *, cap_nano: int, key: str
+) -> JobRequest:
+    """Return the job as it was asked for, every value of its recipe pinned to what was priced."""
+    recipe = msgspec.structs.replace(recipe_of(job), **suggestion.change.recipe)
+    limits = get_limits(base_model=job.base_model)
+    values: dict[str, Any] = msgspec.to_builtins(recipe)
+    start = job.requested.get("start_from") or {}
+    training, validation = files["training_file"], files["validation_file"]
+    assert training is not None
+    return JobRequest(
+        base_model=start.get("model") or start.get("checkpoint") or job.base_model.name,
+        training_file=training.pk,
+        validation_file=validation.pk if validation else None,
+        method=recipe.method,
+        objective=Objective(recipe.objective),
+        hyperparameters={
+            name: value for name, value in values.items() if name not in CHOSEN_BY_US and limits.of(name) is not None
+        },
+        pool=suggestion.pool,
+        gpu_count=None if ":" in suggestion.pool else 1,  # an option's key names its GPUs
+        spend_cap_nano=cap_nano,
+        suffix=job.suffix,
+        metadata=job.metadata,
+        integrations=job.requested.get("integrations") or (),
+        requested={name: job.requested[name] for name in ("evaluation", "exports") if name in job.requested},
+        idempotency_key=key,
+        fingerprint=key,
+    )

@@ -1,0 +1,316 @@
+"""What to change of a failed job: in words, as what starting it again would change, and at which price.
+
+For each code, `_REMEDIES` lists changes, the better first; the first that a pool takes now is the one suggested. A
+change that nobody can price says why.
+"""
+
+import datetime
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from apps.catalog.models import BaseModel
+from apps.contracts.adapter_files import MAX_RANK, MAX_SCALE, get_scale
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import Hyperparameters, Method, Objective
+from apps.core.errors import DomainError
+from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.queries import find_token_count
+from apps.datasets.token_counts import LIMITS
+from apps.datasets.validation.repair_estimate import estimate_repair
+from apps.finetuning.jobs.files import InvalidTrainingFile, is_all_held_out, objectives_of
+from apps.finetuning.models import FineTuningJob
+from apps.finetuning.quotes.options import PoolQuote, split_key
+from apps.finetuning.quotes.queries import count_files, counting_model, get_quotes, quote_counted
+from apps.finetuning.recipes.limits import MIN_LEARNING_RATE
+from apps.finetuning.recipes.training_data import Counted
+
+_SHORTEST = 64  # tokens; shorter rows teach nothing worth a run
+_A_ROW = re.compile(r"^Line \d+: ")  # how a refused row is told of, here and by the worker
+_NEW_FILE = "What another file costs is quoted as soon as it is uploaded."
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to start the job again: `recipe` holds hyperparameters, `repairs` the files to mend first.
+
+    `no_price` says why it cannot be started and priced from here: somebody must decide something else first.
+    """
+
+    text: str
+    recipe: dict[str, Any] = {}
+    repairs: tuple[str, ...] = ()  # "training_file", "validation_file"
+    without_validation: bool = False
+    no_price: str = ""
+
+
+class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
+    """A change with the estimate on the option `pool`, and what starting it would hold.
+
+    Where it cannot be started from here, or not now, `hold_nano` is None and `obstacle` says why; without a price the
+    price is None too.
+    """
+
+    change: Change
+    price_nano: int | None = None
+    hold_nano: int | None = None
+    pool: str = ""
+    obstacle: str = ""
+
+    @property
+    def text(self) -> str:
+        return self.change.text
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Return what starting it changes of the job, as JSON values by the API's names."""
+        files = dict.fromkeys(self.change.repairs, "repair")
+        unset = {"validation_file": None} if self.change.without_validation else {}
+        recipe: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self.change.recipe))
+        return recipe | files | unset
+
+
+def suggest(*, job: FineTuningJob, now: datetime.datetime) -> Suggestion:
+    """Return what to change of a failed job: the first change that can start now, else the first of them."""
+    first: Suggestion | None = None
+    for change in _remedy(job.error_code)(job):
+        found = _priced(change, job, now)
+        if found.hold_nano is not None:
+            return found
+        first = first or found
+    assert first is not None, f"no remedy for {job.error_code}"
+    return first
+
+
+# --- the changes, by what went wrong ----------------------------------------------------------------------------------
+
+
+def _start_again(job: FineTuningJob) -> Iterator[Change]:
+    yield Change(text="Nothing of yours needs to change: start the job again. What failed is not billed.")
+
+
+def _start_mended(job: FineTuningJob) -> Iterator[Change]:
+    yield Change(text="Mend what the message names, then start the job again.")
+
+
+def _lower_rate(job: FineTuningJob) -> Iterator[Change]:
+    rate = max(recipe_of(job).learning_rate / 10, MIN_LEARNING_RATE)
+    yield Change(text=f"Lower the learning rate to {rate:g}.", recipe={"learning_rate": rate})
+
+
+def _more_to_learn(job: FineTuningJob) -> Iterator[Change]:
+    """The loss was zero: train on what is not trained yet, or stop before all is learned."""
+    recipe = recipe_of(job)
+    yield from _train_on_inputs(recipe)
+    if _longest_row(job) > recipe.max_length:
+        yield from _longer_rows(job)
+    if recipe.epochs > 1:
+        epochs = recipe.epochs // 2
+        text = f"Train for {epochs} epoch{'s' if epochs > 1 else ''}: it ends before nothing is left to learn."
+        yield Change(text=text, recipe={"epochs": epochs})
+    yield Change(text="Train on other rows: these teach the model nothing it could still learn.", no_price=_NEW_FILE)
+
+
+def _reach_the_answers(job: FineTuningJob) -> Iterator[Change]:
+    """No trained token was left of the rows as they were cut."""
+    yield from _longer_rows(job)
+    yield from _train_on_inputs(recipe_of(job))
+    text = "Shorten the rows: the base model takes no longer ones."
+    yield Change(text=text, no_price=f"Which rows may be shortened is yours to say. {_NEW_FILE}")
+
+
+def _longer_rows(job: FineTuningJob) -> Iterator[Change]:
+    """First the limit that cuts no row, then the largest ones that might still fit."""
+    limit, context, longest = recipe_of(job).max_length, job.base_model.context_length, _longest_row(job)
+    usual = [length for length in (*LIMITS, context) if limit < length <= context]
+    lengths = [length for length in usual if length >= longest > limit][:1]
+    lengths += [length for length in reversed(usual) if lengths and length < lengths[0]]
+    for length in lengths or ([min(2 * limit, context)] if limit < context else []):
+        yield Change(text=f"Raise max_length to {length:,}.", recipe={"max_length": length})
+
+
+def _train_on_inputs(recipe: Hyperparameters) -> Iterator[Change]:
+    if recipe.objective is Objective.SUPERVISED and recipe.train_on != "all":
+        text = "Train on the inputs too: they hold tokens that the model can learn from."
+        yield Change(text=text, recipe={"train_on": "all"})
+
+
+def _smaller(job: FineTuningJob) -> Iterator[Change]:
+    recipe = recipe_of(job)
+    if recipe.method is Method.LORA and not recipe.use_dora:
+        text = "Train with QLoRA: the base model takes a quarter of the memory."
+        yield Change(text=text, recipe={"method": Method.QLORA, "quantization": "nf4"})
+    length = min(recipe.max_length, _longest_row(job) or recipe.max_length) // 2
+    while length >= _SHORTEST:
+        yield Change(text=f"Shorten rows to {length:,} tokens, or use a larger GPU.", recipe={"max_length": length})
+        length //= 2
+    text = "Choose a smaller base model or a larger GPU: the rows are short already."
+    yield Change(text=text, no_price="What each would cost is quoted as soon as it is chosen.")
+
+
+def _servable(job: FineTuningJob) -> Iterator[Change]:
+    """Every replica takes the usual layers at a rank it knows; alpha follows where its scale would be too large."""
+    recipe, usual = recipe_of(job), Hyperparameters()
+    changed: dict[str, Any] = {"target_modules": usual.target_modules}
+    if recipe.lora_rank > MAX_RANK:
+        changed["lora_rank"] = usual.lora_rank
+    shape = {"r": changed.get("lora_rank", recipe.lora_rank), "lora_alpha": recipe.lora_alpha}
+    if get_scale(shape | {"use_rslora": recipe.use_rslora}) > MAX_SCALE:
+        changed["lora_alpha"] = 2 * shape["r"]
+    yield Change(text="Train the layers that the serving engine takes.", recipe=changed)
+
+
+def _mend_file(job: FineTuningJob) -> Iterator[Change]:
+    """The code has several causes, and what the files are tells which: it needs no second look at every row."""
+    param = "validation_file" if job.error_param == "validation_file" and job.validation_file else "training_file"
+    version = job.validation_file if param == "validation_file" else job.training_file
+    assert version is not None
+    if version.status == "deleted":
+        text = f"Choose another file: {version.filename} was deleted."
+        yield Change(text=text, no_price=_NEW_FILE)
+    elif version.status == "invalid":
+        yield from _repair(version, param)
+    elif job.validation_file is not None and is_all_held_out(job.training_file, job.validation_file):
+        text = "Train without that validation file: every row of the training file repeats one of it."
+        yield Change(text=text, without_validation=True)
+    elif recipe_of(job).objective not in objectives_of(job.training_file):
+        yield from _other_objective(job)
+    elif _A_ROW.match(job.error_message):
+        yield from _leave_out_refused(job)
+    else:
+        yield from _train_all_rows(job)
+
+
+def _repair(version: DatasetVersion, param: str) -> Iterator[Change]:
+    if version.has_bad_rows:
+        rows = f"{version.error_count:,} bad row{'' if version.error_count == 1 else 's'}"
+        text = f"Mend {rows} of {version.filename}, leave out what cannot be mended, and start on that version."
+        yield Change(text=text, repairs=(param,))
+    else:
+        text = f"Upload {version.filename} again: it could not be read as rows, so there are none to mend."
+        yield Change(text=text, no_price=_NEW_FILE)
+
+
+def _leave_out_refused(job: FineTuningJob) -> Iterator[Change]:
+    text = (
+        f"Leave out the rows that {job.base_model.display_name} cannot take in, and start on the version without them."
+    )
+    files = ("training_file", "validation_file") if job.validation_file else ("training_file",)  # it may be in either
+    yield Change(text=text, repairs=files)
+
+
+def _other_objective(job: FineTuningJob) -> Iterator[Change]:
+    version, other = job.training_file, job.validation_file
+    objective = objectives_of(version)[0]
+    text = f"Train by {objective}: the file holds {version.kind} rows."
+    is_alike = other is None or other.kind in ("", version.kind)
+    yield Change(text=text, recipe={"objective": objective}, without_validation=not is_alike)
+
+
+def _train_all_rows(job: FineTuningJob) -> Iterator[Change]:
+    if recipe_of(job).validation_share and job.validation_file is None:
+        text = "Hold no rows out: the file has too few different ones to leave some for training."
+        yield Change(text=text, recipe={"validation_share": 0.0})
+    yield from _reach_the_answers(job)
+
+
+def _with_money(job: FineTuningJob) -> Iterator[Change]:
+    yield Change(text="Add credit or raise the limit that the message names, then start the job again.")
+
+
+def _when_taken(job: FineTuningJob) -> Iterator[Change]:
+    yield Change(text="Start the job again on the option that takes it now.")
+
+
+_Remedy = Callable[[FineTuningJob], Iterator[Change]]
+_REMEDIES: Mapping[str, _Remedy] = {
+    FailureCode.LOSS_NOT_FINITE: _lower_rate,
+    FailureCode.LOSS_IS_ZERO: _more_to_learn,
+    FailureCode.NO_TRAINABLE_TOKENS: _reach_the_answers,
+    FailureCode.INVALID_TRAINING_FILE: _mend_file,
+    FailureCode.OUT_OF_MEMORY: _smaller,
+    FailureCode.ADAPTER_REJECTED: _servable,
+    # Refused at admission: nothing ran, so these are no codes of a run.
+    "job_too_large": _smaller,
+    "insufficient_quota": _with_money,
+    "cannot_launch": _when_taken,
+    "invalid_value": _when_taken,
+}
+
+
+def _remedy(code: str) -> _Remedy:
+    """Return how to go on after a code: what is ours or a provider's to mend needs no change of the customer's."""
+    return _REMEDIES.get(code) or (_start_again if code in list(FailureCode) else _start_mended)
+
+
+def recipe_of(job: FineTuningJob) -> Hyperparameters:
+    return msgspec.convert(job.hyperparameters, Hyperparameters)
+
+
+def _longest_row(job: FineTuningJob) -> int:
+    """Return the tokens of the longest row, 0 where nobody counted them."""
+    count = find_token_count(version=job.training_file, base_model=job.base_model)
+    return count.longest_row_tokens if count else 0
+
+
+# --- their prices -----------------------------------------------------------------------------------------------------
+
+
+def _priced(change: Change, job: FineTuningJob, now: datetime.datetime) -> Suggestion:
+    """Return the change with the estimate of the job's own option, or of the cheapest that takes it now."""
+    if change.no_price:
+        return Suggestion(change=change, obstacle=change.no_price)
+    try:
+        quotes = _quotes(change, job, now)
+        name, gpu_count = split_key(job.requested.get("pool") or "", gpu_count=job.requested.get("gpu_count"))
+    except DomainError as refused:
+        return Suggestion(change=change, obstacle=refused.message)
+    if not quotes:
+        return Suggestion(change=change, obstacle="No GPU pool is open on this platform.")
+    launchable = [quoted for quoted in quotes if quoted.is_launchable]
+    asked = [each for each in launchable if each.pool.name == name and gpu_count in (None, each.gpu_count)]
+    best = (asked or launchable or quotes)[0]
+    price_nano = best.estimate.cost_nano_p50
+    if not best.is_launchable:
+        obstacle = f"{best.pool.name}: {best.block_reason}"
+        return Suggestion(change=change, price_nano=price_nano, pool=best.key, obstacle=obstacle)
+    own_cap = job.requested.get("spend_cap_nano") or 0
+    least_nano = max(price_nano or 0, best.least_cap_nano or 0)
+    hold_nano = own_cap if price_nano is not None and own_cap >= least_nano else best.cap_nano
+    return Suggestion(change=change, price_nano=price_nano, hold_nano=hold_nano, pool=best.key)
+
+
+def _quotes(change: Change, job: FineTuningJob, now: datetime.datetime) -> list[PoolQuote]:
+    recipe = msgspec.structs.replace(recipe_of(job), **change.recipe)
+    validation = None if change.without_validation else job.validation_file
+    if not change.repairs:
+        return get_quotes(
+            base_model=job.base_model, version=job.training_file, recipe=recipe, now=now, validation=validation
+        )
+    counted = _foreseen(change, job)
+    return quote_counted(base_model=job.base_model, counted=counted, recipes=[recipe], now=now, with_ways=False)[0]
+
+
+def _foreseen(change: Change, job: FineTuningJob) -> Counted:
+    """Return the files as their repair will leave them. Raises InvalidTrainingFile where that may be nothing."""
+    counting, version, validation = counting_model(job.base_model), job.training_file, job.validation_file
+    if "training_file" in change.repairs:
+        mended, count = _mended(version, counting, "training_file")
+        counted = Counted(version=mended, count=count, validation=validation)
+    else:
+        known = find_token_count(version=version, base_model=counting)
+        counted = count_files(version=version, count=known, validation=None, counting=counting)
+    if "validation_file" in change.repairs and validation is not None:
+        mended, count = _mended(validation, counting, "validation_file")
+        counted = replace(counted, validation=mended, validation_count=count)
+    return counted
+
+
+def _mended(version: DatasetVersion, counting: BaseModel, param: str) -> tuple[DatasetVersion, TokenCount]:
+    found = estimate_repair(version=version, base_model=counting)
+    if found is None:
+        message = f"None of the first rows of {version.filename} is good as it is: mend them and upload it again."
+        raise InvalidTrainingFile(message, param=param)
+    return found

@@ -1,0 +1,1 @@
+"""GPU pools from the operator's side: machines, calibration, accuracy and margins."""

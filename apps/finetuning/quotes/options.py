@@ -1,0 +1,167 @@
+"""The options of a quote: how they compare, what names them, and the ways to make one fit that does not."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from apps.catalog.models import PriceRule
+from apps.core.errors import InvalidValue
+from apps.estimates.fixes import Fix
+from apps.estimates.physics.gpus import GIB
+from apps.estimates.quote import Estimate
+from apps.estimates.ranking import Choice, Ranking, rank
+from apps.estimates.requests import Correction
+from apps.finetuning.models import GpuPool
+from apps.finetuning.usage.charges import least_cap_nano
+
+
+@dataclass(frozen=True)
+class PoolQuote:
+    """One option: so many GPUs of one pool. `cap_nano` is the spend cap we suggest, and what launching would hold."""
+
+    pool: GpuPool
+    estimate: Estimate
+    price: PriceRule | None
+    live_workers: int
+    cap_nano: int | None
+    block_reason: str
+    correction: Correction | None = None
+    ways: tuple["Remedy", ...] = ()
+
+    @property
+    def is_launchable(self) -> bool:
+        return not self.block_reason
+
+    @property
+    def gpu_count(self) -> int:
+        return self.estimate.gpu_count
+
+    @property
+    def is_minimum(self) -> bool:
+        """Whether the minimum charge of a start is more than the training it is expected to take."""
+        return (self.estimate.billed_seconds_p50 or 0) - 1 > (self.estimate.train_seconds_p50 or 0.0)
+
+    @property
+    def least_cap_nano(self) -> int | None:
+        """The least spend cap that pays for one start here; None without a price."""
+        if self.price is None:
+            return None
+        step_seconds = (self.estimate.train_seconds_p50 or 0.0) / max(self.estimate.steps, 1)
+        return least_cap_nano(price=self.price, gpu_count=self.gpu_count, step_seconds=step_seconds)
+
+    @property
+    def key(self) -> str:
+        """Name the option in forms and rankings: the pool, and the GPUs where they are several."""
+        return self.pool.name if self.gpu_count == 1 else f"{self.pool.name}:{self.gpu_count}"
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One change that makes the job fit. `changes` are the recipe's fields to set, `pool` the option's key to take.
+
+    `cost_nano` is None where nobody can price it; `note` says what keeps it from being applied here, if anything does.
+    """
+
+    fix: Fix
+    changes: Mapping[str, Any]
+    pool: str | None
+    cost_nano: int | None
+    note: str = ""
+
+
+def by_use(quoted: PoolQuote) -> tuple[bool, float, str, int]:
+    cost = quoted.estimate.cost_nano_p50
+    return not quoted.is_launchable, math.inf if cost is None else cost, quoted.pool.name, quoted.gpu_count
+
+
+def rank_quotes(quotes: Iterable[PoolQuote], *, deadline_seconds: float | None = None) -> Ranking:
+    """Compare what can be launched; where nothing can, what can be priced and timed at all."""
+    listed = list(quotes)
+    launchable = [quoted for quoted in listed if quoted.is_launchable]
+    timed = [(quoted, finish_seconds(quoted.estimate)) for quoted in launchable or listed]
+    return rank(
+        [
+            Choice(
+                key=quoted.key,
+                cost_nano=quoted.estimate.cost_nano_p50,
+                finish_seconds_p50=finish[1],
+                finish_seconds_p90=finish[2],
+            )
+            for quoted, finish in timed
+            if finish and quoted.estimate.cost_nano_p50 is not None
+        ],
+        deadline_seconds=deadline_seconds,
+    )
+
+
+def finish_seconds(estimate: Estimate) -> tuple[float, float, float] | None:
+    """Return when the job would be done from now, P10, P50 and P90, as if a worker were free where none is online."""
+    low, middle, high = estimate.run_seconds_p10, estimate.run_seconds_p50, estimate.run_seconds_p90
+    if low is None or middle is None or high is None:
+        return None
+    queue = estimate.queue_seconds or 0.0
+    return queue + low, queue + middle, queue + high
+
+
+def split_key(key: str, *, gpu_count: int | None = None) -> tuple[str, int | None]:
+    """Return the pool and the GPUs that an option's key names; `gpu_count` is what was asked beside it.
+
+    Raises InvalidValue when the two differ, or the key is none.
+    """
+    name, colon, count = key.partition(":")
+    if not colon:
+        return name, gpu_count
+    if not (count.isascii() and count.isdigit()):
+        raise InvalidValue(f"There is no open GPU pool named {key!r}.", param="compute.pool")
+    if gpu_count not in (None, int(count)):
+        raise InvalidValue(f"compute.pool names {count} GPUs and gpu_count {gpu_count}.", param="compute.gpu_count")
+    return name, int(count)
+
+
+def add_remedies(quotes: list[PoolQuote]) -> list[PoolQuote]:
+    """Give each quote that does not fit its ways out."""
+    return [
+        replace(quoted, ways=_remedies(quoted, quotes)) if not quoted.estimate.fits else quoted for quoted in quotes
+    ]
+
+
+def _remedies(quoted: PoolQuote, quotes: list[PoolQuote]) -> tuple[Remedy, ...]:
+    """Return the estimator's changes of the recipe, then more GPUs of the pool and another pool as they are quoted;
+    a GPU type that nobody offers here is named only where no pool holds the job."""
+    changes = [_change(fix) for fix in quoted.estimate.fixes if fix.key not in ("gpu", "gpu_count")]
+    more = [_more_gpus(other) for other in quotes if other.pool.pk == quoted.pool.pk and other.estimate.fits]
+    others = [other for other in quotes if other.gpu_count == 1 and other.estimate.fits]
+    elsewhere = [_elsewhere(min(others, key=by_use))] if others else []
+    unoffered = [
+        Remedy(fix=fix, changes={}, pool=None, cost_nano=None, note="No pool here offers it.")
+        for fix in quoted.estimate.fixes
+        if fix.key == "gpu" and not others
+    ]
+    return (*changes, *more[:1], *elsewhere, *unoffered)
+
+
+def _change(fix: Fix) -> Remedy:
+    asked = (("method", fix.method), ("max_length", fix.max_length), ("cpu_offload", fix.cpu_offload))
+    return Remedy(
+        fix=fix, changes={name: value for name, value in asked if value}, pool=None, cost_nano=fix.cost_nano_p50
+    )
+
+
+def _more_gpus(quoted: PoolQuote) -> Remedy:
+    text = f"Use {quoted.gpu_count} GPUs: that needs {_gib(quoted.estimate.peak_bytes)} on each"
+    fix = Fix(key="gpu_count", text=f"{text}.", peak_bytes=quoted.estimate.peak_bytes, gpu_count=quoted.gpu_count)
+    taken = quoted.key if quoted.is_launchable else None
+    return Remedy(fix=fix, changes={}, pool=taken, cost_nano=quoted.estimate.cost_nano_p50, note=quoted.block_reason)
+
+
+def _elsewhere(quoted: PoolQuote) -> Remedy:
+    estimate, pool = quoted.estimate, quoted.pool
+    text = f"Use {pool.gpu_type.name} in {pool.name}: {_gib(estimate.peak_bytes)} of {_gib(estimate.capacity_bytes)}."
+    fix = Fix(key="gpu", text=text, peak_bytes=estimate.peak_bytes, gpu_key=pool.gpu_type_id)
+    taken = pool.name if quoted.is_launchable else None
+    return Remedy(fix=fix, changes={}, pool=taken, cost_nano=estimate.cost_nano_p50, note=quoted.block_reason)
+
+
+def _gib(amount: int) -> str:
+    return f"{amount / GIB:,.1f} GiB"

@@ -1,0 +1,189 @@
+"""What is known of GPU pools at this moment: prices, machines, measured speeds and the work ahead.
+
+A quote of thirty pools asks the database a handful of questions, not a handful a pool.
+"""
+
+import datetime
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from django.db.models import Case, Q, Value, When
+
+from apps.catalog.models import BaseModel, PriceRule
+from apps.catalog.queries import list_active_prices
+from apps.contracts.runs import Method
+from apps.core.database.tenancy import system
+from apps.estimates.requests import Correction
+from apps.finetuning.lifecycle import RUN_ACTIVE
+from apps.finetuning.models import GpuPool, Run, ThroughputProbe, Worker
+from apps.finetuning.quotes.corrections import correction_of
+
+_SHOWN_SHAPES = 40
+LIVE_SECONDS = 60  # a worker not heard of for so long counts as away
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolState:
+    """One pool as it stands. `gpus_per_worker` is the most GPUs a live worker has, 0 without one; `worker_gpus` are
+    those of each, and `host_memory_bytes` the least memory a live worker's machine has, None where one has not said.
+
+    `probe` is the newest measurement for the method: of the same model if there is one, else of any. Full training
+    is told from one of LoRA where it was not measured itself.
+    `seconds_ahead` is the expected time of the work waiting or running, over all workers, and `ahead_by_gpus` the same
+    by the GPUs it needs; `has_weights`: each live
+    worker has loaded the base model before.
+    `correction` is what finished runs taught; all tenants' runs teach, none is shown.
+    """
+
+    pool: GpuPool
+    price: PriceRule | None
+    live_workers: int
+    gpus_per_worker: int
+    probe: ThroughputProbe | None
+    seconds_ahead: float
+    correction: Correction | None
+    has_weights: bool = False
+    worker_gpus: tuple[int, ...] = ()
+    ahead_by_gpus: tuple[tuple[int, float], ...] = ()
+    host_memory_bytes: int | None = None
+
+
+class LiveWorker(NamedTuple):
+    """A CPU worker trains one job at a time, as one GPU does. `memory_bytes`: None where the machine has not said."""
+
+    id: str
+    gpus: int
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenPools:
+    """Every pool that takes jobs, with what the database knows of it, by the pool's id."""
+
+    pools: tuple[GpuPool, ...]
+    prices: Mapping[str, PriceRule]  # by SKU
+    workers: Mapping[str, Sequence[LiveWorker]]
+    fetched: Collection[str]  # the workers that hold the base model's files
+    probes: Mapping[tuple[str, str], ThroughputProbe]  # by pool and method
+    ahead: Mapping[str, Mapping[int, float]]
+
+    def states(self, *, family: str, method: str) -> list[PoolState]:
+        """Return the pools as a job of this method stands before them; `family` is the architecture's model_type."""
+        return [self._state(pool, family, method) for pool in self.pools]
+
+    def _state(self, pool: GpuPool, family: str, method: str) -> PoolState:
+        workers, ahead = self.workers.get(pool.pk, ()), self.ahead.get(pool.pk, {})
+        return PoolState(
+            pool=pool,
+            price=self.prices.get(training_sku(pool)),
+            live_workers=len(workers),
+            gpus_per_worker=max((worker.gpus for worker in workers), default=0),
+            worker_gpus=tuple(worker.gpus for worker in workers),
+            host_memory_bytes=_least_memory(workers),
+            probe=next((probe for each in _probed(method) if (probe := self.probes.get((pool.pk, each)))), None),
+            seconds_ahead=sum(ahead.values()),
+            ahead_by_gpus=tuple(ahead.items()),
+            correction=correction_of(pool=pool, family=family, method=method),
+            has_weights=bool(workers) and all(worker.id in self.fetched for worker in workers),
+        )
+
+
+def find_open_pools(
+    *, base_model: BaseModel, methods: Iterable[str], now: datetime.datetime, organization: Any = None
+) -> OpenPools:
+    """Return what is known of the open pools for jobs on this model by these methods, at the organization's prices."""
+    pools = GpuPool.objects.filter(is_open=True).select_related("gpu_type", "calibration").order_by("name")
+    prices = list_active_prices(prefix="training:", organization=organization)
+    workers = _live_workers(now)
+    return OpenPools(
+        pools=tuple(pools),
+        prices={rule.sku: rule for rule in prices},
+        workers=workers,
+        fetched=_with_weights(base_model, [worker.id for each in workers.values() for worker in each]),
+        probes=_newest_probes(base_model, methods),
+        ahead=_seconds_ahead(Q(pool__is_open=True)),
+    )
+
+
+def training_sku(pool: GpuPool) -> str:
+    return f"training:{pool.name}"
+
+
+def live_worker_filter(now: datetime.datetime) -> Q:
+    """Return the condition of a trainer that may take work now."""
+    seen = now - datetime.timedelta(seconds=LIVE_SECONDS)
+    return Q(kind="trainer", last_seen_at__gte=seen, cordoned_at=None, drain_requested_at=None, revoked_at=None)
+
+
+def newest_probes(*, pool: GpuPool) -> list[ThroughputProbe]:
+    """Return the pool's newest measurement of each base model and method."""
+    probes = ThroughputProbe.objects.filter(pool=pool, base_model__isnull=False).select_related("base_model", "worker")
+    return list(probes.order_by("base_model", "method", "-measured_at").distinct("base_model", "method"))
+
+
+def list_shape_probes(*, pool: GpuPool) -> list[ThroughputProbe]:
+    """Return the points of the pool's newest calibrations on made-up weights, newest first."""
+    return list(ThroughputProbe.objects.filter(pool=pool, base_model=None).order_by("-measured_at")[:_SHOWN_SHAPES])
+
+
+def seconds_ahead(*, pool: GpuPool) -> float:
+    """Return the estimated seconds of the runs waiting or running in the pool, by the work still to do."""
+    return sum(_seconds_ahead(Q(pool=pool))[pool.pk].values())
+
+
+def _live_workers(now: datetime.datetime) -> dict[str, list[LiveWorker]]:
+    """By pool."""
+    found: dict[str, list[LiveWorker]] = defaultdict(list)
+    workers = Worker.objects.filter(live_worker_filter(now), pool__is_open=True)
+    for pool_id, worker_id, gpus, memory_bytes in workers.values_list("pool_id", "pk", "gpus", "memory_bytes"):
+        found[pool_id].append(LiveWorker(worker_id, max(1, len(gpus)), memory_bytes))
+    return found
+
+
+def _least_memory(workers: Sequence[LiveWorker]) -> int | None:
+    """Return what every one of the machines has, None where one has not said."""
+    known = [worker.memory_bytes for worker in workers]
+    return None if None in known else min((each for each in known if each is not None), default=None)
+
+
+def _with_weights(base_model: BaseModel, workers: Sequence[str]) -> set[str]:
+    """The workers that have measured or trained the base model, and so hold its files."""
+    if base_model.path:
+        return set(workers)
+    probed = ThroughputProbe.objects.filter(base_model=base_model, worker__in=workers)
+    with system():  # whoever's run it was, the files are there
+        trained = Run.objects.filter(job__base_model=base_model, worker__in=workers, training_started_at__isnull=False)
+        found = [*probed.values_list("worker_id", flat=True), *trained.values_list("worker_id", flat=True)]
+    return {worker_id for worker_id in found if worker_id}
+
+
+def _probed(method: str) -> tuple[str, ...]:
+    """Whose measurements tell a method's speed, nearest first: nobody probes full training at start."""
+    return (method, Method.LORA) if method == Method.FULL else (method,)
+
+
+def _newest_probes(base_model: BaseModel, methods: Iterable[str]) -> dict[tuple[str, str], ThroughputProbe]:
+    """By pool and method: of the same model if there is one, else of any."""
+    is_other = Case(When(base_model=base_model, then=Value(0)), default=Value(1))
+    wanted = {each for method in methods for each in _probed(method)}
+    probes = ThroughputProbe.objects.filter(pool__is_open=True, method__in=wanted, base_model__isnull=False)
+    ranked = probes.select_related("base_model").annotate(is_other=is_other)
+    newest = ranked.order_by("pool", "method", "is_other", "-measured_at").distinct("pool", "method")
+    return {(probe.pool_id, probe.method): probe for probe in newest}
+
+
+def _seconds_ahead(of_pools: Q) -> dict[str, dict[int, float]]:
+    """By pool and the GPUs that the work needs."""
+    ahead: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    with system():  # the queue is shared: other tenants' work counts, and only the sum is shown
+        runs = Run.objects.filter(of_pools, status__in=RUN_ACTIVE).values_list(
+            "pool_id", "job__gpu_count", "job__step", "job__total_steps", "job__estimate__train_seconds_p50",
+            "job__estimate__run_seconds_p50",
+        )  # fmt: skip
+        for pool_id, gpu_count, step, total_steps, training, whole in runs:
+            done = step / total_steps if total_steps else 0.0
+            beside = (whole or 0.0) - (training or 0.0) if whole and not step else 0.0  # download and start-up
+            ahead[pool_id][gpu_count] += (training or 0.0) * (1.0 - done) + beside
+    return ahead

@@ -1,0 +1,120 @@
+"""Asking what a job would take and cost: its files counted, the pools looked at once, every recipe quoted on them."""
+
+import datetime
+from collections.abc import Sequence
+
+from apps.catalog.models import BaseModel
+from apps.catalog.queries import list_base_models
+from apps.contracts.runs import Hyperparameters
+from apps.core.errors import Unavailable
+from apps.datasets.inspection.comparisons import find_or_compare
+from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.operations import count_tokens, is_counted_at_once
+from apps.datasets.queries import find_refusal, find_token_count
+from apps.finetuning.quotes.computation import quote_pools
+from apps.finetuning.quotes.options import PoolQuote
+from apps.finetuning.quotes.pool_facts import find_open_pools
+from apps.finetuning.recipes.training_data import Counted, training_data
+
+
+class StillCounting(Unavailable):
+    """A file is large and is still being counted, or compared with the other one; asking again later answers."""
+
+    code = "still_counting"
+
+
+def get_quotes(
+    *,
+    base_model: BaseModel,
+    version: DatasetVersion,
+    recipe: Hyperparameters,
+    now: datetime.datetime,
+    validation: DatasetVersion | None = None,
+) -> list[PoolQuote]:
+    """Return a quote for each open pool, counting the file's tokens first when nobody has yet.
+
+    Raises what count_files raises.
+    """
+    counting = counting_model(base_model)
+    count = find_token_count(version=version, base_model=counting)
+    counted = count_files(version=version, count=count, validation=validation, counting=counting)
+    return quote_counted(base_model=base_model, counted=counted, recipes=[recipe], now=now)[0]
+
+
+def quote_counted(
+    *,
+    base_model: BaseModel,
+    counted: Counted,
+    recipes: Sequence[Hyperparameters],
+    now: datetime.datetime,
+    with_ways: bool = True,
+) -> list[list[PoolQuote]]:
+    """Return the quotes of several recipes on the pools as they stand, by default with the ways out of what does
+    not fit."""
+    pools = find_open_pools(
+        base_model=base_model,
+        methods={recipe.method for recipe in recipes},
+        now=now,
+        organization=counted.version.organization_id,
+    )
+    return [
+        quote_pools(
+            base_model=base_model,
+            data=training_data(counted, recipe),
+            hyperparameters=recipe,
+            pools=pools,
+            with_ways=with_ways,
+        )
+        for recipe in recipes
+    ]
+
+
+def count_files(
+    *, version: DatasetVersion, count: TokenCount | None, validation: DatasetVersion | None, counting: BaseModel
+) -> Counted:
+    """Return the files with their counts by `counting`, counting the first now where it is small and `count` missing.
+
+    Raises StillCounting for a file too large to count, and for two too large to compare, while somebody waits.
+    """
+    if is_still_counting(version=version, count=count, base_model=counting):
+        raise StillCounting(f"The tokens of {version.pk} are being counted: try again soon.", param="training_file")
+    if is_still_comparing(version=version, validation=validation):
+        raise StillCounting(
+            f"The rows of {version.pk} are being compared with its validation file: try again soon.",
+            param="validation_file",
+        )
+    compared = find_or_compare(version=version, other=validation) if validation else None
+    return Counted(
+        version=version,
+        count=count or count_tokens(version=version, base_model=counting),
+        validation=validation,
+        validation_count=find_token_count(version=validation, base_model=counting) if validation else None,
+        left_out_rows=compared.left_out_rows if compared else 0,
+    )
+
+
+def is_still_counting(*, version: DatasetVersion, count: TokenCount | None, base_model: BaseModel) -> bool:
+    """Return whether the file is too large to count at once and its count, asked for at validation, is not there.
+
+    A file that the model's template refused is counted no more: to count it again says at once why.
+    """
+    if count is not None or is_counted_at_once(version):
+        return False
+    return find_refusal(version=version, base_model=base_model) is None
+
+
+def is_still_comparing(*, version: DatasetVersion, validation: DatasetVersion | None) -> bool:
+    """Return whether both files are ready and a task, which is asked for here, must yet find what the first repeats."""
+    if validation is None or {version.status, validation.status} != {"ready"}:
+        return False
+    return find_or_compare(version=version, other=validation) is None
+
+
+def counting_model(base_model: BaseModel) -> BaseModel:
+    """Return the model whose tokenizer counts for `base_model`: itself, or the first installed one in its place.
+
+    A model that is not installed has no tokenizer here: it is quoted by another's count, and never launched.
+    """
+    if base_model.is_installed:
+        return base_model
+    return list_base_models(only_installed=True).first() or base_model

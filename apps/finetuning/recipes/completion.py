@@ -1,0 +1,316 @@
+"""From what a customer asked to a complete recipe: theirs, the model's own, then what suits the method and the rows.
+
+Each value comes with the sentence that says why.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from apps.catalog.models import BaseModel
+from apps.contracts.adapter_files import MAX_SCALE, get_scale
+from apps.contracts.runs import Hyperparameters, Method, Objective
+from apps.core.errors import InvalidValue
+from apps.datasets.token_counts import LIMITS
+from apps.estimates.durations import step_count
+from apps.finetuning.recipes.limits import SCHEDULERS, SERVABLE_RANKS, Limits, get_limits, require_within
+
+__all__ = ["SCHEDULERS", "SERVABLE_RANKS", "Choice", "DataFacts", "Recipe", "choose", "resolve"]
+
+CHOSEN_BY_US = (
+    "method", "quantization", "objective", "gradient_accumulation_steps", "gradient_checkpointing", "eval_steps",
+)  # fmt: skip
+_PATIENCE = 2  # evaluations without a better loss
+_EVALUATIONS = 6  # of a run: enough to find the best one, to wait for `_PATIENCE` more, and to save steps
+_MAX_EVALUATIONS = 20
+_MAX_EPOCHS = 1_000  # more is refused later, with the limit
+_AUTO = (None, "auto")
+# Of the model's own recipe, which was found with adapters on answers, what holds for any way to train.
+_MAX_ROW = 2**24  # tokens: what is longer is a slip of the keyboard, and refused instead of cut to the context
+_ALWAYS_OF_THE_MODEL = ("lora_rank", "target_modules", "max_length", "seed")
+
+
+class DataFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the training file; None where it is not."""
+
+    rows: int | None = None
+    longest_row_tokens: int | None = None
+    has_validation: bool = False
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """One value of the recipe: who chose it, and why."""
+
+    name: str
+    value: Any
+    is_auto: bool
+    reason: str
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    hyperparameters: Hyperparameters
+    choices: tuple[Choice, ...]
+
+    def summary(self) -> str:
+        """Return the choices people ask about in one line."""
+        shown = [choice for choice in self.choices if choice.is_auto and choice.name in ("epochs", "learning_rate")]
+        return " ".join(choice.reason for choice in shown)
+
+
+def resolve(*, base_model: BaseModel, method: Method, asked: Mapping[str, Any]) -> Hyperparameters:
+    """Return `choose`'s recipe alone, for rows nobody has counted. Raises InvalidValue."""
+    return choose(base_model=base_model, method=method, asked=asked).hyperparameters
+
+
+def choose(
+    *,
+    base_model: BaseModel,
+    method: Method,
+    asked: Mapping[str, Any],
+    objective: Objective = Objective.SUPERVISED,
+    data: DataFacts | None = None,
+) -> Recipe:
+    """Return the full recipe with a reason for each value. Raises InvalidValue.
+
+    Values None and "auto" mean "choose for me". `learning_rate_multiplier` scales the chosen learning rate.
+    """
+    limits = get_limits(base_model=base_model)
+    wanted = {name: value for name, value in asked.items() if value not in _AUTO}
+    multiplier = _multiplier(wanted.pop("learning_rate_multiplier", 1.0))
+    _require_settable(wanted, limits)
+    rules = _Rules(base_model, method, objective, data or DataFacts(), wanted)
+    choices = tuple(_scaled(_choice(name, wanted, rules), multiplier) for name in _ORDER)
+    values = {choice.name: choice.value for choice in choices}
+    require_within(limits, values)
+    _require_sensible(values, method)
+    quantization = "nf4" if method is Method.QLORA else None
+    fixed = {"method": method, "objective": objective, "quantization": quantization}
+    try:
+        recipe = msgspec.convert(values | fixed, Hyperparameters, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidValue(str(error), param="hyperparameters") from error
+    return Recipe(hyperparameters=recipe, choices=choices)
+
+
+def choose_longest_row(base_model: BaseModel, longest_row_tokens: int | None, *, is_text: bool) -> tuple[int, str]:
+    """Return the longest row, in tokens, where nobody sets it, and why: one that cuts no row, where the model can.
+
+    It is the least step that holds every row, from the model's own recipe on where that names one. Running text is cut
+    into pieces, all of them trained, so it needs no more than the model's own recipe has.
+    """
+    context, longest = base_model.context_length, longest_row_tokens
+    own = base_model.default_recipe.get("max_length")
+    usual = min(own or context, context)
+    if longest is not None and not is_text:
+        least = usual if own else 0
+        limit = next((step for step in sorted({usual, *LIMITS, context}) if max(least, longest) <= step), context)
+        if longest <= limit <= context:
+            return limit, f"{limit:,} tokens: your longest row has {longest:,}, so none is cut."
+        return context, f"{context:,} tokens: what the model takes in at once; your longest row has {longest:,}."
+    whose = "what the model takes in at once" if usual == context else "this model's own recipe, which was tried on it"
+    return usual, f"{usual:,} tokens: {whose}."
+
+
+def _choice(name: str, wanted: Mapping[str, Any], rules: "_Rules") -> Choice:
+    is_idle = name == "early_stopping_patience" and not rules.has_validation
+    if name in wanted and not is_idle:
+        is_cut = name == "max_length" and _is_number(wanted[name]) and wanted[name] <= _MAX_ROW
+        value = min(wanted[name], rules.context) if is_cut else wanted[name]
+        reason = "You set it." if value == wanted[name] else "What you set, cut to the model's context."
+        return Choice(name=name, value=value, is_auto=False, reason=reason)
+    value, reason = rules.of(name)
+    return Choice(name=name, value=value, is_auto=True, reason=reason)
+
+
+def _scaled(choice: Choice, multiplier: float) -> Choice:
+    if choice.name != "learning_rate" or multiplier == 1.0 or not choice.is_auto:
+        return choice
+    reason = f"{choice.reason} Times your multiplier of {multiplier:g}."
+    return msgspec.structs.replace(choice, value=choice.value * multiplier, reason=reason)
+
+
+def _require_settable(wanted: Mapping[str, Any], limits: Limits) -> None:
+    for name in wanted:
+        if name in CHOSEN_BY_US or limits.of(name) is None:
+            settable = ", ".join(limit.name for limit in limits.hyperparameters)
+            message = f"{name!r} is not a hyperparameter you can set: use {settable}."
+            raise InvalidValue(message, param=f"hyperparameters.{name}")
+
+
+def _require_sensible(values: Mapping[str, Any], method: Method) -> None:
+    if method is Method.QLORA and values["cpu_offload"]:
+        message = "cpu_offload is for LoRA and full fine-tuning: 4-bit weights stay on the GPU."
+        raise InvalidValue(message, param="hyperparameters.cpu_offload")
+    if method is Method.FULL:
+        for name in ("use_dora", "use_rslora"):
+            if values[name]:
+                raise InvalidValue(f"{name} belongs to an adapter; full fine-tuning has none.", param=f"lora.{name}")
+        return
+    config = {"r": values["lora_rank"], "lora_alpha": values["lora_alpha"], "use_rslora": values["use_rslora"]}
+    if get_scale(config) > MAX_SCALE:
+        by = "the rank's root" if values["use_rslora"] else "the rank"
+        scale = f"lora_alpha by {by} is {get_scale(config):g}"
+        message = f"{scale}; no replica serves an adapter above {MAX_SCALE:g}. Give a smaller lora_alpha."
+        raise InvalidValue(message, param="hyperparameters.lora_alpha")
+
+
+def _multiplier(value: Any) -> float:
+    if not _is_number(value) or not 1e-3 <= value <= 1e3:
+        param = "hyperparameters.learning_rate_multiplier"
+        raise InvalidValue("learning_rate_multiplier must be a number from 0.001 to 1000.", param=param)
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class _Rules:
+    """How each value is chosen when nobody did. Later rules may look at `rank`, `alpha` and `epochs`."""
+
+    def __init__(
+        self, base_model: BaseModel, method: Method, objective: Objective, data: DataFacts, wanted: Mapping[str, Any]
+    ) -> None:
+        self._base_model = base_model
+        self._method = method
+        self._objective = objective
+        self._data = data
+        self.context = base_model.context_length
+        is_as_measured = method is not Method.FULL and objective is Objective.SUPERVISED
+        own = base_model.default_recipe
+        self._own = {name: value for name, value in own.items() if is_as_measured or name in _ALWAYS_OF_THE_MODEL}
+        self._wanted = wanted
+
+    def of(self, name: str) -> tuple[Any, str]:
+        """Return a value and its reason."""
+        if name == "max_length":
+            return self._max_length()
+        if name in self._own:
+            return self._own[name], "This model's own recipe, which was tried on it."
+        rule = getattr(self, f"_{name}", None)
+        return rule() if rule is not None else _PLAIN[name]
+
+    def _value(self, name: str) -> Any:
+        return self._wanted[name] if name in self._wanted else self.of(name)[0]
+
+    def _epochs(self) -> tuple[int, str]:
+        rows = self._data.rows
+        if self._objective is Objective.TEXT:
+            return 1, "1 epoch: running text is read once, more would be learned by heart."
+        if self._objective.is_preference:
+            return 1, "1 epoch: preferences are overdone quickly."
+        if rows is None:
+            return 3, "3 epochs: usual for adapters on answers."
+        for most, epochs in ((100, 5), (10_000, 3), (100_000, 2)):
+            if rows <= most:
+                return epochs, f"{rows:,} rows: {epochs} epochs."
+        return 1, f"{rows:,} rows: 1 epoch, each new row teaches more than one seen before."
+
+    def _learning_rate(self) -> tuple[float, str]:
+        is_full = self._method is Method.FULL
+        rate = {
+            Objective.SUPERVISED: 2e-5 if is_full else 2e-4,
+            Objective.TEXT: 1e-5 if is_full else 1e-4,
+            Objective.DPO: 1e-6 if is_full else 1e-5,
+            Objective.ORPO: 8e-6 if is_full else 1e-5,  # the paper's (arXiv 2403.07691)
+        }[self._objective]
+        what = {
+            Objective.SUPERVISED: "",
+            Objective.TEXT: " and running text moves it far",
+            Objective.DPO: " and preferences need small steps",
+            Objective.ORPO: " and preferences need small steps",
+        }[self._objective]
+        why = "every weight moves" if is_full else "an adapter starts from nothing"
+        return rate, f"{rate:.0e} because {why}{what}.".replace("e-0", "e-")
+
+    def _batch_size(self) -> tuple[int, str]:
+        rows = self._data.rows
+        if rows is not None and rows < 256:
+            return 8, f"8 rows a step: with {rows} rows, 16 would leave too few steps."
+        return 16, "16 rows a step: steady gradients, enough steps."
+
+    def _max_length(self) -> tuple[int, str]:
+        is_text = self._objective is Objective.TEXT
+        return choose_longest_row(self._base_model, self._data.longest_row_tokens, is_text=is_text)
+
+    def _lora_rank(self) -> tuple[int, str]:
+        return 16, "16: enough for most tasks, and quick to serve."
+
+    def _lora_alpha(self) -> tuple[int, str]:
+        rank = self._value("lora_rank")
+        if not _is_number(rank) or rank <= 0:
+            return 32, "Twice the usual rank."
+        if self._value("use_rslora") is True:
+            alpha = max(1, round(2 * math.sqrt(rank)))
+            return alpha, f"{alpha}: twice the rank's root, because rsLoRA divides by the root."
+        return int(2 * rank), f"{int(2 * rank)}: twice the rank."
+
+    def _lora_dropout(self) -> tuple[float, str]:
+        if self._objective.is_preference:
+            return 0.0, "0: both answers must be judged by the same model."
+        return 0.05, "0.05: a little, against learning rows by heart."
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether rows are held out to evaluate on."""
+        return self._data.has_validation or bool(self._value("validation_share"))
+
+    def _early_stopping_patience(self) -> tuple[int | None, str]:
+        if not self.has_validation:
+            return None, "Early stopping off: no rows are held out."
+        steps, every = self._steps(), self._eval_steps()[0]
+        evaluations = -(-steps // every) if steps and every else self._epochs_to_train()
+        if evaluations < _PATIENCE + 2:
+            return None, "Early stopping off: too few evaluations to wait for."
+        return _PATIENCE, f"Early stopping on: {evaluations} evaluations on held-out rows; unused steps are not billed."
+
+    def _eval_steps(self) -> tuple[int | None, str]:
+        steps, epochs = self._steps(), self._epochs_to_train()
+        if not self.has_validation:
+            return None, "No evaluation: no rows are held out."
+        patience: Any = self._wanted.get("early_stopping_patience")
+        wanted = max(_EVALUATIONS, patience + 2 if _is_number(patience) else 0)
+        evaluations = int(min(wanted, _MAX_EVALUATIONS))
+        if steps is None or epochs >= evaluations:
+            return None, "At the end of each epoch."
+        every = max(1, steps // evaluations)
+        apart = f"{every:,} step{'s' if every > 1 else ''} apart"
+        return every, f"{apart}: {-(-steps // every)} evaluations on the held-out rows."
+
+    def _steps(self) -> int | None:
+        """Return the optimizer steps of the run; None where the rows, or the pieces they are cut into, are unknown."""
+        rows, batch_size, share = self._data.rows, self._value("batch_size"), self._value("validation_share")
+        if rows is None or self._objective is Objective.TEXT or not _is_number(batch_size) or batch_size < 1:
+            return None
+        trained = round(rows * (1 - share)) if _is_number(share) and 0 < share < 1 else rows
+        return step_count(rows=trained, batch_size=int(batch_size), epochs=self._epochs_to_train())
+
+    def _epochs_to_train(self) -> int:
+        epochs = self._value("epochs")
+        return int(epochs) if _is_number(epochs) and 0 < epochs < _MAX_EPOCHS else 1
+
+
+_PLAIN: dict[str, tuple[Any, str]] = {
+    "warmup_ratio": (0.03, "3 % of the steps: the first ones are the roughest."),
+    "lr_scheduler": ("cosine", "Cosine: falls smoothly to zero."),
+    "weight_decay": (0.0, "0: adapters are small enough without."),
+    "max_grad_norm": (1.0, "1: a rare wild row cannot undo the others."),
+    "target_modules": (Hyperparameters().target_modules, "All linear layers: leaving some out costs quality."),
+    "use_dora": (False, "Off: slower, and its result is a whole model, not an adapter."),
+    "use_rslora": (False, "Off, alpha / rank: the root helps from rank 64 on."),
+    "cpu_offload": (False, "On the GPU: moving them for each layer is slow."),
+    "packing": (None, "Where the attention kernel keeps rows apart."),
+    "dpo_beta": (0.1, "0.1: usual."),
+    "orpo_beta": (0.1, "0.1: usual."),
+    "train_on": ("assistant", "The assistant's answers: what is asked need not be learned."),
+    "validation_share": (0.0, "0: every row is trained on."),
+    "seed": (42, "42: the same each time."),
+}
+_ORDER = (
+    "epochs", "learning_rate", "batch_size", "max_length", "early_stopping_patience", "eval_steps", "warmup_ratio",
+    "lr_scheduler", "weight_decay", "max_grad_norm", "lora_rank", "use_dora", "use_rslora", "lora_alpha",
+    "lora_dropout", "target_modules", "cpu_offload", "packing", "dpo_beta", "orpo_beta", "train_on",
+    "validation_share", "seed",
+)  # fmt: skip

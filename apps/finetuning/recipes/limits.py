@@ -1,0 +1,163 @@
+"""What a recipe may hold, per base model: the one table that forms, the API and its documentation read."""
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from apps.catalog.models import BaseModel
+from apps.contracts.adapter_files import ARCHITECTURES, TARGET_MODULES
+from apps.contracts.runs import Hyperparameters, Method, Objective
+from apps.contracts.split import MAX_SHARE
+from apps.core.errors import InvalidValue
+
+SERVABLE_RANKS = (8, 16, 32, 64)  # what every replica accepts: others would train and then not answer
+MIN_LEARNING_RATE = 1e-8
+TRAIN_ON = ("assistant", "all")
+# Methods that are asked for and not offered, each with its reason: docs/training.md says more.
+NOT_OFFERED = {
+    "kto": (
+        "KTO is not offered: its reference term pairs each prompt with its neighbour's answer in a micro-batch, so "
+        "the loss of one recipe would depend on the machine that trains it. Train pairs of answers by 'dpo' or 'orpo'."
+    )
+}
+SCHEDULERS = ("cosine", "linear", "constant", "constant_with_warmup")
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """One hyperparameter: a number between two others, one of some options, or (`is_list`) several of them."""
+
+    name: str
+    text: str
+    minimum: float | None = None
+    maximum: float | None = None
+    is_whole: bool = False
+    options: tuple[Any, ...] = ()
+    is_list: bool = False
+    is_nullable: bool = False
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to train, and how its result is delivered. `key` names it in forms and addresses."""
+
+    key: str
+    method: Method
+    use_dora: bool
+    name: str
+    delivered_as: str  # "adapter": served here · "model": whole weights to download
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    objectives: tuple[Objective, ...]
+    kinds: tuple[Kind, ...]
+    hyperparameters: tuple[Limit, ...]
+
+    def of(self, name: str) -> Limit | None:
+        return next((limit for limit in self.hyperparameters if limit.name == name), None)
+
+
+def get_limits(*, base_model: BaseModel) -> Limits:
+    """Return what can be asked of this model."""
+    return Limits(
+        objectives=tuple(Objective),
+        kinds=_kinds(base_model),
+        hyperparameters=(
+            *_FIXED,
+            Limit(
+                name="max_length",
+                text="Tokens of a row; what is longer is cut, running text into pieces that are all trained.",
+                minimum=8,
+                maximum=base_model.context_length,
+                is_whole=True,
+            ),
+        ),
+    )
+
+
+def kind_of(*, base_model: BaseModel, recipe: Hyperparameters) -> Kind:
+    """Return which of the model's ways to train a recipe is."""
+    return next(kind for kind in _kinds(base_model) if (kind.method, kind.use_dora) == (recipe.method, recipe.use_dora))
+
+
+def require_within(limits: Limits, values: Mapping[str, Any]) -> None:
+    """Raise InvalidValue for the first value outside its limit."""
+    for limit in limits.hyperparameters:
+        if limit.name in values:
+            _require(limit, values[limit.name])
+
+
+def _kinds(base_model: BaseModel) -> tuple[Kind, ...]:
+    # A seeded row without a config.json tells no architecture; what cannot be served shows when it is installed.
+    architectures = base_model.config.get("architectures")
+    adapter = "adapter" if architectures is None or ARCHITECTURES & set(architectures) else "model"
+    return (
+        Kind(key="lora", method=Method.LORA, use_dora=False, name="LoRA", delivered_as=adapter),
+        Kind(key="qlora", method=Method.QLORA, use_dora=False, name="QLoRA", delivered_as=adapter),
+        Kind(key="dora", method=Method.LORA, use_dora=True, name="DoRA", delivered_as="model"),
+        Kind(key="qdora", method=Method.QLORA, use_dora=True, name="QDoRA", delivered_as="model"),
+        Kind(key="full", method=Method.FULL, use_dora=False, name="Full fine-tuning", delivered_as="model"),
+    )
+
+
+def _require(limit: Limit, value: Any) -> None:
+    param = f"hyperparameters.{limit.name}"
+    if value is None and limit.is_nullable:
+        return
+    if limit.options:
+        asked = list(value) if limit.is_list and isinstance(value, list | tuple) else [value]
+        if not asked or any(not _is_among(item, limit.options) for item in asked):
+            among = ", ".join(str(option) for option in limit.options)
+            raise InvalidValue(f"{limit.name} must be {'among' if limit.is_list else 'one of'} {among}.", param=param)
+        return
+    low, high = limit.minimum or 0.0, limit.maximum or 0.0
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high or (limit.is_whole and value != int(value)):
+        kind = "whole number" if limit.is_whole else "number"
+        raise InvalidValue(f"{limit.name} must be a {kind} from {_plain(low)} to {_plain(high)}.", param=param)
+
+
+def _plain(number: float) -> str:
+    """Return a bound without an exponent."""
+    return f"{number:,.0f}" if number == int(number) else f"{Decimal(str(number)):f}"
+
+
+def _is_among(value: Any, options: tuple[Any, ...]) -> bool:
+    return any(value == option and type(value) is type(option) for option in options)
+
+
+def _number(name: str, low: float, high: float, text: str, *, is_nullable: bool = False) -> Limit:
+    return Limit(name=name, text=text, minimum=low, maximum=high, is_nullable=is_nullable)
+
+
+def _whole(name: str, low: float, high: float, text: str, *, is_nullable: bool = False) -> Limit:
+    return Limit(name=name, text=text, minimum=low, maximum=high, is_whole=True, is_nullable=is_nullable)
+
+
+_FIXED = (
+    _whole("epochs", 1, 100, "How often each row is seen."),
+    _whole("batch_size", 1, 1024, "Rows per optimizer step."),
+    _number("learning_rate", MIN_LEARNING_RATE, 1.0, "At its highest."),
+    _number("warmup_ratio", 0.0, 0.5, "Share of the steps in which the learning rate rises."),
+    Limit(name="lr_scheduler", text="How the learning rate falls.", options=SCHEDULERS),
+    _number("weight_decay", 0.0, 1.0, "Pull of every weight towards zero."),
+    _number("max_grad_norm", 0.0, 100.0, "Longer gradients are cut to this; 0 cuts none."),
+    Limit(name="lora_rank", text="Size of the adapter.", options=SERVABLE_RANKS),
+    _whole("lora_alpha", 1, 1024, "Strength of the adapter; often twice the rank."),
+    _number("lora_dropout", 0.0, 0.9, "Share of the adapter's inputs left out at random."),
+    Limit(name="target_modules", text="Layers with an adapter.", options=TARGET_MODULES, is_list=True),
+    Limit(name="use_dora", text="Trains direction and size of each weight apart.", options=(False, True)),
+    Limit(name="use_rslora", text="Divides alpha by the rank's root, for high ranks.", options=(False, True)),
+    Limit(
+        name="cpu_offload",
+        text="Base weights, or all that full fine-tuning keeps, rest in the host's memory: fits more, and is slower.",
+        options=(False, True),
+    ),
+    Limit(name="packing", text="Several rows in one sequence.", options=(False, True), is_nullable=True),
+    _number("dpo_beta", 0.001, 10.0, "How closely preferences may pull the model from where it began."),
+    _number("orpo_beta", 0.0, 10.0, "How much the odds of the two answers count beside learning the preferred one."),
+    _whole("early_stopping_patience", 1, 100, "Evaluations without a better loss to wait for.", is_nullable=True),
+    Limit(name="train_on", text="Which tokens of a conversation are trained.", options=TRAIN_ON),
+    _number("validation_share", 0.0, MAX_SHARE, "Share of the rows held out for validation; equal rows stay together."),
+    _whole("seed", 0, 2**31 - 1, "Fixes order and first weights."),
+)

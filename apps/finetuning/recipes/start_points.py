@@ -1,0 +1,122 @@
+"""Where a job's weights begin: at the base model, or at an adapter version or checkpoint of an earlier job.
+
+What continues an adapter keeps its shape: rank, alpha and layers are those of the job that made it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from apps.adapters.models import AdapterVersion
+from apps.adapters.queries import get_version, get_version_by_name
+from apps.catalog.models import BaseModel
+from apps.catalog.queries import get_base_model
+from apps.contracts.runs import CheckpointRef, Manifest, Method, SignedFile
+from apps.core.errors import InvalidValue, NotFound
+from apps.core.objects.store import store
+from apps.finetuning.models import Checkpoint, FineTuningJob, Run
+
+_KEPT = ("lora_rank", "lora_alpha", "target_modules", "use_dora", "use_rslora")
+_ADAPTER_PREFIX, _CHECKPOINT_PREFIX = "ft:", "ftckpt_"
+
+
+class CheckpointNotFound(NotFound):
+    code = "checkpoint_not_found"
+
+
+class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """`start_from` is kept with the job, {} for the base model itself; `shape` is what an adapter fixes."""
+
+    base_model: BaseModel
+    start_from: dict[str, str] = {}
+    shape: dict[str, Any] = {}
+
+    def require_shape(self, asked: Mapping[str, Any], *, method: Method) -> dict[str, Any]:
+        """Return `asked` with the adapter's shape; raises InvalidValue where both speak and differ."""
+        if method is Method.FULL:
+            return dict(asked)
+        for name, value in self.shape.items():
+            if asked.get(name) not in (None, "auto", value) and list(_many(asked[name])) != list(_many(value)):
+                message = f"{name} is {value} in what this job continues; leave it out, or begin with the base model."
+                raise InvalidValue(message, param=f"hyperparameters.{name}")
+        return dict(asked) | self.shape
+
+
+def find_start_point(*, organization: Any, model: str) -> StartPoint:
+    """Return what `model` names: a base model, an `ft:…` version or a `ftckpt_…` checkpoint of the organization.
+
+    Raises UnknownModel, ModelNotFound or CheckpointNotFound.
+    """
+    if model.startswith(_ADAPTER_PREFIX):
+        version = get_version_by_name(organization=organization, model_name=model)
+        run = Run.objects.for_organization(organization).filter(pk=version.source).select_related("job").first()
+        shape = _shape(run.job) if run else {"lora_rank": version.rank, "target_modules": version.target_modules}
+        return StartPoint(
+            base_model=version.adapter.base_model, start_from={"version": version.pk, "model": model}, shape=shape
+        )
+    if model.startswith(_CHECKPOINT_PREFIX):
+        checkpoint = find_checkpoint(organization, model)
+        job = checkpoint.job
+        return StartPoint(base_model=job.base_model, start_from={"checkpoint": checkpoint.pk}, shape=_shape(job))
+    return StartPoint(base_model=get_base_model(name=model))
+
+
+def start_ref(*, job: FineTuningJob, expires_seconds: int) -> CheckpointRef | None:
+    """Return the files a job begins with, under URLs that expire. Raises NotFound when they were deleted meanwhile."""
+    start = job.requested.get("start_from") or {}
+    if "version" in start:
+        version: AdapterVersion = get_version(organization=job.organization_id, id=start["version"])
+        return signed_ref(
+            version.pk, 0, version.manifest, version.manifest_sha256, version.object_prefix, expires_seconds
+        )
+    if "checkpoint" in start:
+        checkpoint = find_checkpoint(job.organization_id, start["checkpoint"])
+        upload = checkpoint.upload
+        return signed_ref(
+            checkpoint.pk,
+            checkpoint.step,
+            upload.manifest,
+            upload.manifest_sha256,
+            upload.object_prefix,
+            expires_seconds,
+        )
+    return None
+
+
+def signed_ref(
+    id: str, step: int, manifest: dict[str, Any], manifest_sha256: str, prefix: str, expires_seconds: int
+) -> CheckpointRef:
+    """Return where every file of a sealed folder lies; its manifest is one of them, for the worker verifies by it."""
+    body = msgspec.json.encode(msgspec.convert(manifest, Manifest))
+    sealed = {"name": "manifest.json", "sha256": manifest_sha256, "bytes": len(body)}
+    files = tuple(
+        SignedFile(
+            name=file["name"],
+            sha256=file["sha256"],
+            bytes=file["bytes"],
+            url=store().signed_url(f"{prefix}/{file['name']}", "GET", expires_seconds=expires_seconds, base="internal"),
+        )
+        for file in [*manifest["files"], sealed]
+    )
+    return CheckpointRef(id=id, step=step, manifest_sha256=manifest_sha256, files=files)
+
+
+def find_checkpoint(organization: Any, checkpoint_id: str, *, is_locked: bool = False) -> Checkpoint:
+    """Return one of the organization's checkpoints that still exists. Raises CheckpointNotFound."""
+    rows = Checkpoint.objects.for_organization(organization).filter(deleted_at=None, quarantined_at=None)
+    rows = rows.select_related("job__base_model", "job__organization", "upload").filter(pk=checkpoint_id)
+    found = (rows.select_for_update(of=("self",)) if is_locked else rows).first()
+    if found is None:
+        raise CheckpointNotFound(f"The checkpoint {checkpoint_id!r} does not exist any more.", param="model")
+    return found
+
+
+def _shape(job: FineTuningJob) -> dict[str, Any]:
+    if job.method == Method.FULL:
+        return {}
+    return {name: job.hyperparameters[name] for name in _KEPT if name in job.hyperparameters}
+
+
+def _many(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)

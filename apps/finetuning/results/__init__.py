@@ -1,0 +1,1 @@
+"""What a run leaves: checkpoints, models, cards, result files and certificates."""

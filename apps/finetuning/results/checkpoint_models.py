@@ -1,0 +1,115 @@
+"""A checkpoint as a model that answers: its adapter, copied out of the state to resume from, under its name in the API.
+
+It is made when its name is first asked for. The copy outlives the checkpoint, which goes when newer ones come.
+"""
+
+from typing import Any
+
+from django.db import transaction
+
+from apps.adapters.models import AdapterVersion
+from apps.adapters.operations import CHECKPOINT_MARK, model_name_of, publish_version
+from apps.contracts.runs import Method
+from apps.core.errors import InvalidState
+from apps.core.ids import ulid_of
+from apps.core.messages import outbox
+from apps.core.objects.store import object_key, store
+from apps.finetuning.models import Checkpoint, FineTuningJob
+from apps.finetuning.recipes.start_points import find_checkpoint
+from apps.finetuning.usage.storage import require_any_storage
+
+_MAX_STEP = 9  # digits
+_ULID_SHOWN = 10  # characters of a job's id in its model's name
+_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def name_of(checkpoint: Checkpoint) -> str:
+    """Return the public name of the model that the checkpoint is or would be."""
+    job = checkpoint.job
+    model_name = model_name_of(
+        base_model=job.base_model, organization=job.organization, suffix=job.suffix, ulid=ulid_of(job.pk)
+    )
+    return f"{model_name}{CHECKPOINT_MARK}{checkpoint.step}"
+
+
+def may_answer(job: FineTuningJob) -> bool:
+    """Tell whether the engine can load what the job trains as an adapter."""
+    return job.method != Method.FULL and not job.hyperparameters.get("use_dora")
+
+
+def request_model(*, organization_id: str, model_name: str) -> bool:
+    """Ask for the model of a checkpoint that was named; return whether the organization has such a checkpoint."""
+    checkpoint = _find_named(organization_id, model_name)
+    if checkpoint is None:
+        return False
+    with transaction.atomic():
+        outbox.publish(
+            topic="checkpoint.named",
+            key=f"checkpoint:{checkpoint.pk}",
+            payload={"organization_id": organization_id, "checkpoint_id": checkpoint.pk},
+        )
+    return True
+
+
+def _find_named(organization_id: str, model_name: str) -> Checkpoint | None:
+    """Return the checkpoint that a name stands for, where it can answer and was not deleted as a model."""
+    of_job, mark, step = model_name.partition(CHECKPOINT_MARK)
+    if not (mark and step.isascii() and step.isdigit() and len(step) <= _MAX_STEP):
+        return None
+    rows = Checkpoint.objects.for_organization(organization_id).filter(deleted_at=None, quarantined_at=None)
+    rows = rows.filter(job__pk__endswith=of_job.rpartition(":")[2][-_ULID_SHOWN:], step=int(step))
+    for checkpoint in rows.select_related("job__base_model", "job__organization"):
+        if name_of(checkpoint) == model_name and may_answer(checkpoint.job):
+            is_known = AdapterVersion.objects.filter(model_name=model_name).exists()
+            return None if is_known else checkpoint
+    return None
+
+
+@transaction.atomic
+def serve_checkpoint(*, organization: Any, checkpoint_id: str) -> AdapterVersion:
+    """Have the checkpoint's adapter served as a version of the job's; asking again returns the same one.
+
+    Raises CheckpointNotFound, InvalidState, AdapterRejected.
+    """
+    checkpoint = find_checkpoint(organization, checkpoint_id, is_locked=True)
+    job = checkpoint.job
+    version = AdapterVersion.objects.filter(model_name=name_of(checkpoint)).first()
+    if version is not None and version.deleted_at is None:
+        return version
+    if version is not None:
+        raise InvalidState("The model of this checkpoint was deleted, and a name is never used again.")
+    if not may_answer(job):
+        raise InvalidState("The engine cannot load what this job trains as an adapter: no checkpoint of it answers.")
+    require_any_storage(organization=job.organization_id)
+    manifest, prefix = _copy(checkpoint)
+    return publish_version(
+        organization=job.organization,
+        base_model=job.base_model,
+        name=job.adapter_name,
+        suffix=job.suffix,
+        source=checkpoint.pk,
+        ulid=ulid_of(checkpoint.pk),
+        model_name=name_of(checkpoint),
+        object_prefix=prefix,
+        manifest=manifest,
+        manifest_sha256=checkpoint.upload.manifest_sha256,
+        method=job.method,
+        rank=job.hyperparameters["lora_rank"],
+        target_modules=list(job.hyperparameters["target_modules"]),
+        metrics={name: value for name, value in checkpoint.metrics.items() if value is not None}
+        | {"step": checkpoint.step},
+    )
+
+
+def _copy(checkpoint: Checkpoint) -> tuple[dict[str, Any], str]:
+    """Copy the adapter's files to a place of their own; return their manifest and that place."""
+    whole, source = checkpoint.upload.manifest, checkpoint.upload.object_prefix
+    files = [file for file in whole["files"] if file["name"] in _FILES]
+    if len(files) < len(_FILES):
+        raise InvalidState("This checkpoint holds no adapter.")
+    prefix = object_key(checkpoint.organization_id, "runs", checkpoint.job_id, "served", checkpoint.pk)
+    for file in files:
+        copied = store().compose(f"{prefix}/{file['name']}", [f"{source}/{file['name']}"])
+        if copied.sha256 != file["sha256"]:
+            raise InvalidState("The checkpoint's files are damaged.")
+    return whole | {"kind": "adapter", "files": files}, prefix

@@ -1,0 +1,50 @@
+"""Which checkpoints of a job are kept: to resume from while it runs, and as models that answer after it succeeded."""
+
+import math
+from collections.abc import Sequence
+
+from apps.core.database.clock import db_now
+from apps.core.messages import outbox
+from apps.finetuning.models import Checkpoint, FineTuningJob
+from apps.finetuning.results.checkpoint_models import may_answer
+
+_TO_RESUME_FROM = 2  # the newest, and the one before in case that one is damaged
+_MAX_KEPT = 10
+
+
+def forget_checkpoints(*, job: FineTuningJob) -> None:
+    """Delete what is not needed to resume or to answer: all but the newest, the best, and the newest of each epoch.
+
+    Of a job whose checkpoints cannot answer as models only those to resume from are kept, and none after success.
+    """
+    there = list(job.checkpoints.filter(deleted_at=None, quarantined_at=None).order_by("-step", "-created_at"))
+    kept = {checkpoint.pk for checkpoint in _kept(job, there)}
+    for checkpoint in there:
+        if checkpoint.pk not in kept:
+            _forget(checkpoint)
+
+
+def _kept(job: FineTuningJob, newest_first: Sequence[Checkpoint]) -> list[Checkpoint]:
+    is_over = job.status == "succeeded"
+    if not may_answer(job):
+        return [] if is_over else list(newest_first[:_TO_RESUME_FROM])
+    scored = [checkpoint for checkpoint in newest_first if checkpoint.metrics.get("valid_loss") is not None]
+    best = min(scored, key=lambda checkpoint: checkpoint.metrics["valid_loss"], default=None)
+    of_epochs: dict[int, Checkpoint] = {}
+    for checkpoint in newest_first:
+        of_epochs.setdefault(_epoch(job, checkpoint), checkpoint)
+    wanted = [*newest_first[: 1 if is_over else _TO_RESUME_FROM], *([best] if best else []), *of_epochs.values()]
+    return list({checkpoint.pk: checkpoint for checkpoint in wanted}.values())[:_MAX_KEPT]
+
+
+def _epoch(job: FineTuningJob, checkpoint: Checkpoint) -> int:
+    """Return the epoch, from 1, in which the checkpoint was saved."""
+    steps_per_epoch = (job.total_steps or 0) / job.hyperparameters["epochs"]
+    return math.ceil(checkpoint.step / steps_per_epoch) if steps_per_epoch else 0
+
+
+def _forget(checkpoint: Checkpoint) -> None:
+    checkpoint.deleted_at = db_now()
+    checkpoint.save(update_fields=["deleted_at"])
+    prefix = checkpoint.upload.object_prefix
+    outbox.publish(topic="objects.delete", key=f"delete:{checkpoint.pk}", payload={"prefix": prefix})

@@ -1,0 +1,60 @@
+"""What a job promised beside the adapter and did not deliver: held against the promise, named with cause and fix.
+
+Making a part has no price and keeping it is charged by what is stored, so that a missing part costs nothing.
+"""
+
+import msgspec
+
+from apps.adapters.models import AdapterVersion
+from apps.contracts import runs as wire
+from apps.finetuning.models import FineTuningJob
+
+_EVALUATION = "evaluation"
+_LABELS = {
+    _EVALUATION: "the evaluation, with the certificate's probe,",
+    "merged_16bit": "the merged model",
+    "gguf": "the GGUF file",
+}
+_OTHER_FIX = "Start the job again if you need it."
+_FIXES = {
+    _EVALUATION: "The adapter can be used: compare it with the base model in the playground.",
+    "merged_16bit": "Merge it yourself with merge_and_unload of PEFT, or start the job again.",
+    "gguf": "Convert the merged model with llama.cpp, or start the job again without this export.",
+}
+_MAX_CHARACTERS = 300
+
+
+class MissingPart(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is not there, as its owner is told."""
+
+    kind: str
+    label: str
+    cause: str
+    fix: str
+
+    @property
+    def message(self) -> str:
+        return f"{self.label[0].upper()}{self.label[1:]} could not be made: {self.cause}. {self.fix}"
+
+
+def find_missing(job: FineTuningJob, outcome: wire.Succeeded) -> list[dict[str, str]]:
+    """Return what the job promised and the outcome lacks, whether its worker said so or not."""
+    causes = {each.kind: each.cause[:_MAX_CHARACTERS] for each in outcome.missing}
+    delivered = {export.kind for export in outcome.exports}
+    promised = [kind for kind in job.requested.get("exports") or () if kind not in delivered]
+    told = [_EVALUATION] if _EVALUATION in causes and outcome.report is None else []
+    unsaid = "the worker did not deliver it and gave no reason"
+    return [{"kind": kind, "cause": causes.get(kind) or unsaid} for kind in (*told, *promised)]
+
+
+def list_missing(version: AdapterVersion | None) -> list[MissingPart]:
+    """Return what a version lacks of what was promised."""
+    return [
+        MissingPart(
+            kind=each["kind"],
+            label=_LABELS.get(each["kind"], each["kind"]),
+            cause=each["cause"],
+            fix=_FIXES.get(each["kind"], _OTHER_FIX),
+        )
+        for each in (version.missing if version else ())
+    ]

@@ -1,0 +1,70 @@
+"""What runs left in the store and nothing needs: checkpoints of jobs that ended long ago, results never published."""
+
+import datetime
+
+from django.db import transaction
+from django.db.models import Exists, OuterRef
+
+from apps.adapters.models import AdapterVersion
+from apps.core.messages import outbox
+from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.models import Checkpoint, FineTuningJob, Upload
+
+# As long as a new job can begin with them, and their models can be asked for the first time.
+CHECKPOINT_RETENTION = datetime.timedelta(days=30)
+# Longer than a run takes to publish after its last upload, and than any signed URL is good.
+UPLOAD_RETENTION = datetime.timedelta(days=1)
+_BATCH = 200
+
+
+@transaction.atomic
+def sweep_checkpoints(*, now: datetime.datetime) -> int:
+    """Delete checkpoints of jobs that ended a retention time ago; return how many. Served models stay.
+
+    One that an unfinished job begins with stays until that job ends.
+    """
+    stale = (
+        Checkpoint.objects.select_for_update(of=("self",), skip_locked=True)
+        .select_related("upload")
+        .filter(
+            deleted_at=None,
+            job__status__in=sorted(JOB_TERMINAL),
+            job__finished_at__lt=now - CHECKPOINT_RETENTION,
+        )
+        .exclude(pk__in=_begun_with())
+        .order_by("created_at")[:_BATCH]
+    )
+    swept = list(stale)
+    for checkpoint in swept:
+        prefix = checkpoint.upload.object_prefix
+        outbox.publish(topic="objects.delete", key=f"delete:{checkpoint.pk}", payload={"prefix": prefix})
+    Checkpoint.objects.filter(pk__in=[checkpoint.pk for checkpoint in swept]).update(deleted_at=now)
+    return len(swept)
+
+
+@transaction.atomic
+def sweep_uploads(*, now: datetime.datetime) -> int:
+    """Delete what ended runs uploaded and nothing refers to, as no checkpoint, version or export; return how many.
+
+    Such are results of runs that failed after their upload, and checkpoints that were never reported.
+    """
+    ended = Upload.objects.filter(run__finished_at__lt=now - UPLOAD_RETENTION, created_at__lt=now - UPLOAD_RETENTION)
+    unused = ended.exclude(Exists(Checkpoint.objects.filter(upload=OuterRef("pk")))).exclude(
+        Exists(AdapterVersion.objects.filter(source=OuterRef("run_id")))  # its uploads are the version and its exports
+    )
+    stale = list(unused.select_for_update(of=("self",), skip_locked=True).order_by("created_at")[:_BATCH])
+    for upload in stale:
+        outbox.publish(
+            topic="objects.delete",
+            key=f"delete:{upload.pk}",
+            payload={"prefix": upload.object_prefix},
+            organization=upload.organization_id,
+        )
+        upload.delete()
+    return len(stale)
+
+
+def _begun_with() -> list[str]:
+    unfinished = FineTuningJob.objects.exclude(status__in=JOB_TERMINAL)
+    begun = unfinished.filter(requested__start_from__has_key="checkpoint")
+    return list(begun.values_list("requested__start_from__checkpoint", flat=True))

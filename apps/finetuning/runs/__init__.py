@@ -1,0 +1,1 @@
+"""Runs on workers: queue order, leases, reports, attempts and stalls."""

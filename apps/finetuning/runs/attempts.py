@@ -1,0 +1,213 @@
+"""What follows an attempt: the next one, or the end of the job with its bill."""
+
+import datetime
+from typing import Any
+
+from apps.billing.budgets import Attribution, attribution_of_actor
+from apps.billing.models import Hold
+from apps.billing.operations import InsufficientBalance, hold, refund_source, settle_hold
+from apps.billing.queries import get_captured_nano
+from apps.catalog.models import PriceRule
+from apps.contracts.failures import CAUSES, Blame, FailureCode
+from apps.core import audit
+from apps.core.database.transitions import advance, try_advance
+from apps.core.messages import outbox
+from apps.finetuning import events
+from apps.finetuning.lifecycle import (
+    JOB_TRANSITIONS,
+    MAX_ATTEMPTS_WITHOUT_PROGRESS,
+    MAX_LOST_ATTEMPTS,
+    MAX_STALLED_ATTEMPTS,
+)
+from apps.finetuning.models import Checkpoint, FineTuningJob, Run
+from apps.finetuning.usage.charges import billed_ms, cost_of, is_at_cap, least_cap_nano
+
+
+def latest_checkpoint(*, job: FineTuningJob) -> Checkpoint | None:
+    """Return the newest checkpoint of the job that was not found broken."""
+    usable = job.checkpoints.filter(quarantined_at=None, deleted_at=None).select_related("upload")
+    return usable.order_by("-step", "-created_at").first()
+
+
+def queue_attempt(*, job: FineTuningJob) -> Run:
+    """Queue the next attempt and ring the pool's doorbell after commit."""
+    if job.pool is None:
+        raise ValueError(f"{job.pk} was never admitted to a pool")
+    last = job.runs.order_by("-attempt").values_list("attempt", flat=True).first() or 0
+    run = Run.objects.create(organization_id=job.organization_id, job=job, attempt=last + 1, pool=job.pool)
+    payload = {"pool": job.pool.name}
+    outbox.publish(topic="train.wake", key=f"wake:{run.pk}", payload=payload, organization=job.organization_id)
+    return run
+
+
+def continue_or_give_up(*, job: FineTuningJob, run: Run, code: FailureCode, now: datetime.datetime) -> None:
+    """After a lost or retryable attempt: obey a stop that was asked for, else try again, else fail the job."""
+    if job.cancel_requested_at:
+        cancel_job(job=job, now=now)
+    elif job.pause_requested_at:
+        pause_job(job=job, now=now)
+    elif code is FailureCode.STALLED and job.runs.filter(failure_code=code).count() >= MAX_STALLED_ATTEMPTS:
+        fail_job(job=job, code=code, message=run.failure_message, now=now)
+    elif run.attempt >= MAX_LOST_ATTEMPTS:
+        fail_job(job=job, code=code, message="", now=now)
+    elif _attempts_without_progress(job) >= MAX_ATTEMPTS_WITHOUT_PROGRESS and code is not FailureCode.PREEMPTED:
+        fail_job(job=job, code=FailureCode.CRASH_LOOP, message="", now=now)
+    else:
+        try_advance(job, to="queued", transitions=JOB_TRANSITIONS)
+        queue_attempt(job=job)
+        step = latest_checkpoint(job=job)
+        where = f"from step {step.step}" if step else "from the start"
+        events.append(job, type="state", message=f"Queued again, to resume {where}", attempt=run.attempt + 1)
+
+
+def _attempts_without_progress(job: FineTuningJob) -> int:
+    """How many attempts in a row died where they began. Stopping one in order, by whoever asked, is no death."""
+    count = 0
+    died = job.runs.exclude(status__in=("queued", "paused")).exclude(failure_code=FailureCode.PREEMPTED)
+    for run in died.order_by("-attempt"):
+        if run.durable_step > (run.resume_from.step if run.resume_from else 0):
+            break
+        count += 1
+    return count
+
+
+def fail_job(*, job: FineTuningJob, code: FailureCode, message: str, now: datetime.datetime, param: str = "") -> None:
+    """End the job as failed; the customer pays for durable steps only when the cause is theirs to fix."""
+    gpu_ms = billed_ms(job=job) if code.blame is Blame.CUSTOMER else 0
+    text = message or CAUSES[code]
+    _end_job(
+        job,
+        "failed",
+        gpu_ms,
+        now,
+        message=f"Failed: {text}",
+        level="error",
+        error_code=code.value,
+        error_message=text[:500],
+        error_param=param,
+    )
+
+
+def cancel_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
+    """End the job as cancelled; the customer pays for what was made durable."""
+    _end_job(job, "cancelled", billed_ms(job=job), now, message="Cancelled")
+
+
+def succeed_job(*, job: FineTuningJob, now: datetime.datetime, without: tuple[str, ...] = (), **changes: Any) -> None:
+    """End the job as succeeded; `without` names what it promised and could not make."""
+    lacks = f", without {' and '.join(without)}" if without else ""
+    _end_job(job, "succeeded", billed_ms(job=job), now, message=f"The job has successfully completed{lacks}", **changes)
+
+
+def pause_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
+    """Park the job with its checkpoint: what is durable is paid, the rest of the hold goes back to the wallet."""
+    try_advance(job, to="pausing", transitions=JOB_TRANSITIONS)
+    gpu_ms = billed_ms(job=job)
+    cost = cost_of(job=job, gpu_ms=gpu_ms)
+    advance(job, to="paused", transitions=JOB_TRANSITIONS, billed_gpu_ms=gpu_ms, cost_nano=cost, waiting_reason="")
+    _settle(job, cost, "paused")
+    is_capped = job.pause_requested_by == "system" and is_at_cap(job=job, gpu_ms=gpu_ms)
+    message = "Paused at the spend cap" if is_capped else "Paused"
+    events.append(job, type="state", message=f"{message}; the last checkpoint is kept", status="paused", cost_nano=cost)
+    audit.record(
+        organization=job.organization_id,
+        by=job.pause_requested_by or "system",
+        action="job.paused",
+        target=job.pk,
+        billed_gpu_ms=gpu_ms,
+        cost_nano=cost,
+    )
+
+
+def hold_cap(
+    *, job: FineTuningJob, price_rule: PriceRule | None, amount_nano: int, by: str, idempotency_key: str
+) -> Hold:
+    """Set the job's cap aside. Raises InsufficientBalance naming the field that lowers it, BudgetExceeded.
+
+    A lower cap is advised only where the balance pays for one start.
+    """
+    try:
+        return hold(
+            organization=job.organization_id,
+            purpose="job",
+            source=job.pk,
+            amount_nano=amount_nano,
+            by=by,
+            idempotency_key=idempotency_key,
+            attribution=attribution_of(job=job),
+            price_rule=price_rule,
+        )
+    except InsufficientBalance as short:
+        short.param = "budget.max_cost_usd"
+        least_nano = least_cap_nano(price=price_rule, gpu_count=job.gpu_count) if price_rule else 0
+        if short.data["balance_nano"] >= least_nano:
+            short.message += " A lower spend cap also helps."
+        raise
+
+
+def attribution_of(*, job: FineTuningJob) -> Attribution:
+    """Return to whom the job is charged back: who started it, and its metadata."""
+    return attribution_of_actor(organization=job.organization_id, by=job.created_by, labels=job.metadata)
+
+
+def resume_hold_nano(*, job: FineTuningJob) -> int:
+    """Return what resuming sets aside: the cap less what is paid already."""
+    return job.spend_cap_nano - get_captured_nano(source=job.pk)
+
+
+def request_pause_at_cap(*, job: FineTuningJob, now: datetime.datetime) -> None:
+    """Ask the run to checkpoint and stop, because going on would cost more than the customer's cap.
+
+    A run that ends before it is asked succeeds: the event says what was asked, `pause_job` that it happened.
+    """
+    changed = FineTuningJob.objects.filter(pk=job.pk, pause_requested_at=None).update(
+        pause_requested_at=now, pause_requested_by="system"
+    )
+    if changed:
+        job.refresh_from_db()
+        try_advance(job, to="pausing", transitions=JOB_TRANSITIONS)
+        message = "The spend cap is close: asked the worker to save a checkpoint"
+        events.append(job, type="state", level="warn", message=message)
+
+
+def _settle(job: FineTuningJob, cost: int, status: str) -> None:
+    """Close the open hold: charge what earlier holds (closed at a pause) have not, and return the rest."""
+    rest = max(cost - get_captured_nano(source=job.pk), 0)
+    settle_hold(hold_id=job.hold_id, capture_nano=rest, by="system", reason=f"{job.pk} {status}")
+
+
+def _end_job(
+    job: FineTuningJob,
+    status: str,
+    gpu_ms: int,
+    now: datetime.datetime,
+    *,
+    message: str,
+    level: str = "info",
+    **changes: Any,
+) -> None:
+    cost = cost_of(job=job, gpu_ms=gpu_ms)
+    is_held = bool(job.hold_id) and job.status != "paused"
+    advance(
+        job,
+        to=status,
+        transitions=JOB_TRANSITIONS,
+        finished_at=now,
+        billed_gpu_ms=gpu_ms,
+        cost_nano=cost,
+        waiting_reason="",
+        **changes,
+    )
+    if is_held:
+        _settle(job, cost, status)
+    if not cost:
+        refund_source(organization=job.organization_id, source=job.pk, by="system", reason=f"{job.pk} {status}")
+    events.append(job, type="state", level=level, message=message, status=status, cost_nano=cost)
+    audit.record(
+        organization=job.organization_id,
+        by="system",
+        action=f"job.{status}",
+        target=job.pk,
+        billed_gpu_ms=gpu_ms,
+        cost_nano=cost,
+    )

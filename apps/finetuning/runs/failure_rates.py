@@ -1,0 +1,23 @@
+"""How often a pool's workers are lost, from its own runs: what the cadence of checkpoints is computed from."""
+
+import datetime
+from typing import Any
+
+from apps.finetuning.models import GpuPool, Run
+
+_WINDOW = datetime.timedelta(days=30)
+_MIN_FAILURES = 3  # fewer tell nothing; until then the cadence is the cautious one
+
+
+def seconds_between_failures(*, pool: GpuPool, now: datetime.datetime) -> float | None:
+    """Return the mean training time between two lost attempts of the pool; where too few were lost, what its operator
+    expects of a spot pool, and None elsewhere.
+
+    For claims, whose login sees every tenant: the machines are shared, and only the mean leaves.
+    """
+    runs = Run.objects.filter(pool=pool, training_started_at__isnull=False, finished_at__gte=now - _WINDOW)
+    ended: list[Any] = list(runs.values_list("status", "training_started_at", "finished_at"))
+    lost = sum(status == "lost" for status, _, _ in ended)
+    if lost < _MIN_FAILURES:
+        return 3600 / pool.interruptions_per_hour if pool.is_spot else None
+    return sum((finished - started).total_seconds() for _, started, finished in ended) / lost

@@ -1,0 +1,67 @@
+"""A judge model among the graders: which may be named, and the short-lived key with which a run's worker asks it."""
+
+import datetime
+from typing import Any
+
+import msgspec
+from django.conf import settings
+from django.db import transaction
+
+from apps.accounts.operations import issue_member_token
+from apps.accounts.queries import find_actor
+from apps.adapters.queries import get_version_by_name, list_versions
+from apps.catalog.queries import get_base_model, list_base_models
+from apps.contracts.evaluation import EvaluationPlan, GraderKind
+from apps.contracts.worker_api import JudgeAccess
+from apps.core.errors import InvalidValue, NotFound, PermissionDenied
+from apps.finetuning.runs.leases import Lease, lock_run
+
+# As long as a worker gives what follows training.
+KEY_LIFETIME = datetime.timedelta(minutes=30)
+_SILENT = ("refused", "files_only")
+_VERSIONS_OFFERED = 100
+_PARAM = "evaluation.grader"
+
+
+def list_judges(*, organization: Any) -> list[tuple[str, str]]:
+    """Return the models that may judge, name and label: the served base models, then the newest versions."""
+    bases = [(model.name, model.display_name) for model in list_base_models(only_installed=True)]
+    versions = list_versions(organization=organization).exclude(status__in=_SILENT)[:_VERSIONS_OFFERED]
+    return [
+        *bases,
+        *((version.model_name, f"{version.adapter.name}, {version.label}") for version in versions),
+    ]
+
+
+def require_judge(*, organization: Any, evaluation: Any) -> None:
+    """Raise InvalidValue where a plan's judge is no model that the organization can ask."""
+    plan = msgspec.convert(evaluation, EvaluationPlan | None)
+    if plan is None or plan.grader.kind is not GraderKind.JUDGE:
+        return
+    name = plan.grader.model
+    try:
+        if name.startswith("ft:"):
+            is_served = get_version_by_name(organization=organization, model_name=name).status not in _SILENT
+        else:
+            is_served = get_base_model(name=name).is_installed
+    except NotFound as missing:
+        raise InvalidValue(f"The judge {name!r} does not exist.", param=_PARAM) from missing
+    if not is_served:
+        raise InvalidValue(f"The judge {name!r} answers no requests here: name a model that is served.", param=_PARAM)
+
+
+@transaction.atomic
+def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
+    """Return how the run's worker asks its judge, in the name of whoever created the job.
+
+    Raises StaleLease, NotFound (the plan has no judge), PermissionDenied (that person may not use inference any more).
+    """
+    _, job = lock_run(lease=lease)
+    plan = msgspec.convert(job.requested.get("evaluation"), EvaluationPlan | None)
+    if plan is None or plan.grader.kind is not GraderKind.JUDGE:
+        raise NotFound("This run has no judge.")
+    maker = find_actor(organization=job.organization_id, actor=job.created_by)
+    if maker is None:
+        raise PermissionDenied("Who created the job has left, or the key that did was revoked.")
+    issued = issue_member_token(membership=maker, now=now, name=f"Judge of {job.pk}", lifetime=KEY_LIFETIME)
+    return JudgeAccess(url=f"{settings.PUBLIC_URL}/v1", key=issued.secret, model=plan.grader.model)

@@ -1,0 +1,276 @@
+"""Who may work on a run: claims, heartbeats and the reaper. Only the database's clock decides."""
+
+import datetime
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+from django.conf import settings
+from django.db import transaction
+
+from apps.catalog.queries import open_hub_token
+from apps.contracts.evaluation import EvaluationPlan
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, Hyperparameters, RunSpec
+from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, HeartbeatResponse
+from apps.core.database.clock import db_now
+from apps.core.database.transitions import advance, try_advance
+from apps.core.errors import DomainError, Status
+from apps.core.ids import new_id
+from apps.core.objects.store import store
+from apps.datasets.models import DatasetVersion
+from apps.finetuning import events
+from apps.finetuning.lifecycle import (
+    HEARTBEAT_SECONDS,
+    JOB_TRANSITIONS,
+    LEASE_SECONDS,
+    MAX_CHECKPOINT_SECONDS,
+    NO_LEASE,
+    RUN_HOLDING_LEASE,
+    RUN_TRANSITIONS,
+    SELF_FENCE_SECONDS,
+)
+from apps.finetuning.models import Checkpoint, FineTuningJob, Run, Worker
+from apps.finetuning.recipes.start_points import signed_ref, start_ref
+from apps.finetuning.runs import attempts, stalls
+from apps.finetuning.runs.failure_rates import seconds_between_failures
+from apps.finetuning.runs.queue_order import queue_order
+from apps.finetuning.runs.trackers import open_trackers
+from apps.finetuning.usage import charges
+from apps.finetuning.usage.quotas import reason_to_wait, try_lock_quota
+
+_URL_SECONDS = 3600
+_MIN_CHECKPOINT_SECONDS = 15.0
+# Placements of an estimate that keep the model whole on every GPU; the others lie in shards.
+_WHOLE_ON_EACH = {"single": "single", "ddp": "ddp"}
+
+
+class StaleLease(DomainError):
+    """The lease was given to somebody else, or ended: stop the child at once and forget the run."""
+
+    code = "stale_lease"
+    status = Status.STALE_LEASE
+
+
+@dataclass(frozen=True)
+class Lease:
+    """What a worker proves with each call under its lease."""
+
+    id: str
+    token: str
+
+
+@transaction.atomic
+def claim(
+    *, worker: Worker, base_models: tuple[str, ...] | None, software: Mapping[str, str] | None = None
+) -> ClaimResponse | None:
+    """Lease the next run of the worker's pool, or return None when nothing may start.
+
+    `software` is what the worker has installed now, where it says so.
+    """
+    now = db_now()
+    changed = {"software": dict(software)} if software and dict(software) != worker.software else {}
+    Worker.objects.filter(pk=worker.pk).update(last_seen_at=now, **changed)
+    worker.refresh_from_db()
+    if worker.kind != "trainer" or worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
+        return None
+    for candidate in queue_order(pool=worker.pool, now=now):
+        if response := _try_claim(candidate, worker, base_models, now):
+            return response
+    return None
+
+
+def _try_claim(
+    candidate: Run, worker: Worker, base_models: tuple[str, ...] | None, now: datetime.datetime
+) -> ClaimResponse | None:
+    """Lock as everybody does, job first, and pass over what another transaction is at."""
+    unlocked = FineTuningJob.objects.select_for_update(skip_locked=True, of=("self",))
+    jobs = unlocked.select_related("base_model", "training_file", "validation_file")
+    job = jobs.filter(pk=candidate.job_id, status="queued").first()
+    if job is None or (base_models is not None and job.base_model_id not in base_models):
+        return None
+    if job.gpu_count > max(1, len(worker.gpus)):
+        return None
+    run = Run.objects.select_for_update(skip_locked=True).filter(pk=candidate.pk, status="queued").first()
+    if run is None or not try_lock_quota(organization_id=run.organization_id):
+        return None
+    waiting = reason_to_wait(job=job, now=now)
+    if waiting != job.waiting_reason:
+        FineTuningJob.objects.filter(pk=job.pk).update(waiting_reason=waiting)
+    if waiting:
+        return None
+    return _lease(run, job, worker, now)
+
+
+def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime) -> ClaimResponse:
+    lease = Lease(id=new_id("lease"), token=secrets.token_urlsafe(32))
+    checkpoint = attempts.latest_checkpoint(job=job)
+    advance(
+        run,
+        to="leased",
+        transitions=RUN_TRANSITIONS,
+        lease_id=lease.id,
+        lease_token_sha256=sha256_hex(lease.token),
+        lease_expires_at=now + datetime.timedelta(seconds=LEASE_SECONDS),
+        heartbeat_at=now,
+        leased_at=now,
+        worker=worker,
+        resume_from=checkpoint,
+    )
+    try_advance(job, to="running", transitions=JOB_TRANSITIONS, started_at=job.started_at or now)
+    events.append(job, type="state", message=f"Claimed by a worker of {run.pool.name}", attempt=run.attempt)
+    return ClaimResponse(
+        spec=build_spec(run=run, job=job, checkpoint=checkpoint),
+        lease_id=lease.id,
+        lease_token=lease.token,
+        lease_seconds=LEASE_SECONDS,
+        heartbeat_seconds=HEARTBEAT_SECONDS,
+        self_fence_seconds=SELF_FENCE_SECONDS,
+        stall_seconds=settings.STALL_SECONDS,
+    )
+
+
+def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -> RunSpec:
+    """Return the frozen snapshot of the attempt, with URLs that expire."""
+    base = job.base_model
+    return RunSpec(
+        run_id=run.pk,
+        job_id=job.pk,
+        organization_id=job.organization_id,
+        attempt=run.attempt,
+        base_model=BaseModelRef(
+            id=base.pk,
+            name=base.name,
+            path=base.path or None,
+            repo=base.repo or None,
+            revision=base.revision or None,
+            files_sha256=base.files_sha256,
+            chat_template=base.chat_template,
+            chat_template_sha256=base.chat_template_sha256,
+            hub_token=open_hub_token(base_model=base),
+        ),
+        training=_dataset_ref(job.training_file),
+        validation=_dataset_ref(job.validation_file) if job.validation_file else None,
+        hyperparameters=msgspec.convert(job.hyperparameters, Hyperparameters),
+        resume_from=_checkpoint_ref(checkpoint) if checkpoint else None,
+        gpu_count=job.gpu_count,
+        parallelism=_WHOLE_ON_EACH.get(job.estimate.get("parallelism") or "single", "fsdp"),
+        start_from=start_ref(job=job, expires_seconds=_URL_SECONDS),
+        seconds_between_failures=seconds_between_failures(pool=run.pool, now=db_now()),
+        expected_training_seconds=job.estimate.get("train_seconds_p50"),
+        checkpoint_interval_seconds=checkpoint_interval(job.estimate.get("train_seconds_p50")),
+        estimated_peak_bytes=job.estimate.get("peak_bytes"),
+        evaluation=msgspec.convert(job.requested.get("evaluation"), EvaluationPlan | None),
+        exports=tuple(job.requested.get("exports") or ()),
+        trackers=open_trackers(job=job),
+    )
+
+
+def checkpoint_interval(estimated_seconds: float | None) -> int:
+    """Return the seconds between checkpoints: five a job, so that losing a worker costs a fifth of it at most.
+
+    Never more often than saving is worth (Young 1974: sqrt(2 x save x time between failures) for a save of one second
+    and a failure every two minutes), never less often than a customer would forgive.
+    """
+    return int(min(max((estimated_seconds or 0.0) / 5, _MIN_CHECKPOINT_SECONDS), MAX_CHECKPOINT_SECONDS))
+
+
+def _dataset_ref(version: DatasetVersion) -> DatasetRef:
+    url = store().signed_url(version.data_key, "GET", expires_seconds=_URL_SECONDS, base="internal")
+    return DatasetRef(
+        id=version.pk,
+        sha256=version.data_sha256,
+        bytes=version.data_bytes,
+        rows=version.rows or 0,
+        url=url,
+        kind=version.kind or "chat",
+    )
+
+
+def _checkpoint_ref(checkpoint: Checkpoint) -> CheckpointRef:
+    upload = checkpoint.upload
+    return signed_ref(
+        checkpoint.pk, checkpoint.step, upload.manifest, upload.manifest_sha256, upload.object_prefix, _URL_SECONDS
+    )
+
+
+@transaction.atomic
+def lock_run(*, lease: Lease) -> tuple[Run, FineTuningJob]:
+    """Lock and return the job and the run the lease is for, job first. Raises StaleLease."""
+    held = Run.objects.filter(
+        lease_id=lease.id,
+        lease_token_sha256=sha256_hex(lease.token),
+        status__in=RUN_HOLDING_LEASE,
+        worker__revoked_at=None,
+    )
+    job_id = held.values_list("job_id", flat=True).first()
+    if job_id is None:
+        raise StaleLease("This lease is not held any more.")
+    job = FineTuningJob.objects.select_for_update().get(pk=job_id)
+    run = held.select_for_update(of=("self",)).first()
+    if run is None:
+        raise StaleLease("This lease is not held any more.")
+    return run, job
+
+
+@transaction.atomic
+def heartbeat(*, lease: Lease, beat: HeartbeatRequest) -> HeartbeatResponse:
+    """Prolong the lease and say whether somebody asked the run to stop. Raises StaleLease."""
+    run, job = lock_run(lease=lease)
+    now = db_now()
+    changes = stalls.note_beat(run=run, beat=beat, now=now) | {
+        "lease_expires_at": now + datetime.timedelta(seconds=LEASE_SECONDS),
+        "heartbeat_at": now,
+    }
+    Run.objects.filter(pk=run.pk).update(**changes)
+    Worker.objects.filter(pk=run.worker_id).update(last_seen_at=now)
+    if _is_at_cap(job, run, beat, now):
+        attempts.request_pause_at_cap(job=job, now=now)
+    is_draining = run.worker is not None and run.worker.drain_requested_at is not None
+    return HeartbeatResponse(
+        lease_seconds=LEASE_SECONDS,
+        is_cancel_requested=job.cancel_requested_at is not None,
+        is_pause_requested=job.pause_requested_at is not None,
+        is_drain_requested=is_draining,
+    )
+
+
+def _is_at_cap(job: FineTuningJob, run: Run, beat: HeartbeatRequest, now: datetime.datetime) -> bool:
+    if beat.training_seconds <= 0 or job.pause_requested_at or job.cancel_requested_at:
+        return False
+    passed = (now - run.training_started_at).total_seconds() if run.training_started_at else 0.0
+    trained_ms = int(min(beat.training_seconds, passed) * 1000) * job.gpu_count
+    return charges.is_at_cap(job=job, gpu_ms=charges.billed_ms(job=job, before=run) + trained_ms)
+
+
+def reclaim_expired_leases() -> int:
+    """Take runs from workers that fell silent and queue their successors; return how many were taken."""
+    expired = Run.objects.filter(status__in=RUN_HOLDING_LEASE, lease_expires_at__lt=db_now())
+    return sum(_reclaim(run_id) for run_id in expired.values_list("pk", flat=True))
+
+
+@transaction.atomic
+def _reclaim(run_id: str) -> bool:
+    job_id = Run.objects.values_list("job_id", flat=True).get(pk=run_id)
+    job = FineTuningJob.objects.select_for_update().get(pk=job_id)
+    run = Run.objects.get(pk=run_id)
+    now = db_now()
+    is_lost = try_advance(
+        run,
+        to="lost",
+        transitions=RUN_TRANSITIONS,
+        guard={"lease_expires_at__lt": now},
+        finished_at=now,
+        failure_code=FailureCode.WORKER_LOST,
+        **NO_LEASE,
+    )
+    if is_lost:
+        events.append(job, type="state", level="warn", message="The worker fell silent", attempt=run.attempt)
+        attempts.continue_or_give_up(job=job, run=run, code=FailureCode.WORKER_LOST, now=now)
+    return is_lost
+
+
+def sha256_hex(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,75 @@
+"""What a finished run took beside its estimate: one row, written in the transaction that ends the run."""
+
+import datetime
+from typing import Any
+
+import msgspec
+
+from apps.catalog.models import BaseModel
+from apps.estimates.calibration import PHYSICS
+from apps.estimates.requests import Correction
+from apps.finetuning.models import CalibrationPoint, FineTuningJob, Run
+from apps.finetuning.quotes.computation import architecture_of
+from apps.finetuning.usage.charges import trained_ms
+
+# Field of the row -> member of the estimate kept with the job.
+_ESTIMATED = {
+    "estimated_seconds": "train_seconds_p50",
+    "estimated_seconds_p10": "train_seconds_p10",
+    "estimated_seconds_p90": "train_seconds_p90",
+    "estimated_tokens_per_second": "tokens_per_second",
+    "estimated_peak_bytes": "peak_bytes",
+    "estimated_peak_bytes_p10": "peak_bytes_p10",
+    "estimated_peak_bytes_p90": "peak_bytes_p90",
+    "estimated_cost_nano": "cost_nano_p50",
+    "estimated_cost_nano_p10": "cost_nano_p10",
+    "estimated_cost_nano_p90": "cost_nano_p90",
+}
+
+
+def record_success(*, run: Run, job: FineTuningJob, tokens: int | None, now: datetime.datetime) -> None:
+    """Keep what the job took. Call when the job is billed: time and cost are those of all its attempts."""
+    seconds = trained_ms(job=job) / 1000 / job.gpu_count
+    _record(
+        run,
+        job,
+        outcome="succeeded",
+        actual_seconds=seconds or None,
+        wall_seconds=(now - job.started_at).total_seconds() if job.started_at else None,
+        actual_tokens_per_second=tokens / seconds if tokens and seconds else None,
+        actual_peak_bytes=max((each.peak_memory_bytes or 0 for each in job.runs.all()), default=0) or None,
+        actual_cost_nano=job.cost_nano,
+    )
+
+
+def record_out_of_memory(*, run: Run, job: FineTuningJob) -> None:
+    """Keep that a run did not fit though it was quoted to: how much it would have needed nobody knows."""
+    _record(run, job, outcome="out_of_memory")
+
+
+def _record(run: Run, job: FineTuningJob, *, outcome: str, **actual: Any) -> None:
+    correction = job.estimate.get("correction") or {}
+    CalibrationPoint.objects.create(
+        organization_id=job.organization_id,
+        run=run,
+        pool_id=run.pool_id,
+        outcome=outcome,
+        family=job.estimate.get("family", ""),
+        method=job.method,
+        attempts=run.attempt,
+        physics=job.estimate.get("physics", ""),
+        version=correction.get("version", 0),
+        time_factor=correction.get("time_factor", 1.0),
+        memory_factor=correction.get("memory_factor", 1.0),
+        **{field: job.estimate.get(member) or None for field, member in _ESTIMATED.items()},
+        **actual,
+    )
+
+
+def provenance(*, base_model: BaseModel, correction: Correction | None) -> dict[str, Any]:
+    """Return what the estimate kept with a job must say of itself to be learned from, at the moment of launch."""
+    return {
+        "physics": PHYSICS,
+        "family": architecture_of(base_model).model_type,
+        "correction": msgspec.to_builtins(correction),
+    }

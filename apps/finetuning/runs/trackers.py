@@ -1,0 +1,143 @@
+"""Weights & Biases and MLflow by the customer's own key: kept sealed for the organization, opened for a run's worker.
+
+A job names where to report, never a key. A key taken away meanwhile leaves the job to run without it.
+"""
+
+import datetime
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from apps.contracts.addresses.customer_servers import check_server
+from apps.contracts.runs import Tracker
+from apps.core import audit
+from apps.core.errors import InvalidValue, NotFound
+from apps.core.ids import new_id
+from apps.core.secrets.sealing import place_of, seal, unseal
+from apps.finetuning.models import FineTuningJob, TrackerKey
+
+NAMES = {"wandb": "Weights & Biases", "mlflow": "MLflow"}
+_MAX_TAGS, _MAX_NAME, _SHORTEST_KEY, _MAX_KEY = 20, 128, 8, 400
+_PRINTABLE = re.compile(r"[\x21-\x7e]+")
+_HINT = 4
+
+
+class Integration(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """One of a job's `integrations`, under the name of its type: OpenAI's members of W&B, for MLflow too."""
+
+    project: str
+    name: str | None = None
+    entity: str | None = None
+    tags: list[str] = []
+
+
+def list_tracker_keys(*, organization: Any) -> list[TrackerKey]:
+    return list(TrackerKey.objects.for_organization(organization).order_by("kind"))
+
+
+def store_tracker_key(
+    *, organization: Any, kind: str, secret: str, url: str, by: str, now: datetime.datetime
+) -> TrackerKey:
+    """Keep the organization's key of a tracker, in place of the one before. Raises InvalidValue."""
+    _require_kind(kind)
+    if not _SHORTEST_KEY <= len(secret) <= _MAX_KEY or not _PRINTABLE.fullmatch(secret):
+        raise InvalidValue("A key has 8 to 400 characters and no spaces.", param="key")
+    if kind == "mlflow":
+        _require_server(url)
+    elif url:
+        raise InvalidValue("Only MLflow has a server of your own.", param="url")
+    found = TrackerKey.objects.for_organization(organization).select_for_update().filter(kind=kind).first()
+    row = found or TrackerKey(id=new_id("trk"), organization_id=getattr(organization, "pk", organization), kind=kind)
+    row.secret_sealed, row.hint, row.url = seal(secret, place=_place(row)), secret[-_HINT:], url
+    row.updated_by, row.updated_at = by, now
+    row.save()
+    audit.record(organization=organization, by=by, action="tracker_key.stored", target=row.pk, kind=kind, url=url)
+    return row
+
+
+def remove_tracker_key(*, organization: Any, kind: str, by: str) -> None:
+    """Forget a key; jobs that report with it go on without. Raises NotFound."""
+    row = TrackerKey.objects.for_organization(organization).filter(kind=kind).first()
+    if row is None:
+        raise NotFound(f"No key of {NAMES.get(kind, kind)} is stored.", param="kind")
+    audit.record(organization=organization, by=by, action="tracker_key.removed", target=row.pk, kind=kind)
+    row.delete()
+
+
+def check_integrations(*, organization: Any, asked: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a job's `integrations` as they are kept. Raises InvalidValue naming the one at fault."""
+    stored = {row.kind for row in list_tracker_keys(organization=organization)} if asked else set()
+    kept: list[dict[str, Any]] = []
+    for index, given in enumerate(asked):
+        kind, param = str(given.get("type")), f"integrations[{index}]"
+        _require_kind(kind, param=f"{param}.type")
+        if any(one["type"] == kind for one in kept):
+            raise InvalidValue(f"{NAMES[kind]} is named twice.", param=f"{param}.type")
+        chosen = _integration(given, kind, param)
+        if kind not in stored:
+            message = (
+                f"No key of {NAMES[kind]} is stored: add yours under Tracking or with PUT /api/v1/integrations/{kind}."
+            )
+            raise InvalidValue(message, param=param)
+        kept.append({"type": kind, kind: msgspec.to_builtins(chosen)})
+    return kept
+
+
+def open_trackers(*, job: FineTuningJob) -> tuple[Tracker, ...]:
+    """Return where the job's worker reports to, keys opened. Never log or show it. Raises SealBroken."""
+    asked = job.requested.get("integrations") or []
+    rows = {row.kind: row for row in list_tracker_keys(organization=job.organization_id)} if asked else {}
+    found = []
+    for given in asked:
+        if row := rows.get(given["type"]):
+            chosen = given[row.kind]
+            found.append(
+                Tracker(
+                    kind=row.kind,
+                    project=chosen["project"],
+                    name=chosen.get("name") or job.suffix or job.pk,
+                    entity=chosen.get("entity"),
+                    tags=tuple(chosen.get("tags") or ()),
+                    url=row.url,
+                    secret=unseal(bytes(row.secret_sealed), place=_place(row)),
+                )
+            )
+    return tuple(found)
+
+
+def _integration(given: Mapping[str, Any], kind: str, param: str) -> Integration:
+    if unknown := set(given) - {"type", kind}:
+        name = min(unknown)
+        raise InvalidValue(f"'{param}' takes type and {kind}, nothing else.", param=f"{param}.{name}")
+    try:
+        chosen = msgspec.convert(given.get(kind), Integration)
+    except msgspec.ValidationError as error:
+        text = f"'{param}.{kind}' takes project, a string, and if you like name, entity (strings) and tags (a list)."
+        raise InvalidValue(text, param=f"{param}.{kind}") from error
+    names = [chosen.project, chosen.name or "-", chosen.entity or "-", *chosen.tags]
+    if len(chosen.tags) > _MAX_TAGS or not all(name.strip() and len(name) <= _MAX_NAME for name in names):
+        raise InvalidValue(
+            f"Names have 1 to {_MAX_NAME} characters, and there are up to {_MAX_TAGS} tags.",
+            param=f"{param}.{kind}",
+        )
+    return chosen
+
+
+def _require_kind(kind: str, *, param: str = "kind") -> None:
+    if kind not in NAMES:
+        offered = ", ".join(repr(name) for name in NAMES)
+        raise InvalidValue(f"'{kind[:60]}' is no tracker known here: use {offered}.", param=param)
+
+
+def _require_server(url: str) -> None:
+    """Refuse what cannot be public; where a name leads is checked on the worker, each time it is called."""
+    try:
+        check_server(url)
+    except ValueError as error:
+        raise InvalidValue(str(error), param="url") from error
+
+
+def _place(row: TrackerKey) -> bytes:
+    return place_of(table="finetuning_trackerkey", column="secret_sealed", row_id=row.pk)

@@ -1,0 +1,146 @@
+"""Limits of an organization: checked when a job is created, and again when a worker would start it."""
+
+import datetime
+from collections.abc import Sequence
+from typing import Any
+
+from django.conf import settings
+from django.db.models import Q, QuerySet, Sum
+
+from apps.accounts.shares import get_share_holder, give_own_share, list_sharing, share_of
+from apps.billing.queries import has_had_credit
+from apps.core import audit
+from apps.core.database import locks
+from apps.core.errors import QuotaExceeded
+from apps.finetuning.lifecycle import JOB_TERMINAL, RUN_HOLDING_LEASE
+from apps.finetuning.models import FineTuningJob, Quota, Run
+from apps.finetuning.usage.occupancy import held_gpu_seconds
+
+LIMITS = (
+    "concurrent_gpus", "queued_jobs", "gpu_seconds_per_month", "storage_bytes", "requests_per_minute",
+    "tokens_per_minute", "concurrent_requests", "weight",
+)  # fmt: skip
+
+
+def get_quota(*, organization: Any) -> Quota:
+    """Return the organization's limits; when an operator has set none, the defaults, or those of settings.UNPAID_LIMITS
+    as long as it had no credit: it has paid nothing, and no operator has granted it anything."""
+    organization_id = getattr(organization, "pk", organization)
+    found = Quota.objects.filter(organization_id=organization_id).first()
+    if found is not None:
+        return found
+    limits = {} if has_had_credit(organization=organization_id) else settings.UNPAID_LIMITS
+    return Quota(organization_id=organization_id, **limits)
+
+
+def set_quota(*, organization: Any, by: str, now: datetime.datetime, **limits: int | None) -> Quota:
+    """Set the named limits and leave the others. None lifts a limit. They are the organization's own from then on."""
+    organization_id = getattr(organization, "pk", organization)
+    give_own_share(organization=organization_id)
+    changes = {name: limits[name] for name in LIMITS if name in limits}
+    quota, _ = Quota.objects.update_or_create(
+        organization_id=organization_id, defaults=changes | {"updated_by": by, "updated_at": now}
+    )
+    audit.record(organization=organization_id, by=by, action="quota.set", target=quota.pk, **changes)
+    return quota
+
+
+def used_gpu_seconds(*, organization: Any, now: datetime.datetime) -> int:
+    """Return the GPU-seconds that attempts held since the start of the month (UTC), from claim to end."""
+    return _used_gpu_seconds([getattr(organization, "pk", organization)], now)
+
+
+def _used_gpu_seconds(organizations: Sequence[str], now: datetime.datetime) -> int:
+    month = now.astimezone(datetime.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    runs = Run.objects.filter(organization_id__in=organizations)
+    return int(sum(held_gpu_seconds(runs, by="job_id", begin=month, end=now).values()))
+
+
+def require_place_for_job(*, organization: Any, but: FineTuningJob | None = None) -> None:
+    """Raise QuotaExceeded when the organization has as many unfinished jobs as it may; `but` is not counted.
+
+    Until the transaction ends no other job that counts for the same limits is created, admitted or started.
+    """
+    organization_id = getattr(organization, "pk", organization)
+    locks.lock(_lock_name(organization_id))
+    limit = get_quota(organization=organization_id).queued_jobs
+    with share_of(organization_id) as organizations:
+        count = _unfinished_jobs(organizations, but).count()
+    if limit is not None and count >= limit:
+        raise QuotaExceeded(
+            f"Your organization already has {count} unfinished jobs{_together(organizations)} and its limit is "
+            f"{limit}: wait for one to finish, cancel one, or ask the operator for more."
+        )
+
+
+def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.datetime) -> None:
+    """Raise QuotaExceeded when a new job of about so many GPU-seconds passes a limit; the message says which.
+
+    Until the transaction ends no other job that counts for the same limits is admitted or started: none counts on the
+    same room.
+    """
+    require_place_for_job(organization=job.organization_id, but=job)
+    quota = get_quota(organization=job.organization_id)
+    if quota.concurrent_gpus is not None and job.gpu_count > max(quota.concurrent_gpus, 1):
+        raise QuotaExceeded(
+            f"This job needs {job.gpu_count} GPUs at once and your organization may use {quota.concurrent_gpus}: "
+            "choose fewer, or ask the operator for more.",
+            param="compute.gpu_count",
+        )
+    with share_of(job.organization_id) as organizations:
+        used = _used_gpu_seconds(organizations, now)
+        promised = _expected_seconds(_unfinished_jobs(organizations, job), now)
+    if quota.gpu_seconds_per_month is not None and used + promised + seconds > quota.gpu_seconds_per_month:
+        raise QuotaExceeded(
+            f"This job needs about {seconds:.0f} GPU-seconds; of {quota.gpu_seconds_per_month} this month {used} are "
+            f"used and about {promised:.0f} promised to your unfinished jobs{_together(organizations)}: "
+            "choose a smaller job, or ask the operator for more."
+        )
+
+
+def try_lock_quota(*, organization_id: str) -> bool:
+    """Take the limits of the organization for this transaction; False when another is counting by them."""
+    return locks.try_lock(_lock_name(organization_id))
+
+
+def reason_to_wait(*, job: FineTuningJob, now: datetime.datetime) -> str:
+    """Return why this queued job may not start now, or "" when it may. Hold the lock of `try_lock_quota`."""
+    quota = get_quota(organization=job.organization_id)
+    organizations = list(list_sharing(organizations=[job.organization_id]))
+    running = Run.objects.filter(organization_id__in=organizations, status__in=RUN_HOLDING_LEASE)
+    taken = running.aggregate(total=Sum("job__gpu_count"))["total"] or 0
+    if quota.concurrent_gpus is not None and taken + job.gpu_count > quota.concurrent_gpus:
+        wanted = "one" if job.gpu_count == 1 else str(job.gpu_count)
+        return f"Waiting for {wanted} of your {quota.concurrent_gpus} concurrent GPUs to come free."
+    if quota.gpu_seconds_per_month is None:
+        return ""
+    used = _used_gpu_seconds(organizations, now)
+    expected = _expected_seconds(FineTuningJob.objects.filter(Q(pk__in=running.values("job_id")) | Q(pk=job.pk)), now)
+    if used + expected > quota.gpu_seconds_per_month:
+        return f"Waiting for next month: your {quota.gpu_seconds_per_month} GPU-seconds of this one are used or in use."
+    return ""
+
+
+def _expected_seconds(jobs: QuerySet[FineTuningJob], now: datetime.datetime) -> float:
+    """Return the GPU-seconds that unfinished jobs will yet hold, by their estimates."""
+    held = held_gpu_seconds(Run.objects.filter(job__in=jobs), by="job_id", begin=None, end=now)
+    rows = jobs.values_list("pk", "estimate", "gpu_count")
+    return sum(max(_seconds_of(estimate) * gpus - held.get(pk, 0.0), 0.0) for pk, estimate, gpus in rows)
+
+
+def _seconds_of(estimate: dict[str, Any]) -> float:
+    return estimate.get("run_seconds_p50") or estimate.get("train_seconds_p50") or 0.0
+
+
+def _unfinished_jobs(organizations: Sequence[str], but: FineTuningJob | None) -> QuerySet[FineTuningJob]:
+    jobs = FineTuningJob.objects.filter(organization_id__in=organizations).exclude(status__in=JOB_TERMINAL)
+    return jobs.exclude(pk=but.pk) if but else jobs
+
+
+def _together(organizations: Sequence[str]) -> str:
+    """Return what a message adds where several organizations count for one limit."""
+    return " (all organizations of its founder count until it pays)" if len(organizations) > 1 else ""
+
+
+def _lock_name(organization_id: str) -> str:
+    return f"quota:{get_share_holder(organization=organization_id)}"

@@ -1,0 +1,63 @@
+"""What each organization keeps: files, checkpoints, adapters and their other forms. Billed by the hour, and limited."""
+
+import datetime
+from typing import Any
+
+from django.db.models import Sum
+
+from apps.accounts.models import Organization
+from apps.accounts.shares import share_of
+from apps.adapters.models import AdapterVersion
+from apps.billing.usage.storage import record_storage
+from apps.core.errors import QuotaExceeded
+from apps.datasets.queries import storage_used_bytes
+from apps.finetuning.models import Checkpoint
+from apps.finetuning.usage.quotas import get_quota
+
+
+def stored_bytes(*, organization: Any, but_upload: str = "") -> int:
+    """Return the bytes that files, kept checkpoints, adapters and exports occupy now; `but_upload` is not counted."""
+    checkpoints = Checkpoint.objects.for_organization(organization).filter(deleted_at=None)
+    adapters = AdapterVersion.objects.for_organization(organization).filter(deleted_at=None)
+    exports = adapters.exclude(exports=[]).values_list("exports", flat=True)
+    return (
+        storage_used_bytes(organization=organization, but_upload=but_upload)
+        + (checkpoints.aggregate(total=Sum("bytes"))["total"] or 0)
+        + (adapters.aggregate(total=Sum("bytes"))["total"] or 0)
+        + sum(export["bytes"] for made in exports for export in made)
+    )
+
+
+def counted_bytes(*, organization: Any, but_upload: str = "") -> int:
+    """Return what counts against the organization's limit: what it stores, and those that share the limit with it."""
+    with share_of(organization) as organizations:
+        return sum(stored_bytes(organization=each, but_upload=but_upload) for each in organizations)
+
+
+def left_bytes(*, organization: Any, but_upload: str = "") -> int | None:
+    """Return what the organization may still store, None where an operator has lifted its limit."""
+    limit = get_quota(organization=organization).storage_bytes
+    return None if limit is None else max(0, limit - counted_bytes(organization=organization, but_upload=but_upload))
+
+
+def require_any_storage(*, organization: Any) -> None:
+    """Raise QuotaExceeded when nothing more may be stored: what a job makes would have no place.
+
+    How much that is shows only at its end, and what was trained is then kept, above the limit if need be.
+    """
+    if left_bytes(organization=organization) == 0:
+        raise QuotaExceeded(
+            "Your organization's storage is full, so there is no room for what the job makes: delete files or models "
+            "you no longer need, or ask the operator for more."
+        )
+
+
+def sample_storage(*, now: datetime.datetime) -> int:
+    """Record the hour's sample of every organization that has none; return how many were added. Safe to repeat.
+
+    A suspended organization cannot delete anything, so what it keeps costs it nothing meanwhile.
+    """
+    return sum(
+        record_storage(organization=each, byte_count=stored_bytes(organization=each), at=now)
+        for each in Organization.objects.filter(suspended_at=None).order_by("pk")
+    )

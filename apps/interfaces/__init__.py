@@ -1,0 +1,1 @@
+"""The ways in: web, public API, worker API, gateway, operator console and command line."""

@@ -1,0 +1,1 @@
+"""Anneal's own API under /api/v1."""

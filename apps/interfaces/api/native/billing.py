@@ -1,0 +1,33 @@
+"""What the key's organization has, what it was charged, and that its books balance."""
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.accounts.roles import Permission
+from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
+from apps.core.money import usd_decimal
+from apps.interfaces.api.views import ApiView
+
+
+class BillingView(ApiView):
+    required_scope = {"GET": Permission.VIEW}
+
+    def get(self, request: Request) -> Response:
+        """Return balance, spending and the sum of the organization's ledger entries, which is zero.
+
+        Usage is charged every few seconds: `unrated_requests` counts those recorded and not charged yet.
+        """
+        balance = get_balance(organization=self.organization)
+        spending = get_spending(organization=self.organization)
+        return Response(
+            {
+                "object": "billing",
+                "available_usd": usd_decimal(balance.available_nano),
+                "held_usd": usd_decimal(balance.held_nano),
+                "ledger_sum_nano": get_ledger_sum_nano(),
+                "tokens_billed": spending.tokens_billed,
+                "unrated_requests": spending.unrated_requests,
+                "inference_usd": usd_decimal(spending.inference_nano),
+                "training_usd": usd_decimal(spending.training_nano),
+            }
+        )

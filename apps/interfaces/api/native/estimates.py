@@ -1,0 +1,205 @@
+"""POST /api/v1/estimates: what a job would need, take and cost on each pool, before anything is started."""
+
+import datetime
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from django.utils.dateparse import parse_datetime
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.catalog.queries import get_base_model
+from apps.contracts.runs import Method
+from apps.core.database.clock import db_now
+from apps.core.errors import InvalidValue
+from apps.core.money import usd_decimal
+from apps.datasets.queries import find_token_count, get_version
+from apps.estimates.ranking import Ranking
+from apps.finetuning.jobs.files import data_facts, require_objective, require_ready
+from apps.finetuning.quotes.computation import snapshot
+from apps.finetuning.quotes.delivery import Delivery, deliver
+from apps.finetuning.quotes.options import PoolQuote, Remedy, finish_seconds, rank_quotes
+from apps.finetuning.quotes.queries import get_quotes
+from apps.finetuning.recipes.completion import choose
+from apps.interfaces.api.requests.parsers import read_body
+from apps.interfaces.api.requests.recipes import LoraChoice, adapter_fields, parse_method, parse_objective
+from apps.interfaces.api.requests.sent_names import as_sent
+from apps.interfaces.api.views import ApiView
+
+
+class MethodType(msgspec.Struct, forbid_unknown_fields=True):
+    type: str
+
+
+class EstimateRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """`needed_by`: when the adapter must be there, as Unix seconds or RFC 3339; the recommendation keeps to it."""
+
+    model: str
+    training_file: str
+    quantization: str | None = None
+    lora: LoraChoice | None = None
+    recipe: dict[str, Any] | None = None
+    method: MethodType | None = None
+    needed_by: int | str | None = None
+    exports: list[Literal["merged_16bit", "gguf"]] | None = None
+
+
+class Estimates(ApiView):
+    required_scope = {"POST": "view"}
+
+    def post(self, request: Request) -> Response:
+        body = read_body(request.data, EstimateRequest)
+        with as_sent(request.data):
+            return Response(self._estimate(body))
+
+    def _estimate(self, body: EstimateRequest) -> dict[str, Any]:
+        now = db_now()
+        needed_by = parse_needed_by(body.needed_by, now)
+        base_model = get_base_model(name=body.model)
+        version = get_version(organization=self.organization, id=body.training_file, param="training_file")
+        require_ready(version, "training_file")
+        given = dict(body.recipe or {})
+        method = parse_method(body.quantization, given.pop("method", None))
+        recipe = choose(
+            base_model=base_model,
+            method=method,
+            asked=adapter_fields(body.lora) | given,
+            objective=require_objective(parse_objective(body.method.type if body.method else None), version),
+            data=data_facts(
+                version=version,
+                validation=None,
+                count=find_token_count(version=version, base_model=base_model),
+            ),
+        ).hyperparameters
+        quotes = get_quotes(base_model=base_model, version=version, recipe=recipe, now=now)
+        delivery = deliver(
+            organization=self.organization, base_model=base_model, recipe=recipe, exports=body.exports or []
+        )
+        return {
+            "object": "estimate",
+            "model": base_model.name,
+            "training_file": version.pk,
+            "recipe": msgspec.to_builtins(recipe),
+            "delivery": delivery_object(delivery),
+        } | options_object(quotes, needed_by=needed_by, now=now)
+
+
+def parse_needed_by(value: int | str | None, now: datetime.datetime) -> datetime.datetime | None:
+    """Return the moment asked for. Raises InvalidValue for what is none, has no time zone or lies in the past."""
+    if value is None:
+        return None
+    moment = _moment(value)
+    if moment is None or moment.tzinfo is None:
+        text = "needed_by must be Unix seconds, or RFC 3339 with a time zone, such as 2030-05-01T17:45:00Z."
+        raise InvalidValue(text, param="needed_by")
+    if moment <= now:
+        raise InvalidValue("needed_by lies in the past: give a moment to come.", param="needed_by")
+    return moment
+
+
+def _moment(value: int | str) -> datetime.datetime | None:
+    try:
+        return parse_datetime(value) if isinstance(value, str) else datetime.datetime.fromtimestamp(value, datetime.UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def options_object(
+    quotes: Sequence[PoolQuote], *, needed_by: datetime.datetime | None, now: datetime.datetime
+) -> dict[str, Any]:
+    """Return the options with their badges. `pools` has one entry for each pool and sensible number of GPUs."""
+    deadline_seconds = (needed_by - now).total_seconds() if needed_by else None
+    ranking = rank_quotes(quotes, deadline_seconds=deadline_seconds)
+    return {
+        "needed_by": int(needed_by.timestamp()) if needed_by else None,
+        "recommended": ranking.recommended,
+        "cheapest": ranking.cheapest,
+        "fastest": ranking.fastest,
+        "pareto_front": list(ranking.front),
+        "pools": [option_object(quoted, ranking, deadline_seconds) for quoted in quotes],
+    }
+
+
+def option_object(quoted: PoolQuote, ranking: Ranking, deadline_seconds: float | None) -> dict[str, Any]:
+    """Return one row of the table; money in dollars as decimal strings, exact.
+
+    `cost_usd` holds the minimum charge; `least_cap_usd` is the least that `budget.max_cost_usd` may be.
+    `finish_seconds` run from now, with queue, start-up and download; where no worker is online, as if one were free.
+    """
+    estimate, finish = quoted.estimate, finish_seconds(quoted.estimate)
+    badges = [name for name in ("recommended", "cheapest", "fastest") if getattr(ranking, name) == quoted.key]
+    meets = None if deadline_seconds is None or finish is None else finish[2] <= deadline_seconds
+    return {
+        "id": quoted.key,
+        "pool": quoted.pool.name,
+        "gpu_count": quoted.gpu_count,
+        "gpu_type": quoted.pool.gpu_type.name,
+        "region": quoted.pool.region,
+        "is_spot": quoted.pool.is_spot,
+        "expected_interruptions": estimate.interruptions if quoted.pool.is_spot else None,
+        "is_launchable": quoted.is_launchable,
+        "block_reason": quoted.block_reason or None,
+        "live_workers": quoted.live_workers,
+        "badges": badges,
+        "meets_needed_by": meets,
+        "hold_usd": usd(quoted.cap_nano),
+        "least_cap_usd": usd(quoted.least_cap_nano),
+        "cost_usd": _percentiles([usd(getattr(estimate, f"cost_nano_{name}")) for name in _PERCENTILES]),
+        "cost_usd_per_million_trained_tokens": usd(estimate.cost_nano_per_million_trained_tokens),
+        "price_usd_per_hour": usd(quoted.price.price_nano * 3_600_000 // quoted.price.per) if quoted.price else None,
+        "finish_seconds": _percentiles(finish) if finish else None,
+        "ways_to_fit": [_remedy_object(way) for way in quoted.ways],
+        "estimate": snapshot(estimate),
+    }
+
+
+def delivery_object(delivery: Delivery) -> dict[str, Any]:
+    """Return in which forms the result arrives and what each costs, before anything is launched."""
+    per_million = (delivery.input_nano_per_million, delivery.output_nano_per_million)
+    return {
+        "delivered_as": delivery.delivered_as,
+        "is_served": delivery.is_served,
+        "may_be_served": delivery.may_be_served,
+        "reason": delivery.reason,
+        "files": [
+            {
+                "kind": files.kind,
+                "bytes": files.bytes,
+                "price_usd": usd(files.price_nano),
+                "storage_usd_per_month": usd(files.storage_nano_per_month),
+            }
+            for files in delivery.files
+        ],
+        "serving_usd_per_million_tokens": dict(zip(("input", "output"), map(usd, per_million), strict=True)),
+    }
+
+
+def _remedy_object(way: Remedy) -> dict[str, Any]:
+    """`changes` are fields of the request to set, such as {"quantization": "nf4"}; `pool` is one to take instead."""
+    changes: dict[str, Any] = {}
+    if method := way.changes.get("method"):
+        changes["quantization"] = "nf4" if method == Method.QLORA else "none"
+    if recipe := {name: value for name, value in way.changes.items() if name != "method"}:
+        changes["recipe"] = recipe
+    return {
+        "key": way.fix.key,
+        "text": way.fix.text,
+        "peak_bytes": way.fix.peak_bytes,
+        "changes": changes,
+        "pool": way.pool,
+        "cost_usd": usd(way.cost_nano),
+        "note": way.note or None,
+    }
+
+
+_PERCENTILES = ("p10", "p50", "p90")
+
+
+def _percentiles(values: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(_PERCENTILES, values, strict=True))
+
+
+def usd(nano: int | None) -> str | None:
+    """Return an exact amount in dollars, None for none."""
+    return None if nano is None else usd_decimal(nano)

@@ -1,0 +1,50 @@
+"""/api/v1/models/{model}/licence: whether a base model's licence must be accepted, and accepting it."""
+
+from typing import Any
+
+import msgspec
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.accounts.roles import Permission
+from apps.catalog.licences import accept_licence, find_acceptance
+from apps.catalog.models import BaseModel
+from apps.catalog.queries import get_base_model
+from apps.core.database.clock import db_now
+from apps.interfaces.api.requests.parsers import read_body
+from apps.interfaces.api.views import ApiView
+
+
+class AcceptLicence(msgspec.Struct, forbid_unknown_fields=True):
+    """`licence` repeats the name that GET answers with."""
+
+    licence: str
+
+
+class ModelLicence(ApiView):
+    """Accepting counts for the whole organization and is kept with who did it, and when."""
+
+    required_scope = {"GET": Permission.VIEW, "POST": Permission.JOB_WRITE}
+
+    def get(self, request: Request, model: str) -> Response:
+        return Response(self._object(get_base_model(name=model)))
+
+    def post(self, request: Request, model: str) -> Response:
+        base_model = get_base_model(name=model)
+        asked = read_body(request.data, AcceptLicence)
+        accept_licence(
+            organization=self.organization, base_model=base_model, licence=asked.licence, by=self.actor, now=db_now()
+        )
+        return Response(self._object(base_model))
+
+    def _object(self, base_model: BaseModel) -> dict[str, Any]:
+        accepted = find_acceptance(organization=self.organization, base_model=base_model)
+        return {
+            "object": "model.licence",
+            "model": base_model.name,
+            "licence": base_model.licence,
+            "url": base_model.licence_url or None,
+            "must_be_accepted": base_model.demands_acceptance,
+            "accepted_at": int(accepted.accepted_at.timestamp()) if accepted else None,
+            "accepted_by": accepted.accepted_by if accepted else None,
+        }

@@ -1,0 +1,58 @@
+"""GET /api/v1/models/{model}/limits: what may be asked of a model, and what is chosen when nothing is."""
+
+from typing import Any
+
+import msgspec
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.accounts.roles import Permission
+from apps.catalog.models import BaseModel
+from apps.contracts.runs import Method, Objective
+from apps.finetuning.recipes.completion import choose
+from apps.finetuning.recipes.limits import Kind, Limit, get_limits
+from apps.finetuning.recipes.start_points import find_start_point
+from apps.interfaces.api.views import ApiView
+
+
+class ModelLimits(ApiView):
+    """Of a base model, or of a fine-tuned one to continue: then the adapter's shape is part of the choice."""
+
+    required_scope = {"GET": Permission.VIEW}
+
+    def get(self, request: Request, model: str) -> Response:
+        beginning = find_start_point(organization=self.organization, model=model)
+        limits = get_limits(base_model=beginning.base_model)
+        return Response(
+            {
+                "object": "model.limits",
+                "model": model,
+                "base_model": beginning.base_model.name,
+                "objectives": list(limits.objectives),
+                "kinds": [_kind_object(kind, beginning.base_model) for kind in limits.kinds],
+                "hyperparameters": {limit.name: _limit_object(limit) for limit in limits.hyperparameters},
+                "fixed": beginning.shape,
+            }
+        )
+
+
+def _kind_object(kind: Kind, base_model: BaseModel) -> dict[str, Any]:
+    asked = {"use_dora": True} if kind.use_dora else {}
+    chosen = {
+        objective.value: {
+            choice.name: {"value": choice.value, "reason": choice.reason}
+            for choice in choose(
+                base_model=base_model, method=Method(kind.method), asked=asked, objective=objective
+            ).choices
+        }
+        for objective in Objective
+    }
+    return msgspec.to_builtins(kind) | {"auto": chosen}
+
+
+def _limit_object(limit: Limit) -> dict[str, Any]:
+    shown = {"description": limit.text, "nullable": limit.is_nullable}
+    if limit.options:
+        return shown | {"type": "array" if limit.is_list else "enum", "options": list(limit.options)}
+    kind = "integer" if limit.is_whole else "number"
+    return shown | {"type": kind, "minimum": limit.minimum, "maximum": limit.maximum}

@@ -1,0 +1,129 @@
+"""Our own calls on serving: aliases, whether an adapter is warm, and keeping it so."""
+
+from typing import Any
+
+import msgspec
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.accounts.roles import Permission
+from apps.adapters.models import AdapterVersion
+from apps.adapters.queries import get_version_by_name
+from apps.core.database.clock import db_now
+from apps.interfaces.api.requests.parsers import read_body
+from apps.interfaces.api.views import ApiView
+from apps.serving import aliases, operations
+from apps.serving import keep_warm as warmth
+from apps.serving.models import Alias, Deployment
+from apps.serving.queries import serving_states
+
+
+class AliasRequest(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    version: str  # the version's own `ft:…` name
+    canary_percent: int = 0
+
+
+class AliasList(ApiView):
+    """GET: every alias. POST: make one, move it, or try a version on `canary_percent` of its requests."""
+
+    required_scope = {"GET": Permission.VIEW, "POST": Permission.ADAPTER_WRITE}
+
+    def get(self, request: Request) -> Response:
+        found = aliases.list_aliases(organization=self.organization)
+        return Response({"object": "list", "data": [alias_object(alias) for alias in found]})
+
+    def post(self, request: Request) -> Response:
+        asked = read_body(request.data, AliasRequest)
+        alias = aliases.point_alias(
+            version=get_version_by_name(organization=self.organization, model_name=asked.version),
+            name=asked.name,
+            canary_percent=asked.canary_percent,
+            by=self.actor,
+            now=db_now(),
+        )
+        return Response(alias_object(alias))
+
+
+class AliasDetail(ApiView):
+    required_scope = {"GET": Permission.VIEW, "DELETE": Permission.ADAPTER_WRITE}
+
+    def get(self, request: Request, alias_id: str) -> Response:
+        return Response(alias_object(aliases.get_alias(organization=self.organization, id=alias_id)))
+
+    def delete(self, request: Request, alias_id: str) -> Response:
+        """Requests for its name get 404 from now on; its versions stay."""
+        alias = aliases.get_alias(organization=self.organization, id=alias_id)
+        aliases.delete_alias(alias=alias, by=self.actor)
+        return Response({"id": alias_id, "object": "alias", "deleted": True})
+
+
+class AliasRollback(ApiView):
+    """End a canary, or return to the version before this one, at once."""
+
+    required_scope = {"POST": Permission.ADAPTER_WRITE}
+
+    def post(self, request: Request, alias_id: str) -> Response:
+        alias = aliases.get_alias(organization=self.organization, id=alias_id)
+        return Response(alias_object(aliases.roll_back(alias=alias, by=self.actor, now=db_now())))
+
+
+class ServingRequest(msgspec.Struct, forbid_unknown_fields=True):
+    is_served: bool | None = None
+    keep_warm: bool | None = None
+
+
+class ModelServing(ApiView):
+    """GET: is the model warm, cold or loading. POST: serve it or stop, keep it warm for its price or by demand."""
+
+    required_scope = {"GET": Permission.VIEW, "POST": Permission.ADAPTER_WRITE}
+
+    def get(self, request: Request, model: str) -> Response:
+        return Response(serving_object(get_version_by_name(organization=self.organization, model_name=model)))
+
+    def post(self, request: Request, model: str) -> Response:
+        asked = read_body(request.data, ServingRequest)
+        version = get_version_by_name(organization=self.organization, model_name=model)
+        if asked.is_served is True:
+            operations.deploy(version=version, by=self.actor)
+        if asked.is_served is False:
+            operations.undeploy(version=version, by=self.actor, now=db_now())
+        if asked.keep_warm is True:
+            warmth.keep_warm(version=version, by=self.actor, now=db_now())
+        if asked.keep_warm is False:
+            warmth.let_cool(version=version, by=self.actor, now=db_now())
+        return Response(serving_object(version))
+
+
+# What an engine says of itself, in the words of the API; everything else is called the same.
+_STATES = {"loaded": "warm", "waiting": "loading"}
+
+
+def serving_object(version: AdapterVersion) -> dict[str, Any]:
+    state = serving_states(versions=[version])[version.pk]
+    deployment = Deployment.objects.filter(adapter_version=version, removed_at=None).first()
+    # A whole model's own replica never gives it up: there is nothing to pay for.
+    price = None if version.status == "files_only" else warmth.warm_price(base_model=version.adapter.base_model)
+    return {
+        "object": "model.serving",
+        "model": version.model_name,
+        "state": _STATES.get(state.state, state.state),
+        "reason": state.reason or None,
+        "is_kept_warm": deployment is not None and deployment.pinned_at is not None,
+        "warm_price": price and {"price_nano": price.price_nano, "per_ms": price.per},
+    }
+
+
+def alias_object(alias: Alias) -> dict[str, Any]:
+    canary, previous = alias.canary_version, alias.previous_version
+    return {
+        "object": "alias",
+        "id": alias.pk,
+        "name": alias.name,
+        "model": alias.model_name,
+        "version": alias.version.model_name,
+        "canary_version": canary and canary.model_name,
+        "canary_percent": alias.canary_percent,
+        "previous_version": previous and previous.model_name,
+        "moved_at": int(alias.moved_at.timestamp()),
+    }

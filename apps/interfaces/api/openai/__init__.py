@@ -1,0 +1,1 @@
+"""OpenAI's surface under /v1."""

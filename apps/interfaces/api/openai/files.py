@@ -1,0 +1,205 @@
+"""/v1/files: OpenAI's surface over dataset versions, with our `validation` report beside its fields."""
+
+from typing import Any
+
+from django.core.files.uploadedfile import UploadedFile
+from django.db.models import F
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.accounts.roles import Permission
+from apps.core import audit
+from apps.core.database.clock import db_now
+from apps.core.errors import InvalidState, InvalidValue
+from apps.core.objects.store import CHUNK_BYTES, attachment
+from apps.core.objects.views import object_response
+from apps.datasets import operations, queries
+from apps.datasets.intake import versions as intake
+from apps.datasets.models import DatasetVersion
+from apps.datasets.problems import KEPT_PROBLEMS
+from apps.datasets.validation.formats import read_mapping
+from apps.finetuning.models import FineTuningJob
+from apps.finetuning.results.result_file import (
+    FILENAME,
+    PURPOSE,
+    find_job_of,
+    list_jobs_with_file,
+    result_bytes,
+    result_csv,
+    result_file_id,
+)
+from apps.interfaces.api.requests.body_errors import MissingParameter
+from apps.interfaces.api.requests.pagination import Source, merged_page
+from apps.interfaces.api.requests.parsers import PlainMultiPartParser
+from apps.interfaces.api.views import ApiView
+
+MAX_LIMIT = 10_000
+LISTED_RESULTS = 100  # on one page: the size of each is counted once
+LISTED_ERRORS = 20  # of each file; all that are kept come with the file itself
+_STATUSES = {"uploaded": "uploaded", "validating": "uploaded", "ready": "processed", "invalid": "error"}
+# What other services keep files for and this one does not; said by name, so that nobody thinks of a typo.
+_OTHER_PURPOSES = {"assistants", "batch", "vision", "user_data", "assistants_output", "batch_output"}
+
+
+class FileList(ApiView):
+    """List files; upload one as multipart form data, in whatever order its fields come."""
+
+    required_scope = {"GET": Permission.VIEW, "POST": Permission.DATASET_WRITE}
+    parser_classes = [PlainMultiPartParser]
+
+    def get(self, request: Request) -> Response:
+        order = request.query_params.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise InvalidValue("'order' must be 'asc' or 'desc'.", param="order")
+        sources = self._sources(request.query_params.get("purpose"))
+        found = merged_page(request, sources, default_limit=MAX_LIMIT, maximum=MAX_LIMIT, is_descending=order == "desc")
+        return Response(found)
+
+    def _sources(self, purpose: str | None) -> list[Source]:
+        versions = queries.list_versions(organization=self.organization, purpose=purpose)
+        listed = versions.annotate(listed_at=F("created_at"), listed_id=F("id"))
+        sources = [Source(listed, file_object, MAX_LIMIT)]
+        if purpose in (None, PURPOSE):
+            results = list_jobs_with_file(organization=self.organization)
+            sources.append(Source(results, _result_object, LISTED_RESULTS))
+        return sources
+
+    def post(self, request: Request) -> Response:
+        purpose, upload = _required_purpose(request.data), _required_file(request)
+        if (upload.size or 0) > intake.MAX_FILE_BYTES:
+            message = "A file sent at once may have up to 512 MiB; send a longer one in parts, by /v1/uploads."
+            raise intake.FileTooLarge(message, param="file")
+        version = intake.create_version(
+            organization=self.organization,
+            filename=upload.name or "",
+            purpose=purpose,
+            chunks=upload.chunks(CHUNK_BYTES),
+            mapping=read_mapping(request.POST.get("mapping")),
+            by=self.actor,
+            now=db_now(),
+            expires_after_seconds=_expires_after(request.data),
+        )
+        return Response(file_object(version))
+
+
+class FileDetail(ApiView):
+    required_scope = {"GET": Permission.VIEW, "DELETE": Permission.DATASET_WRITE}
+
+    def get(self, request: Request, file_id: str) -> Response:
+        if job := find_job_of(organization=self.organization, file_id=file_id):
+            return Response(_result_object(job))
+        version = queries.get_version(organization=self.organization, id=file_id)
+        return Response(file_object(version, tokens=_tokens(version), most_errors=KEPT_PROBLEMS))
+
+    def delete(self, request: Request, file_id: str) -> Response:
+        if find_job_of(organization=self.organization, file_id=file_id):
+            raise InvalidState("A result file is kept with its job and cannot be deleted alone.", param="file_id")
+        version = queries.get_version(organization=self.organization, id=file_id)
+        operations.delete_version(version=version, by=self.actor, now=db_now())
+        return Response({"id": version.pk, "object": "file", "deleted": True})
+
+
+class FileContent(ApiView):
+    required_scope = {"GET": Permission.VIEW}
+
+    def get(self, request: Request, file_id: str) -> HttpResponseBase:
+        """Stream the file as it was uploaded, or a job's metrics as CSV."""
+        if job := find_job_of(organization=self.organization, file_id=file_id):
+            headers = {"Content-Disposition": attachment(FILENAME), "Cache-Control": "private, no-store"}
+            return HttpResponse(result_csv(job=job), content_type="text/csv; charset=utf-8", headers=headers)
+        version = queries.get_version(organization=self.organization, id=file_id)
+        audit.record(organization=self.organization, by=self.actor, action="dataset.downloaded", target=version.pk)
+        return object_response(request._request, version.object_key, filename=version.filename)
+
+
+def file_object(
+    version: DatasetVersion, *, tokens: dict[str, Any] | None = None, most_errors: int = LISTED_ERRORS
+) -> dict[str, Any]:
+    """Return OpenAI's file object; `validation` is ours, its errors named as in their batch errors."""
+    first = version.errors[0] if version.errors else None
+    return {
+        "id": version.pk,
+        "object": "file",
+        "bytes": version.bytes,
+        "created_at": int(version.created_at.timestamp()),
+        "expires_at": int(version.expires_at.timestamp()) if version.expires_at else None,
+        "filename": version.filename,
+        "purpose": version.purpose,
+        "status": _STATUSES[version.status],
+        "status_details": f"Line {first['line']}: {first['message']} {first['fix']}" if first else None,
+        "sha256": version.sha256 or None,
+        "kind": version.kind or None,
+        "format": (version.layout.get("mapping") or {}).get("format"),
+        "container": version.layout.get("container") or None,
+        "derived_from": version.derived_from_id,
+        "validation": {
+            "rows": version.rows,
+            "tokens": tokens,
+            "error_count": version.error_count,
+            "errors": version.errors[:most_errors],
+        },
+    }
+
+
+def _result_object(job: FineTuningJob) -> dict[str, Any]:
+    return {
+        "id": result_file_id(job),
+        "object": "file",
+        "bytes": result_bytes(job=job),
+        "created_at": int((job.finished_at or job.created_at).timestamp()),
+        "expires_at": None,
+        "filename": FILENAME,
+        "purpose": PURPOSE,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def _tokens(version: DatasetVersion) -> dict[str, Any]:
+    counts = version.token_counts.select_related("base_model")
+    return {
+        count.base_model.name: {
+            "tokens": count.tokens,
+            "trained_tokens": count.trained_tokens,
+            "longest_row_tokens": count.longest_row_tokens,
+        }
+        for count in counts
+    }
+
+
+def _required_purpose(data: Any) -> str:
+    purpose = data.get("purpose")
+    if not purpose or not isinstance(purpose, str):
+        raise MissingParameter("Missing required parameter: 'purpose'. Use 'fine-tune' or 'evals'.", param="purpose")
+    refuse_other_purposes(purpose)
+    return purpose
+
+
+def refuse_other_purposes(purpose: str) -> None:
+    """Raise InvalidValue for a purpose that exists elsewhere, saying so."""
+    if purpose in _OTHER_PURPOSES:
+        message = f"Files for '{purpose}' are not kept here; use 'fine-tune' or 'evals'."
+        raise InvalidValue(message, param="purpose")
+
+
+def _required_file(request: Request) -> UploadedFile:
+    upload = request.FILES.get("file")
+    if upload is None:
+        is_text = "file" in request.data
+        hint = " Send it as a file part with a filename, not as a plain field." if is_text else ""
+        raise MissingParameter(f"Missing required parameter: 'file'.{hint}", param="file")
+    return upload
+
+
+def _expires_after(data: Any) -> int | None:
+    """Return `expires_after[seconds]` of the form. Raises InvalidValue naming what is wrong with it."""
+    anchor, seconds = data.get("expires_after[anchor]"), data.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        raise InvalidValue("'expires_after[anchor]' must be 'created_at'.", param="expires_after.anchor")
+    if not isinstance(seconds, str) or not (seconds.isascii() and seconds.isdigit() and len(seconds) < 10):
+        raise InvalidValue("'expires_after[seconds]' must be a whole number.", param="expires_after.seconds")
+    return int(seconds)

@@ -1,0 +1,187 @@
+"""Jobs, their events, checkpoints and dry runs as the API's objects: OpenAI's members, and ours beside them."""
+
+from typing import Any
+
+import msgspec
+
+from apps.contracts.failures import Blame, FailureCode
+from apps.contracts.runs import Hyperparameters, Objective
+from apps.core.database.clock import db_now
+from apps.finetuning import queries
+from apps.finetuning.jobs.creation import JobRequest
+from apps.finetuning.jobs.dry_runs import Rehearsal
+from apps.finetuning.jobs.explanations import Explanation
+from apps.finetuning.jobs.progress import Progress, finish_of, get_progress
+from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
+from apps.finetuning.results.checkpoint_models import may_answer, name_of
+from apps.finetuning.results.missing_parts import list_missing
+from apps.finetuning.results.result_file import result_file_id
+from apps.finetuning.runs import attempts
+from apps.finetuning.runs.queue_order import queue_position
+from apps.interfaces.api.native.estimates import usd
+
+
+def job_object(job: FineTuningJob) -> dict[str, Any]:
+    """Return the job as OpenAI's object, with what we know beyond it."""
+    recipe, now = job.hyperparameters, db_now()
+    progress = get_progress(job=job, now=now)
+    theirs = {
+        "n_epochs": recipe["epochs"],
+        "batch_size": recipe["batch_size"],
+        "learning_rate_multiplier": _multiplier(job),
+    }
+    return {
+        "id": job.pk,
+        "object": "fine_tuning.job",
+        "created_at": _unix(job.created_at),
+        "finished_at": _unix(job.finished_at),
+        "model": job.base_model.name,
+        "fine_tuned_model": job.adapter_version.model_name if job.adapter_version else None,
+        "organization_id": job.organization_id,
+        "status": job.status,
+        "training_file": job.training_file_id,
+        "validation_file": job.validation_file_id,
+        "hyperparameters": theirs,
+        "method": _method_object(recipe, theirs),
+        "trained_tokens": job.trained_tokens if job.status == "succeeded" else None,
+        "result_files": [file_id] if (file_id := result_file_id(job)) else [],
+        "seed": job.seed,
+        "error": _error(job),
+        "estimated_finish": _unix(finish_of(progress, now=now)),
+        "integrations": job.requested.get("integrations") or [],
+        "metadata": job.metadata,
+        **_ours(job, recipe, progress),
+    }
+
+
+def _multiplier(job: FineTuningJob) -> Any:
+    """As it was asked for: its effect is part of the recipe's learning rate."""
+    asked = job.requested.get("learning_rate_multiplier")
+    return "auto" if asked is None else asked
+
+
+def _method_object(recipe: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    kind = recipe.get("objective", Objective.SUPERVISED.value)
+    beta = {"beta": recipe[f"{kind}_beta"]} if Objective(kind).is_preference else {}
+    return {"type": kind, kind: {"hyperparameters": theirs | beta}}
+
+
+def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> dict[str, Any]:
+    """Return what creating the job would have done; `refusal` is the error that it would have been answered with."""
+    refusal = rehearsal.refusal
+    return {
+        "object": "fine_tuning.job.dry_run",
+        "model": asked.base_model,
+        "training_file": asked.training_file,
+        "validation_file": asked.validation_file,
+        "recipe": msgspec.to_builtins(rehearsal.recipe),
+        "left_out_rows": rehearsal.left_out_rows,
+        "left_out_near_rows": rehearsal.near_rows,
+        "would_start": refusal is None,
+        "refusal": refusal.as_openai()["error"] if refusal else None,
+        "pool": rehearsal.pool,
+        "gpu_count": rehearsal.gpu_count,
+        "hold_usd": usd(rehearsal.hold_nano),
+    }
+
+
+def _ours(job: FineTuningJob, recipe: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    return {
+        "recipe": recipe,
+        "recipe_choices": job.requested.get("choices", []),
+        "continues": job.requested.get("start_from") or None,
+        "delivered_as": "adapter" if msgspec.convert(recipe, Hyperparameters).is_servable else "model",
+        "pool": job.pool.name if job.pool else None,
+        "gpu_count": job.gpu_count if job.pool else None,
+        "gpu_type": job.pool.gpu_type.name if job.pool else None,
+        "estimate": job.estimate or None,
+        "step": job.step,
+        "total_steps": job.total_steps,
+        "seconds_remaining": None if progress.seconds_left is None else round(progress.seconds_left, 1),
+        "queue_position": _queue_position(job),
+        "waiting_reason": job.waiting_reason or None,
+        "spend_cap_usd": usd(job.spend_cap_nano) if job.hold_id else None,
+        "held_usd": usd(_held_nano(job)) if job.hold_id else None,
+        "billed_gpu_seconds": job.billed_gpu_ms / 1000,
+        "cost_usd": usd(job.cost_nano),
+        "missing": [
+            {"kind": part.kind, "cause": part.cause, "fix": part.fix} for part in list_missing(job.adapter_version)
+        ],
+        "adapter_status": job.adapter_version.status if job.adapter_version else None,
+    }
+
+
+def _held_nano(job: FineTuningJob) -> int:
+    """What is set aside now: nothing once the job is paused or ended."""
+    is_held = job.status not in JOB_TERMINAL and job.status != "paused"
+    return attempts.resume_hold_nano(job=job) if is_held else 0
+
+
+def _queue_position(job: FineTuningJob) -> int | None:
+    """The place in the pool's whole queue; other tenants' runs are counted, never shown."""
+    run = queries.get_active_run(job=job) if job.status == "queued" else None
+    return queue_position(run=run, now=db_now()) if run and run.status == "queued" else None
+
+
+def _error(job: FineTuningJob) -> dict[str, Any] | None:
+    if job.status != "failed":
+        return None
+    return {
+        "code": job.error_code,
+        "message": job.error_message,
+        "param": job.error_param or None,
+        "blame": _blame(job.error_code),
+    }
+
+
+def explained(why: Explanation) -> dict[str, Any]:
+    advice = why.suggestion
+    return {
+        "cause": why.cause,
+        "evidence": msgspec.to_builtins(why.evidence),
+        "log_tail": why.log_tail or None,
+        "suggestion": {
+            "text": advice.text,
+            "changes": advice.changes,
+            "estimated_cost_usd": usd(advice.price_nano),
+            "hold_usd": usd(advice.hold_nano),
+            "pool": advice.pool or None,
+            "obstacle": advice.obstacle or None,
+        },
+    }
+
+
+def _blame(code: str) -> str:
+    """Whose fault it is; what is no run's failure was refused before anything ran."""
+    return FailureCode(code).blame.value if code in list(FailureCode) else Blame.CUSTOMER.value
+
+
+def event_object(event: JobEvent) -> dict[str, Any]:
+    return {
+        "id": event.pk,
+        "object": "fine_tuning.job.event",
+        "created_at": _unix(event.created_at),
+        "level": event.level,
+        "message": event.message,
+        "type": "metrics" if event.type == "metrics" else "message",
+        "data": event.data or None,
+    }
+
+
+def checkpoint_object(row: Checkpoint) -> dict[str, Any]:
+    """Return OpenAI's object. Its model answers when it is asked for; None where no engine loads such an adapter."""
+    metrics = {name: value for name, value in row.metrics.items() if value is not None}
+    return {
+        "id": row.pk,
+        "object": "fine_tuning.job.checkpoint",
+        "created_at": _unix(row.created_at),
+        "fine_tuned_model_checkpoint": name_of(row) if may_answer(row.job) else None,
+        "fine_tuning_job_id": row.job_id,
+        "step_number": row.step,
+        "metrics": metrics,
+    }
+
+
+def _unix(moment: Any) -> int | None:
+    return int(moment.timestamp()) if moment else None

@@ -1,0 +1,91 @@
+"""/v1/models: the base models on offer and the caller's own fine-tuned models; nobody else's exist."""
+
+from typing import Any
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.accounts.roles import Permission
+from apps.adapters.models import AdapterVersion
+from apps.adapters.queries import get_version_by_name, list_versions
+from apps.catalog.models import BaseModel
+from apps.catalog.queries import list_base_models
+from apps.core.database.clock import db_now
+from apps.core.errors import PermissionDenied
+from apps.interfaces.api.views import ApiView
+from apps.serving.aliases import list_aliases
+from apps.serving.models import Alias
+from apps.serving.operations import delete_model
+
+
+class ModelList(ApiView):
+    required_scope = {"GET": Permission.VIEW}
+
+    def get(self, request: Request) -> Response:
+        """Return every usable model on one page, as OpenAI does."""
+        bases = [_base_object(model) for model in list_base_models(only_installed=True)]
+        tuned = [_tuned_object(version, self.organization) for version in list_versions(organization=self.organization)]
+        named = [_alias_object(alias, self.organization) for alias in list_aliases(organization=self.organization)]
+        return Response({"object": "list", "data": bases + tuned + named})
+
+
+class ModelDetail(ApiView):
+    """One model by name; names hold `:` and may hold `/`."""
+
+    required_scope = {"GET": Permission.VIEW, "DELETE": Permission.ADAPTER_DELETE}
+
+    def get(self, request: Request, model: str) -> Response:
+        if base := _find_base(model):
+            return Response(_base_object(base))
+        if alias := list_aliases(organization=self.organization).filter(model_name=model).first():
+            return Response(_alias_object(alias, self.organization))
+        version = get_version_by_name(organization=self.organization, model_name=model)
+        return Response(_tuned_object(version, self.organization))
+
+    def delete(self, request: Request, model: str) -> Response:
+        """Stop serving a fine-tuned model and delete its weights; its name is never used again."""
+        if _find_base(model):
+            raise PermissionDenied("Base models belong to the platform and cannot be deleted.", param="model")
+        delete_model(organization=self.organization, model_name=model, by=self.actor, now=db_now())
+        return Response({"id": model, "object": "model", "deleted": True})
+
+
+def _find_base(name: str) -> BaseModel | None:
+    if "\x00" in name:
+        return None
+    return list_base_models(only_installed=True).filter(name=name).first()
+
+
+def _base_object(model: BaseModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": int(model.created_at.timestamp()),
+        "owned_by": model.repo.split("/")[0] if model.repo else "anneal",
+        "context_length": model.context_length,
+    }
+
+
+def _alias_object(alias: Alias, organization: Any) -> dict[str, Any]:
+    return {
+        "id": alias.model_name,
+        "object": "model",
+        "created": int(alias.created_at.timestamp()),
+        "owned_by": organization.slug,
+        "parent": alias.adapter.base_model.name,
+        "alias_of": alias.version.model_name,
+    }
+
+
+def _tuned_object(version: AdapterVersion, organization: Any) -> dict[str, Any]:
+    return {
+        "id": version.model_name,
+        "object": "model",
+        "created": int(version.created_at.timestamp()),
+        "owned_by": organization.slug,
+        "parent": version.adapter.base_model.name,
+        "status": version.certificate_state,
+        "status_reason": version.status_reason or None,
+        "parity": version.parity or None,
+        "evaluation": version.report or None,
+    }

@@ -1,0 +1,128 @@
+"""/v1/uploads: OpenAI's uploads in parts, for files too large for one request."""
+
+from typing import Any
+
+import msgspec
+from django.core.files.uploadedfile import UploadedFile
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from apps.accounts.roles import Permission
+from apps.core.database.clock import db_now
+from apps.core.errors import InvalidValue
+from apps.core.objects.store import CHUNK_BYTES
+from apps.datasets.intake import uploads
+from apps.datasets.models import Upload, UploadPart
+from apps.datasets.validation.formats import read_mapping
+from apps.interfaces.api.openai.files import file_object, refuse_other_purposes
+from apps.interfaces.api.requests.body_errors import MissingParameter
+from apps.interfaces.api.requests.parsers import PlainMultiPartParser, read_body
+from apps.interfaces.api.views import ApiView
+
+
+class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
+    anchor: str
+    seconds: int
+
+
+class UploadRequest(msgspec.Struct, forbid_unknown_fields=True):
+    bytes: int
+    filename: str
+    purpose: str
+    mime_type: str = "application/octet-stream"
+    expires_after: ExpiresAfter | None = None
+    mapping: dict[str, Any] | None = None  # ours
+
+
+class CompleteRequest(msgspec.Struct, forbid_unknown_fields=True):
+    part_ids: list[str]
+    md5: str | None = None
+
+
+class UploadList(ApiView):
+    """Announce an upload."""
+
+    required_scope = {"POST": Permission.DATASET_WRITE}
+
+    def post(self, request: Request) -> Response:
+        body = read_body(request.data, UploadRequest)
+        refuse_other_purposes(body.purpose)
+        if body.expires_after and body.expires_after.anchor != "created_at":
+            raise InvalidValue("'expires_after.anchor' must be 'created_at'.", param="expires_after.anchor")
+        upload = uploads.create_upload(
+            organization=self.organization,
+            filename=body.filename,
+            purpose=body.purpose,
+            bytes=body.bytes,
+            mime_type=body.mime_type,
+            mapping=read_mapping(body.mapping),
+            expires_after_seconds=body.expires_after.seconds if body.expires_after else None,
+            by=self.actor,
+            now=db_now(),
+        )
+        upload.refresh_from_db()
+        return Response(upload_object(upload))
+
+
+class UploadParts(ApiView):
+    """Take one part as multipart form data."""
+
+    required_scope = {"POST": Permission.DATASET_WRITE}
+    parser_classes = [PlainMultiPartParser]
+
+    def post(self, request: Request, upload_id: str) -> Response:
+        upload = uploads.get_upload(organization=self.organization, id=upload_id)
+        data: UploadedFile | None = request.FILES.get("data")
+        if data is None:
+            raise MissingParameter("Missing required parameter: 'data', sent as a file part.", param="data")
+        part = uploads.add_part(upload=upload, chunks=data.chunks(CHUNK_BYTES), now=db_now())
+        return Response(part_object(part))
+
+
+class UploadComplete(ApiView):
+    """Make a file of the parts, in the order in which they are named."""
+
+    required_scope = {"POST": Permission.DATASET_WRITE}
+
+    def post(self, request: Request, upload_id: str) -> Response:
+        body = read_body(request.data, CompleteRequest)
+        completed = uploads.complete_upload(
+            upload=uploads.get_upload(organization=self.organization, id=upload_id),
+            part_ids=body.part_ids,
+            md5=body.md5 or None,
+            by=self.actor,
+            now=db_now(),
+        )
+        return Response(upload_object(completed))
+
+
+class UploadCancel(ApiView):
+    required_scope = {"POST": Permission.DATASET_WRITE}
+
+    def post(self, request: Request, upload_id: str) -> Response:
+        upload = uploads.get_upload(organization=self.organization, id=upload_id)
+        return Response(upload_object(uploads.cancel_upload(upload=upload, by=self.actor)))
+
+
+def upload_object(upload: Upload) -> dict[str, Any]:
+    """Return OpenAI's upload object, with the file once there is one."""
+    return {
+        "id": upload.pk,
+        "object": "upload",
+        "bytes": upload.bytes,
+        "created_at": int(upload.created_at.timestamp()),
+        "expires_at": int(upload.expires_at.timestamp()),
+        "filename": upload.filename,
+        "purpose": upload.purpose,
+        "status": upload.status,
+        "file": file_object(upload.version) if upload.version else None,
+    }
+
+
+def part_object(part: UploadPart) -> dict[str, Any]:
+    return {
+        "id": part.pk,
+        "object": "upload.part",
+        "created_at": int(part.created_at.timestamp()),
+        "upload_id": part.upload_id,
+    }

@@ -1,0 +1,1 @@
+"""What every API view shares: authentication, parsing, names, permissions and pages."""

@@ -1,0 +1,128 @@
+"""Reading request bodies: OpenAI clients send an empty one where nothing is to say, and types come from msgspec."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import IO, Any, NoReturn, TypeVar
+
+import msgspec
+from rest_framework.exceptions import ParseError
+from rest_framework.parsers import JSONParser, MultiPartParser
+
+from apps.core.errors import DomainError
+from apps.interfaces.api.requests.body_errors import explain
+
+T = TypeVar("T")
+_MAX_DEPTH = 64
+_LARGEST_INTEGER = 2**63 - 1  # what the database holds
+_MAX_DIGITS = 400
+_MAX_PARAM = 200
+
+
+class InvalidJson(DomainError):
+    code = "invalid_json"
+
+
+class InvalidForm(DomainError):
+    code = "invalid_multipart"
+
+
+class EmptyTolerantJSONParser(JSONParser):
+    """Reads strict JSON; an empty body is an empty object (openai sends one on cancel, pause and resume)."""
+
+    def parse(
+        self, stream: IO[bytes], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Raises InvalidJson for what is not UTF-8 JSON, names a key twice, or holds a value that cannot be kept."""
+        body = stream.read()
+        if not body.strip():
+            return {}
+        try:
+            value = json.loads(
+                body.decode("utf-8"),
+                object_pairs_hook=_unique_keys,
+                parse_constant=_refuse_constant,
+                parse_int=_integer,
+            )
+        except UnicodeDecodeError as error:
+            raise _unreadable(f"byte {error.start + 1} is not UTF-8") from error
+        except json.JSONDecodeError as error:
+            if error.doc.startswith("\ufeff"):
+                raise _unreadable("it begins with a byte order mark") from error
+            raise _unreadable(f"line {error.lineno}, column {error.colno}: {error.msg.lower()}") from error
+        except RecursionError as error:
+            raise _unreadable(f"it is nested deeper than {_MAX_DEPTH} levels") from error
+        if found := _find_unstorable(value):
+            param = found[0].lstrip(".")[:_MAX_PARAM]
+            text = f"'{param}' {found[1]}: send another value." if param else f"The body {found[1]}."
+            raise InvalidJson(text, param=param or None)
+        return value
+
+
+class PlainMultiPartParser(MultiPartParser):
+    """Reads multipart form data. Raises InvalidForm."""
+
+    def parse(
+        self, stream: IO[bytes], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> Any:
+        try:
+            return super().parse(stream, media_type, parser_context)
+        except ParseError as error:
+            text = "The form could not be read. Send multipart/form-data with the boundary that the header names."
+            raise InvalidForm(text) from error
+
+
+def read_body(data: Any, kind: type[T]) -> T:
+    """Convert a parsed body to a struct. Raises InvalidValue or MissingParameter naming the field at fault."""
+    try:
+        return msgspec.convert(data, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise explain(error, data, kind) from error
+
+
+def _unreadable(why: str) -> InvalidJson:
+    return InvalidJson(f"The body is not valid JSON: {why}.")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a key given twice: readers disagree on which one counts."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise _unreadable(f"the key '{twice[:60]}' appears twice in one object")
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _unreadable(f"{name} is not a number of JSON")
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise _unreadable(f"a number has more than {_MAX_DIGITS} digits")
+    return int(text)
+
+
+def _find_unstorable(value: Any, depth: int = 0) -> tuple[str, str] | None:
+    """Return where a value is that PostgreSQL cannot hold, and what is wrong with it; and nesting beyond reason."""
+    if depth > _MAX_DEPTH:
+        return "", f"is nested deeper than {_MAX_DEPTH} levels"
+    match value:
+        case str() if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):
+            return "", "has a NUL character or half of a surrogate pair"
+        case int() if abs(value) > _LARGEST_INTEGER:
+            return "", f"is beyond {_LARGEST_INTEGER:,}"
+        case float() if not math.isfinite(value):
+            return "", "is larger than any number that can be kept"
+        case dict():
+            for key, item in value.items():
+                if _find_unstorable(key):
+                    return "", "has a key with a NUL character or half of a surrogate pair"
+                if found := _find_unstorable(item, depth + 1):
+                    return f".{key}{found[0]}", found[1]
+        case list():
+            for index, item in enumerate(value):
+                if found := _find_unstorable(item, depth + 1):
+                    return f"[{index}]{found[0]}", found[1]
+    return None

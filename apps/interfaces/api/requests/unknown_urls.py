@@ -1,0 +1,64 @@
+"""Addresses of a program that lead nowhere here: each answer says why, and what to do instead."""
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.csrf import csrf_exempt
+
+from apps.core.errors import NotFound
+from apps.core.http.asgi import UnknownUrl, error_response
+
+_POSTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+# First parts of addresses that a client asks for whose base URL lacks /v1; no page of the dashboard begins like them.
+WITHOUT_V1 = (
+    "assistants", "audio", "batches", "chat", "completions", "embeddings", "evals", "files", "fine_tuning", "images",
+    "models", "moderations", "responses", "threads", "uploads", "vector_stores",
+)  # fmt: skip
+# What OpenAI has beyond what is served here; named, so that clients do not look for a typing error.
+_NOT_OFFERED = (
+    ("/v1/assistants", "Assistants are"),
+    ("/v1/audio", "Speech and transcription are"),
+    ("/v1/batches", "Batches are"),
+    ("/v1/chat/completions/", "Stored completions are"),
+    ("/v1/chatkit", "ChatKit is"),
+    ("/v1/containers", "Containers are"),
+    ("/v1/conversations", "Stored conversations are"),
+    ("/v1/evals", "Evals are"),
+    ("/v1/fine_tuning/alpha", "Graders as calls of their own are"),
+    ("/v1/fine_tuning/checkpoints/", "Permissions of checkpoints are"),
+    ("/v1/images", "Images are"),
+    ("/v1/moderations", "Moderations are"),
+    ("/v1/organization", "The administration API is"),
+    ("/v1/projects", "Projects are"),
+    ("/v1/realtime", "Realtime sessions are"),
+    ("/v1/responses/", "Stored responses are"),
+    ("/v1/skills", "Skills are"),
+    ("/v1/threads", "Assistants are"),
+    ("/v1/vector_stores", "Vector stores are"),
+    ("/v1/videos", "Videos are"),
+    ("/v1/webhook_endpoints", "Webhooks are"),
+)
+
+
+class NotOffered(NotFound):
+    code = "not_offered"
+
+
+@csrf_exempt
+def unknown_url(request: HttpRequest, rest: str = "") -> HttpResponse:
+    """Answer for every address of the API that is none, in debug mode too."""
+    address = request.path.rstrip("/")
+    name = next((name for prefix, name in _NOT_OFFERED if address.startswith(prefix)), None)
+    if name:
+        return error_response(NotOffered(f"{name} not offered here: {request.method} {request.path}."))
+    text = f"Unknown request URL: {request.method} {request.path}. {_hint(request.path)}"
+    return error_response(UnknownUrl(text))
+
+
+def _hint(path: str) -> str:
+    if path.startswith("/v1/v1/"):
+        return "The base URL of your client has /v1 twice: remove one."
+    if path != "/v1/" and path.endswith("/"):
+        return f"Addresses have no trailing slash: try {path.rstrip('/')}."
+    if not path.startswith(("/v1/", "/api/")):
+        return f"Set the base URL of your client to {settings.PUBLIC_URL}/v1."
+    return "Send it with POST." if path in _POSTED else "Use one of those that GET /api/v1/schema names."

@@ -1,0 +1,68 @@
+"""Base of every view of the public API."""
+
+from typing import Any, ClassVar, cast
+
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from apps.accounts.models import Organization
+from apps.accounts.operations import note_key_use
+from apps.accounts.queries import KeyIdentity, get_organization
+from apps.core.database.clock import db_now
+from apps.core.database.tenancy import tenant
+
+
+class ApiView(APIView):
+    """A view for bearer keys. `required_scope` names the scope of each method it answers.
+
+    Permission check and handler run in one transaction that sees the key's organization only; what the handler raises
+    undoes what it did. The handler finds the key as `self.identity` and its organization as `self.organization`.
+    """
+
+    required_scope: ClassVar[dict[str, str]] = {}
+    identity: KeyIdentity
+    organization: Organization
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Do as APIView.dispatch does, but let an error leave the transaction before it becomes a response."""
+        self.args, self.kwargs = args, kwargs
+        self.headers = self.default_response_headers
+        self.request = self.initialize_request(request, *args, **kwargs)
+        try:
+            response = self._respond(self.request)
+        except Exception as error:  # noqa: BLE001 - handle_exception re-raises what nobody foresaw
+            response = self.handle_exception(error)
+        self.response = self.finalize_response(self.request, cast(Response, response), *args, **kwargs)
+        return self.response
+
+    def _respond(self, request: Request) -> HttpResponseBase:
+        self.format_kwarg = None
+        request.accepted_renderer, request.accepted_media_type = self.perform_content_negotiation(request, force=True)
+        self.perform_authentication(request)
+        identity = self.identity = cast(KeyIdentity, request.auth)
+        with tenant(organization=identity.organization_id):
+            note_key_use(identity=identity, now=db_now())
+        with tenant(organization=identity.organization_id):
+            self.organization = get_organization(id=identity.organization_id)
+            handler = self._handler(request)
+            self.check_permissions(request)
+            self.check_throttles(request)
+            return handler(request, *self.args, **self.kwargs)
+
+    def _handler(self, request: Request) -> Any:
+        method = (request.method or "").lower()
+        if method == "options" or method not in self.http_method_names:
+            return self.http_method_not_allowed(request)
+        return getattr(self, method, None) or self.http_method_not_allowed(request)
+
+    @property
+    def allowed_methods(self) -> list[str]:
+        return [method for method in super().allowed_methods if method != "OPTIONS"]
+
+    @property
+    def actor(self) -> str:
+        """Who acts, for audit: the key."""
+        return self.identity.key_id

@@ -1,0 +1,35 @@
+"""What was found for each GPU type and number of them, and which to take."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from apps.estimates.physics.gpus import Gpu
+from apps.estimates.quote import Estimate
+from apps.estimates.ranking import Choice, Ranking, rank
+from apps.interfaces.cli.catalog import Price
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One GPU type and number of them."""
+
+    gpu: Gpu
+    price: Price | None
+    estimate: Estimate
+
+    @property
+    def key(self) -> str:
+        count = self.estimate.gpu_count
+        return self.gpu.key if count == 1 else f"{self.gpu.key}:{count}"
+
+
+def rank_answers(answers: Iterable[Answer], *, within_hours: float | None) -> Ranking:
+    """Compare the answers that have a time and a price; nothing waits in a queue here."""
+    choices = []
+    for answer in answers:
+        estimate = answer.estimate
+        seconds, late, cost = estimate.run_seconds_p50, estimate.run_seconds_p90, estimate.cost_nano_p50
+        if seconds is not None and late is not None and cost is not None:
+            choice = Choice(key=answer.key, cost_nano=cost, finish_seconds_p50=seconds, finish_seconds_p90=late)
+            choices.append(choice)
+    return rank(choices, deadline_seconds=None if within_hours is None else within_hours * 3600)

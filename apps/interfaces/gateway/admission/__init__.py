@@ -1,0 +1,1 @@
+"""Whose request this is and whether it may run now: keys and limits."""

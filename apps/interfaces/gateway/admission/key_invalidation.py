@@ -1,0 +1,43 @@
+"""Hearing from the database that keys, their makers' rights or limits changed: a revoked key stops at once."""
+
+import asyncio
+import logging
+from typing import Any
+
+import psycopg
+from django.conf import settings
+
+from apps.core.database.clock import db_now
+from apps.core.messages.key_invalidation import CHANNEL, EVERYBODY
+from apps.interfaces.gateway.admission.keys import Keys
+from apps.interfaces.gateway.database import DATABASE_ERRORS, Database
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_SECONDS = 1.0
+
+
+async def keep_listening(keys: Keys, database: Database) -> None:
+    """Forget keys as news of them comes, until cancelled. Without a connection they age as they always do."""
+    while True:
+        try:
+            async with await psycopg.AsyncConnection.connect(autocommit=True, **_parameters()) as connection:
+                await connection.execute(f"LISTEN {CHANNEL}")
+                await database.call(db_now)  # after an outage its pool connects later: keys are needed until then
+                keys.forget_all()  # what changed before this
+                async for news in connection.notifies():
+                    if news.payload == EVERYBODY:
+                        keys.forget_all()
+                    else:
+                        keys.forget(news.payload)
+        except (psycopg.OperationalError, *DATABASE_ERRORS) as error:
+            logger.warning("no news of keys: %s", error)
+        await asyncio.sleep(_AGAIN_SECONDS)
+
+
+def _parameters() -> dict[str, Any]:
+    database = settings.DATABASES["default"]
+    named = {"host": "HOST", "port": "PORT", "user": "USER", "password": "PASSWORD", "dbname": "NAME"}
+    given = {name: database.get(key) for name, key in named.items()}
+    others = {name: value for name, value in database.get("OPTIONS", {}).items() if name.startswith("ssl")}
+    return {name: value for name, value in given.items() if value} | others

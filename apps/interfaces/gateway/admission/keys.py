@@ -1,0 +1,196 @@
+"""Whom a bearer key speaks for: remembered for at most two seconds, so that a revoked key stops within five."""
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from django.conf import settings
+
+from apps.accounts.login.api_keys import is_well_formed
+from apps.accounts.operations import note_key_use
+from apps.accounts.queries import KeyIdentity, find_key, get_key_limits
+from apps.accounts.roles import Permission
+from apps.accounts.shares import get_share_holder
+from apps.core.database.clock import db_now
+from apps.core.errors import PermissionDenied, Unavailable
+from apps.finetuning.usage.quotas import get_quota
+from apps.interfaces.gateway.admission.limits import Limits
+from apps.interfaces.gateway.database import DATABASE_ERRORS, Database
+from apps.interfaces.gateway.errors import InvalidApiKey
+
+FRESH_SECONDS = 1.0  # then looked up again beside the request
+USABLE_SECONDS = 2.0  # then looked up again before the request
+# While the database is away nobody can revoke a key either: those in use stay usable for as long as this.
+OUTAGE_SECONDS = 30.0
+_MAX_LOOKUP_SECONDS = 1.0  # a database that takes longer counts as away
+_TRY_AGAIN_SECONDS = 3.0
+_MAX_KEYS = 20_000
+_SHOWN_LENGTH = 13
+
+MISSING = (
+    "You didn't provide an API key. Send it in an Authorization header using Bearer auth: "
+    "'Authorization: Bearer ann_live_…'. Create one on the page API keys."
+)
+WRONG = "Incorrect API key provided: {shown}. It is malformed, unknown, revoked or expired; see the page API keys."
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A key that may ask for inference, with the limits and the cache salt of its organization."""
+
+    key_id: str
+    organization_id: str
+    share_holder: str  # whom turns and limits count; several organizations that never paid may have the same
+    cache_salt: str
+    limits: tuple[Limits, Limits]  # the organization's, then the key's
+
+
+@dataclass(frozen=True)
+class _Entry:
+    identity: KeyIdentity | None
+    caller: Caller | None
+    looked_up_at: float
+
+    def age(self) -> float:
+        return time.monotonic() - self.looked_up_at
+
+
+class Keys:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._secret = secrets.token_bytes(16)  # of the digests in memory: nothing else knows them
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._lookups: dict[bytes, asyncio.Task[_Entry]] = {}
+        self._away_until = 0.0
+        self._forgotten = 0
+
+    def forget(self, organization_id: str) -> None:
+        """Look the organization's keys up again before their next request: one may have been revoked."""
+        self._entries = OrderedDict(
+            (known, entry)
+            for known, entry in self._entries.items()
+            if entry.identity is not None and entry.identity.organization_id != organization_id
+        )
+        self._forgotten += 1
+
+    def forget_all(self) -> None:
+        self._entries.clear()
+        self._forgotten += 1
+
+    async def identify(self, authorization: str | None) -> Caller:
+        """Raises InvalidApiKey, PermissionDenied (no scope for inference), Unavailable."""
+        secret = _secret_in(authorization)
+        known = hashlib.blake2b(secret.encode(), digest_size=16, key=self._secret).digest()
+        entry = self._entries.get(known)
+        if entry is None or entry.age() > FRESH_SECONDS:
+            entry = await self._entry(known, secret)
+        if entry.identity is None:
+            raise InvalidApiKey(WRONG.format(shown=_shown(secret)))
+        if entry.caller is None:
+            raise PermissionDenied(
+                "This API key lacks the scope 'inference', or its maker's role no longer holds it.",
+                required_scope=str(Permission.INFERENCE),
+            )
+        return entry.caller
+
+    async def _entry(self, known: bytes, secret: str) -> _Entry:
+        """Return what is known of a key that was not looked up a moment ago."""
+        entry = self._entries.get(known)
+        if entry is None and not is_well_formed(secret):
+            raise InvalidApiKey(WRONG.format(shown=_shown(secret)))
+        is_away = time.monotonic() < self._away_until
+        if entry is not None and entry.age() < (OUTAGE_SECONDS if is_away else USABLE_SECONDS):
+            self._begin_lookup(known, secret)
+            return entry
+        try:
+            async with asyncio.timeout(_MAX_LOOKUP_SECONDS if entry else None):
+                return await asyncio.shield(self._begin_lookup(known, secret))
+        except (TimeoutError, *DATABASE_ERRORS) as error:
+            self._away_until = time.monotonic() + _TRY_AGAIN_SECONDS
+            if entry is not None and entry.age() < OUTAGE_SECONDS:
+                return entry
+            raise Unavailable("API keys cannot be checked at the moment. Try again shortly.") from error
+
+    def _begin_lookup(self, known: bytes, secret: str) -> "asyncio.Task[_Entry]":
+        """Return the lookup of this key in progress, beginning one when there is none."""
+        if known not in self._lookups:
+            task = asyncio.ensure_future(self._look_up(known, secret))
+            self._lookups[known] = task
+            task.add_done_callback(lambda done: self._finish_lookup(known, done))
+        return self._lookups[known]
+
+    def _finish_lookup(self, known: bytes, task: "asyncio.Task[_Entry]") -> None:
+        del self._lookups[known]
+        if not task.cancelled():
+            task.exception()  # seen here: a lookup begun beside a request has nobody else to look
+
+    async def _look_up(self, known: bytes, secret: str) -> _Entry:
+        started_at, forgotten = time.monotonic(), self._forgotten
+        identity, caller = await self._database.call(_find, secret)
+        if forgotten != self._forgotten:  # what was read may be older than the news
+            identity, caller = await self._database.call(_find, secret)
+        self._entries[known] = entry = _Entry(identity, caller, started_at)
+        self._entries.move_to_end(known)
+        while len(self._entries) > _MAX_KEYS:
+            self._entries.popitem(last=False)
+        return entry
+
+
+def _find(secret: str) -> tuple[KeyIdentity | None, Caller | None]:
+    identity = find_key(secret=secret)
+    if identity is None or Permission.INFERENCE not in identity.scopes:
+        return identity, None
+    note_key_use(identity=identity, now=db_now())
+    share_holder = get_share_holder(organization=identity.organization_id)
+    caller = Caller(
+        key_id=identity.key_id,
+        organization_id=identity.organization_id,
+        share_holder=share_holder,
+        cache_salt=_cache_salt(identity.organization_id),
+        limits=(_limits_of_organization(identity.organization_id, share_holder), _limits_of_key(identity.key_id)),
+    )
+    return identity, caller
+
+
+def _limits_of_organization(organization_id: str, share_holder: str) -> Limits:
+    quota = get_quota(organization=organization_id)
+    return Limits(
+        owner_id=share_holder,
+        owner="Your organization",
+        requests_per_minute=quota.requests_per_minute,
+        tokens_per_minute=quota.tokens_per_minute,
+        concurrent_requests=quota.concurrent_requests,
+    )
+
+
+def _limits_of_key(key_id: str) -> Limits:
+    found = get_key_limits(key_id=key_id)
+    return Limits(
+        owner_id=key_id,
+        owner="This key",
+        requests_per_minute=found.requests_per_minute,
+        tokens_per_minute=found.tokens_per_minute,
+        concurrent_requests=found.concurrent_requests,
+    )
+
+
+def _cache_salt(organization_id: str) -> str:
+    """Return what keeps one organization from timing which prompts another's filled the prefix cache with."""
+    return hmac.new(settings.SIGNING_KEY.encode(), f"cache salt {organization_id}".encode(), hashlib.sha256).hexdigest()
+
+
+def _secret_in(authorization: str | None) -> str:
+    scheme, _, secret = (authorization or "").partition(" ")
+    secret = secret.strip()
+    if scheme.lower() != "bearer" or not secret:
+        raise InvalidApiKey(MISSING)
+    return secret
+
+
+def _shown(secret: str) -> str:
+    """Return enough of a key to recognise it and too little to use it."""
+    return secret[:_SHOWN_LENGTH] + "…" if secret.isprintable() else "…"

@@ -1,0 +1,229 @@
+"""What an organization, and each of its keys, may ask for: requests and tokens a minute, requests at once.
+
+Kept in this process: with several gateways a limit holds for each of them.
+"""
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from apps.core.errors import RateLimited
+
+MAX_OPEN = 512
+# The engine compiles grammars in a pool all tenants share; a slow one holds a place for tens of seconds.
+MAX_OPEN_STRUCTURED = 2
+MAX_ENGINE_FAILURES = 30  # a minute, of one organization
+_FORGET_SECONDS = 120.0
+
+_HEADERS = (("limit", "d"), ("remaining", "d"), ("reset", "b"))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of an organization or of one key; None: no limit of its own."""
+
+    owner_id: str
+    owner: str  # as a sentence begins: "Your organization"
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent_requests: int | None = None
+
+
+@dataclass(slots=True)
+class _Bucket:
+    left: float
+    since: float  # time.monotonic()
+
+
+class _Buckets:
+    """A token bucket for each owner: full it holds a minute's worth."""
+
+    def __init__(self, what: str, rate_of: Callable[[Limits], int | None]) -> None:
+        self._what, self._rate_of = what, rate_of
+        self._buckets: dict[str, _Bucket] = {}
+        self._swept_at = time.monotonic()
+        lines = [f"x-ratelimit-{word}-{what}: %{form}\r\n" for word, form in _HEADERS]
+        self._lines = "".join(lines).encode()
+
+    def _at(self, owner_id: str, per_minute: int, now: float) -> _Bucket:
+        """Return the owner's bucket, filled up to now."""
+        bucket = self._buckets.get(owner_id)
+        if bucket is None:
+            self._sweep(now)
+            bucket = self._buckets[owner_id] = _Bucket(per_minute, now)
+        left = bucket.left + (now - bucket.since) * per_minute / 60
+        bucket.left = left if left < per_minute else per_minute
+        bucket.since = now
+        return bucket
+
+    def _sweep(self, now: float) -> None:
+        if now - self._swept_at > _FORGET_SECONDS:
+            self._swept_at = now
+            self._buckets = {k: v for k, v in self._buckets.items() if now - v.since < _FORGET_SECONDS}
+
+    def take(self, limits: Sequence[Limits], amount: int = 1) -> None:
+        """Take the amount of all, or of none when one of them has less.
+
+        Raises RateLimited with the seconds until it can be had.
+        """
+        now, found = time.monotonic(), []
+        for one in limits:
+            per_minute = self._rate_of(one)
+            if per_minute is None:
+                continue
+            bucket = self._at(one.owner_id, per_minute, now)
+            # More than a minute's worth is let through when the bucket is full: it could never go otherwise.
+            wanted = amount if amount < per_minute else per_minute
+            if wanted > bucket.left or not per_minute:
+                raise self._refusal(one, per_minute, wanted - bucket.left)
+            found.append((bucket, wanted))
+        for bucket, wanted in found:
+            bucket.left -= wanted
+
+    def _refusal(self, one: Limits, per_minute: int, missing: float) -> RateLimited:
+        wait = max(1, math.ceil(missing * 60 / per_minute)) if per_minute else 60
+        return RateLimited(
+            f"{one.owner}'s limit is {per_minute} {self._what} per minute. Try again in {wait} s.",
+            retry_after_seconds=wait,
+            limit=f"{per_minute} {self._what} per minute",
+        )
+
+    def correct(self, limits: Sequence[Limits], *, taken: int, used: int) -> None:
+        """Take what was used above what was taken, or give it back. What was used unforeseen leaves a debt."""
+        now = time.monotonic()
+        for one in limits:
+            per_minute = self._rate_of(one)
+            if per_minute is not None:
+                bucket = self._at(one.owner_id, per_minute, now)
+                left = bucket.left - used + (taken if taken < per_minute else per_minute)
+                bucket.left = left if left < per_minute else per_minute
+
+    def headers(self, limits: Sequence[Limits], now: float) -> bytes:
+        """Return the headers, as lines, of the one with less left; none where there is no limit."""
+        left, tightest = math.inf, None
+        for one in limits:
+            per_minute = self._rate_of(one)
+            if per_minute is not None:
+                its_left = self._at(one.owner_id, per_minute, now).left
+                if its_left < left:
+                    left, tightest = its_left, per_minute
+        if tightest is None:
+            return b""
+        reset = (tightest - left) * 60 / tightest if tightest else 60.0
+        return self._lines % (tightest, left if left > 0 else 0, duration(reset).encode())
+
+
+class Rates:
+    """Requests and tokens per minute of organizations and keys."""
+
+    def __init__(self) -> None:
+        self._requests = _Buckets("requests", attrgetter("requests_per_minute"))
+        self._tokens = _Buckets("tokens", attrgetter("tokens_per_minute"))
+        self._failures = _Buckets("requests on which an engine fails", lambda _: MAX_ENGINE_FAILURES)
+        self.take_request = self._requests.take
+        self.take_tokens = self._tokens.take  # what is known of a request; `correct` it when more is
+        self.correct = self._tokens.correct
+
+    def take_all_tokens(self, limits: Sequence[Limits], amount: int, *, taken: int) -> None:
+        """Take the amount in place of what was taken before; that stays taken when this raises RateLimited."""
+        self._tokens.correct(limits, taken=taken, used=0)
+        try:
+            self._tokens.take(limits, amount)
+        except RateLimited:
+            self._tokens.correct(limits, taken=0, used=taken)
+            raise
+
+    def require_failures_left(self, limits: Sequence[Limits]) -> None:
+        """Raises RateLimited for an organization on whose requests engines failed too often."""
+        self._failures.take(limits[:1], 0)
+
+    def note_failure(self, limits: Sequence[Limits]) -> None:
+        """Count a request on which an engine failed, against its organization."""
+        self._failures.correct(limits[:1], taken=0, used=1)
+
+    def headers(self, limits: Sequence[Limits]) -> bytes:
+        """Return the standard x-ratelimit-* headers, as lines: of organization and key the one with less left."""
+        now = time.monotonic()
+        return self._requests.headers(limits, now) + self._tokens.headers(limits, now)
+
+
+def duration(seconds: float) -> str:
+    """Return a time as OpenAI writes it in these headers: 20ms, 1.5s, 6m0s."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes:.0f}m{rest:.0f}s" if minutes else f"{rest:.3g}s"
+
+
+class OpenRequests:
+    """Counts what each organization and each key has in progress."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, int] = defaultdict(int)
+        self._structured: dict[str, int] = defaultdict(int)
+
+    def one_more(self, limits: Sequence[Limits]) -> "_Place":
+        """Hold a place while the block runs; the organization's limits come first. Entering raises RateLimited."""
+        return _Place(self._take, self._give_back, limits)
+
+    def one_more_structured(self, limits: Sequence[Limits]) -> "_Place":
+        """Hold one of the places for requests with a grammar while the block runs. Entering raises RateLimited."""
+        return _Place(self._take_structured, self._give_back_structured, limits)
+
+    def _take(self, limits: Sequence[Limits]) -> None:
+        for one in limits:
+            most = one.concurrent_requests
+            if one is limits[0]:
+                most = MAX_OPEN if most is None else min(most, MAX_OPEN)
+            if most is not None and self._open.get(one.owner_id, 0) >= most:
+                raise _too_many(one, most, "requests")
+        for one in limits:
+            self._open[one.owner_id] += 1
+
+    def _give_back(self, limits: Sequence[Limits]) -> None:
+        for one in limits:
+            _decrease(self._open, one.owner_id)
+
+    def _take_structured(self, limits: Sequence[Limits]) -> None:
+        organization = limits[0]
+        if self._structured.get(organization.owner_id, 0) >= MAX_OPEN_STRUCTURED:
+            raise _too_many(organization, MAX_OPEN_STRUCTURED, "requests with a response_format or tools")
+        self._structured[organization.owner_id] += 1
+
+    def _give_back_structured(self, limits: Sequence[Limits]) -> None:
+        _decrease(self._structured, limits[0].owner_id)
+
+
+class _Place:
+    """A block with a place. No generator: this is entered for every request."""
+
+    __slots__ = ("_give_back", "_limits", "_take")
+
+    def __init__(
+        self,
+        take: Callable[[Sequence[Limits]], None],
+        give_back: Callable[[Sequence[Limits]], None],
+        limits: Sequence[Limits],
+    ) -> None:
+        self._take, self._give_back, self._limits = take, give_back, limits
+
+    def __enter__(self) -> None:
+        self._take(self._limits)
+
+    def __exit__(self, *failure: object) -> None:
+        self._give_back(self._limits)
+
+
+def _too_many(limits: Limits, most: int, what: str) -> RateLimited:
+    return RateLimited(f"{limits.owner} has {most} {what} in progress, the most allowed at once.")
+
+
+def _decrease(counts: dict[str, int], owner_id: str) -> None:
+    left = counts[owner_id] - 1
+    if left:
+        counts[owner_id] = left
+    else:
+        del counts[owner_id]

@@ -1,0 +1,184 @@
+"""The gateway process: OpenAI-compatible inference, without Django's request stack.
+
+    uvicorn --factory apps.interfaces.gateway.app:create_app \\
+        --http apps.interfaces.gateway.http.connections:Connection --uds run/gateway.sock
+
+Django is set up for its ORM only: keys, routes and slices are read through the domain's own functions in threads.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import django
+from asgiref.sync import markcoroutinefunction
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "apps.config.settings.dev")  # noqa: TID251 - Django's own entry point
+django.setup()
+
+from django.conf import settings  # noqa: E402 - needs the settings
+from starlette.applications import Starlette  # noqa: E402
+from starlette.exceptions import HTTPException  # noqa: E402
+from starlette.requests import Request  # noqa: E402
+from starlette.responses import JSONResponse, Response  # noqa: E402
+from starlette.routing import Route  # noqa: E402
+
+from apps.core.database.policies import refuse_unsafe_role  # noqa: E402
+from apps.core.errors import NotFound  # noqa: E402
+from apps.core.http.asgi import REQUEST_ID_HEADER, Application, Receive, Scope, Send  # noqa: E402
+from apps.core.ids import new_id  # noqa: E402
+from apps.interfaces.gateway.admission.key_invalidation import keep_listening  # noqa: E402
+from apps.interfaces.gateway.admission.keys import Keys  # noqa: E402
+from apps.interfaces.gateway.admission.limits import OpenRequests, Rates  # noqa: E402
+from apps.interfaces.gateway.database import DATABASE_ERRORS, Database  # noqa: E402
+from apps.interfaces.gateway.engines.faults import Faults  # noqa: E402
+from apps.interfaces.gateway.engines.routes import Routes  # noqa: E402
+from apps.interfaces.gateway.engines.upstreams import Upstreams  # noqa: E402
+from apps.interfaces.gateway.http.bodies import Bodies  # noqa: E402
+from apps.interfaces.gateway.metering.recorder import Recorder  # noqa: E402
+from apps.interfaces.gateway.metering.shipper import keep_adopting  # noqa: E402
+from apps.interfaces.gateway.metering.spending_slices import SpendingSlices  # noqa: E402
+from apps.interfaces.gateway.metering.tickets import Metering  # noqa: E402
+from apps.interfaces.gateway.requests.grammars import Grammars  # noqa: E402
+from apps.interfaces.gateway.stalls import Stalls  # noqa: E402
+from apps.interfaces.gateway.surfaces import embeddings  # noqa: E402
+from apps.interfaces.gateway.surfaces.inference import SURFACES, Inference, Services  # noqa: E402
+
+logger = logging.getLogger(__name__)
+
+_FLUSH_SECONDS = 10
+_GARBAGE_THRESHOLDS = 20_000, 20, 20
+
+
+def create_app() -> Application:
+    """Return the ASGI application. It refuses to start under a role for which row-level security is off."""
+    gateway = Gateway(spool_root=settings.HOME / "spool")
+    services = gateway.services
+    doors: dict[str, Application] = {path: Inference(services, surface) for path, surface in SURFACES.items()}
+    doors[embeddings.PATH] = embeddings.Embeddings(services)
+    others = Starlette(
+        routes=[
+            *(Route(path, door, methods=["POST"]) for path, door in doors.items()),
+            Route("/healthz", gateway.health),
+        ],
+        lifespan=gateway.lifespan,
+        exception_handlers={HTTPException: _refuse},
+    )
+
+    @markcoroutinefunction
+    def application(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        # Inference goes straight to its door: routing and middleware cost as much as reading the request, and a
+        # coroutine here would be one more to go through at each step of every answer.
+        door = doors.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        return (door or others)(scope, receive, send)
+
+    return application
+
+
+class Gateway:
+    """Everything one gateway process holds, and the order in which it starts and stops."""
+
+    def __init__(self, *, spool_root: Path) -> None:
+        name = new_id("gateway")
+        self._spool_root = spool_root
+        self._database = Database()
+        self._keys = Keys(self._database)
+        self._routes = Routes(self._database)
+        self._spending_slices = SpendingSlices(self._database, name=name)
+        self._recorder = Recorder(spool_root, name=name, settled=self._spending_slices.note_settled)
+        self._upstreams = Upstreams(places_per_replica=settings.REPLICA_PLACES, addresses=settings.REPLICA_ADDRESSES)
+        self._grammars = Grammars()
+        self._stalls = Stalls()
+        self.services = Services(
+            keys=self._keys,
+            routes=self._routes,
+            rates=Rates(),
+            open_requests=OpenRequests(),
+            metering=Metering(
+                self._routes, self._spending_slices, self._recorder, Faults(self._database, self._routes)
+            ),
+            upstreams=self._upstreams,
+            spending_slices=self._spending_slices,
+            bodies=Bodies(),
+            grammars=self._grammars,
+            media_hosts=settings.MEDIA_HOSTS,
+        )
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        await self._database.call(refuse_unsafe_role)
+        await self._routes.refresh()
+        await self._recorder.open()
+        _tune()
+        tasks = [
+            asyncio.create_task(work)
+            for work in (
+                keep_listening(self._keys, self._database),
+                self._routes.keep_fresh(),
+                self._spending_slices.maintain(),
+                self._stalls.watch(),
+                keep_adopting(self._database, self._spool_root),
+            )
+        ]
+        for task in tasks:
+            task.add_done_callback(_stop_when_broken)
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._settle()
+
+    async def _settle(self) -> None:
+        """Ship what is metered and return the money; what cannot be shipped now stays on disk for the next process."""
+        try:
+            async with asyncio.timeout(_FLUSH_SECONDS):
+                await self._recorder.flush()
+                await self._spending_slices.return_idle(at_once=True)
+        except (TimeoutError, ConnectionError, *DATABASE_ERRORS) as error:
+            logger.warning("stopping with %d requests on disk only: %r", self._recorder.waiting, error)
+        self._upstreams.close()
+        await self._grammars.close()
+        await self._recorder.close()
+        self._database.close()
+
+    async def health(self, request: Request) -> Response:
+        """Tell whether requests can be metered, without which none is admitted, and how long the loop stood still."""
+        is_well = self._recorder.has_room()
+        body = {
+            "status": "ok" if is_well else "spool is full",
+            "requests_to_record": self._recorder.waiting,
+            "longest_stall_ms": round(self._stalls.longest_seconds * 1000, 1),
+            "longest_stall_of_last_minute_ms": round(self._stalls.longest_of_last_minute() * 1000, 1),
+        }
+        return JSONResponse(body, status_code=200 if is_well else 503)
+
+
+def _tune() -> None:
+    """Spare the hot path what suits programs with much garbage and few threads."""
+    gc.collect()
+    gc.freeze()  # Django and its models live as long as the process: never looked through again
+    gc.set_threshold(*_GARBAGE_THRESHOLDS)
+
+
+def _stop_when_broken(task: "asyncio.Task[None]") -> None:
+    """End the process when one of its loops ended by a bug: the supervisor starts a whole one."""
+    if not task.cancelled() and task.exception() is not None:
+        logger.critical("a background task failed", exc_info=task.exception())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def _refuse(request: Request, exception: Exception) -> Response:
+    assert isinstance(exception, HTTPException)
+    error = NotFound(f"Unknown request URL: {request.method} {request.url.path}.")
+    code = "unknown_url" if exception.status_code == 404 else "method_not_allowed"
+    body = error.as_openai()
+    body["error"]["code"] = code
+    headers = {REQUEST_ID_HEADER: new_id("req")} | dict(exception.headers or {})
+    return JSONResponse(body, status_code=exception.status_code, headers=headers)

@@ -1,0 +1,1 @@
+"""The way to the engines: routes, connections, streams of answers and faulty replicas."""

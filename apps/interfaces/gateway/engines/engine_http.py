@@ -1,0 +1,301 @@
+"""HTTP/1.1 to the proxies beside the engines: kept connections, one POST at a time on each, its answer as it comes.
+
+A general client spends more on one request than everything else the gateway does with it; a replica needs none of
+redirects, cookies, compression or proxies.
+"""
+
+import asyncio
+import math
+import socket
+import ssl
+import time
+from collections import deque
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from apps.contracts.addresses.replicas import AddressRefused, AddressRules, is_ip
+from apps.interfaces.gateway.http.transports import CoalescingTransport
+
+CONNECT_SECONDS = 5.0
+FIRST_BYTE_SECONDS = 600.0  # a queue of long answers may stand before it; the customer's own connection ends the wait
+IDLE_SECONDS = 120.0  # between two parts of an answer
+_KEEP_ALIVE_SECONDS = 15.0  # below the proxy's 75, so that it never closes a connection we are about to use
+_MAX_BUFFERED_BYTES = 256 * 1024
+_LOOK_SECONDS = 5.0  # the longest between two looks; a timer for each part of an answer costs as much as reading it
+
+
+class Unreachable(Exception):
+    """No connection could be made: the replica never saw the request."""
+
+
+class Broken(Exception):
+    """The connection ended, fell silent or spoke no HTTP before the answer was complete."""
+
+
+class Answer:
+    """The status and the body of one answer. Close it: what is not read to its end stops the engine."""
+
+    __slots__ = ("_connection", "status")
+
+    def __init__(self, connection: "_Connection", status: int) -> None:
+        self._connection = connection
+        self.status = status
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether all of it was read."""
+        return self._connection.is_drained
+
+    async def read(self) -> bytes:
+        """Return what has arrived, waiting for something; nothing at the end. Raises Broken."""
+        return await self._connection.read()
+
+    async def read_all(self, most_bytes: int) -> bytes:
+        """Return the body, or its first bytes where it has more. Raises Broken."""
+        parts, size = [], 0
+        while size < most_bytes and (content := await self.read()):
+            parts.append(content)
+            size += len(content)
+        return b"".join(parts)[:most_bytes]
+
+    def read_nowait(self) -> bytes:
+        return self._connection.take_received()
+
+    def close(self) -> None:
+        self._connection.let_go()
+
+
+class Replica:
+    """The connections to one replica, at `unix:///path` or `http(s)://host:port`. Use inside one event loop.
+
+    Where `rules` are given, none is made to an address that they refuse; a name is looked up each time.
+    """
+
+    def __init__(self, url: str, rules: AddressRules | None = None) -> None:
+        self._rules = rules
+        parts = urlsplit(url)
+        self._path = parts.path if parts.scheme == "unix" else None
+        self._host = parts.hostname or "replica"
+        self._is_ip = is_ip(self._host)
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._host_header = parts.netloc.rpartition("@")[2] or "replica"
+        self._idle: deque[_Connection] = deque()
+        self._openings: dict[tuple[str, str], bytes] = {}
+
+    async def post(self, path: str, *, token: str, request_id: str, body: bytes) -> Answer:
+        """Send the request; return its answer once the status is known. Raises Unreachable, Broken."""
+        opening = self._openings.get((path, token)) or self._open(path, token)
+        content = b"%bX-Request-Id: %b\r\nContent-Length: %d\r\n\r\n%b" % (
+            opening, request_id.encode("ascii"), len(body), body
+        )  # fmt: skip
+        while (kept := self._take_idle()) is not None:
+            try:
+                return await kept.send(content)
+            except Broken:
+                if kept.has_answered or kept.was_silent:
+                    raise
+                # The replica closed it while we took it from the shelf.
+        return await (await self._connect()).send(content)
+
+    def _open(self, path: str, token: str) -> bytes:
+        """Return how requests to the path begin; there are few paths, and one token at a time."""
+        self._openings = {known: opening for known, opening in self._openings.items() if known[1] == token}
+        opening = (
+            f"POST {path} HTTP/1.1\r\nHost: {self._host_header}\r\nAuthorization: Bearer {token}\r\n"
+            "Content-Type: application/json\r\n"
+        )
+        self._openings[path, token] = found = opening.encode("ascii")
+        return found
+
+    def _take_idle(self) -> "_Connection | None":
+        oldest = time.monotonic() - _KEEP_ALIVE_SECONDS
+        while self._idle:
+            kept = self._idle.pop()
+            if kept.is_open and kept.idle_since > oldest:
+                return kept
+            kept.abort()
+        return None
+
+    async def _connect(self) -> "_Connection":
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                if self._path is not None:
+                    path = self._rules.check_socket(self._path) if self._rules else self._path
+                    return (await loop.create_unix_connection(lambda: _Connection(self._idle), path))[1]
+                return await self._connect_to_one(loop)
+        except (OSError, TimeoutError, AddressRefused) as error:
+            raise Unreachable(repr(error)) from error
+
+    async def _connect_to_one(self, loop: asyncio.AbstractEventLoop) -> "_Connection":
+        """Return a connection to the first of the host's addresses that takes one. Raises OSError, AddressRefused."""
+        failure: OSError | None = None
+        name = self._host if self._tls else None
+        for host in await self._addresses(loop):
+            if self._rules is not None:
+                self._rules.check_ip(host)
+            try:
+                made = await loop.create_connection(
+                    lambda: _Connection(self._idle), host, self._port, ssl=self._tls, server_hostname=name
+                )
+            except OSError as error:
+                failure = error
+            else:
+                return made[1]
+        raise failure or OSError(f"{self._host} has no address")
+
+    async def _addresses(self, loop: asyncio.AbstractEventLoop) -> list[str]:
+        if self._is_ip:
+            return [self._host]
+        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().abort()
+
+
+class _Connection(asyncio.Protocol):
+    """One connection; goes back to `shelf` after a complete answer."""
+
+    def __init__(self, shelf: "deque[_Connection]") -> None:
+        self._shelf = shelf
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._look: asyncio.TimerHandle | None = None
+        self._silent_at = math.inf  # when whoever waits has waited too long
+        self._parts: list[bytes] = []
+        self._size_bytes = 0
+        self._fault: str | None = None
+        self._is_whole = False
+        self._is_paused = False
+        self._keeps_alive = False
+        self.has_answered = False
+        self.was_silent = False
+        self.is_open = False
+        self.idle_since = 0.0
+
+    # --- What a request asks of it.
+
+    async def send(self, content: bytes) -> Answer:
+        """Raises Broken."""
+        assert self._transport is not None
+        self.has_answered = self._is_whole = False
+        self._transport.write(content)
+        try:
+            while not self.has_answered:
+                await self._wait(FIRST_BYTE_SECONDS)
+        except BaseException:
+            self.abort()  # nobody else holds this connection yet
+            raise
+        return Answer(self, self._parser.get_status_code())
+
+    async def read(self) -> bytes:
+        """Raises Broken."""
+        while not self._parts and not self._is_whole:
+            await self._wait(IDLE_SECONDS)
+        return self.take_received()
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait until something came. Raises Broken."""
+        if self._fault is not None:
+            raise Broken(self._fault)
+        self._waiter = self._loop.create_future()
+        self._expect_within(seconds)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _expect_within(self, seconds: float) -> None:
+        now = self._loop.time()
+        self._silent_at = now + seconds
+        if self._look is not None and self._look.when() > self._silent_at:
+            self._look.cancel()
+            self._look = None
+        if self._look is None:
+            self._look = self._loop.call_at(min(now + _LOOK_SECONDS, self._silent_at), self._look_for_silence)
+
+    def _look_for_silence(self) -> None:
+        self._look = None
+        if self._waiter is None:
+            return
+        left = self._silent_at - self._loop.time()
+        if left > 0:
+            self._expect_within(left)
+        else:
+            self.was_silent = True
+            self._fail("silent for too long")
+
+    @property
+    def is_drained(self) -> bool:
+        return self._is_whole and not self._parts
+
+    def take_received(self) -> bytes:
+        content = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        self._size_bytes = 0
+        if self._is_paused and self._transport is not None:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return content
+
+    def let_go(self) -> None:
+        """Keep the connection for the next request when this answer is complete, else end it."""
+        if self.is_drained and self._keeps_alive and self.is_open:
+            self.idle_since = time.monotonic()
+            self._shelf.append(self)
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- What asyncio and the parser tell it.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        own = cast(asyncio.Transport, transport)  # uvloop's own class is no subclass
+        self._transport = CoalescingTransport(own, self._loop)
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(f"not HTTP: {error!r}")
+            return
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        self._fail(repr(exc) if exc else "closed")
+
+    def _fail(self, reason: str) -> None:
+        self._fault = self._fault or reason
+        self.abort()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def on_headers_complete(self) -> None:
+        self.has_answered = True
+
+    def on_body(self, body: bytes) -> None:
+        self._parts.append(body)
+        self._size_bytes += len(body)
+        if self._size_bytes > _MAX_BUFFERED_BYTES and not self._is_paused and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        self._is_whole = True
+        self._keeps_alive = self._parser.should_keep_alive()

@@ -1,0 +1,238 @@
+"""Which model names can be asked for, where they answer and what they cost: read from the database every second."""
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from django.db import connection, transaction
+
+from apps.adapters.operations import CHECKPOINT_MARK
+from apps.catalog.queries import list_all_active_prices
+from apps.core.database.clock import db_now
+from apps.core.errors import Unavailable
+from apps.finetuning.results.checkpoint_models import request_model
+from apps.interfaces.gateway.database import DATABASE_ERRORS, Database
+from apps.interfaces.gateway.errors import ModelNotFound, PriceNotSet
+from apps.interfaces.gateway.http.bodies import largest_body
+from apps.serving.placements import note_requests
+from apps.serving.queries import AliasRoute, Route, list_alias_routes, list_routes
+
+logger = logging.getLogger(__name__)
+
+REFRESH_SECONDS = 1.0
+# A name not found may be of an adapter registered since the last reading: the table is read again, this often at most.
+MIN_SECONDS_BETWEEN_REFRESHES = 0.25
+# What was asked for is counted this often: replicas hold adapters by demand.
+NOTE_SECONDS = 5.0
+MAX_LOAD_SECONDS = 20.0  # how long a request waits for an adapter that a replica is loading
+
+
+@dataclass(frozen=True)
+class Price:
+    """One price rule: so many nano-USD for `per` tokens."""
+
+    id: str
+    price_nano: int
+    per: int
+
+
+@dataclass(frozen=True)
+class Prices:
+    input: Price
+    output: Price
+
+
+@dataclass(frozen=True)
+class _Table:
+    routes: dict[str, Route]
+    prices: dict[tuple[str, str | None], Price]  # of a SKU, for everybody or for one organization
+    clock_offset_seconds: float
+    aliases: dict[str, AliasRoute]
+    largest_body_bytes: int = largest_body(0, takes_media=False)
+    found_prices: dict[tuple[str, str], Prices] = field(default_factory=dict)  # by base model and organization
+
+
+class Routes:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._table = _Table({}, {}, 0.0, {})
+        self._asked_at = -math.inf
+        self._reading = asyncio.Lock()
+        self._news = asyncio.Condition()
+        self._asked: Counter[str] = Counter()  # requests by adapter version, since they were last noted
+        self._noted_at = -math.inf
+
+    async def refresh(self) -> None:
+        """Raises one of DATABASE_ERRORS; what was read before stays in use."""
+        async with self._reading:
+            await self._read()
+
+    async def _read(self) -> None:
+        asked_at = time.monotonic()
+        self._table = await self._database.call(_read)
+        self._asked_at = asked_at
+        async with self._news:
+            self._news.notify_all()
+
+    async def _refresh_since(self, moment: float) -> None:
+        """Have the table read after `moment`; all who ask meanwhile share one reading."""
+        async with self._reading:
+            if self._asked_at < moment:
+                await asyncio.sleep(self._asked_at + MIN_SECONDS_BETWEEN_REFRESHES - time.monotonic())
+                await self._read()
+
+    async def keep_fresh(self) -> None:
+        """Refresh until cancelled."""
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            try:
+                if time.monotonic() - self._noted_at > NOTE_SECONDS:
+                    await self._note_requests()
+                await self.refresh()
+            except DATABASE_ERRORS as error:
+                logger.warning("routes not refreshed: %s", error)
+
+    async def find(self, model_name: str, *, organization_id: str) -> Route:
+        """Return the route of a base model or of the organization's own adapter, once a replica can answer it.
+
+        An adapter that is being loaded is waited for, and a cold one is asked back. Raises ModelNotFound; Unavailable
+        when no replica has it in time.
+        """
+        ready = self._visible(self._resolve_alias(model_name, organization_id), organization_id)
+        if ready is not None and ready.upstreams:
+            if ready.adapter_version_id:
+                self._asked[ready.adapter_version_id] += 1
+            return ready
+        if ready is None:
+            with suppress(*DATABASE_ERRORS):
+                await self._refresh_since(time.monotonic())
+                await self._ask_for_checkpoint(model_name, organization_id)
+        model_name = self._resolve_alias(model_name, organization_id)
+        await self._note_request(self._visible(model_name, organization_id))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(MAX_LOAD_SECONDS), self._news:
+                await self._news.wait_for(lambda: not self._is_loading(model_name, organization_id))
+        route = self.require_known(model_name, organization_id=organization_id)
+        if not route.upstreams:
+            raise Unavailable("The model is not loaded and cannot answer yet. Try again shortly.", param="model")
+        return route
+
+    async def _ask_for_checkpoint(self, model_name: str, organization_id: str) -> None:
+        """Have the model of a checkpoint made that is named for the first time, and wait for its route.
+
+        Raises one of DATABASE_ERRORS; Unavailable when it takes too long.
+        """
+        if CHECKPOINT_MARK not in model_name or self._visible(model_name, organization_id) is not None:
+            return
+        if not await self._database.call(request_model, organization_id=organization_id, model_name=model_name):
+            return
+        try:
+            async with asyncio.timeout(MAX_LOAD_SECONDS), self._news:
+                await self._news.wait_for(lambda: self._visible(model_name, organization_id) is not None)
+        except TimeoutError as late:
+            message = "The model of this checkpoint is being made. Try again shortly."
+            raise Unavailable(message, param="model") from late
+
+    def require_known(self, model_name: str, *, organization_id: str) -> Route:
+        """Return the route of a name that the organization may ask for, whether or not it can answer.
+
+        Raises ModelNotFound.
+        """
+        route = self._visible(self._resolve_alias(model_name, organization_id), organization_id)
+        if route is None:
+            raise ModelNotFound(
+                "The model does not exist or you do not have access to it. GET /v1/models lists yours.", param="model"
+            )
+        return route
+
+    async def _note_request(self, route: Route | None) -> None:
+        """Count the request of an adapter, for the next time that is noted; that of a cold one at once."""
+        if route is None or not route.adapter_version_id:
+            return
+        self._asked[route.adapter_version_id] += 1
+        if route.is_cold:
+            with suppress(*DATABASE_ERRORS):
+                await self._note_requests()
+                await self._refresh_since(time.monotonic())
+
+    async def _note_requests(self) -> None:
+        """Raises one of DATABASE_ERRORS; what could not be noted is left for the next time."""
+        asked, self._asked = self._asked, Counter()
+        self._noted_at = time.monotonic()
+        if not asked:
+            return
+        try:
+            await self._database.call(lambda: note_requests(counts=asked, now=db_now()))
+        except DATABASE_ERRORS:
+            self._asked.update(asked)
+            raise
+
+    def _resolve_alias(self, model_name: str, organization_id: str) -> str:
+        """Return the version's name that an alias of the organization stands for in this request."""
+        alias = self._table.aliases.get(model_name)
+        if alias is None or alias.organization_id != organization_id:
+            return model_name
+        is_canary = alias.canary_target and random.randrange(100) < alias.canary_percent  # noqa: S311 - a share, no secret
+        return alias.canary_target if is_canary else alias.target
+
+    def _visible(self, model_name: str, organization_id: str) -> Route | None:
+        route = self._table.routes.get(model_name)
+        return route if route is not None and route.organization_id in (None, organization_id) else None
+
+    def _is_loading(self, model_name: str, organization_id: str) -> bool:
+        route = self._visible(model_name, organization_id)
+        return route is not None and route.is_loading
+
+    @property
+    def largest_body_bytes(self) -> int:
+        """The bytes of the largest body that any model here can use."""
+        return self._table.largest_body_bytes
+
+    def prices_of(self, route: Route, *, organization_id: str) -> Prices:
+        """Return what the route's tokens cost the organization; adapters cost what their base does.
+
+        Raises PriceNotSet.
+        """
+        known = self._table.found_prices
+        asked = (route.base_model_name, organization_id)
+        found = known.get(asked)
+        if found is None:
+            found = known[asked] = _prices_of(self._table.prices, *asked)
+        return found
+
+    def now(self) -> float:
+        """Return Unix time by the database's clock, to within the time a query takes."""
+        return time.time() + self._table.clock_offset_seconds
+
+
+def _prices_of(prices: dict[tuple[str, str | None], Price], base_model_name: str, organization_id: str) -> Prices:
+    """Raises PriceNotSet."""
+    skus = [f"inference:{way}:{base_model_name}" for way in ("input", "output")]
+    found = [prices.get((sku, organization_id)) or prices.get((sku, None)) for sku in skus]
+    if found[0] is None or found[1] is None:
+        raise PriceNotSet(
+            "No price is set for this model, so it cannot answer yet. Ask the operator of this installation.",
+            param="model",
+        )
+    return Prices(input=found[0], output=found[1])
+
+
+def _read() -> _Table:
+    """Return it all as of one moment: no model without the price or the replica that came with it."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        prices = {
+            (rule.sku, rule.organization_id): Price(rule.pk, rule.price_nano, rule.per)
+            for rule in list_all_active_prices(prefix="inference:")
+        }
+        aliases = {alias.model_name: alias for alias in list_alias_routes()}
+        routes = {route.model_name: route for route in list_routes()}
+        before = time.time()
+        offset = db_now().timestamp() - (before + time.time()) / 2
+    bodies = [largest_body(route.context_length, takes_media=bool(route.media)) for route in routes.values()]
+    return _Table(routes, prices, offset, aliases, max(bodies, default=largest_body(0, takes_media=False)))

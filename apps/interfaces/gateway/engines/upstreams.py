@@ -1,0 +1,388 @@
+"""Talking to the proxies beside the engines: which one, when another is tried, and what their refusals mean to us.
+
+Another replica is tried only while nothing of an answer exists: it could not be reached, is busy, starting or dying,
+has lost the adapter, or ended the answer before its first token. What is wrong with the request itself is never
+retried.
+"""
+
+import asyncio
+import logging
+import re
+from contextlib import suppress
+from typing import Any, Self
+
+import msgspec
+
+from apps.contracts.addresses.replicas import AddressRules
+from apps.core.errors import DomainError, InvalidValue, Unavailable
+from apps.interfaces.gateway.engines.chunks import (
+    DONE,
+    EngineChunk,
+    EngineFault,
+    Meter,
+    SseParser,
+    decode_chunk,
+    decode_chunks,
+)
+from apps.interfaces.gateway.engines.engine_http import Answer, Broken, Replica, Unreachable
+from apps.interfaces.gateway.errors import ContextLengthExceeded, EngineError, RequestFailed, UnsupportedParameter
+from apps.interfaces.gateway.fair_queue import Breaker, FairQueue
+from apps.interfaces.gateway.requests.schema import EngineRequest
+from apps.serving.queries import Route, Upstream
+
+logger = logging.getLogger(__name__)
+
+# A request that kills its engine must not walk through all of them; replicas that were not reached do not count.
+MAX_ATTEMPTS = 2
+_END_SECONDS = 2
+_ERROR_BYTES = 64 * 1024
+
+_DYING = ("cannot schedule new futures", "EngineCore encountered an issue")
+_NAN = "not JSON compliant"  # how an engine whose logits are not finite answers 400: its fault, not the request's
+_TRUNCATED = (Broken, TimeoutError, ValueError, msgspec.DecodeError)
+
+
+class TryAnother(Exception):
+    """This replica cannot answer, another might.
+
+    `is_unreached`: it never saw the request. `is_busy`: it is well, only full or without this adapter. `is_down`: it
+    says itself that it serves nothing now.
+    """
+
+    def __init__(
+        self, reason: str, *, is_unreached: bool = False, is_busy: bool = False, is_down: bool = False
+    ) -> None:
+        super().__init__(reason)
+        self.is_unreached, self.is_busy, self.is_down = is_unreached, is_busy, is_down
+
+
+class Progress(msgspec.Struct):
+    """How far a request got. `is_sent`: an engine has seen it, and may have worked on it before it counted a token."""
+
+    is_sent: bool = False
+
+
+class Call(msgspec.Struct, frozen=True):
+    """What is asked of whichever replica answers."""
+
+    tenant: str
+    path: str
+    request: EngineRequest
+    cache_salt: str
+    request_id: str
+    meter: Meter
+    progress: Progress
+
+
+class Upstreams:
+    def __init__(self, *, places_per_replica: int, addresses: AddressRules | None = None) -> None:
+        self._addresses = addresses
+        self.turns = FairQueue(places=places_per_replica)
+        self._breaker = Breaker()
+        self._replicas: dict[str, Replica] = {}
+
+    async def begin(self, route: Route, call: Call) -> "EngineAnswer":
+        """Return the answer of the first replica that gives one, its first token there.
+
+        Its place is taken, and the engine at work, until it is ended. Raises Unavailable, RateLimited,
+        ContextLengthExceeded, InvalidValue, RequestFailed.
+        """
+        body = msgspec.json.encode(_engine_body(route, call.request, call.cache_salt))
+        untried = {upstream.replica_id: upstream for upstream in route.upstreams}
+        attempts = 0
+        while attempts < MAX_ATTEMPTS and (allowed := self._breaker.allowed(untried)):
+            replica_id = self.turns.take_free(call.tenant, allowed) or await self.turns.take(call.tenant, allowed)
+            upstream = untried.pop(replica_id)
+            self._breaker.note_trial(replica_id)
+            try:
+                answer = await self._begin(upstream, call, body)
+            except BaseException as reason:
+                self.turns.give_back(call.tenant, replica_id)
+                self._note_failure(replica_id, call, reason)
+                if not isinstance(reason, TryAnother):
+                    raise
+                attempts += not reason.is_unreached
+                call.meter.reset()
+            else:
+                self._breaker.note_success(replica_id)
+                return answer
+        raise Unavailable(
+            "The model cannot answer at the moment: it is loading, busy or restarting. Try again shortly."
+        )
+
+    def _note_failure(self, replica_id: str, call: Call, reason: BaseException) -> None:
+        """Hold against the replica what is not the fault of the request, of its customer, or of being busy."""
+        if isinstance(reason, DomainError) or (isinstance(reason, TryAnother) and reason.is_busy):
+            self._breaker.note_success(replica_id)
+        if not isinstance(reason, TryAnother):
+            return
+        logger.warning("replica %s does not answer %s: %s", replica_id, call.request_id, reason)
+        if reason.is_busy or reason.is_down:
+            call.progress.is_sent = False
+        if not reason.is_busy:
+            self._breaker.note_failure(replica_id, call.tenant, is_replicas=reason.is_unreached or reason.is_down)
+
+    async def _begin(self, upstream: Upstream, call: Call, body: bytes) -> "EngineAnswer":
+        replica = self._replicas.get(upstream.url)
+        if replica is None:
+            replica = self._replicas[upstream.url] = Replica(upstream.url, self._addresses)
+        was_sent, call.progress.is_sent = call.progress.is_sent, True
+        try:
+            response = await replica.post(call.path, token=upstream.token, request_id=call.request_id, body=body)
+        except Unreachable as error:
+            call.progress.is_sent = was_sent
+            raise TryAnother(str(error), is_unreached=True) from error
+        except Broken as error:
+            raise TryAnother(str(error)) from error
+        answer = EngineAnswer(response, call.request, call.meter, replica_id=upstream.replica_id)
+        try:
+            if response.status != 200:
+                raise await _refusal(response, call.request)
+            await answer.read_to_first_token()
+        except BaseException:
+            answer.close()
+            raise
+        return answer
+
+    def end(self, call: Call, answer: "EngineAnswer") -> None:
+        """Free its place; the engine stops where it is not done."""
+        answer.close()
+        self.turns.give_back(call.tenant, answer.replica_id)
+
+    def close(self) -> None:
+        for replica in self._replicas.values():
+            replica.close()
+
+
+def _engine_body(route: Route, request: EngineRequest, cache_salt: str) -> dict[str, Any]:
+    """Return what the engine is sent: the checked fields under its own model name, always as a metered stream."""
+    return request.fields | {
+        "model": route.engine_name,
+        "cache_salt": cache_salt,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+
+
+# --- One answer -------------------------------------------------------------------------------------------------------
+
+
+class _EngineFailed(Exception):
+    """The stream holds an error, or an end that is none."""
+
+    def __init__(self, fault: EngineFault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+class EngineAnswer:
+    """The chunks of one answer, metered as they arrive; iterated over, in batches of those that arrive together."""
+
+    def __init__(self, response: Answer, request: EngineRequest, meter: Meter, *, replica_id: str) -> None:
+        self.replica_id = replica_id
+        self._response = response
+        self._request = request
+        self._meter = meter
+        self._parser = SseParser()
+        self._first: list[EngineChunk] = []
+        self._is_done = False  # no more bytes come
+        self._has_said_done = False
+
+    async def read_to_first_token(self) -> None:
+        """Hold back what comes before the first token: until then another replica can still take over.
+
+        Raises TryAnother, or what the request itself is at fault for: some of that the engine finds only in the stream.
+        """
+        try:
+            while not self._is_done:
+                chunks = await self._read()
+                self._first += chunks
+                if _has_token(chunks):
+                    return
+        except _EngineFailed as failed:
+            raise _meaning_of(failed.fault, failed.fault.code, self._request) from failed
+        except _TRUNCATED as error:
+            raise TryAnother(repr(error)) from error
+        raise TryAnother("it ended its answer before the first token")
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[EngineChunk]:
+        """Raises EngineError when the answer is never complete."""
+        if self._first:
+            first, self._first = self._first, []
+            return first
+        try:
+            if not self._is_done:
+                return await self._read()
+        except _EngineFailed as failed:
+            logger.warning("the engine failed in the middle of an answer: %s", failed.fault.message[:500])
+            raise EngineError(_FAILED) from failed
+        except _TRUNCATED as error:
+            if self._meter.total is None:
+                raise EngineError(_FAILED) from error
+        if self._meter.total is None:
+            raise EngineError(_FAILED)
+        raise StopAsyncIteration
+
+    async def _read(self) -> list[EngineChunk]:
+        if self._has_said_done:
+            await self._read_end()
+            return []
+        content = self._response.read_nowait() or await self._response.read()
+        if not content:
+            self._is_done = True
+            return []
+        chunks = self._decode(content)
+        self._is_done = self._has_said_done and self._response.has_ended
+        return chunks
+
+    async def _read_end(self) -> None:
+        """Behind [DONE] only the end of the body follows: read, so that the connection can be used again."""
+        if not self._response.has_ended:
+            async with asyncio.timeout(_END_SECONDS):
+                while await self._response.read():
+                    pass
+        self._is_done = True
+
+    def _decode(self, content: bytes) -> list[EngineChunk]:
+        payloads = self._parser.feed(content)
+        if DONE in payloads:
+            self._has_said_done = True
+            del payloads[payloads.index(DONE) :]
+        try:
+            chunks = decode_chunks(payloads)
+        except msgspec.DecodeError:
+            for payload in payloads:  # what came before the broken one counts
+                self._observe([decode_chunk(payload)])
+            raise
+        self._observe(chunks)
+        return chunks
+
+    def _observe(self, chunks: list[EngineChunk]) -> None:
+        """Meter the chunks. Raises _EngineFailed when one of them tells of a failure."""
+        self._meter.observe(*chunks)
+        for chunk in chunks:
+            if chunk.error is not None:  # the engine sends [DONE] after an error too: the error decides
+                raise _EngineFailed(chunk.error)
+        if not self._meter.is_sound:
+            raise _EngineFailed(EngineFault("the answer was aborted"))
+
+    def close(self) -> None:
+        """Let go of the connection; of an answer that is not complete, meter what has arrived and abort the rest."""
+        if not self._is_done:
+            with suppress(_EngineFailed, *_TRUNCATED):
+                self._decode(self._response.read_nowait())
+        self._response.close()
+
+
+_FAILED = "The model failed while answering. Nothing of this request is charged; try it again."
+
+
+def _has_token(chunks: list[EngineChunk]) -> bool:
+    """Tell whether the answer has begun, or ended without any."""
+    for chunk in chunks:
+        for choice in chunk.choices:
+            if choice.finish_reason or choice.has_content:
+                return True
+    return False
+
+
+# --- Refusals ---------------------------------------------------------------------------------------------------------
+
+
+class _ErrorEnvelope(msgspec.Struct):
+    error: EngineFault
+
+
+_CONTEXT = re.compile(r"maximum context length is (\d+) tokens|max_model_len\D*(\d+)|max_total_tokens\D*(\d+)")
+_COUNTED = re.compile(r"contains (at least )?(\d+) (input tokens|characters)")
+# How a replica's proxy says that only this request waits, and that all do.
+_WELL = ("replica_busy", "model_loading", "model_not_found")
+_DOWN = "replica_not_ready"
+_OUTPUT_FIELDS = ("max_tokens", "max_completion_tokens")
+
+
+async def _refusal(response: Answer, request: EngineRequest) -> Exception:
+    """Return what a status other than 200 means."""
+    try:
+        raw = await response.read_all(_ERROR_BYTES)
+    except Broken as error:
+        return TryAnother(str(error))
+    try:
+        found = msgspec.json.decode(raw, type=_ErrorEnvelope).error
+    except msgspec.DecodeError:
+        found = EngineFault(raw[:300].decode(errors="replace"))
+    return _meaning_of(found, response.status, request)
+
+
+def _meaning_of(found: EngineFault, status: int | str | None, request: EngineRequest) -> Exception:
+    """Return TryAnother, or an error of ours without the engine's inside."""
+    logger.info("replica answered %s: %s", status, found.message[:500])
+    if status in (400, 422) and _NAN not in found.message:
+        return _bad_request(found, request)
+    if status == 413:
+        return ContextLengthExceeded("The request is too long for this model.", param=request.prompt_param)
+    if status == 500 and not any(text in found.message for text in _DYING):
+        return RequestFailed()
+    return TryAnother(
+        f"{status}: {found.message[:200]}",
+        is_busy=status in (404, 503) and found.code in _WELL,
+        is_down=status == 503 and found.code == _DOWN,
+    )
+
+
+_VOCABULARY = re.compile(r"Vocabulary size: (\d+)")
+_GRAMMAR = re.compile(r"Grammar error|json schema into a grammar|Invalid grammar specification|JSON schema contains")
+_NO_TOOLS = (
+    "This model's engine runs without a tool parser, so it cannot call functions. Leave `tools` out, or ask for JSON "
+    "with `response_format`."
+)
+
+
+def _bad_request(found: EngineFault, request: EngineRequest) -> DomainError:
+    """Return what the engine finds wrong, where it is known in words of ours: its own may show its inside."""
+    limit = _CONTEXT.search(found.message)
+    if found.param in _OUTPUT_FIELDS and limit:
+        return InvalidValue(
+            f"`{found.param}` is above what fits this model's context of {_first(limit)} tokens. Lower it.",
+            param=found.param,
+        )
+    if limit:
+        return _too_long(found.message, _first(limit), request)
+    if "--tool-call-parser" in found.message:
+        return UnsupportedParameter(_NO_TOOLS, param="tools")
+    if "response_format" in request.fields and _GRAMMAR.search(found.message):
+        return InvalidValue(
+            "The model's engine cannot compile the schema. Leave out rare keywords of JSON Schema.",
+            param="response_format.json_schema.schema",
+        )
+    if "vocab" in found.message:
+        return _unknown_tokens(found, request)
+    if found.param in request.fields:
+        return InvalidValue(f"The model refuses the value of `{found.param}`.", param=found.param)
+    return InvalidValue(
+        "The model refuses this request: its messages or parameters do not fit its chat template or limits."
+    )
+
+
+def _unknown_tokens(found: EngineFault, request: EngineRequest) -> DomainError:
+    param = found.param if found.param in request.fields else request.prompt_param
+    size = _VOCABULARY.search(found.message)
+    known = f": its ids end at {int(size[1]) - 1}" if size else ""
+    return InvalidValue(f"`{param}` holds token ids that this model does not know{known}.", param=param)
+
+
+def _too_long(message: str, limit: str, request: EngineRequest) -> DomainError:
+    counted = _COUNTED.search(message)
+    has = f" and `{request.prompt_param}` has {counted[1] or ''}{counted[2]} {counted[3]}" if counted else ""
+    room = f", with {request.max_tokens} set aside for the answer" if request.max_tokens else ""
+    return ContextLengthExceeded(
+        f"This model's context is {limit} tokens{has}{room}. Shorten the prompt or lower `max_tokens`.",
+        param=request.prompt_param,
+    )
+
+
+def _first(found: re.Match[str]) -> str:
+    return next(group for group in found.groups() if group)

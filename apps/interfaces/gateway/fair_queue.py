@@ -1,0 +1,191 @@
+"""Which replica takes the next request, and whose request that is when all of them are full.
+
+Each replica has so many places. While it has free ones the least busy replica answers; when there is none, requests
+wait in a queue of their own tenant, and a place that comes free goes to the tenant with the fewest requests on that
+replica. The last places are kept for tenants with few requests there, so that a burst of one does not make the next
+wait for the end of an answer. Counted in this process: with several gateways each has its own places.
+"""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from apps.core.errors import RateLimited, Unavailable
+
+MAX_WAITING = 256  # of one tenant
+MAX_WAIT_SECONDS = 60.0
+_KEPT_SHARE = 8  # one place of so many
+
+
+@dataclass(slots=True)
+class _Replica:
+    """The requests in progress on one replica, by tenant."""
+
+    places: int
+    taken: int = 0
+    by_tenant: Counter[str] = field(default_factory=Counter)
+
+    def has_place_for(self, tenant: str) -> bool:
+        kept = max(1, self.places // _KEPT_SHARE) if self.places > 1 else 0
+        free = self.places - self.taken
+        return free > kept or (free > 0 and self.by_tenant[tenant] < kept)
+
+    def take(self, tenant: str) -> None:
+        self.taken += 1
+        self.by_tenant[tenant] += 1
+
+    def give_back(self, tenant: str) -> None:
+        self.taken -= 1
+        self.by_tenant[tenant] -= 1
+        if not self.by_tenant[tenant]:
+            del self.by_tenant[tenant]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    replica_ids: Collection[str]
+    given: "asyncio.Future[str]"
+
+
+class FairQueue:
+    """Use inside one event loop."""
+
+    def __init__(self, *, places: int) -> None:
+        self._places = places
+        self._replicas: dict[str, _Replica] = {}
+        self._queues: dict[str, deque[_Waiting]] = {}  # the tenant served longest ago first
+
+    def count_waiting(self) -> int:
+        return sum(len(queue) for queue in self._queues.values())
+
+    def count_open(self, replica_id: str) -> int:
+        return self._of(replica_id).taken
+
+    async def take(self, tenant: str, replica_ids: Collection[str]) -> str:
+        """Return the replica on which the tenant now has a place. Raises RateLimited, Unavailable."""
+        return self.take_free(tenant, replica_ids) or await self._wait(tenant, replica_ids)
+
+    def take_free(self, tenant: str, replica_ids: Collection[str]) -> str | None:
+        """Return the replica on which the tenant now has a place; None while all are full."""
+        # Whoever waits is entitled to none of these: a place that comes free is given at once.
+        free = [one for one in replica_ids if self._of(one).has_place_for(tenant)]
+        if not free:
+            return None
+        chosen = free[0] if len(free) == 1 else min(free, key=self.count_open)
+        self._of(chosen).take(tenant)
+        return chosen
+
+    async def _wait(self, tenant: str, replica_ids: Collection[str]) -> str:
+        queue = self._queues.setdefault(tenant, deque())
+        if len(queue) >= MAX_WAITING:
+            raise RateLimited(
+                f"{MAX_WAITING} requests of your organization already wait for a free replica. Send fewer at once.",
+                retry_after_seconds=2,
+            )
+        waiting = _Waiting(replica_ids, asyncio.get_running_loop().create_future())
+        queue.append(waiting)
+        try:
+            async with asyncio.timeout(MAX_WAIT_SECONDS):
+                return await waiting.given
+        except BaseException as error:
+            self._leave(tenant, waiting)
+            if isinstance(error, TimeoutError):
+                raise Unavailable("All replicas of this model are busy. Try again shortly.") from error
+            raise
+
+    def _leave(self, tenant: str, waiting: _Waiting) -> None:
+        """Undo a wait that ended without use, also when the place was given in the same instant."""
+        if waiting.given.done() and not waiting.given.cancelled():
+            self.give_back(tenant, waiting.given.result())
+            return
+        queue = self._queues.get(tenant)
+        if queue is not None and waiting in queue:
+            queue.remove(waiting)
+            if not queue:
+                del self._queues[tenant]
+
+    def give_back(self, tenant: str, replica_id: str) -> None:
+        """Free the place, and give what is free to those who wait."""
+        self._of(replica_id).give_back(tenant)
+        while self._queues and self._give_one(replica_id):
+            pass
+
+    def _give_one(self, replica_id: str) -> bool:
+        replica = self._of(replica_id)
+        entitled = [tenant for tenant in self._queues if replica.has_place_for(tenant)]
+        for tenant in sorted(entitled, key=lambda one: replica.by_tenant[one]):
+            waiting = _first_for(self._queues[tenant], replica_id)
+            if waiting is None:
+                continue
+            queue = self._queues.pop(tenant)
+            queue.remove(waiting)
+            if queue:
+                self._queues[tenant] = queue  # behind the others
+            replica.take(tenant)
+            waiting.given.set_result(replica_id)
+            return True
+        return False
+
+    def _of(self, replica_id: str) -> _Replica:
+        found = self._replicas.get(replica_id)
+        if found is None:
+            found = self._replicas[replica_id] = _Replica(self._places)
+        return found
+
+
+def _first_for(queue: Iterable[_Waiting], replica_id: str) -> _Waiting | None:
+    return next((one for one in queue if replica_id in one.replica_ids and not one.given.done()), None)
+
+
+# --- Replicas that fail -----------------------------------------------------------------------------------------------
+
+_FAILURES = 5
+_SHORTEST_REST_SECONDS, _MAX_REST_SECONDS = 1.0, 10.0
+
+
+@dataclass(slots=True)
+class _Health:
+    failures: int = 0  # in a row
+    tenants: set[str] = field(default_factory=set)  # whose requests failed
+    is_replicas: bool = False  # one of them was the replica's own fault
+    rests_until: float = 0.0
+
+    @property
+    def is_unwell(self) -> bool:
+        """One tenant's requests alone do not show that a replica is broken: they may be what breaks."""
+        return self.failures >= _FAILURES and (self.is_replicas or len(self.tenants) > 1)
+
+
+class Breaker:
+    """Leaves a replica alone for a while after several failures in a row, then lets one request find out."""
+
+    def __init__(self) -> None:
+        self._health: dict[str, _Health] = {}
+
+    def allowed(self, replica_ids: Iterable[str]) -> list[str]:
+        """Return those that may be asked now."""
+        if not self._health:
+            return list(replica_ids)
+        now = time.monotonic()
+        return [one for one in replica_ids if one not in self._health or self._health[one].rests_until <= now]
+
+    def note_success(self, replica_id: str) -> None:
+        self._health.pop(replica_id, None)
+
+    def note_failure(self, replica_id: str, tenant: str, *, is_replicas: bool = False) -> None:
+        """Count a failure of this tenant's request; `is_replicas`: no request could have caused it."""
+        health = self._health.setdefault(replica_id, _Health())
+        health.failures += 1
+        health.tenants.add(tenant)
+        health.is_replicas |= is_replicas
+        if health.is_unwell:
+            rest = min(_SHORTEST_REST_SECONDS * 2 ** (health.failures - _FAILURES), _MAX_REST_SECONDS)
+            health.rests_until = time.monotonic() + rest
+
+    def note_trial(self, replica_id: str) -> None:
+        """Keep others away from a replica that rested, until the one asking now knows."""
+        health = self._health.get(replica_id)
+        if health is not None and health.is_unwell:
+            health.rests_until = time.monotonic() + _SHORTEST_REST_SECONDS

@@ -1,0 +1,1 @@
+"""The customers' side: connections, bodies and answers."""

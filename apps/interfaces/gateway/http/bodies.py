@@ -1,0 +1,88 @@
+"""What bodies may take before anything is known of them: bytes, time and tokens.
+
+A body is held in memory until it is whole, and read by a parser that holds up everything else. So both are bounded by
+what the installation's models could use, and counted against the organization that sends it.
+"""
+
+from collections import defaultdict
+from types import TracebackType
+from typing import Self
+
+from apps.core.errors import DomainError, RateLimited, Status, Unavailable
+from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB
+
+BODY_SECONDS = 30.0
+MAX_OF_ONE = 32 * MIB  # of bodies that are not read to their end, of one organization
+MAX_OF_ALL = 256 * MIB
+PARSED_ASIDE_BYTES = 256 * 1024  # a larger body is parsed in a thread
+
+_FIXED_BYTES = 256 * 1024  # for tools, schemas and what stands around the words
+_BYTES_PER_TOKEN = 16  # about 4 of English; JSON writes some characters with 12
+_BYTES_PER_TOKEN_UNREAD, _MAX_TOKENS_UNREAD = 16, 32_768
+
+
+class BodyTooSlow(DomainError):
+    """The body did not come to its end in time."""
+
+    code = "request_timeout"
+    status = Status.TIMED_OUT
+
+
+def largest_body(context_length: int, *, takes_media: bool) -> int:
+    """Return the bytes of the largest body that a model of this context can use; images stand in it whole."""
+    if takes_media:
+        return DEFAULT_BODY_BYTES
+    return min(DEFAULT_BODY_BYTES, _FIXED_BYTES + context_length * _BYTES_PER_TOKEN)
+
+
+def tokens_unread(body_bytes: int) -> int:
+    """Return what a body counts of the tokens per minute before it is parsed, and when it is refused then."""
+    return min(body_bytes // _BYTES_PER_TOKEN_UNREAD, _MAX_TOKENS_UNREAD)
+
+
+class Bodies:
+    """Counts the bytes of bodies that are being read. Use inside one event loop."""
+
+    def __init__(self) -> None:
+        self._held: defaultdict[str, int] = defaultdict(int)  # by organization
+        self._total = 0
+
+    def reading(self, organization_id: str) -> "_Reading":
+        return _Reading(self, organization_id)
+
+    def add(self, organization_id: str, count: int) -> None:
+        """Raises RateLimited, Unavailable; then nothing is added."""
+        if count > 0 and self._held[organization_id] + count > MAX_OF_ONE:
+            raise RateLimited(
+                f"Your organization is sending {MAX_OF_ONE // MIB} MiB of request bodies at once, the most allowed. "
+                "Send fewer large requests at a time."
+            )
+        if count > 0 and self._total + count > MAX_OF_ALL:
+            raise Unavailable("Too many large requests are being sent at the moment. Try again shortly.")
+        self._total += count
+        self._held[organization_id] += count
+        if not self._held[organization_id]:
+            del self._held[organization_id]
+
+
+class _Reading:
+    """One body; what it holds is given back at the end of the block."""
+
+    __slots__ = ("_bodies", "_organization_id", "_size")
+
+    def __init__(self, bodies: Bodies, organization_id: str) -> None:
+        self._bodies, self._organization_id, self._size = bodies, organization_id, 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def note(self, size: int) -> None:
+        """Count the body as so large. Raises RateLimited, Unavailable."""
+        self._bodies.add(self._organization_id, size - self._size)
+        self._size = size
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._size:
+            self._bodies.add(self._organization_id, -self._size)

@@ -1,0 +1,143 @@
+"""The customer's side of one request: its body, its answer, and whether anybody still waits for it."""
+
+import asyncio
+from collections.abc import Callable
+
+from apps.core.errors import DomainError
+from apps.core.http.asgi import DEFAULT_BODY_BYTES, REQUEST_ID_HEADER, Scope, TooLarge, usable_request_id
+from apps.core.ids import new_ulid
+from apps.interfaces.gateway.errors import body_of, event_of, headers_of
+from apps.interfaces.gateway.http.bodies import BODY_SECONDS, BodyTooSlow
+from apps.interfaces.gateway.http.connections import EXCHANGE, Exchange
+
+# The engine does not wait for a slow reader, so what it wrote piles up here: such a reader is cut off.
+SLOWEST_READ_SECONDS = 60
+_REQUEST_ID = REQUEST_ID_HEADER.encode()
+_STREAM_LINES = (
+    b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
+)
+_JSON_LINE = b"content-type: application/json\r\n"
+
+
+class ClientGone(Exception):
+    """The customer closed the connection."""
+
+
+class Client:
+    """One request's connection, both ways."""
+
+    __slots__ = ("_exchange", "_has_started", "authorization", "limit_headers", "request_id", "ulid")
+
+    def __init__(self, scope: Scope) -> None:
+        self._exchange: Exchange = scope[EXCHANGE]
+        headers = self._exchange.headers
+        self.authorization = headers.get(b"authorization", b"").decode("latin-1")
+        self.ulid = new_ulid()
+        given = headers.get(_REQUEST_ID)
+        self.request_id = (given and usable_request_id(given.decode("latin-1"))) or f"req_{self.ulid}"
+        self.limit_headers: Callable[[], bytes] = bytes  # asked when the answer begins, once the key is known
+        self._has_started = False
+
+    async def read_body(self, *, most_bytes: int = DEFAULT_BODY_BYTES, note: Callable[[int], None]) -> bytes:
+        """Return the body; `note` is told how much of one that comes in parts is here, and may raise.
+
+        Raises TooLarge, BodyTooSlow, ClientGone.
+        """
+        exchange = self._exchange
+        declared = exchange.headers.get(b"content-length", b"")
+        if declared.isdigit() and int(declared) > most_bytes:
+            raise _too_large(most_bytes)
+        if not exchange.is_whole:
+            try:
+                async with asyncio.timeout(BODY_SECONDS):
+                    await self._wait_for_body(most_bytes, note)
+            except TimeoutError as error:
+                exchange.keeps_alive = False
+                raise BodyTooSlow(f"The request body did not arrive within {BODY_SECONDS:.0f} s.") from error
+        if exchange.size_bytes > most_bytes:
+            raise _too_large(most_bytes)
+        return exchange.take_body()
+
+    async def _wait_for_body(self, most_bytes: int, note: Callable[[int], None]) -> None:
+        exchange = self._exchange
+        while not exchange.is_whole and exchange.size_bytes <= most_bytes:
+            if exchange.is_gone:
+                raise ClientGone
+            await exchange.news()
+            note(exchange.size_bytes)
+
+    def watch(self) -> "_Watched":
+        """Stop the block as soon as the customer leaves. Raises ClientGone."""
+        return _Watched(self._exchange)
+
+    def start_stream(self) -> None:
+        self._has_started = True
+        self._exchange.start(200, _STREAM_LINES + self._lines())
+
+    async def send_part(self, content: bytes) -> None:
+        """Raises ClientGone when the customer does not read."""
+        await self._readable()
+        self._exchange.write(content, more=True)
+
+    async def end(self, content: bytes) -> None:
+        await self._readable()
+        self._exchange.write(content, more=False)
+
+    async def send_json(self, content: bytes) -> None:
+        if self._exchange.is_blocked:
+            await self._readable()
+        self._has_started = True
+        self._exchange.answer(200, _JSON_LINE + self._lines(), content)
+
+    async def refuse(self, error: DomainError, *, status: int | None = None) -> None:
+        """Answer with the error; in the middle of a stream, end it with an error event and no [DONE]."""
+        if self._has_started:
+            await self.end(event_of(error))
+            return
+        await self._readable()
+        self._has_started = True
+        lines = headers_of(error, self.request_id) + self.limit_headers()
+        self._exchange.answer(status or int(error.status), lines, body_of(error))
+
+    def _lines(self) -> bytes:
+        return b"x-request-id: %b\r\n%b" % (self.request_id.encode(), self.limit_headers())
+
+    async def _readable(self) -> None:
+        """Wait until the customer has read most of what was sent before."""
+        if self._exchange.is_blocked:
+            try:
+                async with asyncio.timeout(SLOWEST_READ_SECONDS):
+                    await self._exchange.drained()
+            except TimeoutError as error:
+                raise ClientGone from error
+
+
+def _too_large(most_bytes: int) -> TooLarge:
+    return TooLarge(f"The request body is larger than {most_bytes // 1024:,} KiB, the most that a model here can use.")
+
+
+class _Watched:
+    """A block whose task is cancelled when the customer leaves before its end."""
+
+    __slots__ = ("_exchange", "_has_cancelled", "_task")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._has_cancelled = False
+
+    def __enter__(self) -> None:
+        assert self._exchange.task is not None
+        self._task = self._exchange.task
+        self._exchange.on_gone = self._stop
+        if self._exchange.is_gone:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._has_cancelled = True
+        self._task.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
+        self._exchange.on_gone = None
+        if self._has_cancelled and kind is asyncio.CancelledError:
+            self._task.uncancel()
+            raise ClientGone from None

@@ -1,0 +1,362 @@
+"""The customers' connections: uvicorn's, with the way of one request and its answer kept as short as it can be.
+
+    uvicorn --http apps.interfaces.gateway.http.connections:Connection
+
+uvicorn gives every request a timer, an event, a list of checked headers and two packets: together a sixth of all that
+the gateway does for it. Here the applications of the gateway take the `Exchange` out of the scope and ask for what they
+need; to any other application it speaks ASGI.
+"""
+
+import asyncio
+import math
+import urllib.parse
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from apps.core.http.asgi import Application, Message, Scope
+from apps.core.http.connections import MAX_AHEAD, TooManyAhead
+from apps.interfaces.gateway.http.transports import CoalescingTransport
+
+EXCHANGE = "anneal.exchange"  # where a scope has it
+_MAX_PIPELINED = 16  # requests read ahead of their turn; more are left in the socket
+_MAX_HEAD_BYTES = 64 * 1024
+_HEAD_SECONDS = 30.0  # for all of a head to come
+_LOOK_SECONDS = 10.0  # the longest between two looks at the times
+_TOO_LARGE_HEAD = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_WITHOUT_BODY = (204, 304)
+
+
+class Connection(HttpToolsProtocol):
+    """Reads requests and has them answered one after the other."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        # Of a line that is repeated the last one counts. The parser fills it without a frame of Python's for each line.
+        self._lines: dict[bytes, bytes] = {}
+        self.on_header = self._lines.__setitem__  # type: ignore[assignment,method-assign]
+        super().__init__(config, server_state, app_state, _loop)
+        self.headers = []  # uvicorn looks through them for a WebSocket, which nothing here speaks
+        self.ws_protocol_class = None
+        self._application = cast(Application, self.app)
+        self._incoming: Exchange  # the one that is read
+        self._waiting: deque[tuple[Scope, Exchange]] = deque()
+        self._current: Exchange | None = None  # the one that is answered
+        self._is_in_head = False
+        self._head_bytes = 0  # of a head that is not complete
+        self._head_since = math.inf
+        self._idle_since = math.inf
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(CoalescingTransport(transport, self.loop))
+        self._scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": "1.1",
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": self.root_path,
+        }
+        self._idle_since = self.loop.time()
+        self._look_later(self.timeout_keep_alive)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.connections.discard(self)
+        self._waiting.clear()
+        if self._current is not None:
+            self._current.note_gone()
+        self.flow.resume_writing()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        self.parser = self._current = None  # type: ignore[assignment]
+
+    # --- Reading a request.
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return  # what came with the end of the connection is nobody's request
+        super().data_received(data)
+        if self._is_in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self.transport.write(_TOO_LARGE_HEAD)
+                self.transport.close()
+
+    def on_message_begin(self) -> None:
+        self._is_in_head, self._head_bytes = True, 0
+        self._head_since = self.loop.time()
+        self._look_later(_HEAD_SECONDS)
+        self.url = b""
+        self._lines.clear()
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head, self._head_since = False, math.inf
+        raw_path, _, query = self.url.partition(b"?")
+        path = raw_path.decode("ascii")
+        version = self.parser.get_http_version()
+        method = self.parser.get_method().decode("ascii")
+        keeps_alive = version == "1.1" and self.parser.should_keep_alive()
+        headers = {name.lower(): value for name, value in self._lines.items()}
+        exchange = Exchange(self, headers, version, keeps_alive=keeps_alive, has_body=method != "HEAD")
+        scope = self._scope | {
+            "http_version": version,
+            "method": method,
+            "path": urllib.parse.unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": headers.items(),
+            "state": self.app_state.copy(),
+            EXCHANGE: exchange,
+        }
+        self._incoming = exchange
+        if self._current is None:
+            self._begin(scope, exchange)
+            return
+        self._waiting.append((scope, exchange))
+        if len(self._waiting) > MAX_AHEAD:  # one read of the socket may bring thousands
+            raise TooManyAhead
+        if len(self._waiting) >= _MAX_PIPELINED:
+            self.flow.pause_reading()
+
+    def on_body(self, body: bytes) -> None:
+        exchange = self._incoming
+        if not exchange.response_complete and exchange.add_body(body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+
+    def on_message_complete(self) -> None:
+        self._incoming.end_body()
+
+    # --- Answering it.
+
+    def _begin(self, scope: Scope, exchange: "Exchange") -> None:
+        self._current = exchange
+        exchange.task = task = self.loop.create_task(exchange.run(self._application, scope))
+        self.tasks.add(task)
+
+    def opening(self, status: int) -> bytes:
+        """Return how an answer begins: its status and the headers that all answers have."""
+        common = self.server_state.default_headers
+        known = _openings.get(status)
+        if known is None or known[0] is not common:  # uvicorn makes them anew each second, with the date
+            lines = b"".join([b"%b: %b\r\n" % pair for pair in common])
+            known = _openings[status] = common, STATUS_LINE[status] + lines
+        return known[1]
+
+    def on_response_complete(self) -> None:
+        """Begin the next request, which may have come already, or wait for it for so long."""
+        self.server_state.total_requests += 1
+        self._current = None
+        if self.transport.is_closing():
+            return
+        following = self._waiting.popleft() if self._waiting else None
+        if self.flow.read_paused and not self._waiting:
+            self.flow.resume_reading()
+        if following is not None:
+            self._begin(*following)
+            return
+        self._idle_since = self.loop.time()
+        self._look_later(self.timeout_keep_alive)
+
+    def _look_later(self, seconds: float) -> None:
+        """Look then, at the latest; one timer is enough for all times of a connection."""
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(min(seconds, _LOOK_SECONDS), self.timeout_keep_alive_handler)
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Something came: not idle. The timer stays, as one for each request costs as much as reading it."""
+        self._idle_since = math.inf
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._idle_timer = None
+        ends_at = min(self._idle_since + self.timeout_keep_alive, self._head_since + _HEAD_SECONDS)
+        left = ends_at - self.loop.time()
+        if left <= 0:
+            self.transport.close()
+        elif left < math.inf:
+            self._look_later(left)
+
+    def shutdown(self) -> None:
+        """Close after the answers under way, at once where there are none."""
+        if self._current is None:
+            self.transport.close()
+            return
+        last = self._waiting[-1][1] if self._waiting else self._current
+        last.keeps_alive = False
+
+
+_openings: dict[int, tuple[list[tuple[bytes, bytes]], bytes]] = {}  # by status
+
+
+class Exchange:
+    """One request and its answer."""
+
+    __slots__ = (
+        "_connection", "_has_body", "_has_started", "_has_told_end", "_head", "_is_chunked", "_parts", "_version",
+        "_waiter", "_waits_for_100", "headers", "is_gone", "is_whole", "keeps_alive", "on_gone", "response_complete",
+        "size_bytes", "task",
+    )  # fmt: skip
+
+    def __init__(
+        self, connection: Connection, headers: dict[bytes, bytes], version: str, *, keeps_alive: bool, has_body: bool
+    ) -> None:
+        """`has_body`: whether the answer has one."""
+        self.headers = headers
+        self.keeps_alive = keeps_alive
+        self.size_bytes = 0  # of the body, as far as it came and was not taken
+        self.is_whole = self.is_gone = self.response_complete = False
+        self.task: asyncio.Task[None] | None = None  # in which it is answered
+        self.on_gone: Callable[[], None] | None = None  # told when the customer leaves before the end of the answer
+        self._connection = connection
+        self._version = version
+        self._parts: list[bytes] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._waits_for_100 = headers.get(b"expect", b"").lower() == b"100-continue"
+        self._has_told_end = self._has_started = self._is_chunked = False
+        self._has_body = has_body
+        self._head = b""
+
+    # --- What the connection tells it.
+
+    def add_body(self, content: bytes) -> int:
+        """Return how much waits to be taken."""
+        self._parts.append(content)
+        self.size_bytes += len(content)
+        if self._waiter is not None:
+            self._wake()
+        return self.size_bytes
+
+    def end_body(self) -> None:
+        self.is_whole = True
+        if self._waiter is not None:
+            self._wake()
+
+    def note_gone(self) -> None:
+        self.is_gone = True
+        self._wake()
+        if self.on_gone is not None:
+            self.on_gone()
+
+    async def run(self, application: Application, scope: Scope) -> None:
+        """Have it answered, and give the customer an end where the application gave none."""
+        try:
+            await application(scope, self.receive, self.send)
+        except BaseException as error:
+            self._connection.logger.error("Exception in ASGI application\n", exc_info=error)
+        finally:
+            self._connection.tasks.discard(self.task)
+            self.task = None
+            if not (self.response_complete or self.is_gone):
+                self._break_off()
+
+    def _break_off(self) -> None:
+        self.keeps_alive = False
+        if self._has_started:
+            self._connection.transport.close()
+        else:
+            self.answer(500, b"content-type: text/plain; charset=utf-8\r\n", b"Internal Server Error")
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # --- Reading.
+
+    async def news(self) -> None:
+        """Wait for more of the body, its end, the end of the answer, or the customer's leaving."""
+        if self._waits_for_100:
+            self._waits_for_100 = False
+            self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._connection.flow.resume_reading()
+        self._waiter = self._connection.loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def take_body(self) -> bytes:
+        """Return what came of the body."""
+        content = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        self.size_bytes = 0
+        if self._connection.flow.read_paused:
+            self._connection.flow.resume_reading()
+        return content
+
+    async def receive(self) -> Message:
+        """As ASGI has it."""
+        while not (self._parts or self.is_gone or self.response_complete or self.is_whole > self._has_told_end):
+            await self.news()
+        if self.is_gone or self.response_complete:
+            return {"type": "http.disconnect"}
+        self._has_told_end = self.is_whole
+        return {"type": "http.request", "body": self.take_body(), "more_body": not self.is_whole}
+
+    # --- Answering.
+
+    @property
+    def is_blocked(self) -> bool:
+        """Tell whether the customer reads more slowly than the answer is written: wait until it is `drained`."""
+        return self._connection.flow.write_paused and not self.is_gone
+
+    async def drained(self) -> None:
+        await self._connection.flow.drain()
+
+    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send a whole answer; `lines` are its headers, each with its end."""
+        self.start(status, b"%bcontent-length: %d\r\n" % (lines, len(body)), has_length=True)
+        self.write(body, more=False)
+
+    def start(self, status: int, lines: bytes, *, has_length: bool = False) -> None:
+        """Begin an answer, whose head is sent with the first part. Without a length it is sent in chunks."""
+        self._has_started = True
+        self._is_chunked = not has_length and self._has_body and self._version == "1.1" and status not in _WITHOUT_BODY
+        if self._waits_for_100 and not self.is_whole:
+            self.keeps_alive = False  # whether the body comes nevertheless is not known
+        coding = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
+        closing = b"" if self.keeps_alive else b"connection: close\r\n"
+        self._head = b"%b%b%b%b\r\n" % (self._connection.opening(status), lines, coding, closing)
+
+    def write(self, content: bytes, *, more: bool) -> None:
+        """Send a part of the answer, or its end. Does nothing once the customer is gone."""
+        if self.is_gone:
+            return
+        if not self._has_body:
+            content = b""
+        elif self._is_chunked:
+            part = b"%x\r\n%b\r\n" % (len(content), content) if content else b""
+            content = part if more else part + b"0\r\n\r\n"
+        if self._head:
+            content, self._head = self._head + content, b""
+        self._connection.transport.write(content)
+        if not more:
+            self.response_complete = True
+            if self._waiter is not None:
+                self._wake()
+            if not self.keeps_alive:
+                self._connection.transport.close()
+            self._connection.on_response_complete()
+
+    async def send(self, message: Message) -> None:
+        """As ASGI has it."""
+        if message["type"] == "http.response.start":
+            headers = {name.lower(): value for name, value in message.get("headers", ())}
+            if b"close" in headers.pop(b"connection", b"").lower():
+                self.keeps_alive = False
+            lines = b"".join([b"%b: %b\r\n" % pair for pair in headers.items()])
+            self.start(message["status"], lines, has_length=b"content-length" in headers)
+            return
+        if self.is_blocked:
+            await self.drained()
+        self.write(message.get("body", b""), more=message.get("more_body", False))

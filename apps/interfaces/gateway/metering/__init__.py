@@ -1,0 +1,1 @@
+"""Money for each request: spending slices, tickets, the recorder and its spool."""

@@ -1,0 +1,198 @@
+"""The gateway's side of its recorder: what is metered goes there, and what becomes of it is heard here.
+
+Nothing is waited for but the disk: requests that end while others are written and synced are written together next.
+"""
+
+import asyncio
+import logging
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from apps.billing.usage.metering import UsageRecord
+from apps.interfaces.gateway.metering.recorder_protocol import Frames, Kind, frame
+from apps.interfaces.gateway.metering.spool import End, Start, claim_folder, encode
+
+logger = logging.getLogger(__name__)
+
+MIN_FREE_BYTES = 256 * 1024 * 1024
+MAX_WAITING = 100_000  # with the database away for long, nobody is served on credit that cannot be written down
+_COMMAND = (sys.executable, "-m", "apps.interfaces.gateway.metering.recorder_process")
+_LOOK_SECONDS = 1.0
+_START_SECONDS = 0.01  # a beginning is written when it is once to twice as old, unless its end is there by then
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What came in while the last batch was written; written and synced together."""
+
+    contents: list[bytes] = field(default_factory=list)
+    ends: list[UsageRecord] = field(default_factory=list)
+    waiters: "list[asyncio.Future[bool]]" = field(default_factory=list)
+
+
+class Recorder(asyncio.Protocol):
+    """Use inside one event loop."""
+
+    def __init__(self, root: Path, *, name: str, settled: Callable[[str, int], None]) -> None:
+        """`settled` is told how many more requests of a slice are in the database, or will never be."""
+        self.folder = root / name
+        self.waiting = 0  # requests on the disk that the database does not know yet
+        self._settled = settled
+        self._batch, self._sent = _Batch(), _Batch()
+        self._is_writing = self._is_ageing = False
+        self._young: dict[str, Start] = {}  # begun lately, by id
+        self._older: dict[str, Start] = {}
+        self._frames = Frames()
+        self._is_well = self._is_roomy = True
+        self._looked_at = -math.inf
+        self._is_closing = False
+
+    async def open(self) -> None:
+        """Claim the folder and start the process that writes into it. Raises ConnectionError when it does not start."""
+        self._loop = asyncio.get_running_loop()
+        self._gone, self._news = self._loop.create_future(), asyncio.Event()
+        self._lock = claim_folder(self.folder.parent, self.folder.name)
+        ours, its = socket.socketpair()
+        with its:
+            descriptors = (its.fileno(), self._lock)
+            command = [*_COMMAND, str(self.folder), *map(str, descriptors)]
+            self._process = subprocess.Popen(command, pass_fds=descriptors)
+        self._is_well = False  # until it says so
+        self._transport, _ = await self._loop.create_connection(lambda: self, sock=ours)
+        await self._heard(lambda: self._is_well)
+
+    def has_room(self) -> bool:
+        """Tell whether requests can be metered: without it none may be admitted."""
+        now = time.monotonic()
+        if now - self._looked_at > _LOOK_SECONDS:
+            self._looked_at = now
+            self._is_roomy = shutil.disk_usage(self.folder).free >= MIN_FREE_BYTES
+        return self._is_roomy and self._is_well and self.waiting <= MAX_WAITING
+
+    def start(self, entry: Start) -> None:
+        """Write that a request begins, unless it ends at once: then its end tells both.
+
+        Reaches the disk with the next end. Losing it costs a count, not a charge.
+        """
+        self._young[entry.id] = entry
+        if not self._is_ageing:
+            self._is_ageing = True
+            self._loop.call_later(_START_SECONDS, self._age)
+
+    def _age(self) -> None:
+        """Write the beginnings that are old by now."""
+        self._batch.contents.extend(map(encode, self._older.values()))
+        self._older, self._young = self._young, {}
+        self._is_ageing = bool(self._older)
+        if self._is_ageing:
+            self._loop.call_later(_START_SECONDS, self._age)
+        self._hand_over()
+
+    def end(self, record: UsageRecord) -> "asyncio.Future[bool]":
+        """Write what a request used, also when the future is cancelled, which tells whether it is on the disk."""
+        if self._young.pop(record.id, None) is None:
+            self._older.pop(record.id, None)
+        batch = self._batch
+        batch.contents.append(encode(End(record)))
+        if not batch.ends and not self._is_writing:
+            self._hand_over_soon()
+        batch.ends.append(record)
+        waiter: asyncio.Future[bool] = self._loop.create_future()
+        batch.waiters.append(waiter)
+        return waiter
+
+    def _hand_over_soon(self) -> None:
+        """Hand over behind what else this turn of the loop ends: a sync costs the same for one and for many."""
+        self._loop.call_soon(self._loop.call_soon, self._hand_over)
+
+    def _hand_over(self) -> None:
+        """Send what came in, unless the last batch is not written yet."""
+        if self._is_writing or not self._batch.contents:
+            return
+        self._is_writing = True
+        self._sent, self._batch = self._batch, _Batch()
+        if self._gone.done():
+            self._note_written(is_written=False)
+        else:
+            kind = Kind.ENDS if self._sent.ends else Kind.STARTS
+            self._transport.write(frame(kind, b"".join(self._sent.contents)))
+
+    async def flush(self) -> None:
+        """Have everything shipped, to stop. Raises ConnectionError when the recorder dies first."""
+        self._transport.write(frame(Kind.FLUSH))
+        await self._heard(lambda: not (self.waiting or self._is_writing or self._batch.contents))
+
+    async def _heard(self, is_so: Callable[[], bool]) -> None:
+        """Wait until what the process says makes it so. Raises ConnectionError."""
+        while not is_so():
+            if self._gone.done():
+                raise ConnectionError("the recorder is gone")
+            self._news.clear()
+            await self._news.wait()
+
+    async def close(self) -> None:
+        """Let the process end; it removes the folder when nothing is left to ship."""
+        self._is_closing = True
+        if not self._gone.done():
+            self._transport.write_eof()
+            await self._gone
+        await asyncio.to_thread(self._process.wait)
+        os.close(self._lock)
+
+    # --- What the process says.
+
+    def data_received(self, data: bytes) -> None:
+        for kind, content in self._frames.feed(data):
+            if kind is Kind.WRITTEN:
+                self._note_written(is_written=content == b"\1")
+            elif kind is Kind.SHIPPED:
+                self._note_shipped(msgspec.json.decode(content, type=dict[str, int]))
+            elif kind is Kind.WELL:
+                self._is_well = True
+        self._news.set()
+
+    def _note_written(self, *, is_written: bool) -> None:
+        sent = self._sent
+        self._is_writing = False
+        if is_written:
+            self.waiting += len(sent.ends)
+        else:
+            self._is_well = False
+            self._note_unwritten(sent.ends)
+        for waiter in sent.waiters:
+            if not waiter.done():
+                waiter.set_result(is_written)
+        self._hand_over_soon()
+
+    def _note_unwritten(self, ends: list[UsageRecord]) -> None:
+        for record in ends:
+            logger.error(
+                "the end of %s is not known to be written: %d tokens may stay unpaid", record.id, record.output_tokens
+            )
+            self._settled(record.slice_id, 1)
+
+    def _note_shipped(self, counts: dict[str, int]) -> None:
+        for slice_id, count in counts.items():
+            self.waiting -= count
+            self._settled(slice_id, count)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the gateway when its recorder died: the supervisor starts a whole one, which ships what is left."""
+        self._gone.set_result(None)
+        self._news.set()
+        if not self._is_closing:
+            logger.critical("the recorder is gone: %r", exc)
+            os.kill(os.getpid(), signal.SIGTERM)
+        if self._is_writing:
+            self._note_written(is_written=False)

@@ -1,0 +1,154 @@
+"""The process beside each gateway that writes what is metered to the disk and brings it to the database.
+
+    python -m apps.interfaces.gateway.metering.recorder_process FOLDER SOCKET LOCK
+
+SOCKET and LOCK are descriptors it inherits: its end of a pair whose other end the gateway has, and the held lock of its
+folder. Syncing files and filling COPYs in the gateway itself would hold up every request for Python's one lock.
+
+The gateway sends frames of entries, one at a time, and is told when they are written. When the gateway is gone, what
+is written stays for another one to ship: only that one knows that the money set aside here is nobody's any more.
+"""
+
+import gc
+import logging
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import django
+import msgspec
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "apps.config.settings.dev")  # noqa: TID251 - Django's own entry point
+django.setup()
+
+from apps.billing.usage.metering import UsageRecord  # noqa: E402 - needs the settings
+from apps.interfaces.gateway.metering.recorder_protocol import Frames, Kind, frame  # noqa: E402
+from apps.interfaces.gateway.metering.shipper import Shipper  # noqa: E402
+from apps.interfaces.gateway.metering.spool import End, Entry, Segments, parse_entries  # noqa: E402
+
+logger = logging.getLogger(__name__)
+
+_RECEIVE_BYTES = 256 * 1024
+_TEND_INTERVAL = struct.pack("ll", 1, 0)  # seconds and microseconds
+_SWITCH_SECONDS = 0.0005  # a sync that ended must not wait long for the thread that ships
+
+
+class RecorderProcess:
+    """One thread writes what comes over the connection, the other ships it."""
+
+    def __init__(self, folder: Path, connection: socket.socket) -> None:
+        # The kernel's own timeout: Python's would ask whether something came before each time it takes it.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TEND_INTERVAL)
+        self._connection = connection
+        self._segments = Segments(folder)
+        self._segments_lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._shipper = Shipper(self._note_shipped)
+        self._has_failed = self._is_stopping = False
+
+    def run(self) -> None:
+        """Serve until the gateway closes the connection."""
+        threading.Thread(target=self._ship, name="shipper", daemon=True).start()
+        self._send(Kind.WELL)
+        frames = Frames()
+        while (data := self._receive()) != b"":
+            for kind, content in frames.feed(data or b""):
+                self._handle(kind, content)
+            self._tend()
+        if self._is_stopping:
+            with self._segments_lock:
+                self._segments.close()
+
+    def _receive(self) -> bytes | None:
+        """Return what came; None when nothing did for a while, and nothing at all at the end."""
+        try:
+            return self._connection.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            return b""
+
+    def _ship(self) -> None:
+        try:
+            self._shipper.run()
+        except BaseException:
+            logger.critical("the shipper failed", exc_info=True)
+            os._exit(1)  # which ends the gateway: its supervisor starts a whole one
+
+    def _handle(self, kind: Kind, content: bytes) -> None:
+        if kind is Kind.FLUSH:
+            self._is_stopping = True
+            self._shipper.flush_now()
+            return
+        is_written = self._write(content, is_synced=kind is Kind.ENDS)
+        self._send(Kind.WRITTEN, b"\1" if is_written else b"\0")
+        if is_written:
+            self._keep(parse_entries(content))
+
+    def _write(self, content: bytes, *, is_synced: bool) -> bool:
+        try:
+            with self._segments_lock:
+                self._segments.append(content, is_synced=is_synced)
+        except OSError as error:
+            logger.error("the spool cannot be written: %s", error)
+            self._has_failed = True
+            return False
+        return True
+
+    def _keep(self, entries: Sequence[Entry]) -> None:
+        with self._segments_lock:
+            self._segments.keep(entry.id for entry in entries)
+        if ends := [entry.record for entry in entries if isinstance(entry, End)]:
+            self._shipper.add(ends)
+
+    def _tend(self) -> None:
+        with self._segments_lock:
+            with suppress(OSError):  # the next who writes meets it too, and is told
+                self._segments.prepare()
+            self._segments.rotate()
+            if self._has_failed and self._is_well():
+                self._has_failed = False
+                self._send(Kind.WELL)
+
+    def _is_well(self) -> bool:
+        """See whether the disk can be written again: nobody else would, while no request is admitted."""
+        try:
+            self._segments.probe()
+        except OSError:
+            return False
+        return True
+
+    def _note_shipped(self, batch: Sequence[UsageRecord], recorded_ids: Sequence[str]) -> None:
+        with self._segments_lock:
+            self._segments.forget(recorded_ids)
+        slices: dict[str, int] = {}
+        for record in batch:
+            slices[record.slice_id] = slices.get(record.slice_id, 0) + 1
+        self._send(Kind.SHIPPED, msgspec.json.encode(slices))
+
+    def _send(self, kind: Kind, content: bytes = b"") -> None:
+        try:
+            with self._sending:
+                self._connection.sendall(frame(kind, content))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the gateway is gone, which the other thread sees too
+
+
+def main(arguments: Sequence[str]) -> None:
+    folder, descriptor, _lock = arguments
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # meant for the gateway, which says itself when it is done
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.freeze()  # Django and its models live as long as the process: never looked through again
+    RecorderProcess(Path(folder), socket.socket(fileno=int(descriptor))).run()
+    os._exit(0)  # the thread that ships may be waiting for the database
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

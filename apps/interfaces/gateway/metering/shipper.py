@@ -1,0 +1,169 @@
+"""Brings what is on the spool into the database, and only then lets the spool forget it."""
+
+import asyncio
+import datetime
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from django.db import DataError, IntegrityError
+
+from apps.billing.models import Hold
+from apps.billing.queries import list_recorded_ids
+from apps.billing.usage.metering import UsageRecord, record_usage
+from apps.billing.usage.slices import close_slice
+from apps.interfaces.gateway.database import DATABASE_ERRORS, Database, call_again
+from apps.interfaces.gateway.metering.spool import Orphan, Start, adopt_orphans
+
+logger = logging.getLogger(__name__)
+
+# A transaction costs as much as a hundred records, so few and large ones: what ends meanwhile waits for the next.
+BATCH = 1000
+GATHER_SECONDS = 0.25
+ADOPT_SECONDS = 10.0
+_MAX_PAUSE_SECONDS = 5.0
+
+
+class Shipper:
+    """`add` what is durable; `run` sends it, in a thread of its own."""
+
+    def __init__(self, shipped: Callable[[Sequence[UsageRecord], Sequence[str]], None]) -> None:
+        """`shipped` is told of each batch the database has, and the ids that the spool may forget."""
+        self._shipped = shipped
+        self._waiting: deque[UsageRecord] = deque()
+        self._has_work = threading.Event()
+        self._hurries = threading.Event()
+
+    def add(self, records: Iterable[UsageRecord]) -> None:
+        self._waiting.extend(records)
+        self._has_work.set()
+
+    def flush_now(self) -> None:
+        """Gather no more before a batch is sent: the gateway stops."""
+        self._hurries.set()
+
+    def run(self) -> None:
+        """Send for ever; what the database does not take now is tried again."""
+        pause = GATHER_SECONDS
+        while True:
+            self._has_work.wait()
+            self._hurries.wait(pause)
+            try:
+                self.ship()
+                pause = GATHER_SECONDS
+            except DATABASE_ERRORS as error:
+                pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+                self._hurries.clear()
+                logger.warning("usage not recorded yet, %d requests wait on disk: %s", len(self._waiting), error)
+
+    def ship(self) -> None:
+        """Send all that wait now, and not what comes meanwhile: under load that would never end.
+
+        Raises one of DATABASE_ERRORS; what was not sent still waits.
+        """
+        self._has_work.clear()
+        count = len(self._waiting)
+        try:
+            for place in range(0, count, BATCH):
+                self._ship([self._waiting.popleft() for _ in range(min(BATCH, count - place))])
+        finally:
+            if self._waiting:
+                self._has_work.set()
+
+    def _ship(self, batch: Sequence[UsageRecord]) -> None:
+        try:
+            recorded_ids = record(batch)
+        except DATABASE_ERRORS:
+            self._waiting.extendleft(reversed(batch))
+            raise
+        self._shipped(batch, recorded_ids)
+
+
+def record(batch: Sequence[UsageRecord]) -> list[str]:
+    """Record the batch; return the ids, without those the database refuses for good, which stay on disk.
+
+    Raises one of DATABASE_ERRORS.
+    """
+    try:
+        call_again(lambda: record_usage(records=batch))
+    except (IntegrityError, DataError) as error:
+        if len(batch) == 1:
+            logger.error("usage %s cannot be recorded and stays in the spool: %s", batch[0].id, error)
+            return []
+        middle = len(batch) // 2
+        return [*record(batch[:middle]), *record(batch[middle:])]
+    return [each.id for each in batch]
+
+
+# --- What dead gateways left ------------------------------------------------------------------------------------------
+
+
+async def keep_adopting(database: Database, root: Path) -> None:
+    """Ship what dead gateways left, now and from time to time, until cancelled."""
+    while True:
+        try:
+            await recover_orphans(database, root)
+        except DATABASE_ERRORS as error:
+            logger.warning("a dead gateway's usage is not recorded yet: %s", error)
+        await asyncio.sleep(ADOPT_SECONDS)
+
+
+async def recover_orphans(database: Database, root: Path) -> None:
+    """Record everything that dead gateways metered and count what they could not. Safe to be killed and repeated."""
+    for orphan in await database.call(lambda: list(adopt_orphans(root))):
+        try:
+            is_done = await _ship_orphan(database, orphan)
+        except BaseException:
+            orphan.leave()
+            raise
+        if is_done:
+            orphan.remove()
+        else:
+            orphan.leave()
+
+
+async def _ship_orphan(database: Database, orphan: Orphan) -> bool:
+    recorded = 0
+    for place in range(0, len(orphan.ends), BATCH):
+        recorded += len(await database.call(record, orphan.ends[place : place + BATCH]))
+    lost = await database.call(_lost_records, orphan.starts)
+    await database.call(record, lost)
+    for slice_id in {start.slice_id for start in orphan.starts} | {end.slice_id for end in orphan.ends}:
+        await database.call(_close_slice, slice_id)
+    logger.warning(
+        "%s died: %d requests recorded, %d were in progress and cost nothing", orphan.folder.name, recorded, len(lost)
+    )
+    return recorded == len(orphan.ends)
+
+
+def _lost_records(starts: Sequence[Start]) -> list[UsageRecord]:
+    known = list_recorded_ids(ids=[start.id for start in starts])
+    return [_lost(start) for start in starts if start.id not in known]
+
+
+def _lost(start: Start) -> UsageRecord:
+    """Return the record of a request whose gateway died before it was metered: the platform pays for it."""
+    return UsageRecord(
+        id=start.id,
+        organization_id=start.organization_id,
+        key_id=start.key_id,
+        model_name=start.model_name,
+        adapter_version_id="",
+        slice_id=start.slice_id,
+        input_price_id=None,
+        output_price_id=None,
+        input_tokens=0,
+        cached_input_tokens=0,
+        output_tokens=0,
+        finish="lost",
+        latency_ms=0,
+        first_token_ms=None,
+        occurred_at=datetime.datetime.fromtimestamp(start.at, datetime.UTC),
+    )
+
+
+def _close_slice(slice_id: str) -> None:
+    if Hold.objects.filter(pk=slice_id, status="open").exists():
+        close_slice(hold_id=slice_id, by="system")

@@ -1,0 +1,155 @@
+"""One request's way through the books: reserved, begun on the spool, ended on the spool, shipped."""
+
+import asyncio
+import datetime
+import logging
+import time
+
+import msgspec
+
+from apps.billing.usage.metering import UsageRecord, price_ceiling
+from apps.core.errors import Unavailable
+from apps.interfaces.gateway.admission.keys import Caller
+from apps.interfaces.gateway.engines.chunks import Meter, TokenBounds
+from apps.interfaces.gateway.engines.faults import Faults
+from apps.interfaces.gateway.engines.routes import Prices, Routes
+from apps.interfaces.gateway.metering.recorder import Recorder
+from apps.interfaces.gateway.metering.spending_slices import SliceShare, SpendingSlices
+from apps.interfaces.gateway.metering.spool import Start
+from apps.interfaces.gateway.requests.schema import EngineRequest
+from apps.serving.queries import Route
+
+logger = logging.getLogger(__name__)
+
+# An engine may have been started with a longer context than the catalogue has for its base model (YaRN stretches it
+# four times), and a tokenizer that normalizes Unicode may read more tokens than the body has bytes. Both are beyond
+# what was reserved, and neither is the replica's fault.
+_MAX_CONTEXTS = 4
+
+
+def cost_nano(prices: Prices, *, input_tokens: int, output_tokens: int) -> int:
+    """Return what the tokens cost, rounded up as reservations are."""
+    return price_ceiling(
+        quantity=input_tokens, price_nano=prices.input.price_nano, per=prices.input.per
+    ) + price_ceiling(quantity=output_tokens, price_nano=prices.output.price_nano, per=prices.output.per)
+
+
+def bounds_of(request: EngineRequest, context_length: int) -> TokenBounds:
+    """Return what is reserved for the request, in tokens, and what no working engine counts more than."""
+    longest = _MAX_CONTEXTS * context_length
+    reserved_input = request.input_tokens_bound(context_length)
+    return TokenBounds(
+        input=reserved_input,
+        output=request.output_tokens_bound(context_length),
+        possible_input=max(reserved_input, request.prompt_count * longest),
+        possible_output=request.output_tokens_bound(longest),
+    )
+
+
+class Ticket(msgspec.Struct):
+    """An admitted request. Must be finished exactly once, however it ends."""
+
+    metering: "Metering"
+    id: str
+    caller: Caller
+    route: Route
+    prices: Prices
+    share: SliceShare
+    meter: Meter
+    started_at: float = msgspec.field(default_factory=time.monotonic)
+    first_token_ms: int | None = None
+    replica_id: str = ""
+    is_finished: bool = False
+
+    def note_first_token(self, replica_id: str) -> None:
+        self.replica_id = replica_id
+        self.first_token_ms = self._elapsed_ms()
+
+    def _elapsed_ms(self) -> int:
+        return int((time.monotonic() - self.started_at) * 1000)
+
+    def finish(self, finish: str, *, is_charged: bool = True) -> "asyncio.Future[bool]":
+        """Write down what was used and settle the share; the future tells whether it is on the disk."""
+        assert not self.is_finished
+        self.is_finished = True
+        self._judge_counts()
+        record = self._record(finish, is_charged=is_charged)
+        self.share.settle(cost_nano(self.prices, input_tokens=record.input_tokens, output_tokens=record.output_tokens))
+        return self.metering.end(record)
+
+    def _judge_counts(self) -> None:
+        """Have a replica isolated whose counts no working engine makes; nothing beyond the share is billed."""
+        if not self.replica_id:
+            return
+        if fault := self.meter.fault:
+            self.metering.accuse(self.replica_id, f"{self.id}: {fault}")
+        elif excess := self.meter.excess:
+            logger.warning("replica %s, %s: %s, which were reserved", self.replica_id, self.id, excess)
+
+    def _record(self, finish: str, *, is_charged: bool) -> UsageRecord:
+        meter, caller, prices = self.meter, self.caller, self.prices
+        read, written = meter.input_tokens, meter.output_tokens
+        return UsageRecord(
+            id=self.id,
+            organization_id=caller.organization_id,
+            key_id=caller.key_id,
+            model_name=self.route.model_name,
+            adapter_version_id=self.route.adapter_version_id,
+            slice_id=self.share.slice_id,
+            reserved_nano=self.share.amount_nano,
+            input_price_id=prices.input.id,
+            output_price_id=prices.output.id,
+            input_tokens=read if is_charged else 0,
+            cached_input_tokens=meter.cached_input_tokens if is_charged else 0,
+            output_tokens=written if is_charged else 0,
+            finish=finish,
+            latency_ms=self._elapsed_ms(),
+            first_token_ms=self.first_token_ms,
+            occurred_at=self.metering.now(),
+            replica_id=self.replica_id,
+            engine_input_tokens=meter.engine_input_tokens if self.replica_id else 0,
+            engine_output_tokens=written if self.replica_id else 0,
+            output_bytes=meter.content_bytes if self.replica_id else None,
+        )
+
+
+class Metering:
+    def __init__(self, routes: Routes, spending_slices: SpendingSlices, recorder: Recorder, faults: Faults) -> None:
+        self._routes = routes
+        self._spending_slices = spending_slices
+        self._recorder = recorder
+        self._faults = faults
+
+    async def admit(
+        self, caller: Caller, route: Route, request: EngineRequest, meter: Meter, *, usage_id: str
+    ) -> Ticket:
+        """Reserve the worst case of the request and begin it. Raises PriceNotSet, InsufficientBalance, Unavailable."""
+        prices = self._routes.prices_of(route, organization_id=caller.organization_id)
+        if not self._recorder.has_room():
+            raise Unavailable("Requests cannot be metered at the moment. Try again shortly.", retry_after_seconds=5)
+        meter.bounds = bounds = bounds_of(request, route.context_length)
+        worst_case_nano = cost_nano(prices, input_tokens=bounds.input, output_tokens=bounds.output)
+        share = await self._spending_slices.reserve(caller.organization_id, caller.key_id, worst_case_nano)
+        ticket = Ticket(self, usage_id, caller, route, prices, share, meter)
+        self._recorder.start(
+            Start(
+                id=usage_id,
+                organization_id=caller.organization_id,
+                key_id=caller.key_id,
+                model_name=route.model_name,
+                slice_id=share.slice_id,
+                worst_case_nano=worst_case_nano,
+                at=self._routes.now(),
+            )
+        )
+        return ticket
+
+    def accuse(self, replica_id: str, reason: str) -> None:
+        """Have the replica isolated."""
+        self._faults.accuse(replica_id, reason)
+
+    def end(self, record: UsageRecord) -> "asyncio.Future[bool]":
+        return self._recorder.end(record)
+
+    def now(self) -> datetime.datetime:
+        return datetime.datetime.fromtimestamp(self._routes.now(), datetime.UTC)

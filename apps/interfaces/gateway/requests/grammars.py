@@ -1,0 +1,141 @@
+"""Whether an engine can compile a schema, found out beside the gateway before the engine sees it.
+
+An engine compiles for all tenants at once, some of it in the loop that writes all answers. So a schema is compiled
+here first, in a process with little processor time and memory, one organization's schemas in turn with the others'.
+"""
+
+import asyncio
+import hashlib
+import logging
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from apps.core.errors import InvalidValue, Unavailable
+from apps.interfaces.gateway.fair_queue import FairQueue
+
+logger = logging.getLogger(__name__)
+
+WALL_SECONDS = 10.0  # only a machine that stands still needs so long for a fifth of a second of work
+VERDICTS_KEPT = 4096
+_ROOT = Path(__file__).parents[4]
+_LENGTH_BYTES = 4
+_LAST_SECONDS = 1.0
+_PLACE = ("compiler",)
+_AWAY = "Schemas cannot be checked at the moment. Try again shortly."
+_TOO_COSTLY = "The schema takes too long to compile. Use fewer alternatives, shorter repetitions or less nesting."
+
+
+class CheckedSchema(NamedTuple):
+    """A schema of a request, and the field it stands in."""
+
+    param: str
+    schema: dict[str, Any]
+
+
+class SchemaTooCostly(InvalidValue):
+    """Compiling it took more time or memory than one schema may."""
+
+
+class Grammars:
+    """Use inside one event loop; `close` when done."""
+
+    def __init__(self) -> None:
+        self._turns = FairQueue(places=1)
+        self._verdicts: OrderedDict[bytes, InvalidValue | None] = OrderedDict()  # by hash, the one used last at the end
+        self._asked: dict[bytes, asyncio.Task[InvalidValue | None]] = {}
+        self._child: asyncio.subprocess.Process | None = None
+
+    async def require(self, tenant: str, schemas: Sequence[CheckedSchema]) -> None:
+        """Raises InvalidValue naming the place in the schema, SchemaTooCostly, RateLimited, Unavailable."""
+        for param, schema in schemas:
+            raw = msgspec.json.encode(schema)
+            key = hashlib.blake2b(raw, digest_size=16).digest()
+            if key in self._verdicts:
+                self._verdicts.move_to_end(key)
+                refusal = self._verdicts[key]
+            else:
+                refusal = await self._find_out(tenant, key, raw)
+            if refusal is not None:
+                raise type(refusal)(refusal.message, param=param)
+
+    async def _find_out(self, tenant: str, key: bytes, raw: bytes) -> InvalidValue | None:
+        """Return the refusal of a schema that is not remembered. A customer who leaves does not end the finding out."""
+        task = self._asked.get(key)
+        if task is None:
+            task = self._asked[key] = asyncio.create_task(self._compile(tenant, raw))
+            task.add_done_callback(lambda done: self._remember(key, done))
+        return await asyncio.shield(task)
+
+    def _remember(self, key: bytes, task: "asyncio.Task[InvalidValue | None]") -> None:
+        del self._asked[key]
+        if task.cancelled() or task.exception() is not None:
+            return
+        self._verdicts[key] = task.result()
+        while len(self._verdicts) > VERDICTS_KEPT:
+            self._verdicts.popitem(last=False)
+
+    async def _compile(self, tenant: str, raw: bytes) -> InvalidValue | None:
+        place = await self._turns.take(tenant, _PLACE)
+        try:
+            reason, where = await self._exchange(raw)
+        except TimeoutError as error:
+            await self._end_child()
+            raise Unavailable(_AWAY) from error
+        except (OSError, asyncio.IncompleteReadError) as error:
+            if await self._end_child() < 0:  # by a limit
+                return SchemaTooCostly(_TOO_COSTLY)
+            raise Unavailable(_AWAY) from error
+        finally:
+            self._turns.give_back(tenant, place)
+        if not reason:
+            return None
+        at = f" at `{where}`" if where else ""
+        return InvalidValue(f"The schema cannot be compiled{at}: {reason}.")
+
+    async def _exchange(self, raw: bytes) -> tuple[str, str]:
+        async with asyncio.timeout(WALL_SECONDS):
+            child = await self._require_child()
+            assert child.stdin is not None and child.stdout is not None
+            child.stdin.write(len(raw).to_bytes(_LENGTH_BYTES, "big") + raw)
+            length = int.from_bytes(await child.stdout.readexactly(_LENGTH_BYTES), "big")
+            return msgspec.json.decode(await child.stdout.readexactly(length), type=tuple[str, str])
+
+    async def _end_child(self) -> int:
+        """Return how the child ended: below zero by a signal, as its limits end it."""
+        child, self._child = self._child, None
+        if child is None:
+            return 0
+        try:
+            async with asyncio.timeout(_LAST_SECONDS):
+                ended = await child.wait()
+        except TimeoutError:
+            _kill(child)
+            ended = await child.wait()
+        logger.warning("the compiler of schemas ended with %d", ended)
+        return ended
+
+    async def _require_child(self) -> asyncio.subprocess.Process:
+        if self._child is None or self._child.returncode is not None:
+            self._child = await asyncio.create_subprocess_exec(
+                sys.executable, "-B", "-m", "apps.interfaces.gateway.requests.grammar_child",
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+                cwd=_ROOT, env={},
+            )  # fmt: skip
+        return self._child
+
+    async def close(self) -> None:
+        if self._child is not None:
+            _kill(self._child)
+            await self._child.wait()
+
+
+def _kill(child: asyncio.subprocess.Process) -> None:
+    try:
+        child.kill()
+    except ProcessLookupError:
+        return  # it has just ended

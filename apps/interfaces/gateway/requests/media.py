@@ -1,0 +1,120 @@
+"""Images and audio in a chat: read from its parts, and let through only where the model takes them and the host may be
+asked.
+
+The engine itself fetches a URL, from inside the operator's network: so only hosts the operator named, by HTTPS on its
+usual port, and no addresses. What the engine gets is built from the fields below; its own `uuid` of a part would hand
+out what another tenant has in the engine's cache.
+"""
+
+import re
+from collections.abc import Collection
+from typing import Any, Literal
+
+import msgspec
+
+from apps.core.errors import InvalidValue
+from apps.interfaces.gateway.errors import MissingParameter, UnsupportedParameter
+
+MAX_MEDIA = 8  # in one request
+MEDIA_TOKENS_ESTIMATE = 1024  # what one image costs about, for limits per minute; the bill goes by the engine's count
+
+# One spelling only, so that the engine's parser cannot read another host out of it: no user, no other port, no address
+# (the last label begins with a letter), nothing but printable ASCII and no backslash.
+_HTTPS = re.compile(r"https://(?P<host>(?:[a-z0-9-]+\.)+[a-z][a-z0-9-]*)(?::443)?(?:[/?][!-\[\]-~]*)?", re.IGNORECASE)
+_INLINE = {
+    "image": re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,"),
+    "audio": re.compile(r"data:audio/[a-z0-9.+-]{1,32};base64,"),
+}
+_MAX_URL = 2048
+
+
+class Link(msgspec.Struct):
+    """`detail` of an image is OpenAI's and has no effect."""
+
+    url: str
+
+
+class Sound(msgspec.Struct):
+    data: str
+    format: Literal["wav", "mp3"]
+
+
+class ContentPart(msgspec.Struct):
+    type: str
+    text: str | None = None
+    image_url: Link | None = None
+    audio_url: Link | None = None
+    input_audio: Sound | None = None
+
+
+class Medium(msgspec.Struct, frozen=True):
+    """One image or sound of a request, and the field it stands in. `url` None: its bytes stand in the request."""
+
+    kind: str  # what a base model must list in `media`
+    type: str
+    place: str
+    url: str | None
+
+
+def read_parts(parts: list[ContentPart], *, place: str, may_hold_media: bool, media: list[Medium]) -> Any:
+    """Return the engine's content of a message, adding what is no text to `media`. Raises DomainErrors.
+
+    Texts alone are joined, as the engine's own templates do: then it never sees parts, which an adapter's name could
+    capture.
+    """
+    read = [_read_part(part, f"{place}[{number}]", may_hold_media, media) for number, part in enumerate(parts)]
+    if all("text" in part for part in read):
+        return "\n".join(part["text"] for part in read)
+    if len(media) > MAX_MEDIA:
+        raise InvalidValue(f"At most {MAX_MEDIA} images and sounds are allowed in one request.", param=place)
+    return read
+
+
+def _read_part(part: ContentPart, place: str, may_hold_media: bool, media: list[Medium]) -> dict[str, Any]:
+    if part.type == "text" and part.text is not None:
+        return {"type": "text", "text": part.text}
+    if part.type not in _KINDS or not may_hold_media:
+        where = "" if may_hold_media else " outside messages of the user"
+        raise InvalidValue(
+            f"Content of type {part.type[:40]!r} is not supported{where}: send text parts with `text` only.",
+            param=f"{place}.type",
+        )
+    given = getattr(part, part.type)
+    if given is None:
+        raise MissingParameter(f"`{place}.{part.type}` is required.", param=f"{place}.{part.type}")
+    media.append(Medium(_KINDS[part.type], part.type, place, given.url if isinstance(given, Link) else None))
+    return {"type": part.type, part.type: msgspec.to_builtins(given)}
+
+
+_KINDS = {"image_url": "image", "audio_url": "audio", "input_audio": "audio"}
+
+
+def require_allowed(media: Collection[Medium], *, taken: Collection[str], hosts: Collection[str]) -> None:
+    """Raises UnsupportedParameter where the model does not take such media, InvalidValue for a URL not to be asked."""
+    for medium in media:
+        if medium.kind not in taken:
+            raise UnsupportedParameter(
+                f"Content of type {medium.type!r} is not supported by this model: send text parts with `text` only.",
+                param=f"{medium.place}.type",
+            )
+        if medium.url is not None:
+            _require_url(medium, medium.url, hosts)
+
+
+def _require_url(medium: Medium, url: str, hosts: Collection[str]) -> None:
+    param = f"{medium.place}.{medium.type}.url"
+    if url.startswith("data:"):
+        if _INLINE[medium.kind].match(url) is None:
+            raise InvalidValue(f"`{param}` must begin like 'data:{medium.kind}/…;base64,'.", param=param)
+        return
+    found = _HTTPS.fullmatch(url) if len(url) <= _MAX_URL else None
+    if found is None:
+        raise InvalidValue(
+            f"`{param}` must be an https:// URL with a host name, at most {_MAX_URL} characters, or a data: URL.",
+            param=param,
+        )
+    if found["host"].lower() not in hosts:
+        raise InvalidValue(
+            f"`{param}`: this installation fetches nothing from {found['host'][:100]}. Send a data: URL instead.",
+            param=param,
+        )

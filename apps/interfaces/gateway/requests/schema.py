@@ -1,0 +1,358 @@
+"""The fields a request may have. What the engine gets is built from these alone; an unknown field is refused by name.
+
+Bounds follow what one tenant's request may cost the others: many sequences crowd out other requests, and prompt
+log-probabilities stall a batch.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from apps.core.errors import InvalidValue
+from apps.interfaces.gateway.errors import MissingParameter, UnsupportedParameter
+from apps.interfaces.gateway.requests.calls import read_arguments
+from apps.interfaces.gateway.requests.grammars import CheckedSchema
+from apps.interfaces.gateway.requests.media import MEDIA_TOKENS_ESTIMATE, ContentPart, Medium, read_parts
+from apps.interfaces.gateway.requests.parsing import decode_body
+from apps.interfaces.gateway.requests.structured import (
+    MAX_TOOLS,
+    NamedTool,
+    ResponseFormat,
+    Tool,
+    response_format_field,
+    schemas_to_compile,
+    tools_fields,
+)
+
+MAX_CHOICES = 8  # as many as engines are started to take
+MAX_SEQUENCES = 32  # prompts times choices
+MAX_PROMPTS = 8
+MAX_LOGPROBS = 5
+MAX_MESSAGES = 2048
+MAX_PARTS = 512  # of one message's content
+MAX_TOKENS = 2**24  # longer than any model's context
+NOT_MODERATED = "Nothing here judges requests or answers."
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions, and the engine's
+
+# What a chat template adds of its own, at most: a default system prompt and the turn of the assistant.
+_TEMPLATE_TOKENS = 256
+_MAX_TOKEN_ID = 9  # digits
+
+_Probability = Annotated[float, Meta(ge=0, le=1)]
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
+_TokenCount = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+_Bias = Annotated[float, Meta(ge=-100, le=100)]
+_Stop = Annotated[str, Meta(min_length=1, max_length=256)]
+_TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+_CallId = Annotated[str, Meta(max_length=256)]
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Sampling(msgspec.Struct, omit_defaults=True):
+    """Fields of both surfaces that go to the engine as they are."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
+    min_p: _Probability | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.1, le=10)] | None = None  # less makes logits infinite
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: _Stop | Annotated[list[_Stop], Meta(max_length=16)] | None = None
+    logit_bias: Annotated[dict[str, _Bias], Meta(max_length=300)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: _TokenCount | None = None
+
+
+class CalledFunction(msgspec.Struct):
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    id: _CallId
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class Message(msgspec.Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: _CallId | None = None
+
+
+class ChatBody(Sampling, forbid_unknown_fields=True):
+    model: str | None = None
+    messages: Annotated[list[Message], Meta(max_length=MAX_MESSAGES)] | None = None
+    max_completion_tokens: _TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    # Refused when given: their loss would change what the answer means.
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
+    # Accepted and ignored: documented by OpenAI, without effect on what an open model here answers.
+    user: Any = None
+    store: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+    modalities: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+
+
+class CompletionBody(Sampling, forbid_unknown_fields=True):
+    model: str | None = None
+    prompt: str | list[str | _TokenId | list[_TokenId]] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+    # Accepted and ignored.
+    user: Any = None
+
+
+IGNORED = {
+    "/v1/chat/completions": (
+        "metadata", "modalities", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+        "reasoning_effort", "safety_identifier", "service_tier", "store", "user", "verbosity",
+    ),
+    "/v1/completions": ("user",),
+}  # fmt: skip
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked request: what the engine is to do, and the most it can cost."""
+
+    model_name: str
+    fields: dict[str, Any]
+    is_streamed: bool
+    wants_usage: bool
+    is_structured: bool
+    prompt_param: str
+    prompt_count: int
+    choice_count: int  # per prompt
+    max_tokens: int | None
+    body_bytes: int
+    echoed: dict[str, Any] = {}  # what the answer repeats of the request
+    media: tuple[Medium, ...] = ()  # checked once the model is known
+    schemas: tuple[CheckedSchema, ...] = ()  # which the engine will compile
+
+    def input_tokens_bound(self, context_length: int) -> int:
+        """Return what the prompts can be at most: no token is shorter than a byte of the body, but of an image."""
+        if self.media:
+            return self.prompt_count * context_length
+        return min(self.prompt_count * context_length, self.body_bytes + _TEMPLATE_TOKENS)
+
+    def tokens_estimate(self) -> int:
+        """Return about what it will use, for limits per minute, with the answers that were asked for."""
+        return self.prompt_tokens_estimate() + self.prompt_count * self.choice_count * (self.max_tokens or 256)
+
+    def prompt_tokens_estimate(self) -> int:
+        """Return about what its prompts are: four bytes a token."""
+        if self.media:  # one in the body may be megabytes long and costs no more than a link to it
+            return len(self.media) * MEDIA_TOKENS_ESTIMATE
+        return self.body_bytes // 4
+
+    def output_tokens_bound(self, context_length: int) -> int:
+        """Return what the answers can be at most: what was asked for, and never more than the context."""
+        return self.prompt_count * self.choice_count * min(self.max_tokens or context_length, context_length)
+
+
+# --- Parsing ----------------------------------------------------------------------------------------------------------
+
+
+def parse_chat(raw: bytes) -> EngineRequest:
+    """Return the request to /v1/chat/completions. Raises DomainErrors that name the field."""
+    return chat_request(decode_body(raw, _chat_decoder), body_bytes=len(raw))
+
+
+def chat_request(
+    body: ChatBody, *, body_bytes: int, prompt_param: str = "messages", echoed: dict[str, Any] | None = None
+) -> EngineRequest:
+    """Return what the engine is asked. Raises DomainErrors that name the field."""
+    model_name = _model_name(body)
+    _require_stream(body)
+    if body.functions or body.function_call or body.audio or body.web_search_options or body.moderation:
+        for name, instead in _REFUSED.items():
+            _refuse_given(name, getattr(body, name), instead)
+    if body.modalities is not None and body.modalities != ["text"]:
+        raise UnsupportedParameter("`modalities` may only be ['text'].", param="modalities")
+    if not body.messages:
+        raise MissingParameter(f"`{prompt_param}` must hold at least one message.", param=prompt_param)
+    fields = _sampling_fields(body)
+    media: list[Medium] = []
+    fields["messages"] = [_message(number, message, media) for number, message in enumerate(body.messages)]
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidValue("`top_logprobs` needs `logprobs: true` beside it.", param="top_logprobs")
+    if body.logprobs is not None or body.top_logprobs is not None:
+        fields |= _given(logprobs=body.logprobs, top_logprobs=body.top_logprobs)
+    if body.max_completion_tokens is not None:  # the newer name of the same field wins
+        fields.pop("max_tokens", None)
+        fields["max_completion_tokens"] = body.max_completion_tokens
+    response_format = response_format_field(body.response_format)
+    if response_format is not None:
+        fields["response_format"] = response_format
+    fields |= tools_fields(body.tools, body.tool_choice, in_parallel=body.parallel_tool_calls)
+    return EngineRequest(
+        model_name=model_name,
+        fields=fields,
+        is_streamed=bool(body.stream),
+        wants_usage=_wants_usage(body),
+        is_structured=response_format is not None or "tools" in fields,
+        prompt_param=prompt_param,
+        prompt_count=1,
+        choice_count=body.n or 1,
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        body_bytes=body_bytes,
+        echoed=echoed or {},
+        media=tuple(media),
+        schemas=tuple(schemas_to_compile(fields)),
+    )
+
+
+def parse_completion(raw: bytes) -> EngineRequest:
+    """Return the request to /v1/completions. Raises DomainErrors that name the field."""
+    body = decode_body(raw, _completion_decoder)
+    model_name = _model_name(body)
+    _require_stream(body)
+    fields = _sampling_fields(body)
+    fields["prompt"], prompt_count = _prompts(body.prompt)
+    if prompt_count * (body.n or 1) > MAX_SEQUENCES:
+        raise InvalidValue(
+            f"{prompt_count} prompts with {body.n} choices each are more than {MAX_SEQUENCES} answers. Send fewer "
+            "prompts at once.",
+            param="n",
+        )
+    _refuse_given("echo", body.echo, "Ask for `logprobs` of what the model writes.")
+    _refuse_given("suffix", body.suffix, "No model here fills in the middle.")
+    _refuse_given("best_of", body.best_of if body.best_of != (body.n or 1) else None, "Use `n`.")
+    max_tokens = body.max_tokens or DEFAULT_COMPLETION_TOKENS
+    fields["max_tokens"] = max_tokens
+    fields |= _given(logprobs=body.logprobs)
+    return EngineRequest(
+        model_name=model_name,
+        fields=fields,
+        is_streamed=bool(body.stream),
+        wants_usage=_wants_usage(body),
+        is_structured=False,
+        prompt_param="prompt",
+        prompt_count=prompt_count,
+        choice_count=body.n or 1,
+        max_tokens=max_tokens,
+        body_bytes=len(raw),
+    )
+
+
+def _model_name(body: ChatBody | CompletionBody) -> str:
+    """An engine asked for no model answers with its base model: refused here."""
+    if not body.model:
+        raise MissingParameter("`model` is required: the name of a base model or of one of yours.", param="model")
+    return body.model
+
+
+def _require_stream(body: ChatBody | CompletionBody) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise InvalidValue("`stream_options` may only be sent with `stream: true`.", param="stream_options")
+
+
+def _wants_usage(body: ChatBody | CompletionBody) -> bool:
+    return bool(body.stream_options and body.stream_options.include_usage)
+
+
+_chat_decoder = msgspec.json.Decoder(ChatBody)
+_completion_decoder = msgspec.json.Decoder(CompletionBody)
+
+
+_REFUSED = {
+    "functions": "Use `tools`.",
+    "function_call": "Use `tool_choice`.",
+    "audio": "No model here speaks.",
+    "web_search_options": "No model here searches the web.",
+    "moderation": NOT_MODERATED,
+}
+
+
+def _refuse_given(name: str, value: Any, instead: str) -> None:
+    if value:
+        raise UnsupportedParameter(f"`{name}` is not supported. {instead}", param=name)
+
+
+def _sampling_fields(body: Sampling) -> dict[str, Any]:
+    for token_id in body.logit_bias or ():
+        if not (token_id.isascii() and token_id.isdigit() and len(token_id) <= _MAX_TOKEN_ID):
+            raise InvalidValue(
+                f"`logit_bias` has the key {token_id[:40]!r}: its keys are ids of tokens, such as '1734'.",
+                param="logit_bias",
+            )
+    return {name: value for name in Sampling.__struct_fields__ if (value := getattr(body, name)) is not None}
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _message(number: int, message: Message, media: list[Medium]) -> dict[str, Any]:
+    content: Any = message.content
+    if content is None and not message.tool_calls:
+        raise MissingParameter("A message needs `content`.", param=f"messages[{number}].content")
+    if isinstance(content, list):
+        place, is_users = f"messages[{number}].content", message.role == "user"
+        content = read_parts(content, place=place, may_hold_media=is_users, media=media)
+    written: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
+    if message.role == "assistant" and message.tool_calls:
+        written["tool_calls"] = [
+            _called(call, f"messages[{number}].tool_calls[{place}].function.arguments")
+            for place, call in enumerate(message.tool_calls)
+        ]
+    if message.role == "tool":
+        if not message.tool_call_id:
+            raise MissingParameter("A tool's message needs `tool_call_id`.", param=f"messages[{number}].tool_call_id")
+        written["tool_call_id"] = message.tool_call_id
+    return written
+
+
+def _called(call: ToolCall, param: str) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": read_arguments(call.function.arguments, param=param)}
+    return {"id": call.id, "function": function, "type": call.type}
+
+
+def _prompts(prompt: str | list[Any] | None) -> tuple[str | list[Any], int]:
+    """Return the prompt as the engine takes it and how many it is: a text, token ids, or a list of either."""
+    if prompt is None or prompt == []:
+        raise MissingParameter("`prompt` must hold at least one prompt.", param="prompt")
+    if isinstance(prompt, str):
+        return prompt, 1
+    kinds = {type(one) for one in prompt}
+    if len(kinds) > 1:
+        raise InvalidValue("`prompt` mixes texts and token ids: send one kind.", param="prompt")
+    if kinds == {int}:
+        return prompt, 1
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidValue(f"`prompt` holds {len(prompt)} prompts; at most {MAX_PROMPTS} are allowed.", param="prompt")
+    if kinds == {list} and not all(prompt):
+        raise InvalidValue("`prompt` holds an empty list of token ids.", param="prompt")
+    return prompt, len(prompt)

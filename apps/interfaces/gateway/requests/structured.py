@@ -1,0 +1,106 @@
+"""Structured answers: JSON schemas and tools, as a request has them and as the engine gets them."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from apps.core.errors import InvalidValue
+from apps.interfaces.gateway.errors import MissingParameter
+from apps.interfaces.gateway.requests.grammars import CheckedSchema
+from apps.interfaces.gateway.requests.schema_bounds import require_bounded
+
+MAX_TOOLS = 64
+TOOLS_BYTES = 32 * 1024
+_SCHEMA = "response_format.json_schema.schema"
+_ONE_OF_AS_ANY_OF = {"x-guidance": {"coerce_one_of": True}}  # as no compiler of grammars can do better
+
+
+class JsonSchema(msgspec.Struct, omit_defaults=True):
+    name: Annotated[str, Meta(max_length=64)]
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(msgspec.Struct, omit_defaults=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Function(msgspec.Struct, omit_defaults=True):
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(msgspec.Struct):
+    name: str
+
+
+class NamedTool(msgspec.Struct):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+# --- Tools ------------------------------------------------------------------------------------------------------------
+
+
+def tools_fields(
+    tools: list[Tool] | None, choice: str | NamedTool | None, *, in_parallel: bool | None
+) -> dict[str, Any]:
+    """Return the fields that let the model call functions. Raises InvalidValue."""
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise InvalidValue("`tool_choice` names a tool, but `tools` is empty.", param="tool_choice")
+        return {}
+    if len(tools) > MAX_TOOLS:
+        raise InvalidValue(f"`tools` holds {len(tools)} tools; at most {MAX_TOOLS} are allowed.", param="tools")
+    if len(msgspec.json.encode(tools)) > TOOLS_BYTES:
+        raise InvalidValue(f"`tools` is larger than {TOOLS_BYTES} bytes.", param="tools")
+    for number, tool in enumerate(tools):
+        if tool.function.parameters is not None:
+            require_bounded(tool.function.parameters, f"tools[{number}].function.parameters")
+    if isinstance(choice, NamedTool) and choice.function.name not in {tool.function.name for tool in tools}:
+        raise InvalidValue("`tool_choice` names a function that is not in `tools`.", param="tool_choice")
+    given = {
+        "tools": msgspec.to_builtins(tools),
+        "tool_choice": msgspec.to_builtins(choice),
+        "parallel_tool_calls": in_parallel,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+# --- Structured output ------------------------------------------------------------------------------------------------
+
+
+def response_format_field(given: ResponseFormat | None) -> dict[str, Any] | None:
+    if given is None or given.type == "text":
+        return None
+    if given.type == "json_object":
+        return {"type": "json_object"}
+    if given.json_schema is None or given.json_schema.schema is None:
+        raise MissingParameter(f"`{_SCHEMA}` is required.", param=_SCHEMA)
+    require_bounded(given.json_schema.schema, _SCHEMA)
+    field = msgspec.to_builtins(given)
+    field["json_schema"]["schema"] |= _ONE_OF_AS_ANY_OF
+    return field
+
+
+def schemas_to_compile(fields: dict[str, Any]) -> Iterator[CheckedSchema]:
+    """Yield the schemas that the engine makes a grammar of; of tools only where the model must call one of them."""
+    response_format = fields.get("response_format")
+    if response_format and response_format["type"] == "json_schema":
+        yield CheckedSchema(_SCHEMA, response_format["json_schema"]["schema"])
+    is_forced = fields.get("tool_choice") not in (None, "auto", "none")
+    for number, tool in enumerate(fields.get("tools", ())):
+        function = tool["function"]
+        if function.get("parameters") is not None and (is_forced or function.get("strict")):
+            yield CheckedSchema(f"tools[{number}].function.parameters", function["parameters"])

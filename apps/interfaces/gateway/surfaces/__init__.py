@@ -1,0 +1,1 @@
+"""The endpoints: chat, completions, responses and embeddings."""

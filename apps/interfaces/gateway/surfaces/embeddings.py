@@ -1,0 +1,68 @@
+"""POST /v1/embeddings: every base model here writes text, and vLLM makes embeddings only of models made for them.
+
+For a model that writes text vLLM has no such route (404, without an error object). So a request is identified, limited
+and checked like any other, and then told what is wrong with the model it names.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from apps.core.errors import DomainError
+from apps.core.http.asgi import Receive, Scope, Send
+from apps.interfaces.gateway.errors import MissingParameter
+from apps.interfaces.gateway.http.client import Client, ClientGone
+from apps.interfaces.gateway.requests.parsing import decode_body
+from apps.interfaces.gateway.surfaces.inference import Services
+
+PATH = "/v1/embeddings"
+MAX_BYTES = 256 * 1024  # enough for any request to learn that it is not answered
+
+
+class EmbeddingsUnsupported(DomainError):
+    """The model is there, and writes text."""
+
+    code = "model_not_supported"
+
+
+class EmbeddingBody(msgspec.Struct, forbid_unknown_fields=True):
+    model: str | None = None
+    input: str | list[str | int | list[int]] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: Any = None
+
+
+_decoder = msgspec.json.Decoder(EmbeddingBody)
+
+
+class Embeddings:
+    """The route, as plain ASGI."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client, services = Client(scope), self._services
+        try:
+            caller = await services.keys.identify(client.authorization)
+            client.limit_headers = lambda: services.rates.headers(caller.limits)
+            services.rates.take_request(caller.limits)
+            with (
+                services.open_requests.one_more(caller.limits),
+                services.bodies.reading(caller.share_holder) as reading,
+            ):
+                body = decode_body(await client.read_body(most_bytes=MAX_BYTES, note=reading.note), _decoder)
+            for name in ("model", "input"):
+                if not getattr(body, name):
+                    raise MissingParameter(f"`{name}` is required.", param=name)
+            assert body.model is not None
+            services.routes.require_known(body.model, organization_id=caller.organization_id)
+            raise EmbeddingsUnsupported(
+                "This model writes text; no engine here makes embeddings of it. Use /v1/chat/completions.",
+                param="model",
+            )
+        except DomainError as error:
+            await client.refuse(error)
+        except ClientGone:
+            return

@@ -1,0 +1,209 @@
+"""POST /v1/chat/completions, /v1/completions and /v1/responses, as plain ASGI.
+
+A request is identified, limited, parsed, routed and paid for before the engine sees it. An answer is complete for the
+customer only when what it used is on the disk; a customer who leaves stops the engine and pays for what it wrote.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+from apps.core.errors import DomainError
+from apps.core.http.asgi import Receive, Scope, Send, ServerFault
+from apps.interfaces.gateway.admission.keys import Caller, Keys
+from apps.interfaces.gateway.admission.limits import OpenRequests, Rates
+from apps.interfaces.gateway.engines.chunks import Assembler, EngineChunk, Meter, Renderer
+from apps.interfaces.gateway.engines.routes import Routes
+from apps.interfaces.gateway.engines.upstreams import Call, EngineAnswer, Progress, Upstreams
+from apps.interfaces.gateway.errors import EngineError, RequestFailed
+from apps.interfaces.gateway.http.bodies import PARSED_ASIDE_BYTES, Bodies, tokens_unread
+from apps.interfaces.gateway.http.client import Client, ClientGone
+from apps.interfaces.gateway.metering.spending_slices import SpendingSlices
+from apps.interfaces.gateway.metering.tickets import Metering, Ticket
+from apps.interfaces.gateway.requests.grammars import Grammars, SchemaTooCostly
+from apps.interfaces.gateway.requests.media import require_allowed
+from apps.interfaces.gateway.requests.schema import EngineRequest, parse_chat, parse_completion
+from apps.interfaces.gateway.surfaces.responses import ResponseRenderer, parse_response
+
+logger = logging.getLogger(__name__)
+
+_FREE = nullcontext()
+
+
+@dataclass(frozen=True)
+class Services:
+    """What the routes share."""
+
+    keys: Keys
+    routes: Routes
+    rates: Rates
+    open_requests: OpenRequests
+    metering: Metering
+    upstreams: Upstreams
+    spending_slices: SpendingSlices
+    bodies: Bodies
+    grammars: Grammars
+    media_hosts: frozenset[str]  # what the engines may fetch images and audio from
+
+
+class AnswerRenderer(Protocol):
+    """How an answer is written for the customer."""
+
+    def opening(self) -> bytes: ...
+    def event(self, chunk: EngineChunk) -> bytes: ...
+    def closing(self, meter: Meter) -> bytes: ...
+    def whole(self, assembler: Assembler, meter: Meter) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Surface:
+    """One public route: how its requests are read, where the engine answers them, how answers are written."""
+
+    parse: Callable[[bytes], EngineRequest]
+    engine_path: str
+    renderer: Callable[[str, str, EngineRequest], AnswerRenderer]  # ulid, model name
+
+
+def _chat(ulid: str, model_name: str, request: EngineRequest) -> AnswerRenderer:
+    wants = request.wants_usage
+    return Renderer(f"chatcmpl-{ulid}", int(time.time()), model_name, is_chat=True, wants_usage=wants)
+
+
+def _completion(ulid: str, model_name: str, request: EngineRequest) -> AnswerRenderer:
+    wants = request.wants_usage
+    return Renderer(f"cmpl-{ulid}", int(time.time()), model_name, is_chat=False, wants_usage=wants)
+
+
+def _response(ulid: str, model_name: str, request: EngineRequest) -> AnswerRenderer:
+    return ResponseRenderer(ulid, int(time.time()), model_name, request.echoed)
+
+
+SURFACES = {
+    "/v1/chat/completions": Surface(parse_chat, "/v1/chat/completions", _chat),
+    "/v1/completions": Surface(parse_completion, "/v1/completions", _completion),
+    "/v1/responses": Surface(parse_response, "/v1/chat/completions", _response),
+}
+
+
+class Inference:
+    """One of the routes."""
+
+    def __init__(self, services: Services, surface: Surface) -> None:
+        self._services = services
+        self._surface = surface
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client, services = Client(scope), self._services
+        try:
+            caller = await services.keys.identify(client.authorization)
+            client.limit_headers = lambda: services.rates.headers(caller.limits)
+            services.rates.take_request(caller.limits)
+            services.rates.require_failures_left(caller.limits)
+            services.spending_slices.require_credit(caller.organization_id, caller.key_id)
+            with services.open_requests.one_more(caller.limits), client.watch():
+                await self._serve(caller, client)
+        except DomainError as error:
+            await client.refuse(error)
+        except ClientGone:
+            return
+        except Exception:
+            logger.exception("request %s failed", client.request_id)
+            await client.refuse(ServerFault("The server had an error while processing your request."), status=500)
+
+    async def _serve(self, caller: Caller, client: Client) -> None:
+        """Read the request and answer it within the limit of tokens per minute.
+
+        A body counts before it is parsed, and a request that an engine has seen counts in any case.
+        """
+        rates, progress = self._services.rates, Progress()
+        request, taken = await self._read(caller, client)
+        used, meter, estimate = taken, Meter(request.choice_count), request.tokens_estimate()
+        rates.take_all_tokens(caller.limits, estimate, taken=taken)
+        try:
+            with self._services.open_requests.one_more_structured(caller.limits) if request.is_structured else _FREE:
+                await self._answer(caller, request, meter, client, progress)
+        except (SchemaTooCostly, RequestFailed):
+            rates.note_failure(caller.limits)
+            raise
+        finally:
+            if progress.is_sent:
+                used = meter.input_tokens + meter.output_tokens or request.prompt_tokens_estimate()
+            rates.correct(caller.limits, taken=estimate, used=used)
+
+    async def _read(self, caller: Caller, client: Client) -> tuple[EngineRequest, int]:
+        """Return the request and the tokens that its body was counted as."""
+        services, parse = self._services, self._surface.parse
+        with services.bodies.reading(caller.share_holder) as reading:
+            raw = await client.read_body(most_bytes=services.routes.largest_body_bytes, note=reading.note)
+            taken = tokens_unread(len(raw))
+            services.rates.take_tokens(caller.limits, taken)
+            if len(raw) > PARSED_ASIDE_BYTES:
+                return await asyncio.to_thread(parse, raw), taken
+            return parse(raw), taken
+
+    async def _answer(
+        self, caller: Caller, request: EngineRequest, meter: Meter, client: Client, progress: Progress
+    ) -> None:
+        route = await self._services.routes.find(request.model_name, organization_id=caller.organization_id)
+        if request.media:
+            require_allowed(request.media, taken=route.media, hosts=self._services.media_hosts)
+        if request.schemas:
+            await self._services.grammars.require(caller.share_holder, request.schemas)
+        ulid, upstreams = client.ulid, self._services.upstreams
+        ticket = await self._services.metering.admit(caller, route, request, meter, usage_id=f"use_{ulid}")
+        renderer = self._surface.renderer(ulid, route.model_name, request)
+        try:
+            call = Call(
+                caller.share_holder, self._surface.engine_path, request, caller.cache_salt, ulid, meter, progress
+            )
+            answer = await upstreams.begin(route, call)
+            try:
+                ticket.note_first_token(answer.replica_id)
+                deliver = _stream if request.is_streamed else _send_whole
+                await deliver(answer, ticket, renderer, client)
+            finally:
+                upstreams.end(call, answer)
+        except DomainError:
+            _finish(ticket, "error", is_charged=False)
+            raise
+        finally:
+            # Cancelled because the customer left, too slow a reader, or a bug: what the engine wrote is used.
+            _finish(ticket, "aborted", is_charged=True)
+
+
+def _finish(ticket: Ticket, finish: str, *, is_charged: bool) -> None:
+    if not ticket.is_finished:
+        ticket.finish(finish, is_charged=is_charged)
+
+
+async def _stream(answer: EngineAnswer, ticket: Ticket, renderer: AnswerRenderer, client: Client) -> None:
+    client.start_stream()
+    events = renderer.opening()
+    async for chunks in answer:
+        events += b"".join(renderer.event(chunk) for chunk in chunks if chunk.choices)
+        if events:
+            await client.send_part(events)
+            events = b""
+    await _written(ticket)
+    await client.end(renderer.closing(ticket.meter))
+
+
+async def _send_whole(answer: EngineAnswer, ticket: Ticket, renderer: AnswerRenderer, client: Client) -> None:
+    assembler = Assembler()
+    async for chunks in answer:
+        assembler.add(*chunks)
+    await _written(ticket)
+    await client.send_json(renderer.whole(assembler, ticket.meter))
+
+
+async def _written(ticket: Ticket) -> None:
+    """Wait until what the answer used is on the disk; only then may the customer have the end of it.
+
+    A customer who leaves meanwhile ends the waiting, not the writing.
+    """
+    if not await ticket.finish(ticket.meter.finish):
+        raise EngineError("The answer could not be completed. Try the request again.")

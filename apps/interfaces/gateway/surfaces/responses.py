@@ -1,0 +1,380 @@
+"""POST /v1/responses without a memory: each request is put to the engine as a chat, its answer rendered as a Response.
+
+Nothing is stored, so whatever refers to an earlier response is refused.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from apps.core.errors import InvalidValue
+from apps.interfaces.gateway.engines.chunks import Assembler, EngineChunk, Meter, ToolCallPart
+from apps.interfaces.gateway.errors import MissingParameter, UnsupportedParameter
+from apps.interfaces.gateway.requests.calls import read_arguments
+from apps.interfaces.gateway.requests.parsing import convert_body, decode_body
+from apps.interfaces.gateway.requests.schema import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    NOT_MODERATED,
+    ChatBody,
+    EngineRequest,
+    chat_request,
+)
+
+_REFUSED = {
+    "previous_response_id": "Nothing is stored here: send the whole conversation as `input`.",
+    "conversation": "Nothing is stored here: send the whole conversation as `input`.",
+    "background": "Answers are given at once: use `stream`.",
+    "prompt": "No prompts are stored here: send `instructions` and `input`.",
+    "store": "Nothing is stored here: send `store: false`.",
+    "moderation": NOT_MODERATED,
+}
+IGNORED = (
+    "access_programs", "background_options", "context_management", "image", "include", "max_tool_calls", "metadata",
+    "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning", "safety_identifier",
+    "service_tier", "stream_options", "truncation", "user",
+)  # fmt: skip
+_NAMES = {"messages": "input", "max_tokens": "max_output_tokens"}  # of the chat's fields here
+_LOGPROBS = "message.output_text.logprobs"  # the one thing to `include` that answers have here
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+
+
+class Format(msgspec.Struct, omit_defaults=True):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class Text(msgspec.Struct, forbid_unknown_fields=True):
+    format: Format | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class FlatTool(msgspec.Struct, omit_defaults=True):
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChosenTool(msgspec.Struct):
+    type: Literal["function"]
+    name: str
+
+
+class Part(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
+_Parts = Annotated[list[Part], Meta(max_length=MAX_PARTS)]
+
+
+class Item(msgspec.Struct):
+    """One item of `input`: a message, a call of a function, or what the function answered."""
+
+    type: str = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | _Parts | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | _Parts | None = None
+
+
+class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True):
+    model: str | None = None
+    input: str | Annotated[list[Item], Meta(max_length=MAX_MESSAGES)] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+    text: Text | None = None
+    tools: list[FlatTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    top_logprobs: int | None = None
+    include: Annotated[list[str], Meta(max_length=32)] | None = None
+    store: bool | None = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    background: Any = None
+    prompt: Any = None
+    moderation: Any = None
+    metadata: Metadata | None = None  # repeated in the answer
+    # Accepted and ignored.
+    access_programs: Any = None
+    background_options: Any = None
+    context_management: Any = None
+    image: Any = None
+    max_tool_calls: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    reasoning: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    stream_options: Any = None
+    truncation: Any = None
+    user: Any = None
+
+
+_decoder = msgspec.json.Decoder(ResponsesBody)
+
+
+def parse_response(raw: bytes) -> EngineRequest:
+    """Return the request to /v1/responses as one to the engine's chat. Raises DomainErrors that name the field."""
+    body = decode_body(raw, _decoder)
+    for name, instead in _REFUSED.items():
+        if getattr(body, name):
+            raise UnsupportedParameter(f"`{name}` is not supported. {instead}", param=name)
+    chat = convert_body(_as_chat(body), ChatBody, _NAMES)
+    return chat_request(chat, body_bytes=len(raw), prompt_param="input", echoed=_echoed(body))
+
+
+def _as_chat(body: ResponsesBody) -> dict[str, Any]:
+    if not body.input:
+        raise MissingParameter("`input` must hold a text or at least one item.", param="input")
+    items = [Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    messages = [_message(number, item) for number, item in enumerate(items) if item.type != "reasoning"]
+    if body.instructions:
+        messages.insert(0, {"role": "system", "content": body.instructions})
+    given = {
+        "model": body.model,
+        "messages": messages,
+        "max_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "stream": body.stream,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "response_format": _format(body.text.format if body.text else None),
+        "tools": [_tool(tool) for tool in body.tools] if body.tools else None,
+        "tool_choice": _choice(body.tool_choice),
+        "logprobs": True if body.top_logprobs is not None or _LOGPROBS in (body.include or ()) else None,
+        "top_logprobs": body.top_logprobs,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _message(number: int, item: Item) -> dict[str, Any]:
+    place = f"input[{number}]"
+    if item.type == "message":
+        if item.role is None:
+            raise MissingParameter("A message needs `role`.", param=f"{place}.role")
+        return {"role": item.role, "content": _content(item.content, f"{place}.content")}
+    if item.type == "function_call":
+        arguments = read_arguments(item.arguments or "", param=f"{place}.arguments")
+        function = {"name": item.name or "", "arguments": arguments}
+        call = {"id": item.call_id or "", "type": "function", "function": function}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+    if item.type == "function_call_output":
+        return {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output, f"{place}.output")}
+    raise InvalidValue(
+        f"Items of type {item.type[:40]!r} are not supported: send messages, function_call and function_call_output.",
+        param=f"{place}.type",
+    )
+
+
+def _content(content: str | list[Part] | None, place: str) -> str:
+    if content is None:
+        raise MissingParameter(f"`{place}` is required.", param=place)
+    if isinstance(content, str):
+        return content
+    for number, part in enumerate(content):
+        if part.type not in ("input_text", "output_text") or part.text is None:
+            raise InvalidValue(
+                f"Content of type {part.type[:40]!r} is not supported: send text parts only.",
+                param=f"{place}[{number}].type",
+            )
+    return "\n".join(part.text or "" for part in content)
+
+
+def _format(given: Format | None) -> dict[str, Any] | None:
+    if given is None:
+        return None
+    named = {name: value for name, value in msgspec.to_builtins(given).items() if name != "type"}
+    return {"type": given.type} | ({"json_schema": {"name": "schema"} | named} if given.type == "json_schema" else {})
+
+
+def _tool(tool: FlatTool) -> dict[str, Any]:
+    function = {name: value for name, value in msgspec.to_builtins(tool).items() if name != "type"}
+    return {"type": "function", "function": function}
+
+
+def _choice(given: str | ChosenTool | None) -> Any:
+    return {"type": "function", "function": {"name": given.name}} if isinstance(given, ChosenTool) else given
+
+
+def _echoed(body: ResponsesBody) -> dict[str, Any]:
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "store": False,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_logprobs": body.top_logprobs or 0,
+        "text": msgspec.to_builtins(body.text) if body.text else {"format": {"type": "text"}},
+        "tool_choice": msgspec.to_builtins(body.tool_choice) if body.tool_choice else "auto",
+        "tools": msgspec.to_builtins(body.tools) if body.tools else [],
+    }
+
+
+# --- The answer -------------------------------------------------------------------------------------------------------
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass
+class ResponseRenderer:
+    """Writes one Response, whole or as the events of a stream."""
+
+    ulid: str
+    created: int
+    model_name: str
+    echoed: dict[str, Any]
+    _number: int = 0
+    _assembler: Assembler = field(default_factory=Assembler)
+    _is_text_open: bool = False
+    _calls_open: list[int] = field(default_factory=list)  # the engine's numbers of the calls, as they began
+
+    def opening(self) -> bytes:
+        response = self._response("in_progress", [], None)
+        return self._events(
+            ("response.created", {"response": response}), ("response.in_progress", {"response": response})
+        )
+
+    def event(self, chunk: EngineChunk) -> bytes:
+        """Return the events that a chunk brings; of several choices there is only one here."""
+        self._assembler.add(chunk)
+        written = b""
+        for choice in chunk.choices:
+            delta = choice.delta
+            if delta is not None and delta.content:
+                written += self._text(delta.content, _logprobs(choice.logprobs))
+            for part in (delta.tool_calls if delta else None) or ():
+                written += self._call(part)
+        return written
+
+    def _text(self, content: str, logprobs: Sequence[Any] = ()) -> bytes:
+        place = {"item_id": f"msg_{self.ulid}", "output_index": 0, "content_index": 0}
+        opened = b""
+        if not self._is_text_open:
+            self._is_text_open = True
+            opened = self._events(
+                ("response.output_item.added", {"output_index": 0, "item": self._message("", "in_progress")}),
+                ("response.content_part.added", place | {"part": _text_part("")}),
+            )
+        return opened + self._events(("response.output_text.delta", place | {"delta": content, "logprobs": logprobs}))
+
+    def _call(self, part: ToolCallPart) -> bytes:
+        opened = b""
+        if part.index not in self._calls_open:
+            self._calls_open.append(part.index)
+            item = self._function_call(part.index, self._assembler.parts()[0].calls[part.index], "in_progress")
+            opened = self._events(
+                (
+                    "response.output_item.added",
+                    {"output_index": self._place(part.index), "item": item | {"arguments": ""}},
+                )
+            )
+        delta = part.function.arguments if part.function else None
+        if not delta:
+            return opened
+        place = {"item_id": f"fc_{self.ulid}_{part.index}", "output_index": self._place(part.index)}
+        return opened + self._events(("response.function_call_arguments.delta", place | {"delta": delta}))
+
+    def _place(self, index: int) -> int:
+        return self._calls_open.index(index) + int(self._is_text_open)
+
+    def closing(self, meter: Meter) -> bytes:
+        """Return the events that complete every item and the response; this surface has no [DONE]."""
+        response = self._finished(self._assembler, meter)
+        written = b"" if self._is_text_open or self._calls_open else self._text("")
+        for number, item in enumerate(response["output"]):
+            place = {"item_id": item["id"], "output_index": number}
+            if item["type"] == "message":
+                text, first = item["content"][0], place | {"content_index": 0}
+                said = {"text": text["text"], "logprobs": text["logprobs"]}
+                written += self._events(
+                    ("response.output_text.done", first | said),
+                    ("response.content_part.done", first | {"part": text}),
+                )
+            else:
+                done = place | {"arguments": item["arguments"], "name": item["name"]}
+                written += self._events(("response.function_call_arguments.done", done))
+            written += self._events(("response.output_item.done", {"output_index": number, "item": item}))
+        return written + self._events((f"response.{response['status']}", {"response": response}))
+
+    def whole(self, assembler: Assembler, meter: Meter) -> bytes:
+        return _encode(self._finished(assembler, meter))
+
+    def _finished(self, assembler: Assembler, meter: Meter) -> dict[str, Any]:
+        status = "incomplete" if meter.finish == "length" else "completed"
+        return self._response(status, self._output(assembler), meter)
+
+    def _output(self, assembler: Assembler) -> list[dict[str, Any]]:
+        part = next(iter(assembler.parts()), None)
+        text = "".join(part.texts) if part else ""
+        calls = [self._function_call(index, call, "completed") for index, call in (part.calls if part else {}).items()]
+        logprobs = _logprobs(part.logprobs) if part else ()
+        return ([self._message(text, "completed", logprobs)] if text or not calls else []) + calls
+
+    def _message(self, text: str, status: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+        content = [_text_part(text, logprobs)] if status == "completed" else []
+        return {
+            "id": f"msg_{self.ulid}", "type": "message", "role": "assistant", "status": status, "content": content,
+        }  # fmt: skip
+
+    def _function_call(self, index: int, call: dict[str, Any], status: str) -> dict[str, Any]:
+        item = {"id": f"fc_{self.ulid}_{index}", "type": "function_call", "call_id": call["id"], "status": status}
+        return item | call["function"]
+
+    def _response(self, status: str, output: Sequence[Any], meter: Meter | None) -> dict[str, Any]:
+        is_cut = status == "incomplete"
+        return {
+            "id": f"resp_{self.ulid}", "object": "response", "created_at": self.created, "status": status,
+            "model": self.model_name, "output": output, "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "usage": _usage(meter) if meter else None,
+        } | self.echoed  # fmt: skip
+
+    def _events(self, *named: tuple[str, dict[str, Any]]) -> bytes:
+        written = b""
+        for name, fields in named:
+            body = _encode({"type": name, "sequence_number": self._number} | fields)
+            written += b"event: " + name.encode() + b"\ndata: " + body + b"\n\n"
+            self._number += 1
+        return written
+
+
+def _text_part(text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _logprobs(given: dict[str, Any] | None) -> Sequence[Any]:
+    """Return the tokens' log-probabilities of a chat, whose shape is this surface's too."""
+    return (given or {}).get("content") or ()
+
+
+def _usage(meter: Meter) -> dict[str, Any]:
+    return {
+        "input_tokens": meter.input_tokens,
+        "input_tokens_details": {"cached_tokens": meter.cached_input_tokens, "cache_write_tokens": 0},
+        "output_tokens": meter.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": meter.input_tokens + meter.output_tokens,
+    }

@@ -1,0 +1,38 @@
+"""Who may open the operator console: people marked as operators of this installation."""
+
+from functools import partial, wraps
+from typing import Any
+
+from django.http import HttpRequest, HttpResponseBase
+
+from apps.accounts.login.second_factor import require_of_operator
+from apps.core.database.tenancy import system
+from apps.core.errors import PermissionDenied
+from apps.core.http.access import Access, View, answer, redirect_to_sign_in
+
+
+def operator_view(view: View) -> View:
+    """Require an operator; the view sees every tenant in one transaction and audits what it does."""
+
+    @wraps(view)
+    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        if not request.user.is_authenticated:
+            return redirect_to_sign_in(request)
+        return answer(request, partial(_as_operator, view, request, *args, **kwargs))
+
+    guarded.access = Access("operator")  # type: ignore[attr-defined]
+    return guarded
+
+
+def operator_id(request: HttpRequest) -> str:
+    """Return who acts, for audit."""
+    return str(request.user.pk)
+
+
+def _as_operator(view: View, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    if not getattr(request.user, "is_operator", False):
+        raise PermissionDenied("These pages are for the operators of this installation.")
+    if elsewhere := require_of_operator(request):
+        return elsewhere
+    with system():
+        return view(request, *args, **kwargs)

@@ -1,0 +1,18 @@
+"""The audit log of the platform itself and, by its id, of any organization."""
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, render
+from django.views.decorators.http import require_safe
+
+from apps.accounts.audit_page import page_context
+from apps.accounts.models import Organization
+from apps.interfaces.staff.access import operator_view
+
+
+@require_safe
+@operator_view
+def index(request: HttpRequest) -> HttpResponse:
+    wanted = request.GET.get("organization", "")
+    tenant = get_object_or_404(Organization, pk=wanted) if wanted else None
+    context = page_context(request.GET, organization=tenant) | {"tenant": tenant}
+    return render(request, "staff/audit.html", context, status=422 if context["error"] else 200)

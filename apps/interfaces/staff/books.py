@@ -1,0 +1,135 @@
+"""The books as operators see them: balances, what is owed, adjustments, reconciliation, and the margin of each pool."""
+
+import datetime
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from apps.accounts.models import Organization, User
+from apps.billing.books.adjustments import approve_adjustment, reject_adjustment, request_adjustment
+from apps.billing.books.reconciliation import list_newest_checks, list_receivables
+from apps.billing.budgets import month_of
+from apps.billing.models import Adjustment, LotKind
+from apps.billing.queries import get_balance, sum_lots
+from apps.core.database.clock import db_now
+from apps.core.errors import DomainError
+from apps.core.http.forms import add_domain_error
+from apps.core.money import usd_to_nano
+from apps.finetuning.pools.margins import list_margins, set_pool_cost
+from apps.interfaces.staff.access import operator_id, operator_view
+from apps.interfaces.staff.forms import AdjustmentForm, PoolCostForm
+
+_DECIDED_SHOWN = 20
+
+
+@require_safe
+@operator_view
+def show(request: HttpRequest) -> HttpResponse:
+    """Show every tenant's balance, aged receivables, adjustments that wait, and what reconciliation found."""
+    lots = sum_lots()
+    organizations = Organization.objects.order_by("name")
+    names = {each.pk: each.name for each in organizations}
+    receivables = [(names.get(row.organization_id, row.organization_id), row) for row in list_receivables(now=db_now())]
+    adjustments = Adjustment.objects.select_related("organization").order_by("-requested_at", "-pk")
+    waiting = list(adjustments.filter(status="requested"))
+    askers = {each.pk: each.email for each in User.objects.filter(pk__in=[each.requested_by for each in waiting])}
+    context = {
+        "rows": [
+            {
+                "organization": each,
+                "balance": get_balance(organization=each),
+                "paid_nano": lots.get((each.pk, LotKind.PAID), 0),
+                "promotional_nano": lots.get((each.pk, LotKind.PROMOTIONAL), 0),
+            }
+            for each in organizations
+        ],
+        "receivables": receivables,
+        "waiting": [(each, askers.get(each.requested_by, each.requested_by)) for each in waiting],
+        "decided": adjustments.exclude(status="requested")[:_DECIDED_SHOWN],
+        "checks": list_newest_checks(),
+        "operator_id": operator_id(request),
+    }
+    return render(request, "staff/books.html", context)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@operator_view
+def adjust(request: HttpRequest, organization_id: str) -> HttpResponse:
+    """Give or take credit, or refund a job's charge; above the limit it waits for another operator."""
+    organization = get_object_or_404(Organization, pk=organization_id)
+    form = AdjustmentForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            made = request_adjustment(
+                organization=organization,
+                amount_nano=usd_to_nano(form.cleaned_data["amount_usd"]),
+                reason=form.cleaned_data["reason"],
+                refund_of=form.cleaned_data["refund_of"].strip(),
+                by=operator_id(request),
+                now=db_now(),
+                id=form.cleaned_data["once"],  # a double click is one adjustment
+            )
+        except DomainError as error:
+            add_domain_error(form, error)
+        except ValueError as error:
+            form.add_error("amount_usd", str(error))
+        else:
+            words = "It waits for another operator." if made.status == "requested" else "It is in the ledger."
+            messages.success(request, words)
+            return redirect("staff:books")
+    context = {"tenant": organization, "balance": get_balance(organization=organization), "form": form}
+    return render(request, "staff/adjust.html", context, status=422 if request.method == "POST" else 200)
+
+
+@require_POST
+@operator_view
+def decide(request: HttpRequest, adjustment_id: str) -> HttpResponse:
+    """Approve or reject what another operator asked for."""
+    wanted = get_object_or_404(Adjustment, pk=adjustment_id)
+    act = approve_adjustment if request.POST.get("decision") == "approve" else reject_adjustment
+    try:
+        decided = act(adjustment_id=wanted.pk, by=operator_id(request), now=db_now())
+    except DomainError as error:
+        messages.error(request, error.message)
+    else:
+        messages.success(request, f"The adjustment was {decided.status}.")
+    return redirect("staff:books")
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@operator_view
+def margin(request: HttpRequest) -> HttpResponse:
+    """Show what each pool earned, cost and idled in a month; a POST says what its GPUs cost."""
+    now = db_now()
+    month = _month(request.GET.get("month", ""), now)
+    form = PoolCostForm(request.POST or None, initial={"from_day": month})
+    if request.method == "POST" and form.is_valid():
+        set_pool_cost(
+            pool=form.cleaned_data["pool"],
+            nano_per_gpu_hour=usd_to_nano(form.cleaned_data["cost_usd"]),
+            from_day=form.cleaned_data["from_day"],
+            by=operator_id(request),
+        )
+        messages.success(request, "The cost counts from that day's month on.")
+        return redirect("staff:margin")
+    before = (month - datetime.timedelta(days=1)).replace(day=1)
+    after = (month + datetime.timedelta(days=32)).replace(day=1)
+    address = reverse("staff:margin")
+    context = {
+        "month": month,
+        "margins": list_margins(month=month, now=now),
+        "form": form,
+        "previous": f"{address}?month={before:%Y-%m}",
+        "next": f"{address}?month={after:%Y-%m}" if after <= month_of(now) else "",
+    }
+    return render(request, "staff/margin.html", context, status=422 if request.method == "POST" else 200)
+
+
+def _month(asked: str, now: datetime.datetime) -> datetime.date:
+    try:
+        return min(datetime.datetime.strptime(asked, "%Y-%m").date(), month_of(now))
+    except ValueError:
+        return month_of(now)

@@ -1,0 +1,140 @@
+"""Base models and prices."""
+
+from pathlib import Path
+
+from django.contrib import messages
+from django.db import transaction
+from django.db.models import Q
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_http_methods, require_POST
+
+from apps.catalog import operations, queries
+from apps.catalog.models import BaseModel, PriceRule
+from apps.catalog.pricing import unit_of, usual_per
+from apps.core.database.clock import db_now
+from apps.core.errors import DomainError
+from apps.core.http.forms import add_domain_error
+from apps.core.money import usd_to_nano
+from apps.interfaces.staff.access import operator_id, operator_view
+from apps.interfaces.staff.forms import BaseModelForm, PriceForm
+from apps.interfaces.staff.price_preview import PricePreview, preview_price
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@operator_view
+def base_models(request: HttpRequest) -> HttpResponse:
+    """List the base models; a POST adds one."""
+    form = BaseModelForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            added = _add(form, operator_id(request))
+        except DomainError as error:
+            add_domain_error(form, error)
+        else:
+            wait = "" if added.is_installed else " Its files are being read from the hub."
+            messages.success(request, f"{added.display_name} was added.{wait} Set its token prices next.")
+            return redirect("staff:base_model_list")
+    status = 422 if request.method == "POST" else 200
+    on_offer = queries.list_base_models()
+    asked = request.GET.get("q", "").strip()[:80]
+    matches = Q(name__icontains=asked) | Q(display_name__icontains=asked)
+    matches |= Q(repo__icontains=asked) | Q(licence__icontains=asked)
+    context = {"base_models": on_offer.filter(matches), "total": on_offer.count(), "q": asked, "form": form}
+    return render(request, "staff/base_models.html", context, status=status)
+
+
+def _add(form: BaseModelForm, by: str) -> BaseModel:
+    data = form.cleaned_data
+    return operations.add_base_model(
+        name=data["name"],
+        display_name=data["display_name"],
+        path=Path(data["path"]) if data["path"] else None,
+        repo=data["repo"],
+        revision=data["revision"],
+        config=data["config"],
+        hub_token=data["hub_token"],
+        licence=data["licence"],
+        by=by,
+        now=db_now(),
+    )
+
+
+@require_POST
+@operator_view
+def install_base_model(request: HttpRequest, base_model_id: str) -> HttpResponse:
+    """Ask again for the files of a model that the hub did not hand over."""
+    base_model = get_object_or_404(BaseModel, pk=base_model_id, retired_at=None)
+    try:
+        operations.request_install(base_model=base_model, by=operator_id(request), now=db_now())
+    except DomainError as error:
+        messages.error(request, error.message)
+    else:
+        messages.success(request, f"The files of {base_model.display_name} are being read from the hub.")
+    return redirect("staff:base_model_list")
+
+
+@require_POST
+@operator_view
+def retire_base_model(request: HttpRequest, base_model_id: str) -> HttpResponse:
+    base_model = get_object_or_404(BaseModel, pk=base_model_id, retired_at=None)
+    operations.retire_base_model(base_model=base_model, by=operator_id(request), now=db_now())
+    messages.success(request, f"{base_model.display_name} takes no new jobs; its adapters go on answering.")
+    return redirect("staff:base_model_list")
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@operator_view
+def prices(request: HttpRequest) -> HttpResponse:
+    """List every price there ever was; a POST shows what a new one would change, and sets it once confirmed."""
+    form = PriceForm(request.POST or None, initial={"sku": request.GET.get("sku", "")})
+    preview = None
+    if request.method == "POST" and form.is_valid():
+        try:
+            with transaction.atomic():
+                rule = _set_price(form, by=operator_id(request))
+                if not _is_confirmed(request, form):  # checked as if it were set, and not set
+                    transaction.set_rollback(True)
+        except DomainError as error:
+            add_domain_error(form, error)
+        else:
+            if _is_confirmed(request, form):
+                messages.success(request, f"{rule.sku} has a new price. What was quoted keeps the price it has.")
+                return redirect("staff:price_list")
+            preview = _preview(form)
+    context = {"rules": queries.list_prices(), "form": form, "preview": preview, "now": db_now()}
+    status = 422 if request.method == "POST" and preview is None else 200
+    return render(request, "staff/prices.html", context, status=status)
+
+
+def _is_confirmed(request: HttpRequest, form: PriceForm) -> bool:
+    """Tell whether what is sent is what was previewed: another figure is previewed again."""
+    return request.POST.get("confirmed") == form.previewed()
+
+
+def _set_price(form: PriceForm, *, by: str) -> PriceRule:
+    data = form.cleaned_data
+    unit = unit_of(data["sku"])
+    return operations.set_price(
+        sku=data["sku"],
+        unit=unit,
+        price_nano=usd_to_nano(data["price_usd"]),
+        per=usual_per(unit),
+        organization=data["organization"],
+        tiers=data["tiers"],
+        effective_from=data["effective_from"],
+        by=by,
+        now=db_now(),
+    )
+
+
+def _preview(form: PriceForm) -> PricePreview:
+    data = form.cleaned_data
+    return preview_price(
+        sku=data["sku"],
+        price_nano=usd_to_nano(data["price_usd"]),
+        per=usual_per(unit_of(data["sku"])),
+        tiers=data["tiers"],
+        organization=data["organization"],
+        now=db_now(),
+    )

@@ -1,0 +1,249 @@
+"""Forms of the operator console."""
+
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+from django import forms
+
+from apps.accounts.models import Organization
+from apps.adapters.models import AdapterVersion
+from apps.catalog.models import BaseModel, GpuType
+from apps.catalog.pricing import STORAGE_SKU, Tier, title_of
+from apps.catalog.queries import inference_sku, list_base_models, list_gpu_types, warm_sku
+from apps.core.http.forms import LARGEST_BIG_INTEGER, LARGEST_INTEGER
+from apps.core.ids import new_id
+from apps.core.money import usd_to_nano
+from apps.finetuning.models import GpuPool
+from apps.finetuning.quotes.pool_facts import training_sku
+from apps.finetuning.usage.quotas import LIMITS
+
+GIB = 2**30
+_MONEY = {"max_digits": 15, "decimal_places": 9, "min_value": Decimal(0)}
+
+
+class PoolForm(forms.Form):
+    name = forms.SlugField(
+        max_length=40, label="Name", help_text="Names its queue and its price. Cannot be changed later."
+    )
+    gpu_type = forms.ModelChoiceField(queryset=GpuType.objects.none(), label="GPU type", empty_label="Choose a type")
+    region = forms.CharField(max_length=40, label="Region", initial="local")
+    memory_gib = forms.FloatField(
+        min_value=0.1, max_value=100_000, label="Memory one job may use, GiB", help_text="For each GPU."
+    )
+    is_spot = forms.BooleanField(required=False, label="Spot: machines may be taken away")
+    interruptions_per_hour = forms.FloatField(
+        required=False,
+        max_value=3600,
+        label="Expected interruptions an hour",
+        help_text="For one machine: 0.05 is one in twenty hours. Quotes add the work to be done again.",
+    )
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.fields["gpu_type"].queryset = list_gpu_types()  # type: ignore[attr-defined]
+
+    def clean(self) -> dict[str, Any]:
+        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+        is_unsaid = not cleaned.get("interruptions_per_hour") and "interruptions_per_hour" not in self.errors
+        if cleaned.get("is_spot") and is_unsaid:
+            self.add_error("interruptions_per_hour", "Say how often a machine of a spot pool is taken away.")
+        return cleaned
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self.cleaned_data["memory_gib"] * GIB)
+
+    @property
+    def spot_interruptions(self) -> float | None:
+        """Return the interruptions an hour of a spot pool, None of any other."""
+        return self.cleaned_data["interruptions_per_hour"] if self.cleaned_data["is_spot"] else None
+
+
+class PoolEditForm(PoolForm):
+    """The part of a pool that may change."""
+
+    is_open = forms.BooleanField(required=False, label="Accepts new jobs")
+    serves_whole_models = forms.BooleanField(
+        required=False,
+        label="May serve whole models",
+        help_text="Merged and fully trained ones, each on a replica of its own. Customers are told before training.",
+    )
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        del self.fields["name"], self.fields["gpu_type"]
+
+
+class WorkerTokenForm(forms.Form):
+    kind = forms.ChoiceField(
+        choices=[("trainer", "Trainer: takes fine-tuning runs"), ("replica", "Replica: serves one model")],
+        label="What joins",
+        widget=forms.RadioSelect,
+        initial="trainer",
+    )
+    base_model = forms.ModelChoiceField(
+        queryset=BaseModel.objects.none(),
+        required=False,
+        empty_label="Choose a base model",
+        label="Base model",
+        help_text="Served with its adapters.",
+    )
+    whole_model = forms.CharField(
+        required=False,
+        max_length=200,
+        label="Or a customer's whole model",
+        help_text="The name of a merged or fully trained model, ft:…, which the replica then serves alone.",
+    )
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.fields["base_model"].queryset = list_base_models(only_installed=True)  # type: ignore[attr-defined]
+
+    def clean_whole_model(self) -> AdapterVersion | None:
+        name = self.cleaned_data["whole_model"].strip()
+        if not name:
+            return None
+        found = AdapterVersion.objects.filter(model_name=name, deleted_at=None).select_related("adapter__base_model")
+        if (version := found.first()) is None:
+            raise forms.ValidationError("No customer has a model of this name.")
+        return version
+
+
+class OptionalJson(forms.JSONField):
+    """Shows nothing where nothing was given; Django's own shows the word null."""
+
+    def prepare_value(self, value: Any) -> str:
+        return "" if value is None else super().prepare_value(value)
+
+
+class BaseModelForm(forms.Form):
+    name = forms.SlugField(max_length=80, label="Name", help_text="What customers send as the model.")
+    display_name = forms.CharField(max_length=120, label="Shown as")
+    path = forms.CharField(
+        max_length=400, required=False, label="Path on the workers", help_text="Or give a repository."
+    )
+    repo = forms.CharField(max_length=160, required=False, label="Hub repository", help_text="organization/name")
+    revision = forms.CharField(max_length=64, required=False, label="Revision", help_text="A commit: 40 hex digits.")
+    config = OptionalJson(
+        required=False, label="config.json", help_text="The repository's own, for the model's dimensions."
+    )
+    hub_token = forms.CharField(
+        max_length=200,
+        required=False,
+        label="Token of a gated repository",
+        widget=forms.PasswordInput(attrs={"autocomplete": "off"}),
+        help_text="Encrypted, and never shown again.",
+    )
+    licence = forms.CharField(max_length=80, required=False, label="Licence")
+
+
+def _sku_choices() -> list[tuple[str, Any]]:
+    """Return every SKU that something here is charged by, in groups."""
+    models = list(BaseModel.objects.order_by("name"))
+    groups = {
+        "GPU time": [training_sku(pool) for pool in GpuPool.objects.order_by("name")],
+        "Tokens": [inference_sku(model, direction=way) for model in models for way in ("input", "output")],
+        "Kept warm": [warm_sku(model) for model in models],
+        "Storage": [STORAGE_SKU],
+    }
+    named = [(group, [(sku, title_of(sku)) for sku in skus]) for group, skus in groups.items() if skus]
+    return [("", "Choose what to price"), *named]
+
+
+class PriceForm(forms.Form):
+    sku = forms.ChoiceField(
+        label="SKU",
+        error_messages={"invalid_choice": "%(value)s is not a SKU of this installation: choose one from the list."},
+        help_text="A pool, a base model's tokens or warm time, or storage. Add a pool or model first to price it.",
+    )
+    price_usd = forms.DecimalField(label="Price in dollars", **_MONEY)  # type: ignore[arg-type]
+    organization = forms.ModelChoiceField(
+        queryset=Organization.objects.none(), required=False, empty_label="Everybody", label="For"
+    )
+    effective_from = forms.DateTimeField(
+        required=False,
+        label="From",
+        help_text="UTC. Left empty: at once.",
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}),
+    )
+    tiers = forms.CharField(
+        required=False,
+        max_length=2000,
+        label="Volume tiers",
+        widget=forms.Textarea(attrs={"rows": 2}),
+        help_text="One a line: units of a month, a colon, the price beyond them. 100000000: 0.05",
+    )
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.fields["organization"].queryset = Organization.objects.order_by("name")  # type: ignore[attr-defined]
+
+        self.fields["sku"].choices = _sku_choices  # type: ignore[attr-defined]
+
+    def previewed(self) -> str:
+        """Return what identifies these values, to know them again when they are confirmed."""
+        data = self.cleaned_data
+        owner = data["organization"].pk if data["organization"] else ""
+        return f"{data['sku']} {data['price_usd']:f} {owner} {data['effective_from'] or ''} {data['tiers']}"
+
+    def clean_tiers(self) -> list[Tier]:
+        tiers = []
+        for line in self.cleaned_data["tiers"].split("\n"):
+            units, colon, price = line.strip().partition(":")
+            if not units and not colon:
+                continue
+            try:
+                tiers.append(Tier(int(units), usd_to_nano(Decimal(price.strip()))))
+            except (ValueError, ArithmeticError) as error:
+                raise forms.ValidationError(f"{line.strip()!r} is not units: dollars.") from error
+        return tiers
+
+
+class QuotaForm(forms.Form):
+    concurrent_gpus = forms.IntegerField(min_value=0, max_value=LARGEST_INTEGER, required=False, label="GPUs at once")
+    queued_jobs = forms.IntegerField(min_value=0, max_value=LARGEST_INTEGER, required=False, label="Unfinished jobs")
+    gpu_seconds_per_month = forms.IntegerField(
+        min_value=0, max_value=LARGEST_BIG_INTEGER, required=False, label="GPU-seconds a month"
+    )
+    storage_bytes = forms.IntegerField(
+        min_value=0, max_value=LARGEST_BIG_INTEGER, required=False, label="Storage, bytes"
+    )
+    requests_per_minute = forms.IntegerField(
+        min_value=0, max_value=LARGEST_INTEGER, required=False, label="Requests a minute"
+    )
+    tokens_per_minute = forms.IntegerField(
+        min_value=0, max_value=LARGEST_INTEGER, required=False, label="Tokens a minute"
+    )
+    concurrent_requests = forms.IntegerField(
+        min_value=0, max_value=LARGEST_INTEGER, required=False, label="Requests at once"
+    )
+    weight = forms.IntegerField(min_value=1, max_value=100, label="Share of a busy pool", initial=1)
+
+    def limits(self) -> dict[str, int | None]:
+        """Return every limit; an empty field lifts it."""
+        return {name: self.cleaned_data[name] for name in LIMITS}
+
+
+class AdjustmentForm(forms.Form):
+    once = forms.RegexField(r"^adj_[0-9a-z]{26}$", widget=forms.HiddenInput, initial=partial(new_id, "adj"))
+    amount_usd = forms.DecimalField(
+        label="Amount in dollars",
+        max_digits=15,
+        decimal_places=9,
+        help_text="Negative takes credit away. Above $100 in 24 hours, by you or for them, a second operator approves.",
+    )
+    refund_of = forms.CharField(
+        max_length=64, required=False, label="Refund of a job", help_text="Its id, to give back what it was charged."
+    )
+    reason = forms.CharField(max_length=300, label="Reason", help_text="Kept in the ledger and shown to the customer.")
+
+
+class PoolCostForm(forms.Form):
+    pool = forms.ModelChoiceField(queryset=GpuPool.objects.none(), label="Pool")
+    cost_usd = forms.DecimalField(label="An hour of one GPU costs us", **_MONEY)  # type: ignore[arg-type]
+    from_day = forms.DateField(label="From", widget=forms.DateInput(attrs={"type": "date"}))
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.fields["pool"].queryset = GpuPool.objects.order_by("name")  # type: ignore[attr-defined]

@@ -1,0 +1,61 @@
+"""Make an installation ready to serve, in one process; safe to run again."""
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.conf import settings
+from django.core.management import call_command
+from django.core.management.base import BaseCommand, CommandError
+
+from apps.catalog.seeding import seed_catalog
+from apps.core.database.clock import db_now
+from apps.core.http.loopback import is_loopback
+from apps.interfaces.staff.management.seeding import seed_account, seed_local_workers
+
+
+class Command(BaseCommand):
+    help = "Migrate the database and add what the catalogue misses. Run it as anneal_owner."
+    requires_system_checks = []  # they import every page; `make check` runs them
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--local", action="store_true", help="also collect changed static files and make the pool of this machine"
+        )
+        parser.add_argument(
+            "--demo", action="store_true", help="as --local, and make the demonstration's operator account"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if options["demo"]:
+            _refuse_demo_for_others()
+        call_command("migrate", verbosity=options["verbosity"], stdout=self.stdout)
+        seeded = seed_catalog(by="system", now=db_now())
+        self.stdout.write(
+            f"GPU types: {seeded.gpu_types} new; base models: {seeded.base_models} new; prices: {seeded.prices} new; "
+            f"demo model: {seeded.demo_model}"
+        )
+        if options["demo"] or options["local"]:
+            if not settings.DEBUG and _are_static_files_changed():
+                call_command("collectstatic", interactive=False, verbosity=0)
+            seed_local_workers(home=settings.HOME, now=db_now())
+        if options["demo"]:
+            account = seed_account(home=settings.HOME, now=db_now())
+            self.stdout.write(f"{settings.HOME / 'demo.json'}{' (new)' if account.is_new else ''}")
+
+
+def _refuse_demo_for_others() -> None:
+    """Raise CommandError where others can reach the pages, or the database is not of this machine alone."""
+    if not is_loopback(settings.PUBLIC_URL):
+        raise CommandError(
+            f"The demonstration's account is an operator's, and {settings.PUBLIC_URL} is reachable for others. Use "
+            "--local, and `manage.py createoperator` for an account."
+        )
+    if not settings.DATABASES["default"]["HOST"].startswith("/"):
+        raise CommandError("The demonstration's account is made in the embedded database only. Use --local.")
+
+
+def _are_static_files_changed() -> bool:
+    # Compressing them takes seconds; the manifest is written last.
+    manifest = settings.STATIC_ROOT / "staticfiles.json"
+    files = (path for folder in settings.STATICFILES_DIRS for path in folder.rglob("*.*"))
+    return not manifest.exists() or manifest.stat().st_mtime_ns < max(path.stat().st_mtime_ns for path in files)

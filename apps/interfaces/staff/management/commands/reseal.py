@@ -1,0 +1,19 @@
+"""`manage.py reseal`: seal every stored secret under ANNEAL_SECRET_KEY, after it was replaced."""
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from apps.core.secrets.resealing import reseal_all
+from apps.core.secrets.sealing import SealBroken
+
+
+class Command(BaseCommand):
+    help = "Seal every stored secret under ANNEAL_SECRET_KEY; then ANNEAL_SECRET_KEY_FALLBACKS may go."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            count = reseal_all()
+        except SealBroken as error:
+            raise CommandError(f"{error}: put the key it was sealed under into ANNEAL_SECRET_KEY_FALLBACKS.") from error
+        self.stdout.write(f"{count} secrets were sealed anew.")

@@ -1,0 +1,80 @@
+"""Payments at Stripe: what came in, refunds, disputes, and whether the books and Stripe agree."""
+
+from django import forms
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from apps.billing.models import CreditLot
+from apps.core.database.clock import db_now
+from apps.core.errors import DomainError
+from apps.core.http.forms import add_domain_error
+from apps.interfaces.staff.access import operator_id, operator_view
+from apps.payments import reconciliation, webhooks
+from apps.payments.models import CardDispute, CardRefund, TopUp
+from apps.payments.refunds import request_refund
+from apps.payments.stripe import gateway
+
+_SHOWN = 50
+
+
+class RefundForm(forms.Form):
+    amount_usd = forms.DecimalField(label="Credit to send back", max_digits=9, decimal_places=2, min_value=0)
+    reason = forms.CharField(max_length=300, label="Reason", help_text="Kept with the refund.")
+
+
+@require_safe
+@operator_view
+def index(request: HttpRequest) -> HttpResponse:
+    context = {
+        "is_configured": gateway.is_configured(),
+        "differences": reconciliation.list_differences(),
+        "runs": reconciliation.list_reconciliations(limit=10),
+        "stuck": webhooks.list_stuck(),
+        "disputes": CardDispute.objects.select_related("organization", "topup").order_by("-created_at")[:_SHOWN],
+        "refunds": CardRefund.objects.select_related("organization", "topup").order_by("-created_at")[:_SHOWN],
+        "topups": TopUp.objects.select_related("organization").order_by("-created_at")[:_SHOWN],
+    }
+    return render(request, "staff/payments.html", context)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@operator_view
+def refund(request: HttpRequest, topup_id: str) -> HttpResponse:
+    """Send unspent credit of one payment back to its card."""
+    topup = get_object_or_404(TopUp.objects.select_related("organization"), pk=topup_id)
+    form = RefundForm(request.POST or None)
+    if request.method == "POST" and form.is_valid() and _is_requested(form, topup, operator_id(request)):
+        messages.success(request, "The refund is on its way.")
+        return redirect("staff:payment_list")
+    lot = CreditLot.objects.filter(reference=topup.reference).first()
+    unspent = lot.remaining_nano - lot.held_nano if lot else 0
+    context = {"topup": topup, "form": form, "unspent_nano": unspent}
+    return render(request, "staff/refund.html", context, status=422 if request.method == "POST" else 200)
+
+
+def _is_requested(form: RefundForm, topup: TopUp, by: str) -> bool:
+    try:
+        request_refund(
+            topup=topup,
+            credit_cents=int(form.cleaned_data["amount_usd"] * 100),
+            by=by,
+            reason=form.cleaned_data["reason"],
+        )
+    except DomainError as error:
+        add_domain_error(form, error)
+        return False
+    return True
+
+
+@require_POST
+@operator_view
+def resolve(request: HttpRequest, difference_id: str) -> HttpResponse:
+    """Close a difference with what was done about it."""
+    note = request.POST.get("note", "").strip()
+    if note:
+        reconciliation.resolve_difference(difference_id=difference_id, by=operator_id(request), note=note, now=db_now())
+    else:
+        messages.error(request, "Say what was done about it.")
+    return redirect("staff:payment_list")

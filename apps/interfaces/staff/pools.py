@@ -1,0 +1,178 @@
+"""GPU pools and their workers: create, edit, admit by a one-time token, cordon, drain, revoke."""
+
+from django.conf import settings
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_POST
+
+from apps.catalog.queries import active_price
+from apps.core.database.clock import db_now
+from apps.core.errors import DomainError
+from apps.core.http.forms import add_domain_error
+from apps.core.messages.outbox import list_stuck
+from apps.finetuning import queries
+from apps.finetuning.models import GpuPool, Worker
+from apps.finetuning.pools import operations
+from apps.finetuning.quotes.pool_facts import live_worker_filter, newest_probes, seconds_ahead, training_sku
+from apps.interfaces.staff.access import operator_id, operator_view
+from apps.interfaces.staff.forms import GIB, PoolEditForm, PoolForm, WorkerTokenForm
+
+_REPLICA_PORT = 8003  # as in deploy/compose.yaml
+_ACTIONS = {
+    "cordon": (operations.cordon, "takes no new work"),
+    "uncordon": (operations.uncordon, "takes work again"),
+    "drain": (operations.drain, "gives up its run and takes no new work"),
+    "revoke": (operations.revoke, "may not connect any more"),
+}
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@operator_view
+def index(request: HttpRequest) -> HttpResponse:
+    """List the pools, and above them what the platform owes and cannot do; a POST creates a pool."""
+    form = PoolForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            pool = operations.create_pool(
+                name=form.cleaned_data["name"],
+                gpu_type=form.cleaned_data["gpu_type"],
+                region=form.cleaned_data["region"],
+                memory_bytes=form.memory_bytes,
+                interruptions_per_hour=form.spot_interruptions,
+                by=operator_id(request),
+            )
+        except DomainError as error:
+            add_domain_error(form, error)
+        else:
+            messages.success(request, f"The pool {pool.name} is open. Set its price, then admit a worker.")
+            return redirect("staff:pool_detail", pool_id=pool.pk)
+    status = 422 if request.method == "POST" else 200
+    rows = [_row(pool) for pool in queries.list_pools()]
+    context = {"rows": rows, "form": form, "stuck": list_stuck()}
+    return render(request, "staff/pools.html", context, status=status)
+
+
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+@operator_view
+def detail(request: HttpRequest, pool_id: str) -> HttpResponse:
+    """Show one pool with its workers; a POST edits it."""
+    pool = get_object_or_404(queries.list_pools(), pk=pool_id)
+    if request.method != "POST":
+        return _detail(request, pool, _edit_form(pool))
+    form = PoolEditForm(request.POST)
+    if not form.is_valid():
+        return _detail(request, pool, form, status=422)
+    try:
+        operations.edit_pool(
+            pool=pool,
+            region=form.cleaned_data["region"],
+            memory_bytes=form.memory_bytes,
+            is_open=form.cleaned_data["is_open"],
+            serves_whole_models=form.cleaned_data["serves_whole_models"],
+            interruptions_per_hour=form.spot_interruptions,
+            by=operator_id(request),
+        )
+    except DomainError as error:
+        add_domain_error(form, error)
+        return _detail(request, queries.list_pools().get(pk=pool_id), form, status=422)
+    messages.success(request, f"The pool {pool.name} was saved.")
+    return redirect("staff:pool_detail", pool_id=pool.pk)
+
+
+@never_cache
+@require_POST
+@operator_view
+def issue_token(request: HttpRequest, pool_id: str) -> HttpResponse:
+    """Make a one-time token and show the one command that uses it; the answer is the only time it is seen."""
+    pool = get_object_or_404(queries.list_pools(), pk=pool_id)
+    form = WorkerTokenForm(request.POST)
+    if not form.is_valid():
+        return _detail(request, pool, _edit_form(pool), token_form=form, status=422)
+    try:
+        token = operations.issue_worker_token(
+            pool=pool,
+            kind=form.cleaned_data["kind"],
+            base_model=form.cleaned_data["base_model"],
+            whole_model=form.cleaned_data["whole_model"],
+            by=operator_id(request),
+        )
+    except DomainError as error:
+        add_domain_error(form, error)
+        return _detail(request, pool, _edit_form(pool), token_form=form, status=422)
+    command = _admission_command(pool, form.cleaned_data["kind"], token)
+    return _detail(request, pool, _edit_form(pool), command=command)
+
+
+def _admission_command(pool: GpuPool, kind: str, token: str) -> str:
+    """Return the line for the new machine's shell; a replica also says where the gateway reaches it."""
+    where = (
+        f"ANNEAL_REPLICA_LISTEN=0.0.0.0:{_REPLICA_PORT} ANNEAL_REPLICA_URL=http://$(hostname -f):{_REPLICA_PORT} "
+        if kind == "replica"
+        else ""
+    )
+    return (
+        f"ANNEAL_INTERNAL_URL={settings.INTERNAL_URL} ANNEAL_POOL={pool.name} {where}"
+        f"python -m gpu_workers.common.enrolment --kind {kind} --token {token}"
+    )
+
+
+@require_POST
+@operator_view
+def act_on_worker(request: HttpRequest, worker_id: str, action: str) -> HttpResponse:
+    worker = get_object_or_404(Worker.objects.select_related("pool"), pk=worker_id)
+    act, words = _ACTIONS[action]
+    act(worker=worker, by=operator_id(request))
+    messages.success(request, f"{worker.hostname} {words}.")
+    return redirect("staff:pool_detail", pool_id=worker.pool_id)
+
+
+def _row(pool: GpuPool) -> dict[str, object]:
+    now = db_now()
+    return {
+        "pool": pool,
+        "sku": training_sku(pool),
+        "price": active_price(sku=training_sku(pool)),
+        "live": pool.workers.filter(live_worker_filter(now)).count(),
+        "workers": queries.list_workers(pool=pool).filter(kind="trainer").count(),
+        "running": pool.runs.filter(status__in=("leased", "running")).count(),
+        "queued": pool.runs.filter(status="queued").count(),
+        "seconds_ahead": seconds_ahead(pool=pool),
+    }
+
+
+def _edit_form(pool: GpuPool) -> PoolEditForm:
+    return PoolEditForm(
+        initial={
+            "region": pool.region,
+            "memory_gib": round(pool.memory_bytes / GIB, 2),
+            "is_open": pool.is_open,
+            "serves_whole_models": pool.serves_whole_models,
+            "is_spot": pool.is_spot,
+            "interruptions_per_hour": pool.interruptions_per_hour or None,
+        }
+    )
+
+
+def _detail(
+    request: HttpRequest,
+    pool: GpuPool,
+    form: PoolEditForm,
+    *,
+    token_form: WorkerTokenForm | None = None,
+    command: str = "",
+    status: int = 200,
+) -> HttpResponse:
+    context = _row(pool) | {
+        "form": form,
+        "token_form": token_form or WorkerTokenForm(),
+        "command": command,
+        "members": [
+            {"worker": worker, "run": worker.runs.filter(status__in=("leased", "running")).first()}
+            for worker in queries.list_workers(pool=pool)
+        ],
+        "probes": newest_probes(pool=pool),
+    }
+    return render(request, "staff/pool.html", context, status=status)

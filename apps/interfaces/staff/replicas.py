@@ -1,0 +1,99 @@
+"""Replicas: how each is doing, which adapters it holds, and taking one out for an upgrade without a gap."""
+
+from django.conf import settings
+from django.contrib import messages
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from apps.contracts.serving import LoadState
+from apps.core import audit
+from apps.interfaces.staff.access import operator_id, operator_view
+from apps.serving import operations
+from apps.serving.isolation import clear_replica
+from apps.serving.metrics import metrics_token
+from apps.serving.models import LoadedAdapter, Replica
+from apps.serving.ready_replicas import answering
+from apps.serving.reconciliation import list_checks
+
+
+@require_safe
+@operator_view
+def index(request: HttpRequest) -> HttpResponse:
+    """List every replica."""
+    replicas = _replicas().order_by("base_model__name", "pk")
+    rows = [{"replica": replica, "loaded": _loaded(replica).count(), "left": _left(replica)} for replica in replicas]
+    return render(request, "staff/replicas.html", {"rows": rows, "checks": list_checks()})
+
+
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+@operator_view
+def detail(request: HttpRequest, replica_id: str) -> HttpResponse:
+    """Show one replica with its adapters and how its figures are scraped; a POST also shows the token for that."""
+    replica = get_object_or_404(_replicas(), pk=replica_id)
+    spoken = replica.loaded.select_related("adapter_version__adapter", "organization").order_by("state", "pk")
+    scrape = (
+        f'curl -H "Authorization: Bearer $ANNEAL_METRICS_TOKEN" \\\n  {settings.INTERNAL_URL}/internal/v1/metrics\n'
+    )
+    if request.method == "POST":
+        audit.record(organization=None, by=operator_id(request), action="metrics_token.shown", target=replica.pk)
+    context = {
+        "replica": replica,
+        "loaded": _loaded(replica).count(),
+        "left": _left(replica),
+        "spoken": spoken[:200],
+        "scrape": scrape,
+        "token": metrics_token() if request.method == "POST" else "",
+        "checks": list_checks(replica=replica),
+    }
+    return render(request, "staff/replica.html", context)
+
+
+@require_POST
+@operator_view
+def drain(request: HttpRequest, replica_id: str) -> HttpResponse:
+    """Take the replica out, or (?off) back in."""
+    replica = get_object_or_404(Replica, pk=replica_id)
+    is_out = "off" not in request.POST
+    operations.drain_replica(replica=replica, is_draining=is_out, by=operator_id(request))
+    words = "gives its adapters to the others" if is_out else "takes adapters again"
+    messages.success(request, f"The replica {words}.")
+    return redirect("staff:replica_detail", replica_id=replica.pk)
+
+
+@require_POST
+@operator_view
+def accept(request: HttpRequest, replica_id: str) -> HttpResponse:
+    """Accept the address that the replica gave when it enrolled."""
+    replica = get_object_or_404(Replica, pk=replica_id)
+    operations.accept_address(replica=replica, by=operator_id(request))
+    messages.success(request, f"Requests may be sent to {replica.url}.")
+    return redirect("staff:replica_detail", replica_id=replica.pk)
+
+
+@require_POST
+@operator_view
+def clear(request: HttpRequest, replica_id: str) -> HttpResponse:
+    """Send requests again to a replica that was isolated."""
+    replica = get_object_or_404(Replica, pk=replica_id)
+    clear_replica(replica=replica, by=operator_id(request))
+    messages.success(request, "The replica gets requests again.")
+    return redirect("staff:replica_detail", replica_id=replica.pk)
+
+
+def _replicas() -> QuerySet[Replica]:
+    return Replica.objects.select_related("base_model", "worker", "whole_model__adapter", "whole_model__organization")
+
+
+def _loaded(replica: Replica) -> QuerySet[LoadedAdapter]:
+    return replica.loaded.filter(state=LoadState.LOADED)
+
+
+def _left(replica: Replica) -> int:
+    """Return how many of its adapters no other replica has yet: at none it may be stopped."""
+    mine = _loaded(replica).values("adapter_version")
+    elsewhere = answering().filter(adapter_version__in=mine, replica__draining_at=None).exclude(replica=replica)
+    return _loaded(replica).exclude(adapter_version__in=elsewhere.values("adapter_version")).count()

@@ -1,0 +1,32 @@
+"""What the command palette finds for operators: organizations and GPU pools."""
+
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from apps.accounts.models import Organization
+from apps.core.database.search import Hit, Kind, render_hits
+from apps.finetuning.queries import list_pools
+from apps.interfaces.staff.access import operator_view
+
+
+@never_cache
+@require_safe
+@operator_view
+def show(request: HttpRequest) -> HttpResponse:
+    organizations = Kind(
+        "Organizations",
+        "building-2",
+        Organization.objects.order_by("name", "id"),
+        ("name", "slug", "id"),
+        lambda row: Hit(row.name, str(row.pk), f"{reverse('staff:organization_list')}#{row.pk}"),
+    )
+    pools = Kind(
+        "GPU pools",
+        "server",
+        list_pools(),
+        ("name", "gpu_type__name", "id"),
+        lambda row: Hit(row.name, row.gpu_type.name, reverse("staff:pool_detail", args=[row.pk])),
+    )
+    return render_hits(request, [organizations, pools], prefix="found-staff")

@@ -1,0 +1,44 @@
+"""URLs of the operator console; every view is an `operator_view`."""
+
+from django.urls import path
+
+from apps.interfaces.staff import audit, books, calibrations, catalog, payments, pools, replicas, search, tenants
+
+app_name = "staff"
+
+urlpatterns = [
+    path("audit", audit.index, name="audit"),
+    path("pools", pools.index, name="pool_list"),
+    path("pools/<str:pool_id>", pools.detail, name="pool_detail"),
+    path("pools/<str:pool_id>/token", pools.issue_token, name="pool_token"),
+    path("pools/<str:pool_id>/calibrations", calibrations.index, name="pool_calibrations"),
+    path("pools/<str:pool_id>/calibrations/use", calibrations.use, name="calibration_use"),
+    path("pools/<str:pool_id>/calibrations/follow", calibrations.follow, name="calibration_follow"),
+    path("workers/<str:worker_id>/cordon", pools.act_on_worker, {"action": "cordon"}, name="worker_cordon"),
+    path("workers/<str:worker_id>/uncordon", pools.act_on_worker, {"action": "uncordon"}, name="worker_uncordon"),
+    path("workers/<str:worker_id>/drain", pools.act_on_worker, {"action": "drain"}, name="worker_drain"),
+    path("workers/<str:worker_id>/revoke", pools.act_on_worker, {"action": "revoke"}, name="worker_revoke"),
+    path("replicas", replicas.index, name="replica_list"),
+    path("replicas/<str:replica_id>", replicas.detail, name="replica_detail"),
+    path("replicas/<str:replica_id>/drain", replicas.drain, name="replica_drain"),
+    path("replicas/<str:replica_id>/accept", replicas.accept, name="replica_accept"),
+    path("replicas/<str:replica_id>/clear", replicas.clear, name="replica_clear"),
+    path("base-models", catalog.base_models, name="base_model_list"),
+    path("base-models/<str:base_model_id>/install", catalog.install_base_model, name="base_model_install"),
+    path("base-models/<str:base_model_id>/retire", catalog.retire_base_model, name="base_model_retire"),
+    path("prices", catalog.prices, name="price_list"),
+    path("payments", payments.index, name="payment_list"),
+    path("payments/<str:topup_id>/refund", payments.refund, name="payment_refund"),
+    path("payments/differences/<str:difference_id>/resolve", payments.resolve, name="difference_resolve"),
+    path("books", books.show, name="books"),
+    path("organizations/<str:organization_id>/adjust", books.adjust, name="adjustment_create"),
+    path("adjustments/<str:adjustment_id>", books.decide, name="adjustment_decide"),
+    path("margin", books.margin, name="margin"),
+    path("organizations/<str:organization_id>/suspend", tenants.suspend, name="organization_suspend"),
+    path("organizations/<str:organization_id>/reinstate", tenants.reinstate, name="organization_reinstate"),
+    path("quotas", tenants.quotas, name="quota_list"),
+    path("quotas/<str:organization_id>", tenants.quota, name="quota_edit"),
+    path("jobs", tenants.jobs, name="job_list"),
+    path("search", search.show, name="search"),
+    path("organizations", tenants.organizations, name="organization_list"),
+]

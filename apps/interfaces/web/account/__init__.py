@@ -1,0 +1,1 @@
+"""Pages of the organization: members, keys, audit log, trackers and licences."""

@@ -1,0 +1,31 @@
+"""The audit log of an organization: who did what, when and from where; as a page and as a file."""
+
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from apps.accounts.audit_page import page_context
+from apps.accounts.models import Membership, Organization
+from apps.accounts.roles import Permission
+from apps.core import audit
+from apps.core.audit_log import export, list_entries, read_filter
+from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.downloads import stream_download
+
+
+@require_safe
+@organization_view(Permission.AUDIT_READ)
+def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    context = page_context(request.GET, organization=organization)
+    return render(request, "audit/index.html", context, status=422 if context["error"] else 200)
+
+
+@require_safe
+@organization_view(Permission.AUDIT_READ)
+def download(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponseBase:
+    """Send the newest entries that match as CSV or JSON lines; that it was done is an entry too."""
+    kind = request.GET.get("export", "csv")
+    rows = list_entries(organization=organization, chosen=read_filter(request.GET))
+    chunks, content_type = export(rows, kind=kind)
+    audit.record(organization=organization, by=membership.user_id, action="audit.exported", target=organization.pk)
+    return stream_download(request, chunks, filename=f"audit-{organization.slug}.{kind}", content_type=content_type)

@@ -1,0 +1,92 @@
+"""Forms of members, API keys and organizations."""
+
+import datetime
+from dataclasses import fields
+from typing import Any
+
+from django import forms
+
+from apps.accounts.models import Membership
+from apps.accounts.queries import KeyLimits
+from apps.accounts.roles import ROLES, SCOPES, Permission, has_permission
+from apps.core.http.forms import LARGEST_INTEGER
+
+ROLE_WORDS = {
+    "viewer": "sees everything, changes nothing",
+    "member": "works with datasets, jobs and adapters, calls models, makes own keys",
+    "admin": "all of that, and manages members, deletes adapters, reads the audit log",
+    "owner": "everything, the organization too",
+}
+SCOPE_WORDS = {
+    Permission.VIEW: "Read everything",
+    Permission.DATASET_WRITE: "Upload and delete datasets",
+    Permission.JOB_WRITE: "Create and cancel fine-tuning jobs",
+    Permission.ADAPTER_WRITE: "Serve adapters and stop serving them",
+    Permission.ADAPTER_DELETE: "Delete adapters",
+    Permission.INFERENCE: "Call models: chat and completions",
+    Permission.AUDIT_READ: "Read the audit log",
+}
+EXPIRY_DAYS = {"30": "30 days", "90": "90 days", "365": "One year", "": "Never"}
+
+
+class OrganizationForm(forms.Form):
+    name = forms.CharField(max_length=80, label="Name", widget=forms.TextInput({"autocomplete": "organization"}))
+
+
+class InviteForm(forms.Form):
+    email = forms.EmailField(label="Email", widget=forms.EmailInput({"autocomplete": "off"}))
+    role = forms.ChoiceField(label="Role", initial="member")
+    accepted_by = forms.ChoiceField(
+        label="Who can accept",
+        required=False,
+        choices=[("address", "Only the owner of this address"), ("anyone", "Anyone with the link, once")],
+    )
+
+    def only_for_address(self) -> bool | None:
+        """Return what was chosen, None to decide by the role."""
+        chosen = self.cleaned_data["accepted_by"]
+        return chosen == "address" if chosen else None
+
+    def __init__(self, *args: Any, by: Membership, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["role"].choices = [(role, role.capitalize()) for role in grantable_roles(by)]  # type: ignore[attr-defined]
+
+
+def grantable_roles(by: Membership) -> list[str]:
+    """Return the roles a member may give: none that holds more than the member's own."""
+    return [name for name, role in ROLES.items() if role.permissions <= ROLES[by.role].permissions]
+
+
+_NOT_AT_FIRST = {Permission.ADAPTER_DELETE, Permission.AUDIT_READ}
+_OWN_LIMIT = "For model calls with this key. Left empty, only the organization's limits apply."
+
+
+class KeyForm(forms.Form):
+    name = forms.CharField(max_length=80, label="Name", help_text="What will use it, such as “nightly evaluation”.")
+    scopes = forms.MultipleChoiceField(
+        label="This key may", widget=forms.CheckboxSelectMultiple, error_messages={"required": "Choose at least one."}
+    )
+    expires = forms.ChoiceField(label="Expires after", required=False, choices=list(EXPIRY_DAYS.items()), initial="90")
+    requests_per_minute = forms.IntegerField(
+        min_value=1, max_value=LARGEST_INTEGER, required=False, label="Requests a minute", help_text=_OWN_LIMIT
+    )
+    tokens_per_minute = forms.IntegerField(
+        min_value=1, max_value=LARGEST_INTEGER, required=False, label="Tokens a minute"
+    )
+    concurrent_requests = forms.IntegerField(
+        min_value=1, max_value=LARGEST_INTEGER, required=False, label="Requests at once"
+    )
+
+    def __init__(self, *args: Any, by: Membership, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        held = [scope for scope in SCOPES if has_permission(by.role, Permission(scope))]
+        self.fields["scopes"].choices = [(scope, SCOPE_WORDS[Permission(scope)]) for scope in held]  # type: ignore[attr-defined]
+        self.fields["scopes"].initial = [scope for scope in held if scope not in _NOT_AT_FIRST]
+
+    def expires_at(self, now: datetime.datetime) -> datetime.datetime | None:
+        """Return the moment chosen, None for never."""
+        days = self.cleaned_data["expires"]
+        return now + datetime.timedelta(days=int(days)) if days else None
+
+    def limits(self) -> KeyLimits:
+        return KeyLimits(**{field.name: self.cleaned_data[field.name] for field in fields(KeyLimits)})

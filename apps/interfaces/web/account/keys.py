@@ -1,0 +1,107 @@
+"""API keys: list, create (shown once), revoke."""
+
+import base64
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_POST
+
+from apps.accounts import operations, queries
+from apps.accounts.models import ApiKey, Membership, Organization
+from apps.accounts.roles import Permission, has_permission
+from apps.core.database.clock import db_now
+from apps.core.errors import DomainError
+from apps.core.http.forms import add_domain_error
+from apps.core.secrets.sealing import SealBroken, place_of, seal, unseal
+from apps.interfaces.web.account.forms import KeyForm
+from apps.interfaces.web.shell.access import organization_view, require
+
+_SESSION_ISSUED = "issued_key"
+
+
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+@organization_view(Permission.VIEW, is_sensitive=True)
+def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    """List keys; a POST makes one, and the page it leads to shows its secret once."""
+    if request.method != "POST":
+        return _page(request, organization, membership, KeyForm(by=membership), issued=_take_issued(request))
+    require(membership, Permission.KEY_MANAGE)
+    form = KeyForm(request.POST, by=membership)
+    issued = _issue(form, organization, membership) if form.is_valid() else None
+    if issued is None:
+        return _page(request, organization, membership, form, status=422)
+    sealed = seal(issued.secret, place=_place(issued.key.pk))
+    request.session[_SESSION_ISSUED] = {"key_id": issued.key.pk, "sealed": base64.b64encode(sealed).decode()}
+    return redirect("web:key_list")
+
+
+def _place(key_id: str) -> bytes:
+    return place_of(table="django_session", column="issued_key", row_id=key_id)
+
+
+def _take_issued(request: HttpRequest) -> dict[str, str] | None:
+    """Return the secret that was just issued in this session and its key's id, once; sealed until then."""
+    kept = request.session.pop(_SESSION_ISSUED, None) if request.method == "GET" else None
+    if kept is None:
+        return None
+    try:
+        secret = unseal(base64.b64decode(kept["sealed"]), place=_place(kept["key_id"]))
+    except SealBroken:  # the installation's secret key was changed in between
+        return None
+    return {"key_id": kept["key_id"], "secret": secret}
+
+
+def _issue(form: KeyForm, organization: Organization, membership: Membership) -> operations.IssuedKey | None:
+    now = db_now()
+    try:
+        return operations.issue_key(
+            organization=organization,
+            name=form.cleaned_data["name"],
+            scopes=frozenset(form.cleaned_data["scopes"]),
+            by=membership.user,
+            expires_at=form.expires_at(now),
+            limits=form.limits(),
+            now=now,
+        )
+    except DomainError as error:
+        add_domain_error(form, error)
+        return None
+
+
+def _page(
+    request: HttpRequest,
+    organization: Organization,
+    membership: Membership,
+    form: KeyForm,
+    *,
+    issued: dict[str, str] | None = None,
+    status: int = 200,
+) -> HttpResponse:
+    manages_all = has_permission(membership.role, Permission.MEMBER_MANAGE)
+    now = db_now()
+    keys = [
+        {"key": key, "status": key.status(now=now), "may_revoke": _may_revoke(key, membership, manages_all)}
+        for key in queries.list_keys(organization=organization)
+    ]
+    context = {
+        "keys": keys,
+        "form": form,
+        "issued": issued,
+        "may_create": has_permission(membership.role, Permission.KEY_MANAGE),
+    }
+    return render(request, "keys/index.html", context, status=status)
+
+
+def _may_revoke(key: ApiKey, membership: Membership, manages_all: bool) -> bool:
+    return key.revoked_at is None and (manages_all or key.created_by_id == membership.user_id)
+
+
+@require_POST
+@organization_view(Permission.KEY_MANAGE)
+def revoke(request: HttpRequest, organization: Organization, membership: Membership, key_id: str) -> HttpResponse:
+    key = operations.revoke_key(organization=organization, key_id=key_id, by=membership.user, now=db_now())
+    messages.success(request, f"“{key.name}” was revoked.")
+    return redirect("web:key_list")

@@ -1,0 +1,155 @@
+"""Who belongs to an organization: list, invite, change role, remove, and the page behind a mailed invitation."""
+
+from allauth.account.adapter import get_adapter
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from apps.accounts import invitations, operations, queries
+from apps.accounts.login.forms import SESSION_INVITATION
+from apps.accounts.models import Membership, Organization, User
+from apps.accounts.roles import Permission, has_permission
+from apps.core.database.clock import db_now
+from apps.core.database.tenancy import system
+from apps.core.errors import DomainError, InvalidState, InvalidValue, NotFound
+from apps.core.http.forms import add_domain_error
+from apps.interfaces.web.account.forms import ROLE_WORDS, InviteForm, grantable_roles
+from apps.interfaces.web.shell.access import SESSION_ORGANIZATION, organization_view, public_view
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    return _page(request, organization, membership, InviteForm(by=membership))
+
+
+def _page(
+    request: HttpRequest, organization: Organization, membership: Membership, form: InviteForm, status: int = 200
+) -> HttpResponse:
+    may_manage = has_permission(membership.role, Permission.MEMBER_MANAGE)
+    grantable = grantable_roles(membership) if may_manage else []
+    context = {
+        "members": queries.list_members(organization=organization),
+        "invitations": queries.list_open_invitations(organization=organization, now=db_now()),
+        "form": form,
+        "may_manage": may_manage,
+        "grantable": grantable,
+        "role_options": [(role, role.capitalize()) for role in grantable],
+        "role_words": ROLE_WORDS.items(),
+    }
+    return render(request, "members/index.html", context, status=status)
+
+
+@require_POST
+@organization_view(Permission.MEMBER_MANAGE)
+def invite(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    form = InviteForm(request.POST, by=membership)
+    if form.is_valid():
+        try:
+            invitations.invite_member(
+                organization=organization,
+                email=form.cleaned_data["email"],
+                role=form.cleaned_data["role"],
+                only_for_address=form.only_for_address(),
+                by=membership.user,
+                now=db_now(),
+            )
+        except DomainError as error:
+            add_domain_error(form, error)
+        else:
+            messages.success(request, f"Invitation sent to {form.cleaned_data['email']}.")
+            return redirect("web:member_list")
+    return _page(request, organization, membership, form, status=422)
+
+
+@require_POST
+@organization_view(Permission.MEMBER_MANAGE)
+def change_role(
+    request: HttpRequest, organization: Organization, membership: Membership, membership_id: str
+) -> HttpResponse:
+    try:
+        changed = operations.change_role(
+            organization=organization,
+            membership_id=membership_id,
+            role=request.POST.get("role", ""),
+            by=membership.user,
+            now=db_now(),
+        )
+    except (InvalidState, InvalidValue) as error:
+        messages.error(request, error.message)
+    else:
+        messages.success(request, f"The role is now {changed.role}.")
+    return redirect("web:member_list")
+
+
+@require_POST
+@organization_view(Permission.VIEW)
+def remove(
+    request: HttpRequest, organization: Organization, membership: Membership, membership_id: str
+) -> HttpResponse:
+    """Remove a member, or leave: the operation asks for the right to manage members unless it is oneself."""
+    try:
+        operations.remove_member(
+            organization=organization, membership_id=membership_id, by=membership.user, now=db_now()
+        )
+    except InvalidState as error:
+        messages.error(request, error.message)
+        return redirect("web:member_list")
+    if membership_id == membership.pk:
+        messages.success(request, f"You have left {organization.name}.")
+        return redirect("/")
+    messages.success(request, "Member removed. Their API keys and open invitations no longer work.")
+    return redirect("web:member_list")
+
+
+@require_POST
+@organization_view(Permission.MEMBER_MANAGE)
+def revoke_invitation(
+    request: HttpRequest, organization: Organization, membership: Membership, invitation_id: str
+) -> HttpResponse:
+    try:
+        invitations.revoke_invitation(
+            organization=organization, invitation_id=invitation_id, by=membership.user, now=db_now()
+        )
+    except InvalidState as error:
+        messages.error(request, error.message)
+    else:
+        messages.success(request, "Invitation withdrawn.")
+    return redirect("web:member_list")
+
+
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+@public_view
+def accept_invitation(request: HttpRequest, token: str) -> HttpResponse:
+    """Show what an invitation offers and, posted by somebody signed in, accept it.
+
+    Whoever holds the link sees the organization's name and nothing else of it.
+    """
+    with system():
+        try:
+            invitation = invitations.find_invitation(token=token)
+        except NotFound:
+            return render(request, "members/invitation_closed.html", {"reason": ""}, status=404)
+        if request.method == "POST" and isinstance(request.user, User):
+            return _join(request, token, request.user)
+        is_open = invitation.is_open(now=db_now())
+        if is_open and not request.user.is_authenticated:
+            request.session[SESSION_INVITATION] = token
+            # The link was mailed there and nowhere else: who opens it reads mail at that address.
+            get_adapter().stash_verified_email(request, invitation.email)
+    template = "members/invitation.html" if is_open else "members/invitation_closed.html"
+    return render(request, template, {"invitation": invitation, "next": request.path})
+
+
+def _join(request: HttpRequest, token: str, user: User) -> HttpResponse:
+    try:
+        membership = invitations.accept_invitation(token=token, user=user, now=db_now())
+    except DomainError as error:
+        return render(request, "members/invitation_closed.html", {"reason": error.message}, status=error.status)
+    request.session.pop(SESSION_INVITATION, None)
+    request.session[SESSION_ORGANIZATION] = membership.organization_id
+    messages.success(request, f"Welcome to {membership.organization.name}.")
+    return redirect("/")

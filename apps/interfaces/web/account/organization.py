@@ -1,0 +1,96 @@
+"""The organization itself: settings, switching between organizations, creating another."""
+
+from django.conf import settings as site
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods, require_POST
+
+from apps.accounts import operations, queries
+from apps.accounts.login.second_factor import has_second_factor
+from apps.accounts.models import Membership, Organization, User
+from apps.accounts.roles import Permission, has_permission
+from apps.billing.lots import has_paid_lot
+from apps.core.database.clock import db_now
+from apps.core.database.tenancy import system
+from apps.core.errors import DomainError, NotFound, QuotaExceeded
+from apps.core.http.forms import add_domain_error
+from apps.interfaces.web.account.forms import OrganizationForm
+from apps.interfaces.web.shell.access import SESSION_ORGANIZATION, organization_view, person_view, require
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@organization_view(Permission.VIEW)
+def settings(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    """Show the organization; a POST renames it."""
+    form = OrganizationForm(request.POST or None, initial={"name": organization.name})
+    if request.method == "POST":
+        require(membership, Permission.ORGANIZATION_MANAGE)
+        if form.is_valid():
+            operations.rename_organization(
+                organization=organization, name=form.cleaned_data["name"], by=membership.user
+            )
+            messages.success(request, "Saved.")
+            return redirect("web:organization_settings")
+    context = {
+        "form": form,
+        "may_manage": has_permission(membership.role, Permission.ORGANIZATION_MANAGE),
+        "may_read_audit": has_permission(membership.role, Permission.AUDIT_READ),
+    }
+    return render(request, "organization/settings.html", context, status=422 if form.errors else 200)
+
+
+@require_POST
+@organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
+def second_factor(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    """Demand a second factor of every member, or no longer; an owner who has none would lock themselves out."""
+    is_required = request.POST.get("is_required") == "on"
+    if is_required and not has_second_factor(membership.user):
+        messages.error(request, "Add a second factor to your own account first.")
+        return redirect("mfa_index")
+    operations.set_second_factor_policy(organization=organization, is_required=is_required, by=membership.user)
+    messages.success(request, "Saved.")
+    return redirect("web:organization_settings")
+
+
+@require_POST
+@person_view
+def switch(request: HttpRequest) -> HttpResponse:
+    """Make another of the person's organizations the current one in this browser."""
+    assert isinstance(request.user, User)
+    wanted = request.POST.get("organization", "")
+    memberships = queries.list_memberships_of(user=request.user)
+    if all(membership.organization_id != wanted for membership in memberships):
+        raise NotFound("No such organization.")
+    request.session[SESSION_ORGANIZATION] = wanted
+    return redirect("/")
+
+
+def _require_room_to_found(user: User) -> None:
+    """Raise QuotaExceeded when a person who never paid has founded enough: each organization has limits of its own."""
+    with system():
+        founded = operations.list_founded(user=user)
+        if len(founded) >= site.MAX_UNPAID_ORGANIZATIONS and not has_paid_lot(organizations=founded):
+            raise QuotaExceeded(
+                f"You have created {len(founded)} organizations. Pay into one of them to create more.", param="name"
+            )
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@person_view
+def create(request: HttpRequest) -> HttpResponse:
+    """Found an organization and make it the current one."""
+    assert isinstance(request.user, User)
+    form = OrganizationForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            _require_room_to_found(request.user)
+            organization = operations.create_organization(
+                name=form.cleaned_data["name"], owner=request.user, now=db_now()
+            )
+        except DomainError as error:
+            add_domain_error(form, error)
+        else:
+            request.session[SESSION_ORGANIZATION] = organization.pk
+            return redirect("/")
+    return render(request, "organization/create.html", {"form": form}, status=422 if form.errors else 200)

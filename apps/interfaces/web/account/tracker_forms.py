@@ -1,0 +1,50 @@
+"""Experiment trackers: the form that stores an organization's key, and the wizard's that says where a job reports."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from django import forms
+
+from apps.finetuning.runs.trackers import NAMES
+
+
+class TrackerForm(forms.Form):
+    kind = forms.ChoiceField(label="Tracker", choices=list(NAMES.items()))
+    key = forms.CharField(
+        label="Key or token",
+        max_length=400,
+        widget=forms.PasswordInput({"autocomplete": "off"}),
+        help_text="Kept encrypted, sent only to the tracker, never shown again.",
+    )
+    url = forms.CharField(
+        label="Tracking server",
+        max_length=400,
+        required=False,
+        help_text="For MLflow only, such as https://mlflow.example.com.",
+    )
+
+
+class TrackingForm(forms.Form):
+    """A project for each tracker whose key is stored; left empty, the job does not report there."""
+
+    wandb = forms.CharField(required=False, max_length=128, label="W&B project")
+    mlflow = forms.CharField(required=False, max_length=128, label="MLflow experiment")
+
+    def __init__(self, given: Mapping[str, str], *, stored: Collection[str]) -> None:
+        super().__init__({name: given.get(name, "") for name in self.base_fields})
+        for kind in [kind for kind in self.fields if kind not in stored]:
+            del self.fields[kind]
+        for field in self.fields.values():
+            field.help_text = "Left empty: not reported there."
+            field.widget.attrs |= {"autocomplete": "off", "spellcheck": "false"}
+
+    @property
+    def integrations(self) -> list[dict[str, Any]]:
+        """Return a checked form as the API's field."""
+        chosen = ((kind, self.cleaned_data.get(kind, "")) for kind in self.fields)
+        return [{"type": kind, kind: {"project": project}} for kind, project in chosen if project]
+
+
+def trackers_given(requested: Mapping[str, Any]) -> dict[str, str]:
+    """Return the form's values that ask for what a job was asked for."""
+    return {one["type"]: one[one["type"]]["project"] for one in requested.get("integrations") or ()}

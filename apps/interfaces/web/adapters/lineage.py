@@ -1,0 +1,82 @@
+"""Where an adapter version comes from and what came of it, for its page."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+from django.urls import reverse
+
+from apps.adapters.models import AdapterVersion
+from apps.adapters.operations import CHECKPOINT_MARK
+from apps.adapters.queries import list_siblings
+from apps.finetuning.models import Checkpoint, FineTuningJob
+from apps.finetuning.queries import list_jobs
+from apps.serving.aliases import list_aliases
+from apps.serving.queries import ServingState, serving_states
+
+_MAX_DESCENDANTS = 5
+_MAX_COMPARED = 4  # columns of the playground
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """What training began with, other than the base model; no address where it was deleted."""
+
+    label: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Sibling:
+    version: AdapterVersion
+    serving: ServingState
+    step: str  # of a checkpoint, else ""
+    aliases: str
+
+
+def ancestor_of(job: FineTuningJob | None) -> Ancestor | None:
+    start = (job.requested.get("start_from") or {}) if job is not None else {}
+    if job is None or not start:
+        return None
+    if "version" in start:
+        versions = AdapterVersion.objects.for_organization(job.organization_id).select_related("adapter")
+        version = versions.filter(pk=start["version"]).first()
+        if version is None or version.deleted_at is not None:
+            return Ancestor(f"{start.get('model', start['version'])} (deleted)", "")
+        url = reverse("web:adapter_detail", args=[version.pk])
+        return Ancestor(f"{version.adapter.name}, {version.label}", url)
+    checkpoints = Checkpoint.objects.for_organization(job.organization_id).select_related("job")
+    checkpoint = checkpoints.filter(pk=start["checkpoint"]).first()
+    if checkpoint is None:
+        return Ancestor(f"{start['checkpoint']} (deleted)", "")
+    url = reverse("web:job_detail", args=[checkpoint.job_id])
+    return Ancestor(f"{checkpoint.job.suffix or checkpoint.job_id}, step {checkpoint.step}", url)
+
+
+def list_descendants(version: AdapterVersion) -> list[FineTuningJob]:
+    """Return the newest jobs that began with the version."""
+    jobs = list_jobs(organization=version.organization_id).filter(requested__start_from__version=version.pk)
+    return list(jobs[:_MAX_DESCENDANTS])
+
+
+def siblings_of(version: AdapterVersion) -> list[Sibling]:
+    """Return every usable version of the adapter, newest first, with how it is served and what stands for it."""
+    versions = list(list_siblings(version=version))
+    states = serving_states(versions=versions)
+    names: dict[str, list[str]] = {}
+    for alias in list_aliases(organization=version.organization_id).filter(adapter_id=version.adapter_id):
+        names.setdefault(alias.version_id, []).append(alias.name)
+    return [
+        Sibling(one, states[one.pk], one.model_name.partition(CHECKPOINT_MARK)[2], ", ".join(names.get(one.pk, ())))
+        for one in versions
+    ]
+
+
+def comparison_url(version: AdapterVersion, siblings: Iterable[Sibling]) -> str:
+    """Return where the version and the newest others that answer stand beside each other; "" with no two of them."""
+    served = [one.version.model_name for one in siblings if one.serving.is_deployed]
+    if len(served) < 2 or version.model_name not in served:
+        return ""
+    others = [name for name in served if name != version.model_name]
+    asked = [("model", name) for name in [version.model_name, *others][:_MAX_COMPARED]]
+    return f"{reverse('web:playground')}?{urlencode(asked)}"

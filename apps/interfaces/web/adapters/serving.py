@@ -1,0 +1,111 @@
+"""What a person does to a served adapter: move an alias, roll it back, keep a version warm."""
+
+from collections.abc import Callable
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.views.decorators.http import require_POST
+
+from apps.accounts.models import Membership, Organization
+from apps.accounts.roles import Permission
+from apps.adapters.queries import get_version
+from apps.core.database.clock import db_now
+from apps.core.errors import DomainError, NotFound
+from apps.finetuning.results.checkpoint_models import serve_checkpoint
+from apps.interfaces.web.shell.access import organization_view
+from apps.serving import aliases
+from apps.serving import keep_warm as warmth
+
+
+@require_POST
+@organization_view(Permission.ADAPTER_WRITE)
+def point_alias(
+    request: HttpRequest, organization: Organization, membership: Membership, version_id: str
+) -> HttpResponse:
+    """Make an alias of this version, move it here, or try this version on a share of its requests."""
+    version = get_version(organization=organization, id=version_id)
+    percent = request.POST.get("canary_percent", "").strip()
+    name = request.POST.get("name", "").strip()
+
+    def act() -> str:
+        alias = aliases.point_alias(
+            version=version,
+            name=name,
+            canary_percent=int(percent) if percent.isdecimal() else 0,
+            by=membership.user_id,
+            now=db_now(),
+        )
+        share = f"{alias.canary_percent} % of " if alias.canary_percent else ""
+        return f"{share}{alias.name} is answered by {version.label} within a second."
+
+    return _act(request, version_id, act)
+
+
+@require_POST
+@organization_view(Permission.ADAPTER_WRITE)
+def roll_back_alias(
+    request: HttpRequest, organization: Organization, membership: Membership, alias_id: str
+) -> HttpResponse:
+    alias = aliases.get_alias(organization=organization, id=alias_id)
+
+    def act() -> str:
+        back = aliases.roll_back(alias=alias, by=membership.user_id, now=db_now())
+        return f"{back.name} is answered by {back.version.label} again."
+
+    return _act(request, alias.version_id, act)
+
+
+@require_POST
+@organization_view(Permission.ADAPTER_WRITE)
+def delete_alias(
+    request: HttpRequest, organization: Organization, membership: Membership, alias_id: str
+) -> HttpResponse:
+    alias = aliases.get_alias(organization=organization, id=alias_id)
+    aliases.delete_alias(alias=alias, by=membership.user_id)
+    messages.success(request, f"{alias.model_name} answers no more.")
+    return redirect("web:adapter_detail", version_id=alias.version_id)
+
+
+@require_POST
+@organization_view(Permission.ADAPTER_WRITE)
+def keep_warm(
+    request: HttpRequest, organization: Organization, membership: Membership, version_id: str
+) -> HttpResponse:
+    """Keep the version warm for its price (?off ends it)."""
+    version = get_version(organization=organization, id=version_id)
+
+    def act() -> str:
+        if "off" in request.POST:
+            warmth.let_cool(version=version, by=membership.user_id, now=db_now())
+            return "It is held by demand again, and costs nothing while nobody asks."
+        warmth.keep_warm(version=version, by=membership.user_id, now=db_now())
+        return "It is kept warm; the time it is loaded is charged by the millisecond."
+
+    return _act(request, version_id, act)
+
+
+@require_POST
+@organization_view(Permission.ADAPTER_WRITE)
+def try_checkpoint(
+    request: HttpRequest, organization: Organization, membership: Membership, checkpoint_id: str
+) -> HttpResponse:
+    """Have the checkpoint's adapter served, and open it in the playground beside its base model."""
+    try:
+        version = serve_checkpoint(organization=organization, checkpoint_id=checkpoint_id)
+    except NotFound:
+        raise
+    except DomainError as refused:
+        messages.error(request, refused.message)
+        return redirect("web:job_list")
+    return redirect(f"{reverse('web:playground')}?{urlencode({'model': version.model_name})}")
+
+
+def _act(request: HttpRequest, version_id: str, act: Callable[[], str]) -> HttpResponse:
+    try:
+        messages.success(request, act())
+    except DomainError as refused:
+        messages.error(request, refused.message)
+    return redirect("web:adapter_detail", version_id=version_id)

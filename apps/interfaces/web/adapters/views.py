@@ -1,0 +1,225 @@
+"""Adapters: what training left, where it answers, its files; serve it, stop serving it, delete it."""
+
+import json
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils.cache import patch_vary_headers
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from apps.accounts.models import Membership, Organization
+from apps.accounts.roles import Permission, has_permission
+from apps.adapters import queries
+from apps.adapters.models import AdapterVersion
+from apps.core import audit
+from apps.core.database.clock import db_now
+from apps.core.errors import DomainError
+from apps.core.objects.store import attachment
+from apps.finetuning.models import FineTuningJob
+from apps.finetuning.queries import find_jobs_of_adapters
+from apps.finetuning.results.missing_parts import list_missing
+from apps.finetuning.results.model_cards import CARD_FILE, model_card
+from apps.finetuning.results.provenance import BUNDLE_FILE, reproducibility
+from apps.interfaces.web.adapters.lineage import ancestor_of, comparison_url, list_descendants, siblings_of
+from apps.interfaces.web.adapters.traffic import traffic_of
+from apps.interfaces.web.jobs.evaluation import evaluation_of
+from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.code_samples import chat_samples
+from apps.interfaces.web.shell.downloads import stream_download, zip_chunks
+from apps.serving import operations
+from apps.serving.aliases import list_aliases
+from apps.serving.keep_warm import warm_price
+from apps.serving.models import Deployment
+from apps.serving.queries import ServingState, serving_states
+
+_PAGE = 25
+_CHANGING = ("waiting", "loading")
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    """List the versions that can be used; htmx asks for the table alone."""
+    page = Paginator(queries.list_versions(organization=organization), _PAGE).get_page(request.GET.get("page"))
+    versions = list(page.object_list)
+    states = serving_states(versions=versions)
+    made_by = find_jobs_of_adapters(organization=organization, versions=versions)
+    address = reverse("web:adapter_list")
+    context = {
+        "rows": [
+            {"version": version, "serving": states[version.pk], "job": made_by.get(version.pk)} for version in versions
+        ],
+        "page": page,
+        "address": f"{address}?page={page.number}",
+        "previous": f"{address}?page={page.previous_page_number()}" if page.has_previous() else "",
+        "next": f"{address}?page={page.next_page_number()}" if page.has_next() else "",
+        "is_changing": any(state.state in _CHANGING for state in states.values()),
+        "may_train": has_permission(membership.role, Permission.JOB_WRITE),
+    }
+    return _answer(request, "adapters/index.html", "#table", context)
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def detail(request: HttpRequest, organization: Organization, membership: Membership, version_id: str) -> HttpResponse:
+    """Show one version; htmx asks for its state alone while that changes."""
+    version = queries.get_version(organization=organization, id=version_id)
+    return _answer(request, "adapters/detail.html", "#state", _detail(version, organization, membership))
+
+
+def _answer(request: HttpRequest, template: str, part: str, context: dict[str, Any]) -> HttpResponse:
+    is_part = bool(request.headers.get("HX-Request"))
+    response = render(request, template + (part if is_part else ""), context)
+    patch_vary_headers(response, ["HX-Request"])
+    return response
+
+
+def _detail(version: AdapterVersion, organization: Organization, membership: Membership) -> dict[str, Any]:
+    serving: ServingState = serving_states(versions=[version])[version.pk]
+    job = find_jobs_of_adapters(organization=organization, versions=[version]).get(version.pk)
+    siblings = siblings_of(version)
+    return {
+        "version": version,
+        "serving": serving,
+        "can_be_served": serving.state != "files_only",
+        "is_changing": serving.state in _CHANGING,
+        "job": job,
+        "ancestor": ancestor_of(job),
+        "descendants": list_descendants(version),
+        "metrics": [(_LABELS[name], version.metrics[name]) for name in _LABELS if version.metrics.get(name)],
+        "files": [
+            {"file": file, "url": f"{_download_address(version)}?{urlencode({'file': file['name']})}"}
+            for file in version.manifest["files"]
+        ],
+        "archive_url": _download_address(version),
+        "evaluation": evaluation_of(version),
+        "papers": [
+            {"label": label, "url": f"{_download_address(version)}?{urlencode({'file': name})}"}
+            for label, name in (("Model card", CARD_FILE), ("Reproducibility file", BUNDLE_FILE))
+        ],
+        "exports": [
+            {
+                "label": _EXPORTS.get(export["kind"], export["kind"]),
+                "bytes": export["bytes"],
+                "url": f"{_download_address(version)}?{urlencode({'export': export['kind']})}",
+            }
+            for export in version.exports
+        ],
+        "missing": list_missing(version),
+        "siblings": siblings,
+        "comparison_url": comparison_url(version, siblings),
+        "aliases": list_aliases(organization=organization).filter(adapter_id=version.adapter_id),
+        "traffic": traffic_of(version),
+        "warm_price": warm_price(base_model=version.adapter.base_model),
+        "is_kept_warm": Deployment.objects.filter(
+            adapter_version=version, removed_at=None, pinned_at__isnull=False
+        ).exists(),
+        "samples": chat_samples(model=version.model_name),
+        "may_write": has_permission(membership.role, Permission.ADAPTER_WRITE),
+        "may_delete": has_permission(membership.role, Permission.ADAPTER_DELETE),
+    }
+
+
+_EXPORTS = {"merged_16bit": "Merged model, 16 bits", "gguf": "GGUF, 16 bits"}
+_LABELS = {"train_loss": "Train loss, mean of the last 50 reports", "valid_loss": "Eval loss of these weights"}
+
+
+def _download_address(version: AdapterVersion) -> str:
+    return reverse("web:adapter_download", args=[version.pk])
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def download(
+    request: HttpRequest, organization: Organization, membership: Membership, version_id: str
+) -> HttpResponseBase:
+    """Send one file by a link good for minutes (?file=), or the whole adapter as an archive."""
+    version = queries.get_version(organization=organization, id=version_id)
+    name = request.GET.get("file", "")
+    kind = request.GET.get("export", "")
+    job = find_jobs_of_adapters(organization=organization, versions=[version]).get(version.pk)
+    texts = _model_documents(job, version, kind)
+    if name in texts:
+        return _text_file(name, texts[name])
+    prefix, manifest = queries.find_files(version=version, export=kind)
+    url = queries.download_url(version=version, name=name, export=kind) if name else ""
+    audit.record(
+        organization=organization, by=membership.user_id, action="adapter.downloaded", target=version.pk, file=name
+    )
+    if url:
+        return HttpResponseRedirect(url, headers={"Cache-Control": "no-store"})
+    folder = "-".join(
+        filter(None, (version.adapter.name, version.label.removeprefix("version ").replace(" ", "-"), kind))
+    )
+    files = [(f"{folder}/{file['name']}", f"{prefix}/{file['name']}") for file in manifest["files"]]
+    papers = [(f"{folder}/{name}", text) for name, text in texts.items()]
+    archive = zip_chunks(files, texts=papers)
+    return stream_download(request, archive, filename=f"{folder}.zip", content_type="application/zip")
+
+
+def _model_documents(job: FineTuningJob | None, version: AdapterVersion, export: str) -> dict[str, str]:
+    """Model card and reproducibility file by name; none for a version that no job of ours made."""
+    if job is None:
+        return {}
+    bundle = json.dumps(reproducibility(job=job, version=version), indent=2, default=str)
+    return {CARD_FILE: model_card(job=job, version=version, export=export), BUNDLE_FILE: bundle + "\n"}
+
+
+def _text_file(name: str, text: str) -> HttpResponse:
+    kind = "application/json" if name == BUNDLE_FILE else "text/markdown; charset=utf-8"
+    headers = {"Content-Disposition": attachment(name), "X-Content-Type-Options": "nosniff"}
+    return HttpResponse(text, content_type=kind, headers=headers)
+
+
+@require_POST
+@organization_view(Permission.ADAPTER_WRITE)
+def deploy(request: HttpRequest, organization: Organization, membership: Membership, version_id: str) -> HttpResponse:
+    version = queries.get_version(organization=organization, id=version_id)
+    try:
+        operations.deploy(version=version, by=membership.user_id)
+    except DomainError as refused:
+        messages.error(request, refused.message)
+    else:
+        messages.success(request, "It is being loaded and answers in a moment.")
+    return redirect("web:adapter_detail", version_id=version.pk)
+
+
+@require_POST
+@organization_view(Permission.ADAPTER_WRITE)
+def undeploy(request: HttpRequest, organization: Organization, membership: Membership, version_id: str) -> HttpResponse:
+    version = queries.get_version(organization=organization, id=version_id)
+    try:
+        operations.undeploy(version=version, by=membership.user_id, now=db_now())
+    except DomainError as refused:
+        messages.error(request, refused.message)
+    else:
+        messages.success(request, "It answers no more requests. Its files stay.")
+    return redirect("web:adapter_detail", version_id=version.pk)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@organization_view(Permission.ADAPTER_DELETE, is_sensitive=True)
+def delete(request: HttpRequest, organization: Organization, membership: Membership, version_id: str) -> HttpResponse:
+    """Ask for the adapter's name typed in full, then unload the version and delete its files."""
+    version = queries.get_version(organization=organization, id=version_id)
+    name = version.adapter.name
+    context: dict[str, Any] = {"version": version, "typed": name}
+    if request.method != "POST":
+        return render(request, "adapters/delete.html", context)
+    if request.POST.get("confirm", "").strip() != name:
+        context["problem"] = f"Type {name} to confirm."
+        return render(request, "adapters/delete.html", context, status=422)
+    try:
+        operations.delete_model(
+            organization=organization, model_name=version.model_name, by=membership.user_id, now=db_now()
+        )
+    except DomainError as error:
+        context["problem"] = error.message
+        return render(request, "adapters/delete.html", context, status=422)
+    messages.success(request, f"{version.model_name} was deleted.")
+    return redirect("web:adapter_list")

@@ -1,0 +1,1 @@
+"""Money pages: credit, budgets, charges, invoices and usage."""

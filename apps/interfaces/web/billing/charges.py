@@ -1,0 +1,67 @@
+"""Why this charge: from any line down to the run's seconds or the tokens' hours."""
+
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from apps.accounts.models import Membership, Organization
+from apps.accounts.queries import list_keys
+from apps.accounts.roles import Permission
+from apps.billing.invoices.files import quantity_in_words
+from apps.billing.usage.charge_details import Charge, find_charge, list_hours, list_postings
+from apps.core.money import rated
+from apps.finetuning.models import FineTuningJob, Run
+from apps.finetuning.usage.charges import MINIMUM_SECONDS
+from apps.interfaces.web.billing.usage import MOVEMENTS
+from apps.interfaces.web.shell.access import organization_view
+
+_HOURS_SHOWN = 800  # a month and a bit
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def show(request: HttpRequest, organization: Organization, membership: Membership, reference: str) -> HttpResponse:
+    charge = find_charge(organization=organization, reference=reference)
+    if charge is None:
+        raise Http404
+    names = {key.pk: key.name for key in list_keys(organization=organization)}
+    context: dict[str, Any] = {
+        "charge": charge,
+        "key_name": names.get(charge.key_id, charge.key_id),
+        "quantity": quantity_in_words(charge.unit, charge.quantity),
+    }
+    if charge.hold is not None:
+        context |= _job(organization, charge)
+    elif charge.kind in ("inference", "storage"):
+        hours = list_hours(organization=organization, charge=charge)
+        context |= {"hours": hours[:_HOURS_SHOWN], "hours_quantity": sum(hour.quantity for hour in hours)}
+    return render(request, "charges/why.html", context)
+
+
+def _job(organization: Organization, charge: Charge) -> dict[str, Any]:
+    assert charge.hold is not None
+    job = FineTuningJob.objects.for_organization(organization).filter(pk=charge.hold.source).first()
+    runs = Run.objects.for_organization(organization).filter(job=job).order_by("attempt") if job else []
+    price = charge.price_rule or (job.price_rule if job else None)
+    attempts = [
+        {
+            "run": run,
+            "billed_seconds": run.billed_gpu_ms / 1000,
+            "cost_nano": rated(quantity=run.billed_gpu_ms, price_nano=price.price_nano, per=price.per) if price else 0,
+        }
+        for run in runs
+    ]
+    return {
+        "job": job,
+        "price": price,
+        "attempts": attempts,
+        "billed_seconds": job.billed_gpu_ms / 1000 if job else 0,
+        "is_minimum": job is not None and job.billed_gpu_ms > sum(run.billed_gpu_ms for run in runs),
+        "minimum_seconds": MINIMUM_SECONDS,
+        "postings": [
+            (MOVEMENTS.get(posted.kind, posted.kind), posted)
+            for posted in list_postings(organization=organization, hold=charge.hold)
+        ],
+    }

@@ -1,0 +1,171 @@
+"""Billing settings: top up, the card, auto-recharge, Stripe's portal, payments. Hidden where no payments are taken.
+
+Nothing here asks Stripe. What needs it is written down and done by a task; the page that waits for it polls.
+"""
+
+from collections.abc import Callable
+from decimal import Decimal
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_POST, require_safe
+from django_htmx.http import HttpResponseClientRedirect
+
+from apps.accounts.models import Membership, Organization
+from apps.accounts.roles import Permission, has_permission
+from apps.billing.queries import get_balance
+from apps.core.database.clock import db_now
+from apps.core.errors import DomainError
+from apps.core.http.forms import add_domain_error
+from apps.core.messages import outbox
+from apps.core.money import NANO_PER_CENT
+from apps.interfaces.web.billing.payment_settings_forms import AutoRechargeForm, TopUpForm
+from apps.interfaces.web.shell.access import organization_view
+from apps.payments import autorecharge
+from apps.payments.customers import get_customer
+from apps.payments.dunning import owed_nano
+from apps.payments.models import HostedPage, Standing, TopUp
+from apps.payments.stripe import gateway
+from apps.payments.topups import request_page, request_topup
+
+_PAYMENTS_SHOWN = 20
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    _refuse_without_payments()
+    return _page(request, organization, membership)
+
+
+def _page(
+    request: HttpRequest,
+    organization: Organization,
+    membership: Membership,
+    *,
+    topup_form: TopUpForm | None = None,
+    recharge_form: AutoRechargeForm | None = None,
+    status: int = 200,
+) -> HttpResponse:
+    order = autorecharge.get_auto_recharge(organization=organization)
+    now = db_now()
+    context = {
+        "may_manage": has_permission(membership.role, Permission.ORGANIZATION_MANAGE),
+        "balance": get_balance(organization=organization),
+        "customer": get_customer(organization=organization),
+        "order": order,
+        "standing": Standing.objects.for_organization(organization).exclude(status="active").first(),
+        "owed_nano": owed_nano(organization=organization),
+        "is_paused": order.paused_until is not None and order.paused_until > now,
+        "charged_nano": autorecharge.charged_this_month_cents(organization=organization, now=now) * NANO_PER_CENT,
+        "cap_nano": order.monthly_cap_cents * NANO_PER_CENT if order.is_enabled else None,
+        "topup_form": topup_form or TopUpForm(),
+        "recharge_form": recharge_form or AutoRechargeForm(initial=_initial(order)),
+        "topups": TopUp.objects.for_organization(organization)
+        .prefetch_related("refunds", "disputes")
+        .order_by("-created_at")[:_PAYMENTS_SHOWN],
+    }
+    return render(request, "billing/index.html", context, status=status)
+
+
+def _initial(order: autorecharge.AutoRecharge) -> dict[str, object]:
+    amounts = {name: Decimal(getattr(order, f"{name}_cents")) / 100 for name in ("threshold", "amount", "monthly_cap")}
+    return {"is_enabled": order.is_enabled} | {f"{name}_usd": usd for name, usd in amounts.items()}
+
+
+@require_POST
+@organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
+def top_up(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    """Ask for a page on which credit is paid for."""
+    _refuse_without_payments()
+    form = TopUpForm(request.POST)
+    if form.is_valid():
+        try:
+            asked = request_topup(organization=organization, amount_cents=form.amount_cents, by=membership.user_id)
+        except DomainError as error:
+            add_domain_error(form, error)
+        else:
+            return redirect("web:billing_page", asked.pk)
+    return _page(request, organization, membership, topup_form=form, status=422)
+
+
+@require_POST
+@organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
+def leave_card(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    """Ask for a page on which a card is left for later."""
+    _refuse_without_payments()
+    return redirect("web:billing_page", request_page(organization=organization, kind="card", by=membership.user_id).pk)
+
+
+@require_POST
+@organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
+def open_portal(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    """Ask for a visit to Stripe's portal: cards, address, tax ids, invoices."""
+    _refuse_without_payments()
+    return redirect(
+        "web:billing_page", request_page(organization=organization, kind="portal", by=membership.user_id).pk
+    )
+
+
+@require_POST
+@organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
+def auto_recharge(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    _refuse_without_payments()
+    form = AutoRechargeForm(request.POST)
+    if form.is_valid() and _is_saved(form, organization, membership):
+        messages.success(
+            request, "Auto-recharge is on." if form.cleaned_data["is_enabled"] else "Auto-recharge is off."
+        )
+        return redirect("web:billing")
+    return _page(request, organization, membership, recharge_form=form, status=422)
+
+
+def _is_saved(form: AutoRechargeForm, organization: Organization, membership: Membership) -> bool:
+    try:
+        autorecharge.set_auto_recharge(
+            organization=organization,
+            is_enabled=form.cleaned_data["is_enabled"],
+            by=membership.user_id,
+            **form.in_cents(),
+        )
+    except DomainError as error:
+        add_domain_error(form, error)
+        return False
+    return True
+
+
+@require_safe
+@organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
+def page(request: HttpRequest, organization: Organization, membership: Membership, page_id: str) -> HttpResponse:
+    """Wait for a page of Stripe's and go there; coming back from it, wait for what became of it."""
+    _refuse_without_payments()
+    asked = HostedPage.objects.for_organization(organization).select_related("topup").filter(pk=page_id).first()
+    if asked is None:
+        raise Http404
+    if asked.topup is not None and asked.topup.status == "open":
+        _ask_what_became_of(asked.topup)
+    leave = _leaving(request, asked)
+    if leave is not None:
+        return leave(asked.url)
+    context = {"asked": asked, "topup": asked.topup}
+    template = "billing/page.html#state" if getattr(request, "htmx", False) else "billing/page.html"
+    return render(request, template, context)
+
+
+def _leaving(request: HttpRequest, asked: HostedPage) -> Callable[[str], HttpResponse] | None:
+    """Return how to go to Stripe: once, by the poll that finds the page ready. A form's redirect may not leave us."""
+    was_waiting = request.GET.get("waiting") == "1"
+    is_fresh = asked.status == "ready" and (asked.topup is None or asked.topup.status == "open")
+    return HttpResponseClientRedirect if getattr(request, "htmx", False) and was_waiting and is_fresh else None
+
+
+def _ask_what_became_of(topup: TopUp) -> None:
+    """Have a task ask Stripe, at most every five seconds: a webhook may be late, or have been lost."""
+    moment = int(db_now().timestamp()) // 5
+    outbox.publish(topic="payments.topup", key=f"payments.topup:{topup.pk}:{moment}", payload={"topup_id": topup.pk})
+
+
+def _refuse_without_payments() -> None:
+    if not gateway.is_configured():
+        raise Http404

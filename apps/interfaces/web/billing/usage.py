@@ -1,0 +1,297 @@
+"""Usage: what was spent by day and model, by job, and every movement of money; as pages and as CSV."""
+
+import datetime
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import require_safe
+
+from apps.accounts.models import Membership, Organization
+from apps.accounts.queries import list_keys, list_members
+from apps.accounts.roles import Permission
+from apps.billing.invoices.files import csv_usd
+from apps.billing.invoices.profiles import get_profile
+from apps.billing.models import AccountKind, LedgerTransaction, UsageSeries
+from apps.billing.queries import get_balance, list_transactions, list_usage, sources_of_holds
+from apps.billing.spending import Spend, list_spending, sum_by
+from apps.billing.usage.storage import STORED
+from apps.core.database.clock import db_now
+from apps.core.http.csv_text import csv_chunks
+from apps.core.money import NANO_PER_USD, nano_to_usd, rated
+from apps.finetuning.models import FineTuningJob
+from apps.finetuning.queries import list_jobs
+from apps.interfaces.web.charts import geometry
+from apps.interfaces.web.jobs.views import title_of
+from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.downloads import stream_download
+
+PERIODS = (7, 30, 90)
+TRAINING = "Training"
+_SERIES_SHOWN = 5  # more colours than that cannot be told apart; the rest is one
+_OTHER = "Other models"
+_PAGE = 20
+_JOBS_SHOWN = 10
+_CSV_HEADER = (
+    "day", "kind", "subject", "sku", "unit", "quantity", "requests", "key", "member", "adapter_version", "labels",
+    "price_version", "cost_usd",
+)  # fmt: skip
+_GROUPS = {"key": "Key", "member": "Member", "label": "Label"}
+_WITHOUT = "without"
+MOVEMENTS = {
+    "grant": "Credit granted",
+    "hold": "Held",
+    "settle": "Charge settled, hold released",
+    "refund": "Given back",
+    "usage": "Usage charged",
+    "topup": "Paid in",
+    "expiry": "Credit expired",
+    "adjustment": "Adjusted by the operator",
+    "rebate": "Given back for volume",
+    "reversal": "Reversed",
+    "debt_paid": "Debt paid",
+    "payment_reversed": "Payment taken back",
+    "payment_refunded": "Paid back",
+    "release": "Hold released",
+}
+# What is set aside for requests: apps/billing/usage/slices.py.
+_REASONS_OF_SLICES = {
+    ("hold", ""): "requests in progress",
+    ("settle", "slice returned"): "requests, the unused part",
+    ("settle", "slice expired"): "requests, the unused part",
+}
+
+
+@dataclass
+class ModelUse:
+    """What one model was used for in the period; `cost_nano` counts usage that is not charged yet, too."""
+
+    name: str
+    label: str
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_nano: int = 0
+
+
+@dataclass(frozen=True)
+class JobUse:
+    """What the ledger charged for one job in the period, at a pause or its end, and the day it last did."""
+
+    job: FineTuningJob
+    title: str
+    day: datetime.date
+    billed_seconds: float
+    cost_nano: int
+
+
+@dataclass(frozen=True)
+class Movement:
+    """One ledger transaction as its owner sees it."""
+
+    at: datetime.datetime
+    words: str
+    reason: str
+    url: str  # of the job, or of why it was charged
+    wallet_nano: int
+    held_nano: int
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def show(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    days = _days(request)
+    first, last = _period(days)
+    series = list(list_usage(organization=organization, since=first))
+    spending = list_spending(organization=organization, first=first, last=last)
+    training = [line for line in spending if line.kind == "training"]
+    jobs = _by_job(organization, training)
+    models = _by_model(line for line in series if line.subject != STORED)
+    page = Paginator(list_transactions(organization=organization), _PAGE).get_page(request.GET.get("page"))
+    address = f"{reverse('web:usage')}?days={days}"
+    training_nano = sum(line.cost_nano for line in training)
+    inference_nano = sum(model.cost_nano for model in models)
+    storage_nano = sum(_cost_nano(line) for line in series if line.subject == STORED)
+    context = {
+        "days": days,
+        "periods": [(f"{reverse('web:usage')}?days={each}", f"{each} days", each == days) for each in PERIODS],
+        "export_url": f"{reverse('web:usage_export')}?days={days}",
+        "balance": get_balance(organization=organization),
+        "training_nano": training_nano,
+        "inference_nano": inference_nano,
+        "storage_nano": storage_nano,
+        "requests": sum(model.requests for model in models),
+        "models": models,
+        "jobs": jobs[:_JOBS_SHOWN],
+        "job_count": len(jobs),
+        "plot": _plot(series, training, models, first, last),
+        "groups": [(f"{address}&by={name}#by", title, name == _group(request)) for name, title in _GROUPS.items()],
+        "group": _GROUPS[_group(request)],
+        "grouped": _grouped(organization, _group(request), spending),
+        "decimals": 2 if training_nano + inference_nano >= NANO_PER_USD else 4,
+        "movements": _movements(organization, page.object_list),
+        "page": page,
+        "previous": f"{address}&page={page.previous_page_number()}#ledger" if page.has_previous() else "",
+        "next": f"{address}&page={page.next_page_number()}#ledger" if page.has_next() else "",
+    }
+    return render(request, "usage/show.html", context)
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def export(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponseBase:
+    """Send the period's usage as CSV: a line for each day, model, key and price, and one for each job."""
+    days = _days(request)
+    first, last = _period(days)
+    rows = list(_csv_rows(list_spending(organization=organization, first=first, last=last)))
+    name = f"usage-{organization.slug}-{first}-{last}.csv"
+    return stream_download(
+        request, csv_chunks(_CSV_HEADER, rows), filename=name, content_type="text/csv; charset=utf-8"
+    )
+
+
+def _group(request: HttpRequest) -> str:
+    asked = request.GET.get("by", "")
+    return asked if asked in _GROUPS else "key"
+
+
+def _grouped(organization: Organization, group: str, lines: Sequence[Spend]) -> list[tuple[str, int]]:
+    """Return what each key, member or label cost in the period, most first."""
+    if group == "label":
+        name = get_profile(organization=organization).chargeback_label
+        return [
+            (f"{name}={value}" if value else f"{_WITHOUT} {name}", nano)
+            for value, nano in sum_by(lines, lambda line: line.labels.get(name, "")).items()
+        ]
+    names = {key.pk: key.name for key in list_keys(organization=organization)}
+    names |= {each.user_id: str(each.user) for each in list_members(organization=organization)}
+    sums = sum_by(lines, lambda line: line.key_id if group == "key" else line.member_id)
+    return [(names.get(found, found) or f"{_WITHOUT} {group}", nano) for found, nano in sums.items()]
+
+
+def _days(request: HttpRequest) -> int:
+    asked = request.GET.get("days", "")
+    return int(asked) if asked in map(str, PERIODS) else 30
+
+
+def _period(days: int) -> tuple[datetime.date, datetime.date]:
+    last = db_now().astimezone(datetime.UTC).date()
+    return last - datetime.timedelta(days=days - 1), last
+
+
+def _by_job(organization: Organization, training: Sequence[Spend]) -> list[JobUse]:
+    """Return what each job was charged, the last charged first."""
+    charges: dict[str, list[Spend]] = defaultdict(list)
+    for line in training:
+        charges[line.subject].append(line)
+    uses = [
+        JobUse(
+            job=job,
+            title=title_of(job),
+            day=max(line.day for line in charges[job.pk]),
+            billed_seconds=sum(line.quantity for line in charges[job.pk]) / 1000,
+            cost_nano=sum(line.cost_nano for line in charges[job.pk]),
+        )
+        for job in list_jobs(organization=organization).filter(pk__in=list(charges))
+    ]
+    return sorted(uses, key=lambda use: use.day, reverse=True)
+
+
+def _cost_nano(line: UsageSeries) -> int:
+    price = line.price_rule
+    return rated(quantity=line.quantity, price_nano=price.price_nano, per=price.per)
+
+
+def _by_model(series: Iterable[UsageSeries]) -> list[ModelUse]:
+    uses: dict[str, ModelUse] = {}
+    for line in series:
+        use = uses.setdefault(line.subject, ModelUse(line.subject, _label(line.subject)))
+        if line.sku.startswith("inference:input:"):
+            use.requests += line.request_count
+            use.input_tokens += line.quantity
+        elif line.sku.startswith("inference:output:"):  # time kept warm is no tokens
+            use.output_tokens += line.quantity
+        use.cost_nano += _cost_nano(line)
+    return sorted(uses.values(), key=lambda use: -use.cost_nano)
+
+
+def _label(model_name: str) -> str:
+    """Return a short name: of `ft:<base>:<organization>:<suffix>:<id>` the suffix, or the id where there is none."""
+    parts = model_name.split(":")
+    return (parts[3] or parts[4]) if len(parts) == 5 else model_name
+
+
+def _plot(
+    series: Sequence[UsageSeries],
+    training: Iterable[Spend],
+    models: list[ModelUse],
+    first: datetime.date,
+    last: datetime.date,
+) -> geometry.Days:
+    shown = {model.name: model.label for model in models[:_SERIES_SHOWN]}
+    if any(line.subject == STORED for line in series):
+        shown[STORED] = STORED
+    by_day: dict[datetime.date, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for charge in training:
+        by_day[charge.day][TRAINING] += float(nano_to_usd(charge.cost_nano))
+    for line in series:
+        by_day[line.day][shown.get(line.subject, _OTHER)] += float(nano_to_usd(_cost_nano(line)))
+    days = [first + datetime.timedelta(days=number) for number in range((last - first).days + 1)]
+    names = [TRAINING, *dict.fromkeys(shown.values()), *([_OTHER] if len(models) > _SERIES_SHOWN else [])]
+    return geometry.stacked_days([(f"{day:%-d %b}", dict(by_day[day])) for day in days], series=names)
+
+
+def _movements(organization: Organization, transactions: Iterable[LedgerTransaction]) -> list[Movement]:
+    listed = list(transactions)
+    holds = sources_of_holds(organization=organization, ids=[posted.source for posted in listed])
+    return [_movement(posted, holds.get(posted.source, posted.source)) for posted in listed]
+
+
+def _movement(posted: LedgerTransaction, source: str) -> Movement:
+    moved: dict[str, int] = defaultdict(int)
+    for entry in posted.entries.all():
+        if entry.organization_id == posted.organization_id:
+            moved[entry.account.kind] += entry.amount_nano
+    is_job = source.startswith("ftjob-")
+    url = reverse("web:job_detail", args=[source]) if is_job else ""
+    if is_job and posted.kind == "settle":
+        url = reverse("web:charge_why", args=[posted.idempotency_key.removeprefix("settle:")])
+    if posted.kind == "usage":
+        url = reverse("web:charge_why", args=[f"series-{source.removeprefix('usage:')}"])
+    return Movement(
+        at=posted.created_at,
+        words=MOVEMENTS.get(posted.kind, posted.kind.capitalize()),
+        reason=source if is_job else _reason(posted),
+        url=url,
+        wallet_nano=moved[AccountKind.WALLET],
+        held_nano=moved[AccountKind.HOLD],
+    )
+
+
+def _reason(posted: LedgerTransaction) -> str:
+    """Return why money moved; a charge for usage names what was used, and of which model."""
+    if words := _REASONS_OF_SLICES.get((posted.kind, posted.reason)):
+        return words
+    sku, _, subject = posted.reason.partition(" ")
+    if posted.kind != "usage" or not subject:
+        return posted.reason
+    if subject == STORED:
+        return STORED
+    if sku.startswith("warm:"):
+        return f"{_label(subject)}, kept warm"
+    return f"{_label(subject)}, {'output' if ':output:' in sku else 'input'} tokens"
+
+
+def _csv_rows(lines: Iterable[Spend]) -> Iterator[tuple[Any, ...]]:
+    for line in lines:
+        labels = ";".join(f"{name}={value}" for name, value in sorted(line.labels.items()))
+        yield (
+            line.day.isoformat(), line.kind, line.subject, line.sku, line.unit, line.quantity, line.requests,
+            line.key_id, line.member_id, line.adapter_version_id, labels, line.price_rule_id,
+            csv_usd(line.cost_nano),
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Dataset pages: list, uploads, columns, rows as a model sees them, prices."""

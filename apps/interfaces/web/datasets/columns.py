@@ -1,0 +1,109 @@
+"""Which column of a file is what, with its first rows as they would be kept; and the repair of bad rows."""
+
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods, require_POST
+
+from apps.accounts.models import Membership, Organization
+from apps.accounts.roles import Permission
+from apps.core.database.clock import db_now
+from apps.core.errors import DomainError
+from apps.datasets import operations, queries
+from apps.datasets.intake import versions
+from apps.datasets.models import DatasetVersion
+from apps.datasets.validation.formats import FIELDS, LABELS, Format, Mapping, check_mapping
+from apps.datasets.validation.preview import mapping_of, preview, suggest
+from apps.datasets.validation.repair import RepairMode
+from apps.interfaces.web.shell.access import organization_view
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@organization_view(Permission.DATASET_WRITE)
+def columns(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
+    """Show the columns under the chosen format; POST has the file read so, unless only a preview is asked for."""
+    version = queries.get_version(organization=organization, id=file_id)
+    data = request.POST if request.method == "POST" else request.GET
+    mapping = _chosen(version, data)
+    problem = ""
+    if request.method == "POST" and data.get("action") != "preview":
+        try:
+            mapped = versions.remap_version(
+                version=version,
+                mapping=check_mapping(mapping),
+                by=membership.user_id,
+                now=db_now(),
+            )
+            return redirect("web:dataset_detail", mapped.pk)
+        except DomainError as error:
+            problem = error.message
+    context = _context(version, mapping) | {"problem": problem}
+    return render(request, "datasets/columns.html", context, status=422 if problem else 200)
+
+
+@require_POST
+@organization_view(Permission.DATASET_WRITE)
+def repair(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
+    """Start a new version without the bad rows, or with them mended."""
+    version = queries.get_version(organization=organization, id=file_id)
+    mode = RepairMode.DROP if request.POST.get("mode") == RepairMode.DROP else RepairMode.REPAIR
+    try:
+        repaired = versions.repair_version(
+            version=version,
+            mode=mode,
+            by=membership.user_id,
+            now=db_now(),
+        )
+    except DomainError as error:
+        messages.error(request, error.message)
+        return redirect("web:dataset_detail", version.pk)
+    return redirect("web:dataset_detail", repaired.pk)
+
+
+@require_POST
+@organization_view(Permission.DATASET_WRITE)
+def dismiss(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
+    """Take a file with errors off the overview."""
+    version = queries.get_version(organization=organization, id=file_id)
+    operations.dismiss_errors(version=version, by=membership.user_id, now=db_now())
+    return redirect("web:overview")
+
+
+def _chosen(version: DatasetVersion, data: Any) -> Mapping:
+    """Return the mapping of the form: its columns, else those named as the format expects."""
+    known = mapping_of(version)
+    wanted = data.get("format", "")
+    if wanted not in FIELDS:
+        return known or suggest(version, Format.PROMPT_COMPLETION)
+    format = Format(wanted)
+    if data.get("for") != format:  # another format was chosen: its columns are not asked yet
+        return known if known and known.format == format else suggest(version, format)
+    present = version.layout.get("columns", ())
+    columns = {field.name: data.get(f"column.{field.name}", "") for field in FIELDS[format]}
+    return Mapping(format=format, columns={name: column for name, column in columns.items() if column in present})
+
+
+def _context(version: DatasetVersion, mapping: Mapping) -> dict[str, Any]:
+    fields = FIELDS[mapping.format]
+    is_complete = all(field.name in mapping.columns for field in fields if field.is_required)
+    shown = preview(version=version, mapping=mapping if is_complete else None)
+    names = [(name, name) for name in shown.columns]
+    return {
+        "version": version,
+        "mapping": mapping,
+        "formats": [(str(format), label) for format, label in LABELS.items()],
+        "fields": [
+            {
+                "name": field.name,
+                "label": field.name.replace("_", " "),
+                "is_required": field.is_required,
+                "value": mapping.columns.get(field.name, ""),
+            }
+            for field in fields
+        ],
+        "columns": names,
+        "preview": shown,
+        "is_complete": is_complete,
+    }

@@ -1,0 +1,304 @@
+"""One file: its figures, its rows as a model sees them, and what to look at before training."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils.cache import patch_vary_headers
+from django.views.decorators.http import require_safe
+
+from apps.accounts.models import Membership, Organization
+from apps.accounts.queries import name_of_actor
+from apps.accounts.roles import Permission, has_permission
+from apps.catalog.models import BaseModel
+from apps.contracts.chat import RowKind, TrainOn
+from apps.contracts.held_rows import Repeats
+from apps.datasets import operations, queries
+from apps.datasets.inspection import comparisons, inspections
+from apps.datasets.inspection.inspector import FindingCode
+from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.problems import MIN_ROWS
+from apps.datasets.rows import kind_of
+from apps.interfaces.web.charts.geometry import histogram
+from apps.interfaces.web.datasets.price import least_nano, training_choices, wizard_url
+from apps.interfaces.web.datasets.viewer import (
+    HELD_OUT,
+    LOST,
+    NEARLY_SHARED,
+    OVER,
+    SHARED,
+    Address,
+    RowContext,
+    chosen_model,
+    cut_at,
+    look,
+    read_address,
+    viewer_context,
+)
+from apps.interfaces.web.shell.access import organization_view
+
+_MAX_JOBS, _MAX_OVERLAPS = 50, 6
+_PENDING = ("uploaded", "validating")
+_WHAT_ROWS = {
+    "chat": ("conversation", "Every row ends with an answer to learn from"),
+    "preference": ("preference", "Every row has two different answers"),
+    "text": ("text", "Every row has text to learn from"),
+}
+_FOUND = {
+    FindingCode.EXACT_COPY: ("repeats an earlier row", "repeat an earlier row"),
+    FindingCode.NEAR_COPY: ("is nearly the same as an earlier one", "are nearly the same as an earlier one"),
+    FindingCode.CONFLICTING_ANSWERS: ("answers an earlier row otherwise", "answer an earlier row otherwise"),
+    FindingCode.EMPTY_TARGET: ("trains nothing", "train nothing"),
+    FindingCode.EMAIL: ("seems to hold an e-mail address", "seem to hold e-mail addresses"),
+    FindingCode.PHONE: ("seems to hold a phone number", "seem to hold phone numbers"),
+    FindingCode.CARD: ("seems to hold a card number", "seem to hold card numbers"),
+    FindingCode.IBAN: ("seems to hold an IBAN", "seem to hold IBANs"),
+    FindingCode.KEY: ("seems to hold a secret key", "seem to hold secret keys"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding: `level` is ok, info, warn or bad; `url` is where to look."""
+
+    level: str
+    text: str
+    fix: str = ""
+    url: str = ""
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def detail(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
+    """Show a file; htmx gets the part it asks for: the row viewer, the button's price, or the whole while a task
+    is at it."""
+    version = queries.get_version(organization=organization, id=file_id)
+    model = chosen_model(request)
+    part = request.headers.get("HX-Target", "") if request.headers.get("HX-Request") else ""
+    is_viewer, is_price = part.endswith("#viewer"), part.endswith("#least-price")
+    is_known = is_viewer or is_price
+    count, refusal, is_counting = (find_count(version, model), None, False) if is_known else _count(version, model)
+    address = read_address(request, version, model, count)
+    if is_price:
+        return _part(request, "price", {"least_nano": least_nano(organization, training_choices(address, model))})
+    looked = look(version, model, address, count)
+    context = viewer_context(address, looked, is_pending=version.status in _PENDING)
+    if not is_viewer:
+        context |= _summary(address, looked, refusal, is_counting) | _people(version, organization, membership)
+    return _part(request, "viewer" if is_viewer else "dataset" if part else "", context)
+
+
+def _part(request: HttpRequest, name: str, context: dict[str, Any]) -> HttpResponse:
+    """Render one part of the page, or with "" the whole."""
+    response = render(request, "datasets/detail.html" + (f"#{name}" if name else ""), context)
+    patch_vary_headers(response, ["HX-Request", "HX-Target"])
+    return response
+
+
+def find_count(version: DatasetVersion, model: BaseModel | None) -> TokenCount | None:
+    return queries.find_token_count(version=version, base_model=model) if model else None
+
+
+def _count(
+    version: DatasetVersion, model: BaseModel | None
+) -> tuple[TokenCount | None, operations.RowRefused | None, bool]:
+    """Return the count, or the row that prevents it, or whether a task is at it."""
+    if version.status != "ready" or model is None:
+        return None, None, False
+    found = queries.find_token_count(version=version, base_model=model)
+    if found or not operations.is_counted_at_once(version):
+        if not found:
+            operations.request_count(version=version, base_model=model)
+        return found, None, found is None
+    try:
+        return operations.count_tokens(version=version, base_model=model), None, False
+    except operations.RowRefused as error:
+        return None, error, False
+
+
+def _summary(
+    address: Address, looked: RowContext, refusal: operations.RowRefused | None, is_counting: bool
+) -> dict[str, Any]:
+    version, count = address.version, looked.count
+    is_pending = version.status in _PENDING
+    is_inspecting = version.status == "ready" and looked.inspection is None
+    if is_inspecting:
+        inspections.request_inspection(version=version)
+    is_comparing = _is_comparing(address, looked)
+    checks = _checks(address, looked, refusal)
+    cut = cut_at(count, address.limit)
+    trained = _trained_tokens(address, count)
+    is_text = kind_of(version) is RowKind.TEXT  # none of it is cut
+    return {
+        "count": count,
+        "cut": cut,
+        "limit": address.limit,
+        "is_pending": is_pending,
+        "is_live": is_pending or is_counting or is_inspecting or is_comparing,
+        "is_counting": is_counting,
+        "is_inspecting": is_inspecting or is_comparing,
+        "trained_tokens": trained,
+        "trains_inputs": address.train_on is TrainOn.ALL,
+        "has_inputs": kind_of(version) is RowKind.CHAT,
+        "is_text": is_text,
+        "trained_share": trained / count.tokens if count and count.tokens else None,
+        "others": _others(version),
+        "plot": histogram(count.histogram, limit=None if is_text else address.limit) if count else None,
+        "checks": checks,
+        "passed_count": sum(check.level == "ok" for check in checks),
+        "hidden_error_count": version.error_count - len(version.errors),
+        "held_count": sum(looked.held) if looked.held is not None else None,
+        "kept_count": looked.held.count(False) if looked.held is not None else None,
+        "wizard_url": wizard_url(training_choices(address, looked.model)),
+        "held_url": address.url(find=HELD_OUT, first=1, line=1),
+        "siblings": queries.list_siblings(version=version),
+        "jobs": version.jobs.select_related("base_model").order_by("-created_at")[:10],
+    }
+
+
+def _trained_tokens(address: Address, count: TokenCount | None) -> int:
+    """Return what one epoch trains: where inputs are trained too, every token of a conversation."""
+    if count is None:
+        return 0
+    return count.tokens if address.train_on is TrainOn.ALL else count.trained_tokens
+
+
+def _is_comparing(address: Address, looked: RowContext) -> bool:
+    """Whether a task, which `look` asked for, is comparing the file with the chosen one."""
+    if not address.against or looked.repeats is not None or address.version.status != "ready":
+        return False
+    return queries.get_version(organization=address.version.organization_id, id=address.against).status == "ready"
+
+
+def _others(version: DatasetVersion) -> list[tuple[str, str]]:
+    """Return the files it can be compared with."""
+    versions = queries.list_versions(organization=version.organization_id).filter(status="ready").exclude(pk=version.pk)
+    return [
+        (other.pk, f"Validation: {other.dataset.name}, {other.filename}")
+        for other in versions.defer("errors", "line_offsets")[:100]
+    ]
+
+
+def _people(version: DatasetVersion, organization: Organization, member: Membership) -> dict[str, Any]:
+    return {
+        "uploader": name_of_actor(organization=organization, actor=version.created_by),
+        "may_write": has_permission(member.role, Permission.DATASET_WRITE),
+        "may_train": has_permission(member.role, Permission.JOB_WRITE),
+    }
+
+
+def _checks(address: Address, looked: RowContext, refusal: operations.RowRefused | None) -> list[Check]:
+    version = address.version
+    if version.status == "invalid":
+        return [
+            Check("bad", f"Line {error['line']:,}: {error['message']}", error["fix"], address.at(error["line"]))
+            for error in version.errors
+        ]
+    if version.status != "ready":
+        return []
+    what, is_whole = _WHAT_ROWS[version.kind or "chat"]
+    checks = [
+        Check("ok", f"{version.rows:,} {what} rows, at least {MIN_ROWS} needed"),
+        Check("ok", is_whole),
+    ]
+    if refusal:
+        checks.append(Check("bad", refusal.message, "", address.at(refusal.data["line"])))
+    if looked.count:
+        checks += _length_checks(looked.count, address)
+    return checks + _found(address, looked)
+
+
+def _length_checks(count: TokenCount, address: Address) -> list[Check]:
+    limit = address.limit
+    if count.longest_row_tokens <= limit:
+        return [Check("ok", f"Every row fits in {limit:,} tokens")]
+    cut = cut_at(count, limit)
+    if kind_of(address.version) is RowKind.TEXT:
+        over = f"{cut['over']:,} {_plural(cut['over'], 'row')}" if cut else "Some rows"
+        return [
+            Check("ok", f"{over} over {limit:,} tokens: trained in pieces, nothing is cut", "", _find(address, OVER))
+        ]
+    if cut is None:
+        return [Check("warn", f"Some rows are longer than {limit:,} tokens and will be cut")]
+    over, lost = cut["over"], 0 if address.train_on is TrainOn.ALL else cut["untrained"]
+    text = f"{over:,} {_plural(over, 'row')} over {limit:,} tokens will be cut"
+    checks = [Check("warn", text, "", _find(address, OVER))]
+    if lost:
+        verbs = ("trains", "is") if lost == 1 else ("train", "are")
+        text = f"{lost:,} {_plural(lost, 'row')} of these {verbs[0]} nothing and {verbs[1]} left out"
+        checks.append(
+            Check("warn", text, "Raise the limit or shorten what comes before the answer.", _find(address, LOST))
+        )
+    return checks
+
+
+def _found(address: Address, looked: RowContext) -> list[Check]:
+    if looked.inspection is None:
+        return []
+    findings = {found["code"]: found for found in looked.inspection.findings}
+    checks = []
+    for code, (one, many) in _FOUND.items():
+        if code in findings:
+            rows = findings[code]["rows"]
+            level = "info" if code.startswith("personal_") and code != FindingCode.KEY else "warn"
+            checks.append(
+                Check(level, f"{rows:,} {_plural(rows, 'row')} {one if rows == 1 else many}", "", _find(address, code))
+            )
+    if not {FindingCode.EXACT_COPY, FindingCode.NEAR_COPY} & findings.keys():
+        checks.append(Check("ok", "No row repeats another"))
+    if not any(code.startswith("personal_") for code in findings):
+        checks.append(Check("ok", "No e-mail addresses, phone or card numbers, IBANs or keys found"))
+    return checks + _compared(address, looked) + _overlaps(address, looked)
+
+
+def _compared(address: Address, looked: RowContext) -> list[Check]:
+    """Say how many rows repeat the chosen validation file."""
+    if looked.repeats is None:
+        return []
+    equal, near = looked.repeats.count(Repeats.A_ROW), looked.repeats.count(Repeats.NEARLY_A_ROW)
+    if not equal and not near:
+        return [Check("ok", "No row repeats the validation file")]
+    return _shared(equal, near, "the validation file", (_find(address, SHARED), _find(address, NEARLY_SHARED)))
+
+
+def _shared(equal: int, near: int, file: str, urls: tuple[str, str] = ("", "")) -> list[Check]:
+    checks = []
+    if equal:
+        text = f"{equal:,} {_plural(equal, 'row')} {'stands' if equal == 1 else 'stand'} in {file} too"
+        checks.append(Check("warn", text, "They are not trained on.", urls[0]))
+    if near:
+        text = f"{near:,} {_plural(near, 'row')} nearly {'repeats' if near == 1 else 'repeat'} one of {file}"
+        checks.append(Check("warn", text, "They are not trained on.", urls[1]))
+    return checks
+
+
+def _overlaps(address: Address, looked: RowContext) -> list[Check]:
+    """Compare with the validation files this version was trained with."""
+    if looked.inspection is None:
+        return []
+    version, checks = address.version, list[Check]()
+    jobs = version.jobs.exclude(validation_file=None).exclude(validation_file=address.against or None)
+    latest = jobs.select_related("validation_file").order_by("-created_at")[:_MAX_JOBS]
+    used = {job.validation_file.pk: job.validation_file for job in latest if job.validation_file}
+    for other in used.values():
+        found = comparisons.find_comparison(version=version, other=other)
+        if found and len(checks) < _MAX_OVERLAPS:
+            checks += _shared(found.equal_rows, found.near_rows, other.filename, _shared_urls(address, other))
+    return checks
+
+
+def _shared_urls(address: Address, other: DatasetVersion) -> tuple[str, str]:
+    """Return where the rows of both files are listed, equal and near ones; nothing is left of a deleted file."""
+    if other.status == "deleted":
+        return "", ""
+    looked = replace(address, against=other.pk)
+    return _find(looked, SHARED), _find(looked, NEARLY_SHARED)
+
+
+def _find(address: Address, code: str) -> str:
+    return address.url(find=str(code), first=1, line=1)
+
+
+def _plural(count: int, word: str) -> str:
+    return word if count == 1 else f"{word}s"

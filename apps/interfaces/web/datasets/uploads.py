@@ -1,0 +1,120 @@
+"""Resumable uploads from a browser: a plan, signed addresses for its parts, and what has arrived of it.
+
+The page's script speaks to these in JSON. Parts go straight to the store, so that neither a reload nor a restart of
+this process loses what was sent.
+"""
+
+from typing import Any
+
+import msgspec
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import reverse
+from django.views.decorators.http import require_http_methods, require_POST
+
+from apps.accounts.models import Membership, Organization
+from apps.accounts.roles import Permission
+from apps.core.database.clock import db_now
+from apps.core.errors import DomainError, InvalidValue
+from apps.core.http.asgi import error_response
+from apps.datasets.intake import uploads
+from apps.datasets.models import Upload
+from apps.interfaces.web.shell.access import organization_view
+
+
+class Announcement(msgspec.Struct, forbid_unknown_fields=True):
+    filename: str
+    bytes: int
+    name: str = ""
+
+
+class Wanted(msgspec.Struct, forbid_unknown_fields=True):
+    numbers: list[int]
+
+
+@require_POST
+@organization_view(Permission.DATASET_WRITE)
+def create(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    """Announce a file and return its plan."""
+    try:
+        body = _read(request, Announcement)
+        upload = uploads.create_upload(
+            organization=organization,
+            filename=body.filename,
+            purpose="fine-tune",
+            bytes=body.bytes,
+            mime_type="application/octet-stream",
+            dataset_name=body.name,
+            is_planned=True,
+            by=membership.user_id,
+            now=db_now(),
+        )
+    except DomainError as error:
+        return error_response(error)
+    return JsonResponse(_plan(upload, is_new=True))
+
+
+@require_http_methods(["GET", "HEAD"])
+@organization_view(Permission.DATASET_WRITE)
+def state(request: HttpRequest, organization: Organization, membership: Membership, upload_id: str) -> HttpResponse:
+    """Return the plan and the numbers of the parts that are here."""
+    return JsonResponse(_plan(uploads.get_upload(organization=organization, id=upload_id)))
+
+
+@require_POST
+@organization_view(Permission.DATASET_WRITE)
+def sign(request: HttpRequest, organization: Organization, membership: Membership, upload_id: str) -> HttpResponse:
+    """Return an address for each of some parts, good for minutes."""
+    upload = uploads.get_upload(organization=organization, id=upload_id)
+    try:
+        urls = uploads.sign_parts(upload=upload, numbers=_read(request, Wanted).numbers, now=db_now())
+    except DomainError as error:
+        return error_response(error)
+    return JsonResponse({"urls": urls})
+
+
+@require_POST
+@organization_view(Permission.DATASET_WRITE)
+def complete(request: HttpRequest, organization: Organization, membership: Membership, upload_id: str) -> HttpResponse:
+    """Make a file of the parts and say where its page is."""
+    upload = uploads.get_upload(organization=organization, id=upload_id)
+    try:
+        completed = uploads.complete_upload(
+            upload=upload,
+            by=membership.user_id,
+            now=db_now(),
+        )
+    except DomainError as error:
+        return error_response(error)
+    return JsonResponse(_plan(completed))
+
+
+@require_POST
+@organization_view(Permission.DATASET_WRITE)
+def cancel(request: HttpRequest, organization: Organization, membership: Membership, upload_id: str) -> HttpResponse:
+    upload = uploads.get_upload(organization=organization, id=upload_id)
+    try:
+        return JsonResponse(_plan(uploads.cancel_upload(upload=upload, by=membership.user_id)))
+    except DomainError as error:
+        return error_response(error)
+
+
+def _plan(upload: Upload, *, is_new: bool = False) -> dict[str, Any]:
+    # The store is not asked of a new one: were it away, the client would announce its file again and again.
+    is_planned = upload.part_bytes is not None
+    is_listed = is_planned and not is_new and upload.status == "pending"
+    return {
+        "id": upload.pk,
+        "status": upload.status,
+        "bytes": upload.bytes,
+        "part_bytes": upload.part_bytes,
+        "parts": uploads.count_parts(upload) if is_planned else 0,
+        "present": uploads.list_present(upload=upload) if is_listed else [],
+        "url": reverse("web:dataset_detail", args=[upload.version_id]) if upload.version_id else None,
+    }
+
+
+def _read(request: HttpRequest, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(request.body, type=kind)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise InvalidValue(f"The request could not be understood: {error}.") from None

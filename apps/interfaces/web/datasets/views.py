@@ -1,0 +1,143 @@
+"""Datasets: list, upload, one file with its rows as a model sees them, download, delete."""
+
+from typing import Any
+
+from django.conf import settings
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import redirect, render
+from django.utils.cache import patch_vary_headers
+from django.views.decorators.http import require_http_methods, require_safe
+
+from apps.accounts.models import Membership, Organization
+from apps.accounts.roles import Permission, has_permission
+from apps.core import audit
+from apps.core.database.clock import db_now
+from apps.core.errors import DomainError
+from apps.core.http.forms import add_domain_error
+from apps.core.objects.store import CHUNK_BYTES
+from apps.datasets import operations, queries
+from apps.datasets.intake import versions as intake
+from apps.datasets.models import DatasetVersion
+from apps.finetuning.usage.quotas import get_quota
+from apps.finetuning.usage.storage import counted_bytes
+from apps.interfaces.web.datasets.forms import UploadForm
+from apps.interfaces.web.datasets.viewer import chosen_model, model_options
+from apps.interfaces.web.shell.access import organization_view
+
+IN_PARTS_FROM_BYTES = 32 * 1024**2  # below, one request is quicker and sending it again costs little
+_PENDING = ("uploaded", "validating")
+
+
+# --- list and upload --------------------------------------------------------------------------------------------------
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    versions = list(queries.list_with_use(organization=organization))
+    model = chosen_model(request)
+    counts = {count.version_id: count for count in queries.list_token_counts(versions=versions, base_model=model)}
+    context = {
+        "files": [{"version": version, "count": counts.get(version.pk)} for version in versions],
+        "model": model,
+        "models": model_options(),
+        "form": UploadForm(),
+        "parts_from_bytes": IN_PARTS_FROM_BYTES,
+        "max_upload_bytes": settings.MAX_UPLOAD_BYTES,
+        "may_upload": has_permission(membership.role, Permission.DATASET_WRITE),
+        "is_live": any(version.status in _PENDING for version in versions),
+        "command": _command(),
+        "storage": _storage(organization),
+    }
+    is_part = request.headers.get("HX-Request") and versions
+    response = render(request, "datasets/index.html" + ("#files" if is_part else ""), context)
+    patch_vary_headers(response, ["HX-Request"])
+    return response
+
+
+def _command(separator: str = " ") -> str:
+    """Return how to upload the same from a shell, on one line or with a line for each argument."""
+    arguments = [
+        f"curl {settings.PUBLIC_URL}/v1/files",
+        '-H "Authorization: Bearer $ANNEAL_API_KEY"',
+        "-F purpose=fine-tune",
+        "-F file=@train.jsonl",
+    ]
+    return separator.join(arguments)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@organization_view(Permission.DATASET_WRITE)
+def upload(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    """Take a file from a form; the file streams from disk to the store, and a task validates it."""
+    form = UploadForm(request.POST, request.FILES) if request.method == "POST" else UploadForm()
+    if request.method == "POST" and form.is_valid():
+        version = _create(form, organization, membership)
+        if version:
+            return redirect("web:dataset_detail", version.pk)
+    context = {
+        "form": form,
+        "command": _command(" \\\n  "),
+        "parts_from_bytes": IN_PARTS_FROM_BYTES,
+        "max_upload_bytes": settings.MAX_UPLOAD_BYTES,
+    }
+    return render(request, "datasets/upload.html", context, status=422 if form.is_bound else 200)
+
+
+def _create(form: UploadForm, organization: Organization, membership: Membership) -> DatasetVersion | None:
+    file = form.cleaned_data["file"]
+    try:
+        return intake.create_version(
+            organization=organization,
+            filename=file.name,
+            purpose="fine-tune",
+            chunks=file.chunks(CHUNK_BYTES),
+            dataset_name=form.cleaned_data["name"] or None,
+            by=membership.user_id,
+            now=db_now(),
+        )
+    except DomainError as error:
+        add_domain_error(form, error)
+        return None
+
+
+def _storage(organization: Organization) -> dict[str, int | None]:
+    limit_bytes = get_quota(organization=organization).storage_bytes
+    used_bytes = counted_bytes(organization=organization)
+    percent = min(100, round(100 * used_bytes / limit_bytes)) if limit_bytes else None
+    return {"used_bytes": used_bytes, "limit_bytes": limit_bytes, "percent": percent}
+
+
+# --- download and delete ----------------------------------------------------------------------------------------------
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def download(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
+    """Send the browser to a link that is good for a few minutes."""
+    version = queries.get_version(organization=organization, id=file_id)
+    audit.record(organization=organization, by=membership.user_id, action="dataset.downloaded", target=version.pk)
+    response = HttpResponseRedirect(queries.download_url(version=version))
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@organization_view(Permission.DATASET_WRITE, is_sensitive=True)
+def delete(request: HttpRequest, organization: Organization, membership: Membership, file_id: str) -> HttpResponse:
+    """Ask for the file's name typed in full, then delete it."""
+    version = queries.get_version(organization=organization, id=file_id)
+    context: dict[str, Any] = {"version": version, "typed": version.filename}
+    if request.method != "POST":
+        return render(request, "datasets/delete.html", context)
+    if request.POST.get("confirm", "").strip() != version.filename:
+        context["problem"] = f"Type {version.filename} to confirm."
+        return render(request, "datasets/delete.html", context, status=422)
+    try:
+        operations.delete_version(version=version, by=membership.user_id, now=db_now())
+    except DomainError as error:
+        context["problem"] = error.message
+        return render(request, "datasets/delete.html", context, status=422)
+    messages.success(request, f"{version.filename} was deleted.")
+    return redirect("web:dataset_list")

@@ -1,0 +1,1 @@
+"""In front of Django: the front door and the limits that hold for web and API alike."""

@@ -1,0 +1,120 @@
+"""Who sends a request, as far as that can be told before its body is read: a key or a session, whose, from where.
+
+The answer is kept for a minute. It decides how much is taken and how soon, never what the caller may do: that is asked
+of the database by the view.
+"""
+
+import hashlib
+import ipaddress
+import time
+from collections import OrderedDict
+from importlib import import_module
+from types import SimpleNamespace
+from typing import NamedTuple, cast
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.contrib.auth import get_user
+from django.db import close_old_connections
+from django.http import HttpRequest, parse_cookie
+
+from apps.accounts.login.api_keys import is_well_formed
+from apps.accounts.models import User
+from apps.accounts.queries import find_key, list_memberships_of
+from apps.accounts.shares import get_share_holder
+from apps.core.database.tenancy import tenant
+from apps.core.http.asgi import Scope
+from apps.interfaces.web.shell.access import SESSION_ORGANIZATION
+
+_KEPT_SECONDS, _MAX_KEPT = 60.0, 10_000
+
+
+class Caller(NamedTuple):
+    """Ids, each with its kind in front, so that one table can hold limits of all of them."""
+
+    credential: str  # the key or the session
+    person: str
+    organization: str | None  # or the founder whom it shares with; None for a person who is in none
+
+
+_known: "OrderedDict[bytes, tuple[float, Caller]]" = OrderedDict()
+
+
+def address_of(scope: Scope) -> str:
+    """Return the network that limits count as one: an IPv4 address, or the /64 that one IPv6 customer has."""
+    host = (scope.get("client") or ("unknown",))[0]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return f"address {host}"
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or ipaddress.ip_network((int(address), 64), strict=False).network_address
+    return f"address {address}"
+
+
+def credential_of(scope: Scope) -> tuple[str, str]:
+    """Return the secret of a bearer key, or else the key of a session; either may be empty, and either may be wrong."""
+    headers = dict(scope["headers"])
+    scheme, _, secret = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    secret = secret.strip()
+    if scheme.lower() == "bearer" and is_well_formed(secret):
+        return secret, ""
+    cookies = parse_cookie(headers.get(b"cookie", b"").decode("latin-1"))
+    return "", cookies.get(settings.SESSION_COOKIE_NAME, "")
+
+
+def recall(credential: tuple[str, str]) -> Caller | None:
+    """Return the caller where it was found within the last minute."""
+    until, caller = _known.get(_digest(credential), (0.0, None))
+    return caller if time.monotonic() < until else None
+
+
+async def find(credential: tuple[str, str]) -> Caller | None:
+    """Return the caller, asking the database where the answer is not known; None for a wrong key or session."""
+    if caller := recall(credential):
+        return caller
+    if not any(credential):
+        return None
+    caller = await sync_to_async(_look_up, thread_sensitive=False)(*credential)
+    if caller is not None:
+        digest = _digest(credential)
+        _known[digest] = (time.monotonic() + _KEPT_SECONDS, caller)
+        _known.move_to_end(digest)
+        while len(_known) > _MAX_KEPT:
+            _known.popitem(last=False)
+    return caller
+
+
+def _digest(credential: tuple[str, str]) -> bytes:
+    return hashlib.sha256("\0".join(credential).encode()).digest()
+
+
+def _look_up(secret: str, session_key: str) -> Caller | None:
+    """Run in a thread, with a connection of its own."""
+    try:
+        return _of_key(secret) if secret else _of_session(session_key)
+    finally:
+        close_old_connections()
+
+
+def _of_key(secret: str) -> Caller | None:
+    found = find_key(secret=secret)
+    if found is None:
+        return None
+    with tenant(organization=found.organization_id):
+        holder = get_share_holder(organization=found.organization_id)
+    return Caller(f"key {found.key_id}", f"person {found.created_by_id}", f"organization {holder}")
+
+
+def _of_session(session_key: str) -> Caller | None:
+    session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
+    # Of the request get_user looks at the session only.
+    user = get_user(cast(HttpRequest, SimpleNamespace(session=session)))
+    if not isinstance(user, User):
+        return None
+    with tenant(user=user):
+        holders = {each.organization_id: each.organization.share_holder for each in list_memberships_of(user=user)}
+    wanted = session.get(SESSION_ORGANIZATION)
+    chosen = holders.get(wanted) or next(iter(holders.values()), None)
+    digest = hashlib.sha256(session_key.encode()).hexdigest()
+    return Caller(f"session {digest}", f"person {user.pk}", f"organization {chosen}" if chosen else None)

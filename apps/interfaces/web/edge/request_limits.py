@@ -1,0 +1,217 @@
+"""Fair use of the web process: no key, person, organization or address takes it from the others.
+
+Each of them has a bucket of requests and one of processor time, both for a minute. What a request took is measured, so
+that costly routes need no list that goes out of date. What runs at once is counted too: few views, since they share one
+interpreter, and some more bodies, downloads and live streams. Waiting views take turns, organization by organization.
+
+Kept in this process: with several web processes a limit holds for each of them (docs/limits.md).
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+from django.template.loader import render_to_string
+
+from apps.core.errors import DomainError, RateLimited
+from apps.core.http.asgi import (
+    DEFAULT_BODY_BYTES,
+    PROCESSOR_SECONDS,
+    Application,
+    Receive,
+    Scope,
+    Send,
+    declared_length,
+    is_machine_path,
+    send_error,
+    send_page,
+)
+from apps.core.http.fair_shares import Buckets, OpenCounts, Places, TooManyWaiting
+from apps.core.http.turns import Run
+from apps.interfaces.web.edge import callers
+
+_STATIC = "/static/"  # files of the dashboard itself: a page has several, which browsers keep
+_UPLOAD_PREFIXES = ("/v1/files", "/v1/uploads", "/datasets")
+_WAIT_SECONDS, _MAX_WAITING = 10.0, 32
+# Views share one interpreter: each one more of an organization slows down those of the others by as much.
+_PART_OF_ONE, _LEFT_OF_A_QUIET_ONE = 4, 0.9
+
+
+class Share(NamedTuple):
+    """What one owner may take, as multiples of what a key or session may."""
+
+    requests: float
+    seconds: float
+    open: int
+    uploads: int
+
+
+# An organization is more than one key, an address more than one organization: an office, a university.
+_SHARES = {
+    "key": Share(1, 1, 24, 4),
+    "session": Share(1, 1, 24, 4),
+    "person": Share(2, 1.5, 36, 6),
+    "organization": Share(2, 1.5, 48, 8),
+    "address": Share(4, 3, 96, 16),
+    "anonymous": Share(1, 0.5, 24, 4),  # an address, for those who are not signed in
+    "static": Share(5, 3, 96, 16),  # an address, for the files of the dashboard
+}
+_NAMES = {
+    "key": "This API key",
+    "session": "Your browser",
+    "person": "Your account",
+    "organization": "Your organization",
+    "address": "Your network",
+    "anonymous": "Your network",
+    "static": "Your network",
+}
+
+
+class WebLimits(NamedTuple):
+    """What one key or session may take in a minute (seconds of the processor), and how many views run at once."""
+
+    requests_per_minute: int
+    seconds_per_minute: int
+    places: int
+
+
+class LimitRequests:
+    """ASGI: holds requests to the limits, in front of everything that costs."""
+
+    def __init__(self, application: Application, limits: WebLimits) -> None:
+        self._application = application
+        self._limits = limits
+        self._requests, self._seconds = Buckets(), Buckets()
+        self._open, self._uploads = OpenCounts(), OpenCounts()
+        self._places = Places(limits.places, most_waiting=_MAX_WAITING, wait_seconds=_WAIT_SECONDS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._application(scope, receive, send)
+            return
+        try:
+            owners = await self._owners(scope)
+            self._take_request(owners)
+            opened = self._open_for(owners, is_upload=_is_upload(scope))
+        except RateLimited as refusal:
+            await send_refusal(scope, send, refusal)
+            return
+        run = Run(partial(self.begin_running, owners), partial(self.end_running, owners), receive, send)
+        try:
+            await self._application(scope, run.receive, run.send)
+        finally:
+            run.end()
+            self._take_seconds(owners, scope.get(PROCESSOR_SECONDS, 0.0))
+            for counts, owner in opened:
+                counts.remove(owner)
+        if run.refusal and not run.has_answered:
+            await send_refusal(scope, send, run.refusal)
+
+    async def _owners(self, scope: Scope) -> Sequence[str]:
+        """Return all whose limits hold for a request; the last one is whom it takes turns for."""
+        address = callers.address_of(scope)
+        if scope["path"].startswith(_STATIC):
+            return [f"static {address}"]
+        credential = callers.credential_of(scope)
+        anonymous = f"anonymous {address}"
+        caller = callers.recall(credential)
+        if caller is None and any(credential):
+            self._take_request([anonymous])  # before the database is asked
+            caller = await callers.find(credential)
+        if caller is None:
+            return [address, anonymous]
+        return [address, *(owner for owner in (caller.credential, caller.person, caller.organization) if owner)]
+
+    def _take_request(self, owners: Sequence[str]) -> None:
+        """Take one request of each, or of none when one has none left. Raises RateLimited."""
+        for owner in owners:
+            requests, seconds = self._rates(owner)
+            wait = self._requests.wait_seconds(owner, requests)
+            if wait:
+                raise _refusal(owner, f"{requests:.0f} requests per minute", wait)
+            wait = self._seconds.wait_seconds(owner, seconds, 0)
+            if wait:
+                raise _refusal(owner, f"{seconds:.0f} seconds of processor time per minute", wait)
+        for owner in owners:
+            self._requests.take(owner, self._rates(owner)[0])
+
+    def _open_for(self, owners: Sequence[str], *, is_upload: bool) -> list[tuple[OpenCounts, str]]:
+        """Count one more open request, and one more upload. Raises RateLimited."""
+        for owner in owners:
+            share = _share(owner)
+            if self._open[owner] >= share.open:
+                raise _refusal(owner, f"{share.open} open requests at once", 1)
+            if is_upload and self._uploads[owner] >= share.uploads:
+                raise _refusal(owner, f"{share.uploads} large uploads at once", 5)
+        counted = [self._open, self._uploads] if is_upload else [self._open]
+        opened = [(counts, owner) for counts in counted for owner in owners]
+        for counts, owner in opened:
+            counts.add(owner)
+        return opened
+
+    async def begin_running(self, owners: Sequence[str]) -> None:
+        """Wait for a place to run in. An owner that used much of its time lately runs one request at a time.
+
+        Raises RateLimited.
+        """
+        left = min(self._seconds.share_left(owner, self._rates(owner)[1]) for owner in owners)
+        most = max(1, self._limits.places // _PART_OF_ONE) if left > _LEFT_OF_A_QUIET_ONE else 1
+        try:
+            await self._places.take(owners[-1], most=most)
+        except TooManyWaiting:
+            text = f"{_name(owners[-1])} has too many requests waiting at once. Try again in 2 s."
+            raise RateLimited(text, retry_after_seconds=2) from None
+
+    def end_running(self, owners: Sequence[str]) -> None:
+        self._places.give_back(owners[-1])
+
+    def _take_seconds(self, owners: Sequence[str], seconds: float) -> None:
+        for owner in owners:
+            self._seconds.take(owner, self._rates(owner)[1], seconds)
+
+    def _rates(self, owner: str) -> tuple[float, float]:
+        share = _share(owner)
+        return (
+            self._limits.requests_per_minute * share.requests,
+            self._limits.seconds_per_minute * share.seconds,
+        )
+
+
+async def send_refusal(scope: Scope, send: Send, refusal: DomainError) -> None:
+    """Answer a program with an error object, htmx with a notice that leaves the page as it is, a person with a page."""
+    headers = dict(scope["headers"])
+    if is_machine_path(scope["path"]):
+        await send_error(send, refusal)
+    elif headers.get(b"hx-request") == b"true":
+        await send_page(send, refusal, "", notice=refusal.message)
+    else:
+        await send_page(send, refusal, _page(int(refusal.status), refusal.message))
+
+
+@lru_cache(maxsize=256)
+def _page(status: int, message: str) -> str:
+    """Kept, because a flood is answered with the same page over and over."""
+    return render_to_string("errors/refused.html", {"status": status, "message": message})
+
+
+def _is_upload(scope: Scope) -> bool:
+    """Tell whether the body may be large: of an undeclared length that is not known."""
+    if scope["method"] not in ("POST", "PUT") or not scope["path"].startswith(_UPLOAD_PREFIXES):
+        return False
+    is_chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
+    return is_chunked or declared_length(scope) > DEFAULT_BODY_BYTES
+
+
+def _share(owner: str) -> Share:
+    return _SHARES[owner.partition(" ")[0]]
+
+
+def _name(owner: str) -> str:
+    return _NAMES[owner.partition(" ")[0]]
+
+
+def _refusal(owner: str, limit: str, wait_seconds: float) -> RateLimited:
+    wait = math.ceil(wait_seconds)
+    text = f"{_name(owner)} may use {limit}. Try again in {wait} s."
+    return RateLimited(text, retry_after_seconds=wait, limit=limit)

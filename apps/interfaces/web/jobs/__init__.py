@@ -1,0 +1,1 @@
+"""Job pages: list, live charts, outcome, recipe and evaluation."""

@@ -1,0 +1,48 @@
+"""The installation's public page of how far its estimates were from what runs took; it names no tenant."""
+
+from typing import Any
+
+import msgspec
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from apps.core.database.tenancy import tenant
+from apps.finetuning.models import PoolAccuracy
+from apps.finetuning.pools.accuracy import (
+    MIN_ORGANIZATIONS,
+    MIN_RUNS,
+    STEP_RUNS,
+    WINDOW_RUNS,
+    Report,
+    draw_running_error,
+    list_errors,
+    list_public_reports,
+)
+from apps.interfaces.web.shell.access import public_view
+
+
+@public_view
+@require_safe
+def show(request: HttpRequest) -> HttpResponse:
+    """Show every pool above the floor, to anybody."""
+    with tenant():  # as nobody: what a tenant owns is not even visible here
+        pools = [_pool(row) for row in list_public_reports()]
+    context = {
+        "pools": pools,
+        "min_runs": MIN_RUNS,
+        "min_organizations": MIN_ORGANIZATIONS,
+        "step_runs": STEP_RUNS,
+        "window_runs": WINDOW_RUNS,
+    }
+    return render(request, "accuracy/public.html", context)
+
+
+def _pool(row: PoolAccuracy) -> dict[str, Any]:
+    report = msgspec.convert(row.report, Report)
+    return {
+        "pool": row.pool,
+        "report": report,
+        "rows": list_errors(report),
+        "chart": draw_running_error(report),
+    }

@@ -1,0 +1,74 @@
+"""A job's metrics as its charts and figures need them: of each step the last attempt's, thinned to what can be seen."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.db.models import Count, F, FloatField, IntegerField, Q, QuerySet, Window
+from django.db.models.fields.json import KeyTextTransform
+from django.db.models.functions import Cast, DenseRank, Mod, RowNumber
+
+from apps.finetuning import queries
+from apps.finetuning.models import FineTuningJob, JobEvent
+from apps.interfaces.web.shell.live import with_units
+
+_MAX_POINTS = 500  # beyond it a chart shows no more and costs more
+_CURVES = (
+    "train_loss",
+    "valid_loss",
+    "learning_rate",
+    "grad_norm",
+    "train_mean_token_accuracy",
+    "valid_mean_token_accuracy",
+    "tokens_per_second",
+    "memory_gib",
+    "gpu_percent",
+)
+
+
+def metrics_of(job: FineTuningJob) -> QuerySet[JobEvent]:
+    return job.events.filter(type="metrics")
+
+
+def with_number(job: FineTuningJob, name: str) -> QuerySet[Any]:
+    """Return the events that report this metric, with its value as `number`."""
+    number = Cast(KeyTextTransform(name, "data"), FloatField())
+    return metrics_of(job).annotate(number=number).filter(number__isnull=False)
+
+
+def thinned(job: FineTuningJob) -> list[dict[str, Any]]:
+    """Return the data of as many steps as a chart can show, evenly and with the last, and of as many evaluations."""
+    step = Cast(KeyTextTransform("step", "data"), IntegerField())
+    steps = metrics_of(job).annotate(step=step).annotate(place=Window(DenseRank(), order_by=F("step").asc()))
+    evaluated = with_number(job, "valid_loss").annotate(place=Window(RowNumber(), order_by=F("sequence").asc()))
+    kept = dict(_every_nth(steps, steps.aggregate(count=Count("step", distinct=True))["count"]))
+    return [data for _, data in sorted((kept | dict(_every_nth(evaluated, evaluated.count()))).items())]
+
+
+def _every_nth(rows: QuerySet[JobEvent], count: int) -> Iterable[tuple[int, dict[str, Any]]]:
+    stride = -(-count // _MAX_POINTS) or 1
+    chosen = rows.annotate(rest=Mod(F("place") - 1, stride)).filter(Q(rest=0) | Q(place=count))
+    return chosen.values_list("sequence", "data")
+
+
+def curves_of(job: FineTuningJob) -> dict[str, Any]:
+    """The last attempt's word counts: a resumed attempt repeats steps the lost one had reported."""
+    by_step: dict[int, dict[str, Any]] = {}
+    for data in thinned(job):
+        shown = {name: value for name, value in with_units(data).items() if value is not None}
+        by_step.setdefault(data["step"], {}).update(shown)
+    kept = sorted(by_step)
+    return {
+        "x": kept,
+        "series": {name: [by_step[step].get(name) for step in kept] for name in _CURVES},
+        "total": job.total_steps,
+        "epochs": _epoch_ends(job),
+        "checkpoints": sorted(queries.list_checkpoints(job=job).values_list("step", flat=True)),
+        "best": None,
+    }
+
+
+def _epoch_ends(job: FineTuningJob) -> list[int]:
+    epochs = job.hyperparameters["epochs"]
+    if not job.total_steps or epochs < 2:
+        return []
+    return [round(job.total_steps * epoch / epochs) for epoch in range(1, epochs)]

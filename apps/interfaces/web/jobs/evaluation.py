@@ -1,0 +1,30 @@
+"""The comparison of base and tuned model, as tables of the job page and the adapter page show it."""
+
+from typing import Any
+
+from apps.adapters.models import AdapterVersion
+from apps.contracts.evaluation import Comparison
+from apps.finetuning.results.provenance import label_of, report_of
+
+_TONES = {"better": "ok", "worse": "bad", "level": ""}
+
+
+def evaluation_of(version: AdapterVersion | None) -> dict[str, Any] | None:
+    """Return the report with its rows ready to be shown; None without one."""
+    report = report_of(version) if version is not None else None
+    if report is None:
+        return None
+    return {"report": report, "rows": [_row(found) for found in report.comparisons]}
+
+
+def _row(found: Comparison) -> dict[str, Any]:
+    values = (("Base", found.base), ("Tuned", found.tuned), ("Difference", found.difference))
+    return {
+        "label": label_of(found.name),
+        "verdict": found.verdict,
+        "tone": _TONES[found.verdict],
+        "values": [
+            {"label": label, "value": interval.value, "low": interval.low, "high": interval.high}
+            for label, interval in values
+        ],
+    }

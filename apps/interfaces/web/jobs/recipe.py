@@ -1,0 +1,99 @@
+"""A job's own recipe: in words for its page, and as the API call that would create it again."""
+
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from apps.contracts.runs import Hyperparameters, Method, Objective
+from apps.core.money import usd_decimal
+from apps.finetuning.models import FineTuningJob
+from apps.finetuning.recipes.completion import Choice
+from apps.finetuning.recipes.limits import kind_of
+from apps.finetuning.runs.judges import list_judges
+from apps.interfaces.web.shell.code_samples import job_samples
+from apps.interfaces.web.wizard.after_training_forms import AfterTrainingForm, given_of
+from apps.interfaces.web.wizard.forms import ADAPTER_FIELDS, RECIPE_FIELDS, TRAINED
+from apps.interfaces.web.wizard.recipe_words import ChosenValue, value_in_words, values_in_words
+
+_OFF_BY_DEFAULT = ("use_rslora", "cpu_offload")
+
+
+def method_words(job: FineTuningJob) -> str:
+    """Return the way it is trained, such as "QLoRA, rank 16"."""
+    recipe = _recipe(job)
+    name = kind_of(base_model=job.base_model, recipe=recipe).name
+    return name if recipe.method is Method.FULL else f"{name}, rank {recipe.lora_rank}"
+
+
+def recipe_lines(job: FineTuningJob) -> list[tuple[str, str]]:
+    """Return (name, value) of what people ask about."""
+    recipe = _recipe(job)
+    kind = kind_of(base_model=job.base_model, recipe=recipe)
+    scaled = " / √rank" if recipe.use_rslora else ""
+    adapter = [("Rank, alpha", f"{recipe.lora_rank}, {recipe.lora_alpha}{scaled}")]
+    return [
+        ("Dataset", job.training_file.dataset.name),
+        ("Base model", job.base_model.display_name),
+        ("Method", f"{kind.name}, NF4" if recipe.quantization else kind.name),
+        ("Trained", _trained(recipe)),
+        *([] if recipe.method is Method.FULL else adapter),
+        ("Learning rate", f"{recipe.learning_rate:g}, {recipe.lr_scheduler}"),
+        ("Batch", _batch(recipe)),
+        ("Epochs", str(recipe.epochs)),
+        ("Longest row", f"{recipe.max_length:,} tokens"),
+        ("Early stopping", value_in_words("early_stopping_patience", recipe.early_stopping_patience)),
+        ("Seed", str(recipe.seed)),
+    ]
+
+
+def recipe_reasons(job: FineTuningJob) -> list[ChosenValue]:
+    """Return every value with the reason it was chosen for, as it was told at creation."""
+    choices = msgspec.convert(job.requested.get("choices") or [], list[Choice])
+    return values_in_words(choices, _recipe(job))
+
+
+def recipe_samples(job: FineTuningJob, *, model: str) -> list[dict[str, str]]:
+    """Return the job as calls to copy, with the values it ran with; `model` names what it began with."""
+    recipe, asked = _recipe(job), job.requested
+    after = AfterTrainingForm(given_of(asked), judges=partial(list_judges, organization=job.organization_id))
+    is_known = after.is_valid()
+    cap_nano = asked.get("spend_cap_nano")
+    return job_samples(
+        model=model,
+        training_file=job.training_file_id,
+        validation_file=job.validation_file_id or "",
+        suffix=job.suffix,
+        method=recipe.method,
+        objective=recipe.objective,
+        recipe=_values(job, recipe),
+        grader=after.changed if is_known else None,
+        exports=after.exports if is_known else (),
+        integrations=asked.get("integrations") or (),
+        pool=job.pool.name if job.pool and asked.get("pool") else "",
+        gpu_count=job.gpu_count,
+        cap_usd=usd_decimal(cap_nano) if cap_nano else "",
+    )
+
+
+def _values(job: FineTuningJob, recipe: Hyperparameters) -> dict[str, Any]:
+    left_out = {name for name in _OFF_BY_DEFAULT if not getattr(recipe, name)}
+    left_out |= set(ADAPTER_FIELDS) if recipe.method is Method.FULL else set()
+    left_out |= {"validation_share"} if job.validation_file_id else set()
+    values = {name: getattr(recipe, name) for name in RECIPE_FIELDS if name not in left_out}
+    return values | ({"use_dora": True} if recipe.use_dora else {})
+
+
+def _trained(recipe: Hyperparameters) -> str:
+    if recipe.objective.is_preference:
+        return f"Preferences, {recipe.objective.upper()}"
+    return "Every token" if recipe.objective is Objective.TEXT else dict(TRAINED)[recipe.train_on]
+
+
+def _batch(recipe: Hyperparameters) -> str:
+    parts = recipe.gradient_accumulation_steps
+    return f"{recipe.batch_size} rows" + (f" in {parts} parts" if parts > 1 else "")
+
+
+def _recipe(job: FineTuningJob) -> Hyperparameters:
+    return msgspec.convert(job.hyperparameters, Hyperparameters)

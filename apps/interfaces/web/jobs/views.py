@@ -1,0 +1,352 @@
+"""Fine-tuning jobs: the list, one job with its live chart, and what may be done to it."""
+
+import datetime
+import re
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils.cache import patch_vary_headers
+from django.views.decorators.http import require_POST, require_safe
+from django_htmx.middleware import HtmxDetails
+
+from apps.accounts.models import Membership, Organization, User
+from apps.accounts.roles import Permission, has_permission
+from apps.core.database.clock import db_now
+from apps.core.errors import DomainError
+from apps.core.money import NANO_PER_CENT, usd_decimal
+from apps.datasets.queries import download_url as file_url
+from apps.finetuning import queries
+from apps.finetuning.jobs import control
+from apps.finetuning.jobs.explanations import explain
+from apps.finetuning.jobs.progress import get_progress, percent_of
+from apps.finetuning.jobs.retries import retry_job
+from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.models import FineTuningJob, JobEvent
+from apps.finetuning.results.checkpoint_models import may_answer
+from apps.finetuning.runs import attempts
+from apps.finetuning.runs.queue_order import queue_position
+from apps.finetuning.usage import charges
+from apps.interfaces.web.charts import geometry
+from apps.interfaces.web.jobs.curves import curves_of, metrics_of, with_number
+from apps.interfaces.web.jobs.evaluation import evaluation_of
+from apps.interfaces.web.jobs.outcome import find_outcome, outcome_rows
+from apps.interfaces.web.jobs.recipe import method_words, recipe_lines, recipe_reasons, recipe_samples
+from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.live import Watcher, follow_job
+from apps.interfaces.web.wizard.compute_table import memory_parts
+from apps.interfaces.web.wizard.forms import CapForm
+from apps.interfaces.web.wizard.views import again_url, beginning_of
+
+_PAGE = 25
+_SHOWN_EVALUATIONS = 100
+_SHOWN_EVENTS = 200
+_STATES = (("", "All"), ("running", "Training"), ("queued", "Queued"), ("succeeded", "Succeeded"), ("failed", "Failed"))
+_GIB = 2**30
+
+
+class MemberRequest(HttpRequest):
+    """A request whose organization has been entered."""
+
+    organization: Organization
+    htmx: HtmxDetails
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One step of a job as people see it: Validate, Queue, Boot, Train, Export, Ready."""
+
+    name: str
+    state: str = ""  # "done", "now", "failed", "stopped"
+    note: str = ""
+    percent: float | None = None
+    long: bool = False
+    share: int | None = None  # of a job that ended: twelfths of its whole time
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def index(request: MemberRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    """List the jobs; htmx asks for the table alone."""
+    rows = queries.list_jobs(organization=organization)
+    status = request.GET.get("status", "")
+    page = Paginator(rows.filter(status=status) if status else rows, _PAGE).get_page(request.GET.get("page"))
+    address = f"{reverse('web:job_list')}?status={status}"
+    now = db_now()
+    context = {
+        "jobs": [_summary(job, now) for job in page.object_list],
+        "page": page,
+        "tabs": [
+            {"label": label, "url": f"{reverse('web:job_list')}?status={value}", "current": value == status}
+            for value, label in _STATES
+        ],
+        "address": f"{address}&page={page.number}",
+        "previous": f"{address}&page={page.previous_page_number()}" if page.has_previous() else "",
+        "next": f"{address}&page={page.next_page_number()}" if page.has_next() else "",
+        "may_create": has_permission(membership.role, Permission.JOB_WRITE),
+        "has_live": any(job.status not in JOB_TERMINAL for job in page.object_list),
+    }
+    return render(request, "jobs/list.html" + ("#table" if request.htmx else ""), context)
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def detail(request: MemberRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
+    """Show one job; htmx asks again for the parts that change when its state does."""
+    job = queries.get_job(organization=organization, id=job_id)
+    target = request.headers.get("HX-Target", "").partition("#")[2]
+    part = ("#news" if target == "events" else "#state") if request.htmx else ""
+    response = render(request, f"jobs/detail.html{part}", _detail(job, membership))
+    patch_vary_headers(response, ["HX-Request", "HX-Target"])
+    if part and job.status in JOB_TERMINAL:
+        response.headers["HX-Refresh"] = "true"  # its report, certificate and files stand all over the page
+    return response
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def chart(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> JsonResponse:
+    """Return the curves so far: {"x", "series", "total", "checkpoints"}."""
+    job = queries.get_job(organization=organization, id=job_id)
+    return JsonResponse(curves_of(job))
+
+
+def stream(request: MemberRequest, job_id: str) -> HttpResponseBase:
+    """Server-sent events of the job, from Last-Event-ID (or ?after) on."""
+    opened = _open_stream(request, job_id=job_id)
+    if opened.status_code != 204:
+        return opened
+    after = request.headers.get("Last-Event-ID") or request.GET.get("after", "0")
+    response = StreamingHttpResponse(
+        follow_job(watcher=_watcher(request, request.organization), job_id=job_id, after=_sequence(after)),
+        content_type="text/event-stream",
+    )
+    response.headers["Cache-Control"] = "no-store"
+    response.headers["X-Accel-Buffering"] = "no"
+    return response
+
+
+def _sequence(text: str) -> int:
+    """Return the number a browser sends back; anything else begins at the start."""
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def _open_stream(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
+    """Authorise in a transaction of its own, so that a watcher holds no connection."""
+    queries.get_job(organization=organization, id=job_id)
+    _watcher(request, organization).require_room()
+    return HttpResponse(status=204)
+
+
+def _watcher(request: HttpRequest, organization: Organization) -> Watcher:
+    assert isinstance(request.user, User) and request.session.session_key
+    return Watcher(request.user, request.session.session_key, organization.pk)
+
+
+stream.access = _open_stream.access  # type: ignore[attr-defined]
+
+
+@require_POST
+@organization_view(Permission.JOB_WRITE)
+def cancel(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
+    return _act(request, organization, membership, job_id, control.request_cancellation, "The job is being cancelled.")
+
+
+@require_POST
+@organization_view(Permission.JOB_WRITE)
+def pause(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
+    return _act(request, organization, membership, job_id, control.request_pause, "Saving a checkpoint, then pausing.")
+
+
+@require_POST
+@organization_view(Permission.JOB_WRITE)
+def resume(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
+    """Queue a paused job again; `cap` sets another one, as it must where the cap stopped the job."""
+    form = CapForm(request.POST)
+    if not form.is_valid():
+        messages.error(request, "The new cap is an amount in dollars, such as 2.50.")
+        return redirect("web:job_detail", job_id=job_id)
+    act = partial(control.resume, spend_cap_nano=form.cap_nano)
+    return _act(request, organization, membership, job_id, act, "The job is queued again.")
+
+
+@require_POST
+@organization_view(Permission.JOB_WRITE)
+def retry(request: HttpRequest, organization: Organization, membership: Membership, job_id: str) -> HttpResponse:
+    """Start a failed job again with the suggested change, holding the `cap` that its button said."""
+    job = queries.get_job(organization=organization, id=job_id)
+    form = CapForm(request.POST)
+    if not form.is_valid():
+        messages.error(request, "The cap is an amount in dollars, such as 2.50.")
+        return redirect("web:job_detail", job_id=job_id)
+    try:
+        again = retry_job(job=job, by=membership.user_id, now=db_now(), spend_cap_nano=form.cap_nano)
+    except DomainError as refused:
+        messages.error(request, refused.message)
+        return redirect("web:job_detail", job_id=job_id)
+    messages.success(request, "Started again with the change.")
+    return redirect("web:job_detail", job_id=again.pk)
+
+
+def _act(
+    request: HttpRequest, organization: Organization, membership: Membership, job_id: str, act: Any, words: str
+) -> HttpResponse:
+    job = queries.get_job(organization=organization, id=job_id)
+    try:
+        act(job=job, by=membership.user_id, now=db_now())
+    except DomainError as refused:
+        messages.error(request, refused.message)
+    else:
+        messages.success(request, words)
+    return redirect("web:job_detail", job_id=job_id)
+
+
+# --- what the pages show ----------------------------------------------------------------------------------------
+
+
+def title_of(job: FineTuningJob) -> str:
+    return job.suffix or f"{job.base_model.display_name} on {job.training_file.dataset.name}"
+
+
+def _summary(job: FineTuningJob, now: datetime.datetime) -> dict[str, Any]:
+    return {"job": job, "title": title_of(job), "progress": get_progress(job=job, now=now)}
+
+
+def _detail(job: FineTuningJob, membership: Membership) -> dict[str, Any]:
+    losses = with_number(job, "train_loss").order_by("sequence")
+    evaluated = with_number(job, "valid_loss")
+    best = evaluated.order_by("number", "sequence").first()
+    last = metrics_of(job).order_by("sequence").last()
+    now, is_live = db_now(), job.status not in JOB_TERMINAL
+    progress = get_progress(job=job, now=now)
+    outcome = find_outcome(job)
+    return {
+        "job": job,
+        "title": title_of(job),
+        "phases": _phases(job, now),
+        "progress": progress,
+        "loss": losses.values_list("number", flat=True).last(),
+        "first_loss": losses.values_list("number", flat=True).first(),
+        "best": best.data if best else None,
+        "evaluations": [event.data for event in reversed(list(evaluated.order_by("-sequence")[:_SHOWN_EVALUATIONS]))],
+        "estimated_seconds": _estimated_seconds(job, is_live=is_live),
+        "billed_seconds": job.billed_gpu_ms / 1000,
+        "is_minimum": not is_live and job.billed_gpu_ms > charges.trained_ms(job=job),
+        "queue_position": _queue_position(job, now),
+        "pause": _pause_state(job),
+        "evaluation": evaluation_of(job.adapter_version),
+        "explanation": (why := explain(job=job, now=now)),
+        "retry_url": again_url(job, changes=why.suggestion.change.recipe) if why else "",
+        "retry_cap": usd_decimal(why.suggestion.hold_nano) if why and why.suggestion.hold_nano else "",
+        "checkpoints": list(queries.list_checkpoints(job=job)[:10]),
+        "runs": list(job.runs.order_by("attempt").select_related("worker")),
+        "peak_bytes": max((run.peak_memory_bytes or 0 for run in job.runs.all()), default=0),
+        "memory": _memory_bar(job),
+        "events": [_shown(event) for event in queries.list_events(job=job).exclude(type="metrics")[:_SHOWN_EVENTS]],
+        "outcome": outcome_rows(outcome),
+        "method": method_words(job),
+        "recipe": recipe_lines(job),
+        "reasons": recipe_reasons(job),
+        "samples": recipe_samples(job, model=beginning_of(job)),
+        "again_url": again_url(job),
+        "is_live": is_live,
+        "may_write": has_permission(membership.role, Permission.JOB_WRITE),
+        "may_try_checkpoints": has_permission(membership.role, Permission.ADAPTER_WRITE) and may_answer(job),
+        "speed": outcome.actual_tokens_per_second if outcome else progress.tokens_per_second,
+        "has_gpu_load": bool(last and last.data.get("gpu_utilization") is not None),
+        "file_url": file_url(version=job.training_file) if job.training_file.status != "deleted" else "",
+    }
+
+
+def _estimated_seconds(job: FineTuningJob, *, is_live: bool) -> float:
+    """Return what the estimate said of the time shown: from claim to end while it is live, then what is billed."""
+    if is_live:
+        return job.estimate.get("run_seconds_p50") or job.estimate.get("train_seconds_p50") or 0.0
+    return (job.estimate.get("billed_seconds_p50") or 0.0) * job.gpu_count
+
+
+def _pause_state(job: FineTuningJob) -> dict[str, Any] | None:
+    """What resuming would set aside, and whether the cap must be raised first; None unless the job is paused."""
+    if job.status != "paused":
+        return None
+    return {
+        "hold_nano": attempts.resume_hold_nano(job=job),
+        "is_at_cap": job.spend_cap_nano < (least_nano := charges.least_cap_of(job=job)),
+        "least_cap_nano": least_nano,
+        "suggested_cap": usd_decimal(-(-max(2 * job.spend_cap_nano, least_nano) // NANO_PER_CENT) * NANO_PER_CENT),
+    }
+
+
+def _phases(job: FineTuningJob, now: datetime.datetime) -> list[Phase]:
+    """Return where the job is; what was queued again is told of the latest attempt."""
+    run = job.runs.order_by("-attempt").first()
+    queued, taken, trained = (run.created_at, run.leased_at, run.training_started_at) if run else (None, None, None)
+    now = run.finished_at or now if run else now
+    spans = {
+        "Validate": (job.created_at, job.queued_at),
+        "Queue": (queued or job.queued_at, taken),
+        "Boot": (taken, trained),
+        "Train": (trained, job.finished_at),
+    }
+    phases = []
+    whole = sum(_seconds(*span) for span in spans.values()) if job.finished_at else 0.0
+    for name, (begun, ended) in spans.items():
+        is_train = name == "Train"
+        if begun is None:
+            phases.append(Phase(name, long=is_train))
+        elif ended is not None:
+            attempt = f", attempt {run.attempt}" if run and is_train and run.attempt > 1 else ""
+            share = round(12 * _seconds(begun, ended) / whole) if whole else None
+            phases.append(Phase(name, "done", _span(ended - begun) + attempt, long=is_train, share=share))
+        else:
+            percent = percent_of(job) if is_train else None
+            phases.append(Phase(name, "now", f"{percent}%" if is_train else _span(now - begun), percent, is_train))
+    return [*_with_end(phases, job), _ready(job)]
+
+
+def _with_end(phases: list[Phase], job: FineTuningJob) -> list[Phase]:
+    """Mark where a job that failed or was stopped came to its end."""
+    marks = {"failed": "failed", "cancelled": "stopped", "paused": "stopped"}
+    mark = marks.get(job.status)
+    if mark is None:
+        return phases
+    last = max((index for index, phase in enumerate(phases) if phase.state), default=0)
+    ended = phases[last]
+    phases[last] = replace(ended, state=mark, percent=None)
+    return phases
+
+
+def _ready(job: FineTuningJob) -> Phase:
+    return Phase("Ready", "done" if job.status == "succeeded" else "")
+
+
+def _seconds(begun: datetime.datetime | None, ended: datetime.datetime | None) -> float:
+    return max(0.0, (ended - begun).total_seconds()) if begun and ended else 0.0
+
+
+def _span(length: datetime.timedelta) -> str:
+    seconds = max(int(length.total_seconds()), 0)
+    return f"{seconds}s" if seconds < 60 else f"{seconds // 60}m {seconds % 60:02d}s"
+
+
+def _queue_position(job: FineTuningJob, now: datetime.datetime) -> int | None:
+    run = queries.get_active_run(job=job) if job.status == "queued" else None
+    return queue_position(run=run, now=now) if run and run.status == "queued" else None
+
+
+def _memory_bar(job: FineTuningJob) -> geometry.MemoryBar | None:
+    if not job.estimate:
+        return None
+    parts = memory_parts((part["key"], part["bytes"]) for part in job.estimate["parts"])
+    return geometry.memory_bar(parts, job.estimate["capacity_bytes"] / _GIB)
+
+
+def _shown(event: JobEvent) -> dict[str, Any]:
+    return {"level": event.level, "message": event.message, "detail": "", "at": event.created_at}

@@ -1,0 +1,1 @@
+"""The playground: conversations with up to four models, and rows made of them."""

@@ -1,0 +1,108 @@
+"""What the playground does with a conversation: show the prompt as the model reads it, keep it as an evaluation row."""
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import msgspec
+from django.http import HttpRequest, JsonResponse
+from django.urls import reverse
+from django.views.decorators.http import require_POST
+
+from apps.accounts.models import Membership, Organization
+from apps.accounts.roles import Permission
+from apps.adapters.queries import get_version_by_name
+from apps.catalog.models import BaseModel
+from apps.catalog.queries import chat_renderer, list_base_models
+from apps.contracts.chat import ChatMessage, Role
+from apps.core.database.clock import db_now
+from apps.core.database.locks import lock
+from apps.core.errors import DomainError, InvalidValue
+from apps.core.objects.store import read_object
+from apps.datasets.intake.versions import create_version
+from apps.datasets.models import DatasetVersion
+from apps.datasets.queries import list_versions
+from apps.interfaces.web.shell.access import organization_view
+from apps.serving.aliases import list_aliases
+
+DATASET_NAME = "Playground rows"
+_MAX_BYTES = 8 * 2**20  # of the dataset of saved rows; start another one then
+
+_Text = Annotated[str, msgspec.Meta(max_length=100_000)]
+
+
+class Turn(msgspec.Struct, forbid_unknown_fields=True):
+    role: Literal["system", "user", "assistant"]
+    content: _Text
+
+
+class Conversation(msgspec.Struct, forbid_unknown_fields=True):
+    messages: Annotated[list[Turn], msgspec.Meta(min_length=1, max_length=200)]
+    model: Annotated[str, msgspec.Meta(max_length=240)] = ""
+
+
+@require_POST
+@organization_view(Permission.VIEW)
+def render_prompt(request: HttpRequest, organization: Organization, membership: Membership) -> JsonResponse:
+    """Return the text that the model's own chat template makes of the messages."""
+    try:
+        asked = _read(request)
+        messages = [ChatMessage(role=Role(turn.role), content=turn.content) for turn in asked.messages]
+        prompt = chat_renderer(base_model=_base_of(organization, asked.model)).render_prompt(messages)
+    except DomainError as refused:
+        return JsonResponse(refused.as_openai(), status=refused.status)
+    return JsonResponse({"prompt": prompt})
+
+
+@require_POST
+@organization_view(Permission.DATASET_WRITE)
+def save_row(request: HttpRequest, organization: Organization, membership: Membership) -> JsonResponse:
+    """Add the conversation, the answer last, as a row to the dataset of saved rows: its next version."""
+    try:
+        asked = _read(request)
+        if asked.messages[-1].role != "assistant":
+            raise InvalidValue("The last message must be the answer to keep.", param="messages")
+        version = _append(organization, asked, by=membership.user_id)
+    except DomainError as refused:
+        return JsonResponse(refused.as_openai(), status=refused.status)
+    return JsonResponse({"file": version.pk, "url": reverse("web:dataset_detail", args=[version.pk])})
+
+
+def _append(organization: Organization, asked: Conversation, *, by: str) -> DatasetVersion:
+    lock(f"playground rows:{organization.pk}")
+    before = list_versions(organization=organization).filter(dataset__name=DATASET_NAME).order_by("-number").first()
+    row = json.dumps({"messages": msgspec.to_builtins(asked.messages)}, ensure_ascii=False).encode() + b"\n"
+
+    def chunks() -> Iterator[bytes]:
+        if before is not None:
+            kept = read_object(before.object_key, limit_bytes=_MAX_BYTES)
+            yield kept if kept.endswith(b"\n") else kept + b"\n"
+        yield row
+
+    return create_version(
+        organization=organization,
+        filename="playground-rows.jsonl",
+        purpose="fine-tune",
+        chunks=chunks(),
+        by=by,
+        now=db_now(),
+        dataset_name=DATASET_NAME,
+    )
+
+
+def _base_of(organization: Organization, model_name: str) -> BaseModel:
+    """Return the base model behind a base model's name, a version's or an alias's. Raises ModelNotFound."""
+    base = list_base_models(only_installed=True).filter(name=model_name).first()
+    if base is not None:
+        return base
+    alias = list_aliases(organization=organization).filter(model_name=model_name).first()
+    if alias is not None:
+        return alias.adapter.base_model
+    return get_version_by_name(organization=organization, model_name=model_name).adapter.base_model
+
+
+def _read(request: HttpRequest) -> Conversation:
+    try:
+        return msgspec.json.decode(request.body, type=Conversation)
+    except msgspec.DecodeError as error:
+        raise InvalidValue(f"The conversation is not as expected: {error}", param="messages") from error

@@ -1,0 +1,1 @@
+"""What every page shares: access, navigation, frame, theme, search, live updates, downloads."""

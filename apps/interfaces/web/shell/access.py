@@ -1,0 +1,110 @@
+"""Who may open a page: every view of an organization's data goes through `organization_view`."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import Any
+
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import redirect
+
+from apps.accounts.login.second_factor import require_second_factor
+from apps.accounts.login.sessions import require_recent_sign_in
+from apps.accounts.models import Membership, User
+from apps.accounts.queries import list_memberships_of
+from apps.accounts.roles import Permission, has_permission
+from apps.core.database.tenancy import set_organization, tenant
+from apps.core.errors import PermissionDenied
+from apps.core.http.access import Access, View, answer, public_view, redirect_to_sign_in
+
+__all__ = ["SESSION_ORGANIZATION", "organization_view", "person_view", "public_view", "require"]
+
+SESSION_ORGANIZATION = "organization_id"
+
+
+def person_view(view: View) -> View:
+    """Require a signed-in person, member of an organization or not; the current one, if any, is on the request."""
+
+    @wraps(view)
+    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        if not request.user.is_authenticated:
+            return redirect_to_sign_in(request)
+        return answer(request, partial(_as_person, view, request, *args, **kwargs))
+
+    guarded.access = Access("person")  # type: ignore[attr-defined]
+    return guarded
+
+
+def organization_view(permission: Permission, *, is_sensitive: bool = False) -> Callable[[View], View]:
+    """Require membership with `permission`; the view gets `organization` and `membership` and sees only their rows.
+
+    The whole view is one transaction: what it raises undoes what it did. A POST to a sensitive view asks people who
+    signed in some time ago for their password again.
+    """
+
+    def decorate(view: View) -> View:
+        @wraps(view)
+        def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            if not request.user.is_authenticated:
+                return redirect_to_sign_in(request)
+            if is_sensitive and request.method == "POST":
+                require_recent_sign_in(request)
+            return answer(request, partial(_as_member, view, permission, request, *args, **kwargs))
+
+        guarded.access = Access("organization", permission)  # type: ignore[attr-defined]
+        return guarded
+
+    return decorate
+
+
+def require(membership: Membership, permission: Permission) -> None:
+    """Raise PermissionDenied unless the member's role grants `permission` and the organization is not suspended."""
+    if membership.organization.suspended_at:
+        raise PermissionDenied("This organization is suspended. Write to the operator of this installation.")
+    if not has_permission(membership.role, permission):
+        raise PermissionDenied(f"Your role, {membership.role}, does not allow this. An owner or admin can change it.")
+
+
+def _as_person(view: View, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    with _entering(request):
+        return view(request, *args, **kwargs)
+
+
+def _as_member(view: View, permission: Permission, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    with _entering(request) as membership:
+        if membership is None:
+            is_operator = getattr(request.user, "is_operator", False)
+            return redirect("staff:organization_list" if is_operator else "web:organization_create")
+        if membership.organization.requires_second_factor:
+            why = f"{membership.organization.name} asks its members for a second factor."
+            if elsewhere := require_second_factor(request, why=why):
+                return elsewhere
+        require(membership, permission)
+        return view(request, membership.organization, membership, *args, **kwargs)
+
+
+@contextmanager
+def _entering(request: HttpRequest) -> Iterator[Membership | None]:
+    """See the rows of the reader's current organization; `is_inside` tells the frame of the page that it does."""
+    with tenant(user=request.user):
+        membership = find_membership(request)
+        if membership is not None:
+            set_organization(membership.organization_id)
+        request.is_inside = True  # type: ignore[attr-defined]
+        try:
+            yield membership
+        finally:
+            request.is_inside = False  # type: ignore[attr-defined]
+
+
+def find_membership(request: HttpRequest) -> Membership | None:
+    """Choose the session's organization, else the person's first, and leave both on the request."""
+    assert isinstance(request.user, User)
+    request.memberships = memberships = list_memberships_of(user=request.user)  # type: ignore[attr-defined]
+    if not memberships:
+        return None
+    wanted = request.session.get(SESSION_ORGANIZATION)
+    membership = next((each for each in memberships if each.organization_id == wanted), memberships[0])
+    request.organization = membership.organization  # type: ignore[attr-defined]
+    request.membership = membership  # type: ignore[attr-defined]
+    return membership

@@ -1,0 +1,67 @@
+"""Files made while they are sent, and archives of stored objects."""
+
+import asyncio
+import io
+import zipfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpRequest, StreamingHttpResponse
+
+from apps.core.objects.store import attachment, read_chunks, store
+
+
+def stream_download(
+    request: HttpRequest, chunks: Iterator[bytes], *, filename: str, content_type: str
+) -> StreamingHttpResponse:
+    """Return a response that sends `chunks` as they are made; making them must not need the database."""
+    # Under ASGI Django would read an ordinary iterator into memory whole.
+    body: Any = _in_threads(chunks) if isinstance(request, ASGIRequest) else chunks
+    headers = {
+        "Content-Type": content_type,
+        "Content-Disposition": attachment(filename),
+        "Cache-Control": "private, no-store",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return StreamingHttpResponse(body, headers=headers)
+
+
+async def _in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    while chunk := await asyncio.to_thread(next, chunks, b""):
+        yield chunk
+
+
+def zip_chunks(files: Sequence[tuple[str, str]], *, texts: Sequence[tuple[str, str]] = ()) -> Iterator[bytes]:
+    """Yield a ZIP archive of `texts` (name, content) and `files` (name, object key), uncompressed as weights are."""
+    sink = _Sink()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
+        for name, text in texts:
+            archive.writestr(name, text)
+        for name, key in files:
+            with store().open_stream(key) as stream, archive.open(name, "w", force_zip64=True) as member:
+                for chunk in read_chunks(stream):
+                    member.write(chunk)
+                    yield from sink.take()
+            yield from sink.take()
+    yield from sink.take()
+
+
+class _Sink(io.RawIOBase):
+    """Where the archive is written to; it cannot seek, so sizes follow their file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._parts.append(bytes(data))
+        return len(data)
+
+    def take(self) -> Iterator[bytes]:
+        parts, self._parts = b"".join(self._parts), []
+        if parts:
+            yield parts

@@ -1,0 +1,68 @@
+"""What the frame of every page shows: the organizations of the reader, the balance, what is running, the theme."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpRequest
+
+from apps.accounts.models import Organization
+from apps.billing.queries import get_balance
+from apps.core.database.tenancy import tenant
+from apps.finetuning.models import FineTuningJob
+from apps.interfaces.web.shell.access import find_membership
+
+THEME_COOKIE = "theme"
+THEMES = ("light", "dark")
+_ACTIVE = ("validating_files", "queued", "running", "pausing")
+
+
+def context(request: HttpRequest) -> dict[str, Any]:
+    """Template context processor; what needs a query is asked only by a page that shows it.
+
+    Pages of the operator console and error pages belong to no organization: they show the reader's current one.
+    """
+    user = getattr(request, "user", None)
+    is_signed_in = bool(user and user.is_authenticated)
+    if is_signed_in and not hasattr(request, "memberships"):
+        with tenant(user=user):
+            find_membership(request)
+    organization = getattr(request, "organization", None)
+    return {
+        "theme": theme_of(request),
+        "frame": "shell.html" if is_signed_in else "solo.html",
+        "mail_folder": settings.MAIL_FOLDER,
+        "organization": organization,
+        "membership": getattr(request, "membership", None),
+        "memberships": getattr(request, "memberships", []),
+    } | _figures(organization, lambda: _seeing(request, organization))
+
+
+def theme_of(request: HttpRequest) -> str:
+    """Return the chosen theme, "" to follow the system."""
+    theme = request.COOKIES.get(THEME_COOKIE, "")
+    return theme if theme in THEMES else ""
+
+
+def _seeing(request: HttpRequest, organization: Organization | None) -> AbstractContextManager[None]:
+    """Return what makes the organization's rows visible: nothing more inside one of its own views."""
+    return nullcontext() if getattr(request, "is_inside", False) else tenant(organization=organization)
+
+
+def _figures(organization: Organization | None, seeing: Callable[[], AbstractContextManager[None]]) -> dict[str, Any]:
+    if organization is None:
+        return {"balance_nano": None, "nav_running_count": None}
+
+    @cache
+    def balance_nano() -> int:
+        with seeing():
+            return get_balance(organization=organization).available_nano
+
+    @cache
+    def nav_running_count() -> int:
+        with seeing():
+            return FineTuningJob.objects.for_organization(organization).filter(status__in=_ACTIVE).count()
+
+    return {"balance_nano": balance_nano, "nav_running_count": nav_running_count}

@@ -1,0 +1,210 @@
+"""Server-sent events of one job: what a watcher missed from the table, then what comes, each with its sequence as id.
+
+One Redis subscriber a process; a watcher whose message is lost still sees the row within seconds. The number of
+watchers is limited for each person and organization, and so is what they ask of the database. Once a minute each
+watcher is checked again.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import redis.asyncio
+from asgiref.sync import sync_to_async
+from django.conf import settings
+
+from apps.accounts.models import User
+from apps.accounts.queries import find_membership, get_organization
+from apps.accounts.roles import Permission
+from apps.core.database.clock import db_now
+from apps.core.database.tenancy import tenant
+from apps.core.errors import DomainError, RateLimited
+from apps.core.http.asgi import give_back_connection
+from apps.core.http.fair_shares import OpenCounts
+from apps.core.templatetags.ui import NONE, duration, number, usd
+from apps.finetuning.jobs.progress import get_progress
+from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.models import FineTuningJob, JobEvent
+from apps.finetuning.queries import get_job, list_events_after
+from apps.interfaces.web.edge import callers
+from apps.interfaces.web.shell.access import require
+
+logger = logging.getLogger(__name__)
+
+LOOK_ANYWAY_SECONDS = 5.0  # how long a watcher waits for a message before it looks at the table
+MAX_LOOKS_PER_SECOND = 4.0  # of all watchers of this process that wait for a message
+MIN_SECONDS = 0.25  # between two looks of one watcher, however many messages come
+ASK_AGAIN_SECONDS = 60.0
+MAX_OF_PERSON, MAX_OF_ORGANIZATION = 8, 40
+_PREFIX = "anneal:live:"
+_RETRY_SECONDS = 1.0
+
+
+class Hub:
+    """Wakes the watchers of a channel when Redis says that something changed."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
+        self._task: asyncio.Task[None] | None = None
+
+    async def wait(self, channel: str, seconds: float) -> None:
+        """Return when the channel changed, or after so many seconds."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._listen())
+        bell = asyncio.Event()
+        self._waiting[channel].add(bell)
+        try:
+            await asyncio.wait_for(bell.wait(), seconds)
+        except TimeoutError:
+            pass
+        finally:
+            self._waiting[channel].discard(bell)
+            if not self._waiting[channel]:
+                del self._waiting[channel]
+
+    @property
+    def watcher_count(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                await self._follow()
+            except (redis.RedisError, OSError) as error:
+                logger.warning("live updates interrupted: %s", error)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _follow(self) -> None:
+        client = redis.asyncio.Redis.from_url(settings.REDIS_URL)
+        async with client, client.pubsub() as pubsub:
+            await pubsub.psubscribe(f"{_PREFIX}*")
+            async for message in pubsub.listen():
+                if message["type"] == "pmessage":
+                    for bell in self._waiting.get(message["channel"].decode().removeprefix(_PREFIX), ()):
+                        bell.set()
+
+
+hub = Hub()
+_open = OpenCounts()
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """A person in a session, watching jobs of one organization."""
+
+    person: User
+    session_key: str
+    organization_id: str
+
+    @property
+    def owners(self) -> tuple[str, str]:
+        return f"person {self.person.pk}", f"organization {self.organization_id}"
+
+    def require_room(self) -> None:
+        """Raises RateLimited where the person or the organization watches as much as they may."""
+        limits = (MAX_OF_PERSON, MAX_OF_ORGANIZATION)
+        for owner, most, name in zip(self.owners, limits, ("You follow", "Your organization follows"), strict=True):
+            if _open[owner] >= most:
+                text = f"{name} {most} live pages at once, the most allowed. Close one and reload this page."
+                raise RateLimited(text, retry_after_seconds=30)
+
+    async def may_watch(self) -> bool:
+        """Tell whether the session still belongs to a member who may see jobs."""
+        is_signed_in = await callers.find(("", self.session_key)) is not None
+        return is_signed_in and await sync_to_async(self._is_member)()
+
+    def _is_member(self) -> bool:
+        try:
+            with tenant(organization=self.organization_id):
+                organization = get_organization(id=self.organization_id)
+                if (membership := find_membership(organization=organization, user=self.person)) is None:
+                    return False
+                require(membership, Permission.VIEW)
+                return True
+        except DomainError:
+            return False
+        finally:
+            give_back_connection()  # nothing is held while the watcher waits
+
+
+async def follow_job(*, watcher: Watcher, job_id: str, after: int) -> AsyncIterator[bytes]:
+    """Yield the job's events after `after` until the job is over; ends with the event `done`.
+
+    Ends without it when the watcher may watch no longer.
+    """
+    for owner in watcher.owners:
+        _open.add(owner)
+    try:
+        async for frame in _frames(watcher, job_id, after):
+            yield frame
+    finally:
+        for owner in watcher.owners:
+            _open.remove(owner)
+
+
+async def _frames(watcher: Watcher, job_id: str, after: int) -> AsyncIterator[bytes]:
+    asked_at, looked_at = time.monotonic(), 0.0
+    while True:
+        await asyncio.sleep(max(0.0, looked_at + MIN_SECONDS - time.monotonic()))
+        if time.monotonic() - asked_at > ASK_AGAIN_SECONDS:
+            if not await watcher.may_watch():
+                return
+            asked_at = time.monotonic()
+        looked_at = time.monotonic()
+        events, status, figures = await sync_to_async(_read)(watcher.organization_id, job_id, after)
+        for event in events:
+            after = event.sequence
+            yield _frame(event, figures)
+        if status in JOB_TERMINAL and not events:
+            yield b"event: done\ndata: " + json.dumps({"status": status}).encode() + b"\n\n"
+            return
+        if not events:  # time passes and money is spent between two steps as well
+            yield f"event: metric\ndata: {json.dumps(figures)}\n\n".encode()
+            await hub.wait(f"job:{job_id}", max(LOOK_ANYWAY_SECONDS, hub.watcher_count / MAX_LOOKS_PER_SECOND))
+
+
+def _read(organization_id: str, job_id: str, after: int) -> tuple[list[JobEvent], str, dict[str, Any]]:
+    try:
+        with tenant(organization=organization_id):
+            job = get_job(organization=organization_id, id=job_id)
+            return list_events_after(job=job, sequence=after), job.status, _figures(job)
+    finally:
+        give_back_connection()  # nothing is held while the watcher waits
+
+
+def _figures(job: FineTuningJob) -> dict[str, Any]:
+    """Return the figures of the job's page that change while it runs, as the page itself writes them."""
+    progress = get_progress(job=job, now=db_now())
+    return {
+        "percent": progress.percent,
+        "spent": usd(progress.spent_nano),
+        "time_left": duration(progress.seconds_left),
+        "throughput": number(round(progress.tokens_per_second)) if progress.tokens_per_second else NONE,
+    }
+
+
+def with_units(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a step's metrics with memory in GiB and the GPU's load in percent, as a chart's axis has them."""
+    memory, load = data.get("memory_bytes"), data.get("gpu_utilization")
+    shown = {
+        "memory_gib": None if memory is None else round(memory / 2**30, 3),
+        "gpu_percent": None if load is None else round(100 * load, 1),
+    }
+    return {**data, **{name: value for name, value in shown.items() if value is not None}}
+
+
+def _frame(event: JobEvent, figures: Mapping[str, Any]) -> bytes:
+    name = "metric" if event.type == "metrics" else "state" if event.type == "state" else "log"
+    data = {
+        "message": event.message,
+        "level": event.level,
+        "at": event.created_at.isoformat(),
+        **with_units(event.data),
+        **(figures if name == "metric" else {}),
+    }
+    return f"id: {event.sequence}\nevent: {name}\ndata: {json.dumps(data)}\n\n".encode()

@@ -1,0 +1,147 @@
+"""The one list of places in the product: sidebar, command palette and `g` keys are all drawn from it."""
+
+from dataclasses import dataclass
+
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
+
+from apps.accounts.roles import Permission, has_permission
+from apps.payments.stripe.gateway import is_configured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A page of the main navigation. `views` are prefixes of the view names it stands for.
+
+    `is_payments`: shown only where this installation takes payments.
+    """
+
+    label: str
+    icon: str
+    url_name: str
+    views: tuple[str, ...]
+    go: str = ""
+    live: bool = False
+    is_payments: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """A thing to do from anywhere, offered by the command palette to roles that may; `key` works outside of fields."""
+
+    label: str
+    icon: str
+    url_name: str
+    permission: Permission
+    key: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A place or action as this request sees it."""
+
+    label: str
+    icon: str
+    url: str
+    current: bool = False
+    go: str = ""
+    key: str = ""
+    live: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    label: str
+    links: tuple[Link, ...]
+
+
+MAIN = (
+    Place(label="Overview", icon="layout-dashboard", url_name="web:overview", views=("web:overview",), go="o"),
+    Place(label="Datasets", icon="database", url_name="web:dataset_list", views=("web:dataset_",), go="d"),
+    Place(label="Fine-tunes", icon="workflow", url_name="web:job_list", views=("web:job_",), go="f", live=True),
+    Place(label="Adapters", icon="boxes", url_name="web:adapter_list", views=("web:adapter_",), go="a"),
+    Place(label="Playground", icon="message-square", url_name="web:playground", views=("web:playground",), go="p"),
+)
+ACCOUNT = (
+    Place(label="Usage", icon="chart-column", url_name="web:usage", views=("web:usage",), go="u"),
+    Place(label="Billing", icon="credit-card", url_name="web:billing", views=("web:billing",), is_payments=True),
+    Place(label="API keys", icon="key-round", url_name="web:key_list", views=("web:key_",), go="k"),
+    Place(label="Members", icon="users", url_name="web:member_list", views=("web:member_", "web:invitation_"), go="m"),
+    Place(label="Budgets", icon="gauge", url_name="web:budget_list", views=("web:budget_",), go="b"),
+    Place(
+        label="Invoices",
+        icon="receipt",
+        url_name="web:invoice_list",
+        views=("web:invoice_", "web:price_", "web:charge_"),
+        go="i",
+    ),
+)
+OPERATOR = (
+    Place(label="Pools", icon="server", url_name="staff:pool_list", views=("staff:pool_", "staff:worker_")),
+    Place(label="Replicas", icon="activity", url_name="staff:replica_list", views=("staff:replica_",)),
+    Place(label="Base models", icon="brain-circuit", url_name="staff:base_model_list", views=("staff:base_model_",)),
+    Place(label="Prices", icon="tag", url_name="staff:price_list", views=("staff:price_",)),
+    Place(label="Payments", icon="credit-card", url_name="staff:payment_list", views=("staff:payment_",)),
+    Place(label="Quotas", icon="gauge", url_name="staff:quota_list", views=("staff:quota_",)),
+    Place(label="Jobs", icon="list", url_name="staff:job_list", views=("staff:job_",)),
+    Place(label="Books", icon="receipt", url_name="staff:books", views=("staff:books", "staff:adjustment_")),
+    Place(label="Margin", icon="coins", url_name="staff:margin", views=("staff:margin",)),
+    Place(label="Audit log", icon="history", url_name="staff:audit", views=("staff:audit",)),
+    Place(label="Organizations", icon="building-2", url_name="staff:organization_list", views=("staff:organization_",)),
+)
+ACTIONS = (
+    Action(label="New fine-tune", icon="plus", url_name="web:job_new", permission=Permission.JOB_WRITE, key="n"),
+    Action(label="Upload a dataset", icon="upload", url_name="web:dataset_upload", permission=Permission.DATASET_WRITE),
+    Action(label="Create an API key", icon="key-round", url_name="web:key_list", permission=Permission.KEY_MANAGE),
+    Action(
+        label="Organization settings",
+        icon="settings",
+        url_name="web:organization_settings",
+        permission=Permission.VIEW,
+    ),
+)
+
+
+def sections(request: HttpRequest) -> list[Section]:
+    """Return the sidebar of this request; the operator's part only for operators."""
+    match = request.resolver_match
+    view = match.view_name if match else ""
+    listed: list[tuple[str, tuple[Place, ...]]] = [("", MAIN), ("Account", ACCOUNT)]
+    if getattr(request.user, "is_operator", False):
+        listed.append(("Operator", OPERATOR))
+    return [Section(label=label, links=_links(places, view)) for label, places in listed]
+
+
+def actions(request: HttpRequest) -> list[Link]:
+    """Return what the reader's role may do in the current organization; nothing without one."""
+    membership = getattr(request, "membership", None)
+    if membership is None:
+        return []
+    return [
+        Link(label=action.label, icon=action.icon, url=url, key=action.key)
+        for action in ACTIONS
+        if has_permission(membership.role, action.permission) and (url := _url(action.url_name))
+    ]
+
+
+def _links(places: tuple[Place, ...], view: str) -> tuple[Link, ...]:
+    return tuple(
+        Link(
+            label=place.label,
+            icon=place.icon,
+            url=url,
+            current=view.startswith(place.views),
+            go=place.go,
+            live=place.live,
+        )
+        for place in places
+        if (url := _url(place.url_name)) and (is_configured() or not place.is_payments)
+    )
+
+
+def _url(name: str) -> str:
+    """Return the address of a named page, "" where this process does not serve it (internal has no dashboard)."""
+    try:
+        return reverse(name)
+    except NoReverseMatch:
+        return ""

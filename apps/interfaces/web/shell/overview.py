@@ -1,0 +1,115 @@
+"""The first page: what runs, what needs somebody, what there is to spend; and how to begin."""
+
+import datetime
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.templatetags.static import static
+from django.utils.cache import patch_vary_headers
+from django.views.decorators.http import require_safe
+
+from apps.accounts.models import Membership, Organization
+from apps.accounts.queries import list_keys
+from apps.accounts.roles import Permission, has_permission
+from apps.adapters.queries import list_versions as list_adapters
+from apps.billing.queries import get_balance, get_spending
+from apps.catalog.models import BaseModel
+from apps.catalog.queries import list_base_models
+from apps.core.database.clock import db_now
+from apps.datasets.models import DatasetVersion
+from apps.datasets.queries import list_unusable, list_versions
+from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.models import FineTuningJob
+from apps.finetuning.queries import find_jobs_of_adapters, list_jobs
+from apps.interfaces.web.jobs.views import percent_of, title_of
+from apps.interfaces.web.shell.access import organization_view
+from apps.interfaces.web.shell.code_samples import curl
+from apps.interfaces.web.wizard.views import again_url, first_url
+from apps.serving.queries import serving_states
+
+_SHOWN = 5
+_RECENT = datetime.timedelta(days=7)
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def index(request: HttpRequest, organization: Organization, membership: Membership) -> HttpResponse:
+    """Show the organization at a glance; htmx asks for the running jobs alone."""
+    jobs = list_jobs(organization=organization)
+    running = [_progress(job) for job in jobs.exclude(status__in=JOB_TERMINAL)[:_SHOWN]]
+    context: dict[str, Any] = {"running": running, "may_train": has_permission(membership.role, Permission.JOB_WRITE)}
+    if not request.htmx:  # type: ignore[attr-defined]
+        context |= _figures(organization) | _attention(organization) | _adapters(organization)
+        context["may_write_files"] = has_permission(membership.role, Permission.DATASET_WRITE)
+        context["start"] = None if jobs.exists() else _start(organization, context["may_train"])
+    response = render(request, "overview/index.html" + ("#running" if request.htmx else ""), context)  # type: ignore[attr-defined]
+    patch_vary_headers(response, ["HX-Request"])
+    return response
+
+
+def _progress(job: FineTuningJob) -> dict[str, Any]:
+    return {"job": job, "title": title_of(job), "percent": percent_of(job)}
+
+
+def _figures(organization: Organization) -> dict[str, Any]:
+    jobs = list_jobs(organization=organization)
+    return {
+        "balance": get_balance(organization=organization),
+        "spending": get_spending(organization=organization),
+        "finished_count": jobs.filter(status="succeeded").count(),
+        "running_count": jobs.exclude(status__in=JOB_TERMINAL).count(),
+    }
+
+
+def _attention(organization: Organization) -> dict[str, Any]:
+    """Return what somebody should look at: failed and paused jobs, and files that cannot be trained on."""
+    since = db_now() - _RECENT
+    jobs = list_jobs(organization=organization)
+    failed = jobs.filter(status="failed", finished_at__gte=since)[:_SHOWN]
+    return {
+        "failed": [{"job": job, "title": title_of(job), "again_url": again_url(job)} for job in failed],
+        "paused": [_progress(job) for job in jobs.filter(status="paused")[:_SHOWN]],
+        "invalid_files": list_unusable(organization=organization).filter(created_at__gte=since)[:_SHOWN],
+    }
+
+
+def _adapters(organization: Organization) -> dict[str, Any]:
+    versions = list(list_adapters(organization=organization)[:_SHOWN])
+    states = serving_states(versions=versions)
+    made_by = find_jobs_of_adapters(organization=organization, versions=versions)
+    return {
+        "adapters": [
+            {"version": version, "serving": states[version.pk], "job": made_by.get(version.pk)} for version in versions
+        ]
+    }
+
+
+def _start(organization: Organization, may_train: bool) -> dict[str, Any]:
+    """Return the three steps to a first adapter, each with its command and whether it is done."""
+    file = list_versions(organization=organization, purpose="fine-tune").filter(status="ready").first()
+    model = list_base_models(only_installed=True).first()
+    return {
+        "has_key": list_keys(organization=organization).filter(revoked_at=None).exists(),
+        "file": file,
+        "model": model,
+        "wizard_url": first_url(file, model) if may_train else "",
+        "key_command": "export ANNEAL_API_KEY=ann_live_…",
+        "upload_command": _upload_command(),
+        "job_command": _job_command(file, model),
+    }
+
+
+def _upload_command() -> str:
+    url = settings.PUBLIC_URL
+    return (
+        f"curl -o tickets.jsonl {url}{static('samples/tickets.jsonl')}\n"
+        f'curl {url}/v1/files \\\n  -H "Authorization: Bearer $ANNEAL_API_KEY" \\\n'
+        "  -F purpose=fine-tune -F file=@tickets.jsonl"
+    )
+
+
+def _job_command(file: DatasetVersion | None, model: BaseModel | None) -> str:
+    body = {"model": model.name if model else "…", "training_file": file.pk if file else "file-…"}
+    return curl("/v1/fine_tuning/jobs", body)

@@ -1,0 +1,28 @@
+"""Charts that stand in every row of a table, written in one go: a component each would take most of a page's time."""
+
+from html import escape
+
+from django import template
+from django.utils.safestring import SafeString
+
+from apps.interfaces.web.charts.geometry import MemoryBar
+
+register = template.Library()
+
+
+@register.simple_tag
+def memory_bar(bar: MemoryBar, size: str = "", label: str = "", unit: str = "GiB") -> SafeString:
+    """Draw what a job needs of one card; `label` takes the place of the sentence that says so."""
+    capacity = f"{bar.capacity:.1f}".removesuffix(".0")
+    does_not_fit = "" if bar.fits else ", does not fit"
+    said = escape(label or f"{bar.need:.1f} of {capacity} {unit}{does_not_fit}")
+    names = escape(" ".join(name for name in ("vbar", size, "" if bar.fits else "over") if name))
+    segments = "".join(
+        f'<rect class="d{part.tone}" x="{part.x}" width="{part.width}" height="8">'
+        f"<title>{escape(f'{part.label} {part.value:.1f} {unit}')}</title></rect>"
+        for part in bar.segments
+    )
+    return SafeString(
+        f'<svg class="{names}" role="img" aria-label="{said}" preserveAspectRatio="none" viewBox="0 0 100 8">'
+        f"{segments}</svg>"
+    )

@@ -1,0 +1,18 @@
+"""Gives templates the navigation of the current request."""
+
+from django import template
+from django.template import Context
+
+from apps.interfaces.web.shell.navigation import Link, Section, actions, sections
+
+register = template.Library()
+
+
+@register.simple_tag(takes_context=True)
+def nav_sections(context: Context) -> list[Section]:
+    return sections(context["request"])
+
+
+@register.simple_tag(takes_context=True)
+def nav_actions(context: Context) -> list[Link]:
+    return actions(context["request"])

@@ -1,0 +1,1 @@
+"""The new fine-tune wizard: method, compute, review and launch."""

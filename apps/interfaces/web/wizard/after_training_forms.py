@@ -1,0 +1,188 @@
+"""What the wizard asks about the time after training: how answers are graded, and in which forms the result is kept."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+from django import forms
+
+from apps.contracts.evaluation import MAX_PATTERN_CHARACTERS, EvaluationPlan, Grader, GraderKind, problem_of
+from apps.finetuning.quotes.delivery import GGUF, MERGED_16BIT
+
+GRADER_NAMES = {
+    GraderKind.EXACT_MATCH: "Exact match",
+    GraderKind.STRING_CHECK: "String check",
+    GraderKind.REGEX: "Regular expression",
+    GraderKind.JSON_SCHEMA: "JSON schema",
+    GraderKind.ROUGE_L: "ROUGE-L",
+    GraderKind.JUDGE: "A judge model",
+}
+_OPERATIONS = (
+    ("eq", "is equal to"),
+    ("ne", "is not equal to"),
+    ("like", "contains"),
+    ("ilike", "contains, in any case"),
+)
+# All choices stand in the address, which front doors cut at 8 KB; a schema is longer once it is written there.
+MAX_SCHEMA_CHARACTERS = 3_000
+MAX_CRITERION_CHARACTERS = 1_000
+_PLAIN = {"autocomplete": "off", "autocapitalize": "off", "spellcheck": "false"}
+# Which fields belong to which grader, each with its name there; the others are not looked at.
+_FIELDS_OF = {
+    GraderKind.STRING_CHECK: {"operation": "operation", "reference": "reference"},
+    GraderKind.REGEX: {"pattern": "pattern"},
+    GraderKind.JSON_SCHEMA: {"schema": "schema"},
+    GraderKind.JUDGE: {"judge": "model", "criterion": "instructions"},
+}
+
+
+class AfterTrainingForm(forms.Form):
+    """The grader of the comparison with the base, and the exports. Valid, it has `graded_by` and `exports`."""
+
+    grader = forms.ChoiceField(
+        label="Grade answers by",
+        choices=[(kind.value, name) for kind, name in GRADER_NAMES.items()],
+        help_text="Base and tuned model answer the held-out rows; each answer gets 0 to 1.",
+    )
+    operation = forms.ChoiceField(label="The answer", choices=_OPERATIONS)
+    reference = forms.CharField(
+        required=False,
+        max_length=1_000,
+        label="Text",
+        help_text="Left empty: the row's own answer.",
+        widget=forms.TextInput(attrs=_PLAIN),
+    )
+    pattern = forms.CharField(
+        required=False,
+        max_length=MAX_PATTERN_CHARACTERS,
+        label="Pattern",
+        help_text="1 where it is found in the answer; ^ and $ pin it to its ends.",
+        widget=forms.TextInput(attrs=_PLAIN | {"class": "mono"}),
+    )
+    schema = forms.CharField(
+        required=False,
+        max_length=MAX_SCHEMA_CHARACTERS,
+        label="JSON schema",
+        help_text=f"1 where the answer is JSON and valid. Up to {MAX_SCHEMA_CHARACTERS:,} characters; by API 16 KiB.",
+        widget=forms.Textarea(attrs=_PLAIN | {"class": "mono", "rows": 6}),
+    )
+    judge = forms.ChoiceField(
+        required=False,
+        label="Judge",
+        help_text="Reads question, answer and the row's own answer, both models' alike, through the gateway.",
+    )
+    criterion = forms.CharField(
+        required=False,
+        max_length=MAX_CRITERION_CHARACTERS,
+        label="What it looks for",
+        help_text="Left empty: how well the answer says what the row's own answer says.",
+        widget=forms.Textarea(attrs={"rows": 3}),
+    )
+    merged = forms.BooleanField(
+        required=False,
+        label="Merged model, 16 bits",
+        help_text="The whole model with the adapter in it, as safetensors, for engines without adapters.",
+    )
+
+    gguf = forms.BooleanField(
+        required=False,
+        label="GGUF, 16 bits",
+        help_text="The merged model in one file for llama.cpp, by its own converter; not of every architecture.",
+    )
+
+    def __init__(
+        self,
+        given: Mapping[str, str],
+        *,
+        judges: Callable[[], Sequence[tuple[str, str]]] = tuple,
+        why_no_gguf: str = "",
+    ) -> None:
+        """`judges` tells the models that may be asked, by name, with their labels, once they are shown or one is
+        named; `why_no_gguf` closes that export."""
+        shown = {"grader": GraderKind.EXACT_MATCH.value, "operation": "eq"}
+        super().__init__(shown | {name: value for name, value in given.items() if value and name in self.base_fields})
+        cast(forms.ChoiceField, self.fields["judge"]).choices = judges
+        if why_no_gguf:
+            self.fields["gguf"].disabled = True
+            self.fields["gguf"].help_text = why_no_gguf
+        self.graded_by = Grader()
+
+    @property
+    def exports(self) -> tuple[str, ...]:
+        """Return the exports of a form that was checked."""
+        chosen = ((MERGED_16BIT, "merged"), (GGUF, "gguf"))
+        return tuple(kind for kind, field in chosen if self.cleaned_data.get(field))
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """Return the grader as the API's field, without what is the default; nothing for the default grader."""
+        kind = self.graded_by.kind
+        names = _FIELDS_OF.get(kind, {}).values()
+        named = {name: getattr(self.graded_by, name) for name in names if getattr(self.graded_by, name)}
+        return {} if kind is GraderKind.EXACT_MATCH else {"type": kind.value} | named
+
+    @property
+    def plan(self) -> dict[str, Any] | None:
+        """Return what the job is asked for, None where that is the default."""
+        return dict(msgspec.to_builtins(EvaluationPlan(grader=self.graded_by))) if self.changed else None
+
+    def words(self) -> str:
+        """Return the grader in a line."""
+        by = self.graded_by
+        match by.kind:
+            case GraderKind.STRING_CHECK:
+                what = "the row's own answer" if by.reference is None else repr(by.reference)
+                return f"the answer {dict(_OPERATIONS)[by.operation]} {what}"
+            case GraderKind.REGEX:
+                return f"{by.pattern} is found"
+            case GraderKind.JSON_SCHEMA:
+                return "valid against your JSON schema"
+            case GraderKind.JUDGE:
+                return f"judged by {by.model}"
+        return GRADER_NAMES[by.kind]
+
+    def clean(self) -> dict[str, Any]:
+        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+        if self.errors:
+            return cleaned
+        kind = GraderKind(cleaned["grader"])
+        own = _FIELDS_OF.get(kind, {})
+        asked = {name: cleaned[field] for field, name in own.items() if cleaned[field]}
+        try:
+            if "schema" in asked:
+                asked["schema"] = _schema_of(asked["schema"])
+        except ValueError as error:
+            self.add_error("schema", str(error))
+            return cleaned
+        grader = Grader(kind=kind, **asked)
+        if problem := problem_of(grader):
+            self.add_error(next(iter(own), "grader"), problem[0].upper() + problem[1:])
+        else:
+            self.graded_by = grader
+        return cleaned
+
+
+def _schema_of(text: str) -> dict[str, Any]:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"This is not JSON: {error}.") from error
+    if not isinstance(schema, dict):
+        raise ValueError('A schema is a JSON object, such as {"type": "object"}.')
+    return schema
+
+
+def given_of(requested: Mapping[str, Any]) -> dict[str, str]:
+    """Return the form's values that ask for what a job was asked for; what is too long for it is left out."""
+    made = requested.get("exports") or ()
+    exports = {field: "on" for kind, field in ((MERGED_16BIT, "merged"), (GGUF, "gguf")) if kind in made}
+    if not requested.get("evaluation"):
+        return exports
+    grader = msgspec.convert(requested["evaluation"], EvaluationPlan).grader
+    schema = json.dumps(grader.schema) if grader.schema else ""
+    if len(schema) > MAX_SCHEMA_CHARACTERS or len(grader.instructions) > MAX_CRITERION_CHARACTERS:
+        return exports
+    named = {"operation": grader.operation, "reference": grader.reference or "", "pattern": grader.pattern}
+    judged = {"judge": grader.model, "criterion": grader.instructions}
+    return exports | {"grader": grader.kind.value, "schema": schema} | named | judged

@@ -1,0 +1,168 @@
+"""The wizard's compute step: every option with its memory, finish and cost, and what follows from the chosen one."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from django.http import HttpRequest
+
+from apps.contracts.runs import Method
+from apps.core.errors import DomainError
+from apps.core.money import usd_decimal
+from apps.estimates.ranking import Ranking
+from apps.finetuning.quotes.options import PoolQuote, rank_quotes
+from apps.finetuning.usage.charges import SpendCapTooLow, require_cap
+from apps.interfaces.web.shell.code_samples import job_samples
+from apps.interfaces.web.wizard.compute_table import (
+    ORDERS,
+    TableView,
+    compute_rows,
+    cost_scatter,
+    memory_lines,
+    picture_rows,
+    scatter_label,
+)
+from apps.interfaces.web.wizard.plan import Plan
+
+
+def compute_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
+    """Return what the step's page and its live parts show; without rows when the recipe or the deadline is wrong."""
+    quotes, problem = ([], None) if plan.compute_form.errors else quotes_of(plan)
+    now, needed_by = plan.now, plan.compute_form.deadline
+    asked = plan.choices.get("pool") if plan.choices.get("pool") != request.GET.get("auto") else ""
+    order = request.GET.get("sort", "")
+    deadline = (needed_by - now).total_seconds() if needed_by else None
+    with_several = _with_several(request, asked) or _is_several_needed(quotes, deadline)
+    shown = quotes if with_several else _few(quotes)
+    ranking = rank_quotes(shown, deadline_seconds=deadline)
+    chosen = _chosen(shown, asked, ranking)
+    _require_cap(plan, chosen)
+    view = TableView(
+        chosen=chosen, ranking=ranking, order=order, now=now, needed_by=needed_by,
+        way_url=partial(_way_url, plan),
+    )  # fmt: skip
+    rows = compute_rows(shown, view=view)
+    row = next((row for row in rows if row.is_chosen), None)
+    quote = chosen or best_quote(quotes)
+    of_quote = row or next((row for row in rows if row.quoted is quote), None)
+    return {
+        "rows": rows,
+        "row": of_quote,
+        "quote": quote,
+        "auto": chosen.key if chosen and not asked else "",
+        "compute_form": plan.compute_form,
+        "form": plan.form,
+        "needed_by": needed_by,
+        "is_late_everywhere": bool(needed_by and ranking.fastest and not ranking.recommended),
+        "hidden_count": len(quotes) - len(shown),
+        "with_several": with_several,
+        "orders": ORDERS,
+        "order": order if order in dict(ORDERS) else "",
+        "lines": memory_lines(of_quote, rows) if of_quote else None,
+        "scatter": cost_scatter(rows, chosen=row, view=view),
+        "scatter_label": scatter_label(rows, view=view),
+        "picture": picture_rows(rows, view=view),
+        "samples": samples(plan, chosen),
+        "problem": problem,
+        "needs": "Fix the highlighted fields" if _errors(plan) else "",
+    }
+
+
+def _require_cap(plan: Plan, chosen: PoolQuote | None) -> None:
+    """Mark a cap that does not pay for one start on the chosen pool."""
+    form = plan.compute_form
+    if form.cap_nano is None or chosen is None:
+        return
+    try:
+        require_cap(cap_nano=form.cap_nano, least_nano=chosen.least_cap_nano or 0)
+    except SpendCapTooLow as low:
+        form.add_error("cap", low.message)
+
+
+def _way_url(plan: Plan, **changes: str) -> str:
+    is_dora = plan.form is not None and plan.form.kind.use_dora
+    if is_dora and changes.get("method") == Method.QLORA:
+        changes["method"] = "qdora"
+    return plan.choices.url(step="compute", **({"pool": ""} | changes))
+
+
+def _with_several(request: HttpRequest, asked: str) -> bool:
+    """Show several GPUs where it is asked for, and on a page that opens with such an option chosen."""
+    return "several" in request.GET or (":" in asked and not request.headers.get("HX-Request"))
+
+
+def _is_several_needed(quotes: Sequence[PoolQuote], deadline_seconds: float | None) -> bool:
+    """Whether only several GPUs are sure to meet the deadline."""
+    if deadline_seconds is None or rank_quotes(_few(quotes), deadline_seconds=deadline_seconds).recommended:
+        return False
+    return rank_quotes(quotes, deadline_seconds=deadline_seconds).recommended is not None
+
+
+def _errors(plan: Plan) -> bool:
+    return bool(plan.compute_form.errors or (plan.form and plan.form.errors))
+
+
+def _few(quotes: Sequence[PoolQuote]) -> list[PoolQuote]:
+    """Return one option a pool: one GPU, or the fewest that hold the job, with the single one that says why."""
+    fitting = {quoted.pool.name for quoted in quotes if quoted.gpu_count == 1 and quoted.estimate.fits}
+    fewest: dict[str, int] = {}
+    for quoted in sorted(quotes, key=lambda quoted: quoted.gpu_count):
+        if quoted.gpu_count > 1 and quoted.pool.name not in fitting:
+            fewest.setdefault(quoted.pool.name, quoted.gpu_count)
+    return [quoted for quoted in quotes if quoted.gpu_count in (1, fewest.get(quoted.pool.name))]
+
+
+def quotes_of(plan: Plan) -> tuple[list[PoolQuote], DomainError | None]:
+    """Return the plan's quotes, or the reason why there are none."""
+    try:
+        return plan.quotes(), None
+    except DomainError as error:
+        return [], error
+
+
+def best_quote(quotes: Sequence[PoolQuote]) -> PoolQuote | None:
+    """Return the quote to name a price by: the first launchable one, else the first that has a price at all."""
+    launchable = next((quoted for quoted in quotes if quoted.is_launchable), None)
+    priced = next((quoted for quoted in quotes if quoted.estimate.cost_nano_p50 is not None), None)
+    return launchable or priced or next(iter(quotes), None)
+
+
+def _chosen(quotes: Sequence[PoolQuote], asked: str, ranking: Ranking) -> PoolQuote | None:
+    """Return what was asked for while it can be launched; else what is recommended, or nearest to the deadline."""
+    launchable = {quoted.key: quoted for quoted in quotes if quoted.is_launchable}
+    for key in (asked, ranking.recommended, ranking.fastest):
+        if key in launchable:
+            return launchable[key]
+    return next(iter(launchable.values()), None)
+
+
+def samples(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
+    """Return the plan as calls to copy."""
+    form = plan.form
+    if form is None or not form.is_valid():
+        return []
+    cap_nano = plan.compute_form.cap_nano
+    return job_samples(
+        model=plan.choices.get("model"),
+        training_file=plan.choices.get("dataset"),
+        validation_file=plan.choices.get("validation"),
+        suffix=form.cleaned_data["suffix"],
+        method=form.kind.method,
+        objective=form.chosen_objective,
+        recipe=form.changed | ({"use_dora": True} if form.kind.use_dora else {}),
+        grader=plan.after.changed,
+        exports=plan.after.exports,
+        integrations=plan.tracking.integrations,
+        pool=quoted.pool.name if quoted else "",
+        gpu_count=quoted.gpu_count if quoted else 1,
+        cap_usd=usd_decimal(cap_nano) if cap_nano else "",
+    )
+
+
+def spread(quoted: PoolQuote | None) -> str:
+    """Return half the range of the cost as a share of its middle, such as ±9%."""
+    estimate = quoted.estimate if quoted else None
+    if estimate is None or not estimate.cost_nano_p50 or estimate.cost_nano_p90 is None:
+        return ""
+    share = (estimate.cost_nano_p90 - (estimate.cost_nano_p10 or 0)) / 2 / estimate.cost_nano_p50
+    return f"±{share:.0%}" if share >= 0.01 else ""

@@ -1,0 +1,327 @@
+"""The compute step's table: one option a row, with its badges, and the charts that go with the chosen one."""
+
+import datetime
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from apps.core.money import nano_to_usd, rated
+from apps.core.templatetags.ui import about, memory, usd, usd_hour
+from apps.estimates.physics.gpus import GIB
+from apps.estimates.quote import Estimate
+from apps.estimates.ranking import Ranking
+from apps.finetuning.quotes.options import PoolQuote, Remedy, finish_seconds
+from apps.interfaces.web.charts import geometry
+
+HOUR_MS = 3_600_000
+ORDERS = (("", "Recommended"), ("cost", "Cost"), ("finish", "Finish"))
+_FAR_COST = 4  # times the cheapest: beyond, an option that something beats is not drawn
+_DATED_SECONDS = 20 * 3600  # a finish farther away is told with its date
+_LABELLED_POINTS = 8  # of the scatter; beyond, only those that matter carry their name
+# What people tell apart, in the order of the bar; the estimate knows finer parts.
+_GROUPS = (
+    ("Weights", ("weights",)),
+    ("Activations", ("activations",)),
+    ("Adapter, optimizer", ("adapter", "gradients", "optimizer")),
+    ("Logits and loss", ("logits",)),
+    ("Dequantisation", ("dequantization",)),
+    ("Framework, reserve", ("framework", "allocator")),
+)
+_BOTTLENECKS = {
+    "compute": "arithmetic",
+    "memory_bandwidth": "memory bandwidth",
+    "interconnect": "the link between GPUs",
+    "host_link": "the link to the host's memory",
+    "fixed_cost": "fixed cost of each step",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableView:
+    """How the table is looked at. `way_url(**changes)` makes the link that applies changes to the recipe."""
+
+    chosen: PoolQuote | None
+    now: datetime.datetime
+    ranking: Ranking = field(default_factory=Ranking)
+    order: str = ""
+    needed_by: datetime.datetime | None = None
+    way_url: Callable[..., str] = lambda **_: ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemedyRow:
+    """One change that makes a job fit, as the table offers it; without a url it cannot be applied here."""
+
+    text: str
+    short: str
+    url: str
+    cost_nano: int | None
+    note: str
+
+
+class DeadlineMark(NamedTuple):
+    """How a finish stands to the deadline: icon, word for who does not see it, tone."""
+
+    icon: str
+    word: str
+    tone: str
+
+
+_DEADLINE_MARKS = {
+    "yes": DeadlineMark("circle-check", "In time", ""),
+    "maybe": DeadlineMark("triangle-alert", "May be late", "warn"),
+    "no": DeadlineMark("circle-x", "Late", "bad"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeRow:
+    """One option as the table shows it. `finish_seconds` is from now, wait included, and as if a worker were free where
+    none is online; None where it cannot be known. `finish_at` and `late_at` are None without a worker.
+
+    `in_time` is "yes" when the 90th percentile meets the deadline, "maybe" when the median does, "no" when neither.
+    """
+
+    quoted: PoolQuote
+    bar: geometry.MemoryBar
+    hourly_nano: int | None
+    finish_seconds: float | None
+    finish_at: datetime.datetime | None
+    late_at: datetime.datetime | None
+    in_time: str
+    ways: tuple[RemedyRow, ...]
+    is_chosen: bool = False
+    is_recommended: bool = False
+    is_cheapest: bool = False
+    is_fastest: bool = False
+
+    @property
+    def cost_nano(self) -> int | None:
+        return self.quoted.estimate.cost_nano_p50
+
+    @property
+    def name(self) -> str:
+        """The GPU, and how many of it where they are several."""
+        gpu, count = self.quoted.pool.gpu_type.name, self.quoted.gpu_count
+        return gpu if count == 1 else f"{count} × {gpu}"
+
+    @property
+    def bottleneck(self) -> str:
+        return _BOTTLENECKS.get(self.quoted.estimate.bottleneck or "", "")
+
+    @property
+    def utilisation_percent(self) -> int | None:
+        share = self.quoted.estimate.utilisation
+        return None if share is None else round(share * 100)
+
+    # --- the cells, in words: a table of a hundred options is written from few values a row ---
+
+    @property
+    def css(self) -> str:
+        state = "off" if not self.quoted.estimate.fits else "" if self.quoted.is_launchable else "blocked"
+        return f"{state} has-ways" if self.ways else state
+
+    @property
+    def where(self) -> str:
+        estimate, pool, count = self.quoted.estimate, self.quoted.pool, self.quoted.gpu_count
+        cards = f"{count} × " if count > 1 else ""
+        return f"{pool.name}, {cards}{memory(estimate.capacity_bytes)}, {usd_hour(self.hourly_nano)}, {pool.region}"
+
+    @property
+    def memory_words(self) -> str:
+        if not self.quoted.estimate.fits:
+            return f"Needs {memory(self.quoted.estimate.peak_bytes)}"
+        return f"{self.bar.percent}%, little headroom" if self.bar.tight else f"{self.bar.percent}%"
+
+    @property
+    def memory_tone(self) -> str:
+        return "bad" if not self.quoted.estimate.fits else "warn" if self.bar.tight else "faint"
+
+    @property
+    def free(self) -> str:
+        estimate = self.quoted.estimate
+        return f"{memory(estimate.headroom_bytes)} free" if estimate.fits else ""
+
+    @property
+    def short_way(self) -> RemedyRow | None:
+        """The first way out, where it can be said beside the bar."""
+        first = self.ways[0] if self.ways else None
+        return first if first and first.url and first.short else None
+
+    @property
+    def speed(self) -> str:
+        rate = self.quoted.estimate.tokens_per_second
+        return f"{rate:,.0f}" if rate else ""
+
+    @property
+    def moment_style(self) -> str:
+        return "datetime" if (self.finish_seconds or 0) > _DATED_SECONDS else "time"
+
+    @property
+    def wait(self) -> str:
+        queue = self.quoted.estimate.queue_seconds
+        whole = about(self.finish_seconds)
+        return f"{whole}, {about(queue)} in queue" if queue else whole
+
+    @property
+    def deadline(self) -> DeadlineMark | None:
+        return _DEADLINE_MARKS.get(self.in_time)
+
+    @property
+    def cost(self) -> str:
+        return usd(self.cost_nano)
+
+    @property
+    def cost_range(self) -> str:
+        low, high = usd(self.quoted.estimate.cost_nano_p10), usd(self.quoted.estimate.cost_nano_p90)
+        return "" if low == high else f"{low}–{high}"
+
+
+def compute_rows(quotes: Sequence[PoolQuote], *, view: TableView) -> list[ComputeRow]:
+    """Return the table's rows in the order asked for; by default launchable ones first, the recommended one before
+    them all."""
+    has_choice = sum(quoted.is_launchable for quoted in quotes) > 1
+    rows = [_row(quoted, view, has_choice=has_choice) for quoted in quotes]
+    return sorted(rows, key=lambda row: _rank(row, view.order))
+
+
+def _row(quoted: PoolQuote, view: TableView, *, has_choice: bool) -> ComputeRow:
+    estimate, price, ranking = quoted.estimate, quoted.price, view.ranking
+    finish = finish_seconds(estimate)
+    is_known = finish is not None and estimate.queue_seconds is not None
+    hourly_nano = rated(quantity=HOUR_MS, price_nano=price.price_nano, per=price.per) if price else None
+    return ComputeRow(
+        quoted=quoted,
+        bar=geometry.memory_bar(_parts(estimate), estimate.capacity_bytes / GIB),
+        hourly_nano=hourly_nano * quoted.gpu_count if hourly_nano is not None else None,
+        finish_seconds=finish[1] if finish else None,
+        finish_at=view.now + datetime.timedelta(seconds=finish[1]) if finish and is_known else None,
+        late_at=view.now + datetime.timedelta(seconds=finish[2]) if finish and is_known else None,
+        in_time=_in_time(finish, view) if finish else "",
+        ways=tuple(_remedy_row(way, view) for way in quoted.ways),
+        is_chosen=quoted is view.chosen,
+        is_recommended=quoted.is_launchable and ranking.recommended == quoted.key,
+        is_cheapest=has_choice and quoted.is_launchable and ranking.cheapest == quoted.key,
+        is_fastest=has_choice and quoted.is_launchable and ranking.fastest == quoted.key,
+    )
+
+
+def _in_time(finish: tuple[float, float, float], view: TableView) -> str:
+    if view.needed_by is None:
+        return ""
+    left = (view.needed_by - view.now).total_seconds()
+    return "yes" if finish[2] <= left else "maybe" if finish[1] <= left else "no"
+
+
+def _remedy_row(way: Remedy, view: TableView) -> RemedyRow:
+    fix = way.fix
+    changes: dict[str, Any] = {name: str(value) for name, value in way.changes.items()}
+    if way.pool:
+        changes["pool"] = way.pool
+    short = {
+        "method": "QLoRA fits" if fix.method == "qlora" else "LoRA fits",
+        "max_length": f"{fix.max_length or 0:,} tokens a row fit",
+    }.get(fix.key, "")
+    return RemedyRow(
+        text=fix.text,
+        short=f"{short}, {fix.peak_bytes / GIB:.1f} GiB" if short else "",
+        url=view.way_url(**changes) if changes else "",
+        cost_nano=way.cost_nano,
+        note=way.note,
+    )
+
+
+def _rank(row: ComputeRow, order: str) -> tuple[bool, bool, float]:
+    """Sorted by cost or finish every option takes its place; by recommendation what can start now comes first.
+
+    Python's sort is stable, so that the quotes' own order, by cost, decides the rest.
+    """
+    far = float("inf")
+    by = {
+        "cost": far if row.cost_nano is None else row.cost_nano,
+        "finish": far if row.finish_seconds is None else row.finish_seconds,
+    }
+    if order in by:
+        return not row.quoted.estimate.fits, False, by[order]
+    return not row.quoted.is_launchable, not row.is_recommended, 0.0
+
+
+def memory_parts(parts: Iterable[tuple[str, int]]) -> list[tuple[str, float]]:
+    """Return the (key, bytes) parts of an estimate as a few (label, GiB) pairs, without empty ones.
+
+    A part that belongs to no group is shown under its own key: the bar always adds up to the peak.
+    """
+    amounts = dict(parts)
+    known = {key for _, keys in _GROUPS for key in keys}
+    groups = (*_GROUPS, *((key.replace("_", " ").capitalize(), (key,)) for key in amounts if key not in known))
+    sums = [(label, sum(amounts.get(key, 0) for key in keys) / GIB) for label, keys in groups]
+    return [(label, amount) for label, amount in sums if amount > 0]
+
+
+def memory_lines(row: ComputeRow, rows: Sequence[ComputeRow]) -> geometry.MemoryLines:
+    """Draw the chosen row's peak against the memory of every card on offer."""
+    capacities = sorted({round(each.bar.capacity, 1) for each in rows})
+    return geometry.memory_lines(_parts(row.quoted.estimate), capacities, chosen=round(row.bar.capacity, 1), unit="GiB")
+
+
+def _parts(estimate: Estimate) -> list[tuple[str, float]]:
+    return memory_parts((part.key, part.bytes) for part in estimate.parts)
+
+
+def cost_scatter(rows: Sequence[ComputeRow], *, chosen: ComputeRow | None, view: TableView) -> geometry.Scatter | None:
+    """Draw cost against finish of every row that has both, or None when none has.
+
+    A pool without a live worker is drawn as if one were free now. Of many options only those that nothing beats, and
+    the chosen one, carry their names, and what costs many times the cheapest is left out: it would press all others
+    into a corner. All are in the table beside the picture.
+    """
+    timed = [(row, finish_seconds(row.quoted.estimate)) for row in rows]
+    priced = [(row, finish) for row, finish in timed if finish and row.cost_nano is not None]
+    named = {*view.ranking.front, chosen.quoted.key if chosen else ""}
+    most = _FAR_COST * min((row.cost_nano or 0 for row, _ in priced), default=0)
+    drawn = [(row, finish) for row, finish in priced if row.quoted.key in named or (row.cost_nano or 0) <= most]
+    options = [
+        geometry.Option(
+            key=row.quoted.key,
+            label=row.quoted.key if len(drawn) <= _LABELLED_POINTS or row.quoted.key in named else "",
+            title=f"{row.quoted.key}: {usd(row.cost_nano)}, {about(finish[1])}",
+            seconds=finish[1],
+            cost=float(nano_to_usd(row.cost_nano or 0)),
+            muted=not row.quoted.is_launchable,
+        )
+        for row, finish in drawn
+    ]
+    deadline = (view.needed_by - view.now).total_seconds() if view.needed_by else None
+    key = chosen.quoted.key if chosen else ""
+    return geometry.scatter(options, chosen=key, deadline_seconds=deadline) if options else None
+
+
+def picture_rows(rows: Sequence[ComputeRow], *, view: TableView) -> list[dict[str, Any]]:
+    """Return the picture's values for a table beside it, soonest first."""
+    timed = [(row, finish_seconds(row.quoted.estimate)) for row in rows if row.cost_nano is not None]
+    listed = [
+        {
+            "key": row.quoted.key,
+            "p50": finish[1],
+            "p90": finish[2],
+            "cost_nano": row.cost_nano,
+            "is_on_front": row.quoted.key in view.ranking.front,
+        }
+        for row, finish in timed
+        if finish
+    ]
+    return sorted(listed, key=lambda item: item["p50"])
+
+
+def scatter_label(rows: Sequence[ComputeRow], *, view: TableView) -> str:
+    """Say in a sentence what the picture shows."""
+    listed = picture_rows(rows, view=view)
+    if not listed:
+        return ""
+    soonest, cheapest = listed[0], min(listed, key=lambda item: item["cost_nano"])
+    return (
+        f"Cost against finish time of {len(listed)} option{'' if len(listed) == 1 else 's'}. "
+        f"Soonest: {soonest['key']}, {about(soonest['p50'])}, {usd(soonest['cost_nano'])}. "
+        f"Cheapest: {cheapest['key']}, {about(cheapest['p50'])}, {usd(cheapest['cost_nano'])}. "
+        "The table below holds every value."
+    )

@@ -1,0 +1,323 @@
+"""Forms of the new fine-tune wizard."""
+
+import datetime
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from django import forms
+
+from apps.catalog.models import BaseModel
+from apps.contracts.chat import TrainOn
+from apps.contracts.runs import Hyperparameters, Method, Objective
+from apps.core.database.clock import db_now
+from apps.core.errors import InvalidValue
+from apps.core.money import usd_to_nano
+from apps.finetuning.jobs.creation import SUFFIX
+from apps.finetuning.recipes import completion
+from apps.finetuning.recipes.limits import NOT_OFFERED, Kind, Limits, get_limits
+
+RECIPE_FIELDS = (
+    "epochs", "learning_rate", "batch_size", "max_length", "lora_rank", "use_rslora", "lora_alpha", "cpu_offload",
+    "train_on", "validation_share", "seed",
+)  # fmt: skip
+ADAPTER_FIELDS = ("lora_rank", "use_rslora", "lora_alpha")
+# What other values are chosen by: changing one of these changes the values nobody set.
+_READ: dict[str, Callable[[str], Any]] = {"lora_rank": int, "use_rslora": lambda text: text == "True"}
+_DECISIVE = tuple(_READ)
+_OURS = "Our choice: "
+_OBJECTIVES = {
+    Objective.DPO: "DPO: against the starting model",
+    Objective.ORPO: "ORPO: also learns the better one",
+}
+TRAINED = (
+    (TrainOn.ASSISTANT.value, "Answers"),
+    (TrainOn.ALL.value, "Answers and inputs"),
+)
+_NO_SHAPE: Mapping[str, Any] = {}
+_NUMBER = {"inputmode": "numeric", "autocomplete": "off"}
+_DECIMAL = {"step": "any", "inputmode": "decimal", "autocomplete": "off"}
+
+
+class RecipeForm(forms.Form):
+    """How to train: what is left out, or not yet asked, is chosen for the model, the method and the rows.
+
+    Each field says why its value was chosen. A value that was only shown for another method (`shown` says which) and
+    left alone is chosen anew. Valid, the form has `recipe`, complete, `choices`, each value of it with its reason, and
+    `changed`, the fields that differ from the choice; `renewed` names the fields whose shown values no longer hold.
+    """
+
+    method = forms.ChoiceField(label="Method")
+    objective = forms.ChoiceField(label="Preferences by", help_text="How the better answer is told from the other.")
+    train_on = forms.ChoiceField(label="Trained", choices=TRAINED, help_text="Which tokens of a conversation count.")
+    epochs = forms.IntegerField(
+        label="Epochs",
+        help_text="How often each row is seen.",
+        widget=forms.NumberInput(attrs=_NUMBER),
+    )
+    learning_rate = forms.FloatField(
+        label="Learning rate",
+        help_text="At its highest; it falls to zero by the end.",
+        widget=forms.NumberInput(attrs=_DECIMAL),
+    )
+    batch_size = forms.IntegerField(
+        label="Batch", help_text="Rows per optimizer step.", widget=forms.NumberInput(attrs=_NUMBER)
+    )
+    max_length = forms.IntegerField(
+        label="Longest row",
+        help_text="Tokens; what is longer is cut.",
+        widget=forms.NumberInput(attrs=_NUMBER),
+    )
+    lora_rank = forms.TypedChoiceField(
+        coerce=int,
+        choices=[(rank, str(rank)) for rank in completion.SERVABLE_RANKS],
+        label="Rank",
+        help_text="Size of the adapter.",
+    )
+    use_rslora = forms.TypedChoiceField(
+        coerce=_READ["use_rslora"],
+        choices=[("False", "alpha / rank"), ("True", "alpha / √rank: rsLoRA")],
+        label="Scaled by",
+        help_text="How much an adapter of higher rank counts.",
+    )
+    lora_alpha = forms.IntegerField(
+        label="Alpha",
+        help_text="Strength of the adapter; often twice the rank.",
+        widget=forms.NumberInput(attrs=_NUMBER),
+    )
+    cpu_offload = forms.TypedChoiceField(
+        coerce=lambda text: text == "True",
+        choices=[("False", "On the GPU"), ("True", "In the host's memory")],
+        label="Keep the weights",
+        help_text="In the host's memory a larger model fits, and is slower.",
+    )
+    validation_share = forms.FloatField(
+        label="Held-out share",
+        help_text="Share of the rows kept for validation, 0 to 0.5; equal rows stay together.",
+        widget=forms.NumberInput(attrs=_DECIMAL),
+    )
+    seed = forms.IntegerField(
+        label="Seed",
+        help_text="Decides which rows are held out and their order.",
+        widget=forms.NumberInput(attrs=_NUMBER),
+    )
+    suffix = forms.RegexField(
+        SUFFIX,
+        required=False,
+        label="Name",
+        help_text="Becomes a part of the model's name. Lower-case letters, digits and hyphens.",
+        error_messages={"invalid": "Use up to 64 of a-z, 0-9 and -, with a letter or digit first and last."},
+        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "off", "spellcheck": "false"}),
+    )
+
+    def __init__(
+        self,
+        given: Mapping[str, str],
+        *,
+        base_model: BaseModel,
+        objectives: tuple[Objective, ...] = (Objective.SUPERVISED,),
+        data: completion.DataFacts | None = None,
+        shape: Mapping[str, Any] = _NO_SHAPE,
+    ) -> None:
+        """`objectives` are what the rows can be for, the usual first. `shape` is what the adapter fixes that is
+        continued, {} for one that begins anew."""
+        self._shape = shape
+        given = {name: text for name, text in given.items() if name not in shape}
+        self._asked = [given[name].lower() for name in ("method", "objective") if name in given]
+        self._choose_any = partial(completion.choose, base_model=base_model, data=data)
+        self._objectives = {objective.value: objective for objective in objectives}
+        self.chosen_objective = self._objectives.get(given.get("objective", ""), objectives[0])
+        limits = get_limits(base_model=base_model)
+        self.kinds = [kind for kind in limits.kinds if not shape or _continues(kind, shape)]
+        self._kinds = {kind.key: kind for kind in self.kinds}
+        key = given.get("method", "") if given.get("method", "") in self._kinds or not shape else ""
+        self.kind = self._kinds.get(key) or self.kinds[0]
+        own = self._chosen(self.kind.key)
+        decisive = [given.get(name) or _written(own[name].value) for name in _DECISIVE]
+        self.shown = f"{self.chosen_objective}/{'.'.join([self.kind.key, *decisive])}"
+        chosen, before = self._chosen(self.shown), self._chosen(given.get("shown", ""))
+        written = {name: _written(choice.value) for name, choice in chosen.items()}
+        self.renewed = [
+            name
+            for name, choice in before.items()
+            if name not in _DECISIVE and given.get(name) == _written(choice.value) != written[name]
+        ]
+        kept = {name: value for name, value in given.items() if value and name not in self.renewed}
+        self.defaults = {name: choice.value for name, choice in chosen.items()}
+        shown = written | kept | {"method": key or self.kind.key, "objective": self.chosen_objective.value}
+        super().__init__({name: value for name, value in shown.items() if name in self.base_fields})
+        self.fields["method"].choices = [(kind.key, kind.name) for kind in self.kinds]  # type: ignore[attr-defined]
+        self._offer_objectives()
+        self._explain(chosen.values(), limits, changed={name for name in written if shown.get(name) != written[name]})
+        for name in set(shape) & set(self.fields):
+            self.fields[name].help_text = "As in what this job continues."
+            self.fields[name].widget.attrs["readonly"] = True
+            if isinstance(self.fields[name], forms.TypedChoiceField):
+                self.fields[name].choices = [(written[name], written[name])]  # type: ignore[attr-defined]
+        self.recipe: Hyperparameters | None = None
+        self.choices: tuple[completion.Choice, ...] = ()
+        self.changed: dict[str, Any] = {}
+
+    def _offer_objectives(self) -> None:
+        """Leave out what these rows give no choice of."""
+        if len(self._objectives) == 1:
+            del self.fields["objective"]
+        else:
+            named = [(name, _OBJECTIVES[objective]) for name, objective in self._objectives.items()]
+            self.fields["objective"].choices = named  # type: ignore[attr-defined]
+        if self.chosen_objective is not Objective.SUPERVISED:
+            del self.fields["train_on"]
+
+    @property
+    def objective_field(self) -> forms.BoundField | None:
+        return self["objective"] if "objective" in self.fields else None
+
+    @property
+    def train_on_field(self) -> forms.BoundField | None:
+        return self["train_on"] if "train_on" in self.fields else None
+
+    @property
+    def renewed_fields(self) -> list[forms.BoundField]:
+        return [self[name] for name in self.renewed]
+
+    def recipe_of(self, kind: Kind) -> Hyperparameters:
+        """Return the recipe of a form that was checked, by another way to train. Raises InvalidValue."""
+        return self._recipe_of(kind).hyperparameters
+
+    def _recipe_of(self, kind: Kind) -> completion.Recipe:
+        asked = {name: value for name, value in self.changed.items() if _belongs(name, kind)}
+        return self._choose(self.chosen_objective, method=kind.method, asked=asked | _flags(kind))
+
+    def _choose(self, objective: Objective, *, method: Method, asked: Mapping[str, Any]) -> completion.Recipe:
+        return self._choose_any(objective=objective, method=method, asked={**asked, **self._shape})
+
+    def _chosen(self, state: str) -> dict[str, completion.Choice]:
+        """Return the choice for each field in a state such as `dpo/lora.64.True`: objective, method, what else
+        decides."""
+        name, _, rest = state.rpartition("/")
+        objective = self._objectives.get(name, self.chosen_objective)
+        key, *decisive = rest.split(".")
+        kind = self._kinds.get(key)
+        if kind is None:
+            return {}
+        own = self._fields_of(objective, kind, {})
+        given = dict(zip(_DECISIVE, decisive, strict=False))
+        asked = {name: text for name, text in given.items() if text != _written(own[name].value)}
+        try:
+            followed = self._fields_of(objective, kind, {name: _READ[name](text) for name, text in asked.items()})
+        except (InvalidValue, ValueError):
+            return own  # the field itself says what is wrong with it
+        return followed | {name: own[name] for name in _DECISIVE}
+
+    def _fields_of(self, objective: Objective, kind: Kind, asked: Mapping[str, Any]) -> dict[str, completion.Choice]:
+        named = {name: value for name, value in asked.items() if _belongs(name, kind)} | _flags(kind)
+        chosen = self._choose(objective, method=kind.method, asked=named).choices
+        return {choice.name: choice for choice in chosen if choice.name in RECIPE_FIELDS}
+
+    def _explain(self, choices: Iterable[completion.Choice], limits: Limits, *, changed: Collection[str]) -> None:
+        """Say why each value was chosen, beside a value of the customer's own as what was chosen instead."""
+        for choice in choices:
+            limit = limits.of(choice.name)
+            if choice.name not in self.fields or limit is None:
+                continue
+            self.fields[choice.name].help_text = f"{_OURS if choice.name in changed else ''}{choice.reason}"
+            if limit.is_whole:
+                self.fields[choice.name].widget.attrs |= {"min": f"{limit.minimum:g}", "max": f"{limit.maximum:g}"}
+
+    def clean(self) -> dict[str, Any]:
+        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+        for reason in filter(None, map(NOT_OFFERED.get, self._asked)):
+            self.add_error(None, reason)
+        if self.errors:
+            return cleaned
+        asked = {name: cleaned[name] for name in RECIPE_FIELDS if cleaned.get(name) is not None}
+        self.changed = {
+            name: value for name, value in asked.items() if value != self.defaults[name] and _belongs(name, self.kind)
+        }
+        try:
+            chosen = self._recipe_of(self.kind)
+            self.recipe, self.choices = chosen.hyperparameters, chosen.choices
+        except InvalidValue as error:
+            name = (error.param or "").removeprefix("hyperparameters.")
+            self.add_error(name if name in self.fields else None, error.message)
+        return cleaned
+
+
+class CapForm(forms.Form):
+    """The most a run may cost; empty means the suggested cap."""
+
+    cap = forms.DecimalField(
+        required=False,
+        label="Spend cap",
+        max_digits=16,
+        decimal_places=9,
+        widget=forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off", "class": "num"}),
+    )
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        super().__init__({name: given[name] for name in self.base_fields if given.get(name)})
+
+    def clean_cap(self) -> Any:
+        cap = self.cleaned_data["cap"]
+        if cap is not None and cap <= 0:
+            raise forms.ValidationError("The spend cap must be above zero.")
+        return cap
+
+    @property
+    def cap_nano(self) -> int | None:
+        """Return the cap of a form that was checked, None when it was left empty or is wrong."""
+        cap = self.cleaned_data.get("cap")
+        return None if cap is None else usd_to_nano(cap)
+
+
+class ComputeForm(CapForm):
+    """When the adapter is needed, and the most a run may cost; empty means any time, and the suggested cap."""
+
+    needed_by = forms.CharField(
+        required=False,
+        label="Needed by",
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local", "autocomplete": "off", "data-utc": ""}),
+    )
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        moment = given.get("needed_by", "").removesuffix("Z")  # as the control wants it
+        super().__init__({"cap": given.get("cap", ""), "needed_by": moment})
+
+    def clean_needed_by(self) -> datetime.datetime | None:
+        """Read a moment without a zone as UTC: the page's script sends nothing else."""
+        text = self.cleaned_data["needed_by"]
+        if not text:
+            return None
+        try:
+            moment = datetime.datetime.fromisoformat(text)
+        except ValueError as error:
+            raise forms.ValidationError("Enter a date and a time.") from error
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+        if moment <= db_now():
+            raise forms.ValidationError("This moment has passed.")
+        return moment
+
+    @property
+    def deadline(self) -> datetime.datetime | None:
+        """Return the deadline of a form that was checked, None when there is none or it is wrong."""
+        moment: datetime.datetime | None = self.cleaned_data.get("needed_by")
+        return moment
+
+
+def _continues(kind: Kind, shape: Mapping[str, Any]) -> bool:
+    """Whether an adapter of this shape can be trained on in this way."""
+    return kind.method is not Method.FULL and kind.use_dora == bool(shape.get("use_dora"))
+
+
+def _belongs(name: str, kind: Kind) -> bool:
+    if name == "cpu_offload":
+        return kind.method is not Method.QLORA
+    return kind.method is not Method.FULL or name not in ADAPTER_FIELDS
+
+
+def _flags(kind: Kind) -> dict[str, Any]:
+    return {"use_dora": True} if kind.use_dora else {}
+
+
+def _written(value: Any) -> str:
+    return repr(value) if isinstance(value, float) else str(value)

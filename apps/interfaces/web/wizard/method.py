@@ -1,0 +1,109 @@
+"""The wizard's method step: every way to train with its price and what it delivers, the recipe, and what follows."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from django.http import HttpRequest
+
+from apps.accounts.models import Organization
+from apps.catalog.models import BaseModel
+from apps.contracts.evaluation import EvaluationPlan
+from apps.contracts.runs import Method, Objective
+from apps.core.errors import DomainError
+from apps.core.templatetags.ui import bytes_, usd
+from apps.finetuning.jobs.files import objective_of
+from apps.finetuning.quotes.delivery import storage_nano_per_gb_month, whole_model_bytes, whole_model_prices
+from apps.finetuning.quotes.options import PoolQuote
+from apps.finetuning.recipes.limits import Kind
+from apps.interfaces.web.wizard.compute import best_quote
+from apps.interfaces.web.wizard.forms import ADAPTER_FIELDS
+from apps.interfaces.web.wizard.plan import Plan
+from apps.interfaces.web.wizard.preview import first_row
+from apps.interfaces.web.wizard.recipe_words import other_values
+
+_WORDS = {
+    "lora": "Trains a small adapter beside the frozen model. The usual choice.",
+    "qlora": "The same, with the frozen model in 4 bits: less memory, slower.",
+    "dora": "Trains direction and size of each weight apart: a little better at low ranks, slower.",
+    "qdora": "DoRA over a model in 4 bits.",
+    "full": "Trains every weight.",
+}
+
+
+def method_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
+    """Return what the step shows; without prices where there is no quote for these choices."""
+    form = plan.form
+    assert form is not None and plan.base_model is not None
+    kinds = form.kinds
+    after: dict[str, Any] = {
+        "after": plan.after,
+        "tracking": plan.tracking,
+        "can_be_graded": objective_of(plan.version) is not Objective.TEXT,
+        "adapter_fields": ADAPTER_FIELDS,
+        "shown": first_row(plan),
+        "other_values": other_values(form.choices, form.recipe) if form.is_valid() and form.recipe else [],
+        "judge_calls": 2 * EvaluationPlan().max_answers,  # base and tuned
+        "kept": partial(_kept, plan),  # asked for by the page, not by the live panel
+    }
+    try:
+        quoted = {key: best_quote(quotes) for key, quotes in plan.quotes_of_kinds(kinds).items()}
+    except DomainError as error:
+        return after | {"form": form, "problem": error, "needs": "No quote for these choices"}
+    return after | {
+        "form": form,
+        "methods": partial(_choices, kinds, quoted, plan),  # asked for by the page, not by the live panel
+        "method_prices": [(kind.key, _cost_nano(quoted.get(kind.key))) for kind in kinds],
+        "method_needs": [(key, quote.estimate.peak_bytes if quote else None) for key, quote in quoted.items()],
+        "quote": quoted.get(form.kind.key),
+        "needs": "Fix the highlighted fields" if form.errors else "",
+    }
+
+
+def _cost_nano(quoted: PoolQuote | None) -> int | None:
+    return quoted.estimate.cost_nano_p50 if quoted else None
+
+
+def _kept(plan: Plan) -> dict[str, int | None]:
+    """Return the size of the model as either export writes it, and what keeping files costs; None for not known and
+    for nothing."""
+    assert plan.base_model is not None
+    size_bytes = whole_model_bytes(base_model=plan.base_model)
+    return {"bytes": size_bytes, "nano_per_gb_month": storage_nano_per_gb_month(organization=plan.organization)}
+
+
+def _choices(kinds: Sequence[Kind], quoted: Mapping[str, PoolQuote | None], plan: Plan) -> list[dict[str, Any]]:
+    assert plan.base_model is not None
+    is_any_whole = any(kind.delivered_as != "adapter" for kind in kinds)
+    served = _serving_words(plan.organization, plan.base_model) if is_any_whole else ""
+    return [_choice(kind, quoted, plan, served) for kind in kinds]
+
+
+def _choice(kind: Kind, quoted: Mapping[str, PoolQuote | None], plan: Plan, served: str) -> dict[str, Any]:
+    form = plan.form
+    assert form is not None and plan.base_model is not None
+    return {
+        "value": kind.key,
+        "title": kind.name,
+        "text": " ".join([_WORDS[kind.key], *_delivery_words(kind, plan.base_model, served)]),
+        "quote": quoted.get(kind.key),
+        "checked": kind.key == form.kind.key,
+    }
+
+
+def _delivery_words(kind: Kind, base_model: BaseModel, served: str) -> list[str]:
+    """Return what is to be known of a result that is not served here as an adapter."""
+    if kind.delivered_as == "adapter":
+        return []
+    size_bytes = whole_model_bytes(base_model=base_model)
+    what = "a whole model" if kind.method is Method.FULL else "a merged model, because the engine refuses the adapter"
+    return [f"Delivered as {what}{f', {bytes_(size_bytes)}' if size_bytes else ''}; {served}."]
+
+
+def _serving_words(organization: Organization, base_model: BaseModel) -> str:
+    """Return whether a whole model can answer here, and at which price."""
+    prices = whole_model_prices(organization=organization, base_model=base_model)
+    if prices is None:
+        return "not served here"
+    cost = f", {usd(prices[0])} and {usd(prices[1])} per million tokens in and out" if None not in prices else ""
+    return f"served only on a replica of its own, where the operator gives it one{cost}"

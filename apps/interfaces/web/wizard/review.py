@@ -1,0 +1,115 @@
+"""The wizard's review: the whole plan on one page, with what is held, what is delivered and at which price."""
+
+import secrets
+from typing import Any
+
+from django.http import HttpRequest
+
+from apps.billing.queries import get_balance
+from apps.catalog.licences import is_licence_missing
+from apps.contracts.runs import Hyperparameters, Objective
+from apps.finetuning.quotes.options import PoolQuote
+from apps.finetuning.usage.charges import MINIMUM_SECONDS
+from apps.interfaces.web.wizard.compute import quotes_of, samples
+from apps.interfaces.web.wizard.compute_table import ComputeRow, TableView, compute_rows
+from apps.interfaces.web.wizard.forms import TRAINED
+from apps.interfaces.web.wizard.plan import Plan
+from apps.interfaces.web.wizard.recipe_words import value_in_words
+
+FILES = {
+    "adapter": "Adapter",
+    "model": "Model, 16 bits",
+    "merged_16bit": "Merged model, 16 bits",
+    "gguf": "GGUF, 16 bits",
+}
+
+
+def review_context(request: HttpRequest, plan: Plan) -> dict[str, Any]:
+    """Return what the review shows; it may be launched when its pool can take it and its cap can be held."""
+    quotes, problem = quotes_of(plan)
+    named = next((quoted for quoted in quotes if quoted.key == plan.choices.get("pool")), None)
+    cap_form = plan.compute_form
+    cap_nano = cap_form.cap_nano or (named.cap_nano if named else None)
+    balance = get_balance(organization=plan.organization)
+    left_nano = balance.available_nano - cap_nano if cap_nano is not None else None
+    p50_nano = named.estimate.cost_nano_p50 if named else None
+    must_accept = plan.base_model is not None and is_licence_missing(
+        organization=plan.organization, base_model=plan.base_model
+    )
+    is_low = cap_nano is not None and named is not None and cap_nano < (named.least_cap_nano or 0)
+    can_pay = left_nano is not None and left_nano >= 0
+    return {
+        "quote": named,
+        "row": _row(named, plan) if named else None,
+        "cap_nano": cap_nano,
+        "balance": balance,
+        "left_nano": left_nano,
+        "is_short": left_nano is not None and left_nano < 0,
+        "is_low": is_low,
+        "may_lower": named is not None and balance.available_nano >= (named.least_cap_nano or 0),
+        "is_tight": cap_nano is not None and p50_nano is not None and cap_nano < p50_nano,
+        "may_launch": bool(named and named.is_launchable and can_pay and not is_low and not must_accept),
+        "minimum_seconds": MINIMUM_SECONDS,
+        "once": request.POST.get("once") or secrets.token_urlsafe(18),
+        "full_recipe": _full_recipe(plan),
+        "delivery": plan.delivery,
+        "files": [(FILES[files.kind], files) for files in plan.delivery.files] if plan.delivery else [],
+        "comparison": plan.after.words() if plan.has_held_out_rows else "",
+        "samples": samples(plan, named),
+        "compute_url": plan.choices.url(step="compute"),
+        "method_url": plan.choices.url(step="method"),
+        "review_url": plan.choices.url(step="review"),
+        "must_accept": must_accept,
+        "problem": problem,
+        "needs": "" if named else "Choose compute again",
+    }
+
+
+def _row(quoted: PoolQuote, plan: Plan) -> ComputeRow:
+    view = TableView(chosen=quoted, now=plan.now, needed_by=plan.compute_form.deadline)
+    return compute_rows([quoted], view=view)[0]
+
+
+def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:
+    """Return every setting of the run as (name, value, whether it differs from the model's choice)."""
+    form = plan.form
+    if form is None or not form.is_valid() or form.recipe is None:
+        return []
+    recipe, changed = form.recipe, form.changed
+    trained = dict(TRAINED).get(recipe.train_on, "")
+    objective = {
+        Objective.SUPERVISED: ("Trained", trained, "train_on" in changed),
+        Objective.TEXT: ("Trained", "Every token", False),
+    }
+    return [
+        objective.get(form.chosen_objective) or ("Preferences by", form.chosen_objective.upper(), False),
+        ("Method", f"{form.kind.name}, NF4" if recipe.quantization else form.kind.name, False),
+        ("Epochs", str(recipe.epochs), "epochs" in changed),
+        ("Learning rate", f"{recipe.learning_rate:g}, {recipe.lr_scheduler}", "learning_rate" in changed),
+        ("Early stopping", value_in_words("early_stopping_patience", recipe.early_stopping_patience), False),
+        ("Warm-up", f"{recipe.warmup_ratio:.0%} of the steps", False),
+        ("Batch", f"{recipe.batch_size} rows a step", "batch_size" in changed),
+        ("Longest row", f"{recipe.max_length:,} tokens", "max_length" in changed),
+        *(_adapter_lines(recipe, set(changed)) if form.kind.key != "full" else []),
+        ("Weight decay", f"{recipe.weight_decay:g}", False),
+        ("Gradient norm limit", f"{recipe.max_grad_norm:g}", False),
+        ("Held out", f"{recipe.validation_share:.0%} of the rows", "validation_share" in changed),
+        *_beta_lines(recipe),
+        ("Seed", str(recipe.seed), "seed" in changed),
+    ]
+
+
+def _beta_lines(recipe: Hyperparameters) -> list[tuple[str, str, bool]]:
+    betas = {Objective.DPO: recipe.dpo_beta, Objective.ORPO: recipe.orpo_beta}
+    return [("Beta", f"{betas[recipe.objective]:g}", False)] if recipe.objective in betas else []
+
+
+def _adapter_lines(recipe: Hyperparameters, changed: set[str]) -> list[tuple[str, str, bool]]:
+    modules = ", ".join(name.removesuffix("_proj") for name in recipe.target_modules)
+    scaled = "alpha / √rank (rsLoRA)" if recipe.use_rslora else "alpha / rank"
+    return [
+        ("Rank, alpha", f"{recipe.lora_rank}, {recipe.lora_alpha}", bool({"lora_rank", "lora_alpha"} & changed)),
+        ("Scaled by", scaled, "use_rslora" in changed),
+        ("Adapter dropout", f"{recipe.lora_dropout:g}", False),
+        ("Adapted layers", modules, False),
+    ]

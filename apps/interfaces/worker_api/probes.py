@@ -1,0 +1,94 @@
+"""Which measurements a pool still needs, and keeping those its workers report."""
+
+import datetime
+
+import msgspec
+
+from apps.catalog.models import BaseModel
+from apps.catalog.queries import open_hub_token
+from apps.contracts.runs import BaseModelRef, Hyperparameters, Method
+from apps.contracts.worker_api import ProbeReport, ProbeRequest
+from apps.core.database.clock import db_now
+from apps.core.errors import InvalidValue, NotFound, PermissionDenied, RateLimited
+from apps.finetuning.models import ThroughputProbe, Worker
+from apps.finetuning.pools import operations
+
+_MAX_PROBE_TOKENS = 512
+_MAX_SHAPE_NAME = 60
+_MAX_A_DAY = 1_000  # of a worker: a calibration's grid is some hundred points, each of ten seconds
+_PROBED = (Method.LORA, Method.QLORA)  # full training is timed by what these tell of the pool
+
+
+def list_missing(*, worker: Worker, about_to_measure: str = "") -> tuple[ProbeRequest, ...]:
+    """Return what to measure: each installed base model by each probed method without a row in the worker's pool.
+
+    The hub's token of a gated model comes with the base model that the worker is about to measure, and with no other;
+    a machine that takes no work measures nothing.
+    """
+    if not _may_measure(worker):
+        return ()
+    measured = set(ThroughputProbe.objects.filter(pool=worker.pool).values_list("base_model_id", "method"))
+    models = BaseModel.objects.filter(is_installed=True, retired_at=None).order_by("parameter_count")
+    return tuple(
+        _request(base_model, method, has_token=base_model.pk == about_to_measure)
+        for base_model in models
+        for method in _PROBED
+        if (base_model.pk, method.value) not in measured
+    )
+
+
+def _may_measure(worker: Worker) -> bool:
+    is_free = worker.cordoned_at is None and worker.drain_requested_at is None
+    return worker.kind == "trainer" and is_free and worker.pool.is_open
+
+
+def _request(base_model: BaseModel, method: Method, *, has_token: bool) -> ProbeRequest:
+    recipe = base_model.default_recipe
+    usual = recipe.get("typical_row_tokens", _MAX_PROBE_TOKENS)
+    return ProbeRequest(
+        base_model=BaseModelRef(
+            id=base_model.pk,
+            name=base_model.name,
+            path=base_model.path or None,
+            repo=base_model.repo or None,
+            revision=base_model.revision or None,
+            files_sha256=base_model.files_sha256,
+            hub_token=open_hub_token(base_model=base_model) if has_token else None,
+        ),
+        method=method,
+        micro_batch_size=recipe.get("batch_size", Hyperparameters().batch_size),
+        sequence_length=min(usual, base_model.context_length),
+        lora_rank=recipe.get("lora_rank", Hyperparameters().lora_rank),
+    )
+
+
+def record(*, worker: Worker, report: ProbeReport) -> None:
+    """Keep the report of a trainer.
+
+    Raises NotFound for a base model that is not in the catalogue, InvalidValue for no model, PermissionDenied for
+    another kind of worker, RateLimited for one that measures more than a machine can.
+    """
+    if worker.kind != "trainer":
+        raise PermissionDenied("A trainer measures; a replica does not.")
+    a_day_ago = db_now() - datetime.timedelta(days=1)
+    if ThroughputProbe.objects.filter(worker=worker, measured_at__gte=a_day_ago).count() >= _MAX_A_DAY:
+        raise RateLimited(f"A worker reports at most {_MAX_A_DAY} measurements a day.", retry_after_seconds=3600)
+    operations.record_probe(
+        worker=worker,
+        base_model=_base_model(report),
+        shape=report.shape,
+        method=report.method,
+        report=msgspec.to_builtins(report),
+    )
+
+
+def _base_model(report: ProbeReport) -> BaseModel | None:
+    """The model that was measured; None for made-up weights, which say of what shape they were."""
+    if not report.base_model_id:
+        if not report.shape or len(report.shape) > _MAX_SHAPE_NAME or not report.config:
+            raise InvalidValue("A measurement is of a base model, or of a shape with its config.", param="shape")
+        return None
+    base_model = BaseModel.objects.filter(pk=report.base_model_id).first()
+    if base_model is None:
+        raise NotFound("No base model has this id.", param="base_model_id")
+    return base_model

@@ -1,0 +1,20 @@
+"""URLs of /internal/v1."""
+
+from django.urls import path
+
+from apps.interfaces.worker_api import views
+
+urlpatterns = [
+    path("enroll", views.enroll),
+    path("claim", views.claim),
+    path("probes", views.report_probe),
+    path("probes/missing", views.list_missing_probes),
+    path("leases/<str:lease_id>/heartbeat", views.heartbeat),
+    path("leases/<str:lease_id>/events", views.report_events),
+    path("leases/<str:lease_id>/uploads", views.create_upload),
+    path("leases/<str:lease_id>/judge", views.open_judge),
+    path("leases/<str:lease_id>/finish", views.finish),
+    path("metrics", views.metrics),
+    path("replicas/<str:replica_id>/desired", views.desired),
+    path("replicas/<str:replica_id>/observed", views.observed),
+]

@@ -1,0 +1,181 @@
+"""/internal/v1: parse, authenticate, one domain call, encode."""
+
+import functools
+import hmac
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from django.core.exceptions import RequestDataTooBig
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+
+from apps.contracts import worker_api as wire
+from apps.contracts.serving import ObservedState
+from apps.core.database.clock import db_now
+from apps.core.errors import DomainError, InvalidValue, NotFound, PermissionDenied
+from apps.core.http.asgi import TooLarge
+from apps.finetuning.models import Worker
+from apps.finetuning.pools import operations
+from apps.finetuning.runs import judges, leases, reports
+from apps.finetuning.runs.leases import Lease
+from apps.interfaces.worker_api import probes
+from apps.interfaces.worker_api.pace import Pace
+from apps.serving import operations as serving
+from apps.serving.metrics import CONTENT_TYPE, metrics_token, render_metrics
+from apps.serving.models import Replica
+
+_pace = Pace()
+Body = TypeVar("Body")
+_NUL = re.compile(rb"((?<!\\)(?:\\\\)*)\\u0000")
+View = Callable[..., HttpResponse]
+
+
+def endpoint(method: str) -> Callable[[View], View]:
+    """Answer one HTTP method, and domain errors as OpenAI-shaped JSON."""
+
+    def decorate(view: View) -> View:
+        @functools.wraps(view)
+        def wrapped(request: HttpRequest, **kwargs: str) -> HttpResponse:
+            if request.method != method:
+                return HttpResponse(status=405, headers={"Allow": method})
+            try:
+                _pace.take(_bearer(request))
+                return view(request, **kwargs)
+            except DomainError as error:
+                return _json(error.as_openai(), status=int(error.status))
+
+        return wrapped
+
+    return decorate
+
+
+@endpoint("POST")
+def enroll(request: HttpRequest) -> HttpResponse:
+    body = _decode(request, wire.EnrollRequest)
+    with transaction.atomic():  # a machine whose address is refused keeps its token
+        worker, token, answer = operations.enroll(request=body)
+        if token.base_model is None:
+            return _json(answer)
+        replica, replica_token = serving.register_replica(
+            worker_id=worker.pk, base_model=token.base_model, url=body.listen_url, whole_model=token.whole_model
+        )
+        answer = msgspec.structs.replace(
+            answer,
+            replica_id=replica.pk,
+            replica_token=replica_token,
+            base_model=serving.describe_model(replica=replica),
+            is_whole_model=token.whole_model is not None,
+        )
+    return _json(answer)
+
+
+@endpoint("POST")
+def claim(request: HttpRequest) -> HttpResponse:
+    worker = _worker(request)
+    body = _decode(request, wire.ClaimRequest)
+    if body.api_version != wire.API_VERSION:
+        raise InvalidValue(f"This platform speaks version {wire.API_VERSION}: update the worker.", param="api_version")
+    answer = leases.claim(worker=worker, base_models=body.base_models, software=body.software)
+    return HttpResponse(status=204) if answer is None else _json(answer)
+
+
+@endpoint("POST")
+def heartbeat(request: HttpRequest, lease_id: str) -> HttpResponse:
+    return _json(leases.heartbeat(lease=_lease(request, lease_id), beat=_decode(request, wire.HeartbeatRequest)))
+
+
+@endpoint("POST")
+def report_events(request: HttpRequest, lease_id: str) -> HttpResponse:
+    body = _decode(request, wire.EventsRequest)
+    return _json(reports.record_events(lease=_lease(request, lease_id), reported=body.events))
+
+
+@endpoint("POST")
+def create_upload(request: HttpRequest, lease_id: str) -> HttpResponse:
+    body = _decode(request, wire.UploadRequest)
+    lease = _lease(request, lease_id)
+    return _json(reports.create_upload(lease=lease, manifest=body.manifest, manifest_sha256=body.manifest_sha256))
+
+
+@endpoint("POST")
+def open_judge(request: HttpRequest, lease_id: str) -> HttpResponse:
+    return _json(judges.open_judge(lease=_lease(request, lease_id), now=db_now()))
+
+
+@endpoint("POST")
+def finish(request: HttpRequest, lease_id: str) -> HttpResponse:
+    body = _decode(request, wire.FinishRequest)
+    run, job = reports.finish_run(lease=_lease(request, lease_id), outcome=body.outcome)
+    return _json(wire.FinishResponse(run_status=run.status, job_status=job.status))
+
+
+@endpoint("GET")
+def list_missing_probes(request: HttpRequest) -> HttpResponse:
+    about_to_measure = request.GET.get("base_model", "")
+    missing = probes.list_missing(worker=_worker(request), about_to_measure=about_to_measure)
+    return _json(wire.MissingProbes(probes=missing))
+
+
+@endpoint("POST")
+def report_probe(request: HttpRequest) -> HttpResponse:
+    probes.record(worker=_worker(request), report=_decode(request, wire.ProbeReport))
+    return HttpResponse(status=204)
+
+
+@endpoint("GET")
+def desired(request: HttpRequest, replica_id: str) -> HttpResponse:
+    replica = _replica(request, replica_id)
+    if request.GET.get("known_generation") == str(replica.generation):
+        return HttpResponse(status=204)
+    return _json(serving.desired_state(replica=replica))
+
+
+@endpoint("POST")
+def observed(request: HttpRequest, replica_id: str) -> HttpResponse:
+    serving.record_observed(replica=_replica(request, replica_id), observed=_decode(request, ObservedState))
+    return HttpResponse(status=204)
+
+
+@endpoint("GET")
+def metrics(request: HttpRequest) -> HttpResponse:
+    """Every replica's and adapter's figures, for a monitor with the installation's own token."""
+    if not hmac.compare_digest(_bearer(request).encode(), metrics_token().encode()):
+        raise PermissionDenied("Metrics need the token that the operator's page of a replica shows.")
+    return HttpResponse(render_metrics(), content_type=CONTENT_TYPE)
+
+
+def _worker(request: HttpRequest) -> Worker:
+    return operations.authenticate(credential=_bearer(request))
+
+
+def _lease(request: HttpRequest, lease_id: str) -> Lease:
+    return Lease(id=lease_id, token=_bearer(request))
+
+
+def _replica(request: HttpRequest, replica_id: str) -> Replica:
+    worker = _worker(request)
+    replica = Replica.objects.select_related("base_model", "whole_model").filter(pk=replica_id, worker=worker).first()
+    if replica is None:
+        raise NotFound("No replica of this worker has this id.", param="replica_id")
+    return replica
+
+
+def _bearer(request: HttpRequest) -> str:
+    scheme, _, credential = request.headers.get("Authorization", "").partition(" ")
+    return credential if scheme == "Bearer" else ""
+
+
+def _decode(request: HttpRequest, kind: type[Body]) -> Body:
+    try:
+        # PostgreSQL stores no NUL, and a log line may hold one.
+        return msgspec.json.decode(_NUL.sub(rb"\1\\ufffd", request.body), type=kind)
+    except RequestDataTooBig as error:
+        raise TooLarge("The body has more than 2 MiB.") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidValue(f"The body is not a {kind.__name__}: {error}") from error
+
+
+def _json(value: object, status: int = 200) -> HttpResponse:
+    return HttpResponse(msgspec.json.encode(value), status=status, content_type="application/json")

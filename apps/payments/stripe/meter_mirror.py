@@ -1,0 +1,73 @@
+"""A mirror of token usage on a Stripe meter, off unless STRIPE_METER names one: for reports there, never for charging.
+
+A meter adds up whole numbers and takes them up to 35 days late. What is sent is the difference to what was sent before,
+under an identifier of the sum reached. The sum is noted before it is sent: after a lost answer the very same event goes
+out again, which the meter knows, and only then what came since.
+"""
+
+import datetime
+import logging
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import F, OuterRef, Q, Subquery
+
+from apps.billing.models import UsageSeries
+from apps.payments.models import MeterMirror, StripeCustomer
+from apps.payments.stripe import gateway
+from apps.payments.stripe.errors import StripeRefused
+
+logger = logging.getLogger(__name__)
+
+_OLDEST = datetime.timedelta(days=34)
+
+
+def mirror_usage(*, now: datetime.datetime, limit: int = 500) -> int:
+    """Tell the meter what it was not told; return how many series are told. Asks Stripe. Raises StripeUnavailable."""
+    if not settings.STRIPE_METER:
+        return 0
+    customers = dict(StripeCustomer.objects.values_list("organization_id", "stripe_id"))
+    sent = MeterMirror.objects.filter(series=OuterRef("pk")).values("sent_quantity")
+    behind = (
+        UsageSeries.objects.filter(sku__startswith="inference:", organization_id__in=customers)
+        .filter(day__gt=(now - _OLDEST).date(), quantity__gt=0)
+        .annotate(sent=Subquery(sent))
+        .filter(Q(sent=None) | Q(quantity__gt=F("sent")))
+    )
+    return sum(_mirror(row, customers[row.organization_id]) for row in list(behind.order_by("pk")[:limit]))
+
+
+def _mirror(row: UsageSeries, customer_id: str) -> bool:
+    try:
+        while (step := _next_step(row)) is not None:
+            _send(row, customer_id, *step)
+    except StripeRefused as error:
+        logger.error("usage series %s was not mirrored to Stripe: %s", row.pk, error)
+        return False
+    return True
+
+
+@transaction.atomic
+def _next_step(row: UsageSeries) -> tuple[int, int] | None:
+    """Return the sums the next event goes from and to: the one begun before, else a new one; None when all is told."""
+    MeterMirror.objects.bulk_create(
+        [MeterMirror(series=row, organization_id=row.organization_id)], ignore_conflicts=True
+    )
+    mirror = MeterMirror.objects.select_for_update().get(series=row)
+    if mirror.sending_quantity == mirror.sent_quantity:
+        mirror.sending_quantity = max(row.quantity, mirror.sent_quantity)
+        mirror.save(update_fields=["sending_quantity"])
+    begun = mirror.sending_quantity > mirror.sent_quantity
+    return (mirror.sent_quantity, mirror.sending_quantity) if begun else None
+
+
+def _send(row: UsageSeries, customer_id: str, sent: int, reached: int) -> None:
+    gateway.send_meter_event(
+        name=settings.STRIPE_METER,
+        customer_id=customer_id,
+        quantity=reached - sent,
+        at=datetime.datetime.combine(row.day, datetime.time(), datetime.UTC),  # the same whenever it is repeated
+        identifier=f"series-{row.pk}-{reached}",
+    )
+    with transaction.atomic():
+        MeterMirror.objects.filter(series=row, sent_quantity=sent).update(sent_quantity=reached)

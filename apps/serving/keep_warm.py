@@ -1,0 +1,118 @@
+"""Keeping an adapter warm for a price: it has its place whatever its demand, and pays for the time it is loaded."""
+
+import datetime
+import logging
+
+from django.db import transaction
+from django.db.models import QuerySet
+
+from apps.adapters.models import AdapterVersion
+from apps.billing.queries import get_balance
+from apps.billing.usage.metering import record_quantity
+from apps.catalog.models import BaseModel, PriceRule
+from apps.catalog.queries import active_price, warm_sku
+from apps.core import audit
+from apps.core.database.tenancy import system
+from apps.core.errors import InvalidState, QuotaExceeded
+from apps.serving.models import Deployment
+from apps.serving.placements import replan
+from apps.serving.ready_replicas import answering, ready_replicas
+
+logger = logging.getLogger(__name__)
+
+MAX_KEPT_SHARE = 0.5  # of a base model's places
+
+
+class NoPlaceLeft(QuotaExceeded):
+    """As many adapters are kept warm as may be."""
+
+    code = "no_place_left"
+
+
+def warm_price(*, base_model: BaseModel) -> PriceRule | None:
+    """Return what keeping an adapter of this base model warm costs; None where it is not offered."""
+    return active_price(sku=warm_sku(base_model))
+
+
+@transaction.atomic
+def keep_warm(*, version: AdapterVersion, by: str, now: datetime.datetime) -> Deployment:
+    """Give a served version its place for good, for the price. Raises InvalidState, NoPlaceLeft, QuotaExceeded."""
+    base_model = version.adapter.base_model
+    price = warm_price(base_model=base_model)
+    deployment = Deployment.objects.select_for_update().filter(adapter_version=version, removed_at=None).first()
+    if price is None:
+        raise InvalidState(f"No price is set for keeping adapters of {base_model.display_name} warm.", param="model")
+    if deployment is None:
+        raise InvalidState("This version is not served. Serve it first.", param="model")
+    if version.status == "files_only":
+        raise InvalidState("This model has a replica of its own, which never gives it up.", param="model")
+    if deployment.pinned_at is not None:
+        return deployment
+    if price.price_nano and get_balance(organization=version.organization_id).available_nano <= 0:
+        raise QuotaExceeded("There is no credit to keep it warm with. Add credit first.")
+    _require_place(base_model)
+    deployment.pinned_at = deployment.warm_billed_until = now
+    deployment.save(update_fields=["pinned_at", "warm_billed_until"])
+    audit.record(organization=version.organization_id, by=by, action="adapter.kept_warm", target=version.pk)
+    _place_again(base_model.pk, now)
+    return deployment
+
+
+@transaction.atomic
+def let_cool(*, version: AdapterVersion, by: str, now: datetime.datetime) -> None:
+    """Charge what is due and end the warm-keeping; the version is held by demand again."""
+    for deployment in _kept().filter(adapter_version=version):
+        _charge(deployment, now)
+        Deployment.objects.filter(pk=deployment.pk).update(pinned_at=None, warm_billed_until=None)
+        audit.record(organization=version.organization_id, by=by, action="adapter.let_cool", target=version.pk)
+
+
+def charge_warm(*, now: datetime.datetime) -> int:
+    """Charge for the time since the last charge; end what cannot be paid. Returns how many were charged."""
+    kept = list(_kept())
+    for deployment in kept:
+        with transaction.atomic():
+            _charge(deployment, now)
+            if get_balance(organization=deployment.organization_id).available_nano <= 0:
+                let_cool(version=deployment.adapter_version, by="system", now=now)
+    return len(kept)
+
+
+def _kept() -> QuerySet[Deployment]:
+    return Deployment.objects.filter(removed_at=None, pinned_at__isnull=False).select_related(
+        "adapter_version__adapter__base_model"
+    )
+
+
+def _charge(deployment: Deployment, now: datetime.datetime) -> None:
+    """Record the milliseconds since the last charge, if the version answers somewhere; nothing otherwise."""
+    version = deployment.adapter_version
+    since = deployment.warm_billed_until or now
+    milliseconds = int((now - since).total_seconds() * 1000)
+    if milliseconds <= 0:
+        return
+    price = warm_price(base_model=version.adapter.base_model)
+    is_loaded = answering().filter(adapter_version=version).exists()
+    changed = Deployment.objects.filter(pk=deployment.pk, warm_billed_until=since).update(warm_billed_until=now)
+    if changed and is_loaded and price is not None:
+        record_quantity(
+            organization_id=version.organization_id,
+            price=price,
+            subject=version.model_name,
+            adapter_version_id=version.pk,
+            day=now.astimezone(datetime.UTC).date(),
+            quantity=milliseconds,
+        )
+
+
+def _require_place(base_model: BaseModel) -> None:
+    with system():  # places are shared by all tenants; no more than that is told
+        places = sum(ready_replicas().filter(base_model=base_model).values_list("capacity", flat=True))
+        kept = _kept().filter(adapter_version__adapter__base_model=base_model).count()
+    if kept + 1 > MAX_KEPT_SHARE * places:
+        raise NoPlaceLeft("As many adapters of this base model are kept warm as its replicas can afford. Try later.")
+
+
+def _place_again(base_model_id: str, now: datetime.datetime) -> None:
+    with system():
+        replan(base_model_id=base_model_id, now=now)

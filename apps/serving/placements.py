@@ -1,0 +1,208 @@
+"""Keep placements in step with demand: read the facts, ask apps.serving.placement, write what changed."""
+
+import datetime
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from django.db import connection, transaction
+from django.db.models import F, Q
+
+from apps.contracts.serving import LoadState
+from apps.core.database.clock import db_now
+from apps.core.database.locks import lock
+from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement, Replica
+from apps.serving.placement import (
+    QUICK_SECONDS,
+    SLOW_SECONDS,
+    WAITING_SECONDS,
+    AdapterDemand,
+    Placed,
+    ReplicaCapacity,
+    demand_after,
+    place,
+)
+
+# A replica not heard of for so long loses its adapters to others; one that has just enrolled is waited for longer.
+SILENT_SECONDS = 60
+STARTING_SECONDS = 600
+
+_NOTE = """
+    UPDATE serving_deployment AS deployment
+       SET last_requested_at = greatest(coalesce(last_requested_at, %(now)s), %(now)s::timestamptz),
+           demand_at = %(now)s,
+           quick_demand = quick_demand * exp(-age / %(quick)s) + requests / %(quick)s,
+           slow_demand = slow_demand * exp(-age / %(slow)s) + requests / %(slow)s
+      FROM (SELECT id, requests,
+                   greatest(0, coalesce(extract(epoch FROM %(now)s::timestamptz - demand_at), 0))::float8 AS age
+              FROM unnest(%(versions)s::text[], %(requests)s::float8[]) AS asked(version_id, requests)
+              JOIN serving_deployment ON adapter_version_id = version_id AND removed_at IS NULL
+             ORDER BY id) AS counted
+     WHERE deployment.id = counted.id
+"""
+
+
+@transaction.atomic
+def note_requests(*, counts: Mapping[str, int], now: datetime.datetime) -> None:
+    """Count requests by version id; where a version has no place, places are given out again at once."""
+    asked = Deployment.objects.filter(adapter_version__in=list(counts), removed_at=None)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            _NOTE,
+            {
+                "now": now,
+                "quick": QUICK_SECONDS,
+                "slow": SLOW_SECONDS,
+                "versions": list(counts),
+                "requests": [float(count) for count in counts.values()],
+            },
+        )
+    placed = Placement.objects.filter(adapter_version__in=list(counts)).values("adapter_version")
+    lost = asked.exclude(adapter_version__in=placed).exclude(adapter_version__status="files_only")
+    bases = lost.values_list("adapter_version__adapter__base_model", flat=True)
+    for base_model_id in sorted(set(bases)):
+        replan(base_model_id=base_model_id, now=now)
+
+
+def replan_all(*, now: datetime.datetime) -> int:
+    """Give out places for every base model that has a replica; return how many adapters are to be loaded."""
+    bases = Replica.objects.filter(whole_model=None).values_list("base_model_id", flat=True).distinct()
+    return sum(replan(base_model_id=base_model_id, now=now) for base_model_id in sorted(bases))
+
+
+def replan_around(*, replica_id: str) -> None:
+    """Give out the places of the replica's base model again: it was lost to them, or came back."""
+    found = Replica.objects.filter(pk=replica_id, whole_model=None).values_list("base_model_id", flat=True).first()
+    if found is not None:
+        replan(base_model_id=found, now=db_now())
+
+
+@transaction.atomic
+def replan(*, base_model_id: str, now: datetime.datetime) -> int:
+    """Write which replica of the base model holds what from now on; return how many adapters are to be loaded.
+
+    One placer at a time; only replicas whose set has changed are told. While none is heard of nothing changes, so that
+    a fleet that comes back finds what it held.
+    """
+    lock(f"placement:{base_model_id}")
+    replicas = list(Replica.objects.filter(base_model_id=base_model_id, whole_model=None).order_by("pk"))
+    rooms = [_room(replica) for replica in replicas if _is_there(replica, now)]
+    if not rooms:
+        return 0
+    holding: dict[str, set[str]] = {replica.pk: set() for replica in replicas}
+    for replica_id, version_id in Placement.objects.filter(replica__in=replicas).values_list(
+        "replica_id", "adapter_version_id"
+    ):
+        holding[replica_id].add(version_id)
+    wishes = _wishes(base_model_id, now)
+    said = _said(replicas)
+    placed = place(
+        wishes,
+        rooms,
+        holding=holding,
+        loaded={id: said.get((id, LoadState.LOADED), set()) for id in holding},
+        now=now.timestamp(),
+        unable=_unable(replicas, said),
+    )
+    return _write(holding, placed, {wish.version_id: wish.organization_id for wish in wishes})
+
+
+def _room(replica: Replica) -> ReplicaCapacity:
+    return ReplicaCapacity(
+        replica_id=replica.pk,
+        capacity=replica.capacity,
+        slots=replica.slots,
+        max_rank=replica.max_rank,
+        is_draining=replica.draining_at is not None,
+    )
+
+
+def _is_there(replica: Replica, now: datetime.datetime) -> bool:
+    if not replica.is_trusted:
+        return False
+    if replica.observed_at is None:
+        return (now - replica.created_at).total_seconds() < STARTING_SECONDS
+    return (now - replica.observed_at).total_seconds() < SILENT_SECONDS
+
+
+def _wishes(base_model_id: str, now: datetime.datetime) -> list[AdapterDemand]:
+    named = _named_versions(base_model_id)
+    seen = now - datetime.timedelta(seconds=WAITING_SECONDS)
+    asked = Deployment.objects.filter(
+        removed_at=None,
+        adapter_version__deleted_at=None,
+        adapter_version__adapter__base_model=base_model_id,
+    )
+    rows = asked.exclude(adapter_version__status="files_only").values_list(
+        "adapter_version_id",
+        "organization_id",
+        "adapter_version__rank",
+        "created_at",
+        "last_requested_at",
+        "quick_demand",
+        "slow_demand",
+        "demand_at",
+        "pinned_at",
+    )
+    return [
+        AdapterDemand(
+            version_id=version_id,
+            organization_id=organization_id,
+            rank=rank,
+            last_used_at=max(
+                created_at, last_requested_at or created_at, seen if version_id in named else created_at
+            ).timestamp(),
+            requests_per_second=demand_after(quick, slow, (now - demand_at).total_seconds()) if demand_at else 0.0,
+            is_kept=pinned_at is not None,
+        )
+        for version_id, organization_id, rank, created_at, last_requested_at, quick, slow, demand_at, pinned_at in rows
+    ]
+
+
+def _named_versions(base_model_id: str) -> set[str]:
+    """Return the versions that aliases stand for or may return to: in use, whether or not they were asked for."""
+    rows = Alias.objects.filter(adapter__base_model=base_model_id)
+    return {
+        version_id
+        for row in rows.values_list("version_id", "canary_version_id", "previous_version_id")
+        for version_id in row
+        if version_id
+    }
+
+
+def _said(replicas: Iterable[Replica]) -> dict[tuple[str, str], set[str]]:
+    """Return version ids by replica and state."""
+    said: dict[tuple[str, str], set[str]] = defaultdict(set)
+    rows = LoadedAdapter.objects.filter(replica__in=list(replicas))
+    for replica_id, state, version_id in rows.values_list("replica_id", "state", "adapter_version_id"):
+        said[replica_id, state].add(version_id)
+    return said
+
+
+def _unable(replicas: Iterable[Replica], said: Mapping[tuple[str, str], set[str]]) -> set[tuple[str, str]]:
+    """Return where loading failed for the replica's reasons, as long as another replica might do it."""
+    ready = [replica.pk for replica in replicas if replica.is_ready]
+    failed = {id: said.get((id, LoadState.FAILED), set()) for id in ready}
+    hopeless = set.intersection(*failed.values()) if failed else set()
+    return {(id, version_id) for id, versions in failed.items() for version_id in versions - hopeless}
+
+
+def _write(before: Mapping[str, set[str]], after: Placed, owners: Mapping[str, str]) -> int:
+    """Store the difference and have the replicas it concerns look again."""
+    gone, new, changed = Q(), [], []
+    for replica_id, held in before.items():
+        wanted = after.get(replica_id, frozenset())
+        if wanted == held:
+            continue
+        changed.append(replica_id)
+        if leaving := held - wanted:
+            gone |= Q(replica_id=replica_id, adapter_version_id__in=leaving)
+        new += [
+            Placement(replica_id=replica_id, adapter_version_id=version_id, organization_id=owners[version_id])
+            for version_id in sorted(wanted - held)
+        ]
+    if gone:
+        Placement.objects.filter(gone).delete()
+    Placement.objects.bulk_create(new, ignore_conflicts=True)
+    if changed:
+        Replica.objects.filter(pk__in=changed).update(generation=F("generation") + 1)
+    return len(new)

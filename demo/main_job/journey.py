@@ -1,0 +1,63 @@
+"""The way from a file of messages to the bill of a served adapter. Read `run_main_job` first."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from demo.main_job.adapters import score, serve, show_answers
+from demo.main_job.bills import show_bill
+from demo.main_job.jobs import MAX_JOBS, train
+from demo.main_job.platform import DemoFailed, Platform, extra
+from demo.main_job.stages import Stage
+from demo.main_job.state import State
+from demo.main_job.training_file import upload
+
+
+def run_main_job(platform: Platform, state: State, stage: Stage, *, rows: int, folder: Path) -> dict[str, Any]:
+    """Upload, estimate, train by LoRA, serve, compare and settle; return the figures."""
+    started = time.monotonic()
+    file_id = upload(platform, state, stage, folder)
+    stage.mark("upload")
+    model, job = train_and_serve(platform, state, stage, file_id, name="lora", quantization=None)
+    seconds = time.monotonic() - started
+    accuracy_base = score(platform, stage, platform.account["base_model"], rows)
+    accuracy_lora = score(platform, stage, model, rows)
+    stage.mark("score")
+    show_answers(platform, stage, model)
+    bill = show_bill(platform, stage, job)
+    stage.mark("compare_and_bill")
+    quote = extra(job)["estimate"] or {}
+    return {
+        "model": model,
+        "seconds_until_served": round(seconds, 1),
+        "seconds_main_job": round(time.monotonic() - started, 1),
+        "main_job_ended_at": time.time(),
+        "accuracy_base": accuracy_base,
+        "accuracy_lora": accuracy_lora,
+        **{f"quote_seconds_{name}": quote.get(f"train_seconds_{name}") for name in ("p10", "p50", "p90")},
+        "training_seconds_billed": extra(job)["billed_gpu_seconds"],
+        **bill,
+    }
+
+
+def run_qlora_job(platform: Platform, state: State, stage: Stage, *, rows: int, folder: Path) -> dict[str, Any]:
+    """Train the same file by QLoRA and score its adapter."""
+    file_id = upload(platform, state, stage, folder)
+    model, job = train_and_serve(platform, state, stage, file_id, name="qlora", quantization="nf4")
+    accuracy = score(platform, stage, model, rows)
+    stage.mark("qlora_score")
+    return {"accuracy_qlora": accuracy, "qlora_training_seconds_billed": extra(job)["billed_gpu_seconds"]}
+
+
+def train_and_serve(
+    platform: Platform, state: State, stage: Stage, file_id: str, *, name: str, quantization: str | None
+) -> tuple[str, Any]:
+    """Return a served adapter's name and the job that made it. What went wrong is done again, a few times at most."""
+    for _ in range(MAX_JOBS):
+        job = train(platform, state, stage, file_id, name=name, quantization=quantization)
+        stage.mark(f"{name}_train")
+        if model := serve(platform, stage, job):
+            stage.mark(f"{name}_serve")
+            return model, job
+        state[name] = None
+    raise DemoFailed(f"No adapter of {MAX_JOBS} jobs could be served.", process="serving-agent")

@@ -1,0 +1,79 @@
+"""The public doors of a running platform: OpenAI's surface through its own SDK, and ours through the same client."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2  # what openai's client speaks through
+import openai
+
+from demo.main_job.state import read_object
+
+
+class DemoFailed(Exception):
+    """The main job did not finish; the message says why. `process` is the one whose log may say more."""
+
+    def __init__(self, message: str, *, process: str = "web") -> None:
+        super().__init__(message)
+        self.process = process
+
+
+class Platform:
+    """The platform whose data is in `home`. Raises DemoFailed where none was started."""
+
+    def __init__(self, home: Path, *, transport: httpx2.BaseTransport | None = None) -> None:
+        self.home = home
+        self.account = read_object(home / "demo.json")
+        self.url = read_object(home / "ports.json").get("public_url", "")
+        if not self.account or not self.url:
+            raise DemoFailed(f"There is no running platform in {home}: start it with `make demo`.")
+        # A proxy of the shell's is not for this machine's own addresses. Retries bridge the restart of a process, and
+        # wait for as long as the platform says where it limits the rate of requests.
+        self.openai = openai.OpenAI(
+            api_key=self.account["api_key"],
+            base_url=f"{self.url}/v1",
+            max_retries=8,
+            timeout=120,
+            http_client=openai.DefaultHttpxClient(trust_env=False, transport=transport),
+        )
+        self._native = self.openai.with_options(base_url=f"{self.url}/api/v1")
+
+    def get(self, path: str) -> Any:
+        return self._native.get(path, cast_to=object)
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        return self._native.post(path, body=body, cast_to=object)
+
+    def log(self, process: str) -> str:
+        return str(self.home / "logs" / f"{process}.log")
+
+    @property
+    def operator_hint(self) -> str:
+        """Where credit is granted and a suspension lifted."""
+        page = f"{self.url}/staff/organizations"
+        return f"An operator can grant credit or lift a suspension at {page}; the demo's login is one."
+
+
+def found(retrieve: Callable[[], Any]) -> Any:
+    """Return what is there; None for what was deleted, or belongs to a database that is gone."""
+    try:
+        return retrieve()
+    except openai.NotFoundError:
+        return None
+
+
+def extra(answered: Any) -> dict[str, Any]:
+    """Return what the platform answers beyond the fields that the client library knows."""
+    fields: dict[str, Any] | None = answered.model_extra
+    return fields or {}
+
+
+def message_of(error: openai.APIError) -> str:
+    body = error.body if isinstance(error.body, dict) else {}
+    return str(body.get("message") or error.message)
+
+
+def is_passing(error: openai.APIError) -> bool:
+    """Whether the same request may succeed later: a process restarts or is busy."""
+    is_busy = isinstance(error, openai.RateLimitError) and error.code != "insufficient_quota"
+    return is_busy or isinstance(error, openai.InternalServerError | openai.APIConnectionError)

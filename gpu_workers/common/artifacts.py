@@ -1,0 +1,202 @@
+"""Files between a worker and the object store: hashed folders with a manifest, signed downloads and uploads.
+
+A folder is whole when `manifest.json` is in it and every file has the size and hash the manifest says.
+"""
+
+import hashlib
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from apps.contracts.runs import Manifest, ManifestFile, SignedFile
+from gpu_workers.common.events import replace_file
+
+MANIFEST_FILE = "manifest.json"
+_CHUNK_BYTES = 256 * 1024
+_TRIES = 6
+
+
+class BrokenArtifact(Exception):
+    """A file is missing, cut off or changed; the message names it."""
+
+
+class StoreUnavailable(Exception):
+    """The object store did not take or give a file within the allowed tries."""
+
+
+class Interrupted(Exception):
+    """The caller's `should_stop` said so in the middle of a transfer."""
+
+
+# --- sealed folders ----------------------------------------------------------------------------------------------
+
+
+def seal_folder(temporary: Path, final: Path, manifest_of: Callable[[tuple[ManifestFile, ...]], Manifest]) -> str:
+    """Hash every file, write the manifest, flush all to disk and rename into place; return the manifest's SHA-256."""
+    files = tuple(_describe(path) for path in sorted(temporary.iterdir()) if path.name != MANIFEST_FILE)
+    content = msgspec.json.encode(manifest_of(files))
+    for path in temporary.iterdir():
+        _flush(path)
+    replace_file(temporary / MANIFEST_FILE, content)
+    _flush(temporary)
+    if final.exists():
+        shutil.rmtree(final)
+    temporary.rename(final)
+    _flush(final.parent)
+    return hashlib.sha256(content).hexdigest()
+
+
+def verify_folder(folder: Path, *, manifest_sha256: str | None = None) -> Manifest:
+    """Return the manifest of a whole folder; raises BrokenArtifact."""
+    try:
+        content = (folder / MANIFEST_FILE).read_bytes()
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except (OSError, msgspec.DecodeError) as error:
+        raise BrokenArtifact("The manifest is missing or unreadable.") from error
+    if manifest_sha256 is not None and hashlib.sha256(content).hexdigest() != manifest_sha256:
+        raise BrokenArtifact("The manifest is not the one that was registered.")
+    for file in manifest.files:
+        _verify_file(folder / file.name, sha256=file.sha256, size=file.bytes)
+    return manifest
+
+
+def read_manifest(folder: Path) -> Manifest:
+    return msgspec.json.decode((folder / MANIFEST_FILE).read_bytes(), type=Manifest)
+
+
+def folder_bytes(manifest: Manifest) -> int:
+    return sum(file.bytes for file in manifest.files)
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _describe(path: Path) -> ManifestFile:
+    return ManifestFile(name=path.name, sha256=file_sha256(path), bytes=path.stat().st_size)
+
+
+def _verify_file(path: Path, *, sha256: str, size: int) -> None:
+    if not path.is_file():
+        raise BrokenArtifact(f"{path.name} is missing.")
+    if path.stat().st_size != size:
+        raise BrokenArtifact(f"{path.name} has {path.stat().st_size} bytes, not {size}.")
+    if file_sha256(path) != sha256:
+        raise BrokenArtifact(f"{path.name} has another SHA-256 than the one registered.")
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --- transfers ---------------------------------------------------------------------------------------------------
+
+
+class Transfers:
+    """Reads and writes objects through signed URLs alone; the URLs carry every right this worker has."""
+
+    def __init__(
+        self,
+        *,
+        base_url: str = "",
+        should_stop: Callable[[], bool] = lambda: False,
+        note_bytes: Callable[[int], None] = lambda number: None,
+        sleep: Callable[[float], None] = time.sleep,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        timeout = httpx.Timeout(60.0, connect=5.0)
+        self._http = httpx.Client(base_url=base_url, timeout=timeout, transport=transport, trust_env=False)
+        self._should_stop = should_stop
+        self._note_bytes = note_bytes
+        self._sleep = sleep
+
+    def close(self) -> None:
+        self._http.close()
+
+    def download(self, file: SignedFile, destination: Path) -> None:
+        """Fetch and verify one object; a file that is already there and whole is kept."""
+        if (
+            destination.is_file()
+            and destination.stat().st_size == file.bytes
+            and file_sha256(destination) == file.sha256
+        ):
+            return
+        partial = destination.with_name(destination.name + ".part")
+        self._retry(lambda: self._download_once(file, partial))
+        _verify_file(partial, sha256=file.sha256, size=file.bytes)
+        partial.replace(destination)
+
+    def upload(self, path: Path, url: str) -> None:
+        """Put one file, streamed; one that is there already stays, and a repeated put is harmless."""
+        self._retry(lambda: self._upload_once(path, url))
+
+    def upload_folder(self, folder: Path, urls: dict[str, str]) -> None:
+        """Put every file of a sealed folder, the manifest last, so that an object with a manifest is whole."""
+        for file in read_manifest(folder).files:
+            self.upload(folder / file.name, urls[file.name])
+        self.upload(folder / MANIFEST_FILE, urls[MANIFEST_FILE])
+
+    def _download_once(self, file: SignedFile, partial: Path) -> None:
+        with self._http.stream("GET", file.url) as response, partial.open("wb") as target:
+            response.raise_for_status()
+            received = 0
+            for chunk in response.iter_bytes():  # as they come: a store that trickles must not keep us in here
+                self._check()
+                self._note_bytes(len(chunk))
+                received += len(chunk)
+                if received > file.bytes:
+                    raise BrokenArtifact(f"{file.name} is longer than the {file.bytes} bytes registered.")
+                target.write(chunk)
+
+    def _upload_once(self, path: Path, url: str) -> None:
+        # A length announced: no chunked encoding. The URLs of a bucket are signed for the other header.
+        headers = {"Content-Length": str(path.stat().st_size), "If-None-Match": "*"}
+        answer = self._http.put(url, content=self._chunks(path), headers=headers)
+        if answer.status_code != httpx.codes.PRECONDITION_FAILED:  # else it is there already, and its hash is checked
+            answer.raise_for_status()
+
+    def _chunks(self, path: Path) -> Iterator[bytes]:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                self._check()
+                yield chunk
+                self._note_bytes(len(chunk))  # it asked for more: these are sent
+
+    def _retry(self, transfer: Callable[[], None]) -> None:
+        for attempt in range(_TRIES):
+            self._check()
+            try:
+                return transfer()
+            except (httpx.TransportError, httpx.HTTPStatusError) as error:
+                if attempt == _TRIES - 1 or not _is_temporary(error):
+                    raise StoreUnavailable(_reason(error)) from error
+            self._sleep(min(0.5 * 2**attempt, 8.0) * random.uniform(0.7, 1.3))  # noqa: S311 (jitter)
+        return None
+
+    def _check(self) -> None:
+        if self._should_stop():
+            raise Interrupted
+
+
+def _is_temporary(error: Exception) -> bool:
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code >= 500 or error.response.status_code in (408, 409, 429)
+    return True
+
+
+def _reason(error: Exception) -> str:
+    """Say what went wrong without the URL, which is a credential."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"the object store answered {error.response.status_code}"
+    return type(error).__name__

@@ -1,0 +1,115 @@
+"""What a training child tells its agent: events as JSON lines in a file the agent tails, then one outcome.
+
+A file, not a pipe: it survives a killed agent, cannot block the training loop, and can be read by hand.
+"""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from apps.contracts.runs import Event, Failed, RunEvent, Stopped, Struct
+
+EVENTS_FILE = "events.jsonl"
+OUTCOME_FILE = "outcome.json"
+SPEC_FILE = "spec.json"
+LOG_FILE = "child.log"
+TRAINING_FILE = "train.jsonl"
+VALIDATION_FILE = "validation.jsonl"
+RESUME_FOLDER = "resume"
+START_FOLDER = "start"
+CHECKPOINTS_FOLDER = "checkpoints"
+ADAPTER_FOLDER = "adapter"
+
+# Sequence numbers belong to the attempt, so the agent gives them; the child writes this.
+UNNUMBERED = 0
+
+
+class CheckpointReady(Event, frozen=True, kw_only=True, tag="checkpoint_ready"):
+    """A whole checkpoint lies in `folder` (below the work folder), its manifest included."""
+
+    step: int
+    folder: str
+    manifest_sha256: str
+    bytes: int
+    trained_tokens: int
+    training_seconds: float
+    train_loss: float | None = None
+
+
+class AdapterReady(Struct, frozen=True, kw_only=True, tag_field="type", tag="adapter_ready"):
+    """Training ended at its last step; the adapter lies in `folder`, its manifest included."""
+
+    folder: str
+    manifest_sha256: str
+    bytes: int
+    step: int
+    training_seconds: float
+    trained_tokens: int
+    tokens: int | None = None
+    train_loss: float | None = None
+    valid_loss: float | None = None
+    peak_memory_bytes: int | None = None
+    is_stopped_early: bool = False
+    best_step: int | None = None
+    base_bytes: int = 0  # of the base model's weights on the disk
+
+
+ChildEvent = RunEvent | CheckpointReady
+ChildOutcome = AdapterReady | Failed | Stopped
+
+
+class EventWriter:
+    """Append events to the file, each visible at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, event: ChildEvent) -> None:
+        self._file.write(msgspec.json.encode(event) + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class EventTail:
+    """Read what was appended since the last call; a line still being written waits for the next call."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[ChildEvent]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [msgspec.json.decode(line, type=ChildEvent) for line in whole.splitlines()]
+
+
+def write_outcome(folder: Path, outcome: ChildOutcome) -> None:
+    """Store how the child ended; the file appears whole or not at all."""
+    replace_file(folder / OUTCOME_FILE, msgspec.json.encode(outcome))
+
+
+def read_outcome(folder: Path) -> ChildOutcome | None:
+    """Return how the child ended, or None when it died before it could say."""
+    try:
+        return msgspec.json.decode((folder / OUTCOME_FILE).read_bytes(), type=ChildOutcome)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def replace_file(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+    """Write a file so that a crash leaves the old content or the new, never a part."""
+    temporary = path.with_name(path.name + ".tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

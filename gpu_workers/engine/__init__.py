@@ -1,0 +1,1 @@
+"""vLLM as one thing that can be started, asked and killed."""

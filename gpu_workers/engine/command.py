@@ -1,0 +1,97 @@
+"""The line and the environment that every vLLM is started with."""
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+from gpu_workers.common.config import EngineConfig, child_environment
+from gpu_workers.engine.state import ReplicaBase
+
+TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_NO_HOST = "nowhere.invalid"  # without a list vLLM fetches images from anywhere; this name never exists (RFC 6761)
+# llguidance compiles as it goes, within limits at every step; xgrammar 0.2.8 compiles at once and takes seconds for a
+# counted repetition. Blanks between members are left out, which a small model may write without end. vLLM 0.32 has its
+# tool parsers write for xgrammar alone: with one of them the choice is vLLM's.
+_GRAMMARS = '{"backend": "guidance", "disable_any_whitespace": true}'
+_GRAMMAR_OPTIONS = ("--structured-outputs-config", "--tool-call-parser")
+_CPU_KV_CACHE_BYTES = 256 * 2**20  # room for 80 full sequences of the demo model (6 KiB a token, 512 tokens)
+
+
+def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, socket_path: Path) -> list[str]:
+    """Return the launch line: one model under its served name, adapters loaded at run time if any, socket only."""
+    options = {
+        "--model": model_path,
+        "--served-model-name": base.served_name,
+        "--uds": str(socket_path),
+        "--api-server-count": "1",  # runtime adapters refuse more
+        "--generation-config": "vllm",
+        "--max-logprobs": "5",
+        "--max-num-queued-reqs": str(config.max_queued_requests),
+        "--shutdown-timeout": str(config.drain_seconds),
+        "--fingerprint-mode": "none",
+    }
+    if not _has_option(config.extra_arguments, *_GRAMMAR_OPTIONS):
+        options["--structured-outputs-config"] = _GRAMMARS
+    if config.max_model_length:
+        options["--max-model-len"] = str(config.max_model_length)
+    if kv_cache_bytes := config.kv_cache_bytes or (_CPU_KV_CACHE_BYTES if _is_cpu_build() else 0):
+        options["--kv-cache-memory-bytes"] = str(kv_cache_bytes)
+    if config.gpu_memory_share:
+        options["--gpu-memory-utilization"] = str(config.gpu_memory_share)
+    switches = [
+        "--enable-force-include-usage",
+        "--enable-prompt-tokens-details",
+        "--enable-request-id-headers",
+        "--enable-server-load-tracking",
+        "--disable-fastapi-docs",
+        "--disable-uvicorn-access-log",
+    ]
+    module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    pairs = [word for pair in options.items() for word in pair]
+    adapters = _adapter_options(config) if base.has_adapters else []
+    media = ["--allowed-media-domains", *(config.media_hosts or (_NO_HOST,))]
+    return [*module, *pairs, *media, *adapters, *switches, *config.extra_arguments]
+
+
+def _has_option(arguments: tuple[str, ...], *names: str) -> bool:
+    return any(word == name or word.startswith(f"{name}=") for word in arguments for name in names)
+
+
+def _adapter_options(config: EngineConfig) -> list[str]:
+    limits = {
+        "--max-loras": config.max_loras,
+        "--max-cpu-loras": config.max_cpu_loras,
+        "--max-lora-rank": config.max_lora_rank,
+    }
+    pairs = [word for name, value in limits.items() for word in (name, str(value))]
+    return ["--enable-lora", *pairs, "--lora-target-modules", *TARGET_MODULES]
+
+
+def build_environment(config: EngineConfig) -> dict[str, str]:
+    """Return the engine's environment: none of this worker's secrets, no network, few and sleepy threads."""
+    extra = {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_PLUGINS": "",
+        "VLLM_COMPUTE_NANS_IN_LOGITS": "1",
+        "VLLM_MAX_N_SEQUENCES": "8",
+        "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
+        "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB": "16",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # pinning would fight the trainer for one core
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "KMP_BLOCKTIME": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    return child_environment(threads=config.threads, extra=extra)
+
+
+def _is_cpu_build() -> bool:
+    try:
+        importlib.metadata.distribution("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

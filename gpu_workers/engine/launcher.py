@@ -1,0 +1,275 @@
+"""Run vLLM as one thing that can be killed: `python -m gpu_workers.engine.launcher [canary]`.
+
+    launcher (what the supervisor sees)  >  keeper  >  API process  >  EngineCore  >  Worker
+
+vLLM's own processes outlive a killed parent and keep their memory. Launcher and keeper are both subreapers: whoever
+of the two survives the other finds every orphan among its descendants and kills it. When the API process ends for any
+reason the keeper kills the rest, and the launcher exits so that its supervisor starts everything again. Should both be
+killed at once, the next launcher finds the leftovers in the state file by number and start time.
+"""
+
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gpu_workers.common.config import EngineConfig, read_engine_config
+from gpu_workers.common.private_files import write_private
+from gpu_workers.common.process_tree import (
+    Process,
+    become_subreaper,
+    die_with_parent,
+    identify,
+    is_alive,
+    kill_all,
+    kill_descendants,
+    list_descendants,
+    list_session,
+    read_command,
+    read_title,
+    reap_children,
+)
+from gpu_workers.engine.command import build_command, build_environment
+from gpu_workers.engine.health import count_requests, is_listening
+from gpu_workers.engine.state import EnginePaths, EngineState, ReplicaBase, read_engine_state
+
+log = logging.getLogger("anneal.engine")
+
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
+_HANDLED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
+
+
+def main() -> int:
+    """Run as the launcher, or as the keeper it starts; of the replica's engine, or of its canary engine."""
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
+    is_canary = sys.argv[1:2] == ["canary"]
+    arguments = sys.argv[2:] if is_canary else sys.argv[1:]
+    config = read_engine_config(is_canary=is_canary)
+    paths = EnginePaths(config.work_dir)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    become_subreaper()
+    if arguments[:1] == ["keeper"]:
+        return _keep(config, paths, model_path=arguments[1], base=msgspec.json.decode(arguments[2], type=ReplicaBase))
+    return _launch(config, paths)
+
+
+# --- launcher ---------------------------------------------------------------------------------------------------
+
+
+def _launch(config: EngineConfig, paths: EnginePaths) -> int:
+    paths.folder.mkdir(parents=True, exist_ok=True)
+    paths.folder.chmod(0o700)  # vLLM makes its socket world-accessible: the folder is the guard
+    with open(paths.folder / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.error("another launcher runs in %s", paths.folder)
+            return 3
+        _kill_leftovers(paths)
+        base = _wait_for_base(config, paths)
+        if base is None:
+            return 0
+        return _run_keeper(config, paths, base)
+
+
+def _kill_leftovers(paths: EnginePaths) -> None:
+    """Kill what an earlier launcher and keeper left when both were killed."""
+    state = read_engine_state(paths)
+    if state is not None:
+        for _ in range(400):
+            leftovers = [p for p in (state.launcher, state.keeper) if is_alive(p)] + list_session(state.keeper)
+            if not leftovers:
+                break
+            kill_all(leftovers)
+            time.sleep(0.02)
+        else:
+            raise RuntimeError(f"processes of the last engine do not die: {leftovers}")
+    paths.socket.unlink(missing_ok=True)
+    paths.restart_request.unlink(missing_ok=True)
+
+
+def _wait_for_base(config: EngineConfig, paths: EnginePaths) -> ReplicaBase | None:
+    """Return what to serve as soon as the agent has enrolled; None when asked to stop before."""
+    if config.base_model_path:
+        return ReplicaBase(served_name=config.served_name, path=config.base_model_path)
+    while True:
+        try:
+            return msgspec.json.decode(paths.replica.read_bytes(), type=ReplicaBase)
+        except FileNotFoundError:
+            received = signal.sigtimedwait(_HANDLED, 0.5)
+            if received is not None and received.si_signo in _STOPPING:
+                return None
+
+
+def _run_keeper(config: EngineConfig, paths: EnginePaths, base: ReplicaBase) -> int:
+    model_path = _resolve_model(base)
+    role = ["canary"] if config.is_canary else []
+    keeping = ["keeper", model_path, msgspec.json.encode(base).decode()]
+    command = [sys.executable, "-m", "gpu_workers.engine.launcher", *role, *keeping]
+    keeper = _start(command, environment=None)
+    identity = identify(keeper.pid)
+    if identity is None:
+        return 1
+    generation = f"{int(time.time()):x}-{keeper.pid}"
+    state = EngineState(
+        generation=generation,
+        served_name=base.served_name,
+        model_path=model_path,
+        launcher=Process(os.getpid(), _require(identify(os.getpid())).started_ticks),
+        keeper=identity,
+        max_loras=config.max_loras if base.has_adapters else 0,
+        max_lora_rank=config.max_lora_rank if base.has_adapters else 0,
+        max_cpu_loras=config.max_cpu_loras if base.has_adapters else 0,
+    )
+    write_private(paths.state, msgspec.json.encode(state))
+    log.info("engine %s of %s starting", generation, base.served_name)
+    is_wanted_down = _make_restart_check(paths, generation)
+    return _supervise(keeper.pid, get_drain_seconds=lambda: config.drain_seconds + 15, is_wanted_down=is_wanted_down)
+
+
+def _make_restart_check(paths: EnginePaths, generation: str) -> Callable[[bool], bool]:
+    def is_restart_requested(_is_draining: bool) -> bool:
+        try:
+            return paths.restart_request.read_text() == generation
+        except FileNotFoundError:
+            return False
+
+    return is_restart_requested
+
+
+def _resolve_model(base: ReplicaBase) -> str:
+    """Return the local folder of the base model, downloading its pinned revision when it is a hub repository."""
+    if base.path:
+        return base.path
+    if not base.repo:
+        raise ValueError("replica.json names neither a path nor a repository")
+    revision = ["--revision", base.revision] if base.revision else []
+    command = [str(Path(sys.executable).with_name("hf")), "download", base.repo, *revision, "--quiet"]
+    command += [word for pattern in _HUB_FILES for word in ("--include", pattern)]
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+    try:
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    return done.stdout.strip().splitlines()[-1]
+
+
+# --- keeper -----------------------------------------------------------------------------------------------------
+
+
+def _keep(config: EngineConfig, paths: EnginePaths, *, model_path: str, base: ReplicaBase) -> int:
+    """Run the API process; a launcher that is gone counts as a wish to die at once."""
+    launcher = os.getppid()
+    command = build_command(config, base, model_path=model_path, socket_path=paths.socket)
+    api = _start(command, environment=build_environment(config), is_session_leader=False)
+    parts = _EngineParts(api.pid)
+    return _supervise(
+        api.pid,
+        get_drain_seconds=lambda: config.drain_seconds + 5 if is_listening(paths.socket) else 0,
+        is_wanted_down=lambda is_draining: os.getppid() != launcher or (not is_draining and parts.has_lost_one()),
+        is_drained=lambda: count_requests(paths.socket) == 0,
+    )
+
+
+class _EngineParts:
+    """EngineCore and workers. The API process can take 13 s to notice that one of them was killed, longer in its start.
+
+    Helpers that come and go (compilers, probes of the machine) are not parts.
+    """
+
+    _EAGER_SECONDS = 300.0  # parts appear within the first minutes; then a look now and then is enough
+    _SCAN_SECONDS = 10.0
+    _GRACE_SECONDS = 2.0  # for the API process to tell its clients and leave by itself
+
+    def __init__(self, api_pid: int) -> None:
+        self._api_pid = api_pid
+        self._known: set[Process] = set()
+        self._born_at = self._scanned_at = time.monotonic()
+        self._missing_since: float | None = None
+
+    def has_lost_one(self) -> bool:
+        now = time.monotonic()
+        if now - self._born_at < self._EAGER_SECONDS or now - self._scanned_at > self._SCAN_SECONDS:
+            self._scanned_at = now
+            self._known.update(p for p in list_descendants(self._api_pid, with_zombies=True) if _is_part(p))
+        if all(is_alive(part) for part in self._known):
+            return False
+        if self._missing_since is None:
+            self._missing_since = now
+        return now - self._missing_since > self._GRACE_SECONDS
+
+
+def _is_part(process: Process) -> bool:
+    """Tell a permanent process of vLLM: by its title, or, before it has set one, by how it was spawned."""
+    return read_title(process).startswith("VLLM::") or "multiprocessing.spawn" in read_command(process)
+
+
+# --- both -------------------------------------------------------------------------------------------------------
+
+
+def _start(
+    command: list[str], *, environment: dict[str, str] | None, is_session_leader: bool = True
+) -> subprocess.Popen[bytes]:
+    """Start a child that the kernel signals when this process dies: the keeper is told, the API process is killed."""
+    death_signal = signal.SIGHUP if is_session_leader else signal.SIGKILL
+    parent = os.getpid()
+
+    def prepare() -> None:
+        die_with_parent(death_signal)
+        if not is_session_leader:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+        if os.getppid() != parent:  # it died before the request was made
+            os._exit(1)
+
+    return subprocess.Popen(
+        command, env=environment, start_new_session=is_session_leader, preexec_fn=prepare, stdin=subprocess.DEVNULL
+    )
+
+
+def _supervise(
+    child: int,
+    *,
+    get_drain_seconds: Callable[[], float],
+    is_wanted_down: Callable[[bool], bool],
+    is_drained: Callable[[], bool] = lambda: False,
+) -> int:
+    """Wait for the child, then end every descendant. Returns 0 only after a stop that was asked for.
+
+    Once drained nobody waits for vLLM's own exit, which takes 10 to 16 s.
+    """
+    stop_before: float | None = None
+    code: int | None = None
+    times_drained = 0
+    while code is None and times_drained < 2:
+        received = signal.sigtimedwait(_HANDLED, 1.0 if stop_before is None else 0.2)
+        if received is not None and received.si_signo in _STOPPING and stop_before is None:
+            stop_before = time.monotonic() + get_drain_seconds()
+            os.kill(child, signal.SIGTERM)
+        code = reap_children().get(child)
+        is_overdue = stop_before is not None and time.monotonic() > stop_before
+        if is_overdue or is_wanted_down(stop_before is not None):
+            break
+        times_drained = times_drained + 1 if stop_before is not None and is_drained() else 0
+    survivors = kill_descendants(os.getpid())
+    if survivors:
+        log.error("could not kill %s", survivors)
+    log.info("child %d ended with %s; %d processes left", child, code, len(survivors))
+    return 0 if stop_before is not None and not survivors else 1
+
+
+def _require(process: Process | None) -> Process:
+    if process is None:
+        raise RuntimeError("a process cannot find itself in /proc")
+    return process
+
+
+if __name__ == "__main__":
+    sys.exit(main())

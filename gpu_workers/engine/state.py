@@ -1,0 +1,65 @@
+"""What an engine's launcher and the serving agent tell each other, in files of a folder that both see."""
+
+from pathlib import Path
+
+import msgspec
+
+from gpu_workers.common.process_tree import Process
+
+
+class ReplicaBase(msgspec.Struct, frozen=True, kw_only=True):
+    """What to serve: written by the serving agent at enrolment (`replica.json`)."""
+
+    served_name: str
+    path: str | None = None
+    repo: str | None = None
+    revision: str | None = None
+    has_adapters: bool = True  # False: a merged or fully trained model, served alone
+
+
+class EngineState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the launcher tells the agent, and the next launcher. `generation` changes with each start."""
+
+    generation: str
+    served_name: str
+    model_path: str
+    launcher: Process
+    keeper: Process
+    max_loras: int
+    max_lora_rank: int
+    max_cpu_loras: int = 0
+
+
+class EnginePaths(msgspec.Struct, frozen=True):
+    """The 0700 folder that launcher and agent share."""
+
+    work_dir: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.work_dir / "engine"
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "vllm.sock"
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state.json"
+
+    @property
+    def restart_request(self) -> Path:
+        """Holds the generation that should end; the agent writes it, across containers too."""
+        return self.folder / "restart"
+
+    @property
+    def replica(self) -> Path:
+        return self.work_dir / "replica.json"
+
+
+def read_engine_state(paths: EnginePaths) -> EngineState | None:
+    """Return what the running or last launcher wrote, or None before the first start."""
+    try:
+        return msgspec.json.decode(paths.state.read_bytes(), type=EngineState)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,56 @@
+"""What a serving agent keeps on its disk between starts, and the sum that names the base model there."""
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from apps.contracts.serving import DesiredState
+from gpu_workers.common.private_files import write_private
+
+
+class Memory(msgspec.Struct):
+    """What outlives the agent (`serving.json`): the last wish, the verdicts, and whose files may be in use."""
+
+    desired: DesiredState | None = None
+    rejected: dict[str, str] = {}
+    suspicions: dict[str, int] = {}
+    cleaned_generation: str = ""  # the engine start after which files were last collected
+    passed: dict[str, str] = {}  # the folder's name by adapter, of what the canary engine let pass
+
+
+class MemoryFile:
+    """The memory, and its file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.content = _read(path)
+
+    def change(self, **changes: Any) -> None:
+        self.content = msgspec.structs.replace(self.content, **changes)
+        write_private(self._path, msgspec.json.encode(self.content))
+
+
+def _read(path: Path) -> Memory:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Memory)
+    except FileNotFoundError:
+        return Memory()
+
+
+def hash_weights(model: Path) -> str:
+    """Return the SHA-256 of a model in one file; empty for one in several, which names no single sum."""
+    weights = model / "model.safetensors"
+    try:
+        stat = weights.stat()
+    except FileNotFoundError:
+        return ""
+    return _hash_file(weights, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _hash_file(path: Path, *_version: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,55 @@
+"""vLLM's own count of requests with NaN in their logits: the guard that is left when bad numbers got into an engine."""
+
+import asyncio
+from collections.abc import Callable
+
+from gpu_workers.engine.client import EngineClient, EngineDown, EngineRefused
+from gpu_workers.engine.state import EngineState
+
+
+class NumberWatch:
+    """Calls `condemn(engine, culprit)` when the count grew. Use inside one event loop.
+
+    Whoever tries an adapter holds `lock` meanwhile, so that bad numbers are blamed on it.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        *,
+        get_state: Callable[[], EngineState | None],
+        condemn: Callable[[EngineState, str | None], None],
+    ) -> None:
+        self._engine = engine
+        self._get_state = get_state
+        self._condemn = condemn
+        self._checked_activity = -1
+        self.lock = asyncio.Lock()
+        self.baseline = 0  # of this engine, when it was met
+        self.total = 0  # seen by this agent, in all engines
+
+    async def begin(self) -> None:
+        """Take what an engine has counted so far as given. Raises EngineDown, EngineRefused."""
+        self.baseline = await self._engine.count_corrupted_requests()
+
+    async def check(self, activity: int) -> None:
+        """Look, unless nothing went through the engine since the last look at the same `activity`."""
+        if self._get_state() is None or activity == self._checked_activity:
+            return
+        async with self.lock:
+            if await self.judge():
+                self._checked_activity = activity
+
+    async def judge(self, *, culprit: str | None = None) -> bool:
+        """Condemn the engine if its count has grown. Returns False when it could not be asked."""
+        state = self._get_state()
+        if state is None:
+            return False
+        try:
+            count = await self._engine.count_corrupted_requests()
+        except (EngineDown, EngineRefused):
+            return False
+        if count > self.baseline and self._get_state() == state:
+            self.total += count - self.baseline
+            self._condemn(state, culprit)
+        return True

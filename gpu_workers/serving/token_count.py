@@ -1,0 +1,81 @@
+"""What customers had an engine read and write, by the engine's own counters: the other side of the gateways' meters.
+
+The counters know neither customers nor adapters, and the agent's own questions are in them. Those are kept apart here,
+on disk too, for the engine outlives the agent.
+"""
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from apps.contracts.serving import EngineCount
+from gpu_workers.common.private_files import write_private
+from gpu_workers.engine.client import EngineClient, TokensAsked
+from gpu_workers.engine.load import sum_samples
+from gpu_workers.engine.state import EnginePaths, EngineState, read_engine_state
+
+INPUT, OUTPUT = "prompt_tokens_total", "generation_tokens_total"
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """`asked.json`: what the agent asked of one start of the engine."""
+
+    generation: str = ""
+    asked: TokensAsked = TokensAsked()
+
+
+class TokenCounter:
+    """Reads one engine's counters. Use inside one event loop."""
+
+    def __init__(self, paths: EnginePaths) -> None:
+        self._paths = paths
+        self._path = paths.work_dir / "asked.json"
+        self._kept = _read(self._path)
+        self._seen: EngineCount | None = None
+        self._seen_at = 0.0
+
+    def note_asked(self, asked: TokensAsked) -> None:
+        """Take in what the agent has just asked for itself."""
+        state = read_engine_state(self._paths)
+        if state is not None:
+            self._kept = _Kept(state.generation, self._asked_of(state) + asked)
+            write_private(self._path, msgspec.json.encode(self._kept))
+
+    async def read(self, engine: EngineClient, state: EngineState) -> str:
+        """Return the engine's /metrics text, and note its counts. Raises EngineDown, EngineRefused.
+
+        While the agent asks something of its own, what of it is counted already cannot be told: the last reading stays.
+        """
+        before, asked_at = engine.questions, time.monotonic()
+        metrics = await engine.read_metrics()
+        if before.is_settled and engine.questions == before:
+            self._seen, self._seen_at = self._count(metrics, state), asked_at
+        return metrics
+
+    def _count(self, metrics: str, state: EngineState) -> EngineCount:
+        sums, own = sum_samples(metrics), self._asked_of(state)
+        return EngineCount(
+            input_tokens=max(0, int(sums.get(INPUT, 0.0)) - own.input_tokens),
+            output_tokens=max(0, int(sums.get(OUTPUT, 0.0)) - own.output_tokens),
+        )
+
+    def forget(self) -> None:
+        """Say nothing until the counters of another engine were read."""
+        self._seen = None
+
+    def seen(self) -> EngineCount | None:
+        """Return the last reading with its age, for the control plane."""
+        if self._seen is None:
+            return None
+        return msgspec.structs.replace(self._seen, age_seconds=time.monotonic() - self._seen_at)
+
+    def _asked_of(self, state: EngineState) -> TokensAsked:
+        return self._kept.asked if self._kept.generation == state.generation else TokensAsked()
+
+
+def _read(path: Path) -> _Kept:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Kept)
+    except FileNotFoundError:
+        return _Kept()

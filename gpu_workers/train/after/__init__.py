@@ -1,0 +1,1 @@
+"""After training: comparison, certificate probe, merge, GGUF and publication."""

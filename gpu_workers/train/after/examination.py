@@ -1,0 +1,248 @@
+"""Base and tuned model looked at once training is over: the comparison on held-out rows, and the certificate's probe.
+
+Both are taken on the 16-bit base with the adapter beside it, as serving will have them, where that model fits into
+memory. Where it does not, the probe is scored weight by weight from the files (`streamed`), and the comparison is made
+on the 4-bit base that a QLoRA run trained, or in part, weight by weight.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import peft
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from apps.contracts.adapter_files import WEIGHTS_FILE
+from apps.contracts.chat import ChatRenderer
+from apps.contracts.evaluation import EvaluationPlan, EvaluationReport, GraderKind
+from apps.contracts.parity import ParityProbe
+from apps.contracts.runs import Method, Objective, RunSpec
+from gpu_workers.common.events import TRAINING_FILE
+from gpu_workers.train.after.comparison import Examiner, Findings
+from gpu_workers.train.after.judge import Judge
+from gpu_workers.train.after.probe_rows import build_probe, choose_rows, first_chat, score_rows
+from gpu_workers.train.after.scoring import Example, as_example, logprobs_of, score_logits
+from gpu_workers.train.data.encoding import load_renderer
+from gpu_workers.train.data.rows import Pairs, encode
+from gpu_workers.train.data.selection import select_rows
+from gpu_workers.train.model.loading import quantization_config
+from gpu_workers.train.model.memory import free_bytes
+from gpu_workers.train.model.streamed import NotStreamable, StreamedModel
+from gpu_workers.trainer.publication import PublishSecrets
+
+_PARITY_ROWS = 64
+_ROOM = 1.3  # times the weights: what a model takes while it answers
+_QUANTIZED_SHARE = 0.4  # of the 16-bit weights, embeddings and head included
+_STREAMED_TOKENS = 16_384  # held-out ones that are read weight by weight, in four passes over the files
+_DTYPE = torch.bfloat16
+_QUANTIZED_NOTE = "Compared on the 4-bit base model that was trained: the 16-bit one does not fit into this machine."
+
+Scores = list[tuple[float, ...]]
+
+
+def look(
+    work_dir: Path, spec: RunSpec, base: Path, trained: Path, secrets: PublishSecrets
+) -> tuple[EvaluationReport | None, ParityProbe | None]:
+    """Return the comparison, where rows are held out, and the probe, where the result is served as an adapter."""
+    renderer = load_renderer(base, spec.base_model.chat_template)
+    chosen = select_rows(work_dir, spec)
+    held_out = (
+        _examples(work_dir / chosen.validation_file, spec, renderer, chosen.validation)
+        if chosen.validation_file
+        else []
+    )
+    has_probe = is_adapter(trained) and spec.hyperparameters.is_servable
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
+    rows = held_out or (_examples(work_dir / TRAINING_FILE, spec, renderer, chosen.training) if has_probe else [])
+    fixed = choose_rows(rows[:_PARITY_ROWS], context_length=_context_length(config)) if has_probe else []
+    plan = spec.evaluation or EvaluationPlan()
+    subject = _subject_of(base, trained, spec)
+    examiner = Examiner(subject.cut(held_out), plan, tokenizer, pad_id=_pad_id(config)) if held_out else None
+    seen = subject.examine(examiner, fixed)
+    report = examiner.report(*seen.findings, judge=_judge(plan, secrets)) if examiner and seen.findings else None
+    if report is not None and subject.note:
+        report = msgspec.structs.replace(report, notes=(subject.note, *report.notes))
+    if not fixed:
+        return report, None
+    is_chat = spec.hyperparameters.objective is Objective.SUPERVISED
+    probe = build_probe(
+        fixed,
+        base=seen.base_scores,
+        tuned=seen.tuned_scores,
+        chat=first_chat(work_dir / TRAINING_FILE, renderer, tokenizer) if is_chat else None,
+        chat_template=renderer.chat_template,
+        dtype=_DTYPE,
+    )
+    return report, probe
+
+
+def is_adapter(trained: Path) -> bool:
+    return (trained / WEIGHTS_FILE).is_file()
+
+
+# --- three ways to look at base and tuned model -----------------------------------------------------------------------
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What base and tuned model did. `findings` is None where no rows are held out."""
+
+    base_scores: Scores
+    tuned_scores: Scores
+    findings: tuple[Findings, Findings] | None
+
+
+class _Dense:
+    """Both in memory, one after the other."""
+
+    note = ""
+
+    def __init__(self, base: Path, trained: Path) -> None:
+        self._base = base
+        self._trained = trained
+
+    def cut(self, rows: list[Example]) -> list[Example]:
+        return rows
+
+    def examine(self, examiner: Examiner | None, fixed: Sequence[Sequence[int]]) -> Seen:
+        model = self._load()
+        before = examiner.examine(model) if examiner else None
+        base_scores = score_rows(model, fixed)
+        model = self._tune(model)
+        after = examiner.examine(model) if examiner else None
+        tuned_scores = score_rows(model, fixed)
+        return Seen(base_scores, tuned_scores, (before, after) if before and after else None)
+
+    def _load(self) -> Any:
+        return _load(self._base)
+
+    def _tune(self, model: Any) -> Any:
+        if not is_adapter(self._trained):
+            return _load(self._trained)
+        adapted = peft.PeftModel.from_pretrained(model, self._trained, autocast_adapter_dtype=False)
+        return adapted.to(model.device, _DTYPE).eval()
+
+
+class _Quantized(_Dense):
+    """The comparison on the 4-bit base that was trained, the probe on the 16-bit one, weight by weight."""
+
+    note = _QUANTIZED_NOTE
+
+    def examine(self, examiner: Examiner | None, fixed: Sequence[Sequence[int]]) -> Seen:
+        found = super().examine(examiner, ()).findings if examiner else None
+        if not fixed:
+            return Seen([], [], found)
+        probe = _Streamed(self._base, self._trained).examine(None, fixed)
+        return Seen(probe.base_scores, probe.tuned_scores, found)
+
+    def _load(self) -> Any:
+        return _load(self._base, quantization_config=quantization_config(_DTYPE))
+
+    def _tune(self, model: Any) -> Any:
+        return peft.PeftModel.from_pretrained(model, self._trained, autocast_adapter_dtype=False).eval()
+
+
+class _Streamed:
+    """Weight by weight from the files: some of the held-out rows are scored, none is answered."""
+
+    def __init__(self, base: Path, trained: Path) -> None:
+        self._base = base
+        self._trained = trained
+        self.note = ""
+
+    def cut(self, rows: list[Example]) -> list[Example]:
+        tokens = 0
+        kept: list[Example] = []
+        for row in rows:
+            tokens += len(row.token_ids)
+            if kept and tokens > _STREAMED_TOKENS:
+                break
+            kept.append(row)
+        self.note = (
+            f"The base model does not fit into this machine: loss and token accuracy of {len(kept)} rows are compared, "
+            "and no answers."
+        )
+        return kept
+
+    def examine(self, examiner: Examiner | None, fixed: Sequence[Sequence[int]]) -> Seen:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        is_beside = is_adapter(self._trained)
+        model = StreamedModel(self._base, dtype=_DTYPE, device=device)
+        tuned = model if is_beside else StreamedModel(self._trained, dtype=_DTYPE, device=device)
+        base_scores, before = _score(model, examiner, fixed)
+        with model.adapted(self._trained) if is_beside else nullcontext():
+            tuned_scores, after = _score(tuned, examiner, fixed)
+        return Seen(base_scores, tuned_scores, (before, after) if before and after else None)
+
+
+def _score(
+    model: StreamedModel, examiner: Examiner | None, fixed: Sequence[Sequence[int]]
+) -> tuple[Scores, Findings | None]:
+    scores = [logprobs_of(logits, row) for row, logits in zip(fixed, model.score(fixed), strict=True)]
+    if examiner is None:
+        return scores, None
+    rows = examiner.examples
+    logits = model.score([row.token_ids for row in rows])
+    found = [score_logits(each, row) for row, each in zip(rows, logits, strict=True)]
+    return scores, Findings(scores=found, answers=[])
+
+
+def _subject_of(base: Path, trained: Path, spec: RunSpec) -> _Dense | _Streamed:
+    recipe = spec.hyperparameters
+    needed = _ROOM * sum(file.stat().st_size for file in base.glob("*.safetensors"))
+    free = free_bytes()
+    if needed <= free:
+        return _Dense(base, trained)
+    if recipe.method is Method.QLORA and _QUANTIZED_SHARE * needed <= free:
+        return _Quantized(base, trained)
+    if recipe.use_dora:
+        raise NotStreamable("the base model does not fit into this machine, and DoRA is not compared weight by weight")
+    return _Streamed(base, trained)
+
+
+def _load(folder: Path, **options: Any) -> Any:
+    """Return a model as it is served: 16 bits, dense, on the accelerator where there is one."""
+    if torch.cuda.is_available():
+        options["device_map"] = {"": torch.cuda.current_device()}
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=_DTYPE, **options
+    )
+    return model.eval()
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def _judge(plan: EvaluationPlan, secrets: PublishSecrets) -> Judge | None:
+    if plan.grader.kind is not GraderKind.JUDGE:
+        return None
+    return Judge(plan.grader, secrets.judge, seconds=plan.judge_seconds, refusal=secrets.judge_refusal)
+
+
+def _examples(path: Path, spec: RunSpec, renderer: ChatRenderer, keep: Sequence[bool] | None) -> list[Example]:
+    recipe = spec.hyperparameters
+    rows = encode(path, renderer, recipe, keep=keep)
+    if isinstance(rows, Pairs):
+        return [_preferred(item) for item in rows.items(range(len(rows)))]
+    is_chat = recipe.objective is Objective.SUPERVISED
+    return [as_example(rows.input_ids[i], rows.labels[i], can_be_asked=is_chat) for i in range(len(rows))]
+
+
+def _preferred(pair: dict[str, Any]) -> Example:
+    """Of a preference row the preferred answer is what should become likelier."""
+    prompt, chosen = list(pair["prompt_ids"]), list(pair["chosen_ids"])
+    return as_example(prompt + chosen, [-100] * len(prompt) + chosen, can_be_asked=True)
+
+
+def _context_length(config: Any) -> int:
+    return int(getattr(config.get_text_config(), "max_position_embeddings", 2_048))
+
+
+def _pad_id(config: Any) -> int:
+    """Any id will do: padding is masked."""
+    text = config.get_text_config()
+    return text.pad_token_id if isinstance(getattr(text, "pad_token_id", None), int) else 0

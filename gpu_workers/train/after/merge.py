@@ -1,0 +1,102 @@
+"""An adapter merged into its 16-bit base, tensor by tensor: never into a 4-bit one, and in the memory of the
+adapter and the largest tensor.
+
+Every product is taken in float32 and rounded once, where merging in the dtype of the base rounds twice.
+"""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from gpu_workers.common.pulse import beat
+from gpu_workers.train.model.tensor_files import Entry, list_tensors, read_tensor, write_tensors
+
+INDEX_FILE = "model.safetensors.index.json"
+_ONE_FILE = "model.safetensors"
+_BESIDE = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    INDEX_FILE,
+)
+_PREFIX = "base_model.model."
+_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+
+
+class NotMergeable(Exception):
+    """The adapter changes something the base model has not got, or the base is not of plain 16- or 32-bit weights."""
+
+
+def merge_adapter(base: Path, adapter: Path, target: Path) -> None:
+    """Write the whole model with the adapter in it to `target`, in the files the base has; raises NotMergeable."""
+    target.mkdir(parents=True, exist_ok=True)
+    layers = _Layers(adapter)
+    for name in _weight_files(base):
+        source = list_tensors(base / name)
+        entries = [Entry(entry.name, _dtype_of(entry), entry.shape) for entry in source]
+        write_tensors(target / name, entries, (_merged(base / name, entry, layers) for entry in source))
+    if left := layers.left():
+        raise NotMergeable(f"The base model has no {left[0]}.")
+    for name in _BESIDE:
+        if (base / name).is_file():
+            shutil.copy(base / name, target / name)
+
+
+def _weight_files(base: Path) -> list[str]:
+    if not (base / INDEX_FILE).is_file():
+        return [_ONE_FILE]
+    return sorted(set(json.loads((base / INDEX_FILE).read_text())["weight_map"].values()))
+
+
+def _dtype_of(entry: Entry) -> torch.dtype:
+    """Return what a tensor is written in: 16 bits."""
+    if not entry.dtype.is_floating_point or entry.dtype.itemsize < 2:
+        raise NotMergeable(f"{entry.name} is quantised: merging needs the 16-bit base model.")
+    return entry.dtype if entry.dtype in _SIXTEEN_BITS else torch.bfloat16
+
+
+def _merged(file: Path, entry: Entry, layers: "_Layers") -> torch.Tensor:
+    beat()
+    return layers.apply(entry.name, read_tensor(file, entry)).to(_dtype_of(entry))
+
+
+class _Layers:
+    """The adapter's matrices by the name of the weight they change."""
+
+    def __init__(self, adapter: Path) -> None:
+        self._config: dict[str, Any] = json.loads((adapter / CONFIG_FILE).read_text())
+        self._tensors = load_file(adapter / WEIGHTS_FILE)
+        rank = self._config["r"]
+        self._scale = self._config["lora_alpha"] / (math.sqrt(rank) if self._config.get("use_rslora") else rank)
+
+    def apply(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        module = _PREFIX + name.removesuffix(".weight")
+        down = self._tensors.pop(f"{module}.lora_A.weight", None)
+        if down is None:
+            return weight
+        up = self._tensors.pop(f"{module}.lora_B.weight")
+        changed = weight.float().addmm_(up.float(), down.float(), alpha=self._scale)
+        magnitude = self._magnitude(module)
+        if magnitude is None:
+            return changed
+        return changed * (magnitude.float() / torch.linalg.vector_norm(changed, dim=1))[:, None]
+
+    def left(self) -> list[str]:
+        return sorted(self._tensors)
+
+    def _magnitude(self, module: str) -> torch.Tensor | None:
+        """DoRA's length of every row."""
+        for name in (f"{module}.lora_magnitude_vector", f"{module}.lora_magnitude_vector.weight"):
+            if name in self._tensors:
+                return self._tensors.pop(name)
+        return None

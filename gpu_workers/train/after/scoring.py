@@ -1,0 +1,134 @@
+"""What a causal model makes of given tokens, and what it writes itself. Greedy, and without random numbers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from gpu_workers.common.pulse import beat
+from gpu_workers.train.data.encoding import IGNORED
+
+
+class Example(msgspec.Struct, frozen=True):
+    """A held-out row; `prompt` and `answer` are None where nothing can be asked (running text)."""
+
+    token_ids: list[int]
+    labels: list[int]
+    prompt: list[int] | None = None
+    answer: list[int] | None = None
+
+
+class RowScore(msgspec.Struct, frozen=True):
+    """Over the trained tokens of one row: summed loss, how many were predicted right, and how many there are."""
+
+    loss: float
+    n_correct: int
+    n_tokens: int
+
+
+def as_example(token_ids: Sequence[int], labels: Sequence[int], *, can_be_asked: bool) -> Example:
+    """Return the row with its last trained stretch as the answer to what comes before it."""
+    trained = [label != IGNORED for label in labels]
+    end = len(trained) - trained[::-1].index(True)
+    begin = end
+    while begin and trained[begin - 1]:
+        begin -= 1
+    has_question = can_be_asked and begin > 0 and end == len(trained)
+    return Example(
+        token_ids=list(token_ids),
+        labels=list(labels),
+        prompt=list(token_ids[:begin]) if has_question else None,
+        answer=list(token_ids[begin:end]) if has_question else None,
+    )
+
+
+@torch.no_grad()
+def score_row(model: torch.nn.Module, example: Example) -> RowScore:
+    """Score one row by itself: no padding, so the numbers are those of serving it alone."""
+    return score_logits(_logits(model, example.token_ids), example)
+
+
+def score_logits(logits: torch.Tensor, example: Example) -> RowScore:
+    """Score a row by the logits after each of its tokens."""
+    labels = torch.tensor(example.labels[1:])
+    selected = labels != IGNORED
+    logits = logits[:-1][selected.to(logits.device)].float()
+    targets = labels[selected].to(logits.device)
+    loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+    return RowScore(loss=float(loss), n_correct=int((logits.argmax(-1) == targets).sum()), n_tokens=int(selected.sum()))
+
+
+@torch.no_grad()
+def token_logprobs(model: torch.nn.Module, token_ids: Sequence[int]) -> tuple[float, ...]:
+    """Return the log-probability of every token but the first, given those before it."""
+    return logprobs_of(_logits(model, token_ids), token_ids)
+
+
+def logprobs_of(logits: torch.Tensor, token_ids: Sequence[int]) -> tuple[float, ...]:
+    """Return the same by the logits after each token."""
+    logprobs = torch.log_softmax(logits[:-1].float(), dim=-1)
+    targets = torch.tensor(token_ids[1:], device=logprobs.device)
+    return tuple(logprobs.gather(1, targets[:, None])[:, 0].tolist())
+
+
+def _logits(model: torch.nn.Module, token_ids: Sequence[int]) -> torch.Tensor:
+    beat()
+    return model(input_ids=torch.tensor([list(token_ids)], device=model.device), use_cache=False).logits[0]
+
+
+@torch.no_grad()
+def write_answers(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    stop_ids: Sequence[int],
+    pad_id: int,
+    max_tokens: int,
+    is_over: Callable[[], bool],
+    batch_size: int = 8,
+) -> list[list[int]]:
+    """Return a greedy answer to each prompt, without its end; fewer than asked when time is over."""
+    answers: list[list[int]] = []
+    for start in range(0, len(prompts), batch_size):
+        if is_over():
+            break
+        answers += _write_batch(model, prompts[start : start + batch_size], stop_ids, pad_id, max_tokens)
+    return answers
+
+
+def _write_batch(
+    model: Any, prompts: Sequence[Sequence[int]], stop_ids: Sequence[int], pad_id: int, max_tokens: int
+) -> list[list[int]]:
+    width = max(len(prompt) for prompt in prompts)
+    ids = np.full((len(prompts), width), pad_id, dtype=np.int64)
+    mask = np.zeros((len(prompts), width), dtype=np.int64)
+    for index, prompt in enumerate(prompts):
+        ids[index, width - len(prompt) :] = prompt
+        mask[index, width - len(prompt) :] = 1
+    written = model.generate(
+        input_ids=torch.from_numpy(ids).to(model.device),
+        attention_mask=torch.from_numpy(mask).to(model.device),
+        do_sample=False,
+        num_beams=1,
+        temperature=None,
+        top_p=None,
+        top_k=None,
+        max_new_tokens=max_tokens,
+        eos_token_id=list(stop_ids),
+        pad_token_id=pad_id,
+        stopping_criteria=[_beat_per_token],
+    )
+    return [_until(row, set(stop_ids)) for row in written[:, width:].tolist()]
+
+
+def _beat_per_token(ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    """Stop no answer, and count each token of a batch as work."""
+    beat()
+    return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
+
+def _until(ids: list[int], stop_ids: set[int]) -> list[int]:
+    end = next((index for index, token in enumerate(ids) if token in stop_ids), len(ids))
+    return ids[:end]

@@ -1,0 +1,1 @@
+"""Rows as token ids: encoding, selection and packing."""

@@ -1,0 +1,217 @@
+"""A JSONL file becomes token ids and labels, through the one code that also previews and counts."""
+
+from collections.abc import Iterator, Sequence
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+
+from apps.contracts.chat import (
+    ChatRenderer,
+    InvalidChatTemplate,
+    RenderedRow,
+    Row,
+    RowError,
+    RowKind,
+    TrainOn,
+    parse_line_as,
+    split_lines,
+)
+from apps.contracts.failures import FailureCode
+from apps.contracts.split import Split, split_keys
+from gpu_workers.common.pulse import beat
+from gpu_workers.train.failures import TrainingFailed
+
+IGNORED = -100
+_CHUNK_BYTES = 1024 * 1024
+
+
+class Encoded:
+    """Rows of one file as token ids and labels, in file order. Rows left without a trained token are not in it."""
+
+    def __init__(self, rows: list[RenderedRow], *, n_dropped: int, n_truncated: int) -> None:
+        self.input_ids = [row.token_ids for row in rows]
+        self.labels = [row.labels(IGNORED) for row in rows]
+        self.lengths = np.array([row.n_tokens for row in rows], dtype=np.int64)
+        self.n_trained = sum(row.n_trained for row in rows)
+        self.n_dropped = n_dropped
+        self.n_truncated = n_truncated
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    def as_dataset(self) -> datasets.Dataset:
+        """Return the map-style set TRL asks for."""
+        return datasets.Dataset.from_dict({"input_ids": self.input_ids, "labels": self.labels})
+
+    def items(self, indices: np.ndarray) -> list[dict[str, Any]]:
+        return [{"input_ids": self.input_ids[i], "labels": self.labels[i]} for i in indices]
+
+
+def encode_file(
+    path: Path,
+    renderer: ChatRenderer,
+    *,
+    max_length: int,
+    kind: RowKind = RowKind.CHAT,
+    train_on: TrainOn = TrainOn.ASSISTANT,
+    keep: Sequence[bool] | None = None,
+) -> Encoded:
+    """Read, render and truncate every row, or those that `keep` names in file order.
+
+    Raises TrainingFailed naming the first bad line or an empty result.
+    """
+    kept, n_dropped, n_truncated = [], 0, 0
+    rows: Iterator[Any] = read_rows(path, kind)
+    if keep is not None:
+        rows = compress(rows, keep)
+    try:
+        for rendered in renderer.render_many(rows, train_on=train_on):
+            row = rendered.truncate(max_length)
+            n_truncated += row.is_truncated
+            if row.n_trained:
+                kept.append(row)
+            else:
+                n_dropped += 1
+    except RowError as error:
+        raise bad_row(error) from error
+    if not kept:
+        message = (
+            f"No row has a trained token within the first {max_length} tokens; raise max_length or shorten the rows."
+        )
+        raise TrainingFailed(FailureCode.NO_TRAINABLE_TOKENS, message)
+    return Encoded(kept, n_dropped=n_dropped, n_truncated=n_truncated)
+
+
+def split_keys_of(path: Path, *, kind: RowKind = RowKind.CHAT) -> Sequence[int]:
+    """Return what decides each row's side of a split, in file order; raises TrainingFailed."""
+    try:
+        return split_keys(read_rows(path, kind))
+    except RowError as error:
+        raise bad_row(error) from error
+
+
+def split_off(keys: Sequence[int], split: Split) -> list[bool]:
+    """Return which rows are held out; raises TrainingFailed where nothing would be left to train."""
+    held = split.held_out(keys)
+    if all(held):
+        message = (
+            "Every row would be held out for validation: the file has too few different rows. Give a validation file."
+        )
+        raise TrainingFailed(FailureCode.INVALID_TRAINING_FILE, message)
+    return held
+
+
+def load_renderer(folder: Path, chat_template: str) -> ChatRenderer:
+    """Return the renderer of a base model; raises TrainingFailed when its files are unusable."""
+    try:
+        return ChatRenderer.from_folder(folder, chat_template=chat_template)
+    except InvalidChatTemplate as error:
+        raise TrainingFailed(FailureCode.BASE_MODEL_UNAVAILABLE, str(error)) from error
+
+
+def read_rows(path: Path, kind: RowKind) -> Iterator[Row]:
+    """Parse a file's rows as they are needed; raises RowError."""
+    with path.open("rb") as file:
+        for line in split_lines(iter(lambda: file.read(_CHUNK_BYTES), b"")):
+            beat()
+            yield parse_line_as(line, kind)
+
+
+def bad_row(error: RowError) -> TrainingFailed:
+    """Return the failure that names the line and how to mend it."""
+    message = f"Line {error.line}: {error.message} {error.fix}".strip()
+    return TrainingFailed(FailureCode.INVALID_TRAINING_FILE, message)
+
+
+class PaddingCollator:
+    """Pad a batch to its longest row; the padding is masked and never trained."""
+
+    def __init__(self, pad_id: int, *, multiple_of: int = 1) -> None:
+        self._pad_id = pad_id
+        self._multiple_of = multiple_of
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        width = max(len(row["input_ids"]) for row in rows)
+        width += -width % self._multiple_of
+        input_ids = np.full((len(rows), width), self._pad_id, dtype=np.int64)
+        labels = np.full((len(rows), width), IGNORED, dtype=np.int64)
+        mask = np.zeros((len(rows), width), dtype=np.int64)
+        for index, row in enumerate(rows):
+            length = len(row["input_ids"])
+            input_ids[index, :length] = row["input_ids"]
+            labels[index, :length] = row["labels"]
+            mask[index, :length] = 1
+        return {
+            "input_ids": torch.from_numpy(input_ids),
+            "attention_mask": torch.from_numpy(mask),
+            "labels": torch.from_numpy(labels),
+        }
+
+
+class ShuffledSampler(torch.utils.data.Sampler[int]):
+    """Rows in random order, the same rows a step as TRL's own trainer draws for the same seed.
+
+    Where a step has several micro-batches, each gets its share of the long rows: no process waits for another. What a
+    step learns is the same however its rows are dealt. The order is a function of seed and epoch alone, so a resumed
+    run sees exactly the rows it would have seen. `set_epoch` is missing on purpose: data loaders call it with a count
+    of their own that a resume resets.
+    """
+
+    def __init__(self, lengths: np.ndarray, *, batch_size: int, seed: int, micro_batches: int = 1) -> None:
+        """`batch_size`: rows a step, in all of its micro-batches, of which every process counts."""
+        self._lengths = lengths
+        self._batch_size = batch_size
+        self._micro_batches = micro_batches
+        self._seed = seed
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        order = self._shuffled()
+        for start in range(0, len(order), self._batch_size):
+            step = order[start : start + self._batch_size]
+            yield from (self._dealt(step) if len(step) == self._batch_size else step).tolist()
+
+    def _shuffled(self) -> np.ndarray:
+        """As accelerate's SeedableRandomSampler, which transformers' trainer shuffles with."""
+        generator = torch.Generator().manual_seed(self._seed + self.epoch)
+        return torch.randperm(len(self._lengths), generator=generator).numpy()
+
+    def _dealt(self, step: np.ndarray) -> np.ndarray:
+        if self._micro_batches == 1:
+            return step
+        rounds = step[np.argsort(self._lengths[step], kind="stable")].reshape(-1, self._micro_batches)
+        rounds[1::2] = rounds[1::2, ::-1]
+        return rounds.T.reshape(-1)
+
+
+class LengthGroupedSampler(ShuffledSampler):
+    """Batches of similar length in random order, for rows that are padded to the longest of their micro-batch.
+
+    The pools that are sorted are small: batches of one length each teach less in a step (measured on short rows, loss
+    after 120 steps against random order: pools of 50 batches 4 % worse, pools of 4 within 0.5 %).
+    """
+
+    _BATCHES_PER_POOL = 4
+
+    def _shuffled(self) -> np.ndarray:
+        random = np.random.default_rng((self._seed, self.epoch))
+        order = random.permutation(len(self._lengths))
+        whole = len(order) - len(order) % self._batch_size
+        pool = self._BATCHES_PER_POOL * self._batch_size
+        batches = []
+        for start in range(0, whole, pool):
+            part = order[start : min(start + pool, whole)]
+            part = part[np.argsort(self._lengths[part], kind="stable")]
+            batches += np.split(part, len(part) // self._batch_size)
+        random.shuffle(batches)
+        return np.concatenate([*batches, order[whole:]])
+
+    def _dealt(self, step: np.ndarray) -> np.ndarray:
+        return step

@@ -1,0 +1,148 @@
+"""Rows of every objective as token ids: chat rows, running text, and pairs of answers. Chat rows are read in `data`."""
+
+from collections.abc import Iterator, Sequence
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+
+from apps.contracts.chat import ChatRenderer, RenderedPair, RenderedRow, RowError, RowKind, TrainOn
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import DatasetRef, Hyperparameters, Objective
+from gpu_workers.train.data.encoding import Encoded, bad_row, encode_file, read_rows
+from gpu_workers.train.failures import TrainingFailed
+
+_KINDS = {
+    Objective.SUPERVISED: RowKind.CHAT,
+    Objective.TEXT: RowKind.TEXT,
+    Objective.DPO: RowKind.PREFERENCE,
+    Objective.ORPO: RowKind.PREFERENCE,
+}
+
+
+class Pairs:
+    """Preference rows of one file as token ids, in file order: a prompt and two answers each."""
+
+    def __init__(self, rows: list[tuple[list[int], list[int], list[int]]], *, n_dropped: int, n_truncated: int) -> None:
+        self.columns: dict[str, list[Any]] = {
+            "prompt_ids": [prompt for prompt, _, _ in rows],
+            "chosen_ids": [chosen for _, chosen, _ in rows],
+            "rejected_ids": [rejected for _, _, rejected in rows],
+        }
+        self.lengths = np.array([len(p) + max(len(c), len(r)) for p, c, r in rows], dtype=np.int64)
+        self.n_trained = sum(len(chosen) + len(rejected) for _, chosen, rejected in rows)
+        self.n_dropped = n_dropped
+        self.n_truncated = n_truncated
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def as_dataset(self) -> datasets.Dataset:
+        """Return the columns that TRL's trainer of preferences reads."""
+        return datasets.Dataset.from_dict(self.columns)
+
+    def items(self, indices: np.ndarray) -> list[dict[str, Any]]:
+        return [{name: column[i] for name, column in self.columns.items()} for i in indices]
+
+
+Rows = Encoded | Pairs
+
+
+class SomeRows:
+    """A few of the rows, without a copy: what is added to them later is theirs too."""
+
+    def __init__(self, rows: "Rows | SomeRows", indices: np.ndarray) -> None:
+        self._rows = rows
+        self._indices = indices
+        self.lengths: np.ndarray = rows.lengths[indices]
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def items(self, indices: np.ndarray) -> list[dict[str, Any]]:
+        return self._rows.items(self._indices[indices])
+
+
+def kind_of(ref: DatasetRef, objective: Objective) -> RowKind:
+    """Return what every row of the file is; raises TrainingFailed where that is not for this objective."""
+    kind = _KINDS[objective]
+    if ref.kind not in (kind, RowKind.CHAT):
+        message = f"The file holds {ref.kind} rows; {objective} training needs {kind} rows."
+        raise TrainingFailed(FailureCode.INVALID_TRAINING_FILE, message)
+    return kind
+
+
+def encode(path: Path, renderer: ChatRenderer, recipe: Hyperparameters, *, keep: Sequence[bool] | None = None) -> Rows:
+    """Read every row of the recipe's kind, or those that `keep` names in file order.
+
+    Raises TrainingFailed naming the first bad line or an empty result.
+    """
+    match recipe.objective:
+        case Objective.TEXT:
+            return encode_text(path, renderer, max_length=recipe.max_length, keep=keep)
+        case Objective.DPO | Objective.ORPO:
+            return encode_pairs(path, renderer, max_length=recipe.max_length, keep=keep)
+        case _:
+            train_on = TrainOn(recipe.train_on)
+            return encode_file(path, renderer, max_length=recipe.max_length, train_on=train_on, keep=keep)
+
+
+def encode_text(path: Path, renderer: ChatRenderer, *, max_length: int, keep: Sequence[bool] | None = None) -> Encoded:
+    """Every token is trained; a long text becomes pieces of `max_length`, so nothing of it is lost."""
+    pieces = []
+    try:
+        for row in renderer.render_many(_kept(path, RowKind.TEXT, keep)):
+            ids = row.token_ids
+            pieces += [_all_trained(ids[at : at + max_length]) for at in range(0, len(ids), max_length)]
+    except RowError as error:
+        raise bad_row(error) from error
+    kept = [piece for piece in pieces if piece.n_trained]
+    if not kept:
+        raise TrainingFailed(FailureCode.NO_TRAINABLE_TOKENS, "No row has text to train on.")
+    return Encoded(kept, n_dropped=len(pieces) - len(kept), n_truncated=0)
+
+
+def encode_pairs(path: Path, renderer: ChatRenderer, *, max_length: int, keep: Sequence[bool] | None = None) -> Pairs:
+    """Cut answers to what `max_length` leaves after the prompt; a row whose prompt fills it is left out."""
+    kept, n_dropped, n_truncated = [], 0, 0
+    try:
+        for pair in renderer.render_pairs(_kept(path, RowKind.PREFERENCE, keep)):
+            prompt, chosen, rejected = _split(pair)
+            room = max_length - len(prompt)
+            if room <= 0:
+                n_dropped += 1
+                continue
+            n_truncated += max(len(chosen), len(rejected)) > room
+            kept.append((prompt, chosen[:room], rejected[:room]))
+    except RowError as error:
+        raise bad_row(error) from error
+    if not kept:
+        message = f"No row has an answer within the first {max_length} tokens; raise max_length or shorten the rows."
+        raise TrainingFailed(FailureCode.NO_TRAINABLE_TOKENS, message)
+    return Pairs(kept, n_dropped=n_dropped, n_truncated=n_truncated)
+
+
+def _split(pair: RenderedPair) -> tuple[list[int], list[int], list[int]]:
+    """Return the prompt that both conversations share, and what follows in each up to its answer's end."""
+    (chosen, first), (rejected, second) = _answer(pair.chosen), _answer(pair.rejected)
+    limit = min(first, second)
+    shared = next((i for i in range(limit) if chosen[i] != rejected[i]), limit)
+    return chosen[:shared], chosen[shared:], rejected[shared:]
+
+
+def _answer(row: RenderedRow) -> tuple[list[int], int]:
+    """Return the tokens up to the answer's end, and where the answer begins."""
+    begin, end = row.trained[0][0], row.trained[-1][1]
+    return row.token_ids[:end], begin
+
+
+def _kept(path: Path, kind: RowKind, keep: Sequence[bool] | None) -> Iterator[Any]:
+    rows = read_rows(path, kind)
+    return rows if keep is None else compress(rows, keep)
+
+
+def _all_trained(ids: list[int]) -> RenderedRow:
+    """The first token has nothing before it to be predicted from."""
+    return RenderedRow(text="", spans=(), token_ids=ids, trained=((1, len(ids)),))

@@ -1,0 +1,1 @@
+"""The training loop: trainers of each objective, callbacks, checkpoints and rehearsal."""

@@ -1,0 +1,150 @@
+"""What every objective's trainer shares: a resumable order of rows, and checkpoints that are whole or absent."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from transformers import TrainerState
+
+from apps.contracts.runs import RunSpec
+from gpu_workers.common.artifacts import folder_bytes, read_manifest
+from gpu_workers.common.events import CHECKPOINTS_FOLDER, UNNUMBERED, CheckpointReady, EventWriter
+from gpu_workers.common.pulse import beat
+from gpu_workers.train.data.encoding import ShuffledSampler
+from gpu_workers.train.loop.callbacks import is_distributed
+from gpu_workers.train.loop.checkpoint import TrainingState, save_checkpoint
+from gpu_workers.train.loop.run_callback import RunCallback
+from gpu_workers.train.model.sharding import (
+    average_gradients,
+    gather_optimizer,
+    gather_trained,
+    is_sharded,
+    scatter_model,
+    scatter_optimizer,
+)
+from gpu_workers.train.model.weights import MODEL_FILE, save_trained
+
+
+class RunTrainer:
+    """Mixed into one of TRL's trainers, before it. `progress`, `events` and `eval_collator` are set by the builder."""
+
+    model: Any
+    model_wrapped: Any
+    args: Any
+    accelerator: Any
+    data_collator: Any
+    current_gradient_accumulation_steps: int
+    optimizer: Any
+    lr_scheduler: Any
+    add_callback: Callable[[Any], None]
+    train: Callable[..., Any]
+    state: TrainerState
+    progress: RunCallback
+    events: EventWriter
+    eval_collator: Any
+
+    def __init__(self, *args: Any, spec: RunSpec, work_dir: Path, sampler: ShuffledSampler, **kwargs: Any) -> None:
+        self.spec = spec
+        self.work_dir = work_dir
+        self._sampler = sampler
+        super().__init__(*args, **kwargs)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> ShuffledSampler:
+        return self._sampler
+
+    def loss_parts(
+        self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return a batch's summed loss, what it got right, and how many it was scored on."""
+        raise NotImplementedError
+
+    def longest_rows(self) -> list[dict[str, Any]]:
+        """Return the micro-batch that needs the most memory, as the collator takes it."""
+        raise NotImplementedError
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """Called once an optimizer step, clipped or not."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[misc]
+        self.progress.window.grad_norm = norm
+        self.progress.window.steps += 1
+        return norm
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().training_step(*args, **kwargs)  # type: ignore[misc]
+        beat()
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Keep nothing: the log history would grow with every step and travel in every checkpoint."""
+
+    def write_checkpoint(self, root: Path) -> tuple[Path, str] | None:
+        """Write everything a resume needs; every process takes part, the first one writes and gets the folder."""
+        sharded = is_sharded(self.model)
+        weights = gather_trained(self.model) if sharded else None
+        optimizer_state = gather_optimizer(self.model, self.optimizer) if sharded else None
+        written = None
+        if self.args.process_index == 0:
+            state = TrainingState(
+                model=self.unwrapped_model,
+                optimizer=self.optimizer,
+                scheduler=self.lr_scheduler,
+                trainer_state=self.state,
+                progress=self.progress.snapshot(self.state.global_step),
+                best_weights=self.progress.best.file,
+                state_dict=weights,
+                optimizer_state=optimizer_state,
+            )
+            written = save_checkpoint(root, self.spec, state)
+        if is_distributed():
+            torch.distributed.barrier()
+        return written
+
+    def _sync_replicated_trainable_parameters(self, model: torch.nn.Module) -> None:
+        average_gradients(model, self.accelerator)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if is_sharded(self.model):
+            return scatter_model(self.model, Path(resume_from_checkpoint) / MODEL_FILE)
+        return super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or not is_sharded(self.model):
+            return super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        scatter_optimizer(self.model, self.optimizer, Path(checkpoint) / "optimizer.pt")
+        scheduler = torch.load(Path(checkpoint) / "scheduler.pt", map_location="cpu", weights_only=True)
+        return self.lr_scheduler.load_state_dict(scheduler)
+
+    def save_trained(self, path: Path) -> None:
+        """Write what is trained, as it is now, for the first process to find."""
+        weights = gather_trained(self.model) if is_sharded(self.model) else None
+        if self.args.process_index == 0:
+            save_trained(path, self.unwrapped_model, self.spec, state_dict=weights)
+        if is_distributed():
+            torch.distributed.barrier()
+
+    @property
+    def unwrapped_model(self) -> Any:
+        return self.accelerator.unwrap_model(self.model)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        progress, step = self.progress, self.state.global_step
+        progress.watch.pause()
+        written = self.write_checkpoint(self.work_dir / CHECKPOINTS_FOLDER)
+        progress.note_saved(step)
+        if written is not None:
+            folder, digest = written
+            self.events.write(
+                CheckpointReady(
+                    sequence=UNNUMBERED,
+                    step=step,
+                    folder=f"{CHECKPOINTS_FOLDER}/{folder.name}",
+                    manifest_sha256=digest,
+                    bytes=folder_bytes(read_manifest(folder)),
+                    trained_tokens=progress.trained_tokens,
+                    training_seconds=progress.watch.seconds,
+                    train_loss=progress.mean_recent_loss,
+                )
+            )
+        progress.watch.start()

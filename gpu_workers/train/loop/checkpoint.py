@@ -1,0 +1,159 @@
+"""Checkpoints that are whole or absent: everything an exact resume needs, hashed, flushed, renamed into place."""
+
+import importlib.metadata
+import os
+import random
+import shutil
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from transformers.trainer_callback import TrainerState
+
+from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from apps.contracts.runs import Hyperparameters, Manifest, RunSpec
+from gpu_workers.common.artifacts import MANIFEST_FILE, seal_folder, verify_folder
+from gpu_workers.train.model.weights import MODEL_FILE, write_weights
+
+PROGRESS_FILE = "progress.json"
+BEST_FILE = "best.safetensors"
+KEPT = 2
+
+# What transformers resumes without a word when it is missing, with a wrong state.
+_REQUIRED = {
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state.pth",
+    "trainer_state.json",
+    PROGRESS_FILE,
+}
+
+
+class IncompleteCheckpoint(Exception):
+    """The folder is sealed but lacks a part an exact resume needs."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts over the whole job, across attempts."""
+
+    step: int
+    trained_tokens: int
+    recent_losses: tuple[float, ...] = ()
+    evaluated_step: int = 0
+    best_loss: float | None = None
+    best_step: int = 0
+    evaluations_since_best: int = 0
+    valid_loss: float | None = None  # of the last evaluation
+    tokens: int | None = None  # None: written before tokens were counted, so the job's total is not known
+
+
+class TrainingState(msgspec.Struct, kw_only=True):
+    """The live objects a checkpoint is made of."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    trainer_state: TrainerState
+    progress: Progress
+    best_weights: Path | None = None
+    state_dict: dict[str, torch.Tensor] | None = None  # gathered, where the live tensors are shards
+    optimizer_state: dict[str, object] | None = None  # likewise
+
+
+def save_checkpoint(root: Path, spec: RunSpec, state: TrainingState) -> tuple[Path, str]:
+    """Write `checkpoint-<step>` below `root`, keep the newest two; return its folder and manifest SHA-256."""
+    root.mkdir(parents=True, exist_ok=True)
+    step = state.progress.step
+    temporary, final = root / f"tmp-{step}", root / f"checkpoint-{step}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    write_weights(temporary, state.model, spec, dtype=torch.float32, state_dict=state.state_dict)
+    torch.save(state.optimizer_state or state.optimizer.state_dict(), temporary / "optimizer.pt")
+    torch.save(state.scheduler.state_dict(), temporary / "scheduler.pt")
+    torch.save(_rng_state(), temporary / "rng_state.pth")
+    state.trainer_state.save_to_json(str(temporary / "trainer_state.json"))
+    (temporary / PROGRESS_FILE).write_bytes(msgspec.json.encode(state.progress))
+    if state.best_weights is not None:
+        os.link(state.best_weights, temporary / BEST_FILE)
+    digest = seal_folder(
+        temporary,
+        final,
+        lambda files: Manifest(
+            kind="checkpoint",
+            run_id=spec.run_id,
+            attempt=spec.attempt,
+            step=step,
+            files=files,
+            metadata=geometry(spec),
+        ),
+    )
+    _forget_old(root)
+    return final, digest
+
+
+def open_checkpoint(folder: Path) -> tuple[Manifest, Progress]:
+    """Verify every hash and that nothing is missing; raises BrokenArtifact or IncompleteCheckpoint."""
+    manifest = verify_folder(folder)
+    names = {file.name for file in manifest.files}
+    weights = {MODEL_FILE} if MODEL_FILE in names else {WEIGHTS_FILE, CONFIG_FILE}
+    missing = (_REQUIRED | weights) - names
+    if missing:
+        raise IncompleteCheckpoint(f"The checkpoint lacks {', '.join(sorted(missing))}.")
+    return manifest, msgspec.json.decode((folder / PROGRESS_FILE).read_bytes(), type=Progress)
+
+
+def geometry(spec: RunSpec) -> dict[str, str]:
+    """What must be equal for a resumed run to be bit-exact."""
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "trl")}
+    if spec.validation is not None:  # what it holds or nearly holds is not trained on
+        versions |= {"validation_sha256": spec.validation.sha256, "left_out": "equal and near copies"}
+    return versions | {
+        "hyperparameters": msgspec.json.encode(spec.hyperparameters).decode(),
+        "dataset_sha256": spec.training.sha256,
+        "base_model": f"{spec.base_model.id}@{spec.base_model.revision or ''}",
+        "threads": str(torch.get_num_threads()),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+    }
+
+
+def explain_inexact_resume(manifest: Manifest, spec: RunSpec) -> str | None:
+    """Return which conditions changed since the checkpoint, or None when the resume is exact."""
+    now = geometry(spec)
+    changed = sorted(name for name, value in now.items() if manifest.metadata.get(name) != value)
+    return ", ".join(changed) or None
+
+
+def adopt_plan(manifest: Manifest, recipe: Hyperparameters) -> Hyperparameters:
+    """Return the recipe with the checkpoint's micro-batch and gradient checkpointing, if nothing else differs.
+
+    An attempt that ran out of memory made them smaller; the next one need not run out of it again.
+    """
+    stored = manifest.metadata.get("hyperparameters")
+    if stored is None:
+        return recipe
+    then = msgspec.json.decode(stored, type=Hyperparameters)
+    adopted = msgspec.structs.replace(
+        recipe,
+        gradient_accumulation_steps=then.gradient_accumulation_steps,
+        gradient_checkpointing=then.gradient_checkpointing,
+    )
+    return adopted if adopted == then else recipe
+
+
+def _rng_state() -> dict[str, object]:
+    """In the form transformers restores."""
+    state: dict[str, object] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "cpu": torch.random.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.random.get_rng_state()
+    return state
+
+
+def _forget_old(root: Path) -> None:
+    whole = [path for path in root.glob("checkpoint-*") if (path / MANIFEST_FILE).exists()]
+    for path in sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]))[:-KEPT]:
+        shutil.rmtree(path)

@@ -1,0 +1,69 @@
+"""Direct preference optimization with TRL's DPOTrainer on pairs tokenised here.
+
+What the model thought of both answers before training is computed once, ahead: no second model stays in memory, and a
+resumed run, which begins from the same weights, finds the same numbers.
+"""
+
+from typing import Any
+
+import datasets
+import torch
+from trl import DPOConfig, DPOTrainer
+
+from apps.contracts.runs import Hyperparameters, Method
+from gpu_workers.common.pulse import beat
+from gpu_workers.train.data.rows import Pairs
+from gpu_workers.train.loop.preferences import PairTrainer
+
+_REFERENCES = ("ref_chosen_logps", "ref_rejected_logps")
+
+
+def dpo_config(arguments: dict[str, Any], recipe: Hyperparameters) -> DPOConfig:
+    # Asked for at construction, TRL hashes every weight to name a cache; with an adapter we can ask later instead.
+    is_full = recipe.method is Method.FULL
+    return DPOConfig(**arguments, beta=recipe.dpo_beta, max_length=None, precompute_ref_log_probs=is_full)
+
+
+class DpoTrainer(PairTrainer, DPOTrainer):
+    """DPOTrainer on prepared rows. A pair counts as right when the preferred answer gained more than the other."""
+
+    precompute_ref_logps: bool
+    train_dataset: Any
+
+    def __init__(self, *args: Any, rows: Pairs, validation: Pairs | None, **kwargs: Any) -> None:
+        super().__init__(*args, rows=rows, **kwargs)
+        if not self.precompute_ref_logps:
+            self.train_dataset = self._precompute_ref_logps(self.train_dataset, "train", self._size)
+        _take_references(rows, self.train_dataset)
+        if validation is not None:
+            _take_references(validation, self._precompute_ref_logps(validation.as_dataset(), "eval", self._size))
+        self.precompute_ref_logps = True
+
+    def _prepare_dataset(self, dataset: datasets.Dataset, *args: Any, **kwargs: Any) -> datasets.Dataset:
+        return dataset
+
+    def _precompute_ref_logps(self, dataset: datasets.Dataset, name: str, batch_size: int) -> datasets.Dataset:
+        parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for at in range(0, len(dataset), batch_size):
+            beat()
+            rows = [dataset[index] for index in range(at, min(at + batch_size, len(dataset)))]
+            parts.append(self.compute_ref_log_probs(self.model, self._prepare_inputs(self.eval_collator(rows))))
+        for column, values in zip(_REFERENCES, zip(*parts, strict=True), strict=True):
+            dataset = dataset.add_column(column, torch.cat(values).double().cpu().tolist())
+        return dataset
+
+    def loss_parts(
+        self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return summed loss, pairs ranked right and pairs of a batch."""
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        n_pairs = torch.tensor(len(inputs["input_ids"]) // 2)
+        mean = self._compute_loss(model, inputs, False)
+        accuracy = metrics["rewards/accuracies"][-1]
+        metrics.clear()  # TRL keeps every step's until it logs, which we do otherwise
+        return mean * n_pairs, torch.tensor(accuracy) * n_pairs, n_pairs
+
+
+def _take_references(rows: Pairs, dataset: datasets.Dataset) -> None:
+    for name in _REFERENCES:
+        rows.columns[name] = list(dataset[name])

@@ -1,0 +1,52 @@
+"""The weights of the best evaluation so far: kept on disk, in every checkpoint, and delivered at the end."""
+
+import os
+from pathlib import Path
+
+import peft
+from safetensors.torch import load_file
+
+from apps.contracts.runs import Method, RunSpec
+from gpu_workers.train.loop.checkpoint import BEST_FILE, Progress
+from gpu_workers.train.loop.trainer_protocol import ResumableTrainer
+
+
+class BestWeights:
+    """Lower loss is better; equal is not."""
+
+    def __init__(self, work_dir: Path, spec: RunSpec) -> None:
+        self.loss: float | None = None
+        self.step = 0
+        self.evaluations_since = 0
+        self._path = work_dir / BEST_FILE
+        self._spec = spec
+
+    @property
+    def file(self) -> Path | None:
+        return self._path if self.loss is not None and self._path.exists() else None
+
+    def note(self, loss: float, step: int, trainer: ResumableTrainer) -> None:
+        """Take in an evaluation, and the weights with it when they are the best."""
+        if self.loss is not None and not loss < self.loss:
+            self.evaluations_since += 1
+            return
+        self.loss, self.step, self.evaluations_since = loss, step, 0
+        trainer.save_trained(self._path)
+
+    def restore(self, progress: Progress, *, folder: Path | None = None) -> None:
+        """Go on from a checkpoint; `folder` holds its files."""
+        self.loss, self.step = progress.best_loss, progress.best_step
+        self.evaluations_since = progress.evaluations_since_best
+        if folder is not None and (folder / BEST_FILE).exists() and not self._path.exists():
+            os.link(folder / BEST_FILE, self._path)
+
+    def put_back(self, trainer: ResumableTrainer) -> int | None:
+        """Give the model its best weights, where the last ones are not; return their step."""
+        if self.file is None or self.step == trainer.state.global_step:
+            return None
+        tensors, model = load_file(self.file), trainer.unwrapped_model
+        if self._spec.hyperparameters.method is Method.FULL:
+            model.load_state_dict(tensors, strict=False)
+        else:
+            peft.set_peft_model_state_dict(model, tensors)
+        return self.step

@@ -1,0 +1,55 @@
+"""Loss and token accuracy on the validation rows. Draws no random numbers, so it cannot disturb a resume."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from apps.contracts.runs import Struct
+from gpu_workers.common.pulse import beat
+from gpu_workers.train.data.encoding import Encoded, PaddingCollator
+
+LossParts = Callable[[torch.nn.Module, dict[str, torch.Tensor]], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+class Evaluation(Struct, frozen=True, kw_only=True):
+    valid_loss: float
+    valid_mean_token_accuracy: float
+
+
+def evaluate(
+    model: torch.nn.Module,
+    rows: Encoded,
+    *,
+    collate: PaddingCollator,
+    batch_size: int,
+    loss_parts: LossParts,
+    should_stop: Callable[[], bool],
+) -> Evaluation | None:
+    """Return the mean over trained tokens, or None when told to stop in the middle."""
+    was_training = model.training
+    model.eval()
+    totals = np.zeros(3)
+    try:
+        with torch.no_grad():
+            for indices in _batches(rows, batch_size):
+                if should_stop():
+                    return None
+                batch = _to_device(collate(rows.items(indices)), model)
+                beat()
+                totals += [float(part) for part in loss_parts(model, batch)]
+    finally:
+        model.train(was_training)
+    loss, n_correct, n_trained = totals.tolist()
+    return Evaluation(valid_loss=loss / n_trained, valid_mean_token_accuracy=n_correct / n_trained)
+
+
+def _batches(rows: Encoded, batch_size: int) -> list[np.ndarray]:
+    order = np.argsort(rows.lengths, kind="stable")
+    return np.array_split(order, max(1, -(-len(order) // batch_size)))
+
+
+def _to_device(batch: dict[str, Any], model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    device = next(model.parameters()).device
+    return {name: tensor.to(device) for name, tensor in batch.items()}

@@ -1,0 +1,70 @@
+"""Odds ratio preference optimization (arXiv 2403.07691) with TRL's ORPOTrainer on pairs tokenised here: the preferred
+answer is learned and set apart from the other one, with no model to compare with.
+
+TRL's own forward pass scores every position of the batch and counts the prompt as learned; here only answers are
+scored, in tiles, as for DPO. Each pair counts alike, so the loss of a recipe does not depend on the micro-batch.
+"""
+
+import warnings
+from typing import Any
+
+import peft
+import torch
+from trl.import_utils import TRLExperimentalWarning
+from trl.trainer.utils import add_fused_lm_head
+
+from apps.contracts.runs import Hyperparameters
+from gpu_workers.train.data.encoding import IGNORED
+from gpu_workers.train.data.rows import Pairs
+from gpu_workers.train.loop.preferences import PairTrainer
+
+with warnings.catch_warnings():
+    # The version of TRL is pinned, and its loss compared with ours by a test: it cannot change unseen.
+    warnings.simplefilter("ignore", TRLExperimentalWarning)
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+
+def orpo_config(arguments: dict[str, Any], recipe: Hyperparameters) -> ORPOConfig:
+    return ORPOConfig(**arguments, beta=recipe.orpo_beta, max_length=recipe.max_length)
+
+
+class _Tokenised(torch.utils.data.Dataset[dict[str, Any]]):
+    """Pairs whose text is tokens already: what TRL would `map` over the rows is done."""
+
+    def __init__(self, rows: Pairs) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {name: column[index] for name, column in self._rows.columns.items()}
+
+    def map(self, *_: Any, **__: Any) -> "_Tokenised":
+        return self
+
+
+class OrpoTrainer(PairTrainer, ORPOTrainer):
+    """ORPOTrainer on prepared rows. A pair counts as right when the preferred answer is the likelier one."""
+
+    def __init__(self, *args: Any, model: Any, rows: Pairs, validation: Pairs | None, **kwargs: Any) -> None:
+        add_fused_lm_head(model.get_base_model() if isinstance(model, peft.PeftModel) else model)
+        kwargs["train_dataset"] = _Tokenised(rows)
+        super().__init__(*args, model=model, rows=rows, **kwargs)
+
+    def loss_parts(
+        self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return summed loss, pairs ranked right and pairs of a batch."""
+        mask = inputs["completion_mask"]
+        labels = inputs["input_ids"].masked_fill(mask == 0, IGNORED)
+        outputs = model(
+            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], labels=labels, fused_lm_head=True
+        )
+        chosen, rejected = (outputs.log_probs.sum(dim=1) / mask[:, 1:].sum(dim=1)).chunk(2)
+        odds, *_ = self.odds_ratio_loss(chosen, rejected)
+        loss = -(chosen + odds).sum()
+        n_pairs = torch.tensor(len(chosen))
+        if self.aux_loss_enabled:  # a mixture of experts keeps its experts in use
+            loss = loss + self.aux_loss_coef * outputs.aux_loss * n_pairs
+        return loss, (chosen > rejected).sum(), n_pairs

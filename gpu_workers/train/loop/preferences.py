@@ -1,0 +1,44 @@
+"""What trainers of preferences share: pairs of answers in a batch, tokenised here."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from trl.trainer.dpo_trainer import DataCollatorForPreference
+
+from gpu_workers.train.data.rows import Pairs
+from gpu_workers.train.loop.base_trainer import RunTrainer
+
+
+class PairTrainer(RunTrainer):
+    """Mixed into one of TRL's trainers of preferences, before it."""
+
+    args: Any
+
+    def __init__(self, *args: Any, rows: Pairs, pad_id: int, **kwargs: Any) -> None:
+        self._rows = rows
+        self.eval_collator = DataCollatorForPreference(
+            pad_token_id=pad_id, pad_to_multiple_of=8 if torch.cuda.is_available() else None
+        )
+        super().__init__(*args, data_collator=self.eval_collator, **kwargs)
+
+    @property
+    def _size(self) -> int:
+        return int(self.args.per_device_train_batch_size)
+
+    def longest_rows(self) -> list[dict[str, Any]]:
+        return self._rows.items(np.argsort(self._rows.lengths, kind="stable")[-self._size :])
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Return the batch's mean loss, and feed the window of the report."""
+        window = self.progress.window
+        loss, n_correct, n_pairs = self.loss_parts(model, inputs)
+        window.n_correct += n_correct
+        window.n_scored += n_pairs
+        window.n_trained += inputs["completion_mask"].sum()
+        window.n_tokens += inputs["attention_mask"].sum()
+        mean = loss / n_pairs
+        window.loss += mean.detach() / (self.args.gradient_accumulation_steps * self.args.world_size)
+        return mean

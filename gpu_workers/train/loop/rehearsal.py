@@ -1,0 +1,104 @@
+"""Before the first billed second: the worst step, an evaluation and a checkpoint, tried for real and undone.
+
+What does not fit, does not save or does not evaluate shows here, not after hours.
+"""
+
+import math
+import random
+import shutil
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from apps.contracts.runs import RunSpec, Struct
+from gpu_workers.train.data.rows import Rows, SomeRows
+from gpu_workers.train.loop.callbacks import Window
+from gpu_workers.train.loop.evaluation import evaluate
+from gpu_workers.train.loop.trainer_protocol import ResumableTrainer
+
+_FOLDER = "rehearsal"
+_MIN_INTERVAL_SECONDS = 15.0
+_MAX_SHARE = 0.02  # of the time that saving may take, however often a pool fails
+
+
+class Rehearsal(Struct, frozen=True, kw_only=True):
+    seconds: float
+    save_seconds: float
+
+
+def rehearse(trainer: ResumableTrainer, validation: Rows | SomeRows | None) -> Rehearsal:
+    """Do one of each and leave no trace: weights, gradients and random numbers are as before."""
+    started = time.monotonic()
+    numbers = _random_state()
+    try:
+        _train_longest(trainer)
+        if validation is not None:
+            _evaluate_longest(trainer, validation)
+        save_seconds = _save(trainer)
+    finally:
+        trainer.model.zero_grad(set_to_none=True)
+        trainer.progress.window = Window()
+        _restore(numbers)
+    return Rehearsal(seconds=time.monotonic() - started, save_seconds=save_seconds)
+
+
+def checkpoint_interval_seconds(spec: RunSpec, *, save_seconds: float) -> float:
+    """Return the time between checkpoints that loses least: Daly's first order, sqrt(2 d M) - d.
+
+    Without a measured failure rate, and never less often, what the control plane asks for. (Daly 2006, doi
+    10.1016/j.future.2004.11.016; Young 1974 is the same without the last term.)
+    """
+    asked = float(spec.checkpoint_interval_seconds)
+    if spec.seconds_between_failures is None:
+        return asked
+    best = math.sqrt(2 * save_seconds * spec.seconds_between_failures) - save_seconds
+    least = max(_MIN_INTERVAL_SECONDS, save_seconds / _MAX_SHARE)
+    return min(max(best, least), max(asked, least))
+
+
+def _train_longest(trainer: ResumableTrainer) -> None:
+    """Forward and backward with the optimizer's state in memory, as in every step but the first."""
+    state = [(torch.zeros_like(p), torch.zeros_like(p)) for p in trainer.model.parameters() if p.requires_grad]
+    batch = trainer.data_collator(trainer.longest_rows())
+    trainer.current_gradient_accumulation_steps = 1  # set by the loop, which is not there yet
+    trainer.training_step(trainer.model_wrapped, batch)
+    del state
+
+
+def _evaluate_longest(trainer: ResumableTrainer, validation: Rows | SomeRows) -> None:
+    size = trainer.args.per_device_train_batch_size
+    longest = np.argsort(validation.lengths, kind="stable")[-size:]
+    evaluate(
+        trainer.model,
+        SomeRows(validation, longest),  # type: ignore[arg-type]
+        collate=trainer.eval_collator,
+        batch_size=size,
+        loss_parts=trainer.loss_parts,
+        should_stop=lambda: False,
+    )
+
+
+def _save(trainer: ResumableTrainer) -> float:
+    root = trainer.work_dir / _FOLDER
+    started = time.monotonic()
+    try:
+        trainer.write_checkpoint(root)
+        return time.monotonic() - started
+    finally:
+        if trainer.args.process_index == 0:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _random_state() -> tuple[Any, ...]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    return random.getstate(), np.random.get_state(), torch.random.get_rng_state(), cuda
+
+
+def _restore(state: tuple[Any, ...]) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    torch.random.set_rng_state(state[2])
+    if state[3] is not None:
+        torch.cuda.set_rng_state_all(state[3])

@@ -1,0 +1,218 @@
+"""The callback of a run: the rehearsal, the sampler's epoch, evaluations, early stopping, and when to save."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from apps.contracts.runs import (
+    EvaluationCompleted,
+    LogLine,
+    Method,
+    Phase,
+    PhaseChanged,
+    RunSpec,
+    TrainingStarted,
+)
+from gpu_workers.common.events import UNNUMBERED, EventWriter
+from gpu_workers.train.data.encoding import ShuffledSampler
+from gpu_workers.train.data.rows import Rows, SomeRows
+from gpu_workers.train.loop.callbacks import ProgressCallback, StopFlag, as_rank_zero, is_distributed
+from gpu_workers.train.loop.checkpoint import Progress
+from gpu_workers.train.loop.early_stopping import BestWeights
+from gpu_workers.train.loop.evaluation import Evaluation, evaluate
+from gpu_workers.train.loop.rehearsal import checkpoint_interval_seconds, rehearse
+from gpu_workers.train.loop.trainer_protocol import ResumableTrainer
+
+_MAX_EPOCH_CHECKPOINTS = 20
+_MAX_SAVING_SHARE = 0.05  # of an epoch's time, for the checkpoint at its end
+_MIN_SECONDS_APART = 1.0
+_EVALUATION_SHARE = 0.1  # of training's time
+_MIN_EVALUATED_ROWS = 256
+
+
+class RunCallback(ProgressCallback):
+    """ProgressCallback plus what needs the trainer: the rehearsal, the sampler's epoch, evaluation, early stopping."""
+
+    def __init__(
+        self,
+        events: EventWriter,
+        stop: StopFlag,
+        *,
+        sampler: ShuffledSampler,
+        spec: RunSpec,
+        training: Rows,
+        validation: Rows | None,
+        work_dir: Path,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(events, stop, **kwargs)
+        self.trainer: ResumableTrainer
+        self.validation = validation and self._bounded(validation, spec, kwargs["steps_per_epoch"], events)
+        self.valid_loss: float | None = None  # of the last evaluation
+        self.is_rehearsing = False  # a probe of speed trains without, and tells nobody
+        self.is_announced = False
+        self.is_stopped_early = False
+        self.best = BestWeights(work_dir, spec)
+        self._training = training
+        self._evaluated_step = 0
+        self._save_seconds = 0.0
+        # An attempt that ends while its exports are made leaves them to one that has nothing to train.
+        self.saves_last_step = bool(spec.exports) and spec.hyperparameters.method is not Method.FULL
+        self._spec = spec
+        self._sampler = sampler
+
+    def _bounded(self, rows: Rows, spec: RunSpec, steps_per_epoch: int, events: EventWriter) -> Rows | SomeRows:
+        """Return the rows that an evaluation reads: so many that all evaluations take about a tenth of training.
+
+        Reading a row without learning from it takes half as long as training on it with an adapter. They are the same
+        rows each time.
+        """
+        recipe = spec.hyperparameters
+        between = (recipe.eval_steps or steps_per_epoch) * recipe.batch_size
+        most = max(_MIN_EVALUATED_ROWS, int(2 * _EVALUATION_SHARE * between))
+        if len(rows) <= most:
+            return rows
+        events.write(
+            LogLine(
+                sequence=UNNUMBERED,
+                level="info",
+                message=f"Each evaluation during training reads {most:,} of the {len(rows):,} validation rows, so "
+                "that it takes little of the time.",
+            )
+        )
+        chosen = np.random.default_rng(recipe.seed).permutation(len(rows))[:most]
+        return SomeRows(rows, np.sort(chosen))
+
+    def snapshot(self, step: int) -> Progress:
+        return Progress(
+            step=step,
+            trained_tokens=self.trained_tokens,
+            recent_losses=tuple(self.recent_losses),
+            tokens=self.tokens,
+            evaluated_step=self._evaluated_step,
+            best_loss=self.best.loss,
+            best_step=self.best.step,
+            evaluations_since_best=self.best.evaluations_since,
+            valid_loss=self.valid_loss,
+        )
+
+    def restore(self, progress: Progress) -> None:
+        super().restore(progress)
+        self._evaluated_step = progress.evaluated_step
+        self.valid_loss = progress.valid_loss
+        self.best.restore(progress)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Rehearse, then announce the start: the first billed second follows."""
+        if self.is_rehearsing:
+            self._rehearse()
+            self._announce(state)
+        super().on_train_begin(args, state, control, **kwargs)
+        if self._evaluated_step < state.global_step and self.is_evaluation_due(state):
+            self._evaluate(state, control)  # the attempt before ended between a step and its evaluation
+
+    def _rehearse(self) -> None:
+        measured = rehearse(self.trainer, self.validation)
+        self._save_seconds = measured.save_seconds
+        self.interval_seconds = checkpoint_interval_seconds(self._spec, save_seconds=measured.save_seconds)
+        self.say(
+            f"Rehearsed the longest batch, an evaluation and a checkpoint in {measured.seconds:.1f} s; "
+            f"a checkpoint takes {measured.save_seconds:.2f} s and is written every {self.interval_seconds:.0f} s."
+        )
+
+    def _announce(self, state: TrainerState) -> None:
+        """Say once an attempt that it starts; a second beginning, with smaller batches, is told in words."""
+        if not self.is_announced:
+            self._events.write(
+                TrainingStarted(
+                    sequence=UNNUMBERED,
+                    total_steps=state.max_steps,
+                    start_step=state.global_step,
+                    rows=len(self._training),
+                    trained_tokens_per_epoch=self._training.n_trained,
+                )
+            )
+        self.is_announced = True
+        self._events.write(PhaseChanged(sequence=UNNUMBERED, phase=Phase.TRAINING))
+
+    def say(self, message: str, *, level: str = "info") -> None:
+        self._events.write(LogLine(sequence=UNNUMBERED, level=level, message=message))
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._sampler.epoch = state.global_step // self.steps_per_epoch
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Evaluate before the checkpoint of the same step is written, so that it knows its evaluation."""
+        super().on_step_end(args, state, control, **kwargs)
+        if self.is_evaluation_due(state):
+            self._evaluate(state, control)
+
+    def is_evaluation_due(self, state: TrainerState) -> bool:
+        """Each `eval_steps` steps, or at each epoch's end, and after the last step."""
+        every = self._spec.hyperparameters.eval_steps or self.steps_per_epoch
+        return self.validation is not None and (state.global_step % every == 0 or state.global_step >= state.max_steps)
+
+    def is_save_due(self, now: float, state: TrainerState) -> bool:
+        """By the clock, and at an epoch's end where saving takes little of the time since the last checkpoint."""
+        epochs = self._spec.hyperparameters.epochs
+        every = self.steps_per_epoch * -(-epochs // _MAX_EPOCH_CHECKPOINTS)
+        is_adapter = self._spec.hyperparameters.method is not Method.FULL
+        is_epoch_end = self.is_rehearsing and is_adapter and state.global_step % every == 0
+        is_cheap = now - self._saved_at >= max(self._save_seconds / _MAX_SAVING_SHARE, _MIN_SECONDS_APART)
+        return super().is_save_due(now, state) or (is_epoch_end and is_cheap)
+
+    def _evaluate(self, state: TrainerState, control: TrainerControl) -> None:
+        [is_stopping] = as_rank_zero(self._stop.is_set)
+        if self.validation is None or is_stopping:
+            return
+        self.watch.pause()
+        self._events.write(PhaseChanged(sequence=UNNUMBERED, phase=Phase.EVALUATING))
+        evaluation = evaluate_rows(
+            self.trainer,
+            self.validation,
+            should_stop=lambda: self._stop.is_set and not is_distributed(),  # processes would stop at other batches
+        )
+        if evaluation is not None:
+            self._evaluated_step, self.valid_loss = state.global_step, evaluation.valid_loss
+            self._events.write(
+                EvaluationCompleted(
+                    sequence=UNNUMBERED,
+                    step=state.global_step,
+                    valid_loss=evaluation.valid_loss,
+                    valid_mean_token_accuracy=evaluation.valid_mean_token_accuracy,
+                )
+            )
+            self._stop_early(evaluation.valid_loss, state, control)
+        self._events.write(PhaseChanged(sequence=UNNUMBERED, phase=Phase.TRAINING))
+        self.watch.start()
+
+    def _stop_early(self, valid_loss: float, state: TrainerState, control: TrainerControl) -> None:
+        patience = self._spec.hyperparameters.early_stopping_patience
+        if patience is None:
+            return
+        self.best.note(valid_loss, state.global_step, self.trainer)
+        if self.best.evaluations_since >= patience and state.global_step < state.max_steps:
+            self.is_stopped_early = control.should_training_stop = True
+            control.should_save = False  # resumed from, it would train on
+            self.say(
+                f"Stopped at step {state.global_step} of {state.max_steps}: {patience} evaluations without a better "
+                f"loss than {self.best.loss:.4f} at step {self.best.step}, whose weights are kept."
+            )
+
+
+def evaluate_rows(trainer: ResumableTrainer, rows: Rows | SomeRows, *, should_stop: Any) -> Evaluation | None:
+    """Return loss and accuracy over the rows, or None when told to stop in the middle."""
+    return evaluate(
+        trainer.model,
+        rows,  # type: ignore[arg-type]
+        collate=trainer.eval_collator,
+        batch_size=trainer.args.per_device_train_batch_size,
+        loss_parts=trainer.loss_parts,
+        should_stop=should_stop,
+    )

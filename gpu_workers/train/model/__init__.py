@@ -1,0 +1,1 @@
+"""The model: loading, attention, shards, weights and the machine it runs on."""

@@ -1,0 +1,143 @@
+"""Attention for this machine: rows packed into one sequence never see each other, and a CPU computes in float32.
+
+bfloat16 attention's backward has no fast CPU kernel (measured 16 ms a layer against 2 ms in float32), so on a CPU only
+the attention product runs in float32.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.attention.varlen import varlen_attn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AutoConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from gpu_workers.train.model.hardware import FLASH_CAPABILITY, Attention
+
+ROWS_APART = "rows_apart"
+_PLAIN_LAYERS = {"full_attention", "sliding_attention"}
+
+
+def attention_of(folder: Path) -> Attention:
+    """Return what the model of a folder's config.json asks of an attention kernel."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    text, model = config.get_text_config(), MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    is_known = model is not None and model._supports_sdpa and model._supports_attention_backend
+    if not is_known or set(getattr(text, "layer_types", None) or ()) - _PLAIN_LAYERS:
+        return Attention.OWN
+    return Attention.CAPPED if getattr(text, "attn_logit_softcapping", None) else Attention.PLAIN
+
+
+def register_attention() -> str:
+    """Make our attention known to transformers; return the name to load a model with."""
+    AttentionInterface.register(ROWS_APART, _attention)
+    AttentionMaskInterface.register(ROWS_APART, _mask)
+    return ROWS_APART
+
+
+def _mask(*args: Any, attention_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor | None:
+    """Packed rows come without a mask: the borders in `cu_seq_lens_q` do its work, without its T x T memory."""
+    return None if attention_mask is None else sdpa_mask(*args, attention_mask=attention_mask, **options)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int = 0,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    dtype = query.dtype
+    if cu_seq_lens_q is not None and _has_varlen(query.device):
+        window, scale = (sliding_window or 0) - 1, options.get("scaling")
+        output = _varlen(query, key, value, cu_seq_lens_q, max_length_q, window=window, scale=scale)
+        return output.to(dtype), None
+    if not query.is_cuda:
+        query, key, value = query.float(), key.float(), value.float()
+        if attention_mask is not None and attention_mask.dtype is not torch.bool:
+            attention_mask = attention_mask.float()
+    options = {name: value for name, value in options.items() if name not in _BORDERS}
+    if cu_seq_lens_q is None:
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    else:
+        output = _row_by_row(module, query, key, value, cu_seq_lens_q, sliding_window, options)
+    return output.to(dtype), None
+
+
+@cache
+def _has_varlen(device: torch.device) -> bool:
+    """Whether torch's FlashAttention runs there: from Ampere on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
+
+
+_BORDERS = ("cu_seq_lens_k", "max_length_k")
+
+
+def _short(dtype: torch.dtype) -> torch.dtype:
+    if dtype is not torch.float32:
+        return dtype
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else torch.bfloat16
+
+
+def _row_by_row(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    borders: torch.Tensor,
+    window: int | None,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """On a CPU also the fastest: nothing is multiplied for padding, nor masked. Behind the last border it is zero."""
+    lengths = borders.diff().tolist()
+    filling = query.shape[2] - sum(lengths)
+    splits = [*lengths, filling]
+    parts = zip(query.split(splits, 2), key.split(splits, 2), value.split(splits, 2), lengths, strict=False)
+    rows = [sdpa_attention_forward(module, q, k, v, _band(n, window, q.device), **options)[0] for q, k, v, n in parts]
+    if filling:
+        rows.append(rows[0].new_zeros(1, filling, *rows[0].shape[2:]))
+    return torch.cat(rows, dim=1)
+
+
+def _band(length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+    """Where a row's tokens look: each at itself and the `window` - 1 before it; None where that is all before it."""
+    if not window or length <= window:
+        return None
+    causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return causal.triu(1 - window)
+
+
+def _varlen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    borders: torch.Tensor,
+    longest: int,
+    *,
+    window: int,
+    scale: float | None,
+) -> torch.Tensor:
+    """FlashAttention as torch ships it, over tokens (T, heads, size), of 16 bits: with weights in float32 the rotary
+    embedding makes float32 of what autocast had shortened."""
+    dtype = _short(query.dtype)
+    query, key, value = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
+    output = varlen_attn(
+        query,
+        key,
+        value,
+        borders,
+        borders,
+        longest,
+        longest,
+        scale=scale,
+        window_size=(window, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return output.unsqueeze(0)

@@ -1,0 +1,229 @@
+"""The model to train: the base with an adapter, or the base itself, in the precision this machine trains best."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from bitsandbytes.nn import Linear4bit, Params4bit
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import GatedRepoError
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import BaseModelRef, Hyperparameters, Method
+from gpu_workers.train.failures import TrainingFailed
+from gpu_workers.train.model.attention import attention_of, register_attention
+from gpu_workers.train.model.hardware import Engine, choose_engine, detect
+from gpu_workers.train.model.sharding import shard_model
+
+try:
+    from liger_kernel.transformers import _apply_liger_kernel_to_instance
+except ImportError:  # a package of GPU machines; `Engine.uses_liger` tells
+    _apply_liger_kernel_to_instance = None
+
+ADAPTER_FILE = "adapter_model.safetensors"
+
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
+
+
+def fetch_base_model(base_model: BaseModelRef, *, hub_token: str | None) -> Path:
+    """Return the folder of the base model, downloaded at its pinned commit unless it is local, files verified."""
+    if base_model.path is not None:
+        folder = Path(base_model.path)
+    else:
+        assert base_model.repo is not None  # the contract: a path or a repository
+        try:
+            folder = Path(
+                snapshot_download(
+                    base_model.repo,
+                    revision=base_model.revision,
+                    token=hub_token or False,
+                    allow_patterns=sorted(base_model.files_sha256) or _HUB_FILES,
+                )
+            )
+        except GatedRepoError as error:
+            message = (
+                f"{base_model.repo} is gated, and the hub does not open it to the operator's token: its owner has not "
+                "accepted the terms there."
+                if hub_token
+                else f"{base_model.repo} is gated, and its operator has stored no token that opens it."
+            )
+            raise TrainingFailed(FailureCode.BASE_MODEL_UNAVAILABLE, message) from error
+        except (OSError, ValueError) as error:  # every hub and connection error is one of the two
+            message = f"The base model {base_model.name} could not be downloaded ({type(error).__name__})."
+            raise TrainingFailed(FailureCode.BASE_MODEL_UNAVAILABLE, message) from error
+    _verify_base_model(folder, base_model)
+    return folder
+
+
+def _verify_base_model(folder: Path, base_model: BaseModelRef) -> None:
+    if not (folder / "config.json").is_file():
+        message = f"The base model {base_model.name} is not installed on this machine."
+        raise TrainingFailed(FailureCode.BASE_MODEL_UNAVAILABLE, message)
+    for name, sha256 in base_model.files_sha256.items():
+        path = folder / name
+        if not path.is_file() or _sha256(path) != sha256:
+            message = f"{name} of the base model {base_model.name} is not the file this job was created with."
+            raise TrainingFailed(FailureCode.BASE_MODEL_UNAVAILABLE, message)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def load_model(
+    folder: Path,
+    hyperparameters: Hyperparameters,
+    *,
+    start: Path | None = None,
+    engine: Engine | None = None,
+    is_sharded: bool = False,
+) -> torch.nn.Module:
+    """Return the model to train, its trained weights in float32; seeded by the caller.
+
+    `start` holds an adapter or a whole model of an earlier job to begin with. Sharded, it lies on all processes.
+    """
+    engine = engine or choose_engine(detect(), hyperparameters, attention=attention_of(folder))
+    base = _load_base(folder, hyperparameters, engine, is_sharded=is_sharded)
+    if start is not None:
+        base = _begin_with(base, start, hyperparameters)
+    model = adapt(base, hyperparameters, engine, is_sharded=is_sharded)
+    is_adapter = hyperparameters.method is not Method.FULL
+    if is_adapter and start is not None and (start / ADAPTER_FILE).is_file():
+        _begin_with_adapter(model, start)
+    if not is_sharded:
+        return model
+    return shard_model(
+        model,
+        base,
+        is_offloaded=hyperparameters.cpu_offload,
+        gathers_bf16=not is_adapter and engine.autocast == "bf16",
+    )
+
+
+def adapt(
+    base: PreTrainedModel, hyperparameters: Hyperparameters, engine: Engine, *, is_sharded: bool = False
+) -> torch.nn.Module:
+    """Give a loaded base model its kernels and its new adapter; a model that is trained whole has none."""
+    if engine.uses_liger:
+        _apply_liger(base)
+    _keep_trainable(base)
+    if hyperparameters.method is Method.FULL:
+        return base
+    if is_sharded:  # shards of one layer must have one dtype: NF4 is stored as the compute dtype, nothing is cast up
+        _cast_float_weights(base, engine.torch_dtype)
+    elif hyperparameters.method is Method.QLORA:
+        base = _prepare_quantized(base, hyperparameters, engine)
+    return peft.get_peft_model(base, lora_config(hyperparameters))
+
+
+def _keep_trainable(base: PreTrainedModel) -> None:
+    """Keep bitsandbytes from laying 4-bit weights out anew in the first evaluation, as it does on CPUs that multiply in
+    bfloat16: no gradient passes that product, and all further training would go wrong without a word."""
+    for module in base.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+
+
+def _prepare_quantized(base: PreTrainedModel, hyperparameters: Hyperparameters, engine: Engine) -> PreTrainedModel:
+    """Freeze the base and take its norms to float32; not embeddings, head and a mixture's experts (one tensor a layer,
+    which bitsandbytes leaves in 16 bits): products round them to 16 bits again, and in float32 experts would be larger
+    than before the quantisation."""
+    matrices = [
+        (parameter, parameter.data)
+        for parameter in base.parameters()
+        if parameter.ndim > 1 and not isinstance(parameter, Params4bit)
+    ]
+    for parameter, data in matrices:
+        parameter.data = data.new_empty(0)
+    base = peft.prepare_model_for_kbit_training(base, use_gradient_checkpointing=hyperparameters.gradient_checkpointing)
+    for parameter, data in matrices:
+        parameter.data = data
+    if not torch.cuda.is_available():
+        _cast_float_weights(base, engine.torch_dtype)
+    return base
+
+
+def lora_config(hyperparameters: Hyperparameters) -> peft.LoraConfig:
+    return peft.LoraConfig(
+        r=hyperparameters.lora_rank,
+        lora_alpha=hyperparameters.lora_alpha,
+        lora_dropout=hyperparameters.lora_dropout,
+        target_modules=sorted(hyperparameters.target_modules),
+        use_dora=hyperparameters.use_dora,
+        use_rslora=hyperparameters.use_rslora,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+def _cast_float_weights(base: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Take norms and embeddings back from float32: on a GPU autocast does it, and on a CPU every product would pay."""
+    for parameter in base.parameters():
+        if parameter.dtype is torch.float32:
+            parameter.data = parameter.data.to(dtype)
+
+
+def _begin_with(base: PreTrainedModel, start: Path, hyperparameters: Hyperparameters) -> PreTrainedModel:
+    """Take over whole weights; an adapter is merged here only where every weight is to be trained."""
+    if (start / ADAPTER_FILE).is_file():
+        if hyperparameters.method is Method.FULL:
+            return peft.PeftModel.from_pretrained(base, start).merge_and_unload().requires_grad_(True)
+        return base
+    for file in sorted(start.glob("model*.safetensors")):
+        unknown = base.load_state_dict(load_file(file), strict=False).unexpected_keys
+        if unknown:
+            message = f"The model to continue from has other weights than the base model ({unknown[0]})."
+            raise TrainingFailed(FailureCode.CHECKPOINT_INVALID, message)
+    return base
+
+
+def _begin_with_adapter(model: peft.PeftModel, start: Path) -> None:
+    tensors = {name: tensor.float() for name, tensor in load_file(start / ADAPTER_FILE).items()}
+    expected = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    if {name: tensor.shape for name, tensor in expected.items()} != {n: t.shape for n, t in tensors.items()}:
+        message = "The adapter to continue from has another rank or other layers than this recipe."
+        raise TrainingFailed(FailureCode.CHECKPOINT_INVALID, message)
+    peft.set_peft_model_state_dict(model, tensors)
+
+
+def _apply_liger(base: PreTrainedModel) -> None:
+    """Liger's layer kernels alone: the loss runs through the head's own fused path."""
+    _apply_liger_kernel_to_instance(model=base, fused_linear_cross_entropy=False, cross_entropy=False)
+
+
+def _load_base(folder: Path, hyperparameters: Hyperparameters, engine: Engine, *, is_sharded: bool) -> PreTrainedModel:
+    options: dict[str, Any] = {"dtype": engine.torch_dtype, "attn_implementation": attention_implementation(engine)}
+    if torch.cuda.is_available() and not is_sharded:  # shards go to their GPU layer by layer
+        options["device_map"] = {"": torch.cuda.current_device()}
+    if hyperparameters.method is Method.QLORA:
+        options["quantization_config"] = quantization_config(
+            engine.torch_dtype, storage=engine.torch_dtype if is_sharded else None
+        )
+    return AutoModelForCausalLM.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, **options
+    )
+
+
+def quantization_config(dtype: torch.dtype, *, storage: torch.dtype | None = None) -> BitsAndBytesConfig:
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_quant_storage=storage,
+    )
+
+
+def attention_implementation(engine: Engine) -> str:
+    """Return the name of the attention to load a model with, registered where it is ours."""
+    if engine.uses_flash_attention:
+        return "flash_attention_2"
+    if engine.uses_own_attention:
+        return "eager"
+    is_plain = engine.dtype == "float32" or torch.cuda.is_available()
+    return "sdpa" if is_plain and not engine.is_packing else register_attention()

@@ -1,0 +1,1 @@
+"""The trainer: claims a run, prepares it, supervises its child and reports."""

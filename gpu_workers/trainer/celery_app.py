@@ -1,0 +1,102 @@
+"""The doorbell: `train.wake` says that something may wait. Losing one, or getting it twice, costs nothing.
+
+`celery -A gpu_workers.trainer.celery_app worker --queues train.<pool> --pool solo`. SIGTERM makes the current run
+checkpoint, report and return within 110 seconds.
+"""
+
+import logging
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import WorkerShutdown
+from celery.platforms import EX_FAILURE
+from celery.signals import setup_logging, worker_ready, worker_shutting_down
+
+from gpu_workers.common.api_client import ApiClient
+from gpu_workers.common.config import WorkerConfig, read_config
+from gpu_workers.common.enrolment import ensure_enrolled
+from gpu_workers.common.preflight import inspect_machine
+from gpu_workers.trainer.agent import Agent
+from gpu_workers.trainer.probes import Prober
+
+log = logging.getLogger(__name__)
+
+config = read_config()
+
+app = Celery("anneal-trainer", broker=config.require_broker_url())
+app.conf.update(
+    task_ignore_result=True,
+    task_acks_late=False,  # the row is the truth: a redelivered hours-long message would only run it twice
+    task_default_queue=f"train.{config.pool}",
+    task_create_missing_queues=True,
+    task_serializer="json",
+    accept_content=["json"],
+    worker_prefetch_multiplier=1,
+    worker_pool="solo",
+    worker_enable_remote_control=False,  # its broker user may consume one queue and nothing else
+    worker_send_task_events=False,
+    broker_connection_retry_on_startup=True,
+    # Acknowledgements would need keys its user may not touch; a lost doorbell is rung again.
+    broker_transport_options={"global_keyprefix": config.broker_key_prefix, "ack_emulation": False},
+)
+
+
+class WorkerProcess:
+    """The agent of this process, made at start so that a message finds it ready."""
+
+    def __init__(self) -> None:
+        self.agent: Agent | None = None
+        self.is_stopping = False
+
+    def start(self, settings: WorkerConfig) -> Agent:
+        """Enrol if needed, clean up after an earlier process, and return the agent."""
+        settings.work_dir.mkdir(parents=True, exist_ok=True)
+        enrollment = ensure_enrolled(settings, kind="trainer")
+        api = ApiClient(settings.internal_url, credential=enrollment.credential)
+        machine = inspect_machine(settings.work_dir, gpu_key=settings.self_check_gpu_key)
+        self.agent = Agent(settings, api, prober=Prober(settings, api, gpu_key=machine.gpu_key))
+        self.agent.recover()
+        if self.is_stopping:
+            self.agent.request_stop()
+        return self.agent
+
+    def stop(self) -> None:
+        self.is_stopping = True
+        if self.agent is not None:
+            self.agent.request_stop()
+
+
+trainer = WorkerProcess()
+
+
+@app.task(name="train.wake")
+def wake(*, pool: str = "", **_: Any) -> None:
+    """Work on whatever waits in this machine's pool; the message says no more than that something may."""
+    if trainer.agent is not None:
+        trainer.agent.drain()
+
+
+@setup_logging.connect
+def _configure_logging(**_: Any) -> None:
+    """Log as every other process does; Celery would otherwise set up the root logger at its own level."""
+    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each URL, and a signed URL is a credential
+
+
+@worker_ready.connect
+def _begin(**_: Any) -> None:
+    """Drain once at start: a doorbell rung while this process was down costs nothing.
+
+    Celery only logs what a receiver raises, and a worker that could not start would look alive and do nothing: it ends
+    instead, and its supervisor starts another.
+    """
+    try:
+        trainer.start(config).drain()
+    except Exception as error:
+        log.exception("The trainer could not start")
+        raise WorkerShutdown(EX_FAILURE) from error
+
+
+@worker_shutting_down.connect
+def _end(**_: Any) -> None:
+    trainer.stop()

@@ -1,0 +1,96 @@
+"""Keep a lease alive, and know when it is gone: refused by the control plane, or silent for too long."""
+
+import faulthandler
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest
+from gpu_workers.common.api_client import ApiClient, ApiError, Lease, StaleLease, Unauthorized, Unavailable
+
+log = logging.getLogger(__name__)
+
+_STUCK_SECONDS = 600.0  # longer than anything takes that must be ended once a lease is gone
+
+
+def leave() -> None:
+    """End this worker at once, for its supervisor to start another, which cleans up after it."""
+    faulthandler.dump_traceback(all_threads=True)
+    os._exit(1)
+
+
+class LeaseKeeper:
+    """A thread that beats. `is_lost` never waits for the network: it compares the monotonic clock with the last
+    accepted beat, so that the child is dead before the control plane gives the run to somebody else."""
+
+    def __init__(
+        self,
+        api: ApiClient,
+        claim: ClaimResponse,
+        *,
+        status: Callable[[], HeartbeatRequest],
+        on_stuck: Callable[[], None] = leave,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._api = api
+        self._lease = Lease.of(claim)
+        self._status = status
+        self._on_stuck = on_stuck
+        self._clock = clock
+        self._heartbeat_seconds = claim.heartbeat_seconds
+        self._self_fence_seconds = claim.self_fence_seconds
+        self._accepted_at = clock()
+        self._is_refused = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
+        self.stop_reason: str | None = None  # what the control plane asked for: cancelled, paused or preempted
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=15)
+
+    @property
+    def is_refused(self) -> bool:
+        """The run is somebody else's: stop at once."""
+        return self._is_refused.is_set()
+
+    @property
+    def is_lost(self) -> bool:
+        """Refused, or without an accepted beat for too long."""
+        return self.is_refused or self._clock() - self._accepted_at >= self._self_fence_seconds
+
+    def refuse(self) -> None:
+        """Note that another call under this lease was refused."""
+        self._is_refused.set()
+
+    def beat(self) -> None:
+        """Send one heartbeat and take in the answer."""
+        sent_at = self._clock()
+        try:
+            answer = self._api.heartbeat(self._lease, self._status())
+        except (StaleLease, Unauthorized) as error:
+            log.warning("The lease is gone: %s", error)
+            self.refuse()
+        except (Unavailable, ApiError) as error:
+            log.warning("Heartbeat not accepted: %s", error)
+        else:
+            self._accepted_at = sent_at
+            if answer.is_cancel_requested:
+                self.stop_reason = "cancelled"
+            elif answer.is_pause_requested:
+                self.stop_reason = "paused"
+            elif answer.is_drain_requested:
+                self.stop_reason = "preempted"
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._heartbeat_seconds) and not self.is_refused:
+            self.beat()
+        if not self._ended.wait(_STUCK_SECONDS):
+            log.critical("The lease is gone, and the work under it does not end: this process hangs")
+            self._on_stuck()

@@ -1,0 +1,108 @@
+"""Measure what the control plane has no figures for yet, one short training loop at a time."""
+
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from apps.contracts.worker_api import ProbeReport, ProbeRequest
+from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable
+from gpu_workers.common.base_models import NotInstalled, locate_base_model
+from gpu_workers.common.config import WorkerConfig
+from gpu_workers.common.events import LOG_FILE, SPEC_FILE, replace_file
+from gpu_workers.trainer.executor import SubprocessExecutor
+from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch
+
+log = logging.getLogger(__name__)
+
+PROBE_FILE = "probe.json"
+_STALL_SECONDS = 600.0  # without progress
+_MAX_FAILURES = 3  # of one measurement in this process
+
+
+class Prober:
+    """Runs probes in a child of their own. This process repeats one that failed twice, and one that was stopped."""
+
+    def __init__(
+        self, config: WorkerConfig, api: ApiClient, *, gpu_key: str, executor: SubprocessExecutor | None = None
+    ) -> None:
+        self._config = config
+        self._api = api
+        self._gpu_key = gpu_key
+        self._executor = executor or SubprocessExecutor(
+            thread_limit=config.trainer_thread_limit, module="gpu_workers.bench.probe"
+        )
+        self._failures: Counter[tuple[str, str]] = Counter()
+        self._was_interrupted = False
+
+    def run_one(self, *, should_stop: Callable[[], bool]) -> bool:
+        """Take and report one missing measurement; returns whether there was one to take.
+
+        `should_stop` is asked every fifth of a second; where it is true, the measurement ends without a report.
+        """
+        try:
+            request = self._next()
+            if request is None:
+                return False
+            report = self._measure(request, should_stop)
+            if report is not None:
+                self._api.report_probe(report)
+            elif not self._was_interrupted:
+                self._failures[_key(request)] += 1
+        except (ApiError, Unavailable) as error:
+            log.warning("No measurement: %s", error)
+            return False
+        return True
+
+    def _next(self) -> ProbeRequest | None:
+        missing = self._api.list_missing_probes().probes
+        chosen = next((request for request in missing if self._failures[_key(request)] < _MAX_FAILURES), None)
+        if chosen is None or chosen.base_model.repo is None:
+            return chosen
+        again = self._api.list_missing_probes(base_model_id=chosen.base_model.id).probes
+        return next((request for request in again if _key(request) == _key(chosen)), None)
+
+    def _measure(self, request: ProbeRequest, should_stop: Callable[[], bool]) -> ProbeReport | None:
+        work_dir = self._config.work_dir / "runs" / "probe"
+        shutil.rmtree(work_dir, ignore_errors=True)
+        work_dir.mkdir(parents=True)
+        try:
+            base_model = locate_base_model(request.base_model, self._config.base_model_roots)
+            token, base_model = base_model.hub_token, msgspec.structs.replace(base_model, hub_token=None)
+            spec = msgspec.structs.replace(request, base_model=base_model)
+            replace_file(work_dir / SPEC_FILE, msgspec.json.encode(spec))
+            self._run_child(work_dir, token, should_stop, has_network=base_model.path is None)
+            report = msgspec.json.decode((work_dir / PROBE_FILE).read_bytes(), type=ProbeReport)
+        except (NotInstalled, OSError, msgspec.DecodeError) as error:
+            log.warning("%s by %s was not measured: %s", request.base_model.name, request.method, error)
+            log.debug("%s", _read(work_dir / LOG_FILE))
+            return None
+        finally:
+            shutil.rmtree(work_dir, ignore_errors=True)
+        return msgspec.structs.replace(report, gpu_key=self._gpu_key)
+
+    def _run_child(
+        self, work_dir: Path, token: str | None, should_stop: Callable[[], bool], *, has_network: bool
+    ) -> None:
+        self._was_interrupted = False
+        child = self._executor.start(work_dir, hub_token=token, gpu_count=1, has_network=has_network)
+        watch = ProgressWatch(least_seconds=_STALL_SECONDS)
+        watch.follow(ChildActivity(child.leader, work_dir))
+        while child.wait(0.2) is None:
+            self._was_interrupted = should_stop()
+            if self._was_interrupted:
+                child.kill()
+            elif watch.look():
+                log.warning("The measurement made no progress for %.0f s: ended", watch.still_seconds)
+                child.end_with_stacks()
+
+
+def _key(request: ProbeRequest) -> tuple[str, str]:
+    return request.base_model.id, request.method
+
+
+def _read(path: Path) -> str:
+    return path.read_text(errors="replace")[-2000:] if path.exists() else ""

@@ -1,0 +1,147 @@
+"""Whether a run gets on. A child that hangs would keep its GPU for ever, because its lease is kept by another thread.
+
+Progress is an event, a unit of work that the child counted (`pulse`), or bytes that its processes read or wrote. Time
+counts only as far as the child could use it: not while this worker was suspended or the child waited for a core.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gpu_workers.common.process_tree import Process, list_session, read_title
+from gpu_workers.common.pulse import read_pulse
+
+TIMES_EXPECTED = 10.0  # of the time that a step should take
+_LOOK_SECONDS = 2.0
+_MAX_SECONDS_A_LOOK = 10.0  # what is longer was no wait of the child: this process itself stood still
+_UNIT_BYTES = 4 * 2**20  # fewer are a hung process that still writes its log
+
+
+class Activity(msgspec.Struct, frozen=True):
+    """What a child's processes have done so far. `waited_seconds`: ready to run, without a core."""
+
+    pulse: int = 0
+    moved_bytes: int = 0
+    waited_seconds: float = 0.0
+
+
+class ChildActivity:
+    """Reads the activity of a child and of what it started."""
+
+    def __init__(self, leader: Process, work_dir: Path) -> None:
+        self._leader = leader
+        self._work_dir = work_dir
+        self._moved: dict[Process, int] = {}
+        self._waited: dict[Process, float] = {}
+
+    def read(self) -> Activity:
+        """Processes that ended keep their share: no sum goes down."""
+        for process in list_session(self._leader):
+            self._moved[process] = max(_moved_bytes(process), self._moved.get(process, 0))
+            self._waited[process] = max(_waited_seconds(process), self._waited.get(process, 0.0))
+        return Activity(read_pulse(self._work_dir), sum(self._moved.values()), max(self._waited.values(), default=0.0))
+
+    def describe(self) -> str:
+        """Return a line for each process: its name, its state and where in the kernel it waits."""
+        return "\n".join(
+            f"process {process.pid} ({read_title(process)}): state {_state(process)}, waits in "
+            f"{_read(process, 'wchan') or 'nothing'}"
+            for process in list_session(self._leader)
+        )
+
+
+class ProgressWatch:
+    """Counts the seconds without progress; `is_stalled` once they reach `limit_seconds`.
+
+    `least_seconds` is the limit where no step is slow enough to ask for a longer one.
+    """
+
+    def __init__(self, *, least_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.work = 0  # units so far, for the control plane, which watches for itself
+        self.still_seconds = 0.0
+        self.limit_seconds = least_seconds
+        self._least_seconds = least_seconds
+        self._clock = clock
+        self._looked_at = clock()
+        self._bytes = 0
+        self._child: ChildActivity | None = None
+        self._seen = Activity()
+
+    @property
+    def is_stalled(self) -> bool:
+        return self.still_seconds >= self.limit_seconds
+
+    def expect(self, step_seconds: float) -> None:
+        """Wait for a step ten times as long as it should take, and never less than at first."""
+        self.limit_seconds = max(self._least_seconds, TIMES_EXPECTED * step_seconds)
+
+    def follow(self, child: ChildActivity | None) -> None:
+        """Watch this child from now on; None: this process's own transfers."""
+        self._child = child
+        self._seen = child.read() if child else Activity()
+        self._looked_at = self._clock()
+        self.note()
+
+    def note(self) -> None:
+        """Take in that something was done."""
+        self.work += 1
+        self.still_seconds = 0.0
+
+    def count_bytes(self, number: int) -> None:
+        """Take in bytes that this process moved itself; only a whole unit of them is progress."""
+        self._bytes += number
+        if self._bytes >= _UNIT_BYTES:
+            self._bytes = 0
+            self.note()
+
+    def look(self, *, most_seconds: float = _MAX_SECONDS_A_LOOK) -> bool:
+        """Count the time since the last look, unless the child did something; return whether it is stalled.
+
+        Cheap enough for a loop: it looks every two seconds, or ten times within a shorter limit.
+        """
+        now = self._clock()
+        passed = now - self._looked_at
+        if passed < min(_LOOK_SECONDS, self.limit_seconds / 10):
+            return self.is_stalled
+        self._looked_at = now
+        waited = self._see_child()
+        self.still_seconds += max(min(passed, most_seconds) - waited, 0.0)
+        return self.is_stalled
+
+    def _see_child(self) -> float:
+        """Note the child's progress; return how long it waited for a core meanwhile."""
+        if self._child is None:
+            return 0.0
+        before, seen = self._seen, self._child.read()
+        moved = seen.moved_bytes - before.moved_bytes
+        if seen.pulse != before.pulse or moved >= _UNIT_BYTES:
+            self.note()
+            before = msgspec.structs.replace(before, moved_bytes=seen.moved_bytes)
+        self._seen = msgspec.structs.replace(seen, moved_bytes=before.moved_bytes)
+        return max(seen.waited_seconds - before.waited_seconds, 0.0)
+
+
+def _moved_bytes(process: Process) -> int:
+    """By read and write and by the pages that were mapped (proc_pid_io(5)); 0 where it is hidden."""
+    lines = (line.partition(": ") for line in _read(process, "io").splitlines())
+    counts = {name: int(value) for name, _, value in lines}
+    return sum(counts.get(name, 0) for name in ("rchar", "wchar", "read_bytes"))
+
+
+def _waited_seconds(process: Process) -> float:
+    """How long the main thread was ready to run without a core (proc_pid_schedstat(5))."""
+    fields = _read(process, "schedstat").split()
+    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+
+
+def _state(process: Process) -> str:
+    return _read(process, "stat").rpartition(")")[2].strip()[:1] or "gone"
+
+
+def _read(process: Process, name: str) -> str:
+    try:
+        return Path(f"/proc/{process.pid}/{name}").read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,210 @@
+"""After training: make everything else that was promised from the exported adapter, each part by a child of its own.
+
+Parts are the evaluation (the comparison with the base, and the probe of the parity certificate) and each export. What
+becomes of one changes nothing of the others, and nothing of the adapter. A part that fails is tried once more, alone;
+what still is not there is named with its cause.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from apps.contracts.evaluation import EvaluationReport
+from apps.contracts.runs import Export, MissingPart, RunSpec, Succeeded
+from apps.contracts.struct import Struct
+from apps.contracts.worker_api import JudgeAccess
+from gpu_workers.common.events import AdapterReady
+from gpu_workers.common.log_tail import tail_of_log
+from gpu_workers.trainer.executor import Child, SubprocessExecutor
+from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch
+from gpu_workers.trainer.reporter import Uploader
+
+log = logging.getLogger(__name__)
+
+EVALUATION = "evaluation"
+MERGED_EXPORT = "merged_16bit"
+GGUF_EXPORT = "gguf"
+MODULE = "gpu_workers.train.after.publish"
+_TRIES = 2
+_LIMIT_SECONDS = 1_800.0
+_PASSES = 6  # over the base model's files, at most: read for base and tuned model, merged, hashed, converted, counted
+_BYTES_A_SECOND = 50e6  # of a slow disk
+_POLL_SECONDS = 0.1
+
+
+class SealedFolder(Struct, frozen=True, kw_only=True):
+    """A folder below the work folder, with its manifest."""
+
+    folder: str
+    manifest_sha256: str
+    bytes: int
+
+
+class Made(Struct, frozen=True, kw_only=True):
+    """What the child of one part leaves: the sealed folder, or the `problem` why there is none.
+
+    The evaluation's folder is the adapter with its probe. `is_lasting`: trying again would change nothing.
+    """
+
+    sealed: SealedFolder | None = None
+    report: EvaluationReport | None = None
+    problem: str = ""
+    is_lasting: bool = False
+
+
+class Published(Struct, frozen=True, kw_only=True):
+    """Everything made after training; `missing` names each part that was not."""
+
+    adapter: SealedFolder
+    exports: dict[str, SealedFolder] = {}
+    report: EvaluationReport | None = None
+    missing: tuple[MissingPart, ...] = ()
+
+
+class PublishSecrets(Struct, frozen=True, kw_only=True):
+    """What the child is told on its standard input and no file holds. Without `judge`, `judge_refusal` says why."""
+
+    part: str = EVALUATION
+    hub_token: str | None = None
+    judge: JudgeAccess | None = None
+    judge_refusal: str = ""
+
+
+class Publisher:
+    """Runs the children of one run, one after the other.
+
+    `begun` is called with each child, so that its memory can be watched.
+    """
+
+    def __init__(self, executor: SubprocessExecutor) -> None:
+        self._executor = executor
+
+    def publish(
+        self,
+        spec: RunSpec,
+        ready: AdapterReady,
+        work_dir: Path,
+        *,
+        secrets: Callable[[str], PublishSecrets],
+        should_stop: Callable[[], bool],
+        begun: Callable[[Child], None],
+        watch: ProgressWatch,
+    ) -> Published:
+        """Make every part that `spec` promises; `secrets` is asked before each child for what it may know."""
+        made: dict[str, Made] = {}
+        for part in (EVALUATION, *spec.exports):
+            for _ in range(_TRIES):
+                if should_stop():
+                    made[part] = Made(problem="the worker had to stop before it was made")
+                    break
+                known = secrets(part)
+                child = self._start(work_dir, known)
+                begun(child)
+                made[part] = self._wait(child, work_dir, part, limit_seconds(ready), should_stop, watch)
+                if not made[part].problem or made[part].is_lasting:
+                    break
+                judge_key = known.judge.key if known.judge else None
+                log_tail = tail_of_log(work_dir, known=[known.hub_token, judge_key])
+                log.warning("%s of %s: %s\n%s", part, spec.run_id, made[part].problem, log_tail)
+        return _collect(ready, made)
+
+    def _start(self, work_dir: Path, secrets: PublishSecrets) -> Child:
+        _file_of(work_dir, secrets.part).unlink(missing_ok=True)
+        return self._executor.start(work_dir, hub_token=secrets.hub_token, more=msgspec.to_builtins(secrets))
+
+    def _wait(
+        self,
+        child: Child,
+        work_dir: Path,
+        part: str,
+        most_seconds: float,
+        should_stop: Callable[[], bool],
+        watch: ProgressWatch,
+    ) -> Made:
+        watch.follow(ChildActivity(child.leader, work_dir))
+        ends = time.monotonic() + most_seconds
+        while child.poll() is None:
+            if should_stop():
+                child.kill()
+                return Made(problem="the worker had to stop before it was made")
+            if watch.look():
+                child.end_with_stacks()
+                return Made(problem=f"it made no progress for {watch.still_seconds:.0f} seconds")
+            if time.monotonic() > ends:
+                child.end_with_stacks()
+                return Made(problem=f"it took longer than {most_seconds / 60:.0f} minutes", is_lasting=True)
+            child.wait(_POLL_SECONDS)
+        watch.follow(None)
+        return _read(work_dir, part, child)
+
+
+def limit_seconds(ready: AdapterReady) -> float:
+    """Return the most time that one part may take: half an hour, and six slow passes over the base model's files."""
+    return _LIMIT_SECONDS + _PASSES * ready.base_bytes / _BYTES_A_SECOND
+
+
+def write_made(work_dir: Path, part: str, made: Made) -> None:
+    """Store what came of a part; for its child."""
+    file = _file_of(work_dir, part)
+    temporary = file.with_suffix(".tmp")
+    temporary.write_bytes(msgspec.json.encode(made))
+    temporary.replace(file)
+
+
+def alone(ready: AdapterReady, *, missing: tuple[MissingPart, ...] = ()) -> Published:
+    """Return the trained adapter as it is: no report, no probe."""
+    adapter = SealedFolder(folder=ready.folder, manifest_sha256=ready.manifest_sha256, bytes=ready.bytes)
+    return Published(adapter=adapter, missing=missing)
+
+
+def deliver(ready: AdapterReady, published: Published, work_dir: Path, uploader: Uploader) -> Succeeded:
+    """Store every folder and return what to report; raises what `Uploader.store` raises."""
+    places = uploader.store(work_dir / published.adapter.folder, published.adapter.manifest_sha256)
+    exports = tuple(_store(kind, sealed, work_dir, uploader) for kind, sealed in published.exports.items())
+    return Succeeded(
+        upload_id=places.upload_id,
+        manifest_sha256=published.adapter.manifest_sha256,
+        step=ready.step,
+        train_loss=ready.train_loss,
+        valid_loss=ready.valid_loss,
+        training_seconds=ready.training_seconds,
+        trained_tokens=ready.trained_tokens,
+        tokens=ready.tokens,
+        peak_memory_bytes=ready.peak_memory_bytes,
+        is_stopped_early=ready.is_stopped_early,
+        best_step=ready.best_step,
+        report=published.report,
+        exports=exports,
+        missing=published.missing,
+    )
+
+
+def _file_of(work_dir: Path, part: str) -> Path:
+    return work_dir / f"published-{part}.json"
+
+
+def _read(work_dir: Path, part: str, child: Child) -> Made:
+    try:
+        return msgspec.json.decode(_file_of(work_dir, part).read_bytes(), type=Made)
+    except (FileNotFoundError, msgspec.DecodeError):
+        if child.was_killed_for_memory():
+            return Made(problem="it did not fit into the memory of the machine")
+        return Made(problem=f"its process ended unexpectedly ({child.poll()})")
+
+
+def _collect(ready: AdapterReady, made: dict[str, Made]) -> Published:
+    evaluated = made[EVALUATION]
+    return Published(
+        adapter=evaluated.sealed or alone(ready).adapter,
+        exports={kind: each.sealed for kind, each in made.items() if kind != EVALUATION and each.sealed},
+        report=evaluated.report,
+        missing=tuple(MissingPart(kind=kind, cause=each.problem) for kind, each in made.items() if each.problem),
+    )
+
+
+def _store(kind: str, sealed: SealedFolder, work_dir: Path, uploader: Uploader) -> Export:
+    stored = uploader.store(work_dir / sealed.folder, sealed.manifest_sha256)
+    return Export(kind=kind, upload_id=stored.upload_id, manifest_sha256=sealed.manifest_sha256)

@@ -1,0 +1,231 @@
+"""Numbered events on their way to the control plane, and checkpoints on their way to the object store."""
+
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from apps.contracts.runs import CheckpointSaved, LogLine, RunEvent, StepCompleted
+from apps.contracts.worker_api import UploadRequest, UploadResponse
+from gpu_workers.common.api_client import ApiClient, ApiError, Lease, StaleLease, Unauthorized, Unavailable
+from gpu_workers.common.artifacts import Interrupted, StoreUnavailable, Transfers, read_manifest
+from gpu_workers.common.events import UNNUMBERED, CheckpointReady
+from gpu_workers.trainer.lease_keeper import LeaseKeeper
+
+log = logging.getLogger(__name__)
+
+_SEND_EVERY_SECONDS = 0.5
+_BATCH_EVENTS = 200
+_BUFFER_EVENTS = 4000
+
+
+class Durable(msgspec.Struct, frozen=True, kw_only=True):
+    """What the control plane has confirmed: billing never goes beyond it unless the adapter itself arrives."""
+
+    step: int = 0
+    training_seconds: float = 0.0
+    trained_tokens: int = 0
+
+
+class Reporter:
+    """Sends events in order, each until it is accepted. A thread of its own: a slow network must not delay a fence."""
+
+    def __init__(self, api: ApiClient, lease: Lease, keeper: LeaseKeeper) -> None:
+        self._api = api
+        self._lease = lease
+        self._keeper = keeper
+        self._buffer: list[RunEvent] = []
+        self._sequence = 0
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+        self.durable = Durable()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=15)
+
+    def add(self, event: RunEvent) -> None:
+        """Number the event and queue it."""
+        with self._lock:
+            self._sequence += 1
+            self._buffer.append(msgspec.structs.replace(event, sequence=self._sequence))
+            if len(self._buffer) > _BUFFER_EVENTS:
+                self._thin_out()
+
+    def flush(self, *, timeout_seconds: float) -> bool:
+        """Wait until everything queued is accepted; returns whether it was."""
+        deadline = time.monotonic() + timeout_seconds
+        while self._buffer and not self._keeper.is_lost and time.monotonic() < deadline:
+            self._wake.set()
+            self._ended.wait(0.02)
+        return not self._buffer
+
+    def _thin_out(self) -> None:
+        """After a long silence of the control plane, drop every other progress report; nothing else."""
+        steps = [event for event in self._buffer if isinstance(event, StepCompleted)]
+        dropped = {event.sequence for event in steps[::2]}
+        self._buffer = [event for event in self._buffer if event.sequence not in dropped]
+
+    def _run(self) -> None:
+        while not self._ended.is_set() and not self._keeper.is_lost:
+            self._wake.wait(_SEND_EVERY_SECONDS)
+            self._wake.clear()
+            self.send()
+
+    def send(self) -> None:
+        """Send what is queued, oldest first; what cannot be sent now stays queued."""
+        with self._lock:
+            batch = tuple(self._buffer[:_BATCH_EVENTS])
+        if not batch:
+            return
+        try:
+            self._api.report_events(self._lease, batch, patience_seconds=0)
+        except (StaleLease, Unauthorized):
+            self._keeper.refuse()
+        except Unavailable as error:
+            log.warning("Events not accepted yet: %s", error)
+        except ApiError as error:
+            self._send_singly(batch, error)
+        else:
+            self._accepted(batch)
+
+    def _send_singly(self, batch: tuple[RunEvent, ...], refusal: ApiError) -> None:
+        """One event of a batch was refused, and with it all: find it, say so, and let the others through."""
+        log.warning("Events refused: %s", refusal)
+        for event in batch:
+            try:
+                self._api.report_events(self._lease, (event,), patience_seconds=5)
+            except (StaleLease, Unauthorized):
+                return self._keeper.refuse()
+            except Unavailable:
+                return None
+            except ApiError as error:
+                log.error("Dropped %s %d: %s", type(event).__name__, event.sequence, error)
+                self._remove((event,))
+            else:
+                self._accepted((event,))
+        return None
+
+    def _accepted(self, events: tuple[RunEvent, ...]) -> None:
+        for event in events:
+            if isinstance(event, CheckpointSaved):
+                self.durable = Durable(
+                    step=event.step, training_seconds=event.training_seconds, trained_tokens=event.trained_tokens
+                )
+        self._remove(events)
+
+    def _remove(self, events: tuple[RunEvent, ...]) -> None:
+        done = {event.sequence for event in events}
+        with self._lock:
+            self._buffer = [event for event in self._buffer if event.sequence not in done]
+
+
+class Uploader:
+    """Stores sealed folders: each file under its signed URL, the manifest last."""
+
+    def __init__(self, api: ApiClient, lease: Lease, transfers: Transfers) -> None:
+        self._api = api
+        self._lease = lease
+        self._transfers = transfers
+
+    def store(self, folder: Path, manifest_sha256: str) -> UploadResponse:
+        """Raises StoreUnavailable, Unavailable, ApiError or Interrupted."""
+        request = UploadRequest(manifest=read_manifest(folder), manifest_sha256=manifest_sha256)
+        places = self._api.create_upload(self._lease, request)
+        self._transfers.upload_folder(folder, places.files)
+        return places
+
+
+class CheckpointUploader:
+    """Uploads checkpoints beside the training; when they come faster than they go, only the newest waiting is kept."""
+
+    def __init__(self, uploader: Uploader, reporter: Reporter, keeper: LeaseKeeper, work_dir: Path) -> None:
+        self._uploader = uploader
+        self._reporter = reporter
+        self._keeper = keeper
+        self._work_dir = work_dir
+        self._pending: CheckpointReady | None = None
+        self._changed = threading.Condition()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="checkpoint-uploader", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def add(self, event: CheckpointReady) -> None:
+        """Take a checkpoint; its files are linked aside, because the child keeps the newest two alone."""
+        try:
+            _link_folder(self._work_dir / event.folder, self._aside(event.step))
+        except FileNotFoundError:
+            return log.warning("Checkpoint %d was replaced by newer ones before its upload", event.step)
+        with self._changed:
+            replaced, self._pending = self._pending, event
+            self._changed.notify()
+        if replaced is not None:
+            shutil.rmtree(self._aside(replaced.step), ignore_errors=True)
+        return None
+
+    def finish(self, *, timeout_seconds: float) -> None:
+        """Wait until the newest checkpoint is stored, or the time is up."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=max(timeout_seconds, 0))
+
+    def _run(self) -> None:
+        while (event := self._next()) is not None:
+            self._store(event)
+            shutil.rmtree(self._aside(event.step), ignore_errors=True)
+
+    def _next(self) -> CheckpointReady | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending is not None or self._is_closing)
+            event, self._pending = self._pending, None
+        return None if self._keeper.is_lost else event
+
+    def _store(self, event: CheckpointReady) -> None:
+        try:
+            places = self._uploader.store(self._aside(event.step), event.manifest_sha256)
+        except (StaleLease, Unauthorized):
+            return self._keeper.refuse()
+        except (StoreUnavailable, Unavailable, ApiError, OSError) as error:
+            log.warning("Checkpoint %d not stored: %s", event.step, error)
+            message = f"The checkpoint of step {event.step} could not be stored; training goes on."
+            return self._reporter.add(LogLine(sequence=UNNUMBERED, level="warn", message=message))
+        except Interrupted:
+            return None
+        return self._reporter.add(
+            CheckpointSaved(
+                sequence=UNNUMBERED,
+                step=event.step,
+                upload_id=places.upload_id,
+                manifest_sha256=event.manifest_sha256,
+                bytes=event.bytes,
+                trained_tokens=event.trained_tokens,
+                training_seconds=event.training_seconds,
+                train_loss=event.train_loss,
+            )
+        )
+
+    def _aside(self, step: int) -> Path:
+        return self._work_dir / "uploading" / str(step)
+
+
+def _link_folder(source: Path, target: Path, *, link: Callable[[Path, Path], None] = os.link) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for file in source.iterdir():
+        link(file, target / file.name)

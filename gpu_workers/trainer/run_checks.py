@@ -1,0 +1,100 @@
+"""Whether this machine can take this run, asked before anything of it is downloaded and long before it is billed.
+
+The trainer's rehearsal is the last word on memory and disk; what could only fail there is refused here at once.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from apps.contracts.adapter_files import MAX_RANK, MAX_SCALE, TARGET_MODULES, get_scale
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import CheckpointRef, RunSpec
+from gpu_workers.common.preflight import MIN_FREE_DISK_BYTES, GpuMemory, GpuUnreachable, list_gpu_memory
+
+_COPIES = 3  # of a checkpoint: the two that are kept, and the one being written
+_MIB, _GIB = 1024**2, 1024**3
+
+
+class Refused(Exception):
+    """The run could only fail here."""
+
+    def __init__(self, code: FailureCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def check_run(spec: RunSpec, work_dir: Path) -> tuple[str, ...]:
+    """Return warnings for the run's log. Raises Refused."""
+    _check_servable(spec)
+    _check_disk(spec, work_dir)
+    return _check_memory(spec)
+
+
+def needed_disk_bytes(spec: RunSpec) -> int:
+    """Return what is known beforehand of what the run will write: its rows, and checkpoints like those it begins with.
+
+    The base model's files are shared by all runs of the machine and not counted.
+    """
+    rows = spec.training.bytes + (spec.validation.bytes if spec.validation else 0)
+    return rows + _COPIES * _bytes_of(spec.resume_from) + _bytes_of(spec.start_from)
+
+
+def _check_servable(spec: RunSpec) -> None:
+    """The control plane refuses this at creation; a job of an older one must not train for nothing."""
+    recipe = spec.hyperparameters
+    if not recipe.is_servable:
+        return
+    scale = get_scale({"r": recipe.lora_rank, "lora_alpha": recipe.lora_alpha, "use_rslora": recipe.use_rslora})
+    unknown = sorted(set(recipe.target_modules) - set(TARGET_MODULES))
+    problems = [f"layers {', '.join(unknown)}"] if unknown else []
+    problems += [f"rank {recipe.lora_rank}"] if recipe.lora_rank > MAX_RANK else []
+    problems += [f"a scale of {scale:g}"] if scale > MAX_SCALE else []
+    if problems:
+        message = f"The serving engine takes no adapter with {' and '.join(problems)}."
+        raise Refused(FailureCode.ADAPTER_REJECTED, message)
+
+
+def _check_disk(spec: RunSpec, work_dir: Path) -> None:
+    free, needed = shutil.disk_usage(work_dir).free, needed_disk_bytes(spec)
+    if free < MIN_FREE_DISK_BYTES + needed:
+        message = (
+            f"The run writes at least {needed // _MIB} MiB and {MIN_FREE_DISK_BYTES // _MIB} MiB must stay free, "
+            f"but the machine has only {free // _MIB} MiB of free disk."
+        )
+        raise Refused(FailureCode.DISK_FULL, message)
+
+
+def _check_memory(spec: RunSpec) -> tuple[str, ...]:
+    needed = spec.estimated_peak_bytes
+    if needed is None:
+        return ()
+    try:
+        memory = list_gpu_memory() or (_machine_memory(),)
+    except GpuUnreachable as error:
+        raise Refused(FailureCode.GPU_FAULT, f"The driver of the GPU does not answer ({error}).") from error
+    smallest = min(memory[: spec.gpu_count], key=lambda each: each.free_bytes)
+    if needed > smallest.total_bytes:
+        message = (
+            f"The run needs {needed / _GIB:.1f} GiB by its estimate, the machine has {smallest.total_bytes / _GIB:.1f}."
+        )
+        raise Refused(FailureCode.OUT_OF_MEMORY, message)
+    if needed <= smallest.free_bytes:
+        return ()
+    warning = (
+        f"Of {smallest.total_bytes / _GIB:.1f} GiB of memory {smallest.free_bytes / _GIB:.1f} are free, and the "
+        f"estimate is {needed / _GIB:.1f}: the rehearsal shows whether it fits."
+    )
+    return (warning,)
+
+
+def _machine_memory() -> GpuMemory:
+    page = os.sysconf("SC_PAGE_SIZE")
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), "0")
+    return GpuMemory(total_bytes=page * os.sysconf("SC_PHYS_PAGES"), free_bytes=int(available) * 1024)
+
+
+def _bytes_of(checkpoint: CheckpointRef | None) -> int:
+    return sum(file.bytes for file in checkpoint.files) if checkpoint else 0

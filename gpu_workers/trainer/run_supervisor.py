@@ -1,0 +1,393 @@
+"""One claimed run, from its files to its report: prepare, execute in a child, publish, say how it ended.
+
+Nothing is reported once the lease is lost. Billing counts what the control plane confirmed as durable, nothing else.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from apps.contracts.evaluation import GraderKind
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import (
+    Failed,
+    LogLine,
+    Phase,
+    PhaseChanged,
+    RunEvent,
+    RunOutcome,
+    StepCompleted,
+    Stopped,
+    Succeeded,
+    TrainingStarted,
+)
+from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest
+from gpu_workers.common.api_client import ApiClient, ApiError, Lease, StaleLease, Unauthorized, Unavailable
+from gpu_workers.common.artifacts import Interrupted, StoreUnavailable, Transfers
+from gpu_workers.common.base_models import NotInstalled
+from gpu_workers.common.config import WorkerConfig
+from gpu_workers.common.events import (
+    EVENTS_FILE,
+    LOG_FILE,
+    UNNUMBERED,
+    AdapterReady,
+    CheckpointReady,
+    ChildEvent,
+    EventTail,
+    read_outcome,
+)
+from gpu_workers.common.log_tail import tail_of_log
+from gpu_workers.trainer.executor import Child, SubprocessExecutor
+from gpu_workers.trainer.lease_keeper import LeaseKeeper
+from gpu_workers.trainer.preparation import CheckpointBroken, prepare
+from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch
+from gpu_workers.trainer.publication import EVALUATION, Published, Publisher, PublishSecrets, alone, deliver
+from gpu_workers.trainer.reporter import CheckpointUploader, Reporter, Uploader
+from gpu_workers.trainer.run_checks import Refused, check_run
+from gpu_workers.trainer.tracking.child import TrackingChild
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.1
+# From SIGTERM to our return at most 110 s: the child's step and checkpoint, then the upload and the report.
+_CHILD_STOP_SECONDS = 60.0
+_AFTER_CHILD_SECONDS = 45.0
+_TRACKING_IN_HASTE_SECONDS = 5.0
+_TRACKING_SECONDS = 30.0
+_KILL_AFTER_FENCE_SECONDS = 10.0
+_TRANSFER_SECONDS = 120.0  # most that one read or write of a transfer may wait, with its retries
+
+
+class Forgotten(Exception):
+    """The lease is lost: nothing may be reported any more."""
+
+
+class StopAsked(Exception):
+    """Somebody asked for a stop before the child ran."""
+
+
+class RunSupervisor:
+    """`run` does everything; the rest of the agent knows no phase of it."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        api: ApiClient,
+        executor: SubprocessExecutor,
+        claim: ClaimResponse,
+        work_dir: Path,
+        *,
+        publisher: Publisher | None,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._publisher = publisher
+        self._api = api
+        self._executor = executor
+        self._spec = claim.spec
+        self._lease = Lease.of(claim)
+        self._work_dir = work_dir
+        self._is_stopping = is_stopping
+        self._status = HeartbeatRequest()
+        self._child: Child | None = None
+        self._keeper = LeaseKeeper(api, claim, status=self._current_status)
+        self._reporter = Reporter(api, self._lease, self._keeper)
+        self._is_delivering = False
+        self._watch = ProgressWatch(least_seconds=claim.stall_seconds)
+        self._transfers = Transfers(should_stop=self._must_end_transfers, note_bytes=self._watch.count_bytes)
+        self._uploader = Uploader(api, self._lease, self._transfers)
+        self._side_transfers = Transfers(should_stop=lambda: self._keeper.is_lost)
+        side_uploader = Uploader(api, self._lease, self._side_transfers)
+        self._checkpoints = CheckpointUploader(side_uploader, self._reporter, self._keeper, work_dir)
+        self._tail = EventTail(work_dir / EVENTS_FILE)
+        self._tracking: TrackingChild | None = None
+
+    def run(self) -> None:
+        """Do the work and report it; returns silently only when the lease was lost."""
+        for part in (self._keeper, self._reporter, self._checkpoints):
+            part.start()
+        try:
+            outcome = self._outcome()
+            if self._tracking is not None:
+                patience = _TRACKING_IN_HASTE_SECONDS if self._stop_reason() else _TRACKING_SECONDS
+                self._tracking.finish(_status_of(outcome), timeout_seconds=patience)
+                self._pump()
+            self._finish(outcome)
+        except (Forgotten, StaleLease, Unauthorized):
+            log.warning("Lost the lease of %s attempt %d", self._spec.run_id, self._spec.attempt)
+        except Unavailable as error:
+            log.error("Could not report the end of %s: %s", self._spec.run_id, error)
+        finally:
+            if self._child is not None and self._child.poll() is None:
+                self._child.kill()
+            if self._tracking is not None:
+                self._tracking.kill()
+            self._keeper.refuse()  # wakes whoever still waits for this lease
+            self._checkpoints.finish(timeout_seconds=5)
+            self._reporter.close()
+            self._keeper.close()
+            self._transfers.close()
+            self._side_transfers.close()
+
+    # --- phases --------------------------------------------------------------------------------------------------
+
+    def _outcome(self) -> RunOutcome:
+        """Return how the attempt ended; raises Forgotten."""
+        try:
+            self._prepare()
+            return self._execute()
+        except StopAsked:
+            return self._stopped()
+        except Refused as refused:
+            return self._failed(refused.code, refused.message)
+        except NotInstalled as error:
+            return self._failed(FailureCode.BASE_MODEL_UNAVAILABLE, str(error))
+        except StoreUnavailable as error:
+            return self._failed(FailureCode.OBJECT_STORE_UNAVAILABLE, f"A file could not be transferred: {error}.")
+        except CheckpointBroken as error:
+            return self._failed(FailureCode.CHECKPOINT_INVALID, f"The checkpoint cannot be used: {error}")
+        except Interrupted:
+            if self._keeper.is_lost:
+                raise Forgotten from None
+            return self._stalled(self._still()) if self._watch.is_stalled else self._stopped()
+        except OSError as error:
+            log.exception("The attempt failed on this machine")
+            code = FailureCode.DISK_FULL if error.errno in (28, 122) else FailureCode.INTERNAL_ERROR
+            return self._failed(code, f"The worker could not go on ({error.strerror}).")
+
+    def _prepare(self) -> None:
+        """Refuse what could only fail here, and fetch the rest; raises what `prepare` raises."""
+        self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.DOWNLOADING))
+        self._work_dir.mkdir(parents=True, exist_ok=True)
+        for warning in check_run(self._spec, self._work_dir):
+            self._report(LogLine(sequence=UNNUMBERED, level="warn", message=warning))
+        prepare(self._spec, self._work_dir, self._config, self._transfers, before_each=self._check)
+
+    def _execute(self) -> RunOutcome:
+        """Run the child to its end, passing on what it says; raises Forgotten."""
+        self._check()
+        self._tracking = TrackingChild(self._spec, self._work_dir)
+        child = self._child = self._executor.start(
+            self._work_dir,
+            hub_token=self._spec.base_model.hub_token,
+            gpu_count=self._spec.gpu_count,
+            has_network=self._spec.base_model.path is None,  # a base model of a repository is fetched by the child
+        )
+        self._watch.follow(ChildActivity(child.leader, self._work_dir))
+        asked_at: float | None = None
+        while child.poll() is None:
+            self._pump()
+            if self._keeper.is_lost:
+                self._fence(child)
+            if asked_at is None and self._watch.look():
+                return self._end_stalled(child)
+            if asked_at is None and self._stop_reason() is not None:
+                log.info("Stopping the child: %s", self._stop_reason())
+                asked_at = time.monotonic()
+                child.terminate()
+            if asked_at is not None and time.monotonic() - asked_at > _CHILD_STOP_SECONDS:
+                child.kill()
+            child.wait(_POLL_SECONDS)
+        self._pump()
+        return self._conclude(child)
+
+    def _fence(self, child: Child) -> None:
+        """End the child before the lease can be given to somebody else."""
+        if not self._keeper.is_refused:
+            child.terminate()
+            child.wait(_KILL_AFTER_FENCE_SECONDS)
+        child.kill()
+        raise Forgotten
+
+    def _end_stalled(self, child: Child) -> RunOutcome:
+        """End a child that does nothing any more, with its stacks in the log; what it stored stays durable."""
+        message = self._still()
+        with (self._work_dir / LOG_FILE).open("a") as file:
+            file.write(f"{message}\n{ChildActivity(child.leader, self._work_dir).describe()}\n")
+        child.end_with_stacks()
+        self._pump()
+        self._checkpoints.finish(timeout_seconds=_AFTER_CHILD_SECONDS)
+        self._reporter.flush(timeout_seconds=20)
+        return self._stalled(message)
+
+    def _stalled(self, message: str) -> RunOutcome:
+        if self._keeper.is_lost:
+            raise Forgotten
+        return self._stopped() if self._stop_reason() else self._failed(FailureCode.STALLED, message)
+
+    def _still(self) -> str:
+        phase = self._status.phase or "preparing"
+        return f"No progress for {self._watch.still_seconds:.0f} s while {phase}, after step {self._status.step}."
+
+    def _conclude(self, child: Child) -> RunOutcome:
+        self._watch.follow(None)
+        outcome = read_outcome(self._work_dir)
+        if self._keeper.is_lost:
+            raise Forgotten
+        self._checkpoints.finish(timeout_seconds=_AFTER_CHILD_SECONDS if self._stop_reason() else 600)
+        self._reporter.flush(timeout_seconds=20)
+        match outcome:
+            case AdapterReady() if self._stop_reason() != "cancelled":
+                return self._store_adapter(outcome)
+            case Failed():
+                return self._failed(outcome.code, outcome.message, peak_memory_bytes=outcome.peak_memory_bytes)
+            case None if self._stop_reason() is None:
+                return self._died(child)
+            case _:
+                return self._stopped()
+
+    def _publish(self, ready: AdapterReady) -> Published:
+        """Have everything else that was promised made; what fails is named, and the adapter is stored all the same."""
+        if self._publisher is None:
+            return alone(ready)
+        self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.EVALUATING))
+        published = self._publisher.publish(
+            self._spec,
+            ready,
+            self._work_dir,
+            secrets=self._publish_secrets,
+            should_stop=self._must_leave,
+            begun=self._watch_over,
+            watch=self._watch,
+        )
+        if self._keeper.is_lost:
+            raise Forgotten
+        return published
+
+    def _watch_over(self, child: Child) -> None:
+        self._child = child
+
+    def _publish_secrets(self, part: str) -> PublishSecrets:
+        """Return what the child of a part may know; without a key for its judge it says why. Raises StaleLease."""
+        plan, hub_token = self._spec.evaluation, self._spec.base_model.hub_token
+        if part != EVALUATION or plan is None or plan.grader.kind is not GraderKind.JUDGE:
+            return PublishSecrets(part=part, hub_token=hub_token)
+        try:
+            return PublishSecrets(part=part, hub_token=hub_token, judge=self._api.open_judge(self._lease))
+        except StaleLease:
+            raise
+        except (ApiError, Unavailable) as error:
+            log.warning("No key for the judge of %s: %s", self._spec.run_id, error)
+            words = error.message if isinstance(error, ApiError) else "the platform could not be reached"
+            return PublishSecrets(part=part, hub_token=hub_token, judge_refusal=words)
+
+    def _must_leave(self) -> bool:
+        """Whether to give up what follows training; a pause comes too late to stop anything."""
+        return self._keeper.is_lost or self._stop_reason() in ("cancelled", "preempted")
+
+    def _store_adapter(self, ready: AdapterReady) -> RunOutcome:
+        published = self._publish(ready)
+        lacks_exports = any(part.kind in self._spec.exports for part in published.missing)
+        if self._stop_reason() == "cancelled" or (self._stop_reason() == "preempted" and lacks_exports):
+            return self._stopped()  # the next attempt begins at the last step and makes them
+        self._report(PhaseChanged(sequence=UNNUMBERED, phase=Phase.UPLOADING))
+        self._is_delivering = True
+        return deliver(ready, published, self._work_dir, self._uploader)
+
+    def _must_end_transfers(self) -> bool:
+        """A result nobody wants any more is not delivered; the checkpoints before it are."""
+        is_unwanted = self._is_delivering and self._stop_reason() == "cancelled"
+        return self._keeper.is_lost or is_unwanted or self._watch.look(most_seconds=_TRANSFER_SECONDS)
+
+    def _finish(self, outcome: RunOutcome) -> None:
+        """Report the end; raises StaleLease, Unauthorized, Unavailable or Forgotten."""
+        self._reporter.flush(timeout_seconds=30)
+        if self._keeper.is_lost:
+            raise Forgotten
+        log.info("%s attempt %d: %s", self._spec.run_id, self._spec.attempt, type(outcome).__name__)
+        try:
+            self._api.finish(self._lease, outcome)
+        except (StaleLease, Unauthorized):
+            raise
+        except ApiError as error:
+            log.error("The outcome was refused: %s", error)
+            code = FailureCode.OBJECT_STORE_UNAVAILABLE if error.code == "upload_incomplete" else None
+            refused = self._failed(code or FailureCode.INTERNAL_ERROR, "The result of the attempt was refused.")
+            self._api.finish(self._lease, refused)
+
+    # --- what is said ----------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        for event in self._tail.read():
+            self._note(event)
+            if isinstance(event, CheckpointReady):
+                self._checkpoints.add(event)
+            else:
+                self._reporter.add(event)
+        for warning in self._tracking.warnings() if self._tracking is not None else ():
+            self._report(warning)
+
+    def _report(self, event: RunEvent) -> None:
+        self._note(event)
+        self._reporter.add(event)
+
+    def _note(self, event: ChildEvent) -> None:
+        replace = msgspec.structs.replace
+        if not isinstance(event, LogLine):  # words alone are no progress
+            self._watch.note()
+        match event:
+            case PhaseChanged():
+                self._status = replace(self._status, phase=event.phase.value)
+            case TrainingStarted():
+                self._status = replace(self._status, step=event.start_step)
+                self._watch.expect((self._spec.expected_training_seconds or 0.0) / max(event.total_steps, 1))
+            case StepCompleted():
+                self._status = replace(self._status, step=event.step, training_seconds=event.training_seconds)
+            case LogLine():
+                log.info("%s: %s", self._spec.run_id, event.message)
+
+    def _current_status(self) -> HeartbeatRequest:
+        memory = self._child.memory_bytes() if self._child is not None else None
+        return msgspec.structs.replace(self._status, memory_bytes=memory, work=self._watch.work)
+
+    def _stop_reason(self) -> str | None:
+        """Who asked for a stop: a customer's wish goes before this machine's."""
+        return self._keeper.stop_reason or ("preempted" if self._is_stopping() else None)
+
+    def _check(self) -> None:
+        if self._keeper.is_lost:
+            raise Forgotten
+        if self._stop_reason() is not None:
+            raise StopAsked
+
+    def _stopped(self) -> Stopped:
+        durable = self._reporter.durable
+        return Stopped(
+            reason=self._stop_reason() or "preempted",
+            step=durable.step,
+            training_seconds=durable.training_seconds,
+            trained_tokens=durable.trained_tokens,
+        )
+
+    def _failed(self, code: FailureCode, message: str, *, peak_memory_bytes: int | None = None) -> Failed:
+        durable = self._reporter.durable
+        return Failed(
+            code=code,
+            message=message,
+            log_tail=tail_of_log(self._work_dir, known=self._secrets()),
+            training_seconds=durable.training_seconds,
+            trained_tokens=durable.trained_tokens,
+            peak_memory_bytes=peak_memory_bytes,
+        )
+
+    def _secrets(self) -> list[str | None]:
+        keys = [tracker.secret for tracker in self._spec.trackers]
+        return [self._spec.base_model.hub_token, self._lease.token, *keys]
+
+    def _died(self, child: Child) -> Failed:
+        if child.was_killed_for_memory():
+            return self._failed(FailureCode.OUT_OF_MEMORY, "The job did not fit into the memory of the machine.")
+        return self._failed(FailureCode.INTERNAL_ERROR, f"The training process ended unexpectedly ({child.poll()}).")
+
+
+def _status_of(outcome: RunOutcome) -> str:
+    match outcome:
+        case Succeeded():
+            return "succeeded"
+        case Stopped():
+            return outcome.reason
+        case _:
+            return "failed"

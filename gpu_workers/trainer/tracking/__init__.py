@@ -1,0 +1,1 @@
+"""Customers' experiment trackers, told by a process of their own."""

@@ -1,0 +1,161 @@
+"""Pass events on to the customer's own trackers: `python -m gpu_workers.trainer.tracking.process WORK_DIR`.
+
+Standard input is JSON lines: first the `Assignment` with the customer's keys, so that they stand in no file, argument
+or environment, and when the run is over a `Farewell`. Whatever goes wrong is one warning in tracking.jsonl: the run
+neither waits for this process nor fails by it.
+"""
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+import msgspec
+
+from apps.contracts.runs import EvaluationCompleted, LogLine, StepCompleted, Struct, Tracker
+from gpu_workers.common.events import EVENTS_FILE, UNNUMBERED, ChildEvent, EventTail, EventWriter
+from gpu_workers.common.redaction import redact
+from gpu_workers.trainer.tracking.mlflow import MlflowRun
+from gpu_workers.trainer.tracking.wandb import WandbRun
+
+MODULE = "gpu_workers.trainer.tracking.process"
+TRACKING_FILE = "tracking.jsonl"
+NAMES = {"wandb": "Weights & Biases", "mlflow": "MLflow"}
+_POLL_SECONDS = 1.0
+# Everything that these libraries raise when a server, a network or a key is not what it should be.
+_FAULTS = (OSError, RuntimeError, ValueError, KeyError, TypeError, httpx.HTTPError, msgspec.MsgspecError)
+
+log = logging.getLogger(MODULE)
+
+
+class Assignment(Struct, frozen=True, kw_only=True):
+    """Whom to tell, of what. `parameters` are the recipe's, as text."""
+
+    trackers: tuple[Tracker, ...]
+    job_id: str
+    parameters: dict[str, str]
+
+
+class Farewell(Struct, frozen=True, kw_only=True):
+    """How the attempt ended: "succeeded", "failed", "cancelled" or "paused"."""
+
+    status: str
+
+
+class Point(Struct, frozen=True, kw_only=True):
+    step: int
+    values: dict[str, float]
+
+
+class Sink(Protocol):
+    """One tracker's run."""
+
+    def log(self, points: Sequence[Point]) -> None: ...
+
+    def finish(self, status: str) -> None: ...
+
+
+def points_of(events: Sequence[ChildEvent]) -> list[Point]:
+    """Return what a chart can show of the events."""
+    points = []
+    for event in events:
+        match event:
+            case StepCompleted():
+                values = {
+                    "train/loss": event.train_loss,
+                    "train/learning_rate": event.learning_rate,
+                    "train/grad_norm": event.grad_norm,
+                    "train/token_accuracy": event.train_mean_token_accuracy,
+                    "train/tokens_per_second": event.tokens_per_second,
+                    "train/epoch": event.epoch,
+                    "system/memory_bytes": event.memory_bytes,
+                    "system/gpu_utilization": event.gpu_utilization,
+                }
+            case EvaluationCompleted():
+                values = {"eval/loss": event.valid_loss, "eval/token_accuracy": event.valid_mean_token_accuracy}
+            case _:
+                continue
+        known = {name: float(value) for name, value in values.items() if value is not None}
+        points.append(Point(step=event.step, values=known))
+    return points
+
+
+def open_sink(tracker: Tracker, assignment: Assignment, work_dir: Path) -> Sink:
+    """Begin or continue the tracker's run of this job."""
+    match tracker.kind:
+        case "wandb":
+            return WandbRun(tracker, job_id=assignment.job_id, parameters=assignment.parameters, folder=work_dir)
+        case "mlflow":
+            return MlflowRun(tracker, job_id=assignment.job_id, parameters=assignment.parameters)
+        case _:
+            raise ValueError(f"no tracker of the kind {tracker.kind!r} is known here")
+
+
+class Tracking:
+    """All trackers of a run; one that fails is left alone from then on."""
+
+    def __init__(self, assignment: Assignment, work_dir: Path, *, open_one: Callable[..., Sink] = open_sink) -> None:
+        self._assignment = assignment
+        self._work_dir = work_dir
+        self._open_one = open_one
+        self._warnings = EventWriter(work_dir / TRACKING_FILE)
+        self._sinks: dict[str, Sink] = {}
+
+    def begin(self) -> None:
+        for tracker in self._assignment.trackers:
+            self._try(tracker.kind, partial(self._open, tracker))
+
+    def log(self, points: Sequence[Point]) -> None:
+        for kind, sink in list(self._sinks.items()) if points else ():
+            self._try(kind, partial(sink.log, points))
+
+    def finish(self, status: str) -> None:
+        for kind, sink in list(self._sinks.items()):
+            self._try(kind, partial(sink.finish, status))
+        self._warnings.close()
+
+    def _open(self, tracker: Tracker) -> None:
+        self._sinks[tracker.kind] = self._open_one(tracker, self._assignment, self._work_dir)
+
+    def _try(self, kind: str, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except _FAULTS as error:
+            self._sinks.pop(kind, None)
+            log.warning("%s failed: %s", kind, type(error).__name__)
+            self._warnings.write(LogLine(sequence=UNNUMBERED, level="warn", message=self._told(kind, error)))
+
+    def _told(self, kind: str, error: Exception) -> str:
+        secrets = [tracker.secret for tracker in self._assignment.trackers]
+        cause = " ".join(redact(str(error), known=secrets).split())[:200] or type(error).__name__
+        return f"{NAMES.get(kind, kind)} gets no more of this run, which goes on without it: {cause}"
+
+
+def main(work_dir: Path) -> int:
+    """Follow the trainer's events until standard input says how it ended, or ends."""
+    assignment = msgspec.json.decode(sys.stdin.buffer.readline(), type=Assignment)
+    farewell: list[Farewell] = []
+    is_over = threading.Event()
+
+    def listen() -> None:
+        if line := sys.stdin.buffer.readline():
+            farewell.append(msgspec.json.decode(line, type=Farewell))
+        is_over.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    tracking, tail = Tracking(assignment, work_dir), EventTail(work_dir / EVENTS_FILE)
+    tracking.begin()
+    while not is_over.wait(_POLL_SECONDS):
+        tracking.log(points_of(tail.read()))
+    tracking.log(points_of(tail.read()))
+    tracking.finish(farewell[0].status if farewell else "failed")
+    return 0
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,1 @@
+"""Locked dependencies: making the locks, and auditing them."""

@@ -1,0 +1,64 @@
+"""Ask PyPI for known vulnerabilities of every locked version; fails where there are some, or where no answer came.
+
+    make audit
+
+pip-audit, in a folder of its own (requirements/pip-audit.lock), asks the advisory database that PyPI publishes.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from scripts.dependencies.lock import REPOSITORY, REQUIREMENTS, WITHOUT_HASHES
+
+PROGRAM = REPOSITORY / ".anneal/pip-audit"
+_TIMEOUT_SECONDS = 900
+
+
+class NotAudited(Exception):
+    """Nothing is known of a lock; the message says why."""
+
+
+def audit(lock: Path) -> list[str]:
+    """Return a line for each known vulnerability of a lock's versions. Raises NotAudited."""
+    command = [sys.executable, "-m", "pip_audit", "--disable-pip", "--require-hashes", "--progress-spinner=off"]
+    environment = os.environ | {"PYTHONPATH": str(PROGRAM)}
+    done = subprocess.run(
+        [*command, "--format=json", f"--requirement={lock}"],
+        env=environment, capture_output=True, text=True, check=False, timeout=_TIMEOUT_SECONDS,
+    )  # fmt: skip
+    try:
+        packages = json.loads(done.stdout)["dependencies"]
+    except (ValueError, KeyError):
+        last = (done.stderr.strip().splitlines() or ["pip-audit said nothing"])[-1]
+        raise NotAudited(f"{lock.name} was not audited: {last[:300]}") from None
+    if unknown := [package["name"] for package in packages if "skip_reason" in package]:
+        count = f"{len(unknown)} of its {len(packages)} packages"
+        raise NotAudited(f"{lock.name} was not audited whole: the index says nothing of {count}, such as {unknown[0]}")
+    return [
+        f"{lock.name}: {package['name']} {package['version']}: {found['id']}, "
+        + (f"fixed in {', '.join(found['fix_versions'])}" if found["fix_versions"] else "no fix yet")
+        for package in packages
+        for found in package["vulns"]
+    ]
+
+
+def main() -> int:
+    """Print what was found, and return 1 for anything but a clean answer for each lock."""
+    problems = []
+    for lock in sorted(REQUIREMENTS.glob("*.lock")):
+        if lock.name in WITHOUT_HASHES:
+            continue  # the CPU build of a release that engines-gpu.lock has
+        try:
+            problems += audit(lock)
+        except NotAudited as unanswered:
+            problems.append(str(unanswered))
+    text = "\n".join(problems) or "No known vulnerability in any locked version."
+    sys.stdout.write(f"{text}\n")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

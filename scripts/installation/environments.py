@@ -1,0 +1,119 @@
+"""The two virtual environments of this machine: what they are made of, and whether they are whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.installation.commands import REPOSITORY, REQUIREMENTS, run, version_of
+from scripts.installation.indexes import PYTORCH_CPU_INDEX
+from scripts.installation.packages import WITHOUT_HASHES
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One virtual environment and the locks it is made of; `fallback_index` is asked where no other has a wheel."""
+
+    name: str
+    directory: Path
+    locks: tuple[str, ...]
+    fallback_index: str | None = None
+
+    @property
+    def python(self) -> Path:
+        return self.directory / "bin/python"
+
+    @property
+    def lock_files(self) -> list[Path]:
+        return [REQUIREMENTS / lock for lock in self.locks]
+
+    @property
+    def lock_groups(self) -> list[list[Path]]:
+        """The locks in as few groups as pip takes: with hashes in one of them, it wants hashes in all."""
+        apart = [path for path in self.lock_files if path.name == WITHOUT_HASHES]
+        hashed = [path for path in self.lock_files if path.name != WITHOUT_HASHES]
+        return [group for group in (apart, hashed) if group]
+
+    @property
+    def stamp_file(self) -> Path:
+        return self.directory / ".anneal-stamp"
+
+    @property
+    def stamp(self) -> str:
+        """What this environment would be made of; equal stamps mean equal environments."""
+        digest = hashlib.sha256()
+        for lock in self.locks:
+            digest.update(b"\n" + lock.encode() + b"\n" + (REQUIREMENTS / lock).read_bytes())
+        return digest.hexdigest()
+
+    def is_up_to_date(self) -> bool:
+        """Whether it is whole, runs, and holds what the locks say."""
+        return self.is_sound() and self._stamped().get("made_of") == self.stamp
+
+    def is_sound(self) -> bool:
+        """Whether an installation of it ended, in this very folder, and its Python and packages are still there."""
+        stamped = self._stamped()
+        return (
+            stamped.get("directory") == str(self.directory.resolve())
+            and set(stamped["packages"]) <= set(self._packages())
+            and version_of(self.python) == stamped["python"]
+        )
+
+    def write_stamp(self) -> None:
+        """This method will note that an installation ended, and what it left."""
+        stamped = {
+            "made_of": self.stamp,
+            "directory": str(self.directory.resolve()),
+            "python": version_of(self.python),
+            "packages": self._packages(),
+        }
+        self.stamp_file.write_text(json.dumps(stamped) + "\n")
+
+    def make_anew(self, python: str) -> None:
+        """This method will replace the folder by an empty environment of that Python. Raises SetupFailed."""
+        if self.directory.is_symlink():
+            self.directory.unlink()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        run([python, "-m", "venv", str(self.directory)])
+
+    def _stamped(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.stamp_file.read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _packages(self) -> list[str]:
+        return sorted(path.name for path in self.directory.glob("lib/python*/site-packages/*"))
+
+
+def environments(*, dev: bool) -> list[Environment]:
+    """The two environments of this machine, the slower one first."""
+    dev = dev or _has_dev_tools()
+    web = ("web.lock", "demo.lock", *(["dev.lock"] if dev else []))
+    kind = "gpu" if has_nvidia_gpu() else "cpu"
+    locks = {"gpu": ["engines-gpu.lock"], "cpu": [WITHOUT_HASHES, "engines-cpu.lock", "engines.lock"]}[kind]
+    engines = Environment(
+        f"engines ({kind.upper()})",
+        REPOSITORY / ".venv-engines",
+        (*locks, *(["engines-dev.lock"] if dev else [])),
+        fallback_index=PYTORCH_CPU_INDEX if kind == "cpu" else None,
+    )
+    return [engines, Environment("web", REPOSITORY / ".venv", web)]
+
+
+def _has_dev_tools() -> bool:
+    # `make demo` after `make test` must not throw the tools away and reinstall them next time.
+    return (REPOSITORY / ".venv/bin/pytest").exists()
+
+
+def has_nvidia_gpu() -> bool:
+    if not shutil.which("nvidia-smi"):
+        return False
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    return listed.returncode == 0 and "GPU 0" in listed.stdout

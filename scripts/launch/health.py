@@ -1,0 +1,58 @@
+"""Whether a program does its work by now."""
+
+import http.client
+import socket
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from scripts.embedded import is_postgres_ready, is_redis_ready
+from scripts.environment import Prepared
+from scripts.processes import Program
+from scripts.supervision import Supervision
+
+
+def health_check(prepared: Prepared, supervision: Supervision, program: Program) -> Callable[[], bool]:
+    """Return what tells whether the program answers; of one that listens nowhere, whether it keeps running."""
+    services, known = prepared.services, prepared.known
+    match program.name:
+        case "postgres":
+            return lambda: services is not None and is_postgres_ready(services)
+        case "redis":
+            return lambda: services is not None and is_redis_ready(services)
+        case "web":
+            return lambda: _answers(f"http://127.0.0.1:{known['WEB_PORT']}", "/accounts/login/")
+        case "internal":
+            return lambda: _answers(f"http://127.0.0.1:{known['INTERNAL_PORT']}", "/internal/v1/claim")
+        case "gateway":
+            return lambda: _answers(known["ANNEAL_GATEWAY_URL"], "/v1/chat/completions")
+        case "vllm":
+            engine = prepared.place.fill("${replica_dir}/engine/vllm.sock")
+            return lambda: _answers(f"unix://{engine}", "/health")
+        case _:
+            return lambda: supervision.is_running(program)
+
+
+def _answers(url: str, path: str) -> bool:
+    """Whether a server is there that answers a GET, be it with a refusal."""
+    connection = _connection(url)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status < 500
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _connection(url: str) -> http.client.HTTPConnection:
+    if not url.startswith("unix://"):
+        parts = urlsplit(url)
+        return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+    connection = http.client.HTTPConnection("localhost", timeout=10)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.settimeout(10)
+    try:
+        connection.sock.connect(url.removeprefix("unix://"))
+    except OSError:  # the request then fails on a socket without a peer
+        pass
+    return connection

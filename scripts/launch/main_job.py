@@ -1,0 +1,105 @@
+"""The main job as a child of the launcher, and the figures of a start that ran it."""
+
+import json
+import shlex
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from scripts.environment import Prepared, plain_environment
+from scripts.launch.starting import Starting, has_demo, say
+from scripts.processes import REPOSITORY, Tier
+from scripts.supervision import LAUNCH_MARK, end_with_launcher
+
+MAIN_JOB = (".venv/bin/python", "-m", "demo.main_job")
+QUOTE_SECONDS = 120.0
+CI_ROWS = "1000"
+
+
+def start_main_job(starting: Starting, options: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    say(
+        "The main job runs as your own program would, through the public API: upload, estimate, train, serve,\n"
+        "compare, bill. It takes some minutes; look around the dashboard meanwhile.\n"
+    )
+    home = str(starting.prepared.home)
+    # In a group of its own: Ctrl-C reaches the launcher, which decides the order.
+    return subprocess.Popen(
+        [*MAIN_JOB, "--home", home, "--began-at", str(starting.began_at), *options],
+        cwd=REPOSITORY,
+        env=plain_environment() | {LAUNCH_MARK: home},
+        process_group=0,
+        preexec_fn=end_with_launcher,
+    )
+
+
+def start_engine_when_quoted(starting: Starting) -> None:
+    """This function will start the engine when the training job exists, or after the time that a quote may take.
+
+    The trainer measures its speed for the quote. An engine that loads at the same time makes it up to 20 % slower, also
+    where each has a core for itself.
+    """
+    state = starting.prepared.home / "demo/state.json"
+    has_job = state.exists() and "ftjob-" in state.read_text()
+    if has_job or time.time() - starting.began_at > QUOTE_SECONDS:
+        starting.start(Tier.SERVING)
+
+
+def end_main_job(child: subprocess.Popen[bytes] | None) -> None:
+    if child and child.poll() is None:
+        child.terminate()
+        child.wait()
+
+
+def after_main_job(prepared: Prepared, code: int) -> str:
+    """What to say when the main job ended with that code."""
+    if not code:
+        return ""
+    command = shlex.join([*MAIN_JOB, "--home", str(prepared.home)])
+    return (
+        f"\nThe main job did not finish; the reason is above. Everything keeps running: {prepared.public_url}\n"
+        f"To run the main job again, in another terminal:\n  cd {shlex.quote(str(REPOSITORY))} && {command}"
+    )
+
+
+def run_for_figures(starting: Starting) -> dict[str, Any]:
+    """Run the main job and a QLoRA job to their end and return their figures, or `error`."""
+    prepared = starting.prepared
+    if not has_demo(prepared):
+        return {"error": "The main job needs the demo account, which needs embedded services and a local URL."}
+    path = prepared.home / "demo/figures.json"
+    path.unlink(missing_ok=True)
+    child = start_main_job(starting, ["--rows", CI_ROWS, "--qlora", "--figures", str(path)])
+    try:
+        while child.poll() is None:
+            start_engine_when_quoted(starting)
+            starting.watch()
+            time.sleep(0.2)
+    finally:
+        end_main_job(child)
+    if not path.exists():
+        return {"error": f"The main job ended with code {child.returncode}. Its output is above."}
+    figures: dict[str, Any] = json.loads(path.read_text())
+    return figures
+
+
+def figures_of_start(
+    starting: Starting, began_at: float | None, *, is_new: bool, ended_at: float | None
+) -> dict[str, Any]:
+    """The seconds of set-up and start. Those since the clone are None where packages or data were there before."""
+    setup = REPOSITORY / ".anneal/setup.json"
+    has_installed = began_at is not None and setup.exists() and setup.stat().st_mtime >= began_at
+    cloned_at = began_at if has_installed and is_new else None
+
+    def since_clone(moment: float | None) -> float | None:
+        return None if cloned_at is None or moment is None else round(moment - cloned_at, 1)
+
+    web = starting.seconds.get("web")
+    return {
+        "seconds_install": json.loads(setup.read_text())["seconds_install"] if has_installed else None,
+        "seconds_clone_to_dashboard": since_clone(None if web is None else starting.began_at + web),
+        "seconds_clone_to_end_of_main_job": since_clone(ended_at),
+        "seconds_start_to_dashboard": web,
+        "seconds_start": max(starting.seconds.values()) if starting.is_up else None,
+        "seconds_until_up": starting.seconds,
+    }

@@ -1,0 +1,163 @@
+"""How tenants send: one at an ordinary pace, the other one all it can, in turns of a few seconds.
+
+Both are this one process, which takes from the processors that the platform has: the attacker's own work counts as part
+of the attack.
+"""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from statistics import quantiles
+from typing import Any
+
+import aiohttp
+
+from tests.bench.neighbours.stage import Platform, Tenant
+
+ROUNDS = 2  # each is alone and then under attack, so that a change of the machine's speed hits both
+CONNECTIONS = 32
+_FAILED_SECONDS = 90.0  # what a unit of work counts as that was not answered well
+_HEAD_START_SECONDS, _REST_SECONDS = 0.5, 0.5
+
+Attack = Callable[[aiohttp.ClientSession, int], Awaitable[object]]  # the number of the connection; returns an outcome
+Work = Callable[[aiohttp.ClientSession], Awaitable[None]]
+
+
+class BadAnswer(Exception):
+    """The platform did not answer the tenant that works as it should."""
+
+
+@dataclass(frozen=True)
+class Entrance:
+    """A unit of work of one tenant, and what the other one does meanwhile. `forget` undoes what piled up."""
+
+    work: Work
+    attack: Attack
+    attacker: Tenant
+    seconds: float = 3.0
+    pause_seconds: float = 0.05
+    forget: Callable[[], None] = lambda: None
+
+
+async def compare(platform: Platform, entrance: Entrance) -> tuple[dict[str, float], Counter[str]]:
+    """Return the 95th percentile of units of work, in ms, alone and beside the attack, and the attack's answers."""
+    alone, attacked, answered = [], [], Counter[str]()
+    async with session(platform, platform.working) as working:
+        await _work(working, entrance, seconds=entrance.seconds / 3)  # fills caches
+        for _ in range(ROUNDS):
+            alone += await _work(working, entrance, seconds=entrance.seconds)
+            async with _attacking(platform, entrance, answered):
+                await asyncio.sleep(_HEAD_START_SECONDS)
+                attacked += await _work(working, entrance, seconds=entrance.seconds)
+            await asyncio.to_thread(entrance.forget)
+            await asyncio.sleep(_REST_SECONDS)
+    return {
+        "quiet_p95_ms": _p95(alone),
+        "attacked_p95_ms": _p95(attacked),
+        "failed": sum(took >= _FAILED_SECONDS * 1000 for took in alone + attacked),
+    }, answered
+
+
+async def send(
+    client: aiohttp.ClientSession, method: str, path: str, headers: dict[str, str], body: Any = None
+) -> tuple[int, bytes]:
+    """Return the status and the body of an answer. Bytes are sent as they are, all else as JSON."""
+    if body is not None and not isinstance(body, bytes | aiohttp.FormData):
+        body, headers = json.dumps(body), headers | {"Content-Type": "application/json"}
+    async with client.request(method, path, data=body, headers=headers, allow_redirects=False) as answer:
+        return answer.status, await answer.read()
+
+
+async def get(client: aiohttp.ClientSession, method: str, path: str, headers: dict[str, str], body: Any = None) -> Any:
+    """Return what a good answer says, as JSON where it is. Raises BadAnswer."""
+    status, content = await send(client, method, path, headers, body)
+    if status >= 400:
+        raise BadAnswer(f"{method} {path} was answered with {status}: {content[:200]!r}")
+    return json.loads(content) if content[:1] in (b"{", b"[") else content
+
+
+def as_key(tenant: Tenant, number: int = 0) -> dict[str, str]:
+    return {"Authorization": f"Bearer {tenant.keys[number % len(tenant.keys)]}"}
+
+
+def as_person(tenant: Tenant) -> dict[str, str]:
+    """Headers of a browser; the token is of its own choice, as Django compares the form's with the cookie's."""
+    token = "t" * 32
+    return {"Cookie": f"{tenant.cookie}; csrftoken={token}", "X-CSRFToken": token}
+
+
+def sending(tenant: Tenant, method: str, path: str, make: Callable[[], Any] = lambda: None) -> Attack:
+    """Send a new body each time, with the tenant's keys in turn."""
+
+    async def attack(client: aiohttp.ClientSession, number: int) -> int:
+        return (await send(client, method, path, as_key(tenant, number), make()))[0]
+
+    return attack
+
+
+def leaving(tenant: Tenant, platform: Platform, make: Callable[[int], bytes], *, after_seconds: float) -> Attack:
+    """Send bytes and read nothing, then break the connection off."""
+    host, port = platform.url.removeprefix("http://").split(":")
+
+    async def attack(client: aiohttp.ClientSession, number: int) -> str:
+        _, writer = await asyncio.open_connection(host, int(port), local_addr=(tenant.address, 0), limit=1024)
+        try:
+            writer.write(make(number))
+            await asyncio.sleep(after_seconds)
+        finally:
+            writer.transport.abort()
+        return "left"
+
+    return attack
+
+
+def session(platform: Platform, tenant: Tenant) -> aiohttp.ClientSession:
+    """Each tenant sends from an address of its own."""
+    connector = aiohttp.TCPConnector(local_addr=(tenant.address, 0), limit=0)
+    timeout, jar = aiohttp.ClientTimeout(total=_FAILED_SECONDS), aiohttp.DummyCookieJar()
+    return aiohttp.ClientSession(platform.url, connector=connector, timeout=timeout, cookie_jar=jar)
+
+
+async def _work(client: aiohttp.ClientSession, entrance: Entrance, *, seconds: float) -> list[float]:
+    """Return how long each unit took, in ms."""
+    times: list[float] = []
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        began = time.perf_counter()
+        try:
+            await entrance.work(client)
+            times.append((time.perf_counter() - began) * 1000)
+        except (BadAnswer, aiohttp.ClientError, TimeoutError):
+            times.append(_FAILED_SECONDS * 1000)
+        await asyncio.sleep(entrance.pause_seconds)
+    return times
+
+
+@asynccontextmanager
+async def _attacking(platform: Platform, entrance: Entrance, answered: Counter[str]) -> AsyncIterator[None]:
+    """Attack on all connections, each time at once again, until the block ends."""
+
+    async def hammer(client: aiohttp.ClientSession, number: int) -> None:
+        while True:
+            try:
+                answered[str(await entrance.attack(client, number))] += 1
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                answered["refused"] += 1
+                await asyncio.sleep(0.01)
+
+    async with session(platform, entrance.attacker) as client:
+        tasks = [asyncio.create_task(hammer(client, number)) for number in range(CONNECTIONS)]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _p95(times: list[float]) -> float:
+    return round(quantiles(times, n=20, method="inclusive")[-1], 1)

@@ -1,0 +1,65 @@
+"""Random input for everything that reads what customers write, for as long as is wanted: `make fuzz SECONDS=3600`.
+
+    python -m tests.fuzz [--seconds 3600] [--seed 1]
+
+Takes turns between the public API (schemathesis, by its own OpenAPI document), the gateway, and the readers of
+requests, files and chat templates. A finding is a server error, an answer that takes longer than 10 s, an exception
+that is no refusal, or more processor time than an input may take. Each is printed and kept with the platform's logs
+under .anneal/fuzz. Meanwhile another tenant asks for something cheap. The last line is one JSON object. The exit code
+is 1 where there is a finding or a stall of the gateway above 200 ms.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.bench.neighbours.stage import ROOT, running_platform
+from tests.fuzz.findings import Findings
+from tests.fuzz.monitor import Monitor
+
+KEPT = ROOT / ".anneal" / "fuzz"
+TURN_SECONDS = 10.0
+MAX_STALL_MS = 200.0
+# What is looked for is in the code behind the limits.
+_WIDE = {"ANNEAL_WEB_REQUESTS_PER_MINUTE": "10000000", "ANNEAL_WEB_SECONDS_PER_MINUTE": "1000000"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="the first; each turn has the next")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        home = Path(folder)
+        home.chmod(0o755)  # PostgreSQL gives up root and must still reach its files
+        findings = Findings(given.seed)
+        with running_platform(home, more=_WIDE) as platform:
+            from tests.fuzz.surfaces import surfaces  # Django is set up now
+
+            with Monitor(platform) as monitor:
+                turns = surfaces(platform, findings)
+                until, number = time.monotonic() + given.seconds, 0
+                while (left := until - time.monotonic()) > 0:
+                    name = list(turns)[number % len(turns)]
+                    findings.begin(name, seed=given.seed + number)
+                    turns[name](min(left, TURN_SECONDS))
+                    number += 1
+        if findings.kept:
+            _keep(home, findings)
+    summary = findings.summary() | monitor.summary() | {"seconds": given.seconds, "seed": given.seed}
+    sys.stdout.write(json.dumps(summary) + "\n")
+    return int(bool(findings.kept) or summary["longest_stall_ms"] > MAX_STALL_MS)
+
+
+def _keep(home: Path, findings: Findings) -> None:
+    KEPT.mkdir(parents=True, exist_ok=True)
+    (KEPT / "findings.jsonl").write_text("".join(json.dumps(one) + "\n" for one in findings.kept))
+    for log in home.glob("*.log"):
+        shutil.copy(log, KEPT / log.name)
+
+
+sys.exit(main())

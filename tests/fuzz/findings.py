@@ -1,0 +1,64 @@
+"""What was tried and what was found."""
+
+import json
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+_MAX_KEPT = 100
+_SHOWN = 2_000
+
+
+class Findings:
+    """Counts inputs by surface; keeps the first finding of each kind with its input."""
+
+    def __init__(self, seed: int) -> None:
+        self.kept: list[dict[str, Any]] = []
+        self.seed = seed
+        self.not_sent = 0  # inputs that no client could send
+        self._surface = ""
+        self._tried, self._found = Counter[str](), Counter[str]()
+        self._known: set[tuple[str, str]] = set()
+
+    def begin(self, surface: str, *, seed: int) -> None:
+        self._surface, self.seed = surface, seed
+
+    def note(self, kind: str, what: str, given: object) -> None:
+        """Count a finding: `kind` is `server_errors`, `hangs` or `faults`, `what` tells equal ones apart."""
+        self._found[kind] += 1
+        if (kind, what) in self._known or len(self.kept) >= _MAX_KEPT:
+            return
+        self._known.add((kind, what))
+        finding = {
+            "kind": kind,
+            "surface": self._surface,
+            "seed": self.seed,
+            "what": what,
+            "input": repr(given)[:_SHOWN],
+        }
+        self.kept.append(finding)
+        sys.stdout.write(json.dumps(finding) + "\n")
+        sys.stdout.flush()
+
+    def count(self) -> None:
+        self._tried[self._surface] += 1
+
+    def read(self, function: Callable[[Any], object], given: object, *, most_seconds: float) -> None:
+        """Call a reader of this process: it may return or refuse, and takes so much processor time at the most."""
+        self.count()
+        began = time.process_time()
+        try:
+            function(given)
+        except Exception as error:  # noqa: BLE001 - any exception is what is looked for
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            self.note("faults", f"{type(error).__name__} at {where.filename}:{where.lineno}", given)
+        took = time.process_time() - began
+        if took > most_seconds:
+            self.note("hangs", f"{getattr(function, '__name__', function)} took more than {most_seconds} s", given)
+
+    def summary(self) -> dict[str, Any]:
+        kinds = ("server_errors", "hangs", "faults")
+        return {"inputs": dict(self._tried), "not_sent": self.not_sent} | {kind: self._found[kind] for kind in kinds}

@@ -1,0 +1,63 @@
+"""Machines take turns: what one of them does at once does not keep the others from running."""
+
+import asyncio
+from typing import Any
+
+from apps.core.http.turns import TakeTurns
+
+
+def scope_of(credential: str) -> dict[str, Any]:
+    return {"type": "http", "method": "POST", "path": "/", "headers": [(b"authorization", credential.encode())]}
+
+
+async def nothing_to_read() -> dict[str, Any]:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+def test_a_machine_that_calls_at_full_rate_leaves_places_to_the_others() -> None:
+    """Nor does one that makes its credentials up."""
+
+    async def scenario() -> None:
+        running: list[str] = []
+        go_on = asyncio.Event()
+
+        async def application(scope: Any, receive: Any, send: Any) -> None:
+            if (await receive())["type"] == "http.disconnect":
+                return
+            running.append(dict(scope["headers"])[b"authorization"].decode())
+            await go_on.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+        turns = TakeTurns(application, places=4, most_of_one=2, most_waiting=3, wait_seconds=5.0)
+        statuses: list[int] = []
+
+        async def call(credential: str) -> None:
+            async def send(message: Any) -> None:
+                statuses.extend([message["status"]] if "status" in message else [])
+
+            await turns(scope_of(credential), nothing_to_read, send)
+
+        go_on.set()
+        await call("loud")
+        await call("quiet")
+        go_on.clear()
+        running.clear()
+        statuses.clear()
+        loud = [asyncio.ensure_future(call("loud")) for _ in range(8)]
+        await asyncio.sleep(0)
+        quiet = asyncio.ensure_future(call("quiet"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        strangers = [asyncio.ensure_future(call(f"made up {n}")) for n in range(3)]
+        await asyncio.sleep(0)
+        assert running == ["loud", "loud", "quiet", "made up 0"]
+
+        strangers[0].cancel()  # one that leaves while it runs gives its place back
+        strangers[1].cancel()
+        go_on.set()
+        await asyncio.gather(*loud, quiet, *strangers, return_exceptions=True)
+        assert sorted(statuses) == [200] * 7 + [429] * 3
+        assert turns._places._free == 4
+
+    asyncio.run(scenario())
