@@ -149,7 +149,7 @@ def name_of_actor(*, organization: Organization, actor: str) -> str:
     """Return who an actor id of the organization's own rows stands for, in words for a page."""
     if actor.startswith("user_"):
         user = User.objects.filter(pk=actor).first()
-        return str(user) if user else "somebody who left"
+        return str(user) if user else "a former member"
     if actor.startswith("key_"):
         key = ApiKey.objects.for_organization(organization).filter(pk=actor).first()
         return f"API key {key.name}" if key else "an API key"

@@ -63,7 +63,9 @@ class DatasetVersion(OrganizationModel):
     created_by = models.CharField(max_length=64)
     created_at = models.DateTimeField(db_default=Now())
     expires_at = models.DateTimeField(null=True)
-    validation_lease_expires_at = models.DateTimeField(null=True, help_text="Whoever validates renews it, or is dead.")
+    validation_lease_expires_at = models.DateTimeField(
+        null=True, help_text="Renewed by the validating task. Expired means that the task died."
+    )
     validation_attempts = models.PositiveSmallIntegerField(default=0, help_text="Also those that ended with a worker.")
     validated_at = models.DateTimeField(null=True)
     dismissed_at = models.DateTimeField(null=True, help_text="Since then its errors need no attention.")

@@ -382,7 +382,7 @@ def _speed_source(pool: PoolFacts, times: Duration | None, closest: ProbeRow | N
         return pool.probe.source
     if times is None:
         return SpeedSource(kind="none", text=f"no measurement for {pool.gpu.name} yet")
-    text = f"Computed from {pool.gpu.name}'s data sheet; nobody measured this pool yet"
+    text = f"Computed from {pool.gpu.name}'s data sheet; this pool has not been measured yet"
     if closest is None:
         return SpeedSource(kind="physics", text=text)
     return SpeedSource(kind="physics", text=f"{text}. Closest {closest.source.text.lower()}", url=closest.source.url)

@@ -231,7 +231,7 @@ class ReconciliationDifference(models.Model):
     resolved_by = models.CharField(max_length=64, blank=True)
     note = models.CharField(max_length=300, blank=True)
 
-    tenancy_reason = "what belongs to nobody yet is exactly what it lists; for operators"
+    tenancy_reason = "lists objects that belong to no organization yet; for operators"
     app_access = "none"
 
     class Meta:

@@ -57,7 +57,7 @@ def _replicas() -> Iterator[str]:
     yield _series("anneal_replica_faults", "counter", "How often it was found faulty; it is isolated since the last.", [
         (labels[one.pk], float(one.fault_count)) for one in replicas
     ])  # fmt: skip
-    yield _series("anneal_replica_adapters", "gauge", "Adapters by what the replica says of them.", [
+    yield _series("anneal_replica_adapters", "gauge", "Adapters by the state that the replica reports.", [
         (labels[one.pk] | {"state": state}, float(counts.get((one.pk, state), 0)))
         for one in replicas for state in LoadState
     ])  # fmt: skip

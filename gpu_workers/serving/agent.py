@@ -88,7 +88,7 @@ async def _drain(stopping: asyncio.Event, reconciler: Reconciler, seconds: float
         async with asyncio.timeout(seconds / 3):
             await reconciler.not_ready_reported.wait()
     except TimeoutError:
-        log.warning("nobody was told that this replica is not ready")
+        log.warning("the control plane did not acknowledge the shutdown")
     await asyncio.sleep(UNROUTED_SECONDS)  # until every gateway has read that it is not ready; what comes is answered
     reconciler.door.close("draining")
     try:

@@ -121,7 +121,7 @@ def close_expired_holds(*, limit: int = 100) -> int:
     """Return what is left of slices whose gateway no longer renews them; job holds end with their job."""
     expired = Hold.objects.filter(purpose="inference", status="open", expires_at__lt=db_now()).order_by("expires_at")
     rows = expired.values_list("organization_id", "pk")[:limit]
-    return for_each(rows, _close_expired, name="slices nobody renews are closed", now=db_now())
+    return for_each(rows, _close_expired, name="slices that no gateway renews are closed", now=db_now())
 
 
 @transaction.atomic

@@ -281,7 +281,7 @@ def fit_version(
     Raises NotRepairable, StorageFull.
     """
     if version.status != "ready":
-        raise NotRepairable(f"{version.pk} is {version.status}: its own bad rows are mended first.")
+        raise NotRepairable(f"{version.pk} is {version.status}: repair its own bad rows first.")
     return _derive(version, FIT, by=by, now=now, layout={"fits": base_model.pk})
 
 

@@ -59,7 +59,7 @@ class Migration(InitialMigration):
                 ('created_by', models.CharField(max_length=64)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('expires_at', models.DateTimeField(null=True)),
-                ('validation_lease_expires_at', models.DateTimeField(help_text='Whoever validates renews it, or is dead.', null=True)),
+                ('validation_lease_expires_at', models.DateTimeField(help_text='Renewed by the validating task. Expired means that the task died.', null=True)),
                 ('validated_at', models.DateTimeField(null=True)),
                 ('deleted_at', models.DateTimeField(null=True)),
             ],

@@ -224,7 +224,7 @@ def _sharegpt_turn(turn: Any, param: str) -> tuple[str, str]:
     role = _ROLES.get(sender) if isinstance(sender, str) else None
     if role is None:
         raise Unconvertible(
-            f"`{param}.from` is {str(sender)[:40]!r}, a role nobody has here.",
+            f"`{param}.from` is {str(sender)[:40]!r}, which is not a known role.",
             param=f"{param}.from",
             fix="Use system, human, gpt, function_call or observation.",
             code="invalid_role",

@@ -92,7 +92,7 @@ def _start_again(job: FineTuningJob) -> Iterator[Change]:
 
 
 def _start_mended(job: FineTuningJob) -> Iterator[Change]:
-    yield Change(text="Mend what the message names, then start the job again.")
+    yield Change(text="Fix what the message names, then start the job again.")
 
 
 def _lower_rate(job: FineTuningJob) -> Iterator[Change]:
@@ -186,10 +186,10 @@ def _mend_file(job: FineTuningJob) -> Iterator[Change]:
 def _repair(version: DatasetVersion, param: str) -> Iterator[Change]:
     if version.has_bad_rows:
         rows = f"{version.error_count:,} bad row{'' if version.error_count == 1 else 's'}"
-        text = f"Mend {rows} of {version.filename}, leave out what cannot be mended, and start on that version."
+        text = f"Fix {rows} of {version.filename}, skip rows that cannot be fixed, and start on that version."
         yield Change(text=text, repairs=(param,))
     else:
-        text = f"Upload {version.filename} again: it could not be read as rows, so there are none to mend."
+        text = f"Upload {version.filename} again: it could not be read as rows, so there are none to fix."
         yield Change(text=text, no_price=_NEW_FILE)
 
 
@@ -311,6 +311,6 @@ def _foreseen(change: Change, job: FineTuningJob) -> Counted:
 def _mended(version: DatasetVersion, counting: BaseModel, param: str) -> tuple[DatasetVersion, TokenCount]:
     found = estimate_repair(version=version, base_model=counting)
     if found is None:
-        message = f"None of the first rows of {version.filename} is good as it is: mend them and upload it again."
+        message = f"None of the first rows of {version.filename} is valid as it is: fix them and upload the file again."
         raise InvalidTrainingFile(message, param=param)
     return found

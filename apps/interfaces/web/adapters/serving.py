@@ -80,7 +80,7 @@ def keep_warm(
     def act() -> str:
         if "off" in request.POST:
             warmth.let_cool(version=version, by=membership.user_id, now=db_now())
-            return "It is held by demand again, and costs nothing while nobody asks."
+            return "It is loaded on demand again, and costs nothing while no requests come."
         warmth.keep_warm(version=version, by=membership.user_id, now=db_now())
         return "It is kept warm; the time it is loaded is charged by the millisecond."
 
