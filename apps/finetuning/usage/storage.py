@@ -29,8 +29,7 @@ def stored_bytes(*, organization: Any, but_upload: str = "") -> int:
 
 
 def counted_bytes(*, organization: Any, but_upload: str = "") -> int:
-    """Return the bytes that count against the limit: the organization's, and those of organizations that share the
-    limit."""
+    """Return the bytes that count against the limit, with those of organizations that share it."""
     with share_of(organization) as organizations:
         return sum(stored_bytes(organization=each, but_upload=but_upload) for each in organizations)
 
