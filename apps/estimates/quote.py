@@ -121,7 +121,7 @@ def quote(
     other_gpus: tuple[Gpu, ...] = (),
     gpu_count: int = 1,
 ) -> Estimate:
-    """Estimate the job on `gpu_count` GPUs of this pool. Raises EstimateError that names the invalid field.
+    """Estimate the job on `gpu_count` GPUs of this pool. Raises EstimateError naming the invalid field.
 
     `other_gpus` are the types to suggest if the job does not fit this one; `published` are measurements to cite beside
     a computed speed.

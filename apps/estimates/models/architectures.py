@@ -74,7 +74,7 @@ class LinearLayer(msgspec.Struct, frozen=True):
 
 
 def from_config(config: Mapping[str, Any]) -> Architecture:
-    """Read a Hugging Face config. Raises ArchitectureError that names the missing or unsupported field."""
+    """Read a Hugging Face config. Raises ArchitectureError naming the missing or unsupported field."""
     return Architecture(**read_config(config))
 
 

@@ -97,7 +97,7 @@ _KEYS = {
 
 
 def read_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an Architecture. Raises ArchitectureError that names the missing or unsupported field."""
+    """Return the fields of an Architecture. Raises ArchitectureError naming the missing or unsupported field."""
     text = _text_config(config)
     family = str(text.get("model_type") or "")
     family = _ALIASES.get(family, family)

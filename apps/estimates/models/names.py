@@ -49,7 +49,7 @@ class Names(Mapping[str, Architecture]):
 
 
 def plain_name(name: str) -> str:
-    """ "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit" -> "llama-3.1-8b"."""
+    """Return the name without owner and variant: "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit" -> "llama-3.1-8b"."""
     text = re.sub(r"[\s_]+", "-", name.rsplit("/", 1)[-1].lower())
     text = re.sub(r"^(llama|qwen|gemma|phi|mistral|mixtral|falcon)-?(?=\d)", r"\1-", text)
     return "-".join(word for word in text.split("-") if word and word not in _VARIANTS)

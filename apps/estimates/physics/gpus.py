@@ -120,7 +120,7 @@ def load(path: Path) -> dict[str, Gpu]:
 
 
 def find(types: Mapping[str, Gpu], key: str) -> Gpu:
-    """Return the type of this key. Raises EstimateError that names `gpu` and the known keys."""
+    """Return the type of this key. Raises EstimateError naming `gpu` and the known keys."""
     if key not in types:
         raise EstimateError("gpu", f"GPU type {key!r} is not known; known: {', '.join(sorted(types))}")
     return types[key]

@@ -303,7 +303,7 @@ def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
 
 
 def _with_gpus(quotes: list[PoolQuote], gpu_count: int | None) -> list[PoolQuote]:
-    """Return the options with this number of GPUs, all for None. Raises InvalidValue that lists the numbers offered."""
+    """Return the options with this number of GPUs, all for None. Raises InvalidValue listing the numbers offered."""
     found = [quoted for quoted in quotes if gpu_count in (None, quoted.gpu_count)]
     if not found:
         offered = ", ".join(str(count) for count in sorted({quoted.gpu_count for quoted in quotes}))

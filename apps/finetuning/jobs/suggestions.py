@@ -84,8 +84,7 @@ def suggest(*, job: FineTuningJob, now: datetime.datetime) -> Suggestion:
     return first
 
 
-# --- the changes, by cause
-# ------------------------------------------------------------------------------------------------
+# --- the changes, by cause --------------------------------------------------------------------------------------------
 
 
 def _start_again(job: FineTuningJob) -> Iterator[Change]:

@@ -67,7 +67,7 @@ def remove_tracker_key(*, organization: Any, kind: str, by: str) -> None:
 
 
 def check_integrations(*, organization: Any, asked: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a job's `integrations` in the stored form. Raises InvalidValue that names the invalid one."""
+    """Return a job's `integrations` in the stored form. Raises InvalidValue naming the invalid one."""
     stored = {row.kind for row in list_tracker_keys(organization=organization)} if asked else set()
     kept: list[dict[str, Any]] = []
     for index, given in enumerate(asked):
