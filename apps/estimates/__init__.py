@@ -1,1 +1,4 @@
-"""Memory, time and cost of a fine-tuning job before it runs: pure arithmetic, no Django, no torch, no I/O but seeds."""
+"""Memory, time and cost of a fine-tuning job before it runs.
+
+This is pure arithmetic: no Django, no torch, no I/O except seeds.
+"""

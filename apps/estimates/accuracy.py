@@ -1,15 +1,16 @@
-"""How far predictions were from measurements: the figures that every published accuracy is made of."""
+"""Accuracy of predictions against measurements: the figures behind every published accuracy."""
 
 from collections.abc import Iterable, Sequence
 from statistics import mean, median
 
 import msgspec
 
-_CARD_RANGE = 0.5  # cards whose memory is within this share of a measured peak are the ones a user would weigh
+# Only cards whose memory is within this share of a measured peak count: a user would compare only those.
+_CARD_RANGE = 0.5
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One row's prediction beside its measurement, in the same unit."""
+    """One row's prediction and measurement, in the same unit."""
 
     id: str
     source: str
@@ -26,9 +27,12 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares and errors as fractions. `false_fits`: of all (row, card) pairs with a card's memory within half of the
-    measured peak, how often the verdict was "fits" where the job would not have: what must fit is the P90, where
-    there is one, and `false_fits_p50` says the same of the prediction itself."""
+    """Accuracy of a set of predictions; shares and errors are fractions.
+
+    `false_fits` is the share of (row, card) pairs that are judged "fits" although the job would not fit. Only pairs
+    with a card's memory within half of the measured peak count. The P90 must fit, if there is one; `false_fits_p50`
+    uses the prediction itself.
+    """
 
     n: int
     median_ape: float | None = None
@@ -44,7 +48,10 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def accuracy(points: Sequence[Point], *, cards: Sequence[int] = ()) -> Accuracy:
-    """`cards` are usable memories in bytes; without any, nothing is said of fits."""
+    """Return the accuracy of the points.
+
+    `cards` are usable memories in bytes; without them, the shares of fits are None.
+    """
     if not points:
         return Accuracy(n=0)
     errors = sorted(abs(point.error) for point in points)
@@ -79,7 +86,7 @@ def _share(flags: Iterable[bool]) -> float:
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear between order statistics."""
+    """Return the quantile, linear between order statistics."""
     position = share * (len(ordered) - 1)
     low = int(position)
     high = min(low + 1, len(ordered) - 1)

@@ -1,8 +1,8 @@
-"""What finished runs teach an estimate: factors on the physics for a pool, a model family and a method, with a spread.
+"""Corrections learned from finished runs.
 
-Everything is fitted on the logarithm of actual / physics, by medians in which the physics holds some votes of its own.
-So the physics stands until runs outvote it, one run that went wrong moves nothing, and a level without runs of its own
-(a family nobody trained here yet) takes what the levels above it know.
+They are factors on the physics for a pool, a model family and a method, with a spread. Everything is fitted on the
+logarithm of actual / physics, by medians in which the physics has some votes. So the physics stands until runs outvote
+it, and one faulty run changes nothing. A level without runs (a new family) uses the levels above it.
 """
 
 import math
@@ -15,31 +15,32 @@ import msgspec
 
 from apps.estimates.requests import Correction
 
-# The formulas a ratio was measured against. Change it with them: a ratio to other formulas teaches nothing.
+# Version of the formulas that ratios refer to. Change it with the formulas: a ratio to other formulas is useless.
 PHYSICS = "2"
 
 _Z90 = 1.2816  # 90th percentile of the standard normal distribution
 
-# Votes of the physics, in runs. Chosen in the simulation of tests/bench/calibration.py: with fewer at the pool, some
-# seed was for some runs a point worse than the physics where that was right; with more, 20 runs taught less.
+# Votes of the physics, in runs, chosen in the simulation of tests/bench/calibration.py. With fewer at the pool, some
+# seed was a point worse than a correct physics for some runs. With more, 20 runs had less effect.
 _POOL_VOTES = 6.0
 _GROUP_VOTES = 6.0
-# The physics loses votes beyond so many standard errors of the median, 1.2533 sigma / sqrt(n), sigma from the median
-# deviation: runs of one week share models and data, and agree with each other more than chance allows.
+# The physics loses votes if the median is more than this many standard errors away. The standard error is 1.2533 sigma
+# / sqrt(n), sigma from the median deviation. Runs of one week share models and data, so they agree more than chance
+# allows.
 _CERTAIN_ERRORS = 4.0
 _MEDIAN_ERROR = 1.2533
 _MAD_TO_SIGMA = 1.4826
-_MIN_SCATTER = 0.05  # what a few runs that happen to agree may claim at most
-# A run counts half after so many newer ones of its pool: drivers, clocks and neighbours change.
+_MIN_SCATTER = 0.05  # the smallest scatter that a few agreeing runs may claim
+# A run's weight halves after this many newer runs of its pool: drivers, clocks and neighbours change.
 _HALF_LIFE_RUNS = 300
-# A run older than these weighs a sixteenth, and is left out.
+# An older run would weigh less than a sixteenth, and is left out.
 MAX_RUNS = 1_200
-# Fewer finished runs than these do not show a tenth: the physics' own interval stands. Points of the grid do not count
-# here, since they were measured alone and in order.
+# With fewer finished runs, a tenth cannot be measured, and the physics' own interval stands. Grid points do not count
+# here, because they were measured alone and in order.
 _MIN_RUNS_FOR_SPREAD = 10
-# Spread (standard deviation of the logarithm) of the physics on hardware nobody calibrated, and
-# how many runs it is worth beside what was seen, and the pool's other runs beside a group's own:
-# in the same simulation 80 to 86 % of runs then fall inside P10 to P90.
+# Spread (standard deviation of the logarithm) of the physics on uncalibrated hardware. _SPREAD_VOTES is its weight in
+# runs, _NEIGHBOUR_VOTES the weight of the pool's other runs beside a group's own. In the same simulation, 80 to 86 % of
+# runs then fall inside P10 to P90.
 _SPREAD_VOTES = 2.0
 _TIME_SPREAD = 0.30
 _MEMORY_SPREAD = 0.08
@@ -48,8 +49,10 @@ _SWEEPS = 2
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """Actual / physics of training time and of peak memory, where known: of a finished run, or of a point of the grid
-    that was measured on made-up weights."""
+    """Actual / physics of training time and of peak memory, where known.
+
+    The source is a finished run, or a grid point measured on made-up weights.
+    """
 
     family: str
     method: str
@@ -59,7 +62,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Band(msgspec.Struct, frozen=True):
-    """Where four fifths of the runs lay around their fitted factor, in logarithms."""
+    """The range of four fifths of the runs around their fitted factor, in logarithms."""
 
     low: float
     high: float
@@ -78,7 +81,10 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What one pool's runs taught. `number` counts the pool's versions, `physics` the formulas it corrects."""
+    """The corrections from one pool's runs.
+
+    `number` counts the pool's versions, `physics` names the corrected formulas.
+    """
 
     time: Learned = Learned()
     memory: Learned = Learned()
@@ -89,7 +95,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """Median absolute error with and without a calibration, each run judged by a fit that did not see it."""
+    """Median absolute error with and without a calibration; each run is predicted by a fit that did not see it."""
 
     runs: int
     physics: float | None
@@ -109,7 +115,7 @@ def fit(observations: Sequence[Observation], *, number: int = 0) -> Calibration:
 
 
 def correct(calibration: Calibration, *, family: str, method: str) -> Correction | None:
-    """Return what a pool's runs say of one job; None where they say nothing yet."""
+    """Return the correction of one job from a pool's runs; None if there is no evidence yet."""
     if calibration.physics != PHYSICS or not (calibration.time.runs or calibration.memory.runs):
         return None
     is_ranged = calibration.runs >= _MIN_RUNS_FOR_SPREAD
@@ -137,7 +143,7 @@ def _origin(calibration: Calibration) -> str:
 def _factors(
     learned: Learned, family: str, method: str, spread: float | None
 ) -> tuple[float, float | None, float | None]:
-    """The factor, and P10 and P90 around it where a spread of the physics is given to start from."""
+    """Return the factor, and P10 and P90 around it if a spread of the physics is given."""
     if spread is None or not learned.runs:
         return math.exp(_offset(learned, family, method)), None, None
     band = learned.bands[_band_key(learned, family, method)]
@@ -150,7 +156,7 @@ def _factors(
 
 
 def check(observations: Sequence[Observation], *, quantity: str, folds: int = 5) -> Check:
-    """Return what a calibration would have been worth. `quantity` is "time_ratio" or "memory_ratio"."""
+    """Return the cross-validated accuracy of a calibration. `quantity` is "time_ratio" or "memory_ratio"."""
     known = [o for o in observations[-MAX_RUNS:] if getattr(o, quantity)]
     before, after = [], []
     for fold in range(folds):
@@ -186,7 +192,7 @@ def _learn(rows: Sequence[Row]) -> Learned:
 
 
 def _sweep(learned: Learned, rows: Sequence[tuple[str, str, float]], weights: Sequence[float]) -> Learned:
-    """Fit each level on what the others leave over."""
+    """Fit each level on the residuals of the others."""
     pool = _voted_median([y - _offset(learned, f, m) + learned.pool for f, m, y in rows], weights, _POOL_VOTES)
     learned = msgspec.structs.replace(learned, pool=pool)
     for name, key in _LEVELS:
@@ -219,7 +225,10 @@ def _offset(learned: Learned, family: str, method: str) -> float:
 
 
 def _voted_median(values: Sequence[float], weights: Sequence[float], physics_votes: float) -> float:
-    """Weighted median of the values and of zero, which holds `physics_votes`, fewer where many runs clearly deny it."""
+    """Return the weighted median of the values and of zero, the physics' value.
+
+    Zero has `physics_votes`, or fewer if many runs clearly contradict it.
+    """
     runs = sum(weights)
     plain = _median(values, weights)
     scatter = max(_MIN_SCATTER, _MAD_TO_SIGMA * _median([abs(value - plain) for value in values], weights))
@@ -230,7 +239,7 @@ def _voted_median(values: Sequence[float], weights: Sequence[float], physics_vot
 
 
 def _median(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Weighted median: one of the values, never between two."""
+    """Return the weighted median: always one of the values, no interpolation."""
     pairs = sorted(zip(values, weights, strict=True))
     half, below = sum(weights) / 2, 0.0
     for value, weight in pairs:
@@ -241,7 +250,7 @@ def _median(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def _quantile(values: Sequence[float], weights: Sequence[float], share: float) -> float:
-    """The value at this share of the weight, each value in the middle of its own; between two, in proportion."""
+    """Return the weighted quantile: each value is at the middle of its weight, linear between values."""
     pairs = sorted(zip(values, weights, strict=True))
     wanted = share * sum(weights)
     middle = pairs[0][1] / 2
@@ -257,14 +266,17 @@ def _quantile(values: Sequence[float], weights: Sequence[float], share: float) -
 
 
 def _band_key(learned: Learned, family: str, method: str) -> str:
-    """What of a job the pool has seen: the pair, or its method or family alone, or neither ("|")."""
+    """Return the key of the job's band.
+
+    It is the pair, its method or family alone, or neither ("|"): the part of the job that the pool has seen.
+    """
     if _pair(family, method) in learned.pairs:
         return _pair(family, method)
     return _pair(family if family in learned.families else "", method if method in learned.methods else "")
 
 
 def _bands(learned: Learned, rows: Sequence[tuple[str, str, float]], weights: Sequence[float]) -> dict[str, Band]:
-    """A band for every answer of `_band_key`: residuals against the levels such a job has, no others."""
+    """Return a band for every result of `_band_key`, from residuals against only the levels that such a job has."""
     alone = [_pair("", method) for method in learned.methods] + [_pair(family, "") for family in learned.families]
     both = [_pair(family, method) for family in learned.families for method in learned.methods]
     return {key: _band(key, learned, rows, weights) for key in ["|", *alone, *both]}
@@ -278,13 +290,13 @@ def _band(key: str, learned: Learned, rows: Sequence[tuple[str, str, float]], we
     others = sum(weight for weight, is_own in zip(weights, own, strict=True) if not is_own)
     share = min(1.0, _NEIGHBOUR_VOTES / others) if others else 0.0
     votes = [weight if is_own else weight * share for weight, is_own in zip(weights, own, strict=True)]
-    # One more run than were seen stands outside each end: the finite-sample correction of conformal prediction.
+    # Finite-sample correction of conformal prediction: one additional run is assumed beyond each end.
     reach = min(1.0, 0.9 * (learned.votes + 1) / learned.votes)
     return Band(min(0.0, _quantile(residuals, votes, 1 - reach)), max(0.0, _quantile(residuals, votes, reach)))
 
 
 def _levels_of(learned: Learned, family: str, method: str) -> Learned:
-    """The levels a job of this key has offsets from; without its own family, all runs are seen without theirs."""
+    """Return only the levels that a job of this key has offsets from; without a family, no run's family counts."""
     nothing: Mapping[str, float] = {}
     return msgspec.structs.replace(
         learned,

@@ -1,5 +1,8 @@
-"""Seconds of a whole job on its GPUs: micro-steps over the dataset's real lengths, optimizer steps, evaluations,
-checkpoints; scaled by a probe of the pool where there is one."""
+"""Seconds of a whole job on its GPUs.
+
+They are the sum of micro-steps over the dataset's real lengths, optimizer steps, evaluations and checkpoints, scaled by
+a probe of the pool if there is one.
+"""
 
 import math
 
@@ -16,18 +19,19 @@ from apps.estimates.placement import Task, padded_length
 from apps.estimates.requests import PoolFacts, QuoteRequest
 
 # Packed rows are filled to this share on average (best-fit decreasing: Fewer Truncations Improve Language Modeling,
-# arXiv 2404.10830, table 1: above 99.9 % for documents of web length; chat rows are longer against the cap).
+# arXiv 2404.10830, table 1: above 99.9 % for documents of web length). Chat rows are longer relative to the limit.
 _PACKING_SHARE = 0.97
-# Rows sorted by length as a whole set (PEFT's method comparison) leave this much padding on skewed lengths.
+# Sorting the whole set by length (PEFT's method comparison) leaves this much padding on skewed lengths.
 _SORTED_PADDING = 1.03
-# Batches that our trainer sorts together where it pads (gpu_workers/train/data/encoding.py LengthGroupedSampler).
+# The number of batches our trainer sorts together when it pads (gpu_workers/train/data/encoding.py
+# LengthGroupedSampler).
 _BATCHES_PER_POOL = 4
-# Writing a checkpoint: serialise, hash and store; bytes a second and a fixed part. Assumed, shown as such.
+# Writing a checkpoint: serialise, hash and store, as bytes per second and a fixed part. Assumed, and shown as assumed.
 _CHECKPOINT_BYTES_PER_SECOND, _CHECKPOINT_SECONDS = 500e6, 1.0
-# Our workers save five times a job, never more often than this, and spend at most this share of the time on it
-# (apps/finetuning/runs/leases.py checkpoint_interval, gpu_workers/train/loop/rehearsal.py).
+# Our workers save five times per job, but not more often than every _MIN_SECONDS_APART, and with at most this share of
+# the time (apps/finetuning/runs/leases.py checkpoint_interval, gpu_workers/train/loop/rehearsal.py).
 _SAVES_A_JOB, _MIN_SECONDS_APART, _MAX_SAVING_SHARE = 5, 15.0, 0.02
-# The yardstick of "cost per A100-hour": NVIDIA A100 80GB SXM data sheet, best measured product (gpus.json).
+# The reference for "cost per A100-hour": NVIDIA A100 80GB SXM data sheet, best measured product (gpus.json).
 A100 = Gpu(
     key="a100-sxm-80",
     name="A100 SXM 80GB",
@@ -39,16 +43,17 @@ A100 = Gpu(
 
 
 class Duration(msgspec.Struct, frozen=True, kw_only=True):
-    """`train_seconds` is what is billed: the trainer's clock stands still while it evaluates and saves.
+    """The times of a job.
 
-    `a100_seconds` is the same work on one A100.
+    `train_seconds` is the billed time: the trainer's clock stops while it evaluates and saves. `a100_seconds` is the
+    same work on one A100.
     """
 
     train_seconds: float
     tokens_per_second: float
     evaluation_seconds: float
     checkpoint_seconds: float
-    reference_seconds: float  # DPO: the reference's pass over every row, where it is taken ahead
+    reference_seconds: float  # DPO: the reference's pass over every row, if it runs before training
     step: StepTime
     micro_steps: float
     optimizer_steps: int
@@ -60,7 +65,7 @@ class Duration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def duration(task: Task, plan: TrainingPlan, pool: PoolFacts) -> Duration | None:
-    """None where neither a data sheet nor a probe says how fast the processor is."""
+    """Return the times of the job; None if neither a data sheet nor a probe gives the processor's speed."""
     gpu = timed(pool.gpu)
     if pool.probe is None and not pool.gpu.reachable_flops:
         return None
@@ -102,12 +107,12 @@ def duration(task: Task, plan: TrainingPlan, pool: PoolFacts) -> Duration | None
 
 
 def step_count(*, rows: int, batch_size: int, epochs: int) -> int:
-    """Optimizer steps: the last batch of an epoch may be smaller, and is still a step."""
+    """Return the number of optimizer steps; a smaller last batch of an epoch is a step as well."""
     return -(-rows // batch_size) * epochs
 
 
 def probe_factor(probe: ProbeRow, gpu: Gpu) -> float:
-    """Measured / computed time of the probe's own micro-step."""
+    """Return measured / computed time of the probe's own micro-step."""
     if probe.gpu_key != gpu.key:
         raise ValueError(f"a probe of {probe.gpu_key} says nothing about {gpu.key}")
     rows = max(1, round(probe.tokens_per_micro_step / probe.sequence_length))
@@ -137,16 +142,16 @@ def _probe_distance(probe: ProbeRow, task: Task, plan: TrainingPlan, length: flo
 
 
 def padded_mean(request: QuoteRequest, rows: int) -> float:
-    """Mean length of micro-batches of so many random rows, each padded to its longest."""
+    """Return the mean length of micro-batches of `rows` random rows, each padded to its longest."""
     rows *= request.sequences_per_row
     return min(request.mean_tokens, float(padded_length(request))) if rows == 1 else longest_of(request, rows)
 
 
 def longest_of(request: QuoteRequest, rows: int) -> float:
-    """Expected length in tokens of the longest of so many random rows.
+    """Return the expected length in tokens of the longest of `rows` random rows.
 
-    From the histogram where there is one; else lengths are taken as exponential with their mean, whose largest of n
-    is the mean times 1 + 1/2 + ... + 1/n, never more than the longest row.
+    Lengths come from the histogram if there is one. Otherwise they are assumed exponential with their mean; the largest
+    of n is then the mean times 1 + 1/2 + ... + 1/n, at most the longest row.
     """
     longest = float(padded_length(request))
     if not request.row_lengths:
@@ -162,7 +167,7 @@ def longest_of(request: QuoteRequest, rows: int) -> float:
 
 
 def _rows(request: QuoteRequest) -> float:
-    """Rows the trainer sees in an epoch: packed ones are fewer and full."""
+    """Return the rows the trainer sees in an epoch; packed rows are fewer and full."""
     if not request.packing:
         return float(request.rows)
     return max(1.0, request.tokens / (request.max_length * _PACKING_SHARE))
@@ -181,19 +186,19 @@ def _row_length(task: Task, plan: TrainingPlan, gpu: Gpu) -> float:
 
 
 def _is_padded(request: QuoteRequest, gpu: Gpu) -> bool:
-    """Whether our trainer pads here: pairs, on request, for attention of the model's own, and on cards before Ampere.
+    """Return whether our trainer pads: preference pairs, on request, model-specific attention, and cards before Ampere.
 
-    As in gpu_workers/train/model/hardware.py.
+    The conditions follow gpu_workers/train/model/hardware.py.
     """
     is_asked = request.is_preference or request.pads_rows
     return is_asked or request.architecture.has_own_attention or bool(gpu.fp16_flops and not gpu.bf16_flops)
 
 
 def pooled_padding(request: QuoteRequest, plan: TrainingPlan) -> float:
-    """Tokens that are computed for each that is there, where a few batches of rows are sorted by length together.
+    """Return computed tokens per real token, if a few batches of rows are sorted by length together.
 
-    Cut into micro-batches, the sorted pool's longest rows stand at evenly spaced quantiles, the last of all at the
-    expected longest; lengths are the histogram's, or exponential with their mean, as in `longest_of`.
+    When the sorted pool is cut into micro-batches, their longest rows are at evenly spaced quantiles, and the last one
+    at the expected longest. Lengths come from the histogram, or are exponential with their mean, as in `longest_of`.
     """
     if plan.micro_batch_size == 1:
         return 1.0
@@ -205,7 +210,7 @@ def pooled_padding(request: QuoteRequest, plan: TrainingPlan) -> float:
 
 
 def _quantile(request: QuoteRequest, share: float) -> float:
-    """A row's length in tokens, longer than this share of all; within a bar of the histogram spread evenly."""
+    """Return the length in tokens of a row longer than this share of all; lengths are uniform within a bar."""
     longest = float(padded_length(request))
     if not request.row_lengths:
         return min(longest, -request.mean_tokens * math.log1p(-share))
@@ -218,12 +223,12 @@ def _quantile(request: QuoteRequest, share: float) -> float:
 
 
 def _longer_answer_mean(request: QuoteRequest) -> float:
-    """Both answers of a pair are padded to the longer one, whose lengths the histogram tells."""
+    """Return the mean length of a pair's longer answer, which both are padded to; the histogram holds these lengths."""
     return _mean_of_bars(request) if request.is_preference else 0.0
 
 
 def _mean_of_bars(request: QuoteRequest) -> float:
-    """Mean length in tokens after the histogram, bars by their middle; 0 without one."""
+    """Return the mean length in tokens from the histogram, bars at their middle; 0 without one."""
     longest = padded_length(request)
     total, weighted, before = 0, 0.0, 0
     for bound, rows in sorted(request.row_lengths):
@@ -244,8 +249,10 @@ def _refers(request: QuoteRequest) -> bool:
 
 
 def _reference_seconds(task: Task, plan: TrainingPlan, step: StepTime, length: float) -> float:
-    """Once over the rows to train and those held out, in micro-batches, every process over all of them
-    (gpu_workers/train/loop/dpo.py); with an adapter it is switched off meanwhile."""
+    """Return the seconds of the reference's one pass over the training and held-out rows, in micro-batches.
+
+    Every process reads all rows (gpu_workers/train/loop/dpo.py). An adapter is disabled during the pass.
+    """
     request = task.request
     if not _refers(request) or not task.stack.reference_ahead:
         return 0.0
@@ -257,11 +264,11 @@ def _checkpoints(request: QuoteRequest, computing: float, save_seconds: float, p
     if request.checkpoints is not None:
         return request.checkpoints
     apart = min(max(computing / _SAVES_A_JOB, _MIN_SECONDS_APART), pool.checkpoint_seconds_apart)
-    return int(computing / max(apart, save_seconds / _MAX_SAVING_SHARE)) + 1  # the last one is the result
+    return int(computing / max(apart, save_seconds / _MAX_SAVING_SHARE)) + 1  # the last checkpoint is the result
 
 
 def _checkpoint_seconds(task: Task) -> float:
-    """An adapter with its optimizer's state, or the whole model with it: 12 bytes a trained parameter."""
+    """Return the seconds to save an adapter or whole model with its optimizer state: 12 bytes per trained parameter."""
     trained = task.shape.total if task.request.method == Method.FULL else task.shape.adapter
     return _CHECKPOINT_SECONDS + 12 * trained / _CHECKPOINT_BYTES_PER_SECOND
 

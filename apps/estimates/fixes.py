@@ -1,4 +1,4 @@
-"""When a job does not fit: the changes that make it fit, each enough by itself, with what the job then costs."""
+"""Changes that make a job fit, each sufficient alone, with the cost of the changed job."""
 
 from collections.abc import Iterator
 
@@ -18,10 +18,11 @@ _NAMES = {Method.LORA: "LoRA", Method.QLORA: "QLoRA"}
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """One change that makes the job fit, and what it then costs. `key`: "micro_batch", "checkpointing", "method",
-    "max_length", "gpu_count", "offload", "gpu" (another type) or "none" (nothing offered holds it).
+    """One change that makes the job fit, and the cost of the changed job.
 
-    The cost is at the pool's own price; of another type only the time is known here.
+    `key` is "micro_batch", "checkpointing", "method", "max_length", "gpu_count", "offload", "gpu" (another type) or
+    "none" (no offered GPU can hold it). The cost is at the pool's own price; for another type only the time is known
+    here.
     """
 
     key: str
@@ -40,13 +41,16 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ways_to_fit(task: Task, pool: PoolFacts, *, gpu_count: int, other_gpus: tuple[Gpu, ...] = ()) -> tuple[Fix, ...]:
-    """Smallest change first. If no single change is enough, a combination; else the truth that nothing offered is."""
+    """Return the single changes that suffice, smallest first; else a combination, or the fix "none"."""
     fixes = tuple(_single_changes(task, pool, gpu_count, other_gpus))
     return fixes or _combined(task, pool, gpu_count, other_gpus)
 
 
 def ways_within(task: Task, pool: PoolFacts, limit: int, *, gpu_count: int) -> tuple[Fix, ...]:
-    """Rows cut to the most tokens that the base model reads, or to as many of them as fit; () where none do."""
+    """Return the fix that cuts rows to the base model's token limit, or to the longest length that fits.
+
+    Return () if no length fits.
+    """
     limited, text = _with_length(task, limit), f"Set max_length to {limit:,} tokens or fewer"
     whole = tuple(_change(limited, pool, gpu_count, "max_length", text, {"max_length": limit}))
     return whole or tuple(_shorter(limited, pool, gpu_count))
@@ -94,7 +98,7 @@ def _placed(task: Task, pool: PoolFacts, gpu_count: int) -> Placement:
 
 
 def _shorter(task: Task, pool: PoolFacts, gpu_count: int) -> Iterator[Fix]:
-    """The longest round length that fits, found by halving: memory never falls with length."""
+    """Yield the longest round length that fits, found by bisection: memory never decreases with length."""
     length = _longest(task, pool, gpu_count)
     if length:
         text = f"Set max_length to {length:,} tokens or fewer"
@@ -107,8 +111,10 @@ def _longest(task: Task, pool: PoolFacts, gpu_count: int) -> int:
 
 
 def _with_length(task: Task, length: int) -> Task:
-    """The request cut to this length: by its histogram where there is one, trained tokens in proportion. Of running
-    text nothing is cut: it has more pieces then."""
+    """Return the task cut to this length: by its histogram if there is one, trained tokens in proportion.
+
+    Running text is not cut, but split into more pieces.
+    """
     request = task.request
     if request.splits_rows and request.row_lengths:
         pieces = pieces_of(request.row_lengths, length)
@@ -126,7 +132,7 @@ def _with_length(task: Task, length: int) -> Task:
 
 
 def _more_gpus(task: Task, pool: PoolFacts, gpu_count: int) -> Iterator[Fix]:
-    """The fewest GPUs of this pool that hold the job as asked."""
+    """Yield the fewest GPUs of this pool that can hold the unchanged job."""
     count, most = gpu_count * 2, min(pool.max_gpu_count or pool.gpus_per_worker, _MAX_GPUS)
     while count <= most and task.request.batch_size % count == 0:
         placement = _placed(task, pool, count)
@@ -137,7 +143,7 @@ def _more_gpus(task: Task, pool: PoolFacts, gpu_count: int) -> Iterator[Fix]:
 
 
 def _other_types(task: Task, pool: PoolFacts, others: tuple[Gpu, ...]) -> Iterator[Fix]:
-    """The smallest other GPU type that holds the job as asked."""
+    """Yield the smallest other GPU type that can hold the unchanged job."""
     for gpu in sorted(others, key=lambda gpu: gpu.memory_bytes):
         if gpu.key == pool.gpu.key or gpu.memory_bytes <= pool.gpu.memory_bytes:
             continue
@@ -149,7 +155,7 @@ def _other_types(task: Task, pool: PoolFacts, others: tuple[Gpu, ...]) -> Iterat
 
 
 def _combined(task: Task, pool: PoolFacts, gpu_count: int, others: tuple[Gpu, ...]) -> tuple[Fix, ...]:
-    """QLoRA on a larger type, or shorter rows with it there."""
+    """Return QLoRA on a larger type, or on the largest type with shorter rows."""
     lightest = {"method": Method.QLORA.value, "gradient_checkpointing": True, "cpu_offload": False}
     least = task.changed(lightest)
     for fix in _other_types(least, pool, others):

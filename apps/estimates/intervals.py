@@ -1,7 +1,7 @@
-"""How far an estimate may be off: factors for P10 and P90 around it, and what they were found on.
+"""Uncertainty of an estimate: factors for P10 and P90 around it, and their source.
 
-The factors are quantiles of measured / predicted over published rows, each row predicted with constants fitted
-without its own source; `python -m tests.bench.estimates` prints them and how many held-out rows they hold.
+The factors are quantiles of measured / predicted over published rows. Each row was predicted with constants fitted
+without its own source. `python -m tests.bench.estimates` prints them, with the share of held-out rows inside.
 """
 
 import math
@@ -14,7 +14,7 @@ from apps.estimates.requests import Correction, PoolFacts
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
-    """Multiply a predicted value by these. `origin` says, in words for people, what they were fitted on."""
+    """Factors for a predicted value. `origin` names their source in words for pages."""
 
     p10: float
     p50: float
@@ -22,25 +22,27 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     origin: str
 
 
-# Of memory, the weights are known: these are of the rest.
+# For memory, the weights are known: these factors apply to the rest.
 MEMORY = Interval(p10=0.89, p50=1.0, p90=1.25, origin="160 published runs of other training loops")
 TIME = Interval(p10=0.89, p50=1.0, p90=1.40, origin="324 published runs of other training loops, none of this pool")
-# A probe measures the pool itself; what remains is carrying it to another model, length and batch: median over sources
-# and GPU types of the same quantiles, each row predicted from another of its source and type.
+# A probe measures the pool itself; the remaining error comes from another model, length and batch. The factors are
+# medians, over sources and GPU types, of the same quantiles, with each row predicted from another of its source and
+# type.
 PROBED = Interval(p10=0.81, p50=1.0, p90=1.23, origin="spread of this pool's own probe, carried over to this job")
 # Repeats of one training loop on an otherwise idle machine still vary: clocks, allocator, data loader.
 GPU_REPEATS = Interval(p10=0.98, p50=1.0, p90=1.02, origin="repeats of one training loop")
-# On a CPU the job shares its machine with this platform and other programs for minutes, the probe for seconds.
+# On a CPU, the job shares its machine with this platform and other programs for minutes, the probe for seconds.
 CPU_REPEATS = Interval(p10=0.90, p50=1.0, p90=1.20, origin="spread of whole jobs on a CPU around its probe")
-# A job may wait for cores as its probe did, whose speed is without that. Measured at a load of 14 on two cores: the
-# probe waited 78 % of its time, and 86 of 626 steps took 4.5 = 1 / (1 - 0.78) times their P50. At most five times.
+# A job may wait for cores as its probe did; the probe's speed excludes the waiting. Measured at a load of 14 on two
+# cores: the probe waited 78 % of its time, and 86 of 626 steps took 4.5 = 1 / (1 - 0.78) times their P50. The limit is
+# five times.
 _MAX_WAITED = 0.8
-# On a CPU resident memory was measured at 1.44 to 1.88 times what was alive; the reserve is the middle.
+# On a CPU, resident memory was measured at 1.44 to 1.88 times the live memory; the reserve is the middle.
 CPU_MEMORY = Interval(p10=0.82, p50=1.0, p90=1.10, origin="four jobs measured on a CPU")
 
 
 class MemoryInterval(msgspec.Struct, frozen=True):
-    """`bounds` are (of the whole, of what is not weights) at P10, P50 and P90."""
+    """Factors of memory. `bounds` are (of the whole, of all except weights) at P10, P50 and P90."""
 
     bounds: tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
     origin: str
@@ -55,7 +57,7 @@ class MemoryInterval(msgspec.Struct, frozen=True):
 
 
 def memory_interval(pool: PoolFacts) -> MemoryInterval:
-    """What finished runs taught; else the spread of the formulas."""
+    """Return the interval learned from finished runs; else the spread of the formulas."""
     base, learned = CPU_MEMORY if pool.gpu.is_cpu else MEMORY, pool.correction
     if learned is None:
         return MemoryInterval(((1.0, base.p10), (1.0, 1.0), (1.0, base.p90)), base.origin)
@@ -66,7 +68,7 @@ def memory_interval(pool: PoolFacts) -> MemoryInterval:
 
 
 def time_interval(pool: PoolFacts, times: Duration) -> Interval:
-    """What finished runs taught; else the probe's spread; else that of the formulas alone."""
+    """Return the interval learned from finished runs; else the probe's spread; else that of the formulas alone."""
     base = _probed(pool.probe, times, is_cpu=pool.gpu.is_cpu) if pool.probe is not None else TIME
     if pool.correction is not None:
         return _corrected(pool.correction, base)
@@ -83,9 +85,9 @@ def _corrected(learned: Correction, base: Interval) -> Interval:
 
 
 def _probed(probe: ProbeRow, times: Duration, *, is_cpu: bool) -> Interval:
-    """The probe's repeats for its own job, growing to the full spread of a carried speed at twice or half its work.
+    """Return the spread of the probe's repeats for its own job; it reaches the full spread at twice or half its work.
 
-    Upwards it reaches as far as a job would take that waits for cores as much as the probe did.
+    Upwards, the interval includes a job that waits for cores as much as the probe did.
     """
     low, high = probe.tokens_per_second_low, probe.tokens_per_second_high
     repeats = math.log(high / low) / 2 if low and high and high > low else 0.0

@@ -1,4 +1,4 @@
-"""Fit a job onto the GPUs of a pool: how they share it, micro-batch, accumulation, checkpointing."""
+"""Placement of a job on the GPUs of a pool: sharing, micro-batch, accumulation, checkpointing."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,15 +14,18 @@ from apps.estimates.physics.stacks import ANNEAL, STACKS, StackProfile, held_by
 from apps.estimates.physics.timing import step_time, timed
 from apps.estimates.requests import QuoteRequest
 
-# Memory that must fit: so many times the whole, with what is not weights so many times larger.
+# Factors on the memory that must fit: one on the whole, one on all parts except weights.
 Margin = tuple[float, float]
 NO_MARGIN: Margin = (1.0, 1.0)
-# What of a request the sums over its model are taken by.
+# The fields of a request that the sums over its model depend on.
 _SHAPING = frozenset({"architecture", "lora_rank", "stack", "target_modules", "use_dora"})
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan chosen and its memory; when `fits` is false it is the smallest plan there is."""
+    """The chosen plan and its memory.
+
+    If `fits` is false, it is the smallest plan, or a plan that needs too much of the host's memory.
+    """
 
     fits: bool
     plan: TrainingPlan
@@ -30,9 +33,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A request with the sums over its model, taken once for all placements.
+    """A request with the sums over its model, computed once for all placements.
 
-    `placements` and `variants` are found so far: pools of equal cards place the same job alike.
+    `placements` and `variants` cache earlier results: pools of equal cards have the same placement.
     """
 
     request: QuoteRequest
@@ -71,10 +74,10 @@ def choose_plan(
     node_bytes_per_second: float = 50e9,
     host_memory_bytes: int | None = None,
 ) -> Placement:
-    """The fastest plan that fits and accumulates to exactly the batch; if none fits, the smallest there is.
+    """Return the fastest plan that fits and accumulates to exactly the batch; if none fits, the smallest one.
 
-    Tried are each way to share the model among the GPUs, with and without recomputing activations, each with the
-    largest micro-batch that fits.
+    The candidates are each way to share the model among the GPUs, with and without recomputed activations, each with
+    the largest micro-batch that fits.
     """
     key = (gpu, gpu_count, margin, node_bytes_per_second, host_memory_bytes)
     if key not in task.placements:
@@ -112,14 +115,17 @@ def _choose_plan(
 
 
 def smallest_placement(task: Task, gpu: Gpu, *, gpu_count: int = 1, margin: Margin = NO_MARGIN) -> Placement:
-    """The least memory this request can take on these GPUs: single rows, everything recomputed and divided."""
+    """Return the placement with the least memory on these GPUs: single rows, everything recomputed and divided."""
     plan, model = _smallest(task, gpu, gpu_count)
     fits = model.needed(1, plan.max_length, True, margin) <= gpu.memory_bytes
     return Placement(fits=fits, plan=plan, memory=model.estimate(plan))
 
 
 def longest_length(task: Task, gpu: Gpu, *, gpu_count: int, margin: Margin, step: int) -> int:
-    """The longest multiple of `step` that fits below the request's own, 0 if none: memory never falls with length."""
+    """Return the longest multiple of `step` that fits below the request's own length, 0 if none does.
+
+    Bisection works, because memory never decreases with length.
+    """
     plan, model = _smallest(task, gpu, gpu_count)
     fitting, too_long = 0, -(-plan.max_length // step)
     while too_long - fitting > 1:
@@ -136,14 +142,17 @@ def _smallest(task: Task, gpu: Gpu, gpu_count: int) -> tuple[TrainingPlan, Memor
 
 
 def compute_dtype(gpu: Gpu) -> str:
-    """bf16 where the GPU multiplies it, fp16 on older ones, fp32 on a CPU (as the trainer does)."""
+    """Return bf16 if the GPU multiplies it, fp16 for older ones, fp32 for a CPU, as the trainer does."""
     if gpu.is_cpu:
         return "float32"
     return "bfloat16" if gpu.bf16_flops else "float16"
 
 
 def padded_length(request: QuoteRequest) -> int:
-    """Tokens of the longest row the trainer will see: batches are padded to their own longest row, not to the cap."""
+    """Return the tokens of the longest row that the trainer processes.
+
+    A batch is padded to its own longest row, not to the limit.
+    """
     return request.max_length if request.packing else min(request.max_length, request.longest_row_tokens)
 
 
@@ -154,7 +163,7 @@ def _parallelisms(request: QuoteRequest, gpu: Gpu, gpu_count: int) -> tuple[Para
         return (Parallelism.ZERO3,)
     if gpu_count == 1:
         return (Parallelism.SINGLE,)
-    if request.method == Method.FULL and request.stack != ANNEAL.key:  # our trainer shards everything, or nothing
+    if request.method == Method.FULL and request.stack != ANNEAL.key:  # our trainer shards everything or nothing
         return (Parallelism.DDP, Parallelism.ZERO2, Parallelism.ZERO3)
     return (Parallelism.DDP, Parallelism.ZERO3)
 
@@ -185,7 +194,7 @@ def _checkpointings(request: QuoteRequest) -> tuple[bool, ...]:
 
 
 def _micro_batch_sizes(request: QuoteRequest, gpu_count: int) -> tuple[int, ...]:
-    """Smallest first."""
+    """Return the candidate micro-batch sizes, smallest first."""
     if request.micro_batch_size is not None:
         return (request.micro_batch_size,)
     return divisors(request.batch_size // gpu_count)[::-1]
@@ -194,7 +203,10 @@ def _micro_batch_sizes(request: QuoteRequest, gpu_count: int) -> tuple[int, ...]
 def _largest(
     task: Task, base: TrainingPlan, sizes: tuple[int, ...], gpu: Gpu, margin: Margin, checkpointing: bool
 ) -> tuple[TrainingPlan, MemoryModel, float]:
-    """The plan, and what it needs with its margin. Halving: memory never falls with the micro-batch."""
+    """Return the plan with the largest micro-batch that fits, its model, and its need with the margin.
+
+    Bisection works, because memory never decreases with the micro-batch.
+    """
     request = task.request
     model = _model(task, _with_rows(base, request, sizes[0], checkpointing), gpu)
     low, high, needed = 0, len(sizes), 0.0

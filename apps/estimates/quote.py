@@ -1,4 +1,4 @@
-"""What a job would take on one pool: memory, time, wait and cost, with the reasons shown."""
+"""Estimate of a job on one pool: memory, time, wait and cost, with the reasons shown."""
 
 import math
 
@@ -36,7 +36,7 @@ _TIME_LABELS = {
 
 
 class TimePart(msgspec.Struct, frozen=True):
-    """Seconds of one optimizer step. `key`: those of the labels, and "optimizer"."""
+    """Seconds of one part of an optimizer step. `key` is one of the labels, or "optimizer"."""
 
     key: str
     label: str
@@ -44,14 +44,18 @@ class TimePart(msgspec.Struct, frozen=True):
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer for one pool and number of GPUs. Time and cost are None when the job does not fit or no speed can be
-    known (a CPU that nobody measured).
+    """The estimate for one pool and number of GPUs.
 
-    Memory is of one GPU: `peak_bytes` is the median of `peak_bytes_p10` to `peak_bytes_p90`, and a job fits where the
-    p90 does. Times are of the whole job; `queue_seconds` and `finish_seconds_*` are None without live workers: nobody
-    knows when one comes; `run_seconds_*` run from a worker's claim to the end. Billing covers training seconds of all
-    GPUs, on spot redone work too where the pool bills it; queue, start-up, download, evaluations and checkpoints only
-    as far as a minimum charge covers them.
+    Time and cost are None if the job does not fit or its speed is unknown (a CPU without a measurement).
+
+    Memory is of one GPU: `peak_bytes` is the median of `peak_bytes_p10` to `peak_bytes_p90`, and a job fits if the p90
+    does.
+
+    Times are of the whole job. `queue_seconds` and `finish_seconds_*` are None without live workers, because the time
+    of the next one is unknown. `run_seconds_*` are from a worker's claim to the end.
+
+    Billing covers training seconds of all GPUs, and on spot the redone work if the pool bills it. Queue, start-up,
+    download, evaluations and checkpoints are billed only as far as a minimum charge covers them.
     """
 
     gpu_key: str
@@ -89,11 +93,11 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     memory_origin: str = ""
     utilisation: float | None = None  # share of the GPU's dense peak that useful arithmetic reaches
     bottleneck: str | None = None  # "compute" | "memory_bandwidth" | "interconnect" | "host_link" | "fixed_cost"
-    time_parts: tuple[TimePart, ...] = ()  # seconds of one optimizer step by what they are spent on
+    time_parts: tuple[TimePart, ...] = ()  # seconds of one optimizer step, by purpose
     evaluation_seconds: float | None = None
     checkpoint_seconds: float | None = None
-    reference_seconds: float | None = None  # DPO: what the base thinks of every row, before training; not billed
-    host_bytes: int = 0  # of the machine's own memory, where weights rest there
+    reference_seconds: float | None = None  # DPO: the reference's pass over every row, before training; not billed
+    host_bytes: int = 0  # of the machine's own memory, if weights are offloaded to it
     download_seconds: float = 0.0
     run_seconds_p10: float | None = None
     run_seconds_p50: float | None = None
@@ -102,10 +106,10 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     finish_seconds_p50: float | None = None
     finish_seconds_p90: float | None = None
     cost_nano_per_million_trained_tokens: int | None = None
-    cost_nano_per_a100_hour: int | None = None  # price of the work one A100 80 GB SXM does in an hour
+    cost_nano_per_a100_hour: int | None = None  # price of the work that one A100 80 GB SXM does in an hour
     is_spot: bool = False
     interruptions: float = 0.0  # expected number during the job
-    redone_seconds: float = 0.0  # expected work done twice, and restarts, because of them
+    redone_seconds: float = 0.0  # expected repeated work and restarts, because of interruptions
     redone_is_billed: bool = True
 
 
@@ -117,10 +121,10 @@ def quote(
     other_gpus: tuple[Gpu, ...] = (),
     gpu_count: int = 1,
 ) -> Estimate:
-    """Estimate the job on so many GPUs of this pool; raises EstimateError naming the field that makes no sense.
+    """Estimate the job on `gpu_count` GPUs of this pool. Raises EstimateError naming the invalid field.
 
-    `other_gpus` are the types to suggest when the job does not fit this one; `published` are measurements to point
-    at beside a computed speed.
+    `other_gpus` are the types to suggest if the job does not fit this one; `published` are measurements to cite beside
+    a computed speed.
     """
     task = task_of(request)
     return _quote(task, pool, _closest(request, pool, published), other_gpus, gpu_count)
@@ -135,9 +139,10 @@ def quote_placements(
     gpu_counts: tuple[int, ...] | None = None,
     with_fixes: bool = True,
 ) -> tuple[Estimate, ...]:
-    """One estimate for each sensible number of GPUs of this pool (powers of two up to what it has), fewest first.
+    """Return one estimate for each sensible number of GPUs of this pool, fewest first.
 
-    `task` is task_of(request), made once for all pools. Ways to make the job fit are sought for the fewest GPUs alone.
+    The numbers are powers of two up to the pool's. `task` is task_of(request), made once for all pools. Only the fewest
+    GPUs get changes that make the job fit.
     """
     most, closest = pool.max_gpu_count or pool.gpus_per_worker, _closest(task.request, pool, published)
     counts = gpu_counts or tuple(n for n in _GPU_COUNTS if n <= most and task.request.batch_size % n == 0)
@@ -147,12 +152,12 @@ def quote_placements(
 
 
 def cost_nano(*, price_nano: int, price_per_seconds: int, seconds: int) -> int:
-    """Price of so many billed seconds in nano-USD, rounded half up."""
+    """Return the price of these billed seconds in nano-USD, rounded half up."""
     return (2 * price_nano * seconds + price_per_seconds) // (2 * price_per_seconds)
 
 
 class _Billing(msgspec.Struct, frozen=True):
-    """Seconds of the job at P10, P50 and P90 and what they cost; `whole` is with all that spot interruptions add."""
+    """Seconds of the job at P10, P50 and P90 and their cost; `whole` includes the time added by spot interruptions."""
 
     seconds: tuple[float, float, float]
     whole: tuple[float, float, float]
@@ -248,7 +253,7 @@ def _quote(
 
 
 def _obstacle(task: Task, pool: PoolFacts, placement: Placement, needed_bytes: int, gpu_count: int) -> str | None:
-    """Why the job cannot run so, None when it can."""
+    """Return why the job cannot run on this placement, None if it can."""
     if limit := _exceeded_limit(task.request):
         return f"The longest row has {padded_length(task.request):,} tokens; this base model reads at most {limit:,}."
     if placement.fits:
@@ -273,16 +278,19 @@ def _ways_out(
 
 
 def _exceeded_limit(request: QuoteRequest) -> int | None:
-    """The most tokens the base model reads, where a row has more."""
+    """Return the base model's token limit if a row exceeds it."""
     limit = request.architecture.max_position_embeddings
     return limit if limit is not None and padded_length(request) > limit else None
 
 
 def _billing(pool: PoolFacts, times: Duration, interval: Interval, gpu_count: int) -> _Billing:
-    """An interruption costs the restart and, on average, half of what lies between two checkpoints."""
+    """Return the bill.
+
+    An interruption costs the restart and, on average, half of the time between two checkpoints.
+    """
     lost = pool.checkpoint_seconds_apart / 2 + pool.restart_seconds
     rate = pool.interruptions_per_hour / 3600 if pool.is_spot else 0.0
-    # Redone work can be interrupted again: a geometric series, which diverges where nothing is ever finished.
+    # Redone work can be interrupted again: a geometric series, which diverges if no run can ever finish.
     stretch = 1 / max(0.05, 1 - rate * lost)
     wanted = tuple(times.train_seconds * factor for factor in (interval.p10, interval.p50, interval.p90))
     whole = (wanted[0] * stretch, wanted[1] * stretch, wanted[2] * stretch)
@@ -295,7 +303,7 @@ def _billing(pool: PoolFacts, times: Duration, interval: Interval, gpu_count: in
 
 
 def _cost(pool: PoolFacts, seconds: float, gpu_count: int) -> int | None:
-    """Of the milliseconds, as they are billed."""
+    """Return the cost of the seconds, in milliseconds as they are billed."""
     if pool.price_nano is None:
         return None
     ms = math.ceil(seconds * 1000) * gpu_count
@@ -305,7 +313,7 @@ def _cost(pool: PoolFacts, seconds: float, gpu_count: int) -> int | None:
 def _run_seconds(
     pool: PoolFacts, times: Duration | None, bill: _Billing | None
 ) -> tuple[float, float, float] | tuple[None, None, None]:
-    """From the claim to the end: the model's download, start-up, training, evaluations, checkpoints."""
+    """Return the seconds from claim to end: the model's download, start-up, training, evaluations, checkpoints."""
     if times is None or bill is None:
         return None, None, None
     beside = _beside_seconds(pool, times)
@@ -314,16 +322,16 @@ def _run_seconds(
 
 
 def _beside_seconds(pool: PoolFacts, times: Duration) -> float:
-    """What a run takes beside training."""
+    """Return a run's seconds besides training."""
     before = _download_seconds(pool) + pool.startup_seconds + times.reference_seconds
     return before + times.evaluation_seconds + times.checkpoint_seconds
 
 
 def queue_seconds(pool: PoolFacts, gpu_count: int) -> float | None:
-    """The wait for a worker with so many GPUs, None without one.
+    """Return the wait for a worker with this many GPUs, None without one.
 
-    Work that needs at least k GPUs is done by the workers that have them, so that the wait is the longest of these
-    shares: of all work over all workers, and of the larger work over the larger workers.
+    Only workers with at least k GPUs do the work that needs k. So the wait is the longest of these shares: of all work
+    over all workers, and of the larger work over the larger workers.
     """
     if not pool.live_workers:
         return None
@@ -365,7 +373,7 @@ def _time_parts(times: Duration, plan: TrainingPlan) -> tuple[TimePart, ...]:
 
 
 def _closest(request: QuoteRequest, pool: PoolFacts, published: tuple[ProbeRow, ...]) -> ProbeRow | None:
-    """The measurement to point at beside a computed speed; a pool that was measured itself needs none."""
+    """Return the measurement to cite beside a computed speed; a pool with its own probe needs none."""
     if pool.probe is not None or not published:
         return None
     return nearest(

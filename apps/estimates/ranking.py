@@ -1,4 +1,4 @@
-"""Which option to take: the cheapest, the fastest, the one to recommend, and those that nothing else beats."""
+"""Ranking of options: the cheapest, the fastest, the recommended one, and those that no other beats."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """One option with its expected cost, and when it would be done: expected, and late in nine cases of ten at most."""
+    """One option with its expected cost, its expected finish, and the finish that nine cases of ten meet."""
 
     key: str
     cost_nano: int
@@ -25,8 +25,11 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rank(choices: Iterable[Choice], *, deadline_seconds: float | None = None) -> Ranking:
-    """Compare options. Recommended is the cheapest whose 90th-percentile finish lies before the deadline, if there is
-    one; of equal costs the earlier finish wins, of equal finishes the lower cost, then the key."""
+    """Rank the options.
+
+    The recommended one is the cheapest whose 90th-percentile finish is before the deadline, if there is one. Of equal
+    costs the earlier finish wins, of equal finishes the lower cost, then the key.
+    """
     listed = list(choices)
     if not listed:
         return Ranking()
@@ -41,12 +44,12 @@ def rank(choices: Iterable[Choice], *, deadline_seconds: float | None = None) ->
 
 
 def meets(choice: Choice, deadline_seconds: float | None) -> bool:
-    """Whether nine cases of ten are done by the deadline; without one, every option is."""
+    """Return whether nine cases of ten meet the deadline; without one, every option does."""
     return deadline_seconds is None or choice.finish_seconds_p90 <= deadline_seconds
 
 
 def _front(choices: Iterable[Choice]) -> list[Choice]:
-    """The options for which no other is at once as fast and as cheap, from fast to slow."""
+    """Return the options that no other option matches in both speed and cost, from fast to slow."""
     front: list[Choice] = []
     for choice in sorted(choices, key=_by_finish):
         if not front or choice.cost_nano < front[-1].cost_nano:

@@ -1,4 +1,4 @@
-"""What a quote is asked: the job, the pool it may run on, and what finished runs of that pool have taught."""
+"""Inputs of a quote: the job, the pool, and the correction from that pool's finished runs."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from apps.estimates.physics.plans import DEFAULT_TARGET_MODULES, Method, Optimiz
 from apps.estimates.physics.stacks import STACKS
 from apps.estimates.physics.throughput import ProbeRow
 
-# Beyond these a value is a slip of the keyboard, not a job anyone runs.
+# A value beyond these limits is a typing error.
 _LIMITS = {
     "max_length": 16_777_216,
     "batch_size": 65_536,
@@ -30,8 +30,9 @@ _METHODS, _OPTIMIZERS = frozenset(Method), frozenset(Optimizer)
 class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One job. `tokens` and `trained_tokens` are per epoch, after truncation to `max_length`, without padding.
 
-    `row_lengths`: the dataset's length histogram as (length in tokens, rows), when known: padding is computed from it.
-    `evaluation_tokens` are read once per evaluation, of which there are `evaluations`; `checkpoints` are saved.
+    `row_lengths` is the dataset's length histogram as (length in tokens, rows), if known: padding is computed from it.
+    `evaluation_tokens` are read once per evaluation, of which there are `evaluations`. `checkpoints` is the number
+    saved.
     """
 
     architecture: Architecture
@@ -50,18 +51,18 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
     lora_dropout: float = 0.05
     optimizer: str = "adamw"
     packing: bool = False  # rows fill sequences of `max_length`
-    pads_rows: bool = False  # our trainer does not pack a micro-batch's rows, because its owner said so
+    pads_rows: bool = False  # at the customer's request, our trainer does not pack a micro-batch's rows
     row_lengths: tuple[tuple[int, int], ...] = ()
     evaluations: int = 0
     evaluation_tokens: int = 0
     checkpoints: int | None = 1  # None: as often as the pool's workers save
     stack: str = "anneal"
     micro_batch_size: int | None = None  # None: the largest that fits
-    gradient_checkpointing: bool | None = None  # None: only where it is needed
+    gradient_checkpointing: bool | None = None  # None: only if needed
     cpu_offload: bool = False
     is_preference: bool = False  # a row is two answers; its length is the longer one's, its tokens both
-    has_reference: bool = True  # of preferences: DPO compares with the model as it was, ORPO does not
-    splits_rows: bool = False  # running text: what is longer than `max_length` is trained in pieces, nothing is cut
+    has_reference: bool = True  # of preferences: DPO compares with the original model, ORPO does not
+    splits_rows: bool = False  # running text: a row longer than `max_length` is trained in pieces, nothing is cut
 
     def __post_init__(self) -> None:
         for name, most in _LIMITS.items():
@@ -94,7 +95,7 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean_tokens(self) -> float:
-        """Of one sequence."""
+        """Return the mean tokens of one sequence."""
         return self.tokens / (self.rows * self.sequences_per_row)
 
     def _check_choices(self) -> None:
@@ -115,10 +116,10 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
-    """What finished runs taught about a pool: measured / predicted, as factors on the physics.
+    """A pool's correction from finished runs: measured / predicted, as factors on the physics.
 
-    The `p10` and `p90` factors are of the residual spread around the corrected figure. `origin` says, for people,
-    what it was fitted on.
+    The `p10` and `p90` factors are of the residual spread around the corrected figure. `origin` names, for pages, the
+    data it was fitted on.
     """
 
     origin: str
@@ -133,13 +134,15 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a pool now. The price is `price_nano` nano-USD for each `price_per_seconds` of one GPU.
+    """Current facts about a pool. The price is `price_nano` nano-USD per `price_per_seconds` of one GPU.
 
     `seconds_ahead` is the expected training time of the runs waiting or running before this one, over all workers.
-    `gpus_per_worker` bounds the GPUs of one job within a machine; `max_gpu_count` over machines. `download_bytes` still
-    to fetch (0: cached). `bills_redone_work`: whoever rents a spot GPU pays for what an interruption undid; a platform
-    that bills durable steps alone does not charge it. `minimum_seconds` of each GPU are billed at least, or the whole
-    time from claim to end where that is less.
+    `gpus_per_worker` limits the GPUs of one job within a machine, `max_gpu_count` over machines. `download_bytes` are
+    still to be fetched (0: cached).
+
+    `bills_redone_work`: the renter of a spot GPU pays for the work that an interruption undid. A platform that bills
+    only durable steps does not charge it. `minimum_seconds` of each GPU are billed at least, or the whole time from
+    claim to end if that is less.
     """
 
     gpu: Gpu
@@ -152,9 +155,9 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     gpus_per_worker: int = 1
     max_gpu_count: int | None = None  # None: gpus_per_worker
     node_bytes_per_second: float = 50e9  # between machines, each way and GPU: 400 Gbit/s InfiniBand
-    host_memory_bytes: int | None = None  # of the smallest live worker; None: not known
-    worker_gpus: tuple[int, ...] = ()  # of each live worker; empty: not known
-    ahead_by_gpus: tuple[tuple[int, float], ...] = ()  # seconds_ahead of a worker, by the GPUs that the work needs
+    host_memory_bytes: int | None = None  # of the smallest live worker; None: unknown
+    worker_gpus: tuple[int, ...] = ()  # of each live worker; empty: unknown
+    ahead_by_gpus: tuple[tuple[int, float], ...] = ()  # `seconds_ahead`, by the GPUs that the work needs
     is_spot: bool = False
     interruptions_per_hour: float = 0.0
     restart_seconds: float = 180.0
@@ -167,7 +170,7 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pieces_of(row_lengths: Iterable[tuple[int, int]], max_length: int) -> tuple[tuple[int, int], ...]:
-    """Return (tokens, number) of the pieces that rows of running text are trained in."""
+    """Return (tokens, number) of the pieces into which rows of running text are split."""
     pieces = Counter[int]()
     for length, rows in row_lengths:
         whole, rest = divmod(length, max_length)

@@ -61,7 +61,7 @@ def point_of(
     memory: Interval = MEMORY,
     time: Interval = TIME,
 ) -> Point | None:
-    """One row's prediction with its interval; None where the GPU's speed is not known."""
+    """Return one row's prediction with its interval; None if the GPU's speed is unknown."""
     job, value = prepared.job, predict(prepared, constants)
     if value is None:
         return None
@@ -80,7 +80,7 @@ def point_of(
 
 
 def cards(folder: Path = DATA) -> list[int]:
-    """Usable memories that there are, each once."""
+    """Return the distinct usable memories of the known GPU types."""
     return sorted({gpu.memory_bytes for gpu in gpus.load(folder / "gpus.json").values()})
 
 
@@ -92,7 +92,7 @@ def summary(points: Mapping[str, Sequence[Point]], usable: Sequence[int]) -> dic
 
 
 def write_table(title: str, points: Sequence[Point], usable: Sequence[int]) -> None:
-    """One line for each source, method and GPU."""
+    """Write one line for each source, method and GPU."""
     write = sys.stdout.write
     write(f"\n{title}\n{'':34}    n  median    mean     P90   <=5%  <=10%  <=15%    bias  false  inside\n")
     for group in (*_GROUPS, None):

@@ -1,4 +1,4 @@
-"""What happened to a job, in order. A sequence is taken under the job's row lock, so readers never miss one."""
+"""Job events, in order. A sequence is taken under the job's row lock, so readers never miss one."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from apps.finetuning.models import FineTuningJob, JobEvent
 
 
 def append(job: FineTuningJob, *, message: str, type: str = "message", level: str = "info", **data: Any) -> JobEvent:
-    """Add one event to the job and tell its watchers after commit."""
+    """Add one event to the job and notify its watchers after commit."""
     require_transaction()
     FineTuningJob.objects.filter(pk=job.pk).update(last_event_sequence=F("last_event_sequence") + 1)
     job.refresh_from_db(fields=["last_event_sequence"])

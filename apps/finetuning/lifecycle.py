@@ -1,4 +1,4 @@
-"""The legal moves of jobs and runs, and the phases people see."""
+"""Legal transitions of jobs and runs, and the limits of leases and attempts."""
 
 from apps.core.database.transitions import Transitions, terminal_states
 

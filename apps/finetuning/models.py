@@ -1,4 +1,4 @@
-"""Jobs customers ask for, the attempts that carry them out, and the machines that do the work."""
+"""Models of jobs, of the runs that carry them out, and of the machines that do the work."""
 
 import pgtrigger
 from django.db import models
@@ -81,7 +81,10 @@ class WorkerToken(models.Model):
 
 
 class Worker(models.Model):
-    """A machine that trains (or serves). Cordoned: takes no new work. Drained: gives up what it has."""
+    """A machine that trains (or serves).
+
+    A cordoned one takes no new work; a drained one also gives up its current work.
+    """
 
     id = IdField(prefix="worker")
     pool = models.ForeignKey(GpuPool, on_delete=models.PROTECT, related_name="workers")
@@ -102,7 +105,7 @@ class Worker(models.Model):
 
 
 class ThroughputProbe(models.Model):
-    """One short measured training loop on a pool's worker: where every estimate of time begins."""
+    """One short measured training loop on a pool's worker: the start of every time estimate."""
 
     id = IdField(prefix="probe")
     pool = models.ForeignKey(GpuPool, on_delete=models.CASCADE, related_name="probes")
@@ -143,7 +146,7 @@ class Quota(OrganizationModel):
 
 
 class FineTuningJob(OrganizationModel):
-    """What a customer asked for, and what became of it."""
+    """A customer's request for training, with its progress and result."""
 
     id = IdField(prefix="ftjob", separator="-")
     status = models.CharField(max_length=16, choices=choices_of(JOB_TRANSITIONS), default="validating_files")
@@ -218,12 +221,12 @@ class FineTuningJob(OrganizationModel):
 
     @property
     def adapter_name(self) -> str:
-        """The name of the adapter it makes; without one of its own, its dataset's and the end of the job's id."""
+        """Return the name of the adapter: the suffix, else the dataset's name and the end of the job's id."""
         return self.suffix or f"{self.training_file.dataset.name[:100]} {self.pk[-4:].lower()}"
 
 
 class TrackerKey(OrganizationModel):
-    """An organization's account at an experiment tracker, for its jobs to report to."""
+    """An organization's account at an experiment tracker, to which its jobs report."""
 
     id = IdField(prefix="trk")
     kind = models.CharField(max_length=8, choices=[("wandb", "Weights & Biases"), ("mlflow", "MLflow")])
@@ -238,7 +241,7 @@ class TrackerKey(OrganizationModel):
 
 
 class Run(OrganizationModel):
-    """One attempt at a job. While leased, `attempt` is the fencing token every worker write must carry."""
+    """One attempt at a job. While leased, `attempt` is the fencing token that every worker write must carry."""
 
     id = IdField(prefix="run")
     job = models.ForeignKey(FineTuningJob, on_delete=models.CASCADE, related_name="runs")
@@ -296,7 +299,7 @@ class Run(OrganizationModel):
 
 
 class JobEvent(OrganizationModel):
-    """One thing that happened to a job, in order; its sequence is the cursor of live streams, its id of the API."""
+    """One event of a job, in order. Its sequence is the cursor of live streams, its id the cursor of the API."""
 
     id = models.CharField(primary_key=True, max_length=48, help_text="ftevent-<ulid of the job>-<sequence>")
     job = models.ForeignKey(FineTuningJob, on_delete=models.CASCADE, related_name="events")
@@ -315,7 +318,7 @@ class JobEvent(OrganizationModel):
 
 
 class Upload(OrganizationModel):
-    """Places given to a run for the files of one manifest. The same manifest gets the same upload."""
+    """Storage locations given to a run for the files of one manifest. The same manifest gets the same upload."""
 
     id = IdField(prefix="up")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="uploads")
@@ -331,7 +334,7 @@ class Upload(OrganizationModel):
 
 
 class Checkpoint(OrganizationModel):
-    """A whole, hashed state to resume from; quarantined when its bytes stop matching."""
+    """A whole, hashed state to resume from; it is quarantined when its bytes stop matching."""
 
     id = IdField(prefix="ftckpt")
     job = models.ForeignKey(FineTuningJob, on_delete=models.CASCADE, related_name="checkpoints")
@@ -350,9 +353,9 @@ class Checkpoint(OrganizationModel):
 
 
 class CalibrationPoint(OrganizationModel):
-    """What a finished run took beside what its customer was shown.
+    """A finished run's actual figures beside the estimate that its customer was shown.
 
-    A factor is the correction that was in the estimate: the physics' own figure is the estimate divided by it.
+    Each factor is the correction in the estimate: the estimate divided by it is the physics' own figure.
     """
 
     run = models.OneToOneField(Run, on_delete=models.CASCADE, related_name="calibration")
@@ -387,7 +390,7 @@ class CalibrationPoint(OrganizationModel):
 
 
 class CalibrationVersion(models.Model):
-    """What a pool's finished runs taught at one time, with what it was fitted on. Kept for good."""
+    """The calibration fitted on a pool's finished runs at one time, with its inputs. Versions are never deleted."""
 
     id = IdField(prefix="cal")
     pool = models.ForeignKey(GpuPool, on_delete=models.PROTECT, related_name="calibrations")
@@ -407,7 +410,7 @@ class CalibrationVersion(models.Model):
 
 
 class PoolAccuracy(models.Model):
-    """What the public page says of a pool; absent while its runs are too few to tell without telling of somebody."""
+    """A pool's figures on the public page; absent while it has too few runs to protect each organization."""
 
     pool = models.OneToOneField(GpuPool, on_delete=models.CASCADE, primary_key=True, related_name="accuracy")
     report = models.JSONField(help_text="apps.finetuning.pools.accuracy.Report")

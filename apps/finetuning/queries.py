@@ -1,4 +1,4 @@
-"""Reading jobs and what belongs to them."""
+"""Queries of jobs and their events, checkpoints, runs and pools."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -30,7 +30,7 @@ def list_jobs(*, organization: Any) -> QuerySet[FineTuningJob]:
 
 
 def find_jobs_of_adapters(*, organization: Any, versions: Iterable[AdapterVersion]) -> dict[str, FineTuningJob]:
-    """Return the job that made each version, by the version's id; none for one that no job of ours made."""
+    """Return the job that made each version, by the version's id; a version that no job made has no entry."""
     jobs = list_jobs(organization=organization).filter(adapter_version__in=[version.pk for version in versions])
     return {str(job.adapter_version_id): job for job in jobs}
 
@@ -41,7 +41,7 @@ def list_events(*, job: FineTuningJob) -> QuerySet[JobEvent]:
 
 
 def list_events_after(*, job: FineTuningJob, sequence: int, limit: int = 500) -> list[JobEvent]:
-    """Return the events a watcher who saw `sequence` has missed, oldest first."""
+    """Return the events after `sequence`, oldest first."""
     return list(job.events.filter(sequence__gt=sequence).order_by("sequence")[:limit])
 
 

@@ -1,4 +1,4 @@
-"""Celery's way into the domain: each task makes one call."""
+"""Celery tasks and outbox handlers; each makes one or two calls into the domain."""
 
 import logging
 from typing import Any
@@ -21,7 +21,7 @@ from apps.finetuning.runs.stalls import end_stalled_runs
 from apps.finetuning.usage import storage
 
 logger = logging.getLogger(__name__)
-_ENDED = ("ready", "invalid", "deleted")  # a file whose validation is over
+_ENDED = ("ready", "invalid", "deleted")  # states of a file whose validation is over
 
 
 @shared_task(name="finetuning.reclaim_expired_leases")
@@ -32,14 +32,14 @@ def reclaim(**_: Any) -> None:
 
 @shared_task(name="finetuning.ring_doorbells")
 def ring_doorbells(**_: Any) -> None:
-    """Wake every pool: a lost message costs one period, and an idle worker shows that it is alive."""
+    """Wake every pool, so that a lost message costs only one period and idle workers show that they are alive."""
     for name in GpuPool.objects.values_list("name", flat=True):
         _ring(name)
 
 
 @shared_task(name="finetuning.admit_waiting")
 def admit_waiting(**_: Any) -> None:
-    """Look again at jobs whose files are validated by now: a message may be lost, and a large file is counted later."""
+    """Check waiting jobs whose files are validated by now: a message may be lost, and a large file is counted later."""
     _admit(Q(training_file__status__in=_ENDED) | Q(validation_file__status="invalid"))
 
 
@@ -49,7 +49,7 @@ def admit_jobs_of_file(*, key: str, payload: dict[str, Any]) -> None:
 
 
 def _admit(condition: Q) -> None:
-    """Look at each job by itself: one that cannot be judged must not keep the others waiting."""
+    """Check each job separately: an error in one must not delay the others."""
     waiting = FineTuningJob.objects.filter(condition, status="validating_files").order_by("created_at")
     for job_id in waiting.values_list("pk", flat=True):
         try:
@@ -59,12 +59,12 @@ def _admit(condition: Q) -> None:
 
 
 def pause_over_budget(*, key: str, payload: dict[str, Any]) -> None:
-    """Pause the running jobs of a budget that is used up; outbox handler, harmless when repeated."""
+    """Pause the running jobs of an exhausted budget; outbox handler, safe to repeat."""
     pause_jobs_of_budget(budget_id=payload["budget_id"], now=db_now())
 
 
 def pause_suspended(*, key: str, payload: dict[str, Any]) -> None:
-    """Pause the running jobs of a suspended organization; outbox handler, harmless when repeated."""
+    """Pause the running jobs of a suspended organization; outbox handler, safe to repeat."""
     pause_jobs_of(organization_id=payload["organization_id"], now=db_now())
 
 
@@ -75,7 +75,7 @@ def sample_storage(**_: Any) -> None:
 
 @shared_task(name="finetuning.learn_from_runs")
 def learn_from_runs(**_: Any) -> None:
-    """Refit what pools' finished runs teach, and what everybody may see of how good estimates were."""
+    """Refit the pools' calibrations to finished runs, and refresh the public accuracy reports."""
     now = db_now()
     refit_pools(now=now)
     refresh_public_reports(now=now)
@@ -83,38 +83,38 @@ def learn_from_runs(**_: Any) -> None:
 
 @shared_task(name="finetuning.sweep_checkpoints")
 def sweep(**_: Any) -> None:
-    """Delete the checkpoints of jobs that ended long ago, and what ended runs uploaded for nothing."""
+    """Delete old checkpoints of ended jobs, and unused uploads of ended runs."""
     sweep_checkpoints(now=db_now())
     sweep_uploads(now=db_now())
 
 
 def ring_doorbell(*, key: str, payload: dict[str, Any]) -> None:
-    """Outbox handler of `train.wake`."""
+    """Ring the pool's doorbell; outbox handler of `train.wake`."""
     _ring(payload["pool"])
 
 
 def admit(*, key: str, payload: dict[str, Any]) -> None:
-    """Outbox handler of `job.admit`."""
+    """Admit the job if it is ready; outbox handler of `job.admit`."""
     admit_when_ready(job_id=payload["job_id"])
 
 
 def serve_named_checkpoint(*, key: str, payload: dict[str, Any]) -> None:
-    """Outbox handler of `checkpoint.named`: the model of a checkpoint that was asked for by its name."""
+    """Serve the checkpoint that a request named; outbox handler of `checkpoint.named`."""
     try:
         serve_checkpoint(organization=payload["organization_id"], checkpoint_id=payload["checkpoint_id"])
-    except DomainError as refused:  # deleted meanwhile, or without an adapter: trying again changes nothing
+    except DomainError as refused:  # deleted in the meantime, or without an adapter: a retry changes nothing
         logger.info("%s is not served: %s", payload["checkpoint_id"], refused.message)
 
 
 def tell_adapter_checked(*, key: str, payload: dict[str, Any]) -> None:
-    """Outbox handler of `adapter.checked`: the job that made the version says what came of it."""
+    """Record the certification result in the job that made the version; outbox handler of `adapter.checked`."""
     record_certification_event(version_id=payload["version_id"])
 
 
 def _ring(pool: str) -> None:
-    """Put one doorbell into the pool's queue, unless one lies there: a pool without a worker would pile them up.
+    """Put one doorbell into the pool's queue unless it holds one; in a pool without a worker they would pile up.
 
-    It does not expire: only a consumer would find that out, and whatever lies there must wake the next one.
+    The message does not expire: only a consumer would notice the expiry, and it must wake the next consumer anyway.
     """
     queue = f"train.{pool}"
     with current_app.producer_or_acquire() as producer:

@@ -1,1 +1,1 @@
-"""The shapes of decoder models: families, architectures and parameter counts."""
+"""Shapes of decoder models: families, architectures and parameter counts."""

@@ -1,7 +1,7 @@
-"""The shape of a decoder model, and every parameter it has.
+"""The architecture of a decoder model, and its parameter counts.
 
-`from_config` reads any Hugging Face `config.json` of the usual decoder families; counts are exact for the text model
-(vision towers are not trained here and not counted).
+`from_config` reads any Hugging Face `config.json` of the usual decoder families. Counts are exact for the text model;
+vision towers are neither trained nor counted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ import msgspec
 
 from apps.estimates.models.families import LLAMA_NAMES, NAMES, ArchitectureError, read_config
 
-ALL_LINEAR = "all-linear"  # PEFT's name for "every linear layer but the output head"
+ALL_LINEAR = "all-linear"  # PEFT's name for "every linear layer except the output head"
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything memory and time depend on. `intermediate_size` is the dense MLP's."""
+    """All dimensions that memory and time depend on. `intermediate_size` is that of the dense MLP."""
 
     model_type: str
     n_layers: int
@@ -46,7 +46,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_own_attention(self) -> bool:
-        """Whether torch's fused kernels cannot compute its attention (gpu_workers/train/model/attention.py)."""
+        """Return whether torch's fused kernels cannot compute its attention (gpu_workers/train/model/attention.py)."""
         return self.attention_sinks or self.has_score_cap
 
     @property
@@ -59,7 +59,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinearLayer(msgspec.Struct, frozen=True):
-    """One kind of linear layer. `copies` are in the model, `active_copies` of them run for each token."""
+    """One kind of linear layer. The model has `copies` of it; `active_copies` of them run for each token."""
 
     name: str
     in_features: int
@@ -74,12 +74,12 @@ class LinearLayer(msgspec.Struct, frozen=True):
 
 
 def from_config(config: Mapping[str, Any]) -> Architecture:
-    """Read a Hugging Face config; raises ArchitectureError naming the field that is missing or not supported."""
+    """Read a Hugging Face config. Raises ArchitectureError naming the missing or unsupported field."""
     return Architecture(**read_config(config))
 
 
 def from_catalog_row(row: Mapping[str, Any]) -> Architecture:
-    """Read one row of the catalog's `models.json`, whose vocabulary is the padded one the weights have."""
+    """Read one row of the catalog's `models.json`; its vocabulary is the padded one of the weights."""
     names = {"num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads"}
     config = {key: row[source] for key, source in names.items()}
     config |= {key: row[key] for key in ("model_type", "hidden_size", "head_dim", "tie_word_embeddings")}
@@ -92,12 +92,12 @@ def from_catalog_row(row: Mapping[str, Any]) -> Architecture:
 
 
 def linear_layers(architecture: Architecture) -> tuple[LinearLayer, ...]:
-    """Every linear layer of the decoder blocks (not embeddings, head or expert router), one entry per kind."""
+    """Return every linear layer of the decoder blocks (not embeddings, head or expert router), one entry per kind."""
     return _attention_layers(architecture) + _mlp_layers(architecture)
 
 
 def target_layers(architecture: Architecture, target_modules: Sequence[str]) -> tuple[LinearLayer, ...]:
-    """The layers that LoRA adapts; raises ArchitectureError for a name this family does not have."""
+    """Return the layers that LoRA adapts. Raises ArchitectureError for a name that this family does not have."""
     layers = linear_layers(architecture)
     if ALL_LINEAR in target_modules:
         return layers
@@ -111,34 +111,34 @@ def target_layers(architecture: Architecture, target_modules: Sequence[str]) -> 
 
 
 def parameter_count(architecture: Architecture) -> int:
-    """Exact number of parameters of the text model, tied weights counted once."""
+    """Return the exact number of parameters of the text model; tied weights count once."""
     return linear_parameter_count(architecture) + other_parameter_count(architecture)
 
 
 def linear_parameter_count(architecture: Architecture) -> int:
-    """Weights of the block linear layers: what 4-bit quantisation stores in 4 bits."""
+    """Return the weights of the block linear layers: those that 4-bit quantisation stores in 4 bits."""
     return sum(layer.weights * layer.copies for layer in linear_layers(architecture))
 
 
 def expert_parameter_count(architecture: Architecture) -> int:
-    """Weights of the routed experts alone, 0 without."""
+    """Return the weights of the routed experts alone, 0 without experts."""
     a = architecture
     copies = (a.n_experts or 0) * (a.n_layers - a.n_dense_layers)
     return sum(layer.weights * layer.copies for layer in _mlp(a, a.moe_intermediate_size or 0, copies, copies))
 
 
 def active_linear_parameter_count(architecture: Architecture) -> int:
-    """Weights of the block linear layers that one token passes through (all of them unless it has experts)."""
+    """Return the weights of the block linear layers that one token passes through (all of them without experts)."""
     return sum(layer.weights * layer.active_copies for layer in linear_layers(architecture))
 
 
 def head_parameter_count(architecture: Architecture) -> int:
-    """Weights of the output head, whether or not they are the embedding's."""
+    """Return the weights of the output head, whether tied to the embedding or not."""
     return architecture.vocab_size * architecture.hidden_size
 
 
 def other_parameter_count(architecture: Architecture) -> int:
-    """Embeddings, untied head, norms, biases, routers: what stays unquantised."""
+    """Return the parameters that stay unquantised: embeddings, untied head, norms, biases, routers."""
     a = architecture
     embeddings = head_parameter_count(a) * (1 if a.tie_word_embeddings else 2)
     embeddings += a.learned_positions * a.hidden_size + (a.vocab_size if a.lm_head_bias else 0)
@@ -150,7 +150,7 @@ def other_parameter_count(architecture: Architecture) -> int:
 
 
 def lora_parameter_count(architecture: Architecture, *, rank: int, target_modules: Sequence[str]) -> int:
-    """Trainable parameters of LoRA: rank x (in + out) for each adapted layer."""
+    """Return the trainable parameters of LoRA: rank x (in + out) for each adapted layer."""
     layers = target_layers(architecture, target_modules)
     return sum(
         lora_matrix_parameter_count(layer.in_features, layer.out_features, rank) * layer.copies for layer in layers
@@ -158,7 +158,7 @@ def lora_parameter_count(architecture: Architecture, *, rank: int, target_module
 
 
 def lora_matrix_parameter_count(in_features: int, out_features: int, rank: int) -> int:
-    """Parameters of one pair of low-rank matrices A (rank x in) and B (out x rank)."""
+    """Return the parameters of one pair of low-rank matrices A (rank x in) and B (out x rank)."""
     return rank * (in_features + out_features)
 
 

@@ -1,7 +1,7 @@
-"""What each family of decoder models calls things, and what its config.json leaves unsaid.
+"""Names and defaults of each family of decoder models that its config.json omits.
 
 `FAMILIES` holds the defaults of each family's transformers configuration class and the layers its modelling code
-creates; the counts that follow are checked against transformers' own models (tests/engines/estimates).
+creates. The resulting counts are checked against transformers' own models (tests/engines/estimates).
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from apps.estimates.errors import EstimateError
 
 
 class ArchitectureError(EstimateError):
-    """The configuration cannot be read as a decoder model. `field` names what is missing or wrong."""
+    """The configuration cannot be read as a decoder model. `field` names the missing or wrong field."""
 
 
 class ModuleNames(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 _ALIASES = {"gemma3": "gemma3_text", "mistral3": "mistral", "ministral": "mistral", "RefinedWebModel": "falcon"}
 
-# The names one quantity goes by in different families' config.json.
+# Names of one quantity in different families' config.json.
 _KEYS = {
     "n_layers": ("num_hidden_layers", "n_layer", "n_layers"),
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
@@ -97,7 +97,7 @@ _KEYS = {
 
 
 def read_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an Architecture; raises ArchitectureError naming the field that is missing or not supported."""
+    """Return the fields of an Architecture. Raises ArchitectureError naming the missing or unsupported field."""
     text = _text_config(config)
     family = str(text.get("model_type") or "")
     family = _ALIASES.get(family, family)
@@ -161,7 +161,7 @@ def _intermediate_size(text: Mapping[str, Any], traits: Mapping[str, Any], famil
     if family == "qwen" and size is not None:
         return size // 2  # the first Qwen counts gate and up together
     if size is None and family in {"gpt2", "falcon", "mpt"}:
-        return 4 * hidden_size  # transformers' MPT reads no expansion_ratio either
+        return 4 * hidden_size  # transformers' MPT does not read expansion_ratio either
     return size if size is not None else _required(text, traits, "intermediate_size")
 
 
@@ -210,7 +210,7 @@ def _family_traits(text: Mapping[str, Any], traits: Mapping[str, Any], family: s
 
 
 def _exceptions(text: Mapping[str, Any], family: str) -> dict[str, Any]:
-    """Families whose layers depend on more than their name."""
+    """Return the fields of families whose layers depend on more than their name."""
     match family:
         case "falcon":
             bias, parallel = bool(text.get("bias", False)), bool(text.get("parallel_attn", True))

@@ -1,11 +1,11 @@
-"""Names that different publishers give one thing: base models and GPU types."""
+"""Different publishers' names for one base model or GPU type."""
 
 import re
 from collections.abc import Iterator, Mapping
 
 from apps.estimates.models.architectures import Architecture
 
-# Words that tell a variant of the same shape apart.
+# Words that only distinguish variants of the same shape.
 _VARIANTS = frozenset(
     (
         "instruct", "chat", "hf", "base", "it", "pt", "bnb", "4bit", "8bit", "unsloth", "gptq", "awq", "int4", "int8",
@@ -25,7 +25,7 @@ _GPUS = (
 
 
 class Names(Mapping[str, Architecture]):
-    """Architectures by name; a name not in the table is looked for without owner, variant and spelling."""
+    """Architectures by name; a name not in the table is looked up without owner, variant and spelling."""
 
     def __init__(self, exact: Mapping[str, Architecture]) -> None:
         self._exact = exact
@@ -49,14 +49,14 @@ class Names(Mapping[str, Architecture]):
 
 
 def plain_name(name: str) -> str:
-    """ "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit" -> "llama-3.1-8b"."""
+    """Return the name without owner and variant: "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit" -> "llama-3.1-8b"."""
     text = re.sub(r"[\s_]+", "-", name.rsplit("/", 1)[-1].lower())
     text = re.sub(r"^(llama|qwen|gemma|phi|mistral|mixtral|falcon)-?(?=\d)", r"\1-", text)
     return "-".join(word for word in text.split("-") if word and word not in _VARIANTS)
 
 
 def gpu_key(row_key: str | None, name: str | None) -> str:
-    """The catalog's key of a GPU: as the row says, else by its name; empty when neither is known."""
+    """Return the catalog's key of a GPU: the row's key, else the one for its name; empty if neither is known."""
     if row_key:
         return row_key
     text = (name or "").lower()

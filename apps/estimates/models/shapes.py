@@ -1,4 +1,4 @@
-"""Sums over a model's layers that memory and time are computed from, taken once for each model and set of adapters."""
+"""Sums over a model's layers, as inputs of memory and time, computed once per model and set of adapters."""
 
 import msgspec
 
@@ -14,7 +14,10 @@ from apps.estimates.models.architectures import (
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts are of parameters; widths are values per token. "active" counts what one token passes through."""
+    """Sums over the layers. Counts are of parameters; widths are values per token.
+
+    "active" counts only the part that one token passes through.
+    """
 
     architecture: Architecture
     n_layers: int
@@ -26,7 +29,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int
     linear: int
     active_linear: int
-    experts: int  # of `linear`, those of routed experts
+    experts: int  # the part of `linear` in routed experts
     head: int
     other: int  # embeddings, untied head, norms, biases, routers
     largest_linear: int
@@ -46,7 +49,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shape_of(architecture: Architecture, *, rank: int, target_modules: tuple[str, ...], use_dora: bool) -> Shape:
-    """Sum up the model's layers; with DoRA, each adapted module has a magnitude for every output besides."""
+    """Return the sums over the model's layers; DoRA adds a magnitude for every output of an adapted module."""
     a, layers = architecture, linear_layers(architecture)
     targets = target_layers(architecture, target_modules)
     n, head, other = a.n_layers, head_parameter_count(a), other_parameter_count(a)
@@ -85,7 +88,10 @@ def _pair(layer: LinearLayer, rank: int, use_dora: bool) -> int:
 
 
 def _distinct_inputs(targets: tuple[LinearLayer, ...]) -> int:
-    """Query, key and value read one tensor, gate and up another; the other modules have an input of their own."""
+    """Return the distinct input values of the adapted modules.
+
+    Query, key and value read one tensor, gate and up another; each other module has a separate input.
+    """
     seen: dict[str, int] = {}
     for layer in targets:
         name = layer.name.rsplit(".", 1)[-1]

@@ -1,4 +1,4 @@
-"""What a GPU type can hold and do, read from the catalog's rows; a CPU is one more type."""
+"""Capacity and speed of GPU types, read from the catalog's rows; a CPU is one more type."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,17 +11,18 @@ from apps.estimates.errors import EstimateError
 GIB = 1024**3
 MIB = 1024**2
 
-# Share of the label's GiB that torch reports as total memory, where nobody published it for the type. Both are the
-# least share among the types with an observation in gpus.json: HBM 79.15/80 (A100), GDDR6 with ECC 14.563/16 (T4).
+# Share of the label's GiB that torch reports as total memory, for types without a published figure. Both are the least
+# share among the types with an observation in gpus.json: HBM 79.15/80 (A100), GDDR6 with ECC 14.563/16 (T4).
 _HBM_USABLE_SHARE = 0.987
 _GDDR_USABLE_SHARE = 0.910
 # Multiprocessors x boost clock in GHz, from NVIDIA's data sheets and architecture white papers: each multiprocessor
 # evaluates 16 exponentials a clock (CUDA C programming guide, throughput of native arithmetic instructions).
 _EXPONENTIALS_PER_CLOCK = 16
-# One way over 16 lanes, as bandwidth tests reach it (generation 4: 25 of 31.5 GB/s; CUDA samples bandwidthTest).
+# One direction over 16 lanes, as bandwidth tests reach it (generation 4: 25 of 31.5 GB/s; CUDA samples bandwidthTest).
 _PCIE = {"PCIe5": 50e9, "PCIe4": 25e9, "PCIe3": 12.5e9}
-_PCIE5_PREFIXES = ("h100-sxm", "h200-sxm", "b200", "b300")  # NVIDIA's data sheets: PCIe Gen5, 128 GB/s both ways
-_EXPONENTIALS_PER_BYTE = 1.2  # of an A100 80GB: 2.44e12 exponentials and 2.04e12 bytes a second
+# NVIDIA's data sheets: PCIe Gen5, 128 GB/s in both directions
+_PCIE5_PREFIXES = ("h100-sxm", "h200-sxm", "b200", "b300")
+_EXPONENTIALS_PER_BYTE = 1.2  # of an A100 80GB: 2.44e12 exponentials and 2.04e12 bytes per second
 _MULTIPROCESSORS = {
     "a100": (108, 1.41), "h100-pcie": (114, 1.755), "h100": (132, 1.83), "h200": (132, 1.83), "b200": (148, 1.965),
     "b300": (160, 1.965), "gb200": (148, 1.965), "gb300": (160, 1.965), "l40s": (142, 2.52), "l40": (142, 2.49),
@@ -29,18 +30,21 @@ _MULTIPROCESSORS = {
     "rtx-pro-6000": (188, 2.6), "a10g": (80, 1.695), "t4": (40, 1.59), "v100": (80, 1.53), "rtx-a6000": (84, 1.80),
     "rtx-3090": (82, 1.695), "rtx-4080": (76, 2.505),
 }  # fmt: skip
-# GeForce cards multiply 16-bit numbers with fp32 sums at half the rate their units have (Ampere and Ada white papers),
-# and clock above the data sheet: what feeds the units is never the limit, and the sheet's figure is reached.
+# GeForce cards multiply 16-bit numbers with fp32 sums at half the rate of their units (Ampere and Ada white papers),
+# and clock above the data sheet. Feeding the units is never the limit, so they reach the sheet's figure.
 _GEFORCE_PREFIXES, _GEFORCE_SHARE = ("rtx-30", "rtx-40", "rtx-50"), 1.0
-# Best measured matrix product / data sheet where nobody measured it: 0.87 on A100, 0.73-0.80 on the types of 700 W and
-# more that cannot hold their clock (mamf_bf16_tflops_measured in gpus.json).
+# Best measured matrix product / data sheet for types without a measurement: 0.87 on A100, 0.73-0.80 on types of 700 W
+# and more, which cannot hold their clock (mamf_bf16_tflops_measured in gpus.json).
 _GEMM_SHARE, _GEMM_SHARE_LARGE, _LARGE_FLOPS = 0.87, 0.78, 5e14
 _HBM_KEY_PREFIXES = ("a100", "h100", "h200", "b200", "b300", "gb", "mi3", "v100")
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """`memory_bytes` is what the framework can allocate in total (torch's total_memory), before any CUDA context.
-    `nvlink_bytes_per_second` counts both directions, as vendors do; None means PCIe only."""
+    """One GPU type.
+
+    `memory_bytes` is the total that the framework can allocate (torch's total_memory), before any CUDA context.
+    `nvlink_bytes_per_second` counts both directions, as vendors do; None means PCIe only.
+    """
 
     key: str
     name: str
@@ -51,14 +55,14 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     fp16_flops: float | None = None
     nvlink_bytes_per_second: int | None = None
     memory_is_observed: bool = True
-    measured_gemm_flops: float | None = None  # of the best 16-bit matrix product anyone found (mamf-finder)
-    pcie_bytes_per_second: float = 25e9  # 16 lanes one way, as reached: generation 4; 5 twice, 3 half of it
+    measured_gemm_flops: float | None = None  # of the best known 16-bit matrix product (mamf-finder)
+    pcie_bytes_per_second: float = 25e9  # 16 lanes in one direction, as reached: generation 4; twice for 5, half for 3
     has_nvlink_switch: bool = False  # every GPU reaches every other at the full rate
     sources: tuple[str, ...] = ()
 
     @property
     def reachable_flops(self) -> float:
-        """Of 16-bit matrix products: as measured, else the share of the data sheet that measured types reach."""
+        """Return the speed of 16-bit matrix products: measured, else the data sheet times measured types' share."""
         sheet = self.bf16_flops or self.fp16_flops or 0.0
         if self.key.startswith(_GEFORCE_PREFIXES):
             return self.measured_gemm_flops or sheet * _GEFORCE_SHARE
@@ -66,7 +70,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exponentials_per_second(self) -> float:
-        """What softmax waits for; a type not listed is taken to have as many for its bandwidth as an A100."""
+        """Return the rate that limits softmax; an unlisted type is assumed to have an A100's ratio to bandwidth."""
         for prefix in sorted(_MULTIPROCESSORS, key=len, reverse=True):
             if self.key.startswith(prefix):
                 count, gigahertz = _MULTIPROCESSORS[prefix]
@@ -79,7 +83,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cpu(*, memory_bytes: int, name: str = "CPU", key: str = "cpu") -> Gpu:
-    """A machine without a GPU: `memory_bytes` is the RAM that a training process may use."""
+    """Return a machine without a GPU: `memory_bytes` is the RAM that a training process may use."""
     return Gpu(key=key, name=name, memory_bytes=memory_bytes, kind="cpu")
 
 
@@ -111,12 +115,12 @@ def from_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Gpu]:
 
 
 def load(path: Path) -> dict[str, Gpu]:
-    """Read `gpus.json` itself."""
+    """Read the file `gpus.json`."""
     return from_rows(msgspec.json.decode(path.read_bytes())["gpus"])
 
 
 def find(types: Mapping[str, Gpu], key: str) -> Gpu:
-    """The type of this key; raises EstimateError naming `gpu` and the keys there are."""
+    """Return the type of this key. Raises EstimateError naming `gpu` and the known keys."""
     if key not in types:
         raise EstimateError("gpu", f"GPU type {key!r} is not known; known: {', '.join(sorted(types))}")
     return types[key]
@@ -134,7 +138,7 @@ def _tera(value: float | None) -> float | None:
 
 
 def _pcie(key: str, kind: str) -> float:
-    """A type that is sold by its NVLink reaches its host over PCIe all the same."""
+    """Return the PCIe rate to the host; a type listed with NVLink also reaches its host over PCIe."""
     named = next((rate for generation, rate in _PCIE.items() if generation in kind), None)
     return named or _PCIE["PCIe5" if key.startswith(_PCIE5_PREFIXES) else "PCIe4"]
 

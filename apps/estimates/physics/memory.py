@@ -1,8 +1,9 @@
 """Peak memory of a training job on one GPU: the largest of six moments, each the sum of named parts.
 
-Loading; the loss (every saved activation alive, plus the logits); the backward pass of a layer (checkpoints, one
-layer's recomputed activations and their gradients); the optimizer step; evaluation; saving a checkpoint. The parts
-returned are those of the peak moment, so they always add up to it. Preferences have one moment more: the reference.
+The moments are: loading; the loss (every saved activation alive, plus the logits); the backward pass of a layer
+(checkpoints, one layer's recomputed activations and their gradients); the optimizer step; evaluation; saving a
+checkpoint. The returned parts are those of the peak moment, so they always add up to it. Preferences have one
+additional moment: the reference.
 """
 
 from typing import NamedTuple
@@ -27,22 +28,23 @@ from apps.estimates.physics.states import (
 )
 
 # One torch process on a GPU before any tensor: CUDA context and kernels 0.5-2 GiB by driver and GPU (gpus.json _about;
-# the lower half is seen on single-GPU jobs), and cuBLAS's workspace, 32 MiB on Hopper (PyTorch CUDA semantics notes).
+# single-GPU jobs are in the lower half), and cuBLAS's workspace, 32 MiB on Hopper (PyTorch CUDA semantics notes).
 CONTEXT_BYTES = 1 * GIB
 _CUBLAS_BYTES = 32 * MIB
 # NCCL's channels: 2 rings or trees x 8 to 16 channels x 4 MiB and their proxies (NCCL_BUFFSIZE, NCCL user guide).
 NCCL_BYTES = 256 * MIB
 
-# What the caching allocator reserves beyond what is alive, as a share of what each micro-step allocates and frees:
+# The caching allocator's reserve beyond live memory, as a share of the memory each micro-step allocates and frees:
 # blocks are rounded up to 2 MiB and split. With equal lengths 10 %.
 _RESERVE_SHARE = 0.10
-# When lengths vary, blocks cached for shorter rows are too small for a longer one, and pile up until the card is full
-# and the cache is dropped: replaying a training step's allocations with lengths of mean 3,234 and deviation 2,547
-# against torch's best-fit rules gives 1.9 to 4.7 times what is alive after 60 rows,
-# median 2.6 (tests/bench/allocator.py).
+# If lengths vary, blocks cached for shorter rows are too small for a longer one. They pile up until the card is full
+# and the cache is dropped. Replaying a training step's allocations with lengths of mean 3,234 and deviation 2,547
+# against torch's best-fit rules gives 1.9 to 4.7 times the live memory after 60 rows, median 2.6
+# (tests/bench/allocator.py).
 _VARIED_RESERVE_SHARE = 1.6
-# glibc keeps most of what a training step frees: the peak resident set of four LoRA jobs (42 M and 67 M parameters,
-# 512 to 2,048 tokens a micro-step, fp32, with and without checkpointing) was 1.44 to 1.88 times what was alive.
+# glibc keeps most of the memory that a training step frees. The peak resident set of four LoRA jobs (42 M and 67 M
+# parameters, 512 to 2,048 tokens per micro-step, fp32, with and without checkpointing) was 1.44 to 1.88 times the live
+# memory.
 _CPU_ALLOCATOR_SHARE = 0.75
 
 # LoRA's dropout saves a byte mask on a GPU (native_dropout); on a CPU the mask has the type of its input.
@@ -52,17 +54,17 @@ _GPU_DROPOUT_MASK_BYTES = 1
 # (trl/kernels/chunked_logprob.py TOKEN_CHUNK_SIZE, trl/trainer/utils.py _CHUNKED_LOGPROB_CHUNK_SIZE).
 _TILE_TOKENS = 4096
 _TILE_VOCABULARY = 32768
-# Without Triton (CPU) torch operators fold the tile: y, z, log p, p, the gradient and three temporaries are alive at
-# once in fp32, and one boolean mask (trl/kernels/chunked_logprob.py _backward_tile).
+# Without Triton (CPU), torch operators compute the tile: y, z, log p, p, the gradient and three temporaries are alive
+# at once in fp32, and one boolean mask (trl/kernels/chunked_logprob.py _backward_tile).
 _TORCH_TILE_BYTES = 8 * 4 + 1
 
-# Eager attention keeps softmax in fp32 and its 16-bit copy for the backward pass (transformers eager_attention_forward)
-# and makes the gradient of each besides.
+# Eager attention keeps softmax in fp32 and its 16-bit copy for the backward pass (transformers
+# eager_attention_forward), and also makes the gradient of each.
 _EAGER_SAVED_BYTES = 4 + 2
 _EAGER_WORKING_BYTES = 4 + 4 + 2
 # A padded batch needs a mask of length x length per row: boolean, and expanded to 16 bits by the kernel.
 _MASK_BYTES_PER_SCORE = 1 + 2
-# ZeRO-3 keeps up to so many gathered parameters (stage3_max_live_parameters; DeepSpeed config docs).
+# ZeRO-3 keeps up to this many gathered parameters (stage3_max_live_parameters; DeepSpeed config docs).
 _LIVE_PARAMETERS = 1e9
 # Under DeepSpeed the model runs in 16 bits without autocast: logits, shifted copy, log-probabilities, gradient.
 _DEEPSPEED_LOSS_BYTES = 8.0
@@ -78,8 +80,11 @@ class MemoryPart(msgspec.Struct, frozen=True):
 
 
 class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """`parts` are what is alive at the peak and sum to `peak_bytes`; `phase` names that moment. `peak_bytes` is what
-    the job needs; `reserved_bytes` what the allocator will show, which may be more while memory is free."""
+    """Peak memory with its parts.
+
+    `parts` are alive at the peak and sum to `peak_bytes`; `phase` names that moment. `peak_bytes` is the job's need.
+    `reserved_bytes` is the figure the allocator will show, which may be larger while memory is free.
+    """
 
     peak_bytes: int
     phase: str
@@ -87,7 +92,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     phase_bytes: dict[str, int]
     reserved_bytes: int = 0
     allocated_bytes: int = 0
-    host_bytes: int = 0  # of the machine's own memory, all GPUs of the job together; 0 where nothing rests there
+    host_bytes: int = 0  # of the machine's own memory, for all GPUs of the job together; 0 without offloading
 
 
 LABELS = {
@@ -107,23 +112,23 @@ LABELS = {
 def peak_memory(
     *, architecture: Architecture, plan: TrainingPlan, gpu: Gpu, stack: StackProfile = ANNEAL
 ) -> MemoryEstimate:
-    """Predict the most memory one GPU holds at any moment of this job, and what it is made of."""
+    """Predict the peak memory of one GPU in this job, with its parts."""
     return MemoryModel(shape_of_plan(architecture, plan), plan, gpu, stack).estimate(plan)
 
 
 def weight_bytes(*, architecture: Architecture, plan: TrainingPlan, stack: StackProfile = ANNEAL) -> int:
-    """Base model weights as this method stores them, all of them."""
+    """Return the bytes of all base model weights, as this method stores them."""
     return round(stored_weight_bytes(shape_of_plan(architecture, plan), plan, stack))
 
 
 def trained_parameter_count(*, architecture: Architecture, plan: TrainingPlan) -> int:
-    """Parameters that get gradients."""
+    """Return the number of parameters with gradients."""
     shape = shape_of_plan(architecture, plan)
     return shape.total if plan.method == Method.FULL else shape.adapter
 
 
 class MemoryModel:
-    """Everything about a job that does not depend on its micro-batch and checkpointing, summed once."""
+    """The parts of a job's memory that do not depend on its micro-batch and checkpointing, summed once."""
 
     def __init__(self, shape: Shape, plan: TrainingPlan, gpu: Gpu, stack: StackProfile) -> None:
         self.shape, self.plan, self.stack, self.gpu = shape, plan, stack, gpu
@@ -135,7 +140,7 @@ class MemoryModel:
         self.refers = plan.is_preference and plan.has_reference
         self.keeps_reference = self.refers and not stack.reference_ahead
         if self.keeps_reference and plan.method == Method.FULL:
-            weights *= 2  # the model as it was; with an adapter the base itself is the reference
+            weights *= 2  # the original model; with an adapter, the base itself is the reference
         self.weights = weights / shards.weights * (0 if plan.cpu_offload else 1)
         self.adapter = state.adapter / shards.weights
         self.gradients = state.gradients / shards.gradients
@@ -182,7 +187,7 @@ class MemoryModel:
         )
 
     def peak(self, rows: int, length: int, checkpointing: bool) -> float:
-        """The figure of `estimate`, without its parts: for searches."""
+        """Return the peak of `estimate` without its parts, for searches."""
         rows *= self.sequences
         t, tokens, widened = self.per_token, rows * length, 1 + self.reserve_share
         saved, working = t.activations(rows, length, checkpointing)
@@ -201,7 +206,7 @@ class MemoryModel:
         )
 
     def needed(self, rows: int, length: int, checkpointing: bool, margin: tuple[float, float]) -> float:
-        """The peak with a margin on the whole and on what is not weights."""
+        """Return the peak with a margin on the whole and on all parts except weights."""
         whole, rest = margin
         return whole * (self.weights + rest * (self.peak(rows, length, checkpointing) - self.weights))
 
@@ -261,7 +266,7 @@ class MemoryModel:
 
 
 class _Moment(NamedTuple):
-    """What is alive besides weights, adapter and framework."""
+    """Live memory at one moment, besides weights, adapter and framework."""
 
     phase: str
     gradients: float
@@ -270,7 +275,7 @@ class _Moment(NamedTuple):
     logits: float
     dequantization: float
     communication: float
-    copies: float = 0.0  # of trained weights, whole matrices of even size: they leave no gaps behind
+    copies: float = 0.0  # of trained weights; whole matrices of equal size leave no gaps
 
     @property
     def varying(self) -> float:
@@ -296,7 +301,7 @@ class _TokenBytes:
         self.head_gradient = s.head * 4 if plan.method == Method.FULL and stack.is_tiled_loss else 0
 
     def activations(self, rows: int, length: int, checkpointing: bool) -> tuple[float, float]:
-        """What the forward pass of all layers keeps, and what the backward pass of one layer adds."""
+        """Return the bytes kept by the forward pass of all layers, and those the backward pass of one layer adds."""
         s, tokens = self.shape, rows * length
         layer, working = tokens * self.layer, tokens * self.working
         if self.plan.attention == "eager":
@@ -308,7 +313,7 @@ class _TokenBytes:
         return s.n_layers * layer + mask, working
 
     def loss(self, tokens: int) -> float:
-        """At the head's peak."""
+        """Return the bytes of the loss at the head's peak."""
         s, stack = self.shape, self.stack
         if not stack.is_tiled_loss:
             per_logit = _DEEPSPEED_LOSS_BYTES if self.plan.is_deepspeed else stack.loss_bytes
@@ -320,7 +325,7 @@ class _TokenBytes:
         return tile * per_value + hidden + self.head_gradient
 
     def evaluation(self, tokens: int) -> float:
-        """No gradient is made: logits, their fp32 copy and log-probabilities, or a tile."""
+        """Return the bytes of the loss without gradient: logits, their fp32 copy and log-probabilities, or a tile."""
         if self.stack.is_tiled_loss:
             return self.loss(tokens) - self.head_gradient
         per_logit = _DEEPSPEED_LOSS_BYTES if self.plan.is_deepspeed else self.stack.loss_bytes
@@ -328,12 +333,14 @@ class _TokenBytes:
 
     def _adapter_inputs(self) -> float:
         s, plan, width = self.shape, self.plan, self.width
-        if plan.method == Method.FULL:  # inputs of the two blocks and of the down projection; shared by their layers
+        # inputs of the two blocks and of the down projection; the layers of a block share them
+        if plan.method == Method.FULL:
             return width * (2 * s.hidden + s.active_ff)
         rank = plan.lora_rank * s.adapter_modules / s.n_layers * width
-        # DoRA scales the base's and the adapter's result by a trained magnitude, and so keeps both.
+        # DoRA scales the results of base and adapter by a trained magnitude, and so keeps both.
         dora = s.adapted_outputs * (width + 4) if plan.use_dora else 0
-        if plan.lora_dropout > 0 and not self.stack.fused_kernels:  # each module its own dropped-out copy, and a mask
+        # each module has its own dropped-out copy, and a mask
+        if plan.lora_dropout > 0 and not self.stack.fused_kernels:
             mask = width if self.is_cpu else _GPU_DROPOUT_MASK_BYTES
             return s.adapted_inputs * (width + mask) + rank + dora
         return s.distinct_adapted_inputs * width + rank + dora
@@ -344,7 +351,7 @@ def shape_of_plan(architecture: Architecture, plan: TrainingPlan) -> Shape:
 
 
 def _gathered(shape: Shape, plan: TrainingPlan, weights: float) -> float:
-    """Whole layers that sharded weights are gathered to, while computing."""
+    """Return the bytes of the whole layers gathered from sharded weights while computing."""
     if plan.parallelism != Parallelism.ZERO3:
         return 0.0
     width, outside = DTYPE_BYTES[plan.compute_dtype], shape.total - shape.layer * shape.n_layers
@@ -355,9 +362,11 @@ def _gathered(shape: Shape, plan: TrainingPlan, weights: float) -> float:
 
 
 def _autocast_copies(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> float:
-    """What fp32 weights under autocast take beyond 16 bytes a parameter while gradients accumulate: 4 + 8 + 4, and the
-    16-bit copies that torch.amp's cache keeps until the forward pass ends. (Counted as 2 + 12 + 2 without it, which is
-    right while copies or gradients are alive, not both.) FSDP casts what it gathers instead."""
+    """Return the 16-bit copies of trained fp32 weights that torch.amp's cache keeps until the forward pass ends.
+
+    While gradients accumulate, they add to 16 bytes per parameter: 4 + 8 + 4. Without accumulation, the count of 2 + 12
+    + 2 is right, because copies and gradients are not alive together. FSDP casts the weights it gathers instead.
+    """
     is_cast = plan.method == Method.FULL and stack.casts_trained_weights and plan.compute_dtype != "float32"
     if not is_cast or plan.parallelism == Parallelism.ZERO3:
         return 0.0
@@ -365,7 +374,10 @@ def _autocast_copies(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> f
 
 
 def _workspace(shape: Shape, plan: TrainingPlan, width: int) -> float:
-    """Quantised bases are turned back to the compute type one weight matrix at a time; DoRA adds B x A to each."""
+    """Return the workspace of one weight matrix.
+
+    Quantised bases are converted back to the compute type one matrix at a time; DoRA adds B x A to each.
+    """
     quantized = shape.largest_linear * width if plan.method == Method.QLORA else 0
     dora = 2 * shape.largest_linear * width if plan.use_dora else 0
     return quantized + dora

@@ -1,4 +1,4 @@
-"""How one job is run: the settings that memory and speed depend on."""
+"""Training plans: the settings of a job that memory and speed depend on."""
 
 import math
 from enum import StrEnum
@@ -11,7 +11,7 @@ DEFAULT_TARGET_MODULES = ("all-linear",)
 
 
 class Method(StrEnum):
-    """DoRA and rsLoRA are flags of LoRA and QLoRA (`use_dora`, `use_rslora`), as in PEFT."""
+    """Training methods. DoRA and rsLoRA are flags of LoRA and QLoRA (`use_dora`, `use_rslora`), as in PEFT."""
 
     LORA = "lora"
     QLORA = "qlora"
@@ -19,7 +19,7 @@ class Method(StrEnum):
 
 
 class Optimizer(StrEnum):
-    """Names of transformers' `optim`. "adamw" is the fused or foreach AdamW: same state, other temporaries."""
+    """Names of transformers' `optim`. "adamw" is the fused or foreach AdamW: same state, different temporaries."""
 
     ADAMW = "adamw"
     ADAMW_FUSED = "adamw_fused"
@@ -31,7 +31,7 @@ class Optimizer(StrEnum):
 
 
 class Parallelism(StrEnum):
-    """How several GPUs share one job. ZERO3 is FSDP full shard as well: the same arithmetic."""
+    """Ways for several GPUs to share one job. ZERO3 also stands for FSDP full shard: the arithmetic is the same."""
 
     SINGLE = "single"
     DDP = "ddp"
@@ -40,7 +40,7 @@ class Parallelism(StrEnum):
     ZERO3 = "zero3"
 
 
-# What people call a method -> the method, use_dora, use_rslora.
+# The common name of a method -> the method, use_dora, use_rslora.
 _METHOD_NAMES = {
     "lora": (Method.LORA, False, False),
     "rslora": (Method.LORA, False, True),
@@ -58,7 +58,7 @@ class MethodChoice(msgspec.Struct, frozen=True):
 
 
 def parse_method(name: str) -> MethodChoice:
-    """Read "lora", "rslora", "dora", "qlora", "qdora" or "full"; raises EstimateError("method")."""
+    """Parse "lora", "rslora", "dora", "qlora", "qdora" or "full". Raises EstimateError("method")."""
     found = _METHOD_NAMES.get(name.lower())
     if found is None:
         raise EstimateError("method", f"method {name!r} is not known; use one of {', '.join(_METHOD_NAMES)}")
@@ -66,10 +66,11 @@ def parse_method(name: str) -> MethodChoice:
 
 
 class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """`max_length` is the padded length of the longest row, in tokens; all sizes are per GPU.
+    """The settings of one job.
 
-    One optimizer step trains micro_batch_size x gradient_accumulation_steps x gpu_count rows. `is_packed`: every
-    micro-step is full; otherwise rows are padded to the longest of their micro-batch (or not at all, if single).
+    `max_length` is the padded length of the longest row, in tokens; all sizes are per GPU. One optimizer step trains
+    micro_batch_size x gradient_accumulation_steps x gpu_count rows. `is_packed`: every micro-step is full; otherwise
+    rows are padded to the longest of their micro-batch (or not at all, if single).
     """
 
     method: str
@@ -91,9 +92,9 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     attention: str = "flash"  # "flash" and SDPA grow with length, "eager" with its square
     trains_embeddings: bool = False  # LoRA with embedding and head in modules_to_save
     is_deepspeed: bool = False
-    cpu_offload: bool = False  # weights, gradients and optimizer state rest in the host's memory (FSDP, ZeRO-3)
+    cpu_offload: bool = False  # weights, gradients and optimizer state stay in the host's memory (FSDP, ZeRO-3)
     is_preference: bool = False  # a row is a pair of answers: two sequences
-    has_reference: bool = True  # of preferences: DPO compares with the model as it was
+    has_reference: bool = True  # of preferences: DPO compares with the original model
 
     @property
     def batch_size(self) -> int:
@@ -101,7 +102,7 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sequences(self) -> int:
-        """Of one micro-step on one GPU."""
+        """Return the number of sequences of one micro-step on one GPU."""
         return self.micro_batch_size * (2 if self.is_preference else 1)
 
     @property
@@ -110,6 +111,6 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """The micro-batch sizes that accumulate to exactly this batch, largest first."""
+    """Return the micro-batch sizes that accumulate to exactly this batch, largest first."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return tuple(sorted({*small, *(number // d for d in small)}, reverse=True))

@@ -1,15 +1,15 @@
-"""What each training framework does with memory and time: switches read from its code and documentation.
+"""Memory and time profiles of training frameworks: switches read from their code and documentation.
 
-A profile holds no figure fitted to a publisher's rows; the few constants that all stacks share are in `memory` and
-`timing`. `loss_bytes` is what is alive of the head and loss at their peak, per token and vocabulary entry:
+A profile contains no figure fitted to a publisher's rows; the few constants that all stacks share are in `memory` and
+`timing`. `loss_bytes` are alive in the head and loss at their peak, per token and vocabulary entry:
 
-- 12: transformers since 4.49: fp32 log-probabilities and two fp32 gradients of them (16-bit logits come and go)
+- 12: transformers since 4.49: fp32 log-probabilities and two fp32 gradients of them (16-bit logits are temporary)
 - 14: transformers before: 16-bit logits, their fp32 copy, its shifted copy, log-probabilities
-- 16: the same by a loop that holds the model's output, and so its fp32 logits, through the backward pass
+- 16: the same in a loop that keeps the model's output, and so its fp32 logits, through the backward pass
 - 12: remote code under autocast: 16-bit logits and shifted copy, fp32 copy, log-probabilities
 - 8: everything in 16 bits (no autocast): logits, shifted copy, log-probabilities, gradient
-- 6: LitGPT: chunked head, 16-bit cross entropy, gradients of a chunk at a time
-- 0: never whole: tiles (TRL >= 1, Liger, Unsloth, cut cross entropy)
+- 6: LitGPT: chunked head, 16-bit cross entropy, gradients of one chunk at a time
+- 0: never complete: tiles (TRL >= 1, Liger, Unsloth, cut cross entropy)
 """
 
 import msgspec
@@ -18,37 +18,40 @@ from apps.estimates.models.architectures import Architecture
 
 
 class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """`full_state` of full fine-tuning: "mixed" (fp32 master and moments, 16 bytes a parameter) or "pure" (8)."""
+    """How one training framework uses memory and time.
+
+    `full_state` of full fine-tuning is "mixed" (fp32 master and moments, 16 bytes per parameter) or "pure" (8).
+    """
 
     key: str
     name: str
     loss_bytes: float = 12.0
     is_tiled_loss: bool = False
-    adapter_bytes: int = 4  # of each LoRA weight, where the base is 16-bit
-    quantized_adapter_bytes: int = 4  # the same, where the base is 4-bit
-    is_autocast: bool = True  # fp32 adapters are cast to 16 bits at each use, and the copies kept for the step
+    adapter_bytes: int = 4  # of each LoRA weight, if the base is 16-bit
+    quantized_adapter_bytes: int = 4  # the same, if the base is 4-bit
+    is_autocast: bool = True  # fp32 adapters are cast to 16 bits at each use, and the copies are kept for the step
     adapter_input_bytes: int = 2  # of each value that an adapter keeps for its backward pass
     upcasts_unquantized: bool = False  # prepare_model_for_kbit_training: embeddings, norms and head to fp32
-    # Of each weight of a mixture's experts over a 4-bit base. transformers 5 holds those of a layer in one tensor, that
-    # bitsandbytes leaves as it is; None: a matrix each (transformers 4), quantised as all others.
+    # Of each weight of a mixture's experts over a 4-bit base. transformers 5 keeps a layer's experts in one tensor,
+    # which bitsandbytes does not quantise. None: one matrix per expert (transformers 4), quantised like all others.
     expert_bytes: int | None = None
     # Full training of fp32 weights under autocast: the forward pass keeps a 16-bit copy of each matrix.
     casts_trained_weights: bool = False
     double_quantization: bool = True
     quantizes_head: bool = False
-    quantized_activation_bytes: int | None = None  # with a 4-bit base; None: as the compute type
+    quantized_activation_bytes: int | None = None  # with a 4-bit base; None: like the compute type
     full_state: str = "mixed"
     has_step_copy: bool = False  # foreach AdamW: one more copy of the second moment during the step
     offloads_checkpoints: bool = False  # to the host
     fused_kernels: bool = False  # norms, gated activation and rotary in one kernel each
     repeats_key_values: bool = True  # grouped heads are expanded before attention
     groups_lengths: bool = False  # rows of similar length share a micro-batch: almost no padding
-    packs_micro_batches: bool = False  # a micro-batch's rows become one sequence: no padding where rows can be packed
-    frees_cache: bool = False  # returns cached blocks, or grows segments: lengths that vary do not fragment
-    ties_embeddings: bool = True  # as the model does; else embedding and head are two matrices in every model
-    offloads_quantized: bool = True  # 4-bit weights may rest in the host's memory
-    reference_ahead: bool = False  # DPO: the base's opinion of all rows is taken once, before training
-    launch_share: float = 1.0  # of the eager cost of launching kernels; less when compiled or fused
+    packs_micro_batches: bool = False  # a micro-batch's rows become one sequence: no padding if rows can be packed
+    frees_cache: bool = False  # returns cached blocks, or grows segments: varying lengths do not fragment memory
+    ties_embeddings: bool = True  # as the model does; False: embedding and head are two matrices in every model
+    offloads_quantized: bool = True  # 4-bit weights may stay in the host's memory
+    reference_ahead: bool = False  # DPO: the reference processes all rows once, before training
+    launch_share: float = 1.0  # of the eager cost of launching kernels; less if compiled or fused
     sources: tuple[str, ...] = ()
 
 
@@ -217,7 +220,7 @@ _PROFILES = (
     ),
 )
 STACKS: dict[str, StackProfile] = {profile.key: profile for profile in _PROFILES}
-# Any of them with a fused head and loss switched on (Liger, cut cross entropy): no logits are ever whole.
+# Any of them with a fused head and loss (Liger, cut cross entropy): the logits are never complete.
 TILED_SUFFIX = "+tiled"
 STACKS |= {
     f"{profile.key}{TILED_SUFFIX}": msgspec.structs.replace(
@@ -233,7 +236,7 @@ STACKS |= {
 
 
 def held_by(stack: StackProfile, architecture: Architecture) -> Architecture:
-    """The model as this framework holds it in memory."""
+    """Return the model as this framework stores it in memory."""
     if stack.ties_embeddings or not architecture.tie_word_embeddings:
         return architecture
     return msgspec.structs.replace(architecture, tie_word_embeddings=False)

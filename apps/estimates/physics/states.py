@@ -1,5 +1,8 @@
-"""What a job keeps from step to step: weights as stored, adapters, gradients, optimizer state; how GPUs divide it, and
-what of it rests in the host's memory."""
+"""Memory that a job keeps from step to step.
+
+It consists of the stored weights, adapters, gradients and optimizer state, divided among GPUs, partly in the host's
+memory.
+"""
 
 import msgspec
 
@@ -21,8 +24,8 @@ _WEIGHT_BYTES = {
 }
 # bitsandbytes blockwise 8-bit Adam: one byte for each moment and one fp32 scale per 256 values.
 _MOMENT_BYTES_8BIT = 1 + 4 / 256
-# Adafactor keeps row and column sums instead of the second moment: below a thousandth of the weights for any matrix
-# of LLM size (arXiv 1804.04235), counted as 1 %.
+# Adafactor stores row and column sums instead of the second moment: below a thousandth of the weights for any matrix of
+# LLM size (arXiv 1804.04235), counted as 1 %.
 _ADAFACTOR_BYTES = 0.04
 _FP32 = 4
 # Resident set after importing torch, transformers, peft, trl and bitsandbytes on a CPU machine: measured 575,276 kB
@@ -35,7 +38,7 @@ _STEP_GROUP = 1e9
 
 
 class Shards:
-    """By how many GPUs weights, gradients and optimizer state are divided."""
+    """The number of GPUs that share weights, gradients and optimizer state."""
 
     def __init__(self, plan: TrainingPlan) -> None:
         n, kind = plan.gpu_count, plan.parallelism
@@ -53,7 +56,7 @@ class TrainingState(msgspec.Struct):
 
 
 def stored_weight_bytes(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> float:
-    """All base weights as this method stores them."""
+    """Return the bytes of all base weights, as this method stores them."""
     width = DTYPE_BYTES[plan.compute_dtype]
     if plan.method != Method.QLORA:
         return shape.total * width
@@ -67,7 +70,7 @@ def stored_weight_bytes(shape: Shape, plan: TrainingPlan, stack: StackProfile) -
 
 
 def quantized_linear(shape: Shape, stack: StackProfile) -> int:
-    """Weights of the block linear layers that a 4-bit base holds in 4 bits."""
+    """Return the weights of the block linear layers that a 4-bit base stores in 4 bits."""
     return shape.linear if stack.expert_bytes is None else shape.linear - shape.experts
 
 
@@ -88,7 +91,7 @@ def training_state(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> Tra
     state = _state(shape.adapter, adapter_width, False, plan, stack, False, shape.adapter * (adapter_width + copies))
     if not plan.trains_embeddings:
         return state
-    # PEFT's modules_to_save: copies of embedding and head in the base's type, trained whole.
+    # PEFT's modules_to_save: copies of embedding and head in the base's type, fully trained.
     more = _state(2 * shape.head, width, False, plan, stack, False, 2.0 * shape.head * width)
     return TrainingState(*(getattr(state, name) + getattr(more, name) for name in TrainingState.__struct_fields__))
 
@@ -127,22 +130,28 @@ def step_copy(state: TrainingState, plan: TrainingPlan, shards: int) -> float:
 
 
 def buckets(plan: TrainingPlan, state: TrainingState) -> float:
-    """Flat buffers that gradients travel in, all the time."""
+    """Return the bytes of the permanent flat buffers for gradient exchange."""
     if plan.parallelism == Parallelism.DDP:
-        return state.gradients  # beside the gradients (DistributedDataParallel without bucket views)
+        return state.gradients  # in addition to the gradients (DistributedDataParallel without bucket views)
     return _BUCKETS * _BUCKET_ELEMENTS * DTYPE_BYTES[plan.compute_dtype] if plan.is_deepspeed else 0.0
 
 
 def passing_gradients(shape: Shape, width: int) -> float:
-    """What FSDP holds of the gradients on their way to the host: the root unit's from the head's backward pass on, and
-    two layers', each as computed and in fp32 as reduced."""
+    """Return the gradients that FSDP holds on their way to the host.
+
+    These are the root unit's, from the head's backward pass on, and two layers', each as computed and as reduced in
+    fp32.
+    """
     outside = shape.total - shape.layer * shape.n_layers
     return (outside + 2 * shape.layer) * (width + _FP32)
 
 
 def host_bytes(shape: Shape, plan: TrainingPlan, weights: float, state: TrainingState) -> float:
-    """Each process reads the whole model before it keeps its shard (full training in fp32); then all shards, and with
-    full training gradients and optimizer state beside them."""
+    """Return the job's peak bytes in the host's memory.
+
+    Each process first reads the whole model, in fp32 for full training, and then keeps its shard. Later, all shards are
+    there; with full training, so are gradients and optimizer state.
+    """
     is_full = plan.method == Method.FULL
     reading = plan.gpu_count * (shape.total * _FP32 if is_full else weights)
     resting = weights + (state.gradients + state.optimizer if is_full else 0.0)

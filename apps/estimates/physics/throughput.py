@@ -10,7 +10,7 @@ from apps.estimates.physics.plans import DEFAULT_TARGET_MODULES
 
 
 class SpeedSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a speed comes from, to be shown beside it. `kind`: "probe", "published", "physics" (computed) or "none"."""
+    """The origin of a speed, shown beside it. `kind` is "probe", "published", "physics" (computed) or "none"."""
 
     kind: str
     text: str
@@ -19,11 +19,11 @@ class SpeedSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One measured training speed: by a pool's own probe, or published by someone else with a URL.
+    """One measured training speed: from a pool's own probe, or published elsewhere with a URL.
 
     `tokens_per_second` counts real tokens of the whole micro-step, `tokens_per_micro_step` those in one.
-    `fixed_seconds_per_micro_step` is the part of its time that does not grow with tokens, when measured. `waited_share`
-    of the time that the measurement took, it waited for a core: the speed is without that.
+    `fixed_seconds_per_micro_step` is the part of its time that does not grow with tokens, if measured. `waited_share`
+    is the share of the measurement spent waiting for a core; the speed excludes it.
     """
 
     gpu_key: str
@@ -45,10 +45,10 @@ class ProbeRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def active_parameter_count(self) -> int:
-        """Of the measured model: its size, as one token meets it."""
+        """Return the parameters of the measured model that one token passes through."""
         return active_linear_parameter_count(self.architecture)
 
 
 def architecture_hash(architecture: Architecture) -> str:
-    """A short stable name for a shape, to tell whether two measurements are of the same one."""
+    """Return a short stable name for a shape, which identifies measurements of the same shape."""
     return hashlib.sha256(msgspec.json.encode(architecture)).hexdigest()[:16]

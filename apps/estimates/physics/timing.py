@@ -1,8 +1,8 @@
 """Seconds of one micro-step and one optimizer step, from the shapes of the model and the data sheet of the GPU.
 
-Matrix products run at a share of what the GPU reaches on its best shape, less on narrow models; what lies between
-them moves bytes; launching kernels takes the host's time, which shows where the GPU is faster than the launches;
-several GPUs exchange bytes, part of it behind the computation. The constants are shared by all stacks and GPU types.
+Matrix products run at a share of the GPU's speed on its best shape, less on narrow models. The operations between them
+move bytes. Launching kernels takes the host's time, which counts if the GPU is faster than the launches. Several GPUs
+exchange bytes, partly hidden behind the computation. All stacks and GPU types share the constants.
 """
 
 import msgspec
@@ -15,27 +15,30 @@ from apps.estimates.physics.states import DTYPE_BYTES, quantized_linear, stored_
 
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True):
-    """Fitted on published rows by `python -m tests.bench.fit_timing`, which prints them; each is a ratio to physics
-    or a host's time, none belongs to one GPU or publisher."""
+    """Constants of the time model.
+
+    They are fitted on published rows by `python -m tests.bench.fit_timing`, which prints them. Each is a ratio to
+    physics or a host's time; none is specific to one GPU or publisher.
+    """
 
     gemm: float = 0.85  # share of the best measured matrix product that a training job's products reach
-    narrow: float = 180.0  # hidden size at which that halves
+    narrow: float = 180.0  # the hidden size that halves this share
     attention: float = 0.56  # the same share for FlashAttention kernels' products
-    softmax: float = 3.5  # exponentials that a score's softmax and scaling are worth, outside the tensor cores
+    softmax: float = 3.5  # cost of a score's softmax and scaling in exponentials, outside the tensor cores
     elementwise: float = 1.4  # bytes moved between products, as a multiple of those counted below
     adapter: float = 0.54  # bytes an unfused adapter moves, as a multiple of those counted below
     dequantization: float = 0.63  # share of the bandwidth that dequantisation kernels reach
     launch_seconds: float = 15.6e-6  # of one operator, in eager PyTorch
-    exposed: float = 0.56  # share of communication that computation does not hide, where it could
+    exposed: float = 0.56  # share of communication that computation does not hide, even if it could
     link: float = 0.56  # share of a link's rate that collectives reach
     micro_step_seconds: float = 0.005  # data loading, bookkeeping; assumed, not fitted
 
 
 CONSTANTS = Constants()
 
-# One matrix product of n weights costs 2n operations a token: one multiplication and one addition each.
+# One matrix product of n weights costs 2n operations per token: n multiplications and n additions.
 _PRODUCT = 2.0
-# FlashAttention's backward pass does 5 matrix products for the forward's 2 (arXiv 2205.14135, appendix B.5).
+# FlashAttention's backward pass has 5 matrix products, the forward pass 2 (arXiv 2205.14135, appendix B.5).
 _ATTENTION_BACKWARD = 2.5
 # Bytes moved for each value of the hidden state in one layer's forward pass: two norms through fp32 (12 each), rotary
 # and transposes (10), two residual sums (6 each); and for each intermediate value: activation and product (10).
@@ -44,35 +47,38 @@ _HIDDEN_BYTES, _FF_BYTES = 46.0, 10.0
 _FUSED_SHARE = 0.5
 # An unfused adapter reads its input three times and casts it (2 + 4 + 4 + 2 + 2), and adds to the output (6).
 _ADAPTER_INPUT_BYTES, _ADAPTER_OUTPUT_BYTES = 14.0, 10.0
-# DoRA norms the merged weight: two reads and two writes of every adapted weight at each pass, and scales outputs.
+# DoRA computes the norm of the merged weight: two reads and two writes of every adapted weight at each pass, and scales
+# the outputs.
 _DORA_WEIGHT_BYTES, _DORA_OUTPUT_BYTES = 8.0, 10.0
-# Small products (rank 8 to 64) reach this share of what the large ones do (tile of 128 x 128 mostly empty).
+# Small products (rank 8 to 64) reach this share of the large ones' speed (tile of 128 x 128 mostly empty).
 _LOW_RANK_SHARE = 0.2
-# The loss: fp32 copy, softmax, its gradient, casts (stock); tiles stay in cache and are computed twice.
+# The loss: fp32 copy, softmax, its gradient, casts (stock); tiles stay in the cache and are computed twice.
 _LOSS_BYTES, _TILED_LOSS_BYTES = 40.0, 8.0
-# Bytes a quantised weight moves when it is turned back to 16 bits: NF4 reads 0.5 and writes 2, and the product reads
-# them again; GPTQ without a fused kernel unpacks through int32 (AutoGPTQ QuantLinear: shift, mask, scale).
+# Bytes moved per quantised weight when it is converted back to 16 bits: NF4 reads 0.5 and writes 2, and the product
+# reads them again; GPTQ without a fused kernel unpacks through int32 (AutoGPTQ QuantLinear: shift, mask, scale).
 _DEQUANTIZED_BYTES = {"nf4": 4.5, "gptq_int4": 16.0, "gptq_int8": 16.0, "int8": 5.0}
 # Operators launched for one layer's forward pass (transformers Llama: 2 norms x 6, rotary 10, projections 7, attention
 # 4, activation 2, sums 2, casts) and for each adapted module (PEFT: cast, dropout, A, B, scale, add).
 _LAYER_OPERATORS, _ADAPTER_OPERATORS, _DORA_OPERATORS = 40.0, 9.0, 14.0
-# Gradients of an operator take about two.
+# The gradient of an operator takes about two operators.
 _BACKWARD_OPERATORS = 2.0
-# fp8 products, with the casts and scales around them, against 16-bit ones (Transformer Engine user guide: 1.3-1.5x).
+# Speed of fp8 products, with the casts and scales around them, relative to 16-bit ones (Transformer Engine user guide:
+# 1.3-1.5x).
 _FP8_GAIN = 1.4
-# Of a trained parameter: states and weights read and written once by the fused kernel; by foreach AdamW in eight
-# operators over all of them (torch/optim/adamw.py _multi_tensor_adamw), and the norm of the gradients.
+# Per trained parameter: the fused kernel reads and writes states and weights once; foreach AdamW runs eight operators
+# over all of them (torch/optim/adamw.py _multi_tensor_adamw), and computes the norm of the gradients.
 _OPTIMIZER_BYTES = {"mixed": 28.0, "pure": 14.0}
 _FOREACH_OPTIMIZER_BYTES = {"mixed": 96.0, "pure": 48.0}
-# PCIe without peer-to-peer goes through the host: each byte crosses twice.
+# PCIe without peer-to-peer goes through the host, so each byte crosses it twice.
 _HOST_PCIE_SHARE = 0.5
-# A CPU has no data sheet here: only the ratio of two jobs on it is used, with a probe. Shape of a server core pair.
+# A CPU has no data sheet here. Only the ratio of two jobs on it matters, together with a probe. The values are those of
+# a pair of server cores.
 _CPU_FLOPS, _CPU_BYTES_PER_SECOND = 4e11, 20_000_000_000
-_SHARPNESS = 4.0  # how sharply the slower of launches and computation wins
+_SHARPNESS = 4.0  # how closely the time follows the slower of launches and computation
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of one micro-step by what they are spent on, and of the optimizer step. `flops` counts useful ones."""
+    """Seconds of one micro-step by purpose, and of the optimizer step. `flops` counts useful ones."""
 
     compute: float
     attention: float
@@ -87,13 +93,16 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     flops: float
 
     def forward(self, plan: TrainingPlan) -> float:
-        """Seconds of one of the passes a micro-step is worth: forward, backward (two with full training), once more
-        with checkpointing."""
+        """Return the seconds of one pass.
+
+        A micro-step is worth one forward pass, one backward pass (two with full training), and one more pass with
+        checkpointing.
+        """
         passes = 2 + (1 if plan.method == Method.FULL else 0) + (1 if plan.gradient_checkpointing else 0)
         return self.micro_step / passes
 
     def reference(self, plan: TrainingPlan) -> float:
-        """The same without adapters: what a preference's reference takes."""
+        """Return the seconds of a forward pass without adapters: the time of a preference's reference."""
         return max(self.forward(plan) * (1 - self.adapters / self.micro_step), 0.0)
 
     @property
@@ -120,7 +129,7 @@ def step_time(
     gpus_per_node: int = 8,
     constants: Constants = CONSTANTS,
 ) -> StepTime:
-    """Time of one micro-step of `rows` rows of `row_tokens` tokens on each of the plan's GPUs."""
+    """Return the time of one micro-step of `rows` rows of `row_tokens` tokens on each of the plan's GPUs."""
     k, tokens = constants, rows * row_tokens
     peak = gpu.reachable_flops
     bandwidth = float(gpu.memory_bandwidth_bytes_per_second or 0)
@@ -200,7 +209,7 @@ def _launches(shape: Shape, plan: TrainingPlan, stack: StackProfile, k: Constant
 
 
 def timed(gpu: Gpu) -> Gpu:
-    """A CPU gets a nominal speed, which a probe then scales."""
+    """Return a GPU unchanged, and a CPU with a nominal speed, which a probe then scales."""
     if gpu.reachable_flops and gpu.memory_bandwidth_bytes_per_second:
         return gpu
     return msgspec.structs.replace(
@@ -209,9 +218,9 @@ def timed(gpu: Gpu) -> Gpu:
 
 
 def link_bytes_per_second(gpu: Gpu, *, gpu_count: int, gpus_per_node: int, node_bytes_per_second: float) -> float:
-    """One way, for each GPU, over the slowest link of a ring through all of them."""
+    """Return the rate of each GPU in one direction, over the slowest link of a ring through all GPUs."""
     if gpu_count > gpus_per_node:
-        # Each GPU of a machine has its own network adapter: a ring enters and leaves on all of them at once.
+        # Each GPU of a machine has its own network adapter, so a ring enters and leaves on all of them at once.
         inside = gpu.nvlink_bytes_per_second or 2 * gpu.pcie_bytes_per_second * _HOST_PCIE_SHARE
         return min(node_bytes_per_second * gpus_per_node, inside / 2)
     if gpu.nvlink_bytes_per_second and gpu.has_nvlink_switch:
@@ -223,7 +232,7 @@ def _communication(
     shape: Shape, plan: TrainingPlan, gpu: Gpu, stack: StackProfile, k: Constants, busy: float, *,
     node_bytes_per_second: float, gpus_per_node: int,
 ) -> float:  # fmt: skip
-    """What is left of the exchange when computation has hidden what it can."""
+    """Return the seconds of the exchange that computation cannot hide."""
     n, width = plan.gpu_count, DTYPE_BYTES[plan.compute_dtype]
     if plan.cpu_offload:
         host = (3 if plan.gradient_checkpointing else 2) * stored_weight_bytes(shape, plan, stack) / max(n, 1)
@@ -237,7 +246,7 @@ def _communication(
         ring, accumulation = (n - 1) / n, plan.gradient_accumulation_steps
         gradients = 2 * ring * trained * width
         if plan.parallelism == Parallelism.ZERO3:
-            # FSDP gathers a layer for the forward and for the backward pass; ZeRO-3 again to recompute it.
+            # FSDP gathers a layer for the forward and for the backward pass; ZeRO-3 gathers it again to recompute it.
             gathers = 3 if plan.is_deepspeed and plan.gradient_checkpointing else 2
             gathered = gathers * ring * stored_weight_bytes(shape, plan, stack)
             exchanged = gathered + ring * trained * width
@@ -249,12 +258,12 @@ def _communication(
         gpu, gpu_count=n, gpus_per_node=gpus_per_node, node_bytes_per_second=node_bytes_per_second
     )
     seconds = exchanged / (link * k.link) + host / (gpu.pcie_bytes_per_second * k.link)
-    # Part of it never overlaps (first layer, last gradients); the rest only as far as there is work to hide behind.
+    # A part never overlaps (first layer, last gradients); the rest is hidden only as far as there is computation.
     return k.exposed * seconds + max(0.0, (1 - k.exposed) * seconds - busy)
 
 
 def _optimizer(shape: Shape, plan: TrainingPlan, stack: StackProfile, gpu: Gpu) -> float:
-    """States and weights are read and written once; sharded ones in their parts."""
+    """Return the seconds of one optimizer step: the time to move states and weights, or each GPU's shard of them."""
     trained = shape.total if plan.method == Method.FULL else shape.adapter
     is_sharded = plan.parallelism in (Parallelism.ZERO1, Parallelism.ZERO2, Parallelism.ZERO3)
     per_parameter = (_FOREACH_OPTIMIZER_BYTES if stack.has_step_copy else _OPTIMIZER_BYTES)[stack.full_state]

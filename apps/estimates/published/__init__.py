@@ -1,1 +1,1 @@
-"""Published measurements: how they are read, predicted and used as speed sources."""
+"""Published measurements: reading, prediction and use as speed sources."""

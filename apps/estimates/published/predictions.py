@@ -1,4 +1,4 @@
-"""What the estimator says of a published row: the figure that its publisher's counter would show."""
+"""Predictions of published rows: the figures that their publishers' counters would show."""
 
 import msgspec
 
@@ -9,13 +9,13 @@ from apps.estimates.physics.stacks import STACKS, held_by
 from apps.estimates.physics.timing import CONSTANTS, Constants, step_time
 from apps.estimates.published.rows import MEMORY, Job
 
-# Instruction data is skewed: where a row states only the cap of its rows' lengths, their mean is taken as a third of
-# it (MetaMathQA, cap 768: mean about 250; Alpaca, cap 512: about 130; Dolly similar).
+# Lengths of instruction data are skewed. If a row states only the limit of its rows' lengths, their mean is assumed to
+# be a third of it (MetaMathQA, cap 768: mean about 250; Alpaca, cap 512: about 130; Dolly similar).
 _MEAN_OF_CAP = 1 / 3
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A job with its sums and GPU, so that fits need not take them again."""
+    """A job with its sums and GPU, so that fits need not compute them again."""
 
     job: Job
     shape: Shape
@@ -23,7 +23,10 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 def prepare(job: Job, gpus: dict[str, Gpu]) -> Prepared:
-    """Raises nothing for a GPU nobody knows: it has no speed, and no capacity that a cache could fill."""
+    """Return the job with its sums and GPU.
+
+    An unknown GPU raises no error: it has no speed, and no capacity that a cache could fill.
+    """
     plan, architecture = job.plan, held_by(STACKS[job.stack], job.architecture)
     shape = shape_of(architecture, rank=plan.lora_rank, target_modules=plan.target_modules, use_dora=plan.use_dora)
     found = gpus.get(job.gpu_key) or gpus.get(_ALIASES.get(job.gpu_key, ""))
@@ -31,12 +34,15 @@ def prepare(job: Job, gpus: dict[str, Gpu]) -> Prepared:
 
 
 def predict(prepared: Prepared, constants: Constants = CONSTANTS) -> float | None:
-    """Bytes of one GPU or seconds per token of one GPU; None where the GPU's speed is not known."""
+    """Return bytes of one GPU or seconds per token of one GPU; None if the GPU's speed is unknown."""
     return memory_bytes(prepared) if prepared.job.kind == MEMORY else seconds_per_token(prepared, constants)
 
 
 def memory_bytes(prepared: Prepared) -> float:
-    """torch's counters leave the CUDA context out; a figure without a counter's name is taken for the device's."""
+    """Return the predicted bytes of one GPU.
+
+    torch's counters exclude the CUDA context; a figure without a counter's name counts as the device's.
+    """
     job = prepared.job
     estimate = MemoryModel(prepared.shape, job.plan, prepared.gpu, STACKS[job.stack]).estimate(job.plan)
     if job.counter == "allocated":
@@ -46,7 +52,7 @@ def memory_bytes(prepared: Prepared) -> float:
 
 
 def known_bytes(prepared: Prepared) -> float:
-    """The part of the figure that is certain: weights on one GPU."""
+    """Return the certain part of the figure: the weights on one GPU."""
     plan, stack = prepared.job.plan, STACKS[prepared.job.stack]
     return MemoryModel(prepared.shape, plan, prepared.gpu, stack).weights
 

@@ -1,7 +1,7 @@
 """Published measurement rows as jobs that can be predicted, or the reason why one cannot.
 
-The rules look at what a row says of its configuration, never at its value or at any prediction. Wherever a row does
-not name its framework, plain transformers is assumed.
+The rules use a row's stated configuration, never its value or any prediction. If a row does not name its framework,
+plain transformers is assumed.
 """
 
 import re
@@ -20,15 +20,15 @@ from apps.estimates.physics.stacks import STACKS, TILED_SUFFIX
 MEMORY, TIME = "peak_memory", "time"
 _METRICS = {"peak_vram_gb": MEMORY, "tokens_per_s_per_gpu": TIME, "seconds_per_iter": TIME, "minutes_total": TIME}
 _GRADES = ("A", "B")
-# "1024 samples" in the notes of a row of total minutes makes its tokens known.
+# "1024 samples" in the notes of a row of total minutes gives the number of its tokens.
 _SAMPLES = re.compile(r"\b([\d,]+) samples, one epoch")
-# A row means GiB where it says so or shows the division; a bare "GB" is 1e9 bytes.
+# A row means GiB if it names GiB or shows the division; a bare "GB" is 1e9 bytes.
 _GIB = re.compile(r"GiB|1024|2\^30", re.IGNORECASE)
 _SPLIT_MODEL = re.compile(r"\b(TP|PP|CP)([2-9]|\d\d)", re.IGNORECASE)
 _DEGREE = re.compile(r"\bFSDP(\d+)")
 _FUSED_LOSS = re.compile(r"liger|cut.cross.entropy|\bcce\b|fused.(linear.)?cross.entropy", re.IGNORECASE)
 _LOW_PRECISION = re.compile(r"fp8|float8|nvfp4", re.IGNORECASE)
-# What a source calls a framework's modules -> the names of transformers.
+# A source's name of a framework's modules -> the names in transformers.
 _LITGPT = {
     "query": ("q_proj",), "key": ("k_proj",), "value": ("v_proj",), "projection": ("o_proj", "dense"),
     "mlp": ("gate_proj", "up_proj", "down_proj", "fc1", "fc2", "gate_up_proj"), "head": (),
@@ -47,8 +47,8 @@ _FRAMEWORKS = (
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One row, ready to be predicted. `measured` is bytes of one GPU, or seconds per token of one GPU.
 
-    `counter`: "allocated" and "reserved" are torch's (no CUDA context), "reserved_delta" is reserved less what was
-    before the weights, "device" is what nvidia-smi shows. `has_fixed_lengths`: every micro-step has the same shape.
+    `counter`: "allocated" and "reserved" are torch's (no CUDA context), "reserved_delta" is reserved less the memory
+    before the weights, "device" is the figure of nvidia-smi.
     """
 
     id: str
@@ -71,7 +71,7 @@ class Excluded(msgspec.Struct, frozen=True):
 
 
 def read_row(row: Mapping[str, Any], architectures: Mapping[str, Architecture]) -> Job | Excluded:
-    """Apply the rules in order; the first that fails is the reason."""
+    """Return the row as a job, or excluded with the first rule that fails as the reason."""
     kind = _METRICS.get(str(row.get("metric")), "")
     if reason := _obstacle(row, architectures, kind):
         return Excluded(str(row.get("id")), kind, reason)
@@ -90,7 +90,7 @@ def read_row(row: Mapping[str, Any], architectures: Mapping[str, Architecture]) 
 
 
 def framework(row: Mapping[str, Any]) -> str:
-    """The stack profile a row was measured with, by what it says of itself; "hf" where it says nothing."""
+    """Return the stack profile that a row was measured with, by its own text; "hf" if it names none."""
     text = " ".join(str(row.get(key)) for key in ("source", "source_url", "notes", "parallelism", "attention"))
     found = next((key for key, pattern in _FRAMEWORKS if re.search(pattern, text, re.IGNORECASE)), "hf")
     tiled = f"{found}{TILED_SUFFIX}"
@@ -202,7 +202,10 @@ def _quantization(row: Mapping[str, Any]) -> str:
 
 
 def target_modules(row: Mapping[str, Any], architecture: Architecture) -> tuple[str, ...]:
-    """The row's adapted modules in this family's own names; all linear layers when it says so or names none known."""
+    """Return the row's adapted modules in this family's own names.
+
+    Return all linear layers if the row states that or names no known module.
+    """
     text = str(row.get("targets") or "")
     stated = tuple(name.strip() for name in re.split(r"[,+]", text.split(" + ")[0]))
     names = {layer.name.rsplit(".", 1)[-1] for layer in linear_layers(architecture)}

@@ -1,4 +1,4 @@
-"""Published measurements as speed sources, for GPU types that no worker of ours has probed yet."""
+"""Published measurements as speed sources, for GPU types that none of our workers has probed yet."""
 
 import math
 import re
@@ -18,13 +18,13 @@ from apps.estimates.physics.plans import DEFAULT_TARGET_MODULES
 from apps.estimates.physics.throughput import ProbeRow, SpeedSource
 
 _METHODS = {"lora": "lora", "qlora": "qlora", "full": "full"}
-# The trainer computes in bf16: speeds measured in 8 or 4 bits, or with weights offloaded to the CPU, do not carry over.
+# The trainer computes in bf16: speeds measured in 8 or 4 bits, or with weights offloaded to the CPU, do not apply.
 _OTHER_PRECISION = re.compile(r"fp8|float8|nvfp4", re.IGNORECASE)
 _ANSWERAI_SAMPLES = 1024  # "dummy data, 1024 samples" (notes of every answerai_fsdp_qlora row)
 
 
 def load_architectures(folder: Path) -> dict[str, Architecture]:
-    """Shapes by every name that measurement rows use, from `models.json` and `measured_models.json`."""
+    """Return shapes by every name that measurement rows use, from `models.json` and `measured_models.json`."""
     models = msgspec.json.decode((folder / "models.json").read_bytes())["models"]
     measured = msgspec.json.decode((folder / "measured_models.json").read_bytes())
     shapes = {row["name"]: from_catalog_row(row) for row in models}
@@ -35,24 +35,27 @@ def load_architectures(folder: Path) -> dict[str, Architecture]:
 
 
 def load_rows(folder: Path) -> list[dict[str, Any]]:
-    """The lines of `measurements.jsonl`."""
+    """Return the lines of `measurements.jsonl`."""
     lines = (folder / "measurements.jsonl").read_bytes().splitlines()
     return [msgspec.json.decode(line) for line in lines if line]
 
 
 def load(folder: Path) -> tuple[ProbeRow, ...]:
-    """Every published speed in the folder that a bf16 trainer can be compared with."""
+    """Return every published speed in the folder that is comparable with a bf16 trainer."""
     return speeds(rows=load_rows(folder), architectures=load_architectures(folder))
 
 
 def speeds(*, rows: Iterable[Mapping[str, Any]], architectures: Mapping[str, Architecture]) -> tuple[ProbeRow, ...]:
-    """Turn rows into speed sources; rows whose tokens per second cannot be known are left out."""
+    """Convert rows to speed sources; leave out rows whose tokens per second are unknown."""
     found = (speed(row=row, architecture=architectures.get(row["model"])) for row in rows)
     return tuple(probe for probe in found if probe is not None)
 
 
 def speed(*, row: Mapping[str, Any], architecture: Architecture | None) -> ProbeRow | None:
-    """One row as a speed source, or None when its model, method, precision or tokens per second do not say."""
+    """Return one row as a speed source.
+
+    Return None if its model, method, precision or tokens per second are unknown or unusable.
+    """
     rate = _tokens_per_second(row)
     if architecture is None or rate is None or not _is_comparable(row):
         return None
@@ -76,7 +79,7 @@ def speed(*, row: Mapping[str, Any], architecture: Architecture | None) -> Probe
 def nearest(
     *, published: Sequence[ProbeRow], gpu_key: str, architecture: Architecture, method: str, max_length: int
 ) -> ProbeRow | None:
-    """The published speed of this GPU type whose job is most like the one asked for; None when nobody published one."""
+    """Return the published speed of this GPU type whose job is most like the requested one; None if there is none."""
     candidates = [probe for probe in published if probe.gpu_key == gpu_key]
     size = active_linear_parameter_count(architecture)
 
@@ -89,7 +92,7 @@ def nearest(
 
 
 def target_modules(row: Mapping[str, Any], architecture: Architecture) -> tuple[str, ...]:
-    """The row's adapted modules in this family's own names; all linear layers when it does not say."""
+    """Return the row's adapted modules in this family's own names; all linear layers if it does not state them."""
     stated = tuple(name.strip() for name in str(row["targets"] or "").split(","))
     stated = tuple({"query": "q_proj", "value": "v_proj", "key": "k_proj"}.get(name, name) for name in stated)
     names = {layer.name.rsplit(".", 1)[-1] for layer in linear_layers(architecture)}
@@ -107,7 +110,10 @@ def _is_comparable(row: Mapping[str, Any]) -> bool:
 
 
 def _tokens_per_second(row: Mapping[str, Any]) -> float | None:
-    """Tokens per second and GPU, where the row fixes the number of tokens (padded to a known length, or counted)."""
+    """Return tokens per second and GPU; None unless the row fixes the number of tokens.
+
+    The tokens are padded to a known length, or counted.
+    """
     length, value = row["seq_len"], float(row["value"])
     match row["metric"], row["source"]:
         case "tokens_per_s_per_gpu", _:

@@ -1,4 +1,4 @@
-"""Jobs that are to stop, from the customer's side: cancel, pause, and go on after a pause."""
+"""Cancel, pause and resume: how a customer stops a job and continues it."""
 
 import datetime
 
@@ -18,7 +18,10 @@ from apps.finetuning.usage import charges
 
 @transaction.atomic
 def request_cancellation(*, job: FineTuningJob, by: str, now: datetime.datetime) -> FineTuningJob:
-    """Cancel at once what no worker holds; else ask the worker, who keeps the checkpoint. Raises InvalidState."""
+    """Cancel at once if no worker holds the job; else ask the worker, which keeps the checkpoint.
+
+    Raises InvalidState.
+    """
     job = _locked(job)
     if job.status in JOB_TERMINAL:
         raise InvalidState(f"The job has already {job.status}.", param="status")
@@ -45,7 +48,7 @@ def request_pause(*, job: FineTuningJob, by: str, now: datetime.datetime) -> Fin
 
 @transaction.atomic
 def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nano: int | None = None) -> FineTuningJob:
-    """Hold what is left of the cap (or of a new one) and queue a paused job again, from its last checkpoint.
+    """Hold the rest of the cap (or of a new one) and queue a paused job again, from its last checkpoint.
 
     Raises InvalidState unless the job is paused and its cap leaves room, InsufficientBalance, BudgetExceeded.
     """
@@ -86,7 +89,7 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nan
 
 
 def pause_jobs_of_budget(*, budget_id: str, now: datetime.datetime) -> int:
-    """Ask the running jobs that an exhausted budget pays for to checkpoint and pause; return how many were asked."""
+    """Ask the running jobs that an exhausted budget pays for to checkpoint and pause; return the number asked."""
     sources = holds_of_budget(budget_id=budget_id).filter(purpose="job", status="open").values_list("source", flat=True)
     running = FineTuningJob.objects.filter(pk__in=list(sources), status="running")
     for job in running:
@@ -96,7 +99,7 @@ def pause_jobs_of_budget(*, budget_id: str, now: datetime.datetime) -> int:
 
 
 def pause_jobs_of(*, organization_id: str, now: datetime.datetime) -> int:
-    """Ask the running jobs of a suspended organization to checkpoint and pause; return how many were asked."""
+    """Ask the running jobs of a suspended organization to checkpoint and pause; return the number asked."""
     running = FineTuningJob.objects.filter(organization_id=organization_id, status="running")
     for job in running:
         request_pause(job=job, by="system", now=now)
@@ -110,7 +113,7 @@ def _locked(job: FineTuningJob) -> FineTuningJob:
 
 
 def _release_queued_run(job: FineTuningJob, now: datetime.datetime) -> bool:
-    """Cancel the attempt nobody has claimed; return whether the job is without an active attempt now."""
+    """Cancel the attempt if no worker has claimed it; return whether the job has no active attempt now."""
     for run in Run.objects.filter(job=job, status="queued"):
         try_advance(run, to="cancelled", transitions=RUN_TRANSITIONS, finished_at=now)
     return not Run.objects.filter(job=job, status__in=("queued", "leased", "running")).exists()

@@ -1,4 +1,4 @@
-"""Jobs, from the customer's side: what is asked for becomes a job with its cost held. How it stops: `stopping`."""
+"""Creation and admission of jobs: a request becomes a job, and its cost is held. `control` stops jobs."""
 
 import datetime
 import re
@@ -43,29 +43,30 @@ _RETRY_WINDOW = datetime.timedelta(minutes=10)
 
 
 class IdempotencyKeyReused(DomainError):
-    """The same key came with two different requests; neither can be taken for a repetition of the other."""
+    """The same key came with two different requests; neither is a repetition of the other."""
 
     code = "idempotency_key_reused"
 
 
 class DoesNotFit(DomainError):
-    """No pool can hold the job; the message says what would fit."""
+    """No pool can hold the job; the message describes what would fit."""
 
     code = "job_too_large"
 
 
 class CannotLaunch(DomainError):
-    """The pool (or every pool) cannot take the job now; the message says why."""
+    """The pool (or every pool) cannot take the job now; the message gives the reason."""
 
     code = "cannot_launch"
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What the customer asks for. `hyperparameters` may leave anything out; `pool` and `gpu_count` None mean the
-    cheapest; `pool` may be the key of an option, with its GPUs.
+    """A customer's request for a job.
 
-    `base_model` may name an adapter version or a checkpoint to continue from; `objective` None follows the rows.
+    `hyperparameters` may be partial. `pool` and `gpu_count` None mean the cheapest; `pool` may be the key of an option,
+    which includes its GPUs. `base_model` may name an adapter version or a checkpoint to continue from. `objective` None
+    follows the rows.
     """
 
     base_model: str
@@ -89,12 +90,13 @@ class JobRequest:
 
 @transaction.atomic
 def create_job(*, organization: Any, request: JobRequest, by: str, now: datetime.datetime) -> FineTuningJob:
-    """Create the job; when its files are validated already, hold its cost and queue it in the same breath.
+    """Create the job; if its files are already validated, hold its cost and queue it in the same transaction.
 
-    Else it waits in `validating_files`, holds nothing, and is admitted or failed by `admit_when_ready`.
-    The same idempotency key returns the same job, and so does a client's own retry within minutes. Raises NotFound,
-    LicenceNotAccepted, InvalidValue, InvalidTrainingFile, DoesNotFit, CannotLaunch, QuotaExceeded, InsufficientBalance;
-    nothing is left.
+    Otherwise the job waits in `validating_files` without a hold, until `admit_when_ready` admits or fails it.
+
+    The same idempotency key returns the same job, and so does a client's automatic retry within minutes. Raises
+    NotFound, LicenceNotAccepted, InvalidValue, InvalidTrainingFile, DoesNotFit, CannotLaunch, QuotaExceeded,
+    InsufficientBalance; an error leaves nothing behind.
     """
     if found := _created_before(organization, request, by, now):
         return found
@@ -112,7 +114,7 @@ def create_job(*, organization: Any, request: JobRequest, by: str, now: datetime
 
 
 def _created_before(organization: Any, request: JobRequest, by: str, now: datetime.datetime) -> FineTuningJob | None:
-    """Return the job that this request, repeated, made before; one that is being made is waited for."""
+    """Return the job that an earlier copy of this request created; wait for one that is being created."""
     if repeated := request.idempotency_key or request.fingerprint:
         locks.lock(f"job:{getattr(organization, 'pk', organization)}:{repeated}")
     jobs = FineTuningJob.objects.for_organization(organization)
@@ -143,7 +145,7 @@ def _new_job(organization: Any, request: JobRequest, by: str) -> FineTuningJob:
     require_judge(organization=organization, evaluation=request.requested.get("evaluation"))
     if request.spend_cap_nano is not None and request.spend_cap_nano <= 0:
         raise InvalidValue("The spend cap must be above zero.", param="budget.max_cost_usd")
-    if request.spend_cap_nano is not None:  # what a start costs on the chosen pool is known when the job is admitted
+    if request.spend_cap_nano is not None:  # admission checks the cost of a start on the chosen pool
         require_cap(cap_nano=request.spend_cap_nano, least_nano=cheapest_start_nano(organization=organization))
     return FineTuningJob.objects.create(
         organization_id=getattr(organization, "pk", organization),
@@ -182,7 +184,7 @@ def choose_recipe(
     training_file: DatasetVersion,
     validation_file: DatasetVersion | None,
 ) -> completion.Recipe:
-    """Return how the request would be trained. Raises InvalidValue and InvalidTrainingFile."""
+    """Return the recipe of the request. Raises InvalidValue and InvalidTrainingFile."""
     chosen = completion.choose(
         base_model=start_point.base_model,
         method=request.method,
@@ -226,7 +228,7 @@ def _is_ready_to_admit(job: FineTuningJob) -> bool:
 
 
 def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
-    """Choose the pool, set the cost aside and queue the first attempt. Raises what `create_job` raises."""
+    """Choose the pool, hold the cost and queue the first attempt. Raises the errors of `create_job`."""
     require_objective(Objective(job.hyperparameters["objective"]), job.training_file, job.validation_file)
     require_rows_to_train(job.training_file, job.validation_file)
     quoted = _choose_pool(job, now)
@@ -301,7 +303,7 @@ def _choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
 
 
 def _with_gpus(quotes: list[PoolQuote], gpu_count: int | None) -> list[PoolQuote]:
-    """Return the options of so many GPUs, all of them for None. Raises InvalidValue naming what is offered."""
+    """Return the options with this number of GPUs, all for None. Raises InvalidValue listing the numbers offered."""
     found = [quoted for quoted in quotes if gpu_count in (None, quoted.gpu_count)]
     if not found:
         offered = ", ".join(str(count) for count in sorted({quoted.gpu_count for quoted in quotes}))
@@ -324,7 +326,7 @@ def _fixes(quoted: PoolQuote) -> list[dict[str, Any]]:
 
 @transaction.atomic
 def admit_when_ready(*, job_id: str) -> None:
-    """Admit a job whose files are validated by now, or fail it with the reason; leave it when it still must wait."""
+    """Admit a job whose files are now validated, or fail it with the reason; leave it if it must still wait."""
     job = (
         FineTuningJob.objects.select_for_update(of=("self",))
         .select_related("training_file", "validation_file", "base_model")
@@ -337,7 +339,7 @@ def admit_when_ready(*, job_id: str) -> None:
         with transaction.atomic():
             _admit_if_validated(job, now)
     except Unavailable:
-        return  # passes by itself: the job is looked at again in some seconds
+        return  # temporary: the job is checked again in some seconds
     except DomainError as refused:
         job.refresh_from_db()
         _refuse(job, refused, now)
@@ -363,10 +365,12 @@ def _admit_if_validated(job: FineTuningJob, now: datetime.datetime) -> None:
 
 
 def _choose_again(job: FineTuningJob) -> None:
-    """Choose what was left to us by the rows, now that they are known: a job that waited for its file gets the recipe
-    of one created after it."""
+    """Choose again the values the customer left open, now that the rows are known.
+
+    A job that waited for its file gets the same recipe as one created after validation.
+    """
     if "asked" not in job.requested:
-        return  # created before this was kept
+        return  # the job is older than this field
     start = job.requested.get("start_from") or {}
     model = start.get("model") or start.get("checkpoint") or job.base_model.name
     asked = JobRequest(

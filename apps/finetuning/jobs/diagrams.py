@@ -1,4 +1,4 @@
-"""docs/states.md, drawn from the tables that the code and the database obey."""
+"""State diagrams of docs/states.md, drawn from the tables that the code and the database obey."""
 
 from apps.adapters.lifecycle import VERSION_TRANSITIONS as ADAPTER_TRANSITIONS
 from apps.core.database.transitions import Transitions, terminal_states

@@ -1,4 +1,4 @@
-"""A job created and undone at once: what a dry run answers, by the very checks of the real thing."""
+"""Dry runs: a job is created by the real code, with all its checks, and rolled back."""
 
 import datetime
 from dataclasses import dataclass, replace
@@ -19,17 +19,17 @@ from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.quotes.queries import get_quotes
 from apps.finetuning.recipes.start_points import find_start_point
 
-# Reasons that a good request cannot start now; whatever else is wrong is an error in the request itself.
+# Reasons why a valid request cannot start now. Any other error is in the request itself.
 _REFUSALS = (DoesNotFit, CannotLaunch, QuotaExceeded, LicenceNotAccepted)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """What creating the job would have done. Where it would have been refused, pool, GPUs and hold are None."""
+    """The result that creating the job would have had. If it was refused, pool, GPUs and hold are None."""
 
     base_model: BaseModel
     recipe: Hyperparameters
-    left_out_rows: int  # repeat the validation file, `near_rows` of them only nearly, and are not trained on
+    left_out_rows: int  # they repeat the validation file, `near_rows` of them only nearly, and are not trained on
     near_rows: int
     quotes: list[PoolQuote]
     pool: str | None
@@ -47,8 +47,11 @@ class _Undo(Exception):
 
 
 def rehearse_job(*, organization: Any, request: JobRequest, by: str, now: datetime.datetime) -> Rehearsal:
-    """Try the job and leave nothing behind. Raises NotFound, InvalidValue and InvalidTrainingFile as `create_job`
-    does, also for files that are still being validated; what would only refuse the launch is returned."""
+    """Create the job and roll it back.
+
+    Raises NotFound, InvalidValue and InvalidTrainingFile as `create_job` does, and StillValidating for files whose
+    validation is not finished. An error that only prevents the launch is returned instead.
+    """
     beginning = find_start_point(organization=organization, model=request.base_model)
     version = get_version(organization=organization, id=request.training_file, param="training_file")
     require_ready(version, "training_file")

@@ -1,4 +1,4 @@
-"""Why a job failed: whose fault it is, the cause in one sentence, the evidence, and what to change at which price."""
+"""Explanations of failed jobs: whose fault, the cause in one sentence, the evidence, and a priced suggestion."""
 
 import datetime
 
@@ -12,7 +12,7 @@ _GIB = 2**30
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """One fact that the cause follows from."""
+    """One fact that supports the cause."""
 
     name: str
     value: str
@@ -24,17 +24,17 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     evidence: tuple[Evidence, ...]
     suggestion: Suggestion
-    log_tail: str = ""  # the end of the last attempt's log; its worker took the secrets out
+    log_tail: str = ""  # the end of the last attempt's log; the worker removed the secrets
 
 
 def explain(*, job: FineTuningJob, now: datetime.datetime) -> Explanation | None:
-    """Return why the job failed; None unless it has."""
+    """Return why the job failed; None unless it failed."""
     if job.status != "failed":
         return None
     code = _failure_code(job.error_code)
     return Explanation(
         code=job.error_code,
-        blame=code.blame if code else Blame.CUSTOMER,  # what is no run's failure was refused before anything ran
+        blame=code.blame if code else Blame.CUSTOMER,  # other codes are refusals before anything ran
         cause=CAUSES[code] if code else job.error_message,
         evidence=tuple(_evidence(job)),
         suggestion=suggest(job=job, now=now),

@@ -1,4 +1,4 @@
-"""The files of a job: what their rows can be for, and what is wrong with them."""
+"""Files of a job: the objectives their rows allow, and their errors."""
 
 from typing import Any
 
@@ -14,21 +14,21 @@ _RETRY_SECONDS = 2
 
 
 class InvalidTrainingFile(DomainError):
-    """The file cannot be trained on; the message says what to change."""
+    """The file cannot be trained on; the message describes what to change."""
 
     code = "invalid_training_file"
 
 
 class StillValidating(Unavailable):
-    """The file is still being validated, so nothing can be said of its price; asking again later answers."""
+    """The file is still being validated, so its price is unknown; the client can ask again later."""
 
     code = "file_still_validating"
 
 
 def usable_file(organization: Any, file_id: str, param: str) -> DatasetVersion:
-    """Return the file, locked against being deleted. Raises UnknownFile and InvalidTrainingFile."""
+    """Return the file, locked against deletion. Raises UnknownFile and InvalidTrainingFile."""
     version = get_version(organization=organization, id=file_id, param=param)
-    # Deleting takes the same lock: a file is either deleted before the job, or in use after it.
+    # Deletion takes the same lock, so a file is either deleted before the job or in use after it.
     DatasetVersion.objects.select_for_update(of=("self",)).get(pk=version.pk)
     version.refresh_from_db()
     if version.purpose != "fine-tune":
@@ -49,7 +49,10 @@ _ROWS_OF = {
 def require_objective(
     asked: Objective | None, training_file: DatasetVersion, validation_file: DatasetVersion | None = None
 ) -> Objective:
-    """Return what the rows are for. Raises InvalidTrainingFile when they are of another kind than was asked."""
+    """Return the objective of the rows.
+
+    Raises InvalidTrainingFile if they are of another kind than the objective needs.
+    """
     objective = asked or objective_of(training_file)
     _require_rows(objective, training_file, "training_file")
     if validation_file is not None:
@@ -58,7 +61,7 @@ def require_objective(
 
 
 def _require_rows(objective: Objective, version: DatasetVersion, param: str) -> None:
-    """Raise InvalidTrainingFile when the rows' kind is known and not what the objective trains."""
+    """Raise InvalidTrainingFile if the rows' kind is known and the objective does not train on it."""
     wanted = _ROWS_OF[objective]
     if version.kind not in ("", wanted):
         message = f"{version.pk} holds {version.kind} rows; {objective} training needs {wanted} rows."
@@ -66,20 +69,20 @@ def _require_rows(objective: Objective, version: DatasetVersion, param: str) -> 
 
 
 def objectives_of(version: DatasetVersion | None) -> tuple[Objective, ...]:
-    """Return what the file's rows can be for, the usual first; supervised training until their kind is known."""
+    """Return the objectives the file's rows allow, the usual one first; supervised until their kind is known."""
     kind = version.kind if version is not None else ""
     return tuple(objective for objective, rows in _ROWS_OF.items() if rows == kind) or (Objective.SUPERVISED,)
 
 
 def objective_of(version: DatasetVersion | None) -> Objective:
-    """Return what the file's rows are for unless somebody asks otherwise."""
+    """Return the default objective of the file's rows."""
     return objectives_of(version)[0]
 
 
 def data_facts(
     *, version: DatasetVersion | None, validation: DatasetVersion | None, count: TokenCount | None
 ) -> completion.DataFacts:
-    """Return what is known of the rows by now, for choosing a recipe; `count` is by the base model's own tokenizer."""
+    """Return the known facts about the rows, for choosing a recipe; the base model's own tokenizer made `count`."""
     if version is None:
         return completion.DataFacts(has_validation=validation is not None)
     return completion.DataFacts(
@@ -90,7 +93,7 @@ def data_facts(
 
 
 def require_ready(version: DatasetVersion, param: str) -> None:
-    """Raise StillValidating until the file is validated, and InvalidTrainingFile for one with errors."""
+    """Raise StillValidating until the file is validated, and InvalidTrainingFile if it has errors."""
     if version.status == "invalid":
         raise invalid_file(version, param)
     if version.status != "ready":
@@ -102,7 +105,7 @@ def require_ready(version: DatasetVersion, param: str) -> None:
 
 
 def invalid_file(version: DatasetVersion, param: str) -> InvalidTrainingFile:
-    """Return why a file that is invalid or deleted cannot be trained on: its first problem, with line and fix."""
+    """Return why an invalid or deleted file cannot be trained on: its first problem, with line and fix."""
     name = f"{version.filename} ({version.pk})"
     if version.status == "deleted":
         return InvalidTrainingFile(f"{name} was deleted before the job could begin.", param=param)
@@ -115,7 +118,7 @@ def invalid_file(version: DatasetVersion, param: str) -> InvalidTrainingFile:
 
 
 def require_rows_to_train(training_file: DatasetVersion, validation_file: DatasetVersion | None) -> None:
-    """Raise InvalidTrainingFile where every row is known to repeat one of the validation file."""
+    """Raise InvalidTrainingFile if every row is known to repeat one of the validation file."""
     if validation_file is not None and is_all_held_out(training_file, validation_file):
         message = (
             "Every row of the training file repeats one of the validation file, or nearly does: nothing would be left "

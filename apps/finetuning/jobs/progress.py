@@ -1,4 +1,4 @@
-"""How far a job is: the share of its steps, what it spent, its speed, and the time that is left by its own pace."""
+"""Progress of a job: the share of its steps, its cost, its speed, and the time left at its own pace."""
 
 import datetime
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import FineTuningJob, JobEvent, Run
 from apps.finetuning.usage import charges
 
-_SPEED_REPORTS = 15  # a pause for a checkpoint slows one report down, and not the median of so many
+_SPEED_REPORTS = 15  # a checkpoint's pause slows one report, but not the median of 15
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """The progress of a job at one moment, as pages, streams and the API show it.
 
-    `spent_nano` is what stopping now would cost; of a job that paused or ended, what it did cost. `seconds_left` runs
-    to the end of the job; None while it is not known: in the queue, after the last step, and past what was foreseen.
+    `spent_nano` is the cost of stopping now, or the actual cost of a job that paused or ended. `seconds_left` runs to
+    the end of the job. It is None if unknown: in the queue, after the last step, and past the estimate.
     """
 
     percent: int
@@ -28,7 +28,6 @@ class Progress:
 
 
 def get_progress(*, job: FineTuningJob, now: datetime.datetime) -> Progress:
-    """Return how far the job is."""
     run = None if job.status in JOB_TERMINAL or job.status == "paused" else queries.get_active_run(job=job)
     reports = _reports(job, run) if run else []
     speeds = [data["tokens_per_second"] for _, data in reports if data.get("tokens_per_second")]
@@ -41,20 +40,20 @@ def get_progress(*, job: FineTuningJob, now: datetime.datetime) -> Progress:
 
 
 def percent_of(job: FineTuningJob) -> int:
-    """Return the share of the steps that are done; 100 only at the end."""
+    """Return the percentage of steps done; 100 only after success."""
     if job.status == "succeeded":
         return 100
     return min(100 * job.step // job.total_steps, 99) if job.total_steps else 0
 
 
 def finish_of(progress: Progress, *, now: datetime.datetime) -> datetime.datetime | None:
-    """Return when the job will be done, never a moment that has passed; None while it is not known."""
+    """Return when the job will be done, always in the future; None if unknown."""
     left = progress.seconds_left
     return None if left is None else now + datetime.timedelta(seconds=max(left, 1.0))
 
 
 def _reports(job: FineTuningJob, run: Run) -> list[tuple[datetime.datetime, dict[str, Any]]]:
-    """Return when the attempt reported its last steps and what, newest first."""
+    """Return the attempt's latest step reports with their times, newest first."""
     steps = JobEvent.objects.filter(job=job, type="metrics", data__attempt=run.attempt)
     return list(steps.order_by("-sequence").values_list("created_at", "data")[:_SPEED_REPORTS])
 

@@ -1,4 +1,4 @@
-"""Starting a failed job again as a new one, with the change that was suggested: one call, at the price it was shown."""
+"""Restarts of a failed job as a new job, with the suggested change, at the price that was shown."""
 
 import datetime
 from typing import Any
@@ -24,11 +24,11 @@ from apps.finetuning.recipes.limits import get_limits
 def retry_job(
     *, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nano: int | None = None
 ) -> FineTuningJob:
-    """Return the job that starts a failed one again with the change suggested for it; asked twice, it is the same one.
+    """Return a new job that starts a failed one again with the suggested change; a second call returns the same job.
 
-    A file that must be mended first is mended into a new version, which the job waits for. `spend_cap_nano` None holds
-    what the suggestion says. Raises InvalidState unless the job failed, CannotLaunch where the suggestion cannot be
-    started from here, and what `create_job` and the repair raise.
+    If a file must be repaired first, the repair creates a new version, and the job waits for it. `spend_cap_nano` None
+    holds the suggested amount. Raises InvalidState unless the job failed, CannotLaunch if the suggestion cannot be
+    started from here, and the errors of `create_job` and the repair.
     """
     if job.status != "failed":
         raise InvalidState(f"{job.pk} is {job.status}: only a job that failed is started again.", param="job_id")
@@ -50,7 +50,7 @@ def retry_job(
 def _files(
     job: FineTuningJob, suggestion: Suggestion, *, by: str, now: datetime.datetime
 ) -> dict[str, DatasetVersion | None]:
-    """Return the files to train on by their param, mended where the suggestion says so."""
+    """Return the files to train on by their param, repaired where the suggestion needs it."""
     change = suggestion.change
     validation = None if change.without_validation else job.validation_file
     files: dict[str, DatasetVersion | None] = {"training_file": job.training_file, "validation_file": validation}
@@ -67,7 +67,7 @@ def _files(
 def _request(
     job: FineTuningJob, suggestion: Suggestion, files: dict[str, DatasetVersion | None], *, cap_nano: int, key: str
 ) -> JobRequest:
-    """Return the job as it was asked for, every value of its recipe pinned to what was priced."""
+    """Return the original request, with every value of its recipe pinned to the priced one."""
     recipe = msgspec.structs.replace(recipe_of(job), **suggestion.change.recipe)
     limits = get_limits(base_model=job.base_model)
     values: dict[str, Any] = msgspec.to_builtins(recipe)
@@ -84,7 +84,7 @@ def _request(
             name: value for name, value in values.items() if name not in CHOSEN_BY_US and limits.of(name) is not None
         },
         pool=suggestion.pool,
-        gpu_count=None if ":" in suggestion.pool else 1,  # an option's key names its GPUs
+        gpu_count=None if ":" in suggestion.pool else 1,  # an option's key includes its GPUs
         spend_cap_nano=cap_nano,
         suffix=job.suffix,
         metadata=job.metadata,

@@ -1,7 +1,7 @@
-"""What to change of a failed job: in words, as what starting it again would change, and at which price.
+"""Suggestions for a failed job: a change in words, its effect on a new job, and its price.
 
-For each code, `_REMEDIES` lists changes, the better first; the first that a pool takes now is the one suggested. A
-change that nobody can price says why.
+For each code, `_REMEDIES` lists changes, the better first. The suggestion is the first one that a pool takes now. A
+change without a price gives the reason.
 """
 
 import datetime
@@ -28,15 +28,15 @@ from apps.finetuning.quotes.queries import count_files, counting_model, get_quot
 from apps.finetuning.recipes.limits import MIN_LEARNING_RATE
 from apps.finetuning.recipes.training_data import Counted
 
-_SHORTEST = 64  # tokens; shorter rows teach nothing worth a run
-_A_ROW = re.compile(r"^Line \d+: ")  # how a refused row is told of, here and by the worker
+_SHORTEST = 64  # tokens; training on shorter rows is not worth a run
+_A_ROW = re.compile(r"^Line \d+: ")  # how messages name a refused row, here and in the worker
 _NEW_FILE = "What another file costs is quoted as soon as it is uploaded."
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to start the job again: `recipe` holds hyperparameters, `repairs` the files to mend first.
+    """One way to start the job again: `recipe` holds hyperparameters, `repairs` the files to repair first.
 
-    `no_price` says why it cannot be started and priced from here: somebody must decide something else first.
+    `no_price` explains why it cannot be started and priced here: the customer must decide something else first.
     """
 
     text: str
@@ -47,10 +47,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
-    """A change with the estimate on the option `pool`, and what starting it would hold.
+    """A change with the estimate on the option `pool`, and the amount that starting it would hold.
 
-    Where it cannot be started from here, or not now, `hold_nano` is None and `obstacle` says why; without a price the
-    price is None too.
+    If it cannot be started from here, or not now, `hold_nano` is None and `obstacle` gives the reason. `price_nano` is
+    None if there is no price.
     """
 
     change: Change
@@ -65,7 +65,7 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Return what starting it changes of the job, as JSON values by the API's names."""
+        """Return the job's changed values, as JSON under the API's names."""
         files = dict.fromkeys(self.change.repairs, "repair")
         unset = {"validation_file": None} if self.change.without_validation else {}
         recipe: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self.change.recipe))
@@ -73,7 +73,7 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def suggest(*, job: FineTuningJob, now: datetime.datetime) -> Suggestion:
-    """Return what to change of a failed job: the first change that can start now, else the first of them."""
+    """Return the change to suggest for a failed job: the first that can start now, else the first of all."""
     first: Suggestion | None = None
     for change in _remedy(job.error_code)(job):
         found = _priced(change, job, now)
@@ -84,7 +84,7 @@ def suggest(*, job: FineTuningJob, now: datetime.datetime) -> Suggestion:
     return first
 
 
-# --- the changes, by what went wrong ----------------------------------------------------------------------------------
+# --- the changes, by cause --------------------------------------------------------------------------------------------
 
 
 def _start_again(job: FineTuningJob) -> Iterator[Change]:
@@ -101,7 +101,7 @@ def _lower_rate(job: FineTuningJob) -> Iterator[Change]:
 
 
 def _more_to_learn(job: FineTuningJob) -> Iterator[Change]:
-    """The loss was zero: train on what is not trained yet, or stop before all is learned."""
+    """Suggest for a loss of zero: train on tokens that are not trained yet, or stop earlier."""
     recipe = recipe_of(job)
     yield from _train_on_inputs(recipe)
     if _longest_row(job) > recipe.max_length:
@@ -114,7 +114,7 @@ def _more_to_learn(job: FineTuningJob) -> Iterator[Change]:
 
 
 def _reach_the_answers(job: FineTuningJob) -> Iterator[Change]:
-    """No trained token was left of the rows as they were cut."""
+    """Suggest for rows that were cut until no trained token was left."""
     yield from _longer_rows(job)
     yield from _train_on_inputs(recipe_of(job))
     text = "Shorten the rows: the base model takes no longer ones."
@@ -122,7 +122,7 @@ def _reach_the_answers(job: FineTuningJob) -> Iterator[Change]:
 
 
 def _longer_rows(job: FineTuningJob) -> Iterator[Change]:
-    """First the limit that cuts no row, then the largest ones that might still fit."""
+    """Suggest first the limit that cuts no row, then the largest ones that might still fit."""
     limit, context, longest = recipe_of(job).max_length, job.base_model.context_length, _longest_row(job)
     usual = [length for length in (*LIMITS, context) if limit < length <= context]
     lengths = [length for length in usual if length >= longest > limit][:1]
@@ -151,7 +151,7 @@ def _smaller(job: FineTuningJob) -> Iterator[Change]:
 
 
 def _servable(job: FineTuningJob) -> Iterator[Change]:
-    """Every replica takes the usual layers at a rank it knows; alpha follows where its scale would be too large."""
+    """Suggest layers and a rank that every replica takes, and a lower alpha if its scale would be too large."""
     recipe, usual = recipe_of(job), Hyperparameters()
     changed: dict[str, Any] = {"target_modules": usual.target_modules}
     if recipe.lora_rank > MAX_RANK:
@@ -163,7 +163,10 @@ def _servable(job: FineTuningJob) -> Iterator[Change]:
 
 
 def _mend_file(job: FineTuningJob) -> Iterator[Change]:
-    """The code has several causes, and what the files are tells which: it needs no second look at every row."""
+    """Suggest a change for a file error.
+
+    The code has several causes; the files' state shows which, without reading the rows.
+    """
     param = "validation_file" if job.error_param == "validation_file" and job.validation_file else "training_file"
     version = job.validation_file if param == "validation_file" else job.training_file
     assert version is not None
@@ -197,7 +200,8 @@ def _leave_out_refused(job: FineTuningJob) -> Iterator[Change]:
     text = (
         f"Leave out the rows that {job.base_model.display_name} cannot take in, and start on the version without them."
     )
-    files = ("training_file", "validation_file") if job.validation_file else ("training_file",)  # it may be in either
+    # the row may be in either
+    files = ("training_file", "validation_file") if job.validation_file else ("training_file",)
     yield Change(text=text, repairs=files)
 
 
@@ -232,7 +236,7 @@ _REMEDIES: Mapping[str, _Remedy] = {
     FailureCode.INVALID_TRAINING_FILE: _mend_file,
     FailureCode.OUT_OF_MEMORY: _smaller,
     FailureCode.ADAPTER_REJECTED: _servable,
-    # Refused at admission: nothing ran, so these are no codes of a run.
+    # Refused at admission: nothing ran, so these are not failure codes of a run.
     "job_too_large": _smaller,
     "insufficient_quota": _with_money,
     "cannot_launch": _when_taken,
@@ -241,7 +245,7 @@ _REMEDIES: Mapping[str, _Remedy] = {
 
 
 def _remedy(code: str) -> _Remedy:
-    """Return how to go on after a code: what is ours or a provider's to mend needs no change of the customer's."""
+    """Return the remedy for a code. If we or a provider must fix the cause, the customer needs to change nothing."""
     return _REMEDIES.get(code) or (_start_again if code in list(FailureCode) else _start_mended)
 
 
@@ -250,7 +254,7 @@ def recipe_of(job: FineTuningJob) -> Hyperparameters:
 
 
 def _longest_row(job: FineTuningJob) -> int:
-    """Return the tokens of the longest row, 0 where nobody counted them."""
+    """Return the tokens of the longest row, 0 if they were not counted."""
     count = find_token_count(version=job.training_file, base_model=job.base_model)
     return count.longest_row_tokens if count else 0
 
@@ -294,7 +298,7 @@ def _quotes(change: Change, job: FineTuningJob, now: datetime.datetime) -> list[
 
 
 def _foreseen(change: Change, job: FineTuningJob) -> Counted:
-    """Return the files as their repair will leave them. Raises InvalidTrainingFile where that may be nothing."""
+    """Return the files as their repair will leave them. Raises InvalidTrainingFile if nothing may be left."""
     counting, version, validation = counting_model(job.base_model), job.training_file, job.validation_file
     if "training_file" in change.repairs:
         mended, count = _mended(version, counting, "training_file")

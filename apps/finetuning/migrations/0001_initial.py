@@ -1,4 +1,4 @@
-"""Jobs, runs, pools, workers, and what finished runs taught."""
+"""Jobs, runs, pools, workers, and calibrations from finished runs."""
 
 import apps.core.ids
 import django.db.models.deletion

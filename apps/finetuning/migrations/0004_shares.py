@@ -1,4 +1,4 @@
-"""An organization that has paid, or whose limits an operator has set, keeps a share of its own."""
+"""An organization that has paid, or whose limits an operator has set, keeps a separate share."""
 
 from django.db import migrations
 

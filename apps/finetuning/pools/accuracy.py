@@ -1,7 +1,8 @@
-"""How far estimates were from what runs took: for operators as it is, for everybody above a floor.
+"""Errors of estimates against finished runs: complete for operators, above a floor for the public.
 
-Everybody sees a pool once it has MIN_RUNS runs of MIN_ORGANIZATIONS organizations, then again after every STEP_RUNS
-more, and never by date: no single run, and no moment at which somebody trained, can be told from the page.
+The public sees a pool once it has MIN_RUNS runs of MIN_ORGANIZATIONS organizations. Its figures change after every
+STEP_RUNS further runs, never by date. So the page reveals neither a single run nor the time at which an organization
+trained.
 """
 
 import datetime
@@ -19,15 +20,15 @@ from apps.finetuning.pools.error_chart import ErrorChart, error_chart
 MIN_RUNS = 20
 MIN_ORGANIZATIONS = 2
 STEP_RUNS = 10
-WINDOW_RUNS = 20  # of the running error
+WINDOW_RUNS = 20  # in the window of the running error
 _MAX_RUNS = 500
 
 
 class Error(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of one quantity, |estimate / actual - 1|. `bias` is the median with its sign; above zero: said too much.
+    """Errors of one quantity, |estimate / actual - 1|.
 
-    `coverage`: the share of runs that ended within P10 to P90 of their estimate, where most had such a range; 0.8 is
-    what was promised.
+    `bias` is the median with its sign; above zero, estimates were too high. `coverage` is the share of runs that ended
+    within P10 to P90 of their estimate; 0.8 is the target. It is None unless most runs had such a range.
     """
 
     runs: int
@@ -46,7 +47,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """`out_of_memory`: runs that were quoted to fit and did not."""
+    """Errors of a pool's estimates. `out_of_memory` counts runs that were quoted to fit and did not."""
 
     runs: int
     out_of_memory: int
@@ -58,7 +59,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refresh_public_reports(*, now: datetime.datetime) -> None:
-    """Write what everybody may see of each pool, and take away what nobody should."""
+    """Write the public report of each pool, and delete those below the floor."""
     for pool in GpuPool.objects.all():
         _refresh(pool, now)
 
@@ -76,12 +77,12 @@ def _refresh(pool: GpuPool, now: datetime.datetime) -> None:
 
 
 def list_public_reports() -> QuerySet[PoolAccuracy]:
-    """Return what everybody may see, by pool name; closed pools included."""
+    """Return the public reports by pool name, closed pools included."""
     return PoolAccuracy.objects.select_related("pool__gpu_type").order_by("pool__name")
 
 
 def measure(points: Sequence[CalibrationPoint]) -> Report:
-    """Return the errors over these points, oldest first, without any floor."""
+    """Return the errors over these points, which come oldest first. No floor applies."""
     return Report(
         runs=len(points),
         out_of_memory=sum(point.outcome == "out_of_memory" for point in points),
@@ -96,7 +97,7 @@ def measure(points: Sequence[CalibrationPoint]) -> Report:
 
 
 def list_errors(report: Report) -> list[tuple[str, Error]]:
-    """Return the errors with what they are of, for people."""
+    """Return the errors with labels for pages."""
     named = (
         ("Training time", report.time),
         ("Peak memory", report.memory),
@@ -107,7 +108,7 @@ def list_errors(report: Report) -> list[tuple[str, Error]]:
 
 
 def draw_running_error(report: Report) -> ErrorChart | None:
-    """Return the chart of the running error; None while there is nothing to draw."""
+    """Return the chart of the running error; None if there is nothing to draw."""
     return error_chart(
         [moment.runs for moment in report.running],
         [
@@ -118,7 +119,7 @@ def draw_running_error(report: Report) -> ErrorChart | None:
 
 
 def _whole_steps(points: Sequence[CalibrationPoint], *, total: int) -> Sequence[CalibrationPoint]:
-    """Leave out the newest until a step is full, of all points there ever were."""
+    """Leave out the newest points until a step is full. `total` counts every point ever recorded."""
     return points[: len(points) - total % STEP_RUNS][-_MAX_RUNS:]
 
 

@@ -1,4 +1,4 @@
-"""Versions of what a pool's finished runs taught: fitted by the clock, kept for good, chosen by the operator."""
+"""Calibration versions of a pool: fitted on a schedule, never deleted, chosen by the operator."""
 
 import datetime
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from apps.estimates.calibration import MAX_RUNS, PHYSICS, Check, Observation, ch
 from apps.finetuning.models import CalibrationPoint, CalibrationVersion, GpuPool
 from apps.finetuning.pools.grid_points import observe_grid
 
-# A new version when the runs grew by this share: every run while they are few, and not one a run for ever.
+# Fit a new version when the runs have grown by this share: after every run while they are few, rarely later.
 _GROWTH = 0.05
 
 
@@ -25,16 +25,16 @@ class UnknownVersion(NotFound):
 
 
 class FittedOn(msgspec.Struct, frozen=True, kw_only=True):
-    """What a version was fitted on, and what it would have been worth on runs it did not see."""
+    """The inputs of a version, and its accuracy on runs it did not see."""
 
     runs: int
-    points: int  # measured on made-up weights, predicted as this pool's quotes would have been
+    points: int  # measured on made-up weights, predicted like this pool's quotes
     first_at: datetime.datetime | None
     last_at: datetime.datetime | None
     methods: dict[str, int]
     families: dict[str, int]
     resumed: int  # left out: a resumed attempt warms up twice
-    out_of_memory: int  # left out: nobody knows what they would have needed
+    out_of_memory: int  # left out: their real memory need is unknown
     other_physics: int  # left out: measured against other formulas
     time: Check
     memory: Check
@@ -48,7 +48,7 @@ def refit_pools(*, now: datetime.datetime) -> list[CalibrationVersion]:
 
 @transaction.atomic
 def refit_pool(*, pool_id: str, now: datetime.datetime) -> CalibrationVersion | None:
-    """Fit one pool and use the result unless an operator pinned another; None when there is too little new."""
+    """Fit one pool, and use the result unless an operator pinned a version; return None if too little is new."""
     pool = GpuPool.objects.select_for_update(of=("self",)).get(pk=pool_id)
     points = list_points(pool=pool)
     fitting = [point for point in points if _is_fit_for(point)]
@@ -56,7 +56,7 @@ def refit_pool(*, pool_id: str, now: datetime.datetime) -> CalibrationVersion | 
     newest = pool.calibrations.order_by("-number").first()
     if not (fitting or grid) or not _has_grown(newest, fitting, grid):
         return None
-    # Points first, as if they were the oldest: with time, runs take their place.
+    # Points come first, as if they were the oldest, so that runs replace them over time.
     observations = [*grid, *(_observation(point) for point in fitting)]
     number = newest.number + 1 if newest else 1
     version = CalibrationVersion.objects.create(
@@ -78,7 +78,7 @@ def refit_pool(*, pool_id: str, now: datetime.datetime) -> CalibrationVersion | 
 
 @transaction.atomic
 def use_version(*, pool: GpuPool, number: int | None, by: str) -> None:
-    """Quote with this version from now on, with none at all for None, and leave it so. Raises UnknownVersion."""
+    """Pin this version for quotes; None pins no calibration. Raises UnknownVersion."""
     version = None if number is None else pool.calibrations.filter(number=number).first()
     if number is not None and version is None:
         raise UnknownVersion(f"{pool.name} has no calibration {number}.", param="number")
@@ -87,7 +87,7 @@ def use_version(*, pool: GpuPool, number: int | None, by: str) -> None:
 
 @transaction.atomic
 def follow_newest(*, pool: GpuPool, by: str) -> None:
-    """Quote with the newest version, and with each that follows."""
+    """Quote with the newest version, and with each later one."""
     _choose(pool, pool.calibrations.order_by("-number").first(), pinned_at=None, by=by, action="calibration.followed")
 
 
@@ -135,7 +135,10 @@ def _observation(point: CalibrationPoint) -> Observation:
 
 
 def _ratio(actual: float | None, estimated: float | None, factor: float) -> float | None:
-    """Actual / physics: the correction that was in the estimate is taken out again, or fits would chase themselves."""
+    """Return actual / physics.
+
+    The estimate includes a correction, which is divided out here; otherwise a fit would correct its own correction.
+    """
     return actual * factor / estimated if actual and estimated else None
 
 

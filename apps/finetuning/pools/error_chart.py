@@ -19,7 +19,7 @@ class Tick:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A labelled error beside it."""
+    """A labelled error at the side of the chart."""
 
     y: float
     label: str
@@ -27,7 +27,7 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One series. `last` is its newest value; `path` is empty without two values to join."""
+    """One series. `last` is its newest value; `path` is empty if there are fewer than two values."""
 
     key: str
     label: str
@@ -51,7 +51,7 @@ class ErrorChart:
 
 
 def error_chart(runs: Sequence[int], series: Sequence[tuple[str, str, Sequence[float | None]]]) -> ErrorChart | None:
-    """Draw (key, label, errors) series over counts of runs; None where there is nothing to join yet."""
+    """Draw (key, label, errors) series over counts of runs; return None without two counts and a value."""
     known = [value for _, _, values in series for value in values if value is not None]
     if len(runs) < 2 or not known:
         return None

@@ -1,4 +1,4 @@
-"""The calibration grid as a pool's first lessons: each point predicted as a job of the pool would be, and compared."""
+"""The calibration grid as a pool's first observations: each point is predicted like a job, then compared."""
 
 from collections.abc import Iterable
 
@@ -14,11 +14,11 @@ from apps.finetuning.quotes.computation import gpu_of, probe_row
 from apps.finetuning.quotes.pool_facts import newest_probes
 
 _TRAINED_SHARE = 0.5  # of a made-up row, as gpu_workers.bench.probe makes it
-_ROWS = 64  # any number: rates do not depend on it
+_ROWS = 64  # an arbitrary number: rates do not depend on it
 
 
 def observe_grid(*, pool: GpuPool) -> list[Observation]:
-    """Return measured / predicted of the pool's newest measurement of each point; none where nothing was measured."""
+    """Return measured / predicted for the newest measurement of each grid point of the pool."""
     found = ThroughputProbe.objects.filter(pool=pool, base_model=None).order_by("measured_at")
     newest = {_point_of(report): report for report in (msgspec.convert(probe.report, ProbeReport) for probe in found)}
     probes = _probes_by_method(newest_probes(pool=pool)) if newest else {}
@@ -37,7 +37,7 @@ def _point_of(report: ProbeReport) -> tuple[object, ...]:
 
 
 def _probes_by_method(probes: Iterable[ThroughputProbe]) -> dict[str, ThroughputProbe]:
-    """The newest of each method: what a quote of a model without a probe of its own starts from."""
+    """Return the newest probe of each method: the basis of quotes for models without their own probe."""
     return {probe.method: probe for probe in sorted(probes, key=lambda probe: probe.measured_at)}
 
 
@@ -47,7 +47,7 @@ def _observe(report: ProbeReport, pool: GpuPool, probe: ThroughputProbe | None) 
         row = probe_row(probe, msgspec.convert(probe.report, ProbeReport)) if probe else None
         estimate = quote(request=request, pool=PoolFacts(gpu=gpu_of(pool), probe=row))
     except EstimateError:
-        return None  # a worker's report of a shape the estimator cannot read teaches nothing
+        return None  # skip a shape that the estimator cannot read
     predicted = estimate.tokens_per_second
     return Observation(
         family=request.architecture.model_type,

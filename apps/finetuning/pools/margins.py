@@ -1,4 +1,4 @@
-"""What each pool earned and cost in a month: revenue, the hours its GPUs were online, and how many of those idled."""
+"""Monthly revenue and cost of each pool, with the hours its GPUs were online and the hours they were idle."""
 
 import datetime
 from collections import defaultdict
@@ -17,7 +17,7 @@ _HOUR_SECONDS = 3600
 
 @dataclass(frozen=True)
 class Margin:
-    """`cost_nano` is None while nobody has said what the pool's GPUs cost. Idle hours cost as much as busy ones."""
+    """A pool's month. `cost_nano` is None until an operator sets the GPU cost. Idle hours cost as much as busy ones."""
 
     pool: GpuPool
     revenue_nano: int
@@ -49,7 +49,7 @@ class Margin:
 
 
 def list_margins(*, month: datetime.date, now: datetime.datetime) -> list[Margin]:
-    """Return every pool's month so far. Online: from a worker's admission until it was last heard of."""
+    """Return every pool's month so far. A worker is online from its admission until it was last seen."""
     begin = datetime.datetime.combine(month, datetime.time(), datetime.UTC)
     end = min(
         datetime.datetime.combine((month + datetime.timedelta(32)).replace(day=1), datetime.time(), datetime.UTC), now
@@ -64,14 +64,14 @@ def list_margins(*, month: datetime.date, now: datetime.datetime) -> list[Margin
 
 
 def cost_of_hour(pool_name: str, month: datetime.date) -> int | None:
-    """Return what an hour of one GPU costs in the month: what was last set by its end."""
+    """Return the cost of one GPU hour in the month: the newest cost that starts before the month's end."""
     after = (month + datetime.timedelta(32)).replace(day=1)
     costs = PoolCost.objects.filter(pool_name=pool_name, from_day__lt=after).order_by("-from_day")
     return costs.values_list("nano_per_gpu_hour", flat=True).first()
 
 
 def set_pool_cost(*, pool: GpuPool, nano_per_gpu_hour: int, from_day: datetime.date, by: str) -> PoolCost:
-    """Say what an hour of one of the pool's GPUs costs us from a day on. Raises InvalidValue."""
+    """Set our cost of one GPU hour of the pool, from a day on. Raises InvalidValue."""
     if nano_per_gpu_hour < 0:
         raise InvalidValue("A cost is not negative.", param="cost_usd")
     cost, _ = PoolCost.objects.update_or_create(
@@ -99,7 +99,7 @@ def _billed(begin: datetime.datetime, end: datetime.datetime) -> dict[str, float
 
 
 def _revenue(begin: datetime.datetime, end: datetime.datetime) -> dict[str, int]:
-    """Return what each pool's jobs were charged less what was given back, by the month the hold was closed."""
+    """Return each pool's charges less refunds, by the month in which the hold was closed."""
     pools = {f"training:{name}": pool_id for pool_id, name in GpuPool.objects.values_list("pk", "name")}
     holds = Hold.objects.filter(purpose="job", status="closed", closed_at__gte=begin, closed_at__lt=end)
     sums: dict[str, int] = defaultdict(int)

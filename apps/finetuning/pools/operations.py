@@ -1,4 +1,4 @@
-"""GPU pools and the machines in them, from the operator's side; and how a machine proves who it is."""
+"""Operator actions on GPU pools and their workers, and authentication of workers."""
 
 import datetime
 import secrets
@@ -17,7 +17,7 @@ from apps.finetuning.models import GpuPool, ThroughputProbe, Worker, WorkerToken
 from apps.finetuning.runs.leases import sha256_hex
 
 _TOKEN_LIFE = datetime.timedelta(hours=24)
-_MAX_INTERRUPTIONS_PER_HOUR = 12.0  # beyond one in five minutes no job gets anywhere
+_MAX_INTERRUPTIONS_PER_HOUR = 12.0  # with more than one in five minutes no job makes progress
 
 
 class UnknownWorker(DomainError):
@@ -37,7 +37,10 @@ def create_pool(
     interruptions_per_hour: float | None = None,
     by: str,
 ) -> GpuPool:
-    """Open a pool, of spot machines where interruptions are expected. Raises InvalidValue, also for a name taken."""
+    """Open a pool, of spot machines if interruptions are expected.
+
+    Raises InvalidValue, also for a name already in use.
+    """
     if GpuPool.objects.filter(name=name).exists():
         raise InvalidValue(f"There is a pool named {name!r} already.", param="name")
     pool = GpuPool.objects.create(
@@ -58,7 +61,10 @@ def edit_pool(
     interruptions_per_hour: float | None = None,
     by: str,
 ) -> GpuPool:
-    """Change what may change of a pool; its name and GPU type are in its price and its history. Raises InvalidValue."""
+    """Change a pool's settings.
+
+    Its name and GPU type cannot change: its price and history use them. Raises InvalidValue.
+    """
     changes: dict[str, Any] = {
         "region": region,
         "memory_bytes": memory_bytes,
@@ -74,7 +80,7 @@ def edit_pool(
 
 
 def _spot(interruptions_per_hour: float | None) -> dict[str, Any]:
-    """Return the fields of a spot pool, or with None those of one whose machines stay."""
+    """Return the fields of a spot pool, or for None those of a pool that is not spot."""
     if interruptions_per_hour is None:
         return {"is_spot": False, "interruptions_per_hour": 0.0}
     if not 0 < interruptions_per_hour <= _MAX_INTERRUPTIONS_PER_HOUR:
@@ -89,9 +95,9 @@ def _spot(interruptions_per_hour: float | None) -> dict[str, Any]:
 def issue_worker_token(
     *, pool: GpuPool, kind: str, base_model: BaseModel | None, whole_model: AdapterVersion | None = None, by: str
 ) -> str:
-    """Return a token that admits one worker (or, with a model, one replica of it) within a day; shown once.
+    """Return a token that admits one worker (or, with a model, one replica of it) within a day; it is shown once.
 
-    Raises InvalidValue, also for a whole model in a pool that is not to serve any.
+    Raises InvalidValue, also for a whole model if the pool does not serve whole models.
     """
     if whole_model is not None:
         base_model = _base_of(whole_model, pool=pool, base_model=base_model)
@@ -112,7 +118,7 @@ def issue_worker_token(
 
 
 def _base_of(version: AdapterVersion, *, pool: GpuPool, base_model: BaseModel | None) -> BaseModel:
-    """Return the base of a version that may have a replica of its own here. Raises InvalidValue."""
+    """Return the base of a version that may have its own replica in the pool. Raises InvalidValue."""
     base_of_version: BaseModel = version.adapter.base_model
     if base_model not in (None, base_of_version):
         raise InvalidValue("This model was made from another base model.", param="base_model")
@@ -131,7 +137,7 @@ def _base_of(version: AdapterVersion, *, pool: GpuPool, base_model: BaseModel | 
 
 @transaction.atomic
 def enroll(*, request: EnrollRequest) -> tuple[Worker, WorkerToken, EnrollResponse]:
-    """Redeem a one-time token for a credential. Raises UnknownWorker when it is used, expired or of another kind."""
+    """Redeem a one-time token for a credential. Raises UnknownWorker if it is used, expired or of another kind."""
     now = db_now()
     tokens = WorkerToken.objects.select_for_update(of=("self",)).select_related("pool", "base_model", "whole_model")
     token = tokens.filter(token_sha256=sha256_hex(request.token), used_at=None, expires_at__gt=now).first()
@@ -155,7 +161,7 @@ def enroll(*, request: EnrollRequest) -> tuple[Worker, WorkerToken, EnrollRespon
 
 
 def authenticate(*, credential: str) -> Worker:
-    """Return the worker whose credential this is. Raises UnknownWorker."""
+    """Return the worker with this credential. Raises UnknownWorker."""
     worker = (
         Worker.objects.select_related("pool").filter(credential_sha256=sha256_hex(credential), revoked_at=None).first()
     )
@@ -166,7 +172,7 @@ def authenticate(*, credential: str) -> Worker:
 
 @transaction.atomic
 def cordon(*, worker: Worker, by: str) -> None:
-    """Give the worker no new work; what it has goes on."""
+    """Give the worker no new work; its current run continues."""
     _mark(worker, by, "worker.cordoned", cordoned_at=worker.cordoned_at or db_now())
 
 
@@ -177,7 +183,7 @@ def uncordon(*, worker: Worker, by: str) -> None:
 
 @transaction.atomic
 def drain(*, worker: Worker, by: str) -> None:
-    """Cordon the worker and have its run checkpoint and move elsewhere, unbilled for the move."""
+    """Cordon the worker and ask its run to checkpoint and move to another worker; the move is not billed."""
     now = db_now()
     _mark(worker, by, "worker.drained", cordoned_at=worker.cordoned_at or now, drain_requested_at=now)
 
@@ -199,7 +205,7 @@ def _mark(worker: Worker, by: str, action: str, **changes: datetime.datetime | N
 def record_probe(
     *, worker: Worker, base_model: BaseModel | None, method: str, report: dict, shape: str = ""
 ) -> ThroughputProbe:
-    """Keep one measurement of the worker's pool: of a base model, or of made-up weights of a shape."""
+    """Store one measurement from a worker: of a base model, or of a shape with made-up weights."""
     probe = ThroughputProbe.objects.create(
         pool=worker.pool, worker=worker, base_model=base_model, shape=shape, method=method, report=report
     )

@@ -1,1 +1,1 @@
-"""What a job would need, take and cost on each pool."""
+"""Quotes: the memory, time and cost of a job on each pool."""

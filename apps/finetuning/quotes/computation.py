@@ -1,4 +1,4 @@
-"""Quoting one job on every pool: what it needs, takes and costs there, and why it may not start."""
+"""Quotes of one job on every pool: its needs, time and cost there, and why it may not start."""
 
 import math
 from functools import cache
@@ -27,12 +27,12 @@ from apps.finetuning.quotes.pool_facts import OpenPools, PoolState
 from apps.finetuning.recipes.training_data import TrainingData
 from apps.finetuning.usage.charges import MINIMUM_SECONDS, least_seconds
 
-_CAP_OVER_P90 = 1.25  # room for a slow day before a run pauses at its cap
+_CAP_OVER_P90 = 1.25  # margin for a slow day before a run pauses at its cap
 _WEIGHT_BYTES = 2  # of each parameter in a hub repository, by any method
-_NOTICED_SECONDS = LEASE_SECONDS + REAPER_SECONDS / 2  # until a machine taken away is missed
+_NOTICED_SECONDS = LEASE_SECONDS + REAPER_SECONDS / 2  # from the loss of a machine until it is noticed
 _DATA = Path(__file__).resolve().parents[2] / "catalog" / "data"
-GPU_COUNTS = (1, 2, 4, 8)  # of one machine; a count that does not divide the batch would train another batch
-# What the estimator calls a thing -> the request's field it came from; the rest are hyperparameters.
+GPU_COUNTS = (1, 2, 4, 8)  # of one machine; a count must divide the batch, or the batch would change
+# The estimator's field name -> the request's field; all others are hyperparameters.
 _PARAMS = {
     "rows": "training_file",
     "tokens": "training_file",
@@ -45,7 +45,7 @@ _PARAMS = {
 
 
 class CannotEstimate(InvalidValue):
-    """The base model is of a family whose memory and speed we cannot compute."""
+    """We cannot compute the memory and speed of the base model's family."""
 
     code = "unsupported_architecture"
 
@@ -66,9 +66,8 @@ def quote_pools(
 ) -> list[PoolQuote]:
     """Return a quote for each open pool and sensible number of GPUs, launchable ones first, then by cost.
 
-    `with_ways`: what does not fit comes with the changes that make it fit.
-
-    Raises CannotEstimate, NothingToTrain, InvalidValue; each names the field at fault.
+    `with_ways` adds to each quote that does not fit the changes that make it fit. Raises CannotEstimate,
+    NothingToTrain, InvalidValue; each names the invalid field.
     """
     request = _request(base_model, data, hyperparameters)
     task = _task(request)
@@ -78,7 +77,7 @@ def quote_pools(
 
 
 def with_plan(hyperparameters: Hyperparameters, estimate: Estimate) -> Hyperparameters:
-    """Return the recipe with the micro-batch and checkpointing that the estimate found to fit."""
+    """Return the recipe with the micro-batch and checkpointing that fit in the estimate."""
     return msgspec.structs.replace(
         hyperparameters,
         gradient_accumulation_steps=estimate.plan.gradient_accumulation_steps,
@@ -98,11 +97,11 @@ def architecture_of(base_model: BaseModel) -> architectures.Architecture:
 
 
 def snapshot(estimate: Estimate) -> dict[str, Any]:
-    """Return the estimate as plain JSON values, to be kept with the job."""
+    """Return the estimate as plain JSON values, to store with the job."""
     return msgspec.to_builtins(estimate)
 
 
-# --- the question ---------------------------------------------------------------------------------------------------
+# --- the request ------------------------------------------------------------------------------------------------------
 
 
 def _request(base_model: BaseModel, data: TrainingData, recipe: Hyperparameters) -> QuoteRequest:
@@ -143,7 +142,7 @@ def _request(base_model: BaseModel, data: TrainingData, recipe: Hyperparameters)
 
 
 def _evaluations(recipe: Hyperparameters, data: TrainingData) -> int:
-    """Return how often the held-out rows are evaluated."""
+    """Return the number of evaluations of the held-out rows."""
     if recipe.eval_steps is None:
         return recipe.epochs
     steps = step_count(rows=data.rows, batch_size=recipe.batch_size, epochs=recipe.epochs)
@@ -158,7 +157,7 @@ def _task(request: QuoteRequest) -> Task:
 
 
 def as_invalid(error: EstimateError) -> InvalidValue:
-    """Return the refusal with the public name of the field at fault."""
+    """Return the error with the public name of the invalid field."""
     return InvalidValue(f"{error}.", param=_PARAMS.get(error.field, f"hyperparameters.{error.field}"))
 
 
@@ -189,7 +188,7 @@ def _facts(state: PoolState, base_model: BaseModel) -> PoolFacts:
 
 
 def probe_row(probe: ThroughputProbe, report: ProbeReport) -> ProbeRow:
-    """Return a base model's measured speed as the estimator reads it. Raises ValueError for made-up weights."""
+    """Return a base model's measured speed as the estimator's input. Raises ValueError for made-up weights."""
     if probe.base_model is None:
         raise ValueError("a point on made-up weights is no base model's speed")
     source = SpeedSource(
@@ -213,13 +212,13 @@ def probe_row(probe: ThroughputProbe, report: ProbeReport) -> ProbeRow:
 
 
 def gpu_of(pool: GpuPool) -> gpus.Gpu:
-    """Return the pool's GPU type with what of its memory one job may use."""
+    """Return the pool's GPU type, with the memory that one job may use."""
     if pool.gpu_type_id == "cpu":
         return gpus.cpu(memory_bytes=pool.memory_bytes)
     return msgspec.structs.replace(_gpu_types()[pool.gpu_type_id], memory_bytes=pool.memory_bytes)
 
 
-# --- the answer -----------------------------------------------------------------------------------------------------
+# --- the quotes -------------------------------------------------------------------------------------------------------
 
 
 def _quote_pool(state: PoolState, task: Task, base_model: BaseModel, with_fixes: bool) -> list[PoolQuote]:
@@ -240,7 +239,7 @@ def _quote_pool(state: PoolState, task: Task, base_model: BaseModel, with_fixes:
 
 
 def _sensible(estimates: tuple[Estimate, ...]) -> list[Estimate]:
-    """Keep one GPU, which says what is missing, and more where the job fits on them and is done sooner."""
+    """Keep one GPU, even if it does not fit, to show what is missing; keep more GPUs if the job fits and is faster."""
     kept = list(estimates[:1])
     for estimate in estimates[1:]:
         before = min((each.train_seconds_p50 for each in kept if each.train_seconds_p50 is not None), default=math.inf)
@@ -268,7 +267,7 @@ def _cap_nano(estimate: Estimate, price: PriceRule | None) -> int | None:
     step_seconds = (estimate.train_seconds_p90 or 0.0) / max(estimate.steps, 1)
     seconds = max(math.ceil(estimate.billed_seconds_p90 * _CAP_OVER_P90), least_seconds(step_seconds=step_seconds))
     cap_nano = rated(quantity=seconds * estimate.gpu_count * 1000, price_nano=price.price_nano, per=price.per)
-    return max(cap_nano, 1)  # a pool that costs nothing holds something all the same
+    return max(cap_nano, 1)  # a free pool still needs a hold above zero
 
 
 def _block_reason(state: PoolState, estimate: Estimate, base_model: BaseModel) -> str:

@@ -1,4 +1,4 @@
-"""What the calibration in use says of one job."""
+"""Correction of one job's estimate by the calibration in use."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from apps.finetuning.models import GpuPool
 
 
 def correction_of(*, pool: GpuPool, family: str, method: str) -> Correction | None:
-    """Return what the pool's version in use says of a job; None without one."""
+    """Return the correction from the pool's version in use; None without one."""
     if pool.calibration is None:
         return None
     return correct(msgspec.convert(pool.calibration.calibration, Calibration), family=family, method=method)

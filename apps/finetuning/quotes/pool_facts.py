@@ -1,6 +1,6 @@
-"""What is known of GPU pools at this moment: prices, machines, measured speeds and the work ahead.
+"""Current facts about GPU pools: prices, machines, measured speeds and the work ahead.
 
-A quote of thirty pools asks the database a handful of questions, not a handful a pool.
+A quote of thirty pools makes a few queries in total, not a few for each pool.
 """
 
 import datetime
@@ -21,20 +21,23 @@ from apps.finetuning.models import GpuPool, Run, ThroughputProbe, Worker
 from apps.finetuning.quotes.corrections import correction_of
 
 _SHOWN_SHAPES = 40
-LIVE_SECONDS = 60  # a worker not heard of for so long counts as away
+LIVE_SECONDS = 60  # a worker silent for this long counts as offline
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolState:
-    """One pool as it stands. `gpus_per_worker` is the most GPUs a live worker has, 0 without one; `worker_gpus` are
-    those of each, and `host_memory_bytes` the least memory a live worker's machine has, None where one has not said.
+    """The current state of one pool.
+
+    `gpus_per_worker` is the largest GPU count of a live worker, 0 without one; `worker_gpus` lists the counts.
+    `host_memory_bytes` is the smallest memory of a live worker's machine, None if one has not reported it.
 
     `probe` is the newest measurement for the method: of the same model if there is one, else of any. Full training
-    is told from one of LoRA where it was not measured itself.
-    `seconds_ahead` is the expected time of the work waiting or running, over all workers, and `ahead_by_gpus` the same
-    by the GPUs it needs; `has_weights`: each live
-    worker has loaded the base model before.
-    `correction` is what finished runs taught; all tenants' runs teach, none is shown.
+    without its own measurement is derived from one of LoRA.
+
+    `seconds_ahead` is the expected time of the waiting and running work, over all workers; `ahead_by_gpus` splits it by
+    the GPUs needed. `has_weights`: each live worker has loaded the base model before.
+
+    `correction` comes from finished runs of all tenants; it reveals none of them.
     """
 
     pool: GpuPool
@@ -51,7 +54,10 @@ class PoolState:
 
 
 class LiveWorker(NamedTuple):
-    """A CPU worker trains one job at a time, as one GPU does. `memory_bytes`: None where the machine has not said."""
+    """A live worker. A CPU worker counts as one GPU: it trains one job at a time.
+
+    `memory_bytes` is None if the machine has not reported it.
+    """
 
     id: str
     gpus: int
@@ -60,7 +66,7 @@ class LiveWorker(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OpenPools:
-    """Every pool that takes jobs, with what the database knows of it, by the pool's id."""
+    """All open pools with their facts from the database, by the pool's id."""
 
     pools: tuple[GpuPool, ...]
     prices: Mapping[str, PriceRule]  # by SKU
@@ -70,7 +76,7 @@ class OpenPools:
     ahead: Mapping[str, Mapping[int, float]]
 
     def states(self, *, family: str, method: str) -> list[PoolState]:
-        """Return the pools as a job of this method stands before them; `family` is the architecture's model_type."""
+        """Return the pools' states for a job of this method; `family` is the architecture's model_type."""
         return [self._state(pool, family, method) for pool in self.pools]
 
     def _state(self, pool: GpuPool, family: str, method: str) -> PoolState:
@@ -93,7 +99,7 @@ class OpenPools:
 def find_open_pools(
     *, base_model: BaseModel, methods: Iterable[str], now: datetime.datetime, organization: Any = None
 ) -> OpenPools:
-    """Return what is known of the open pools for jobs on this model by these methods, at the organization's prices."""
+    """Return the facts about the open pools for jobs on this model by these methods, at the organization's prices."""
     pools = GpuPool.objects.filter(is_open=True).select_related("gpu_type", "calibration").order_by("name")
     prices = list_active_prices(prefix="training:", organization=organization)
     workers = _live_workers(now)
@@ -124,17 +130,17 @@ def newest_probes(*, pool: GpuPool) -> list[ThroughputProbe]:
 
 
 def list_shape_probes(*, pool: GpuPool) -> list[ThroughputProbe]:
-    """Return the points of the pool's newest calibrations on made-up weights, newest first."""
+    """Return the pool's newest measurements on made-up weights, newest first."""
     return list(ThroughputProbe.objects.filter(pool=pool, base_model=None).order_by("-measured_at")[:_SHOWN_SHAPES])
 
 
 def seconds_ahead(*, pool: GpuPool) -> float:
-    """Return the estimated seconds of the runs waiting or running in the pool, by the work still to do."""
+    """Return the estimated seconds of remaining work of the pool's waiting and running runs."""
     return sum(_seconds_ahead(Q(pool=pool))[pool.pk].values())
 
 
 def _live_workers(now: datetime.datetime) -> dict[str, list[LiveWorker]]:
-    """By pool."""
+    """Return the live workers by pool."""
     found: dict[str, list[LiveWorker]] = defaultdict(list)
     workers = Worker.objects.filter(live_worker_filter(now), pool__is_open=True)
     for pool_id, worker_id, gpus, memory_bytes in workers.values_list("pool_id", "pk", "gpus", "memory_bytes"):
@@ -143,29 +149,32 @@ def _live_workers(now: datetime.datetime) -> dict[str, list[LiveWorker]]:
 
 
 def _least_memory(workers: Sequence[LiveWorker]) -> int | None:
-    """Return what every one of the machines has, None where one has not said."""
+    """Return the smallest memory of the machines; None if one has not reported it."""
     known = [worker.memory_bytes for worker in workers]
     return None if None in known else min((each for each in known if each is not None), default=None)
 
 
 def _with_weights(base_model: BaseModel, workers: Sequence[str]) -> set[str]:
-    """The workers that have measured or trained the base model, and so hold its files."""
+    """Return the workers that have measured or trained the base model, and so hold its files."""
     if base_model.path:
         return set(workers)
     probed = ThroughputProbe.objects.filter(base_model=base_model, worker__in=workers)
-    with system():  # whoever's run it was, the files are there
+    with system():  # a run of any tenant leaves the files there
         trained = Run.objects.filter(job__base_model=base_model, worker__in=workers, training_started_at__isnull=False)
         found = [*probed.values_list("worker_id", flat=True), *trained.values_list("worker_id", flat=True)]
     return {worker_id for worker_id in found if worker_id}
 
 
 def _probed(method: str) -> tuple[str, ...]:
-    """Whose measurements tell a method's speed, nearest first: nobody probes full training at start."""
+    """Return the methods whose probes give a method's speed, nearest first.
+
+    Workers do not probe full training when they start.
+    """
     return (method, Method.LORA) if method == Method.FULL else (method,)
 
 
 def _newest_probes(base_model: BaseModel, methods: Iterable[str]) -> dict[tuple[str, str], ThroughputProbe]:
-    """By pool and method: of the same model if there is one, else of any."""
+    """Return probes by pool and method: of the same model if there is one, else of any."""
     is_other = Case(When(base_model=base_model, then=Value(0)), default=Value(1))
     wanted = {each for method in methods for each in _probed(method)}
     probes = ThroughputProbe.objects.filter(pool__is_open=True, method__in=wanted, base_model__isnull=False)
@@ -175,9 +184,9 @@ def _newest_probes(base_model: BaseModel, methods: Iterable[str]) -> dict[tuple[
 
 
 def _seconds_ahead(of_pools: Q) -> dict[str, dict[int, float]]:
-    """By pool and the GPUs that the work needs."""
+    """Return the seconds ahead by pool and by the number of GPUs that the work needs."""
     ahead: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    with system():  # the queue is shared: other tenants' work counts, and only the sum is shown
+    with system():  # the queue is shared: other tenants' work counts, but only the sum is shown
         runs = Run.objects.filter(of_pools, status__in=RUN_ACTIVE).values_list(
             "pool_id", "job__gpu_count", "job__step", "job__total_steps", "job__estimate__train_seconds_p50",
             "job__estimate__run_seconds_p50",

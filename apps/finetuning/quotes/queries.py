@@ -1,4 +1,4 @@
-"""Asking what a job would take and cost: its files counted, the pools looked at once, every recipe quoted on them."""
+"""Quote queries: count the files, read the pools once, and quote every recipe on them."""
 
 import datetime
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from apps.finetuning.recipes.training_data import Counted, training_data
 
 
 class StillCounting(Unavailable):
-    """A file is large and is still being counted, or compared with the other one; asking again later answers."""
+    """A large file is still being counted, or compared with the other one; the client can ask again later."""
 
     code = "still_counting"
 
@@ -31,9 +31,9 @@ def get_quotes(
     now: datetime.datetime,
     validation: DatasetVersion | None = None,
 ) -> list[PoolQuote]:
-    """Return a quote for each open pool, counting the file's tokens first when nobody has yet.
+    """Return a quote for each open pool; count the file's tokens first if they are not counted.
 
-    Raises what count_files raises.
+    Raises the errors of count_files.
     """
     counting = counting_model(base_model)
     count = find_token_count(version=version, base_model=counting)
@@ -49,8 +49,10 @@ def quote_counted(
     now: datetime.datetime,
     with_ways: bool = True,
 ) -> list[list[PoolQuote]]:
-    """Return the quotes of several recipes on the pools as they stand, by default with the ways out of what does
-    not fit."""
+    """Return the quotes of several recipes on the current pools.
+
+    By default, each quote that does not fit includes the changes that make it fit.
+    """
     pools = find_open_pools(
         base_model=base_model,
         methods={recipe.method for recipe in recipes},
@@ -72,9 +74,9 @@ def quote_counted(
 def count_files(
     *, version: DatasetVersion, count: TokenCount | None, validation: DatasetVersion | None, counting: BaseModel
 ) -> Counted:
-    """Return the files with their counts by `counting`, counting the first now where it is small and `count` missing.
+    """Return the files with their token counts by `counting`. Count a small training file now if `count` is missing.
 
-    Raises StillCounting for a file too large to count, and for two too large to compare, while somebody waits.
+    Raises StillCounting for a file too large to count in a request, and for two too large to compare in one.
     """
     if is_still_counting(version=version, count=count, base_model=counting):
         raise StillCounting(f"The tokens of {version.pk} are being counted: try again soon.", param="training_file")
@@ -94,9 +96,9 @@ def count_files(
 
 
 def is_still_counting(*, version: DatasetVersion, count: TokenCount | None, base_model: BaseModel) -> bool:
-    """Return whether the file is too large to count at once and its count, asked for at validation, is not there.
+    """Return whether the file is too large to count at once and its count, requested at validation, is missing.
 
-    A file that the model's template refused is counted no more: to count it again says at once why.
+    A file that the model's template refused is not pending: counting it again returns the reason at once.
     """
     if count is not None or is_counted_at_once(version):
         return False
@@ -104,16 +106,16 @@ def is_still_counting(*, version: DatasetVersion, count: TokenCount | None, base
 
 
 def is_still_comparing(*, version: DatasetVersion, validation: DatasetVersion | None) -> bool:
-    """Return whether both files are ready and a task, which is asked for here, must yet find what the first repeats."""
+    """Return whether both files are ready but not yet compared; the comparison is requested here."""
     if validation is None or {version.status, validation.status} != {"ready"}:
         return False
     return find_or_compare(version=version, other=validation) is None
 
 
 def counting_model(base_model: BaseModel) -> BaseModel:
-    """Return the model whose tokenizer counts for `base_model`: itself, or the first installed one in its place.
+    """Return the model whose tokenizer counts for `base_model`: itself, or the first installed one instead.
 
-    A model that is not installed has no tokenizer here: it is quoted by another's count, and never launched.
+    A model that is not installed has no tokenizer here: it is quoted by another model's count, and never launched.
     """
     if base_model.is_installed:
         return base_model

@@ -1,1 +1,1 @@
-"""From what a customer chose to a complete recipe, its limits and its start point."""
+"""Completion of a customer's choices to a recipe, its limits and its start point."""

@@ -1,6 +1,7 @@
-"""From what a customer asked to a complete recipe: theirs, the model's own, then what suits the method and the rows.
+"""Completion of a request to a full recipe.
 
-Each value comes with the sentence that says why.
+The customer's values come first, then the model's own, then values for the method and the rows. Each value has a
+sentence that gives its reason.
 """
 
 import math
@@ -23,17 +24,17 @@ CHOSEN_BY_US = (
     "method", "quantization", "objective", "gradient_accumulation_steps", "gradient_checkpointing", "eval_steps",
 )  # fmt: skip
 _PATIENCE = 2  # evaluations without a better loss
-_EVALUATIONS = 6  # of a run: enough to find the best one, to wait for `_PATIENCE` more, and to save steps
+_EVALUATIONS = 6  # per run: enough to find the best one, to wait for `_PATIENCE` more, and to save steps
 _MAX_EVALUATIONS = 20
-_MAX_EPOCHS = 1_000  # more is refused later, with the limit
+_MAX_EPOCHS = 1_000  # a higher number is refused later, with the limit
 _AUTO = (None, "auto")
-# Of the model's own recipe, which was found with adapters on answers, what holds for any way to train.
-_MAX_ROW = 2**24  # tokens: what is longer is a slip of the keyboard, and refused instead of cut to the context
+_MAX_ROW = 2**24  # tokens; a longer value is a typing error, and is refused instead of cut to the context
+# Parts of the model's own recipe that apply to every way of training. The recipe was found with supervised adapters.
 _ALWAYS_OF_THE_MODEL = ("lora_rank", "target_modules", "max_length", "seed")
 
 
 class DataFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the training file; None where it is not."""
+    """Known facts about the training file; None if unknown."""
 
     rows: int | None = None
     longest_row_tokens: int | None = None
@@ -41,7 +42,7 @@ class DataFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """One value of the recipe: who chose it, and why."""
+    """One value of the recipe, its origin and its reason."""
 
     name: str
     value: Any
@@ -54,13 +55,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[Choice, ...]
 
     def summary(self) -> str:
-        """Return the choices people ask about in one line."""
+        """Return the reasons for the chosen epochs and learning rate in one line."""
         shown = [choice for choice in self.choices if choice.is_auto and choice.name in ("epochs", "learning_rate")]
         return " ".join(choice.reason for choice in shown)
 
 
 def resolve(*, base_model: BaseModel, method: Method, asked: Mapping[str, Any]) -> Hyperparameters:
-    """Return `choose`'s recipe alone, for rows nobody has counted. Raises InvalidValue."""
+    """Return only the recipe of `choose`, without facts about the rows. Raises InvalidValue."""
     return choose(base_model=base_model, method=method, asked=asked).hyperparameters
 
 
@@ -72,9 +73,10 @@ def choose(
     objective: Objective = Objective.SUPERVISED,
     data: DataFacts | None = None,
 ) -> Recipe:
-    """Return the full recipe with a reason for each value. Raises InvalidValue.
+    """Return the full recipe with a reason for each value.
 
-    Values None and "auto" mean "choose for me". `learning_rate_multiplier` scales the chosen learning rate.
+    Values None and "auto" are chosen here. `learning_rate_multiplier` scales the chosen learning rate. Raises
+    InvalidValue.
     """
     limits = get_limits(base_model=base_model)
     wanted = {name: value for name, value in asked.items() if value not in _AUTO}
@@ -95,10 +97,10 @@ def choose(
 
 
 def choose_longest_row(base_model: BaseModel, longest_row_tokens: int | None, *, is_text: bool) -> tuple[int, str]:
-    """Return the longest row, in tokens, where nobody sets it, and why: one that cuts no row, where the model can.
+    """Return the default for the longest row, in tokens, and its reason; it cuts no row if the model's context allows.
 
-    It is the least step that holds every row, from the model's own recipe on where that names one. Running text is cut
-    into pieces, all of them trained, so it needs no more than the model's own recipe has.
+    It is the smallest step that holds every row, and not below the model's own recipe if that names one. Running text
+    is cut into pieces that are all trained, so it gets the length of the model's own recipe.
     """
     context, longest = base_model.context_length, longest_row_tokens
     own = base_model.default_recipe.get("max_length")
@@ -168,7 +170,7 @@ def _is_number(value: Any) -> bool:
 
 
 class _Rules:
-    """How each value is chosen when nobody did. Later rules may look at `rank`, `alpha` and `epochs`."""
+    """Rules for the values that the customer did not set."""
 
     def __init__(
         self, base_model: BaseModel, method: Method, objective: Objective, data: DataFacts, wanted: Mapping[str, Any]
@@ -214,7 +216,7 @@ class _Rules:
             Objective.SUPERVISED: 2e-5 if is_full else 2e-4,
             Objective.TEXT: 1e-5 if is_full else 1e-4,
             Objective.DPO: 1e-6 if is_full else 1e-5,
-            Objective.ORPO: 8e-6 if is_full else 1e-5,  # the paper's (arXiv 2403.07691)
+            Objective.ORPO: 8e-6 if is_full else 1e-5,  # from the paper (arXiv 2403.07691)
         }[self._objective]
         what = {
             Objective.SUPERVISED: "",
@@ -254,7 +256,7 @@ class _Rules:
 
     @property
     def has_validation(self) -> bool:
-        """Whether rows are held out to evaluate on."""
+        """Return whether rows are held out for evaluation."""
         return self._data.has_validation or bool(self._value("validation_share"))
 
     def _early_stopping_patience(self) -> tuple[int | None, str]:
@@ -280,7 +282,7 @@ class _Rules:
         return every, f"{apart}: {-(-steps // every)} evaluations on the held-out rows."
 
     def _steps(self) -> int | None:
-        """Return the optimizer steps of the run; None where the rows, or the pieces they are cut into, are unknown."""
+        """Return the optimizer steps of the run; None if the number of rows or pieces is unknown."""
         rows, batch_size, share = self._data.rows, self._value("batch_size"), self._value("validation_share")
         if rows is None or self._objective is Objective.TEXT or not _is_number(batch_size) or batch_size < 1:
             return None

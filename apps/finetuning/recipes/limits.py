@@ -1,4 +1,4 @@
-"""What a recipe may hold, per base model: the one table that forms, the API and its documentation read."""
+"""Limits of a recipe, per base model: the one table that forms, the API and its documentation read."""
 
 from collections.abc import Mapping
 from decimal import Decimal
@@ -12,10 +12,11 @@ from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.contracts.split import MAX_SHARE
 from apps.core.errors import InvalidValue
 
-SERVABLE_RANKS = (8, 16, 32, 64)  # what every replica accepts: others would train and then not answer
+# accepted by every replica; an adapter of another rank could be trained but not served
+SERVABLE_RANKS = (8, 16, 32, 64)
 MIN_LEARNING_RATE = 1e-8
 TRAIN_ON = ("assistant", "all")
-# Methods that are asked for and not offered, each with its reason: docs/training.md says more.
+# Known methods that are not offered, each with its reason; docs/training.md has more.
 NOT_OFFERED = {
     "kto": (
         "KTO is not offered: its reference term pairs each prompt with its neighbour's answer in a micro-batch, so "
@@ -26,7 +27,7 @@ SCHEDULERS = ("cosine", "linear", "constant", "constant_with_warmup")
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """One hyperparameter: a number between two others, one of some options, or (`is_list`) several of them."""
+    """The limit of one hyperparameter: a range, a list of options, or (`is_list`) several of them."""
 
     name: str
     text: str
@@ -39,13 +40,13 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to train, and how its result is delivered. `key` names it in forms and addresses."""
+    """One way to train, and how its result is delivered. `key` names it in forms and URLs."""
 
     key: str
     method: Method
     use_dora: bool
     name: str
-    delivered_as: str  # "adapter": served here · "model": whole weights to download
+    delivered_as: str  # "adapter": served here; "model": whole weights to download
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +59,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def get_limits(*, base_model: BaseModel) -> Limits:
-    """Return what can be asked of this model."""
+    """Return the limits of this model."""
     return Limits(
         objectives=tuple(Objective),
         kinds=_kinds(base_model),
@@ -76,7 +77,7 @@ def get_limits(*, base_model: BaseModel) -> Limits:
 
 
 def kind_of(*, base_model: BaseModel, recipe: Hyperparameters) -> Kind:
-    """Return which of the model's ways to train a recipe is."""
+    """Return the model's kind of training that the recipe uses."""
     return next(kind for kind in _kinds(base_model) if (kind.method, kind.use_dora) == (recipe.method, recipe.use_dora))
 
 
@@ -88,7 +89,8 @@ def require_within(limits: Limits, values: Mapping[str, Any]) -> None:
 
 
 def _kinds(base_model: BaseModel) -> tuple[Kind, ...]:
-    # A seeded row without a config.json tells no architecture; what cannot be served shows when it is installed.
+    # A seeded row without a config.json has no architecture. It counts as servable until its installation shows
+    # otherwise.
     architectures = base_model.config.get("architectures")
     adapter = "adapter" if architectures is None or ARCHITECTURES & set(architectures) else "model"
     return (

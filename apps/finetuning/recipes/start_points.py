@@ -1,6 +1,6 @@
-"""Where a job's weights begin: at the base model, or at an adapter version or checkpoint of an earlier job.
+"""Start points of a job's weights: the base model, or an adapter version or checkpoint of an earlier job.
 
-What continues an adapter keeps its shape: rank, alpha and layers are those of the job that made it.
+A job that continues an adapter keeps its shape: rank, alpha and layers of the job that made it.
 """
 
 from collections.abc import Mapping
@@ -26,14 +26,17 @@ class CheckpointNotFound(NotFound):
 
 
 class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """`start_from` is kept with the job, {} for the base model itself; `shape` is what an adapter fixes."""
+    """A start point.
+
+    `start_from` is stored with the job, {} for the base model itself; `shape` is fixed by the adapter.
+    """
 
     base_model: BaseModel
     start_from: dict[str, str] = {}
     shape: dict[str, Any] = {}
 
     def require_shape(self, asked: Mapping[str, Any], *, method: Method) -> dict[str, Any]:
-        """Return `asked` with the adapter's shape; raises InvalidValue where both speak and differ."""
+        """Return `asked` with the adapter's shape. Raises InvalidValue if both set a value and differ."""
         if method is Method.FULL:
             return dict(asked)
         for name, value in self.shape.items():
@@ -44,9 +47,9 @@ class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_start_point(*, organization: Any, model: str) -> StartPoint:
-    """Return what `model` names: a base model, an `ft:…` version or a `ftckpt_…` checkpoint of the organization.
+    """Return the start point that `model` names: a base model, an `ft:…` version or a `ftckpt_…` checkpoint.
 
-    Raises UnknownModel, ModelNotFound or CheckpointNotFound.
+    Versions and checkpoints must belong to the organization. Raises UnknownModel, ModelNotFound or CheckpointNotFound.
     """
     if model.startswith(_ADAPTER_PREFIX):
         version = get_version_by_name(organization=organization, model_name=model)
@@ -63,7 +66,7 @@ def find_start_point(*, organization: Any, model: str) -> StartPoint:
 
 
 def start_ref(*, job: FineTuningJob, expires_seconds: int) -> CheckpointRef | None:
-    """Return the files a job begins with, under URLs that expire. Raises NotFound when they were deleted meanwhile."""
+    """Return the files a job starts from, under URLs that expire. Raises NotFound if they are deleted by now."""
     start = job.requested.get("start_from") or {}
     if "version" in start:
         version: AdapterVersion = get_version(organization=job.organization_id, id=start["version"])
@@ -87,7 +90,7 @@ def start_ref(*, job: FineTuningJob, expires_seconds: int) -> CheckpointRef | No
 def signed_ref(
     id: str, step: int, manifest: dict[str, Any], manifest_sha256: str, prefix: str, expires_seconds: int
 ) -> CheckpointRef:
-    """Return where every file of a sealed folder lies; its manifest is one of them, for the worker verifies by it."""
+    """Return the location of every file of a sealed folder, and of its manifest, which the worker verifies."""
     body = msgspec.json.encode(msgspec.convert(manifest, Manifest))
     sealed = {"name": "manifest.json", "sha256": manifest_sha256, "bytes": len(body)}
     files = tuple(
@@ -103,7 +106,7 @@ def signed_ref(
 
 
 def find_checkpoint(organization: Any, checkpoint_id: str, *, is_locked: bool = False) -> Checkpoint:
-    """Return one of the organization's checkpoints that still exists. Raises CheckpointNotFound."""
+    """Return one of the organization's existing checkpoints. Raises CheckpointNotFound."""
     rows = Checkpoint.objects.for_organization(organization).filter(deleted_at=None, quarantined_at=None)
     rows = rows.select_related("job__base_model", "job__organization", "upload").filter(pk=checkpoint_id)
     found = (rows.select_for_update(of=("self",)) if is_locked else rows).first()

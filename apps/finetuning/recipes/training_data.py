@@ -1,5 +1,8 @@
-"""What of a counted file a recipe trains: the rows that are not held out, cut to the longest row it allows, or in
-pieces of it where they are running text."""
+"""The part of a counted file that a recipe trains.
+
+Held-out rows are left out; the others are cut to the longest row the recipe allows. Running text is split into pieces
+of that length instead.
+"""
 
 import bisect
 from dataclasses import dataclass
@@ -13,8 +16,11 @@ from apps.estimates.requests import pieces_of
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """Of one epoch; of running text, which `is_split`, each piece is a row. `evaluation_tokens` are read after each
-    epoch; `row_lengths` are (tokens, rows) pairs."""
+    """The data of one epoch.
+
+    Running text `is_split`: each piece is a row. `evaluation_tokens` are read in each evaluation; `row_lengths` are
+    (tokens, rows) pairs.
+    """
 
     rows: int
     tokens: int
@@ -27,9 +33,9 @@ class TrainingData:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """The files of a job with their counts, all by one tokenizer; nobody need have counted the validation file.
+    """The files of a job with their counts, all by one tokenizer; the validation file may be uncounted.
 
-    `left_out_rows` of the training file repeat the validation file, and are taken to be like the others.
+    `left_out_rows` of the training file repeat the validation file; they are assumed to be like the other rows.
     """
 
     version: DatasetVersion
@@ -40,7 +46,7 @@ class Counted:
 
 
 def training_data(counted: Counted, recipe: Hyperparameters) -> TrainingData:
-    """Return what is trained. A validation file that nobody counted is taken to have rows like the training file's."""
+    """Return the data to train on. An uncounted validation file is assumed to have rows like the training file's."""
     count, file_rows = counted.count, counted.version.rows or 0
     is_text = kind_of(counted.version) is RowKind.TEXT
     lengths = tuple((int(length), int(rows)) for length, rows in count.histogram)
@@ -76,10 +82,10 @@ def _evaluation_tokens(counted: Counted, recipe: Hyperparameters, tokens: float,
 
 
 def _pieces(count: TokenCount, max_length: int) -> tuple[tuple[int, int], ...]:
-    """Return (tokens, number) of the pieces that a trainer makes of running text, of which nothing is cut.
+    """Return (tokens, number) of the pieces that a trainer makes of running text; no text is cut off.
 
-    Of the rows only their bars are known: each is taken to be as long as its bar's middle, all of them scaled so that
-    their tokens are those counted.
+    Only the histogram of row lengths is known. Each row is taken at the middle of its bar, scaled so that the sum is
+    the counted tokens.
     """
     middles, before = [], 0
     for bound, rows in count.histogram:
@@ -92,9 +98,9 @@ def _pieces(count: TokenCount, max_length: int) -> tuple[tuple[int, int], ...]:
 
 
 def _within(count: TokenCount, max_length: int, rows: int) -> tuple[float, float, float]:
-    """Return tokens, trained tokens and rows left without a trained one when no row is longer than `max_length`.
+    """Return tokens, trained tokens and rows left without a trained one if no row is longer than `max_length`.
 
-    Exact at the limits that were counted, and between two of them in proportion.
+    The figures are exact at the limits that were counted, and interpolated between two of them.
     """
     if max_length >= count.longest_row_tokens:
         return count.tokens, count.trained_tokens, 0

@@ -1,1 +1,1 @@
-"""What a run leaves: checkpoints, models, cards, result files and certificates."""
+"""Results of a run: checkpoints, models, cards, result files and certificates."""

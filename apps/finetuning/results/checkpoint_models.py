@@ -1,6 +1,6 @@
-"""A checkpoint as a model that answers: its adapter, copied out of the state to resume from, under its name in the API.
+"""Checkpoints served as models: the adapter is copied out of a checkpoint and gets its own name in the API.
 
-It is made when its name is first asked for. The copy outlives the checkpoint, which goes when newer ones come.
+The copy is made when a request first uses the name. It outlives the checkpoint, which newer checkpoints replace.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ _FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def name_of(checkpoint: Checkpoint) -> str:
-    """Return the public name of the model that the checkpoint is or would be."""
+    """Return the public name of the checkpoint's model, whether or not the model exists yet."""
     job = checkpoint.job
     model_name = model_name_of(
         base_model=job.base_model, organization=job.organization, suffix=job.suffix, ulid=ulid_of(job.pk)
@@ -33,12 +33,12 @@ def name_of(checkpoint: Checkpoint) -> str:
 
 
 def may_answer(job: FineTuningJob) -> bool:
-    """Tell whether the engine can load what the job trains as an adapter."""
+    """Return whether the engine can load the job's result as an adapter."""
     return job.method != Method.FULL and not job.hyperparameters.get("use_dora")
 
 
 def request_model(*, organization_id: str, model_name: str) -> bool:
-    """Ask for the model of a checkpoint that was named; return whether the organization has such a checkpoint."""
+    """Request the model of a named checkpoint; return whether the organization has such a checkpoint."""
     checkpoint = _find_named(organization_id, model_name)
     if checkpoint is None:
         return False
@@ -52,7 +52,10 @@ def request_model(*, organization_id: str, model_name: str) -> bool:
 
 
 def _find_named(organization_id: str, model_name: str) -> Checkpoint | None:
-    """Return the checkpoint that a name stands for, where it can answer and was not deleted as a model."""
+    """Return the checkpoint that a name stands for.
+
+    Return None if it cannot be served, or if its model already exists or was deleted.
+    """
     of_job, mark, step = model_name.partition(CHECKPOINT_MARK)
     if not (mark and step.isascii() and step.isdigit() and len(step) <= _MAX_STEP):
         return None
@@ -67,7 +70,7 @@ def _find_named(organization_id: str, model_name: str) -> Checkpoint | None:
 
 @transaction.atomic
 def serve_checkpoint(*, organization: Any, checkpoint_id: str) -> AdapterVersion:
-    """Have the checkpoint's adapter served as a version of the job's; asking again returns the same one.
+    """Serve the checkpoint's adapter as a version of the job's adapter; a second call returns the same version.
 
     Raises CheckpointNotFound, InvalidState, AdapterRejected.
     """
@@ -102,7 +105,7 @@ def serve_checkpoint(*, organization: Any, checkpoint_id: str) -> AdapterVersion
 
 
 def _copy(checkpoint: Checkpoint) -> tuple[dict[str, Any], str]:
-    """Copy the adapter's files to a place of their own; return their manifest and that place."""
+    """Copy the adapter's files to a separate location; return their manifest and that location."""
     whole, source = checkpoint.upload.manifest, checkpoint.upload.object_prefix
     files = [file for file in whole["files"] if file["name"] in _FILES]
     if len(files) < len(_FILES):

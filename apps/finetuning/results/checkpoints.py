@@ -1,4 +1,4 @@
-"""Which checkpoints of a job are kept: to resume from while it runs, and as models that answer after it succeeded."""
+"""Retention of a job's checkpoints: to resume from while it runs, and as models to serve after it succeeded."""
 
 import math
 from collections.abc import Sequence
@@ -8,14 +8,15 @@ from apps.core.messages import outbox
 from apps.finetuning.models import Checkpoint, FineTuningJob
 from apps.finetuning.results.checkpoint_models import may_answer
 
-_TO_RESUME_FROM = 2  # the newest, and the one before in case that one is damaged
+_TO_RESUME_FROM = 2  # the newest, and the one before in case the newest is damaged
 _MAX_KEPT = 10
 
 
 def forget_checkpoints(*, job: FineTuningJob) -> None:
-    """Delete what is not needed to resume or to answer: all but the newest, the best, and the newest of each epoch.
+    """Delete the checkpoints not needed to resume or to serve.
 
-    Of a job whose checkpoints cannot answer as models only those to resume from are kept, and none after success.
+    Kept are the newest, the best, and the newest of each epoch. If the job's checkpoints cannot be served, only those
+    to resume from are kept, and none after success.
     """
     there = list(job.checkpoints.filter(deleted_at=None, quarantined_at=None).order_by("-step", "-created_at"))
     kept = {checkpoint.pk for checkpoint in _kept(job, there)}
@@ -38,7 +39,7 @@ def _kept(job: FineTuningJob, newest_first: Sequence[Checkpoint]) -> list[Checkp
 
 
 def _epoch(job: FineTuningJob, checkpoint: Checkpoint) -> int:
-    """Return the epoch, from 1, in which the checkpoint was saved."""
+    """Return the epoch, from 1, in which the checkpoint was saved; 0 if unknown."""
     steps_per_epoch = (job.total_steps or 0) / job.hyperparameters["epochs"]
     return math.ceil(checkpoint.step / steps_per_epoch) if steps_per_epoch else 0
 

@@ -1,6 +1,6 @@
-"""What a job promised beside the adapter and did not deliver: held against the promise, named with cause and fix.
+"""Parts that a job promised beside the adapter and did not deliver, each with cause and fix.
 
-Making a part has no price and keeping it is charged by what is stored, so that a missing part costs nothing.
+Making a part has no price, and storage is charged by the stored bytes, so a missing part costs nothing.
 """
 
 import msgspec
@@ -25,7 +25,7 @@ _MAX_CHARACTERS = 300
 
 
 class MissingPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is not there, as its owner is told."""
+    """One missing part, as shown to its owner."""
 
     kind: str
     label: str
@@ -38,7 +38,11 @@ class MissingPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_missing(job: FineTuningJob, outcome: wire.Succeeded) -> list[dict[str, str]]:
-    """Return what the job promised and the outcome lacks, whether its worker said so or not."""
+    """Return the promised parts that the outcome lacks.
+
+    A missing export is found even if the worker did not report it; a missing evaluation only if the worker reported a
+    cause.
+    """
     causes = {each.kind: each.cause[:_MAX_CHARACTERS] for each in outcome.missing}
     delivered = {export.kind for export in outcome.exports}
     promised = [kind for kind in job.requested.get("exports") or () if kind not in delivered]
@@ -48,7 +52,7 @@ def find_missing(job: FineTuningJob, outcome: wire.Succeeded) -> list[dict[str, 
 
 
 def list_missing(version: AdapterVersion | None) -> list[MissingPart]:
-    """Return what a version lacks of what was promised."""
+    """Return the promised parts that a version lacks."""
     return [
         MissingPart(
             kind=each["kind"],

@@ -1,4 +1,4 @@
-"""The model card of an adapter version and of its exports, with the metadata block that the hub reads and checks."""
+"""Model cards of an adapter version and its exports, with the metadata block that the hub reads and checks."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from apps.finetuning.quotes.delivery import GGUF
 from apps.finetuning.results.provenance import BUNDLE_FILE, energy, label_of, report_of
 
 CARD_FILE = "README.md"
-# Names the hub has an identifier for; it refuses a card with any other in `license`.
+# Identifiers of the hub for licences; it rejects a card with any other value in `license`.
 _HUB_LICENCES = frozenset(
     {"apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "isc", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0"}
 )

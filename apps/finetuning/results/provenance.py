@@ -1,4 +1,4 @@
-"""Where an adapter version comes from, to repeat it: the reproducibility file."""
+"""The reproducibility file of an adapter version: its origin, and everything needed to train it again."""
 
 import datetime
 from typing import Any
@@ -30,12 +30,12 @@ def label_of(comparison_name: str) -> str:
 
 
 def report_of(version: AdapterVersion) -> EvaluationReport | None:
-    """Return the comparison of base and tuned that came with the version."""
+    """Return the version's report on base and tuned model."""
     return msgspec.convert(version.report, EvaluationReport) if version.report else None
 
 
 def reproducibility(*, job: FineTuningJob, version: AdapterVersion) -> dict[str, Any]:
-    """Return everything needed to train the same weights again, with what it cost."""
+    """Return everything needed to train the same weights again, and the cost."""
     base = job.base_model
     return {
         "format": FORMAT,
@@ -74,7 +74,10 @@ def reproducibility(*, job: FineTuningJob, version: AdapterVersion) -> dict[str,
 
 
 def energy(*, job: FineTuningJob) -> dict[str, Any]:
-    """Return an upper estimate in kWh: the GPU's power limit over the billed time; None where no limit is known."""
+    """Return an upper estimate in kWh:
+
+    the GPU's power limit over the billed time; `kwh` is None if the limit is unknown.
+    """
     watts = job.pool.gpu_type.specification.get("tdp_w") if job.pool else None
     hours = job.billed_gpu_ms / 3_600_000
     return {

@@ -1,6 +1,6 @@
-"""The result file of a finished job, as OpenAI's API has one: its metrics step by step, as CSV, made from its events.
+"""The result file of a finished job, as in OpenAI's API: metrics per step as CSV, made from the job's events.
 
-It is stored nowhere: it is made when it is asked for, and lives as long as its job.
+The file is not stored. It is made on request, and exists as long as its job.
 """
 
 import csv
@@ -19,7 +19,7 @@ PURPOSE = "fine-tune-results"
 FILENAME = "step_metrics.csv"
 _PREFIX = "file-result-"
 _KEPT_SECONDS = 30 * 24 * 3600
-# Column of the file, name in an event.
+# Column of the file -> name in an event.
 _COLUMNS = {
     "step": "step",
     "train_loss": "train_loss",
@@ -30,7 +30,7 @@ _COLUMNS = {
 
 
 def result_file_id(job: FineTuningJob) -> str | None:
-    """Return the id of the job's result file, None before it has succeeded."""
+    """Return the id of the job's result file; None unless it succeeded."""
     return f"{_PREFIX}{ulid_of(job.pk)}" if job.status == "succeeded" else None
 
 
@@ -43,20 +43,20 @@ def find_job_of(*, organization: Any, file_id: str) -> FineTuningJob | None:
 
 
 def list_jobs_with_file(*, organization: Any) -> QuerySet[Any]:
-    """Return the jobs that have a result file, with when it was made as `listed_at` and its id as `listed_id`."""
+    """Return the jobs that have a result file; `listed_at` is the file's time and `listed_id` its id."""
     jobs = FineTuningJob.objects.for_organization(organization).filter(status="succeeded")
     file_id = Concat(Value(_PREFIX), Substr("id", len("ftjob-") + 1), output_field=CharField())
     return jobs.annotate(listed_at=Coalesce("finished_at", "created_at"), listed_id=file_id)
 
 
 def result_bytes(*, job: FineTuningJob) -> int:
-    """Return the size of the file, which does not change any more; kept, because lists name it for many jobs."""
+    """Return the size of the file. It never changes and is cached, because lists show it for many jobs."""
     size = cache.get_or_set(f"result-bytes:{job.pk}", lambda: len(result_csv(job=job)), _KEPT_SECONDS)
     return int(size or 0)
 
 
 def result_csv(*, job: FineTuningJob) -> bytes:
-    """Return the file: one row a step, ascending; of a step that was made again after a resume, the later values."""
+    """Return the file: one row per step, ascending. A step repeated after a resume has its later values."""
     steps: dict[int, dict[str, Any]] = {}
     for _, data in read_points(job=job):
         if (step := data.get("step")) is not None:

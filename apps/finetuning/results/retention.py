@@ -1,4 +1,4 @@
-"""What runs left in the store and nothing needs: checkpoints of jobs that ended long ago, results never published."""
+"""Deletion of unneeded objects of runs: old checkpoints of ended jobs, and results never published."""
 
 import datetime
 
@@ -10,18 +10,18 @@ from apps.core.messages import outbox
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import Checkpoint, FineTuningJob, Upload
 
-# As long as a new job can begin with them, and their models can be asked for the first time.
+# For this long, a new job can start from a checkpoint, and its model can be requested for the first time.
 CHECKPOINT_RETENTION = datetime.timedelta(days=30)
-# Longer than a run takes to publish after its last upload, and than any signed URL is good.
+# Longer than a run takes to publish after its last upload, and longer than any signed URL is valid.
 UPLOAD_RETENTION = datetime.timedelta(days=1)
 _BATCH = 200
 
 
 @transaction.atomic
 def sweep_checkpoints(*, now: datetime.datetime) -> int:
-    """Delete checkpoints of jobs that ended a retention time ago; return how many. Served models stay.
+    """Delete checkpoints of jobs that ended longer ago than the retention time; return the number. Served models stay.
 
-    One that an unfinished job begins with stays until that job ends.
+    A checkpoint that an unfinished job started from stays until that job ends.
     """
     stale = (
         Checkpoint.objects.select_for_update(of=("self",), skip_locked=True)
@@ -44,13 +44,14 @@ def sweep_checkpoints(*, now: datetime.datetime) -> int:
 
 @transaction.atomic
 def sweep_uploads(*, now: datetime.datetime) -> int:
-    """Delete what ended runs uploaded and nothing refers to, as no checkpoint, version or export; return how many.
+    """Delete uploads of ended runs that no checkpoint, version or export refers to; return the number.
 
-    Such are results of runs that failed after their upload, and checkpoints that were never reported.
+    These are results of runs that failed after their upload, and checkpoints that were never reported.
     """
     ended = Upload.objects.filter(run__finished_at__lt=now - UPLOAD_RETENTION, created_at__lt=now - UPLOAD_RETENTION)
     unused = ended.exclude(Exists(Checkpoint.objects.filter(upload=OuterRef("pk")))).exclude(
-        Exists(AdapterVersion.objects.filter(source=OuterRef("run_id")))  # its uploads are the version and its exports
+        # these uploads are the version and its exports
+        Exists(AdapterVersion.objects.filter(source=OuterRef("run_id")))
     )
     stale = list(unused.select_for_update(of=("self",), skip_locked=True).order_by("created_at")[:_BATCH])
     for upload in stale:

@@ -1,7 +1,7 @@
-"""A job's metrics as a TensorBoard event file, made from its events: whole across attempts, and asked of no worker.
+"""A job's metrics as a TensorBoard event file, made from its events: complete across attempts, without any worker.
 
-The file is TFRecords of `tensorflow.Event` messages (tensorflow/core/util/event.proto, summary.proto): a handful of
-fields, written here because TensorBoard's own writers bring numpy and protobuf to the web processes.
+The file is TFRecords of `tensorflow.Event` messages (tensorflow/core/util/event.proto, summary.proto). Only a few
+fields are needed; TensorBoard's own writers would bring numpy and protobuf to the web processes.
 """
 
 import struct
@@ -10,7 +10,7 @@ from typing import Any
 
 from apps.finetuning.models import FineTuningJob
 
-# What is charted, under the names that Hugging Face's trainer gives them.
+# The charted values, under the names that Hugging Face's trainer uses.
 TAGS = {
     "train_loss": "train/loss",
     "learning_rate": "train/learning_rate",
@@ -29,12 +29,12 @@ _VERSION = "brain.Event:2"
 
 
 def file_name(job: FineTuningJob) -> str:
-    """Return a name that TensorBoard looks for."""
+    """Return a file name that TensorBoard recognizes."""
     return f"events.out.tfevents.{int(job.created_at.timestamp())}.{job.pk}"
 
 
 def read_points(*, job: FineTuningJob) -> list[tuple[float, dict[str, Any]]]:
-    """Return the moment and the values of every report, oldest first."""
+    """Return the time and the values of every report, oldest first."""
     rows = job.events.filter(type="metrics").order_by("sequence").values_list("created_at", "data")
     return [(created_at.timestamp(), data) for created_at, data in rows]
 

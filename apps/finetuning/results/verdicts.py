@@ -1,4 +1,4 @@
-"""What an engine made of a job's adapter, told where its owner looks: among the job's events."""
+"""Certification results of a job's adapter, recorded among the job's events."""
 
 from django.db import transaction
 
@@ -9,7 +9,7 @@ from apps.finetuning.models import FineTuningJob
 
 @transaction.atomic
 def record_certification_event(*, version_id: str) -> None:
-    """Append the verdict to the events of the job that made the version; nothing for one no job made."""
+    """Append the result to the events of the job that made the version; do nothing if no job made it."""
     version = AdapterVersion.objects.get(pk=version_id)
     job = FineTuningJob.objects.select_for_update(of=("self",)).filter(adapter_version=version).first()
     if job is not None:

@@ -1,4 +1,4 @@
-"""What follows an attempt: the next one, or the end of the job with its bill."""
+"""The next step after an attempt: another attempt, or the end of the job with its bill."""
 
 import datetime
 from typing import Any
@@ -24,7 +24,7 @@ from apps.finetuning.usage.charges import billed_ms, cost_of, is_at_cap, least_c
 
 
 def latest_checkpoint(*, job: FineTuningJob) -> Checkpoint | None:
-    """Return the newest checkpoint of the job that was not found broken."""
+    """Return the job's newest checkpoint that is neither quarantined nor deleted."""
     usable = job.checkpoints.filter(quarantined_at=None, deleted_at=None).select_related("upload")
     return usable.order_by("-step", "-created_at").first()
 
@@ -41,7 +41,7 @@ def queue_attempt(*, job: FineTuningJob) -> Run:
 
 
 def continue_or_give_up(*, job: FineTuningJob, run: Run, code: FailureCode, now: datetime.datetime) -> None:
-    """After a lost or retryable attempt: obey a stop that was asked for, else try again, else fail the job."""
+    """Handle a lost or retryable attempt: obey a requested stop, else try again, else fail the job."""
     if job.cancel_requested_at:
         cancel_job(job=job, now=now)
     elif job.pause_requested_at:
@@ -61,7 +61,7 @@ def continue_or_give_up(*, job: FineTuningJob, run: Run, code: FailureCode, now:
 
 
 def _attempts_without_progress(job: FineTuningJob) -> int:
-    """How many attempts in a row died where they began. Stopping one in order, by whoever asked, is no death."""
+    """Count consecutive attempts that ended before any progress. Pauses and preemptions do not count."""
     count = 0
     died = job.runs.exclude(status__in=("queued", "paused")).exclude(failure_code=FailureCode.PREEMPTED)
     for run in died.order_by("-attempt"):
@@ -72,7 +72,7 @@ def _attempts_without_progress(job: FineTuningJob) -> int:
 
 
 def fail_job(*, job: FineTuningJob, code: FailureCode, message: str, now: datetime.datetime, param: str = "") -> None:
-    """End the job as failed; the customer pays for durable steps only when the cause is theirs to fix."""
+    """End the job as failed; the customer pays for durable steps only if the cause is theirs to fix."""
     gpu_ms = billed_ms(job=job) if code.blame is Blame.CUSTOMER else 0
     text = message or CAUSES[code]
     _end_job(
@@ -89,18 +89,18 @@ def fail_job(*, job: FineTuningJob, code: FailureCode, message: str, now: dateti
 
 
 def cancel_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
-    """End the job as cancelled; the customer pays for what was made durable."""
+    """End the job as cancelled; the customer pays for durable steps."""
     _end_job(job, "cancelled", billed_ms(job=job), now, message="Cancelled")
 
 
 def succeed_job(*, job: FineTuningJob, now: datetime.datetime, without: tuple[str, ...] = (), **changes: Any) -> None:
-    """End the job as succeeded; `without` names what it promised and could not make."""
+    """End the job as succeeded; `without` names the promised parts that could not be made."""
     lacks = f", without {' and '.join(without)}" if without else ""
     _end_job(job, "succeeded", billed_ms(job=job), now, message=f"The job has successfully completed{lacks}", **changes)
 
 
 def pause_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
-    """Park the job with its checkpoint: what is durable is paid, the rest of the hold goes back to the wallet."""
+    """Pause the job with its checkpoint: charge the durable steps and release the rest of the hold."""
     try_advance(job, to="pausing", transitions=JOB_TRANSITIONS)
     gpu_ms = billed_ms(job=job)
     cost = cost_of(job=job, gpu_ms=gpu_ms)
@@ -122,9 +122,10 @@ def pause_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
 def hold_cap(
     *, job: FineTuningJob, price_rule: PriceRule | None, amount_nano: int, by: str, idempotency_key: str
 ) -> Hold:
-    """Set the job's cap aside. Raises InsufficientBalance naming the field that lowers it, BudgetExceeded.
+    """Hold the job's cap.
 
-    A lower cap is advised only where the balance pays for one start.
+    Raises BudgetExceeded, and InsufficientBalance, which names the field that lowers the cap. A lower cap is advised
+    only if the balance pays for one start.
     """
     try:
         return hold(
@@ -146,19 +147,20 @@ def hold_cap(
 
 
 def attribution_of(*, job: FineTuningJob) -> Attribution:
-    """Return to whom the job is charged back: who started it, and its metadata."""
+    """Return the attribution of the job's cost: its creator and its metadata."""
     return attribution_of_actor(organization=job.organization_id, by=job.created_by, labels=job.metadata)
 
 
 def resume_hold_nano(*, job: FineTuningJob) -> int:
-    """Return what resuming sets aside: the cap less what is paid already."""
+    """Return the hold of a resume: the cap less the amount already paid."""
     return job.spend_cap_nano - get_captured_nano(source=job.pk)
 
 
 def request_pause_at_cap(*, job: FineTuningJob, now: datetime.datetime) -> None:
-    """Ask the run to checkpoint and stop, because going on would cost more than the customer's cap.
+    """Ask the run to checkpoint and stop, because continuing would cost more than the customer's cap.
 
-    A run that ends before it is asked succeeds: the event says what was asked, `pause_job` that it happened.
+    A run that ends before it receives the request succeeds. So the event reports the request, and `pause_job` reports
+    the pause.
     """
     changed = FineTuningJob.objects.filter(pk=job.pk, pause_requested_at=None).update(
         pause_requested_at=now, pause_requested_by="system"
@@ -171,7 +173,7 @@ def request_pause_at_cap(*, job: FineTuningJob, now: datetime.datetime) -> None:
 
 
 def _settle(job: FineTuningJob, cost: int, status: str) -> None:
-    """Close the open hold: charge what earlier holds (closed at a pause) have not, and return the rest."""
+    """Close the open hold: charge the cost not covered by earlier holds (closed at a pause), and return the rest."""
     rest = max(cost - get_captured_nano(source=job.pk), 0)
     settle_hold(hold_id=job.hold_id, capture_nano=rest, by="system", reason=f"{job.pk} {status}")
 

@@ -1,4 +1,4 @@
-"""A judge model among the graders: which may be named, and the short-lived key with which a run's worker asks it."""
+"""Judge models among the graders: the allowed models, and the short-lived key that a run's worker calls them with."""
 
 import datetime
 from typing import Any
@@ -16,7 +16,7 @@ from apps.contracts.worker_api import JudgeAccess
 from apps.core.errors import InvalidValue, NotFound, PermissionDenied
 from apps.finetuning.runs.leases import Lease, lock_run
 
-# As long as a worker gives what follows training.
+# As long as a worker allows for the parts after training.
 KEY_LIFETIME = datetime.timedelta(minutes=30)
 _SILENT = ("refused", "files_only")
 _VERSIONS_OFFERED = 100
@@ -34,7 +34,7 @@ def list_judges(*, organization: Any) -> list[tuple[str, str]]:
 
 
 def require_judge(*, organization: Any, evaluation: Any) -> None:
-    """Raise InvalidValue where a plan's judge is no model that the organization can ask."""
+    """Raise InvalidValue if a plan's judge is not a model that the organization can call."""
     plan = msgspec.convert(evaluation, EvaluationPlan | None)
     if plan is None or plan.grader.kind is not GraderKind.JUDGE:
         return
@@ -52,9 +52,9 @@ def require_judge(*, organization: Any, evaluation: Any) -> None:
 
 @transaction.atomic
 def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
-    """Return how the run's worker asks its judge, in the name of whoever created the job.
+    """Return the judge's URL, model and a key for the run's worker, issued in the name of the job's creator.
 
-    Raises StaleLease, NotFound (the plan has no judge), PermissionDenied (that person may not use inference any more).
+    Raises StaleLease, NotFound (the plan has no judge), PermissionDenied (the creator may no longer use inference).
     """
     _, job = lock_run(lease=lease)
     plan = msgspec.convert(job.requested.get("evaluation"), EvaluationPlan | None)

@@ -1,4 +1,4 @@
-"""Who may work on a run: claims, heartbeats and the reaper. Only the database's clock decides."""
+"""Leases on runs: claims, heartbeats and the reaper. Only the database's clock decides."""
 
 import datetime
 import hashlib
@@ -43,12 +43,12 @@ from apps.finetuning.usage.quotas import reason_to_wait, try_lock_quota
 
 _URL_SECONDS = 3600
 _MIN_CHECKPOINT_SECONDS = 15.0
-# Placements of an estimate that keep the model whole on every GPU; the others lie in shards.
+# Parallelism that keeps the whole model on every GPU; any other is sharded.
 _WHOLE_ON_EACH = {"single": "single", "ddp": "ddp"}
 
 
 class StaleLease(DomainError):
-    """The lease was given to somebody else, or ended: stop the child at once and forget the run."""
+    """The lease ended or another worker has it: the worker must stop the child at once and drop the run."""
 
     code = "stale_lease"
     status = Status.STALE_LEASE
@@ -56,7 +56,7 @@ class StaleLease(DomainError):
 
 @dataclass(frozen=True)
 class Lease:
-    """What a worker proves with each call under its lease."""
+    """The credentials that a worker sends with each call under its lease."""
 
     id: str
     token: str
@@ -66,9 +66,9 @@ class Lease:
 def claim(
     *, worker: Worker, base_models: tuple[str, ...] | None, software: Mapping[str, str] | None = None
 ) -> ClaimResponse | None:
-    """Lease the next run of the worker's pool, or return None when nothing may start.
+    """Lease the next run of the worker's pool; return None if none may start.
 
-    `software` is what the worker has installed now, where it says so.
+    `software` is the worker's currently installed software, if it reports it.
     """
     now = db_now()
     changed = {"software": dict(software)} if software and dict(software) != worker.software else {}
@@ -85,7 +85,7 @@ def claim(
 def _try_claim(
     candidate: Run, worker: Worker, base_models: tuple[str, ...] | None, now: datetime.datetime
 ) -> ClaimResponse | None:
-    """Lock as everybody does, job first, and pass over what another transaction is at."""
+    """Lock the job first, as everywhere, and skip rows that another transaction has locked."""
     unlocked = FineTuningJob.objects.select_for_update(skip_locked=True, of=("self",))
     jobs = unlocked.select_related("base_model", "training_file", "validation_file")
     job = jobs.filter(pk=candidate.job_id, status="queued").first()
@@ -133,7 +133,7 @@ def _lease(run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime)
 
 
 def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -> RunSpec:
-    """Return the frozen snapshot of the attempt, with URLs that expire."""
+    """Return the immutable specification of the attempt, with URLs that expire."""
     base = job.base_model
     return RunSpec(
         run_id=run.pk,
@@ -169,10 +169,10 @@ def build_spec(*, run: Run, job: FineTuningJob, checkpoint: Checkpoint | None) -
 
 
 def checkpoint_interval(estimated_seconds: float | None) -> int:
-    """Return the seconds between checkpoints: five a job, so that losing a worker costs a fifth of it at most.
+    """Return the seconds between checkpoints: five per job, so that losing a worker costs at most a fifth of the job.
 
-    Never more often than saving is worth (Young 1974: sqrt(2 x save x time between failures) for a save of one second
-    and a failure every two minutes), never less often than a customer would forgive.
+    The lower limit keeps saving worthwhile (Young 1974: sqrt(2 x save x time between failures) for a save of one second
+    and a failure every two minutes). The upper limit bounds a customer's loss.
     """
     return int(min(max((estimated_seconds or 0.0) / 5, _MIN_CHECKPOINT_SECONDS), MAX_CHECKPOINT_SECONDS))
 
@@ -198,7 +198,7 @@ def _checkpoint_ref(checkpoint: Checkpoint) -> CheckpointRef:
 
 @transaction.atomic
 def lock_run(*, lease: Lease) -> tuple[Run, FineTuningJob]:
-    """Lock and return the job and the run the lease is for, job first. Raises StaleLease."""
+    """Lock and return the lease's run and job, job first. Raises StaleLease."""
     held = Run.objects.filter(
         lease_id=lease.id,
         lease_token_sha256=sha256_hex(lease.token),
@@ -217,7 +217,7 @@ def lock_run(*, lease: Lease) -> tuple[Run, FineTuningJob]:
 
 @transaction.atomic
 def heartbeat(*, lease: Lease, beat: HeartbeatRequest) -> HeartbeatResponse:
-    """Prolong the lease and say whether somebody asked the run to stop. Raises StaleLease."""
+    """Extend the lease, and return whether a cancel, pause or drain is requested. Raises StaleLease."""
     run, job = lock_run(lease=lease)
     now = db_now()
     changes = stalls.note_beat(run=run, beat=beat, now=now) | {
@@ -246,7 +246,7 @@ def _is_at_cap(job: FineTuningJob, run: Run, beat: HeartbeatRequest, now: dateti
 
 
 def reclaim_expired_leases() -> int:
-    """Take runs from workers that fell silent and queue their successors; return how many were taken."""
+    """Take runs from silent workers and queue their successors; return the number taken."""
     expired = Run.objects.filter(status__in=RUN_HOLDING_LEASE, lease_expires_at__lt=db_now())
     return sum(_reclaim(run_id) for run_id in expired.values_list("pk", flat=True))
 

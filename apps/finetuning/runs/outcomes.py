@@ -1,4 +1,4 @@
-"""What a finished run took beside its estimate: one row, written in the transaction that ends the run."""
+"""Actual figures of a finished run beside its estimate: one row, written in the transaction that ends the run."""
 
 import datetime
 from typing import Any
@@ -12,7 +12,7 @@ from apps.finetuning.models import CalibrationPoint, FineTuningJob, Run
 from apps.finetuning.quotes.computation import architecture_of
 from apps.finetuning.usage.charges import trained_ms
 
-# Field of the row -> member of the estimate kept with the job.
+# Field of the row -> member of the estimate stored with the job.
 _ESTIMATED = {
     "estimated_seconds": "train_seconds_p50",
     "estimated_seconds_p10": "train_seconds_p10",
@@ -28,7 +28,7 @@ _ESTIMATED = {
 
 
 def record_success(*, run: Run, job: FineTuningJob, tokens: int | None, now: datetime.datetime) -> None:
-    """Keep what the job took. Call when the job is billed: time and cost are those of all its attempts."""
+    """Record the job's actual figures. Call after billing the job: time and cost cover all its attempts."""
     seconds = trained_ms(job=job) / 1000 / job.gpu_count
     _record(
         run,
@@ -43,7 +43,7 @@ def record_success(*, run: Run, job: FineTuningJob, tokens: int | None, now: dat
 
 
 def record_out_of_memory(*, run: Run, job: FineTuningJob) -> None:
-    """Keep that a run did not fit though it was quoted to: how much it would have needed nobody knows."""
+    """Record that a run did not fit although it was quoted to fit; its real memory need is unknown."""
     _record(run, job, outcome="out_of_memory")
 
 
@@ -67,7 +67,7 @@ def _record(run: Run, job: FineTuningJob, *, outcome: str, **actual: Any) -> Non
 
 
 def provenance(*, base_model: BaseModel, correction: Correction | None) -> dict[str, Any]:
-    """Return what the estimate kept with a job must say of itself to be learned from, at the moment of launch."""
+    """Return the facts at launch that make a stored estimate usable for calibration."""
     return {
         "physics": PHYSICS,
         "family": architecture_of(base_model).model_type,

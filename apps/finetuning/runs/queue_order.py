@@ -1,4 +1,4 @@
-"""Whose run starts next: among the queued runs of a pool, the share holder that has had least for its weight.
+"""Order of a pool's queued runs: the share holder with the least use for its weight comes first.
 
 A share holder is an organization, or the founder of several that never paid (apps/accounts/shares.py).
 """
@@ -19,7 +19,7 @@ from apps.finetuning.models import GpuPool, Quota, Run
 from apps.finetuning.usage.occupancy import held_gpu_seconds
 
 _RECENT = datetime.timedelta(hours=1)
-# Of each holder only the oldest runs are looked at, so that nobody's many hide another's first.
+# Only the oldest runs of each holder count, so that many runs of one holder cannot hide another's first run.
 _CANDIDATES = 20
 _HOLDER = Organization.share_holder_by("organization__")
 
@@ -27,9 +27,9 @@ _HOLDER = Organization.share_holder_by("organization__")
 def queue_order(*, pool: GpuPool, now: datetime.datetime) -> list[Run]:
     """Return the pool's queued runs in the order they should start.
 
-    A holder's share is the GPUs it holds plus the GPU-hours it used in the last hour, by its weight. Each hour
-    that it was not served while it waited counts as one GPU less, so that a small share is no precondition for ever.
-    What a suspended organization queued before waits until it has paid, or an operator has reinstated it.
+    A holder's share is the GPUs it holds plus the GPU-hours it used in the last hour, divided by its weight. Each hour
+    of waiting unserved counts as one GPU less, so that a holder with a large share is not delayed forever. Runs of a
+    suspended organization wait until it has paid, or an operator has reinstated it.
     """
     oldest_first = Window(RowNumber(), partition_by=_HOLDER, order_by=("created_at", "id"))
     queued = Run.objects.filter(pool=pool, status="queued", organization__suspended_at=None)
@@ -49,9 +49,9 @@ def queue_order(*, pool: GpuPool, now: datetime.datetime) -> list[Run]:
 
 
 def queue_position(*, run: Run, now: datetime.datetime) -> int | None:
-    """Return 1 for the run that starts next, None for one that is not queued or has too many of its owner's before it.
+    """Return 1 for the run that starts next; None if it is not queued or too many of its holder's runs precede it.
 
-    Other tenants' runs are counted and never shown.
+    Other tenants' runs are counted but never shown.
     """
     with system():
         order = [queued.pk for queued in queue_order(pool=run.pool, now=now)]
@@ -59,10 +59,10 @@ def queue_position(*, run: Run, now: datetime.datetime) -> int | None:
 
 
 def _shares(sharing: Mapping[str, str], now: datetime.datetime) -> dict[str, float]:
-    """Return of each holder the GPUs held now plus the GPU-hours of the last hour, for each unit of weight.
+    """Return for each holder the GPUs held now plus the GPU-hours of the last hour, per unit of weight.
 
-    The hours are those that ended attempts held machines, not those of the bill: a job that costs little takes its turn
-    all the same. `sharing` maps organizations to their holders.
+    The hours are the time ended attempts held machines, not the billed time: a cheap job takes its turn as well.
+    `sharing` maps organizations to their holders.
     """
     held = Run.objects.filter(organization_id__in=sharing, status__in=RUN_HOLDING_LEASE)
     ended = Run.objects.filter(organization_id__in=sharing, finished_at__isnull=False)
@@ -78,7 +78,7 @@ def _shares(sharing: Mapping[str, str], now: datetime.datetime) -> dict[str, flo
 
 
 def _hours_unserved(runs: Sequence[Run], sharing: Mapping[str, str], now: datetime.datetime) -> dict[str, float]:
-    """Since the holder's oldest run was queued, or since a worker last took one, whichever is later."""
+    """Return each holder's hours since its oldest run was queued or a worker last took one, whichever is later."""
     since: dict[str, datetime.datetime] = {}
     for run in runs:
         holder = sharing[run.organization_id]

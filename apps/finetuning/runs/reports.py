@@ -1,4 +1,4 @@
-"""What workers report under their lease: events, uploads and the end of the attempt, each at most once."""
+"""Workers' reports under a lease: events, uploads and the end of the attempt, each taken in at most once."""
 
 import datetime
 import hashlib
@@ -32,22 +32,22 @@ from apps.finetuning.runs.leases import Lease, lock_run, sha256_hex
 MANIFEST_NAME = "manifest.json"
 _PUT_SECONDS = 900
 _EVENTS_AT_ONCE, _EVENTS_A_SECOND = 5_000, 20
-_MAX_UPLOADS = 10_000  # of a run
-# Full training keeps weights, gradients and two moments of each parameter, in 32 bits and some in 16 beside.
+_MAX_UPLOADS = 10_000  # per run
+# Full training stores weights, gradients and two moments of each parameter in 32 bits, and some also in 16 bits.
 _MAX_BYTES_A_PARAMETER, _BYTES_BESIDE = 20, 2**30
-_EVENTS_OF_A_STEP = 20  # a checkpoint's own step and evaluation are among the last so many
+_EVENTS_OF_A_STEP = 20  # a checkpoint's own step and evaluation are among the last 20 events
 _OF_A_CHECKPOINT = ("train_mean_token_accuracy", "valid_loss", "valid_mean_token_accuracy")
 
 
 class UploadIncomplete(DomainError):
-    """The object store does not hold what the manifest promises."""
+    """The object store lacks something that the manifest lists."""
 
     code = "upload_incomplete"
 
 
 @transaction.atomic
 def record_events(*, lease: Lease, reported: tuple[wire.RunEvent, ...]) -> EventsResponse:
-    """Take in the events that are new, in order; repeats are ignored. Raises StaleLease."""
+    """Record the new events in order; ignore repeats. Raises StaleLease."""
     run, job = lock_run(lease=lease)
     _require_pace(run, max((event.sequence for event in reported), default=0))
     fresh = [event for event in sorted(reported, key=lambda e: e.sequence) if event.sequence > run.last_sequence]
@@ -62,7 +62,7 @@ def record_events(*, lease: Lease, reported: tuple[wire.RunEvent, ...]) -> Event
 
 
 def _require_pace(run: Run, sequence: int) -> None:
-    """Raise RateLimited for more events than a run has; they are counted by their sequence, which has no gaps."""
+    """Raise RateLimited for more events than a run can have; the sequence counts them, because it has no gaps."""
     age_seconds = (db_now() - run.leased_at).total_seconds() if run.leased_at else 0.0
     if sequence > _EVENTS_AT_ONCE + _EVENTS_A_SECOND * age_seconds:
         raise RateLimited("A run reports at most a few events a second.", retry_after_seconds=10)
@@ -72,7 +72,7 @@ def _record(run: Run, job: FineTuningJob, event: wire.RunEvent) -> None:
     match event:
         case wire.PhaseChanged():
             if run.phase == event.phase:
-                return  # the worker and its trainer both fetch
+                return  # both the worker and its trainer report fetching
             run.phase = event.phase
             run.save(update_fields=["phase"])
             events.append(job, type="state", message=f"{event.phase.capitalize()}", phase=event.phase)
@@ -160,7 +160,7 @@ def _record_checkpoint(run: Run, job: FineTuningJob, event: wire.CheckpointSaved
 
 
 def _metrics_at(job: FineTuningJob, event: wire.CheckpointSaved) -> dict[str, Any]:
-    """Return what the latest events say of the checkpoint's step; its evaluation, where it had one, came before it."""
+    """Return the metrics of the checkpoint's step from the latest events; its evaluation, if any, comes before it."""
     found: dict[str, Any] = {"step": event.step, "train_loss": event.train_loss}
     for seen in JobEvent.objects.filter(job=job, type="metrics").order_by("-sequence")[:_EVENTS_OF_A_STEP]:
         if seen.data.get("step") == event.step:
@@ -169,7 +169,10 @@ def _metrics_at(job: FineTuningJob, event: wire.CheckpointSaved) -> dict[str, An
 
 
 def _make_durable(run: Run, job: FineTuningJob, *, step: int, training_seconds: float) -> None:
-    """Bill the attempt's time up to a durable step on each GPU: what the worker counted, at most what we saw pass."""
+    """Bill the attempt's time up to a durable step on each GPU.
+
+    The worker's count is limited to the time that passed on the database's clock.
+    """
     if run.training_started_at is None:
         return
     seen_ms = int((db_now() - run.training_started_at).total_seconds() * 1000)
@@ -181,7 +184,7 @@ def _make_durable(run: Run, job: FineTuningJob, *, step: int, training_seconds: 
 
 @transaction.atomic
 def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> UploadResponse:
-    """Return a signed PUT URL for each file of the manifest; the same manifest gets the same places."""
+    """Return a signed PUT URL for each file of the manifest; the same manifest gets the same locations."""
     run, job = lock_run(lease=lease)
     body = msgspec.json.encode(manifest)
     if hashlib.sha256(body).hexdigest() != manifest_sha256:
@@ -203,7 +206,7 @@ def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> 
             "organization_id": run.organization_id,
             "kind": manifest.kind,
             "manifest": msgspec.to_builtins(manifest),
-            # The key carries the attempt and the content: a zombie of an older attempt writes elsewhere.
+            # The key contains the attempt and the content, so a zombie of an older attempt writes elsewhere.
             "object_prefix": object_key(
                 run.organization_id, "runs", run.job_id, f"a{run.attempt}", manifest.kind, manifest_sha256[:32]
             ),
@@ -218,7 +221,7 @@ def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> 
             expires_seconds=_PUT_SECONDS,
             base="internal",
             content_bytes=sizes[name],
-            is_once=True,  # what was verified stays as it was while the URL is good
+            is_once=True,  # a verified file cannot be overwritten while the URL is valid
         )
         for name in names
     }
@@ -230,7 +233,7 @@ def _most_bytes(job: FineTuningJob) -> int:
 
 
 def require_complete(*, upload: Upload, manifest_sha256: str) -> None:
-    """Raise UploadIncomplete unless every file is there and the manifest is the one promised."""
+    """Raise UploadIncomplete unless every file is stored and the manifest has the expected hash."""
     if upload.manifest_sha256 != manifest_sha256:
         raise UploadIncomplete("The manifest is not the one this upload was opened for.")
     try:
@@ -245,7 +248,10 @@ def require_complete(*, upload: Upload, manifest_sha256: str) -> None:
 
 
 def _require_file(key: str, promised: dict[str, Any], *, is_hashed: bool) -> None:
-    """Checkpoints are large and hashed again by the run that resumes from them; what customers get is hashed here."""
+    """Check one file's size, and its hash if `is_hashed`.
+
+    Checkpoints are large, and the run that resumes from one hashes it again. Files for customers are hashed here.
+    """
     if store().stat(key).bytes != promised["bytes"]:
         raise UploadIncomplete(f"{promised['name']} has another size than the manifest says.")
     if is_hashed and hash_object(key).sha256 != promised["sha256"]:
@@ -255,8 +261,8 @@ def _require_file(key: str, promised: dict[str, Any], *, is_hashed: bool) -> Non
 def finish_run(*, lease: Lease, outcome: wire.RunOutcome) -> tuple[Run, FineTuningJob]:
     """End the attempt: adapter, bill, audit and state in one transaction. Raises StaleLease, UploadIncomplete.
 
-    The files are hashed before it, for as long as that takes: heartbeats must not wait. A worker that asks again
-    meanwhile waits for the same hashes.
+    The files are hashed before the transaction, because hashing is slow and heartbeats must not wait. If the worker
+    repeats the call in the meantime, it waits for the same hashes.
     """
     if isinstance(outcome, wire.Succeeded):
         for upload_id in (outcome.upload_id, *(export.upload_id for export in outcome.exports)):
@@ -266,7 +272,7 @@ def finish_run(*, lease: Lease, outcome: wire.RunOutcome) -> tuple[Run, FineTuni
 
 @transaction.atomic
 def _verify(lease: Lease, upload_id: str) -> None:
-    """Hash what was uploaded under the lease, once. Raises UploadIncomplete."""
+    """Hash an upload of the lease, once. Raises UploadIncomplete."""
     lock(f"upload:{upload_id}")
     upload = Upload.objects.filter(
         pk=upload_id, run__lease_id=lease.id, run__lease_token_sha256=sha256_hex(lease.token), verified_at=None
@@ -295,7 +301,7 @@ def _finish_run(lease: Lease, outcome: wire.RunOutcome) -> tuple[Run, FineTuning
 
 
 def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now: datetime.datetime) -> None:
-    if job.cancel_requested_at:  # after the worker last asked: what it delivered is not wanted
+    if job.cancel_requested_at:  # requested after the worker's last heartbeat: the result is not wanted
         _discard_result(run, job, outcome, now)
         return
     upload = _result(run, outcome.upload_id, kind="model" if job.method == wire.Method.FULL else "adapter")
@@ -369,7 +375,7 @@ def _result(run: Run, upload_id: str, *, kind: str) -> Upload:
 
 
 def _exports(run: Run, job: FineTuningJob, outcome: wire.Succeeded) -> list[dict[str, Any]]:
-    """Return the other forms of the result that were asked for. Raises InvalidValue for any other, UploadIncomplete."""
+    """Return the requested other forms of the result. Raises InvalidValue for any other, UploadIncomplete."""
     kinds = [export.kind for export in outcome.exports]
     if len(set(kinds)) < len(kinds) or not set(kinds) <= set(job.requested.get("exports") or ()):
         raise InvalidValue("An export was not asked for, or comes twice.", param="exports")
@@ -377,7 +383,7 @@ def _exports(run: Run, job: FineTuningJob, outcome: wire.Succeeded) -> list[dict
 
 
 def _export(run: Run, export: wire.Export) -> dict[str, Any]:
-    """Another form of the result, as it is kept with the version. Raises UploadIncomplete."""
+    """Return one other form of the result, as stored with the version. Raises UploadIncomplete."""
     upload = _result(run, export.upload_id, kind="model")
     require_complete(upload=upload, manifest_sha256=export.manifest_sha256)
     return {
@@ -412,7 +418,7 @@ def _finish_failed(run: Run, job: FineTuningJob, outcome: wire.Failed, now: date
 
 
 def _set_aside(checkpoint: Checkpoint, now: datetime.datetime) -> None:
-    """Resume from it never again, and take off the bill the steps that it alone held: they are trained once more."""
+    """Quarantine the checkpoint, and remove from the bill the steps that only it held: they are trained again."""
     checkpoint.quarantined_at = now
     checkpoint.save(update_fields=["quarantined_at"])
     author = checkpoint.run
@@ -422,7 +428,7 @@ def _set_aside(checkpoint: Checkpoint, now: datetime.datetime) -> None:
 
 
 def _finish_stopped(run: Run, job: FineTuningJob, outcome: wire.Stopped, now: datetime.datetime) -> None:
-    if job.cancel_requested_at and outcome.reason in ("cancelled", "paused"):  # asked for after the pause
+    if job.cancel_requested_at and outcome.reason in ("cancelled", "paused"):  # the cancellation came after the pause
         _end_run(run, "cancelled", outcome, now)
         attempts.cancel_job(job=job, now=now)
     elif outcome.reason == "paused" and job.pause_requested_at:

@@ -1,7 +1,7 @@
-"""Runs whose worker is alive and which get no further: ended here where their worker does not end them itself.
+"""Stalled runs: their worker is alive but makes no progress. They end here if the worker does not end them itself.
 
-Counted is the time between heartbeats, so that neither a machine that slept nor a silent worker, whose lease ends
-anyway, is taken for a hung one.
+The time between heartbeats is counted. So a machine that slept does not count as stalled, nor does a silent worker,
+whose lease expires anyway.
 """
 
 import datetime
@@ -20,18 +20,18 @@ from apps.finetuning.lifecycle import LEASE_SECONDS, NO_LEASE, RUN_HOLDING_LEASE
 from apps.finetuning.models import FineTuningJob, Run
 from apps.finetuning.runs import attempts
 
-_TIMES_EXPECTED = 10  # of the time that a step should take by the quote
-_TIMES_WORKER = 2  # of the time after which the worker itself ends its child, with better evidence than ours
-_MAX_STEPLESS_MS = 24 * 3_600_000  # however much work a worker reports meanwhile
+_TIMES_EXPECTED = 10  # of the quoted time of a step
+_TIMES_WORKER = 2  # of the time after which the worker itself ends its child; it has better evidence
+_MAX_STEPLESS_MS = 24 * 3_600_000  # regardless of the work that a worker reports
 
 
 def expected_step_seconds(*, job: FineTuningJob) -> float:
-    """Return what a step should take by the quote, 0 where that is unknown."""
+    """Return the quoted time of a step, 0 if unknown."""
     return (job.estimate.get("train_seconds_p50") or 0.0) / job.total_steps if job.total_steps else 0.0
 
 
 def note_beat(*, run: Run, beat: HeartbeatRequest, now: datetime.datetime) -> dict[str, int]:
-    """Return what a heartbeat changes of the run's counts: the work it reports, and the time without any."""
+    """Return a heartbeat's changes to the run: the reported work, and the time without work or steps."""
     seconds = min((now - run.heartbeat_at).total_seconds(), LEASE_SECONDS) if run.heartbeat_at else 0.0
     passed_ms = int(max(seconds, 0.0) * 1000)
     did_work = beat.work > run.work
@@ -43,12 +43,12 @@ def note_beat(*, run: Run, beat: HeartbeatRequest, now: datetime.datetime) -> di
 
 
 def is_step(event: wire.RunEvent, job: FineTuningJob) -> bool:
-    """Whether an event reports a step that the job had not reached before."""
+    """Return whether an event reports a step that the job had not reached before."""
     return isinstance(event, wire.StepCompleted) and job.step < event.step <= event.total_steps
 
 
 def end_stalled_runs() -> int:
-    """End the runs that went on for too long without progress and queue their successors; return how many."""
+    """End the runs without progress for too long and queue their successors; return the number ended."""
     idle_ms = _TIMES_WORKER * settings.STALL_SECONDS * 1000
     is_suspect = Q(idle_ms__gt=idle_ms) | Q(stepless_ms__gt=_MAX_STEPLESS_MS)
     suspects = Run.objects.filter(is_suspect, status__in=RUN_HOLDING_LEASE)

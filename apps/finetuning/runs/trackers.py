@@ -1,6 +1,6 @@
-"""Weights & Biases and MLflow by the customer's own key: kept sealed for the organization, opened for a run's worker.
+"""Weights & Biases and MLflow with the customer's key: stored sealed for the organization, opened for a run's worker.
 
-A job names where to report, never a key. A key taken away meanwhile leaves the job to run without it.
+A job names where to report, never a key. If the key is removed before the job runs, the job runs without the tracker.
 """
 
 import datetime
@@ -25,7 +25,7 @@ _HINT = 4
 
 
 class Integration(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One of a job's `integrations`, under the name of its type: OpenAI's members of W&B, for MLflow too."""
+    """One of a job's `integrations`, under its type's name: OpenAI's fields of W&B, used for MLflow as well."""
 
     project: str
     name: str | None = None
@@ -40,7 +40,7 @@ def list_tracker_keys(*, organization: Any) -> list[TrackerKey]:
 def store_tracker_key(
     *, organization: Any, kind: str, secret: str, url: str, by: str, now: datetime.datetime
 ) -> TrackerKey:
-    """Keep the organization's key of a tracker, in place of the one before. Raises InvalidValue."""
+    """Store the organization's key of a tracker, replacing the previous one. Raises InvalidValue."""
     _require_kind(kind)
     if not _SHORTEST_KEY <= len(secret) <= _MAX_KEY or not _PRINTABLE.fullmatch(secret):
         raise InvalidValue("A key has 8 to 400 characters and no spaces.", param="key")
@@ -58,7 +58,7 @@ def store_tracker_key(
 
 
 def remove_tracker_key(*, organization: Any, kind: str, by: str) -> None:
-    """Forget a key; jobs that report with it go on without. Raises NotFound."""
+    """Delete a key; jobs that report with it continue without the tracker. Raises NotFound."""
     row = TrackerKey.objects.for_organization(organization).filter(kind=kind).first()
     if row is None:
         raise NotFound(f"No key of {NAMES.get(kind, kind)} is stored.", param="kind")
@@ -67,7 +67,7 @@ def remove_tracker_key(*, organization: Any, kind: str, by: str) -> None:
 
 
 def check_integrations(*, organization: Any, asked: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a job's `integrations` as they are kept. Raises InvalidValue naming the one at fault."""
+    """Return a job's `integrations` in the stored form. Raises InvalidValue naming the invalid one."""
     stored = {row.kind for row in list_tracker_keys(organization=organization)} if asked else set()
     kept: list[dict[str, Any]] = []
     for index, given in enumerate(asked):
@@ -86,7 +86,10 @@ def check_integrations(*, organization: Any, asked: Sequence[Mapping[str, Any]])
 
 
 def open_trackers(*, job: FineTuningJob) -> tuple[Tracker, ...]:
-    """Return where the job's worker reports to, keys opened. Never log or show it. Raises SealBroken."""
+    """Return the trackers that the job's worker reports to, with opened keys. Never log or show them.
+
+    Raises SealBroken.
+    """
     asked = job.requested.get("integrations") or []
     rows = {row.kind: row for row in list_tracker_keys(organization=job.organization_id)} if asked else {}
     found = []
@@ -132,7 +135,7 @@ def _require_kind(kind: str, *, param: str = "kind") -> None:
 
 
 def _require_server(url: str) -> None:
-    """Refuse what cannot be public; where a name leads is checked on the worker, each time it is called."""
+    """Reject an address that cannot be public. The worker checks a name's addresses at each call."""
     try:
         check_server(url)
     except ValueError as error:

@@ -1,1 +1,1 @@
-"""What organizations use and may use: GPU time, its charges, quotas and storage."""
+"""An organization's usage and limits: GPU time, its charges, quotas and storage."""

@@ -1,4 +1,4 @@
-"""What a job's GPU time costs: training that is kept, the minimum charge of a start, and what the spend cap allows."""
+"""Charges for a job's GPU time: durable training, the minimum charge of a start, and the limits of the spend cap."""
 
 import datetime
 import math
@@ -12,23 +12,23 @@ from apps.core.money import dollars, rated
 from apps.finetuning.lifecycle import LEASE_SECONDS
 from apps.finetuning.models import FineTuningJob, GpuPool, Run
 
-MINIMUM_SECONDS = 60  # of each GPU, for each start whose training began; less where the GPUs were held for less
-STOP_IN_ORDER_SECONDS = LEASE_SECONDS // 4  # from the heartbeat that asks for it to the checkpoint
+MINIMUM_SECONDS = 60  # of each GPU, for each start whose training began; less if the GPUs were held for less
+STOP_IN_ORDER_SECONDS = LEASE_SECONDS // 4  # from the heartbeat that requests the stop to the checkpoint
 _ENDS_A_START = ("succeeded", "paused", "cancelled")
 
 
 class SpendCapTooLow(InvalidValue):
-    """The cap does not pay for one start of the job; the message names the least that does."""
+    """The cap does not pay for one start of the job; the message gives the lowest cap that does."""
 
     code = "spend_cap_too_low"
 
 
 def billed_ms(*, job: FineTuningJob, before: Run | None = None) -> int:
-    """Return the GPU milliseconds to bill, of all GPUs; of the attempts before one, if that is given.
+    """Return the GPU milliseconds to bill, of all GPUs; with `before`, only of the attempts before it.
 
-    That is the training whose steps are kept. A start (the first one, and each time a paused job goes on) whose
-    training began is billed for at least `MINIMUM_SECONDS` of each GPU, or for as long as its last attempt held them
-    if that is less: loading, evaluation and upload take the GPUs as well. An attempt that we lost ends no start.
+    Training is billed if its steps are durable. A start is the first one, or a resume after a pause. If its training
+    began, it is billed for at least `MINIMUM_SECONDS` of each GPU, or for as long as its last attempt held them if that
+    is less: loading, evaluation and upload use the GPUs as well. A lost attempt does not end a start.
     """
     runs = job.runs.order_by("attempt")
     total = kept_ms = 0
@@ -41,7 +41,7 @@ def billed_ms(*, job: FineTuningJob, before: Run | None = None) -> int:
 
 
 def spent_ms(*, job: FineTuningJob, run: Run, seconds: float, now: datetime.datetime) -> int:
-    """Return the GPU milliseconds to bill if the attempt, after so many seconds of training, stopped in order now."""
+    """Return the GPU milliseconds to bill if the attempt, after `seconds` of training, stopped in order now."""
     trained = max(run.billed_gpu_ms, int(seconds * 1000) * job.gpu_count)
     if run.training_started_at is not None:
         trained = max(trained, _minimum_ms(run, now) * job.gpu_count)
@@ -49,12 +49,12 @@ def spent_ms(*, job: FineTuningJob, run: Run, seconds: float, now: datetime.date
 
 
 def trained_ms(*, job: FineTuningJob) -> int:
-    """Return the GPU milliseconds of training whose steps are kept, without any minimum."""
+    """Return the GPU milliseconds of durable training, without any minimum."""
     return sum(job.runs.values_list("billed_gpu_ms", flat=True))
 
 
 def cost_of(*, job: FineTuningJob, gpu_ms: int) -> int:
-    """Return the price of so much GPU time at the job's own price, never above its cap."""
+    """Return the cost of this GPU time at the job's own price, never above its cap."""
     if job.price_rule is None:
         return 0
     cost = rated(quantity=gpu_ms, price_nano=job.price_rule.price_nano, per=job.price_rule.per)
@@ -67,13 +67,13 @@ def least_seconds(*, step_seconds: float) -> int:
 
 
 def least_cap_nano(*, price: PriceRule, gpu_count: int, step_seconds: float = 0.0, billed_ms: int = 0) -> int:
-    """Return the least spend cap with which a job that was billed so much already may start or go on."""
+    """Return the lowest spend cap with which a job already billed `billed_ms` may start or resume."""
     start_ms = least_seconds(step_seconds=step_seconds) * 1000 * gpu_count
     return rated(quantity=billed_ms + start_ms, price_nano=price.price_nano, per=price.per)
 
 
 def cheapest_start_nano(*, organization: Any) -> int:
-    """Return the minimum charge of a start on the cheapest open pool, 0 where none has a price."""
+    """Return the minimum charge of a start on the cheapest open pool, 0 if no pool has a price."""
     names = GpuPool.objects.filter(is_open=True).values_list("name", flat=True)
     skus = {f"training:{name}" for name in names}
     prices = list_active_prices(prefix="training:", organization=organization)
@@ -81,7 +81,7 @@ def cheapest_start_nano(*, organization: Any) -> int:
 
 
 def least_cap_of(*, job: FineTuningJob) -> int:
-    """Return the least cap with which a job that a pool took may go on."""
+    """Return the lowest cap with which an admitted job may resume."""
     if job.price_rule is None:
         return 0
     return least_cap_nano(
@@ -101,7 +101,7 @@ def require_cap(*, cap_nano: int, least_nano: int) -> None:
 
 
 def is_at_cap(*, job: FineTuningJob, gpu_ms: int) -> bool:
-    """Return whether going on past so much GPU time, for a step and for as long as stopping takes, passes the cap."""
+    """Return whether one more step and the time to stop, after this GPU time, would reach the cap."""
     if job.price_rule is None:
         return False
     quantity = gpu_ms + math.ceil((STOP_IN_ORDER_SECONDS + _step_seconds(job)) * 1000) * job.gpu_count
@@ -109,12 +109,12 @@ def is_at_cap(*, job: FineTuningJob, gpu_ms: int) -> bool:
 
 
 def _step_seconds(job: FineTuningJob) -> float:
-    """Return what one step of the job was estimated to take."""
+    """Return the estimated seconds of one step of the job."""
     return (job.estimate.get("train_seconds_p50") or 0.0) / (job.estimate.get("steps") or 1)
 
 
 def _minimum_ms(run: Run, until: datetime.datetime | None) -> int:
-    """Return what is due at least for each GPU that the attempt held until then."""
+    """Return the minimum charge in milliseconds for each GPU that the attempt held until then."""
     if run.leased_at is None or until is None:
         return 0
     held_ms = max(int((until - run.leased_at).total_seconds() * 1000), 0)

@@ -1,4 +1,4 @@
-"""GPU time as machines give it: from a worker's claim to the end of the attempt, billed or not."""
+"""Held GPU time: from a worker's claim to the end of the attempt, billed or not."""
 
 import datetime
 from collections import defaultdict
@@ -14,7 +14,7 @@ def held_gpu_seconds(
 ) -> dict[Any, float]:
     """Return the GPU-seconds that the attempts held between two moments, by the field `by`.
 
-    `begin` None counts from the first. An attempt that still runs counts up to `end`.
+    `begin` None counts from the first attempt. A running attempt counts up to `end`.
     """
     sums: dict[Any, float] = defaultdict(float)
     held = runs.filter(leased_at__lt=end)
@@ -31,6 +31,6 @@ def seconds_between(
     begin: datetime.datetime | None,
     end: datetime.datetime,
 ) -> float:
-    """Return the seconds of a span, open for `until` None, that lie between two moments."""
+    """Return the seconds of a span within two moments; `until` None means that the span is still open."""
     begun = max(since, begin) if begin else since
     return max((min(until or end, end) - begun).total_seconds(), 0.0)

@@ -1,4 +1,4 @@
-"""Limits of an organization: checked when a job is created, and again when a worker would start it."""
+"""Limits of an organization, checked when a job is created and again when a worker would start it."""
 
 import datetime
 from collections.abc import Sequence
@@ -23,8 +23,10 @@ LIMITS = (
 
 
 def get_quota(*, organization: Any) -> Quota:
-    """Return the organization's limits; when an operator has set none, the defaults, or those of settings.UNPAID_LIMITS
-    as long as it had no credit: it has paid nothing, and no operator has granted it anything."""
+    """Return the organization's limits: those set by an operator, else the defaults.
+
+    Without operator limits, settings.UNPAID_LIMITS apply as long as the organization never had credit, paid or granted.
+    """
     organization_id = getattr(organization, "pk", organization)
     found = Quota.objects.filter(organization_id=organization_id).first()
     if found is not None:
@@ -34,7 +36,10 @@ def get_quota(*, organization: Any) -> Quota:
 
 
 def set_quota(*, organization: Any, by: str, now: datetime.datetime, **limits: int | None) -> Quota:
-    """Set the named limits and leave the others. None lifts a limit. They are the organization's own from then on."""
+    """Set the named limits and leave the others; None lifts a limit.
+
+    From then on the organization no longer shares its limits with others.
+    """
     organization_id = getattr(organization, "pk", organization)
     give_own_share(organization=organization_id)
     changes = {name: limits[name] for name in LIMITS if name in limits}
@@ -57,9 +62,9 @@ def _used_gpu_seconds(organizations: Sequence[str], now: datetime.datetime) -> i
 
 
 def require_place_for_job(*, organization: Any, but: FineTuningJob | None = None) -> None:
-    """Raise QuotaExceeded when the organization has as many unfinished jobs as it may; `but` is not counted.
+    """Raise QuotaExceeded if the organization has reached its limit of unfinished jobs; `but` is not counted.
 
-    Until the transaction ends no other job that counts for the same limits is created, admitted or started.
+    Until the transaction ends, no other job under the same limits is created, admitted or started.
     """
     organization_id = getattr(organization, "pk", organization)
     locks.lock(_lock_name(organization_id))
@@ -74,10 +79,10 @@ def require_place_for_job(*, organization: Any, but: FineTuningJob | None = None
 
 
 def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.datetime) -> None:
-    """Raise QuotaExceeded when a new job of about so many GPU-seconds passes a limit; the message says which.
+    """Raise QuotaExceeded, naming the limit, if a new job of about `seconds` GPU-seconds passes one.
 
-    Until the transaction ends no other job that counts for the same limits is admitted or started: none counts on the
-    same room.
+    Until the transaction ends, no other job under the same limits is admitted or started, so no two jobs use the same
+    room.
     """
     require_place_for_job(organization=job.organization_id, but=job)
     quota = get_quota(organization=job.organization_id)
@@ -99,12 +104,12 @@ def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.da
 
 
 def try_lock_quota(*, organization_id: str) -> bool:
-    """Take the limits of the organization for this transaction; False when another is counting by them."""
+    """Lock the organization's limits for this transaction; return False if another transaction holds them."""
     return locks.try_lock(_lock_name(organization_id))
 
 
 def reason_to_wait(*, job: FineTuningJob, now: datetime.datetime) -> str:
-    """Return why this queued job may not start now, or "" when it may. Hold the lock of `try_lock_quota`."""
+    """Return why this queued job may not start now, or "" if it may. Hold the lock of `try_lock_quota`."""
     quota = get_quota(organization=job.organization_id)
     organizations = list(list_sharing(organizations=[job.organization_id]))
     running = Run.objects.filter(organization_id__in=organizations, status__in=RUN_HOLDING_LEASE)
@@ -122,7 +127,7 @@ def reason_to_wait(*, job: FineTuningJob, now: datetime.datetime) -> str:
 
 
 def _expected_seconds(jobs: QuerySet[FineTuningJob], now: datetime.datetime) -> float:
-    """Return the GPU-seconds that unfinished jobs will yet hold, by their estimates."""
+    """Return the remaining GPU-seconds of unfinished jobs, by their estimates."""
     held = held_gpu_seconds(Run.objects.filter(job__in=jobs), by="job_id", begin=None, end=now)
     rows = jobs.values_list("pk", "estimate", "gpu_count")
     return sum(max(_seconds_of(estimate) * gpus - held.get(pk, 0.0), 0.0) for pk, estimate, gpus in rows)
@@ -138,7 +143,7 @@ def _unfinished_jobs(organizations: Sequence[str], but: FineTuningJob | None) ->
 
 
 def _together(organizations: Sequence[str]) -> str:
-    """Return what a message adds where several organizations count for one limit."""
+    """Return the addition to a message if several organizations share one limit."""
     return " (all organizations of its founder count until it pays)" if len(organizations) > 1 else ""
 
 

@@ -1,4 +1,4 @@
-"""What each organization keeps: files, checkpoints, adapters and their other forms. Billed by the hour, and limited."""
+"""Stored bytes of each organization: files, checkpoints, adapters and exports. Billed by the hour, and limited."""
 
 import datetime
 from typing import Any
@@ -16,7 +16,7 @@ from apps.finetuning.usage.quotas import get_quota
 
 
 def stored_bytes(*, organization: Any, but_upload: str = "") -> int:
-    """Return the bytes that files, kept checkpoints, adapters and exports occupy now; `but_upload` is not counted."""
+    """Return the bytes of files, existing checkpoints, adapters and exports; `but_upload` is not counted."""
     checkpoints = Checkpoint.objects.for_organization(organization).filter(deleted_at=None)
     adapters = AdapterVersion.objects.for_organization(organization).filter(deleted_at=None)
     exports = adapters.exclude(exports=[]).values_list("exports", flat=True)
@@ -29,21 +29,21 @@ def stored_bytes(*, organization: Any, but_upload: str = "") -> int:
 
 
 def counted_bytes(*, organization: Any, but_upload: str = "") -> int:
-    """Return what counts against the organization's limit: what it stores, and those that share the limit with it."""
+    """Return the bytes that count against the limit, with those of organizations that share it."""
     with share_of(organization) as organizations:
         return sum(stored_bytes(organization=each, but_upload=but_upload) for each in organizations)
 
 
 def left_bytes(*, organization: Any, but_upload: str = "") -> int | None:
-    """Return what the organization may still store, None where an operator has lifted its limit."""
+    """Return the bytes the organization may still store; None if it has no limit."""
     limit = get_quota(organization=organization).storage_bytes
     return None if limit is None else max(0, limit - counted_bytes(organization=organization, but_upload=but_upload))
 
 
 def require_any_storage(*, organization: Any) -> None:
-    """Raise QuotaExceeded when nothing more may be stored: what a job makes would have no place.
+    """Raise QuotaExceeded if nothing more may be stored, because a job's result would have no room.
 
-    How much that is shows only at its end, and what was trained is then kept, above the limit if need be.
+    The size of the result is known only at the end. It is then kept, even above the limit.
     """
     if left_bytes(organization=organization) == 0:
         raise QuotaExceeded(
@@ -53,9 +53,9 @@ def require_any_storage(*, organization: Any) -> None:
 
 
 def sample_storage(*, now: datetime.datetime) -> int:
-    """Record the hour's sample of every organization that has none; return how many were added. Safe to repeat.
+    """Record the hour's sample of every organization that has none; return the number added. Safe to repeat.
 
-    A suspended organization cannot delete anything, so what it keeps costs it nothing meanwhile.
+    A suspended organization cannot delete anything, so its storage is not charged while it is suspended.
     """
     return sum(
         record_storage(organization=each, byte_count=stored_bytes(organization=each), at=now)

@@ -1,4 +1,4 @@
-"""Draw docs/states.md again."""
+"""Regenerate docs/states.md."""
 
 from pathlib import Path
 from typing import Any
