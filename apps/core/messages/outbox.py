@@ -124,7 +124,7 @@ def _deliver(pk: int) -> bool:
             with transaction.atomic():
                 _handle(message)
             message.sent_at = now
-        except Exception as error:  # noqa: BLE001 - a process edge: the message stays and is tried again later
+        except Exception as error:  # noqa: BLE001 - a process edge: the message stays and is retried later
             _put_off(message, error, now)
         message.save(update_fields=["attempts", "taken_at", "sent_at", "next_attempt_at", "last_error"])
         return message.sent_at is not None
@@ -142,7 +142,7 @@ def _carry_out(pk: int) -> bool:
     try:
         with beating(partial(_renew, mine), every_seconds=_RENEW_SECONDS):
             _handle(message)
-    except Exception as error:  # noqa: BLE001 - a process edge: the message stays and is tried again later
+    except Exception as error:  # noqa: BLE001 - a process edge: the message stays and is retried later
         _put_off(message, error, db_now())
         mine.update(next_attempt_at=message.next_attempt_at, last_error=message.last_error)
         return False

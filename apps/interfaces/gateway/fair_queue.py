@@ -50,7 +50,7 @@ class _Waiting:
 
 
 class FairQueue:
-    """Use inside one event loop."""
+    """Gives out the replicas' places. Use inside one event loop."""
 
     def __init__(self, *, places: int) -> None:
         self._places = places
@@ -148,7 +148,7 @@ _SHORTEST_REST_SECONDS, _MAX_REST_SECONDS = 1.0, 10.0
 @dataclass(slots=True)
 class _Health:
     failures: int = 0  # in a row
-    tenants: set[str] = field(default_factory=set)  # whose requests failed
+    tenants: set[str] = field(default_factory=set)  # owners of the failed requests
     is_replicas: bool = False  # one of the failures was the replica's own fault
     rests_until: float = 0.0
 

@@ -36,7 +36,7 @@ from apps.interfaces.api.requests.parsers import PlainMultiPartParser
 from apps.interfaces.api.views import ApiView
 
 MAX_LIMIT = 10_000
-LISTED_RESULTS = 100  # per page; the size of each is counted once
+LISTED_RESULTS = 100  # per page; the size of each is computed once and then cached
 LISTED_ERRORS = 20  # per file; GET of a single file returns all stored errors
 _STATUSES = {"uploaded": "uploaded", "validating": "uploaded", "ready": "processed", "invalid": "error"}
 # Purposes of other services that are not offered here, refused by name so that they do not look like typos.

@@ -31,7 +31,7 @@ class UploadRequest(msgspec.Struct, forbid_unknown_fields=True):
     purpose: str
     mime_type: str = "application/octet-stream"
     expires_after: ExpiresAfter | None = None
-    mapping: dict[str, Any] | None = None  # ours
+    mapping: dict[str, Any] | None = None  # our own field
 
 
 class CompleteRequest(msgspec.Struct, forbid_unknown_fields=True):

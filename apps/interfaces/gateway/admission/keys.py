@@ -198,5 +198,5 @@ def _secret_in(authorization: str | None) -> str:
 
 
 def _shown(secret: str) -> str:
-    """Return enough of a key to recognise it and too little to use it."""
+    """Return enough of a key to recognize it but too little to use it."""
     return secret[:_SHOWN_LENGTH] + "…" if secret.isprintable() else "…"

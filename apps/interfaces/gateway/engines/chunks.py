@@ -20,7 +20,7 @@ _MAX_SHOWN = 10**18  # cap of a count in a message, because JSON numbers can hav
 GOOD_ENDS = frozenset({"stop", "length", "content_filter", "tool_calls"})
 
 
-# --- What the engine sends --------------------------------------------------------------------------------------------
+# --- The engine's messages --------------------------------------------------------------------------------------------
 
 
 class _CachedTokens(msgspec.Struct, gc=False):
@@ -126,7 +126,7 @@ def decode_chunks(payloads: list[bytes]) -> list[EngineChunk]:
     return _decode_chunks(b"[%b]" % b",".join(payloads))
 
 
-# --- What was used ----------------------------------------------------------------------------------------------------
+# --- Token usage ------------------------------------------------------------------------------------------------------
 
 
 class TokenBounds(msgspec.Struct, frozen=True):
@@ -258,7 +258,7 @@ class Meter(msgspec.Struct):
         return Usage(read, written, read + written, CachedTokens(self.cached_input_tokens))
 
 
-# --- What the customer gets -------------------------------------------------------------------------------------------
+# --- The customer's messages ------------------------------------------------------------------------------------------
 
 
 class CachedTokens(msgspec.Struct, gc=False):
@@ -327,7 +327,7 @@ class Renderer(msgspec.Struct, frozen=True):
         return b"data: " + _encoder.encode(answer) + b"\n\n"
 
     def whole(self, assembler: "Assembler", meter: Meter) -> bytes:
-        """Return the answer to a request that did not ask for a stream."""
+        """Return the whole answer to a request that did not ask for a stream."""
         kind = "chat.completion" if self.is_chat else "text_completion"
         choices = [part.chat() if self.is_chat else part.completion() for part in assembler.parts()]
         return _encoder.encode(_Answer(self.id, kind, self.created, self.model_name, choices, meter.usage()))
@@ -342,7 +342,7 @@ def _completion(choice: EngineChoice) -> _CompletionChoice:
 
 
 class _Part(msgspec.Struct):
-    """One choice, put together from its chunks."""
+    """One choice, assembled from its chunks."""
 
     index: int
     texts: list[str] = []

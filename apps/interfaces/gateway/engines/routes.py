@@ -30,12 +30,12 @@ REFRESH_SECONDS = 1.0
 MIN_SECONDS_BETWEEN_REFRESHES = 0.25
 # Requests are counted this often, because adapters are placed on replicas by demand.
 NOTE_SECONDS = 5.0
-MAX_LOAD_SECONDS = 20.0  # how long a request waits for an adapter that a replica is loading
+MAX_LOAD_SECONDS = 20.0  # longest wait of a request for an adapter that a replica is loading
 
 
 @dataclass(frozen=True)
 class Price:
-    """One price rule: so many nano-USD for `per` tokens."""
+    """One price rule: a price in nano-USD for `per` tokens."""
 
     id: str
     price_nano: int
@@ -65,7 +65,7 @@ class Routes:
         self._asked_at = -math.inf
         self._reading = asyncio.Lock()
         self._news = asyncio.Condition()
-        self._asked: Counter[str] = Counter()  # requests by adapter version, since they were last noted
+        self._asked: Counter[str] = Counter()  # requests by adapter version since the last store
         self._noted_at = -math.inf
 
     async def refresh(self) -> None:
@@ -178,7 +178,7 @@ class Routes:
         alias = self._table.aliases.get(model_name)
         if alias is None or alias.organization_id != organization_id:
             return model_name
-        is_canary = alias.canary_target and random.randrange(100) < alias.canary_percent  # noqa: S311 - a share, no secret
+        is_canary = alias.canary_target and random.randrange(100) < alias.canary_percent  # noqa: S311 - not a secret
         return alias.canary_target if is_canary else alias.target
 
     def _visible(self, model_name: str, organization_id: str) -> Route | None:

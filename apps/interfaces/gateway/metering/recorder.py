@@ -42,7 +42,7 @@ class _Batch:
 
 
 class Recorder(asyncio.Protocol):
-    """Use inside one event loop."""
+    """Writes usage through the recorder process. Use inside one event loop."""
 
     def __init__(self, root: Path, *, name: str, settled: Callable[[str, int], None]) -> None:
         """`settled` gets a slice's id and the number of its requests that are now in the database or never will be."""

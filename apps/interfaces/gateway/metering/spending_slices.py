@@ -26,7 +26,7 @@ IDLE_SECONDS = 5.0
 REFILL_SHARE = 0.3
 _TEND_SECONDS = 1.0
 _REFUSAL_SECONDS = 1.0
-_NOTHING_NANO = 1_000  # less than any request costs at worst
+_NOTHING_NANO = 1_000  # less than the worst case of any request
 
 
 _Owner = tuple[str, str]  # organization and key, because a budget may stop one key and not another

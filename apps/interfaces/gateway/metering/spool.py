@@ -267,7 +267,7 @@ def adopt_orphans(root: Path) -> Iterator[Orphan]:
         try:
             lock = _lock(folder)
         except FileNotFoundError:
-            continue  # another gateway was faster
+            continue  # another gateway took it first
         if lock is not None:
             yield _read_orphan(folder, lock)
 

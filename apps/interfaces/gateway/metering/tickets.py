@@ -47,7 +47,7 @@ def bounds_of(request: EngineRequest, context_length: int) -> TokenBounds:
 
 
 class Ticket(msgspec.Struct):
-    """An admitted request. Must be finished exactly once, however it ends."""
+    """An admitted request. Finish it exactly once, with any outcome."""
 
     metering: "Metering"
     id: str

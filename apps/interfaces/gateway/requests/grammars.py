@@ -42,7 +42,7 @@ class SchemaTooCostly(InvalidValue):
 
 
 class Grammars:
-    """Use inside one event loop; `close` when done."""
+    """Checks schemas in a child process and caches the verdicts. Use inside one event loop; `close` when done."""
 
     def __init__(self) -> None:
         self._turns = FairQueue(places=1)

@@ -1,8 +1,8 @@
 """Limits on the size of a JSON schema, checked before anything compiles it, so that no tenant slows down the others.
 
 The compiler expands each counted repetition, and its work grows faster than the expanded size: xgrammar 0.2.8 takes 6.6
-seconds of processor time for `(a|b|c){1,4000}`, and nothing stops it. No schema within these limits took longer than
-half a second.
+seconds of processor time for `(a|b|c){1,4000}`, and nothing stops it. No schema within these limits took xgrammar
+longer than half a second.
 """
 
 import re

@@ -38,7 +38,7 @@ _decoder = msgspec.json.Decoder(EmbeddingBody)
 
 
 class Embeddings:
-    """The route, as plain ASGI."""
+    """The embeddings route, as plain ASGI."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

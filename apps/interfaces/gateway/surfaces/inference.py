@@ -90,7 +90,7 @@ SURFACES = {
 
 
 class Inference:
-    """One of the routes."""
+    """One inference route, as plain ASGI."""
 
     def __init__(self, services: Services, surface: Surface) -> None:
         self._services = services
